@@ -1,0 +1,111 @@
+/* Shared by the CPU twins: the number type, element access, scratch memory, OpenMP.
+ *
+ * The twins are written once and compiled twice: with `real` = float they are the public gt_ref_...
+ * functions; the tests include the same sources with GT_REAL = double as gt_ref64_..., the truth that
+ * everything is judged by.  There every array of the argument struct, whatever its dtype field says,
+ * holds doubles. */
+#ifndef GT_REF_H
+#define GT_REF_H
+
+#define GT_KERNELS_INTERNAL
+#include "gt_kernels.h"
+#include <stdlib.h>
+#include <string.h>
+#include <tgmath.h>
+
+#ifdef GT_REAL
+#define GT_REF(name) gt_ref64_##name
+#else
+#define GT_REAL float
+#define GT_REF(name) gt_ref_##name
+#define GT_REAL_IS_FLOAT
+#endif
+typedef GT_REAL real;
+
+/* Iterations of the loop that follows are independent of each other, so the result does not depend on
+ * the number of threads. */
+#ifdef _OPENMP
+#define GT_PARALLEL_FOR _Pragma("omp parallel for")
+#else
+#define GT_PARALLEL_FOR
+#endif
+
+/* Element i of an activation array. */
+static inline real ref_load(const void *data, gt_dtype dtype, int64_t i) {
+#ifdef GT_REAL_IS_FLOAT
+    if (dtype == GT_BF16) return gt_bf16_to_f32(((const uint16_t *)data)[i]);
+    if (dtype == GT_F16) return gt_f16_to_f32(((const uint16_t *)data)[i]);
+#else
+    (void)dtype;
+#endif
+    return ((const real *)data)[i];
+}
+
+static inline void ref_store(void *data, gt_dtype dtype, int64_t i, real value) {
+#ifdef GT_REAL_IS_FLOAT
+    if (dtype == GT_BF16) {
+        ((uint16_t *)data)[i] = gt_f32_to_bf16(value);
+        return;
+    }
+    if (dtype == GT_F16) {
+        ((uint16_t *)data)[i] = gt_f32_to_f16(value);
+        return;
+    }
+#else
+    (void)dtype;
+#endif
+    ((real *)data)[i] = value;
+}
+
+/* Elements at, at+1, ... at+n-1. */
+static inline void ref_load_row(real *to, const void *data, gt_dtype dtype, int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, dtype, at + i);
+}
+static inline void ref_store_row(void *data, gt_dtype dtype, int64_t at, const real *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, from[i]);
+}
+
+/* Element i of an array that is always fp32 in the public struct; `missing` if the array is NULL. */
+static inline real ref_param(const float *data, int64_t i, real missing) {
+    return data ? ((const real *)data)[i] : missing;
+}
+
+/* Writes or accumulates element i of a parameter gradient; nothing if it is not wanted. */
+static inline void ref_grad(float *data, int64_t i, real value, int accumulate) {
+    if (!data) return;
+    real *d = (real *)data + i;
+    *d = accumulate ? *d + value : value;
+}
+
+/* Offset of [b, t, h, 0]. */
+static inline int64_t ref_at(gt_stride s, int64_t b, int64_t t, int64_t h) {
+    return b * s.b + t * s.t + h * s.h;
+}
+
+/* Copies n elements of a state, or zeros if there is none. */
+static inline void ref_copy_state(real *to, const float *from, int64_t offset, int64_t n) {
+    if (from)
+        memcpy(to, (const real *)from + offset, (size_t)n * sizeof(real));
+    else
+        memset(to, 0, (size_t)n * sizeof(real));
+}
+
+/* Scratch for `count` numbers, never NULL on success even if count is 0. */
+static inline gt_status ref_scratch(real **scratch, int64_t count) {
+    *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));
+    return *scratch ? GT_OK
+                    : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld numbers of scratch",
+                              (long long)count);
+}
+
+static inline real ref_sigmoid(real x) {
+    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
+}
+static inline real ref_silu(real x) { return x * ref_sigmoid(x); }
+static inline real ref_dsilu(real x) {
+    real s = ref_sigmoid(x);
+    return s * (1 + x * (1 - s));
+}
+static inline real ref_softplus(real x) { return x > 20 ? x : log1p(exp(x)); }
+
+#endif

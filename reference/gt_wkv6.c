@@ -1,0 +1,212 @@
+/* WKV6 on the CPU, the twin of gt_wkv6.cuh: the same mathematics, token by token.
+ *
+ *     y_t = S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t       reads S before token t
+ *     S  <- diag(d_t) S + k_t v_t^T
+ *
+ * Peng et al. 2024, arXiv:2404.05892.  Work is split over heads; the batch is walked in order inside
+ * a head, so sums over the batch have one fixed order. */
+#include "gt_ref.h"
+
+enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
+
+/* d = exp(-exp(x)) or exp(g) */
+static real wkv6_decay(const gt_wkv6_args *a, real w) {
+    return a->decay == GT_DECAY_LOG ? exp(w) : exp(-exp(w));
+}
+
+/* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
+static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
+    if (d == 0) return 0;
+    return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * exp(w);
+}
+
+/* The inputs of one token of one head, as numbers; d is the decay. */
+typedef struct wkv6_token {
+    real *r, *k, *w, *d, *v, *dy;
+} wkv6_token;
+
+static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 2 * a->V; }
+
+static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
+    wkv6_token x;
+    x.r = scratch;
+    x.k = x.r + a->N;
+    x.w = x.k + a->N;
+    x.d = x.w + a->N;
+    x.v = x.d + a->N;
+    x.dy = x.v + a->V;
+    return x;
+}
+
+static void wkv6_load(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, wkv6_token *x) {
+    ref_load_row(x->r, a->r, a->dtype, ref_at(a->r_stride, b, t, h), a->N);
+    ref_load_row(x->k, a->k, a->dtype, ref_at(a->k_stride, b, t, h), a->N);
+    ref_load_row(x->w, a->w, a->w_dtype, ref_at(a->w_stride, b, t, h), a->N);
+    ref_load_row(x->v, a->v, a->dtype, ref_at(a->v_stride, b, t, h), a->V);
+    for (int64_t n = 0; n < a->N; n++) x->d[n] = wkv6_decay(a, x->w[n]);
+}
+
+/* sum_n r u k */
+static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
+    real sum = 0;
+    for (int64_t n = 0; n < a->N; n++) sum += x->r[n] * ref_param(a->u, h * a->N + n, 0) * x->k[n];
+    return sum;
+}
+
+/* y_t = S^T r_t + (sum_n r u k) v_t; y may lie in x->dy, which forward does not use */
+static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S,
+                        real *y) {
+    real ruk = wkv6_bonus(a, h, x);
+    for (int64_t j = 0; j < a->V; j++) y[j] = ruk * x->v[j];
+    for (int64_t n = 0; n < a->N; n++)
+        for (int64_t j = 0; j < a->V; j++) y[j] += x->r[n] * S[n * a->V + j];
+}
+
+/* S <- diag(d_t) S + k_t v_t^T */
+static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
+    for (int64_t n = 0; n < a->N; n++)
+        for (int64_t j = 0; j < a->V; j++)
+            S[n * a->V + j] = x->d[n] * S[n * a->V + j] + x->k[n] * x->v[j];
+}
+
+/* Forward and step of all heads; `a` is prepared. */
+static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
+    int64_t NV = a->N * a->V, per_head = NV + wkv6_token_count(a);
+    real *scratch;
+    gt_status status = ref_scratch(&scratch, a->H * per_head);
+    if (status != GT_OK) return status;
+    GT_PARALLEL_FOR
+    for (int64_t h = 0; h < a->H; h++) {
+        real *S = scratch + h * per_head;
+        wkv6_token x = wkv6_token_in(a, S + NV);
+        for (int64_t b = 0; b < a->B; b++) {
+            int64_t row = step && a->slots ? a->slots[b] : b;
+            if (step && (row < 0 || row >= a->slot_capacity)) {
+                memset(x.dy, 0, (size_t)a->V * sizeof(real));
+                for (int64_t t = 0; t < a->T; t++)
+                    ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x.dy, a->V);
+                continue;
+            }
+            int64_t row_in = a->state_in_shared ? 0 : row;
+            ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * NV, NV);
+            for (int64_t t = 0; t < a->T; t++) {
+                wkv6_load(a, b, t, h, &x);
+                wkv6_output(a, h, &x, S, x.dy);
+                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x.dy, a->V);
+                wkv6_advance(a, &x, S);
+            }
+            if (a->state_out)
+                memcpy((real *)a->state_out + (row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
+        }
+    }
+    free(scratch);
+    return GT_OK;
+}
+
+/* Gradients of token t, given the state S before it and the gradient G of the state after it; then
+ * G <- diag(d_t) G + r_t dy_t^T.  du[n] is added to. */
+static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, const real *S,
+                                const wkv6_token *x, real *G, real *du) {
+    real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy is b_t = <dy_t, v_t> */
+    ref_load_row(x->dy, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->V);
+    for (int64_t j = 0; j < a->V; j++) vdy += x->v[j] * x->dy[j];
+    for (int64_t j = 0; a->dv && j < a->V; j++) {
+        real dv = ruk * x->dy[j];
+        for (int64_t n = 0; n < a->N; n++) dv += G[n * a->V + j] * x->k[n];
+        ref_store(a->dv, a->dtype, ref_at(a->dv_stride, b, t, h) + j, dv);
+    }
+    for (int64_t n = 0; n < a->N; n++) {
+        real u = ref_param(a->u, h * a->N + n, 0);
+        real dr = vdy * u * x->k[n], dk = vdy * u * x->r[n], dd = 0;
+        for (int64_t j = 0; j < a->V; j++) {
+            real g = G[n * a->V + j], s = S[n * a->V + j];
+            dr += s * x->dy[j];
+            dk += g * x->v[j];
+            dd += g * s;
+            G[n * a->V + j] = x->d[n] * g + x->r[n] * x->dy[j];
+        }
+        du[n] += vdy * x->r[n] * x->k[n];
+        if (a->dr) ref_store(a->dr, a->dtype, ref_at(a->dr_stride, b, t, h) + n, dr);
+        if (a->dk) ref_store(a->dk, a->dtype, ref_at(a->dk_stride, b, t, h) + n, dk);
+        if (a->dw)
+            ref_store(a->dw, a->w_dtype, ref_at(a->dw_stride, b, t, h) + n,
+                      wkv6_decay_gradient(a, x->w[n], x->d[n], dd));
+    }
+}
+
+/* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
+ * states: one per chunk; replay: WKV6_CHUNK more. */
+static void wkv6_sequence_backward(const gt_wkv6_args *a, int64_t b, int64_t h, wkv6_token *x,
+                                   real *states, real *replay, real *G, real *du) {
+    int64_t NV = a->N * a->V, chunks = (a->T + WKV6_CHUNK - 1) / WKV6_CHUNK;
+    int64_t row_in = a->state_in_shared ? 0 : b;
+    ref_copy_state(states, a->state_in, (row_in * a->H + h) * NV, NV);
+    for (int64_t c = 1; c < chunks; c++) {
+        memcpy(states + c * NV, states + (c - 1) * NV, (size_t)NV * sizeof(real));
+        for (int64_t t = (c - 1) * WKV6_CHUNK; t < c * WKV6_CHUNK; t++) {
+            wkv6_load(a, b, t, h, x);
+            wkv6_advance(a, x, states + c * NV);
+        }
+    }
+    ref_copy_state(G, a->dstate_out, (b * a->H + h) * NV, NV);
+    for (int64_t c = chunks - 1; c >= 0; c--) {
+        int64_t first = c * WKV6_CHUNK, last = first + WKV6_CHUNK < a->T ? first + WKV6_CHUNK : a->T;
+        memcpy(replay, states + c * NV, (size_t)NV * sizeof(real));
+        for (int64_t t = first; t + 1 < last; t++) {
+            real *S = replay + (t + 1 - first) * NV;
+            memcpy(S, S - NV, (size_t)NV * sizeof(real));
+            wkv6_load(a, b, t, h, x);
+            wkv6_advance(a, x, S);
+        }
+        for (int64_t t = last - 1; t >= first; t--) {
+            wkv6_load(a, b, t, h, x);
+            wkv6_token_backward(a, b, t, h, replay + (t - first) * NV, x, G, du);
+        }
+    }
+}
+
+gt_status GT_REF(wkv6_forward)(const gt_wkv6_args *args) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_wkv6(), GT_FORWARD, GT_HOST, args, &a, &dims);
+    return status != GT_OK ? status : wkv6_run(&a, 0);
+}
+
+gt_status GT_REF(wkv6_step)(const gt_wkv6_args *args) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_wkv6(), GT_STEP, GT_HOST, args, &a, &dims);
+    return status != GT_OK ? status : wkv6_run(&a, 1);
+}
+
+gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
+    if (status != GT_OK) return status;
+    /* per head: chunk states, replayed states, G, the batch sum of G, du, one token */
+    int64_t NV = a.N * a.V, chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
+    int64_t per_head = (chunks + WKV6_CHUNK + 2) * NV + a.N + wkv6_token_count(&a);
+    real *scratch;
+    status = ref_scratch(&scratch, a.H * per_head);
+    if (status != GT_OK) return status;
+    GT_PARALLEL_FOR
+    for (int64_t h = 0; h < a.H; h++) {
+        real *states = scratch + h * per_head, *replay = states + chunks * NV;
+        real *G = replay + WKV6_CHUNK * NV, *G_sum = G + NV, *du = G_sum + NV;
+        wkv6_token x = wkv6_token_in(&a, du + a.N);
+        memset(G_sum, 0, (size_t)(NV + a.N) * sizeof(real));
+        for (int64_t b = 0; b < a.B; b++) {
+            wkv6_sequence_backward(&a, b, h, &x, states, replay, G, du);
+            if (a.dstate_in && !a.state_in_shared)
+                memcpy((real *)a.dstate_in + (b * a.H + h) * NV, G, (size_t)NV * sizeof(real));
+            for (int64_t i = 0; i < NV; i++) G_sum[i] += G[i];
+        }
+        for (int64_t n = 0; n < a.N; n++) ref_grad(a.du, h * a.N + n, du[n], a.accumulate);
+        if (a.state_in_shared)
+            for (int64_t i = 0; i < NV; i++)
+                ref_grad(a.dstate_in, h * NV + i, G_sum[i], a.accumulate);
+    }
+    free(scratch);
+    return GT_OK;
+}
