@@ -836,113 +836,6 @@ GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t val
                    (long long)min, (long long)max);
 }
 
-GT_API gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
-
-/* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
- * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers. */
-GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
-                            void *filled, gt_dims *dims);
-
-/* The view of one tensor in a prepared struct. */
-GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
-                          const gt_dims *dims);
-
-GT_API const gt_op *gt_op_wkv6(void);
-GT_API const gt_op *gt_op_ssd(void);
-GT_API const gt_op *gt_op_selective_scan(void);
-GT_API const gt_op *gt_op_conv1d(void);
-GT_API const gt_op *gt_op_rmsnorm_linear(void);
-GT_API const gt_op *gt_op_norm_mix(void);
-GT_API const gt_op *gt_op_norm_gate(void);
-
-#ifdef __cplusplus
-}
-#endif
-#endif /* GT_KERNELS_INTERNAL_H */
-
-/* ---- core: status, errors, argument checks ----------------------------------------------------- */
-
-#if defined(GT_CORE_IMPLEMENTATION) && !defined(GT_CORE_IMPLEMENTED)
-#define GT_CORE_IMPLEMENTED
-
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#if defined(__cplusplus)
-#define GT_THREAD_LOCAL thread_local
-#elif defined(_MSC_VER)
-#define GT_THREAD_LOCAL __declspec(thread)
-#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
-#define GT_THREAD_LOCAL _Thread_local
-#else
-#define GT_THREAD_LOCAL __thread
-#endif
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-static GT_THREAD_LOCAL char gt_function_name[64];
-static GT_THREAD_LOCAL char gt_error_text[512];
-
-GT_API int gt_version(void) { return GT_VERSION; }
-
-GT_API const char *gt_last_error(void) { return gt_error_text; }
-
-GT_API const char *gt_status_string(gt_status status) {
-    switch (status) {
-    case GT_OK: return "success";
-    case GT_ERROR_NULL: return "a required pointer is NULL";
-    case GT_ERROR_SIZE: return "a size is out of range or inconsistent";
-    case GT_ERROR_STRIDE: return "a stride is out of range";
-    case GT_ERROR_DTYPE: return "a dtype is not allowed here";
-    case GT_ERROR_VALUE: return "a flag or number is out of range";
-    case GT_ERROR_ALIGNMENT: return "a pointer is not aligned to its element size";
-    case GT_ERROR_OVERLAP: return "an output overlaps another tensor";
-    case GT_ERROR_UNSUPPORTED: return "valid, but not supported by this version";
-    case GT_ERROR_NO_CUDA: return "the implementation was built without CUDA";
-    case GT_ERROR_ARCH: return "this build has no kernel for the device";
-    case GT_ERROR_NO_DEVICE: return "no CUDA device or no usable driver";
-    case GT_ERROR_WORKSPACE: return "workspace is missing or too small";
-    case GT_ERROR_SAVED: return "saved is too small";
-    case GT_ERROR_MEMORY: return "out of host memory";
-    case GT_ERROR_CUDA: return "a CUDA call failed";
-    }
-    return "not a status of gt_kernels";
-}
-
-GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
-    static const char *const passes[] = {"forward", "backward", "step", "workspace"};
-    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s",
-             place == GT_HOST ? "ref_" : "", op, passes[pass]);
-}
-
-GT_API gt_status gt_fail(gt_status status, const char *format, ...) {
-    int used = snprintf(gt_error_text, sizeof gt_error_text, "%s: ", gt_function_name);
-    va_list list;
-    va_start(list, format);
-    vsnprintf(gt_error_text + used, sizeof gt_error_text - (size_t)used, format, list);
-    va_end(list);
-    return status;
-}
-
-GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass) {
-    gt_enter(GT_DEVICE, op->name, pass);
-    return gt_fail(GT_ERROR_NO_CUDA, "built without CUDA: compile the file that defines "
-                                     "GT_KERNELS_IMPLEMENTATION with nvcc");
-}
-
-GT_API gt_status gt_check_range(const char *field, int64_t value, int64_t min, int64_t max) {
-    int is_size = max == GT_MAX_SIZE;
-    if (value >= min && value <= max) return GT_OK;
-    if (is_size && value < min)
-        return gt_fail(GT_ERROR_SIZE, "%s = %lld: must be at least %lld", field, (long long)value,
-                       (long long)min);
-    return gt_fail(is_size ? GT_ERROR_SIZE : GT_ERROR_VALUE, "%s = %lld: must be %lld to %lld",
-                   field, (long long)value, (long long)min, (long long)max);
-}
-
 GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
@@ -965,8 +858,9 @@ GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_d
     if (f->state_in_shared)
         return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates a state per element");
     if (f->state_in && f->state_in != f->state_out)
-        return gt_fail(GT_ERROR_VALUE, "state_in: must be NULL or equal state_out, which is updated "
-                                       "in place");
+        return gt_fail(GT_ERROR_VALUE, "state_in = %p: must be NULL or equal state_out, which is "
+                                       "updated in place",
+                       (const void *)f->state_in);
     if ((status = gt_check_range(GT_ERROR_SIZE, "T", f->T, 0, 16))) return status;
     *Q = f->slot_capacity ? f->slot_capacity : f->B;
     return gt_check_range(GT_ERROR_SIZE, "slot_capacity", *Q, f->slots ? 0 : f->B, GT_MAX_SIZE);
@@ -1065,15 +959,13 @@ static int gt_overlaps_itself(const gt_view *v) {
     return 0;
 }
 
-/* Disjoint ranges, or columns of one buffer that interleave: for some row length m both reach only a
- * part of a row, and the parts do not meet. */
-static int gt_disjoint(const gt_view *a, const gt_view *b) {
+/* Columns of one buffer: for some row length m, a stride of `a`, both reach only a part of a row, and
+ * the parts do not meet. */
+static int gt_interleaved(const gt_view *a, const gt_view *b) {
     uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
-    if (pa + (uint64_t)gt_extent(a, INT64_MAX) <= pb || pb + (uint64_t)gt_extent(b, INT64_MAX) <= pa)
-        return 1;
     for (int i = 0; i < a->rank; i++) {
         int64_t m = a->stride[i], in_row_a, in_row_b, d;
-        if (m == 0 || !gt_multiples(a, m) || !gt_multiples(b, m)) continue;
+        if (!gt_multiples(a, m) || !gt_multiples(b, m)) continue;
         in_row_a = gt_extent(a, m);
         in_row_b = gt_extent(b, m);
         d = pb >= pa ? (int64_t)((pb - pa) % (uint64_t)m)
@@ -1081,6 +973,13 @@ static int gt_disjoint(const gt_view *a, const gt_view *b) {
         if (d >= in_row_a && d + in_row_b <= m) return 1;
     }
     return 0;
+}
+
+static int gt_disjoint(const gt_view *a, const gt_view *b) {
+    uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
+    return pa + (uint64_t)gt_extent(a, INT64_MAX) <= pb ||
+           pb + (uint64_t)gt_extent(b, INT64_MAX) <= pa || gt_interleaved(a, b) ||
+           gt_interleaved(b, a);
 }
 
 static int gt_same_view(const gt_view *a, const gt_view *b) {
@@ -1114,58 +1013,68 @@ static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dim
         int64_t n;
         gt_status status;
         memcpy(&n, filled + s->offset, sizeof n);
-        if ((status = gt_check_range(GT_ERROR_SIZE, s->name, n, s->min, GT_MAX_SIZE)) != GT_OK) return status;
+        status = gt_check_range(GT_ERROR_SIZE, s->name, n, s->min, GT_MAX_SIZE);
+        if (status != GT_OK) return status;
         dims->n[s->letter - 'A'] = n;
-    }
-    return GT_OK;
-}
-
-/* Every tensor must be addressable with 64-bit byte offsets. */
-static gt_status gt_check_shape(const gt_tensor *t, const gt_dims *dims) {
-    int64_t count = 1;
-    for (const char *c = t->shape; *c; c++) {
-        int64_t n = dims->n[*c - 'A'];
-        if (n > 0 && count > ((int64_t)1 << 58) / n)
-            return gt_fail(GT_ERROR_SIZE, "%s: more than 2^58 elements", t->name);
-        count *= n;
     }
     return GT_OK;
 }
 
 static int64_t gt_larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Replaces zero strides by their defaults, in place. */
+/* Every tensor must be addressable with 64-bit byte offsets.  A size of 0 counts as 1, so that products
+ * of the others do not overflow either. */
+static gt_status gt_check_shape(const gt_tensor *t, const gt_dims *dims) {
+    int64_t count = 1;
+    for (const char *c = t->shape; *c; c++) {
+        int64_t n = gt_larger(dims->n[*c - 'A'], 1);
+        if (count > ((int64_t)1 << 58) / n)
+            return gt_fail(GT_ERROR_SIZE, "%s: more than 2^58 elements", t->name);
+        count *= n;
+    }
+    return GT_OK;
+}
+
+static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
+    const char *at = (const char *)args + t->stride_offset;
+    gt_stride s;
+    if (t->shape[0] == 'M') {
+        int64_t row;
+        memcpy(&row, at, sizeof row);
+        return gt_fail(GT_ERROR_STRIDE, "%s_stride = %lld: %s", t->name, (long long)row, why);
+    }
+    memcpy(&s, at, sizeof s);
+    return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%lld, %lld, %lld}: %s", t->name, (long long)s.b,
+                   (long long)s.t, (long long)s.h, why);
+}
+
+/* Replaces zero strides by their defaults, in place.  No index may span more than 2^56 elements, so
+ * that sums of byte offsets fit in 64 bits. */
 static gt_status gt_fill_stride(const gt_tensor *t, char *filled, const gt_dims *dims) {
     const int64_t limit = (int64_t)1 << 56;
+    char *at = filled + t->stride_offset;
     const char *shape = t->shape;
     if (shape[0] == 'M') {
-        int64_t row, D = dims->n[shape[1] - 'A'];
-        memcpy(&row, filled + t->stride_offset, sizeof row);
-        if (row < 0 || row > limit)
-            return gt_fail(GT_ERROR_STRIDE, "%s_stride = %lld: must be 0 to 2^56", t->name,
-                           (long long)row);
-        if (row == 0) row = D;
-        memcpy(filled + t->stride_offset, &row, sizeof row);
-        if (dims->n['M' - 'A'] > 1 && row > limit / dims->n['M' - 'A'])
-            return gt_fail(GT_ERROR_STRIDE, "%s_stride = %lld: spans more than 2^56 elements",
-                           t->name, (long long)row);
+        int64_t row;
+        memcpy(&row, at, sizeof row);
+        if (row < 0) return gt_bad_stride(t, filled, "must not be negative");
+        if (row == 0) row = dims->n[shape[1] - 'A'];
+        if (row > limit / gt_larger(dims->n['M' - 'A'], 1))
+            return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        memcpy(at, &row, sizeof row);
     } else {
-        int64_t B = dims->n[shape[0] - 'A'], T = dims->n[shape[1] - 'A'];
-        int64_t H = dims->n[shape[2] - 'A'], inner = shape[3] ? dims->n[shape[3] - 'A'] : 1;
+        int64_t B = gt_larger(dims->n[shape[0] - 'A'], 1), T = gt_larger(dims->n[shape[1] - 'A'], 1);
+        int64_t H = gt_larger(dims->n[shape[2] - 'A'], 1);
         gt_stride s;
-        memcpy(&s, filled + t->stride_offset, sizeof s);
+        memcpy(&s, at, sizeof s);
         if (s.b < 0 || s.t < 0 || s.h < 0)
-            return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%lld, %lld, %lld}: must not be negative",
-                           t->name, (long long)s.b, (long long)s.t, (long long)s.h);
-        if (s.h == 0) s.h = inner;
-        if (s.h <= limit / H && s.t == 0) s.t = H * s.h;
-        if (s.h > limit / H || s.t > limit / gt_larger(T, 1) ||
-            (s.b == 0 ? 0 : s.b > limit / gt_larger(B, 1)))
-            return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%lld, %lld, %lld}: spans more than 2^56 "
-                                            "elements",
-                           t->name, (long long)s.b, (long long)s.t, (long long)s.h);
-        if (s.b == 0) s.b = gt_larger(T * s.t, H * s.h);
-        memcpy(filled + t->stride_offset, &s, sizeof s);
+            return gt_bad_stride(t, filled, "must not be negative");
+        if (s.h == 0) s.h = shape[3] ? dims->n[shape[3] - 'A'] : 1;
+        if (s.t == 0 && s.h <= limit / H) s.t = H * s.h;
+        if (s.b == 0 && s.h <= limit / H && s.t <= limit / T) s.b = gt_larger(T * s.t, H * s.h);
+        if (s.h > limit / H || s.t > limit / T || s.b > limit / B)
+            return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        memcpy(at, &s, sizeof s);
     }
     return GT_OK;
 }
@@ -1182,7 +1091,7 @@ static gt_status gt_check_pointer(const gt_op *op, const gt_tensor *t, gt_pass p
         return gt_fail(GT_ERROR_ALIGNMENT, "%s = %p: not aligned to its %d-byte elements", t->name,
                        (void *)v.data, v.element);
     if (gt_written(t, pass) && gt_overlaps_itself(&v))
-        return gt_fail(GT_ERROR_STRIDE, "%s_stride: elements of this output overlap", t->name);
+        return gt_bad_stride(t, filled, "elements of this output overlap");
     return GT_OK;
 }
 
@@ -1211,7 +1120,8 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     memcpy(&accumulate, (char *)filled + op->accumulate_offset, sizeof accumulate);
     if ((status = gt_fill_dtypes(op, (char *)filled)) != GT_OK) return status;
     if ((status = gt_fill_sizes(op, (char *)filled, dims)) != GT_OK) return status;
-    if ((status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1)) != GT_OK) return status;
+    status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1);
+    if (status != GT_OK) return status;
     if ((status = op->resolve(filled, pass, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++) {
         if ((status = gt_check_shape(t, dims)) != GT_OK) return status;

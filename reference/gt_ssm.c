@@ -1,0 +1,494 @@
+/* Mamba-2 (ssd) and Mamba-1 (selective_scan) on the CPU, the twins of gt_ssm.cuh: the same
+ * mathematics, token by token.
+ *
+ *     h_t = exp(Delta_t A) h_{t-1} + Delta_t x_t Bm_t^T       h [P,N], read after the update
+ *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)
+ *
+ * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the
+ * same recurrence with a channel for a head, P = 1, and one A per state element; so both run through
+ * the code below and differ in that A alone.
+ *
+ * Backward, with G = dL/dh_t after dy_t Cm_t^T was added to it, and dy without the gate:
+ *     dCm = sum dy_t h_t            dBm = sum Delta x_t G         the sums over the heads of a group
+ *     dx  = Delta G Bm + Dskip dy   da  = <G, exp(Delta A) h_{t-1}>
+ *     dDelta = <x, G Bm> + A da     dA  = sum Delta da            G <- exp(Delta A) G
+ *
+ * Work is split over heads; every sum over heads or over the batch is taken in index order. */
+#include "gt_ref.h"
+
+enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
+
+/* Lets the inner loops over the state use vector registers; sums then have a fixed number of lanes. */
+#ifdef _OPENMP
+#define SSM_PRAGMA(text) _Pragma(#text)
+#define SSM_SIMD SSM_PRAGMA(omp simd)
+#define SSM_SIMD_SUM(...) SSM_PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+#else
+#define SSM_SIMD
+#define SSM_SIMD_SUM(...)
+#endif
+
+/* One call of either operator, prepared.  For the selective scan H = D, P = 1 and x is u. */
+typedef struct ssm_call {
+    gt_ssd_args a;
+    int A_per_state; /* 0: A and dA are [H]; 1: [H,N] */
+} ssm_call;
+
+/* ---- one token of one head ------------------------------------------------------------------------ */
+
+typedef struct ssm_token {
+    real *x, *z, *y;       /* [P]; z and y: forward y, backward dy */
+    real *B, *C, *decay;   /* [N]; decay is exp(Delta A) */
+    real *da;              /* [N]; backward: the gradient of Delta A */
+    real delta, slope;     /* Delta and its derivative by dt */
+} ssm_token;
+
+static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
+
+static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
+    ssm_token x;
+    x.x = scratch;
+    x.z = x.x + a->P;
+    x.y = x.z + a->P;
+    x.B = x.y + a->P;
+    x.C = x.B + a->N;
+    x.decay = x.C + a->N;
+    x.da = x.decay + a->N;
+    x.delta = x.slope = 0;
+    return x;
+}
+
+/* Delta and its slope from one piece of code, so that forward and backward agree on every limit. */
+static void ssm_load_delta(const gt_ssd_args *a, int64_t b, int64_t t, int64_t h, ssm_token *x) {
+    real v = ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_param(a->dt_bias, h, 0);
+    x->delta = v;
+    x->slope = 1;
+    if (a->softplus) {
+        x->delta = ref_softplus(v);
+        x->slope = v > 20 ? 1 : ref_sigmoid(v);
+    }
+    if (a->dt_limit && (x->delta < a->dt_min || x->delta > a->dt_max)) {
+        x->delta = x->delta < a->dt_min ? a->dt_min : a->dt_max;
+        x->slope = 0;
+    }
+}
+
+static real ssm_A(const ssm_call *c, int64_t h, int64_t n) {
+    return ((const real *)c->a.A)[c->A_per_state ? h * c->a.N + n : h];
+}
+
+/* exp(a), kept finite: a state of zero stays zero under any growth */
+static real ssm_decay(real a) {
+    real d = exp(a);
+    return isinf(d) ? nextafter(d, (real)0) : d;
+}
+
+static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_token *x) {
+    const gt_ssd_args *a = &c->a;
+    int64_t g = h / (a->H / a->G);
+    ref_load_row(x->x, a->x, a->dtype, ref_at(a->x_stride, b, t, h), a->P);
+    ref_load_row(x->B, a->Bm, a->dtype, ref_at(a->Bm_stride, b, t, g), a->N);
+    ref_load_row(x->C, a->Cm, a->dtype, ref_at(a->Cm_stride, b, t, g), a->N);
+    if (a->z) ref_load_row(x->z, a->z, a->dtype, ref_at(a->z_stride, b, t, h), a->P);
+    ssm_load_delta(a, b, t, h, x);
+    for (int64_t n = 0; n < a->N; n++)
+        x->decay[n] = n && !c->A_per_state ? x->decay[0] : ssm_decay(x->delta * ssm_A(c, h, n));
+}
+
+static real ssm_skip(const gt_ssd_args *a, int64_t h, int64_t p) {
+    return ref_param(a->Dskip, a->Dskip_per_channel ? h * a->P + p : h, 0);
+}
+
+/* h <- exp(Delta A) h + Delta x Bm^T */
+static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
+    const real *restrict B = x->B, *restrict decay = x->decay;
+    for (int64_t p = 0; p < a->P; p++) {
+        real *restrict S = state + p * a->N, w = x->delta * x->x[p];
+        SSM_SIMD
+        for (int64_t n = 0; n < a->N; n++) S[n] = decay[n] * S[n] + w * B[n];
+    }
+}
+
+/* y = (h Cm + Dskip . x) . silu(z) into x->y */
+static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_token *x) {
+    const real *restrict C = x->C;
+    for (int64_t p = 0; p < a->P; p++) {
+        const real *restrict S = state + p * a->N;
+        real y = 0;
+        SSM_SIMD_SUM(y)
+        for (int64_t n = 0; n < a->N; n++) y += S[n] * C[n];
+        y += ssm_skip(a, h, p) * x->x[p];
+        x->y[p] = a->z ? y * ref_silu(x->z[p]) : y;
+    }
+}
+
+/* ---- forward and step ----------------------------------------------------------------------------- */
+
+static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_token *x) {
+    memset(x->y, 0, (size_t)a->P * sizeof(real));
+    for (int64_t t = 0; t < a->T; t++)
+        ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x->y, a->P);
+}
+
+static gt_status ssm_run(const ssm_call *c, int step) {
+    const gt_ssd_args *a = &c->a;
+    int64_t PN = a->P * a->N, per_head = PN + ssm_token_count(a);
+    real *scratch;
+    gt_status status = ref_scratch(&scratch, a->H * per_head);
+    if (status != GT_OK) return status;
+    GT_PARALLEL_FOR
+    for (int64_t h = 0; h < a->H; h++) {
+        real *S = scratch + h * per_head;
+        ssm_token x = ssm_token_in(a, S + PN);
+        for (int64_t b = 0; b < a->B; b++) {
+            int64_t row = step && a->slots ? a->slots[b] : b;
+            if (step && (row < 0 || row >= a->slot_capacity)) {
+                ssm_zero_output(a, b, h, &x);
+                continue;
+            }
+            int64_t row_in = a->state_in_shared ? 0 : row;
+            ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * PN, PN);
+            for (int64_t t = 0; t < a->T; t++) {
+                ssm_load(c, b, t, h, &x);
+                ssm_advance(a, &x, S);
+                ssm_output(a, h, S, &x);
+                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x.y, a->P);
+            }
+            if (a->state_out)
+                memcpy((real *)a->state_out + (row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
+        }
+    }
+    free(scratch);
+    return GT_OK;
+}
+
+/* ---- backward ------------------------------------------------------------------------------------- */
+
+/* What backward keeps of one head. */
+typedef struct ssm_head {
+    real *sums;                 /* start of the sums over the batch, in this order: */
+    real *G_sum, *dA, *dDskip;  /* [P,N] [N] [P] */
+    real *ddt_bias;             /* [1] */
+    real *states;               /* [P,N] at the start of every chunk */
+    real *replay;               /* [P,N] before every token of one chunk */
+    real *G;                    /* [P,N] gradient of the state */
+    real *dB, *dC;              /* [SSM_CHUNK,N] this head's share of one chunk */
+    ssm_token x;
+} ssm_head;
+
+static int64_t ssm_chunks(const gt_ssd_args *a) { return (a->T + SSM_CHUNK - 1) / SSM_CHUNK; }
+
+static int64_t ssm_sums_count(const gt_ssd_args *a) { return a->P * a->N + a->N + a->P + 1; }
+
+static int64_t ssm_head_count(const gt_ssd_args *a) {
+    int64_t states = ssm_chunks(a) + 1 + SSM_CHUNK + 1;
+    return ssm_sums_count(a) + states * a->P * a->N + 2 * SSM_CHUNK * a->N + ssm_token_count(a);
+}
+
+static ssm_head ssm_head_in(const gt_ssd_args *a, real *scratch, int64_t h) {
+    int64_t PN = a->P * a->N;
+    ssm_head k;
+    k.sums = scratch + h * ssm_head_count(a);
+    k.G_sum = k.sums;
+    k.dA = k.G_sum + PN;
+    k.dDskip = k.dA + a->N;
+    k.ddt_bias = k.dDskip + a->P;
+    k.states = k.sums + ssm_sums_count(a);
+    k.replay = k.states + (ssm_chunks(a) + 1) * PN;
+    k.G = k.replay + SSM_CHUNK * PN;
+    k.dB = k.G + PN;
+    k.dC = k.dB + SSM_CHUNK * a->N;
+    k.x = ssm_token_in(a, k.dC + SSM_CHUNK * a->N);
+    return k;
+}
+
+/* One row of a state: S before the token, G the gradient after it, w = Delta x, dy without the gate.
+ * Adds to x->da, dB and dC, moves G to before the token, and gives <h, C> and <G, B>. */
+static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S,
+                             real *restrict G, real *restrict dB, real *restrict dC, real *hC,
+                             real *GB) {
+    const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
+    real *restrict da = x->da, sum_hC = 0, sum_GB = 0;
+    SSM_SIMD_SUM(sum_hC, sum_GB)
+    for (int64_t n = 0; n < N; n++) {
+        real kept = decay[n] * S[n], h = kept + w * B[n], g = G[n] + dy * C[n];
+        sum_hC += h * C[n];
+        sum_GB += g * B[n];
+        da[n] += g * kept;
+        dB[n] += w * g;
+        dC[n] += dy * h;
+        G[n] = decay[n] * g;
+    }
+    *hC = sum_hC;
+    *GB = sum_GB;
+}
+
+/* Gradients of A and of what Delta is made of, given <x, G B> and x->da.  The slope goes in first: the
+ * sum without it may overflow; at a limit the select keeps an infinite sum from giving 0 * inf. */
+static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB,
+                               ssm_head *k) {
+    const gt_ssd_args *a = &c->a;
+    const ssm_token *x = &k->x;
+    real ddt = x->slope * xGB;
+    for (int64_t n = 0; n < a->N; n++) {
+        ddt += x->slope * ssm_A(c, h, n) * x->da[n];
+        k->dA[n] += x->delta * x->da[n];
+    }
+    if (x->slope == 0) ddt = 0;
+    k->ddt_bias[0] += ddt;
+    if (a->ddt) ref_store(a->ddt, a->dt_dtype, ref_at(a->ddt_stride, b, t, h), ddt);
+}
+
+/* Gradients of token t, given the state before it; moves k->G from after the token to before it. */
+static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_head *k) {
+    const gt_ssd_args *a = &c->a;
+    int64_t PN = a->P * a->N, i = t % SSM_CHUNK;
+    real *dB = k->dB + i * a->N, *dC = k->dC + i * a->N, xGB = 0;
+    ssm_token *x = &k->x;
+    ssm_load(c, b, t, h, x);
+    ref_load_row(x->y, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->P);
+    memset(dB, 0, (size_t)a->N * sizeof(real));
+    memset(dC, 0, (size_t)a->N * sizeof(real));
+    memset(x->da, 0, (size_t)a->N * sizeof(real));
+    for (int64_t p = 0; p < a->P; p++) {
+        real skip = ssm_skip(a, h, p), w = x->delta * x->x[p], hC, GB;
+        real dy = a->z ? x->y[p] * ref_silu(x->z[p]) : x->y[p];
+        ssm_row_backward(x, a->N, w, dy, k->replay + i * PN + p * a->N, k->G + p * a->N, dB, dC, &hC,
+                         &GB);
+        xGB += x->x[p] * GB;
+        k->dDskip[p] += dy * x->x[p];
+        if (a->dx)
+            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t, h) + p, x->delta * GB + skip * dy);
+        if (a->dz)
+            ref_store(a->dz, a->dtype, ref_at(a->dz_stride, b, t, h) + p,
+                      x->y[p] * (hC + skip * x->x[p]) * ref_dsilu(x->z[p]));
+    }
+    ssm_delta_backward(c, b, t, h, xGB, k);
+}
+
+/* The state at the start of every chunk, and the gradient of the last one. */
+static void ssm_checkpoints(const ssm_call *c, int64_t b, int64_t h, ssm_head *k) {
+    const gt_ssd_args *a = &c->a;
+    int64_t PN = a->P * a->N, row_in = a->state_in_shared ? 0 : b;
+    ref_copy_state(k->states, a->state_in, (row_in * a->H + h) * PN, PN);
+    for (int64_t i = 1; i < ssm_chunks(a); i++) {
+        real *S = k->states + i * PN;
+        memcpy(S, S - PN, (size_t)PN * sizeof(real));
+        for (int64_t t = (i - 1) * SSM_CHUNK; t < i * SSM_CHUNK; t++) {
+            ssm_load(c, b, t, h, &k->x);
+            ssm_advance(a, &k->x, S);
+        }
+    }
+    ref_copy_state(k->G, a->dstate_out, (b * a->H + h) * PN, PN);
+}
+
+static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t first, int64_t last, int64_t h,
+                               ssm_head *k) {
+    const gt_ssd_args *a = &c->a;
+    int64_t PN = a->P * a->N;
+    memcpy(k->replay, k->states + first / SSM_CHUNK * PN, (size_t)PN * sizeof(real));
+    for (int64_t t = first; t + 1 < last; t++) {
+        real *S = k->replay + (t + 1 - first) * PN;
+        memcpy(S, S - PN, (size_t)PN * sizeof(real));
+        ssm_load(c, b, t, h, &k->x);
+        ssm_advance(a, &k->x, S);
+    }
+    for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, h, k);
+}
+
+/* dBm and dCm of one token and group: the sum over its heads, collected in the first of them. */
+static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t g, real *scratch) {
+    int64_t R = a->H / a->G, row = t % SSM_CHUNK * a->N;
+    ssm_head sum = ssm_head_in(a, scratch, g * R);
+    for (int64_t h = g * R + 1; h < (g + 1) * R; h++) {
+        ssm_head k = ssm_head_in(a, scratch, h);
+        for (int64_t n = row; n < row + a->N; n++) {
+            sum.dB[n] += k.dB[n];
+            sum.dC[n] += k.dC[n];
+        }
+    }
+    if (a->dBm)
+        ref_store_row(a->dBm, a->dtype, ref_at(a->dBm_stride, b, t, g), sum.dB + row, a->N);
+    if (a->dCm)
+        ref_store_row(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), sum.dC + row, a->N);
+}
+
+/* One batch element, backwards in time; k->G ends as the gradient of its first state. */
+static void ssm_sequence_backward(const ssm_call *c, int64_t b, real *scratch) {
+    const gt_ssd_args *a = &c->a;
+    GT_PARALLEL_FOR
+    for (int64_t h = 0; h < a->H; h++) {
+        ssm_head k = ssm_head_in(a, scratch, h);
+        ssm_checkpoints(c, b, h, &k);
+    }
+    for (int64_t i = ssm_chunks(a) - 1; i >= 0; i--) {
+        int64_t first = i * SSM_CHUNK, last = first + SSM_CHUNK < a->T ? first + SSM_CHUNK : a->T;
+        GT_PARALLEL_FOR
+        for (int64_t h = 0; h < a->H; h++) {
+            ssm_head k = ssm_head_in(a, scratch, h);
+            ssm_chunk_backward(c, b, first, last, h, &k);
+        }
+        GT_PARALLEL_FOR
+        for (int64_t j = first * a->G; j < last * a->G; j++)
+            ssm_group_backward(a, b, j / a->G, j % a->G, scratch);
+    }
+}
+
+/* dstate_in of one batch element, or its share of the batch sum. */
+static void ssm_state_backward(const gt_ssd_args *a, int64_t b, int64_t h, ssm_head *k) {
+    int64_t PN = a->P * a->N;
+    if (a->state_in_shared)
+        for (int64_t i = 0; i < PN; i++) k->G_sum[i] += k->G[i];
+    else if (a->dstate_in)
+        memcpy((real *)a->dstate_in + (b * a->H + h) * PN, k->G, (size_t)PN * sizeof(real));
+}
+
+static real ssm_sum(const real *values, int64_t n) {
+    real sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += values[i];
+    return sum;
+}
+
+/* Writes the sums over the batch of one head. */
+static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head *k) {
+    const gt_ssd_args *a = &c->a;
+    int64_t PN = a->P * a->N;
+    ref_grad(a->ddt_bias, h, k->ddt_bias[0], a->accumulate);
+    if (!c->A_per_state) ref_grad(a->dA, h, ssm_sum(k->dA, a->N), a->accumulate);
+    for (int64_t n = 0; c->A_per_state && n < a->N; n++)
+        ref_grad(a->dA, h * a->N + n, k->dA[n], a->accumulate);
+    if (!a->Dskip_per_channel) ref_grad(a->dDskip, h, ssm_sum(k->dDskip, a->P), a->accumulate);
+    for (int64_t p = 0; a->Dskip_per_channel && p < a->P; p++)
+        ref_grad(a->dDskip, h * a->P + p, k->dDskip[p], a->accumulate);
+    for (int64_t i = 0; a->state_in_shared && i < PN; i++)
+        ref_grad(a->dstate_in, h * PN + i, k->G_sum[i], a->accumulate);
+}
+
+static gt_status ssm_backward(const ssm_call *c) {
+    const gt_ssd_args *a = &c->a;
+    real *scratch;
+    gt_status status = ref_scratch(&scratch, a->H * ssm_head_count(a));
+    if (status != GT_OK) return status;
+    for (int64_t h = 0; h < a->H; h++)
+        memset(ssm_head_in(a, scratch, h).sums, 0, (size_t)ssm_sums_count(a) * sizeof(real));
+    for (int64_t b = 0; b < a->B; b++) {
+        ssm_sequence_backward(c, b, scratch);
+        for (int64_t h = 0; h < a->H; h++) {
+            ssm_head k = ssm_head_in(a, scratch, h);
+            ssm_state_backward(a, b, h, &k);
+        }
+    }
+    for (int64_t h = 0; h < a->H; h++) {
+        ssm_head k = ssm_head_in(a, scratch, h);
+        ssm_parameters_backward(c, h, &k);
+    }
+    free(scratch);
+    return GT_OK;
+}
+
+/* ---- ssd ------------------------------------------------------------------------------------------ */
+
+static gt_status ssd_prepare(const gt_ssd_args *args, gt_pass pass, ssm_call *c) {
+    gt_dims dims;
+    c->A_per_state = 0;
+    return gt_prepare(gt_op_ssd(), pass, GT_HOST, args, &c->a, &dims);
+}
+
+gt_status GT_REF(ssd_forward)(const gt_ssd_args *args) {
+    ssm_call c;
+    gt_status status = ssd_prepare(args, GT_FORWARD, &c);
+    return status != GT_OK ? status : ssm_run(&c, 0);
+}
+
+gt_status GT_REF(ssd_step)(const gt_ssd_args *args) {
+    ssm_call c;
+    gt_status status = ssd_prepare(args, GT_STEP, &c);
+    return status != GT_OK ? status : ssm_run(&c, 1);
+}
+
+gt_status GT_REF(ssd_backward)(const gt_ssd_args *args) {
+    ssm_call c;
+    gt_status status = ssd_prepare(args, GT_BACKWARD, &c);
+    return status != GT_OK ? status : ssm_backward(&c);
+}
+
+/* ---- selective_scan ------------------------------------------------------------------------------- */
+
+/* The same call in the words of ssd. */
+static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
+    ssm_call c = {.A_per_state = 1};
+    c.a = (gt_ssd_args){.B = s->B,
+                        .T = s->T,
+                        .H = s->D,
+                        .P = 1,
+                        .N = s->N,
+                        .G = s->G,
+                        .dtype = s->dtype,
+                        .dt_dtype = s->dt_dtype,
+                        .softplus = s->softplus,
+                        .state_in_shared = s->state_in_shared,
+                        .accumulate = s->accumulate,
+                        .x = s->u,
+                        .dt = s->dt,
+                        .A = s->A,
+                        .Bm = s->Bm,
+                        .Cm = s->Cm,
+                        .Dskip = s->Dskip,
+                        .z = s->z,
+                        .dt_bias = s->dt_bias,
+                        .state_in = s->state_in,
+                        .y = s->y,
+                        .state_out = s->state_out,
+                        .dy = s->dy,
+                        .dstate_out = s->dstate_out,
+                        .dx = s->du,
+                        .dz = s->dz,
+                        .ddt = s->ddt,
+                        .dBm = s->dBm,
+                        .dCm = s->dCm,
+                        .dA = s->dA,
+                        .ddt_bias = s->ddt_bias,
+                        .dDskip = s->dDskip,
+                        .dstate_in = s->dstate_in,
+                        .x_stride = s->u_stride,
+                        .dt_stride = s->dt_stride,
+                        .Bm_stride = s->Bm_stride,
+                        .Cm_stride = s->Cm_stride,
+                        .z_stride = s->z_stride,
+                        .y_stride = s->y_stride,
+                        .dy_stride = s->dy_stride,
+                        .dx_stride = s->du_stride,
+                        .ddt_stride = s->ddt_stride,
+                        .dBm_stride = s->dBm_stride,
+                        .dCm_stride = s->dCm_stride,
+                        .dz_stride = s->dz_stride,
+                        .slots = s->slots,
+                        .slot_capacity = s->slot_capacity};
+    return c;
+}
+
+static gt_status scan_prepare(const gt_selective_scan_args *args, gt_pass pass, ssm_call *c) {
+    gt_selective_scan_args filled;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_selective_scan(), pass, GT_HOST, args, &filled, &dims);
+    if (status == GT_OK) *c = scan_as_ssd(&filled);
+    return status;
+}
+
+gt_status GT_REF(selective_scan_forward)(const gt_selective_scan_args *args) {
+    ssm_call c;
+    gt_status status = scan_prepare(args, GT_FORWARD, &c);
+    return status != GT_OK ? status : ssm_run(&c, 0);
+}
+
+gt_status GT_REF(selective_scan_step)(const gt_selective_scan_args *args) {
+    ssm_call c;
+    gt_status status = scan_prepare(args, GT_STEP, &c);
+    return status != GT_OK ? status : ssm_run(&c, 1);
+}
+
+gt_status GT_REF(selective_scan_backward)(const gt_selective_scan_args *args) {
+    ssm_call c;
+    gt_status status = scan_prepare(args, GT_BACKWARD, &c);
+    return status != GT_OK ? status : ssm_backward(&c);
+}
