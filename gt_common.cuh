@@ -1,9 +1,9 @@
 /* gt_common.cuh - the one place where kernels meet the machine.
  *
- * Every kernel of this library is written on the primitives below and on plain C++, so that the same
- * source runs on a GPU (PTX bodies here) and, with GT_EMU defined, on the CPU, compiled by an
- * ordinary C++ compiler without the CUDA Toolkit (bodies in tests/emu.h, which also check for races,
- * bounds, alignment and barrier use).  The rules that make this possible:
+ * Every kernel of this library is written on the primitives below and on plain C++, so that the
+ * same source runs on a GPU (PTX bodies here) and, with GT_EMU defined, on the CPU, compiled by an
+ * ordinary C++ compiler without the CUDA Toolkit (bodies in tests/emu.h, which also check for
+ * races, bounds, alignment and barrier use).  The rules that make this possible:
  *
  *   - Kernels touch shared memory only through the primitives, by 32-bit shared address.
  *   - Shared memory is dynamic only (no static __shared__), carved up by offsets from smem_base(),
@@ -34,14 +34,15 @@
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *   global memory  ldg stg
  *   ordering       sync_warp (W) sync_threads bar_sync bar_arrive (W)
- *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum movmatrix_trans (W)
+ *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum warp_any movmatrix_trans (W)
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   host           Grid launch; report current_device Arena check_workspace check_saved run
- *   run-time dtype load_as store_as
+ *   run-time dtype load_as store_as load_column
  *   reduce_rows    a kernel that the operators share
  *
- * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy, conversions
- * by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16, mma_tf32).
+ * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
+ * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
+ * mma_tf32).
  */
 #ifndef GT_COMMON_CUH
 #define GT_COMMON_CUH
@@ -99,7 +100,7 @@
 
 namespace gt {
 
-/* ---- numbers ---------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 /* Reinterprets 32 bits. */
 GT_HD float as_float(uint32_t bits) {
@@ -185,7 +186,7 @@ GT_HD uint16_t f32_to_f16(float value) {
     const uint32_t u = as_uint(value) & 0x7fffffffu;
     if (u > 0x7f800000u) return 0x7fff;
     if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and more round to infinity */
-    if (u < 0x38800000u) { /* subnormal: 0.5 has the spacing of f16 subnormals, so adding it rounds */
+    if (u < 0x38800000u) { /* the last bit of 0.5 is a subnormal's, so adding it rounds */
         return (uint16_t)(sign | (as_uint(as_float(u) + 0.5f) - as_uint(0.5f)));
     }
     return (uint16_t)(sign | ((u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13));
@@ -202,8 +203,9 @@ GT_HD uint32_t pack_f16(float lo, float hi) {
 #endif
 }
 
-/* Rounds to tf32 (10 stored mantissa bits), ties away from zero, as cvt.rna.tf32.f32.  mma_tf32
- * ignores the 13 bits below, which truncates an operand that was not rounded. */
+/* Rounds to tf32 (10 stored mantissa bits), ties away from zero, as cvt.rna.tf32.f32.  Infinities
+ * and NaN are truncated: a NaN stays one if an upper mantissa bit is set, as in all computed ones.
+ * mma_tf32 ignores the 13 bits below, which truncates an operand that was not rounded. */
 GT_HD float round_tf32(float value) {
 #if GT_SM80
     uint32_t bits;
@@ -211,8 +213,8 @@ GT_HD float round_tf32(float value) {
     return as_float(bits);
 #else
     const uint32_t u = as_uint(value);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return as_float(0x7fffffffu);
-    return as_float((u + 0x1000u) & 0xffffe000u);
+    const bool finite = (u & 0x7f800000u) != 0x7f800000u;
+    return as_float((finite ? u + 0x1000u : u) & 0xffffe000u);
 #endif
 }
 
@@ -245,24 +247,24 @@ struct Element<f16> {
     GT_HD uint32_t pack(float lo, float hi) { return pack_f16(lo, hi); }
 };
 
-/* ---- functions -------------------------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
 /* Errors are relative and hold unless the true result is subnormal, which may come out as 0.  NaN
  * stays NaN.
  *
- *   | function          | is                | error           | domain                             |
- *   |-------------------|-------------------|-----------------|------------------------------------|
- *   | fma_rn(a, b, c)   | a b + c           | rounded once    | all                                |
- *   | ex2_approx(x)     | 2^x               | 2^-22           | all                                |
- *   | rcp_approx(x)     | 1 / x             | 2^-23           | all                                |
- *   | rsqrt_approx(x)   | 1 / sqrt(x)       | 2^-22           | x > 0                              |
- *   | exp_fast(x)       | e^x               | 2.4e-7 + 6e-8|x|| all; two instructions              |
- *   | exp_accurate(x)   | e^x               | 3.6e-7          | all; seven instructions            |
- *   | expm1_neg(x)      | e^x - 1           | 4e-7            | x <= 0                             |
- *   | log1p_unit(x)     | log(1 + x)        | 4e-7            | 0 <= x <= 1                        |
- *   | softplus(x)       | log(1 + e^x)      | 6e-7            | all                                |
- *   | sigmoid(x)        | 1 / (1 + e^-x)    | 6e-7            | all                                |
- *   | silu(x)           | x sigmoid(x)      | 7e-7            | all but -infinity                  |
+ * | function          | is                | error           | domain                             |
+ * |-------------------|-------------------|-----------------|------------------------------------|
+ * | fma_rn(a, b, c)   | a b + c           | rounded once    | all                                |
+ * | ex2_approx(x)     | 2^x               | 2^-22           | all                                |
+ * | rcp_approx(x)     | 1 / x             | 2^-23           | all                                |
+ * | rsqrt_approx(x)   | 1 / sqrt(x)       | 2^-22           | x > 0                              |
+ * | exp_fast(x)       | e^x               | (2.4 + 0.6|x|)e-7 | all; two instructions            |
+ * | exp_accurate(x)   | e^x               | 3.6e-7          | all; seven instructions            |
+ * | expm1_neg(x)      | e^x - 1           | 4e-7            | x <= 0                             |
+ * | log1p_unit(x)     | log(1 + x)        | 4e-7            | 0 <= x <= 1                        |
+ * | softplus(x)       | log(1 + e^x)      | 6e-7            | all                                |
+ * | sigmoid(x)        | 1 / (1 + e^-x)    | 6e-7            | all                                |
+ * | silu(x)           | x sigmoid(x)      | 7e-7            | all but -infinity                  |
  */
 GT_HD float fma_rn(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
@@ -356,7 +358,7 @@ GT_HD float sigmoid(float x) {
 
 GT_HD float silu(float x) { return x * sigmoid(x); }
 
-/* ---- tensor core fragments -------------------------------------------------------------------- */
+/* ---- tensor core fragments ------------------------------------------------------------------- */
 
 /* With g = lane / 4 and j = lane % 4, a lane holds of a product C[16][8] += A[16][K] B[K][8]:
  *
@@ -383,47 +385,48 @@ GT_HD float silu(float x) { return x * sigmoid(x); }
  *
  *     ldmatrix          M_m[g][2j,2j+1]            ldmatrix ..._trans          M_m[2j,2j+1][g]
  *
- * so from A stored by rows, x4 with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7], M_2 = A[0..7][8..15],
- * M_3 = A[8..15][8..15] is the A fragment; from B stored as B[k][n] x2_trans, and from B stored as
- * B^T[n][k] x2, with the two halves of k, is the B fragment.  movmatrix_trans turns a register that
- * holds M[g][2j,2j+1] into M[2j,2j+1][g].
+ * so from A stored by rows, x4 with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
+ * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15] is the A fragment; from B stored as B[k][n] x2_trans,
+ * and from B stored as B^T[n][k] x2, with the two halves of k, is the B fragment.
+ * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].
  *
- *   | primitive                                  | PTX                                              |
- *   |--------------------------------------------|--------------------------------------------------|
- *   | mma_bf16(c, a, b0, b1)                     | mma.sync.aligned.m16n8k16.row.col.f32.bf16...    |
- *   | mma_f16(c, a, b0, b1)                      | mma.sync.aligned.m16n8k16.row.col.f32.f16...     |
- *   | mma<T>(c, a, b0, b1)                       | one of these, for T = bf16, f16                  |
- *   | mma_tf32(c, a, b0, b1)                     | mma.sync.aligned.m16n8k8.row.col.f32.tf32...     |
- *   | ldmatrix_x1(r, addr), _x2, _x4; ..._trans  | ldmatrix.sync.aligned.m8n8.x1[.trans].shared.b16 |
- *   | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
+ * | primitive                                  | PTX                                              |
+ * |--------------------------------------------|--------------------------------------------------|
+ * | mma_bf16(c, a, b0, b1)                     | mma.sync.aligned.m16n8k16.row.col.f32.bf16...    |
+ * | mma_f16(c, a, b0, b1)                      | mma.sync.aligned.m16n8k16.row.col.f32.f16...     |
+ * | mma<T>(c, a, b0, b1)                       | one of these, for T = bf16, f16                  |
+ * | mma_tf32(c, a, b0, b1)                     | mma.sync.aligned.m16n8k8.row.col.f32.tf32...     |
+ * | ldmatrix_x1(r, addr), _x2, _x4; ..._trans  | ldmatrix.sync.aligned.m8n8.x1[.trans].shared.b16 |
+ * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
  */
 
-/* ---- memory, ordering and warp primitives ------------------------------------------------------ */
+/* ---- memory, ordering and warp primitives ---------------------------------------------------- */
 
-/*   | primitive                          | semantics (PTX)                                          |
- *   |------------------------------------|----------------------------------------------------------|
- *   | smem_base()                        | shared address of the dynamic shared memory, a multiple  |
- *   |                                    | of 128                                                   |
- *   | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
- *   |                                    | 16 bytes; addr aligned to sizeof(T)                      |
- *   | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
- *   | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
- *   |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
- *   |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
- *   | cp_async_commit()                  | closes the calling thread's group of copies              |
- *   | cp_async_wait<N>()                 | waits until at most the N latest groups of the calling   |
- *   |                                    | thread are in flight; other threads see the data only    |
- *   |                                    | after a barrier that follows                             |
- *   | sync_warp()                        | bar.warp.sync: orders memory between the lanes of a warp |
- *   | sync_threads()                     | bar.sync 0 for the whole block                           |
- *   | bar_sync(id, n), bar_arrive(id, n) | bar.sync, bar.arrive: barrier id (0 to 15; 0 is          |
- *   |                                    | sync_threads') completes when n threads, whole warps,    |
- *   |                                    | have come; only bar_sync waits                           |
- *   | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
- *   | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
- *   | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
+/* | primitive                          | semantics (PTX)                                          |
+ * |------------------------------------|----------------------------------------------------------|
+ * | smem_base()                        | shared address of the dynamic shared memory, a multiple  |
+ * |                                    | of 128                                                   |
+ * | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
+ * |                                    | 16 bytes; addr aligned to sizeof(T)                      |
+ * | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
+ * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
+ * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
+ * |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
+ * | cp_async_commit()                  | closes the calling thread's group of copies              |
+ * | cp_async_wait<N>()                 | waits until at most the N latest groups of the calling   |
+ * |                                    | thread are in flight; other threads see the data only    |
+ * |                                    | after a barrier that follows                             |
+ * | sync_warp()                        | bar.warp.sync: orders memory between the lanes of a warp |
+ * | sync_threads()                     | bar.sync 0 for the whole block                           |
+ * | bar_sync(id, n), bar_arrive(id, n) | bar.sync, bar.arrive: barrier id (0 to 15; 0 is          |
+ * |                                    | sync_threads') completes when n threads, whole warps,    |
+ * |                                    | have come; only bar_sync waits                           |
+ * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
+ * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
+ * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
+ * | warp_any(c)                        | whether c holds in any lane                              |
  *
- * No primitive but sync_warp and the barriers orders one lane's memory accesses before another's. */
+ * Only sync_warp and the barriers order one lane's memory accesses before another's. */
 
 #ifndef GT_EMU
 
@@ -693,7 +696,18 @@ GT_DEV float warp_sum(float value) {
     return value;
 }
 
-/* ---- launch ----------------------------------------------------------------------------------- */
+/* True in every lane if it is in one (vote.any). */
+GT_DEV bool warp_any(bool condition) {
+#ifdef GT_EMU
+    uint32_t any = condition;
+    for (int mask = 16; mask > 0; mask >>= 1) any |= shfl_xor(any, mask);
+    return any != 0;
+#else
+    return __any_sync(0xffffffffu, condition);
+#endif
+}
+
+/* ---- launch ---------------------------------------------------------------------------------- */
 
 #ifndef GT_EMU
 
@@ -702,16 +716,31 @@ struct Grid {
     unsigned x, y = 1, z = 1;
 };
 
+/* Lets a kernel use more dynamic shared memory than the 48 KB that need no asking. */
+static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
+#if CUDART_VERSION >= 12060
+    /* Unlike cudaFuncSetAttribute, this leaves an error that was pending before as it is. */
+    cudaKernel_t handle;
+    int device;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaGetKernel(&handle, kernel);
+    if (error != cudaSuccess) return error;
+    return cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)bytes, device);
+#else
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+#endif
+}
+
 /* Enqueues a kernel on a stream and returns the launch's own error; errors that were pending before
- * are neither cleared nor returned.  May be the first CUDA call ever, inside a stream capture too. */
+ * are neither cleared nor returned.  May be the first CUDA call ever, also inside a capture. */
 template <class Params>
 static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads,
                                  size_t smem_bytes, cudaStream_t stream, const Params& params) {
     static_assert(std::is_trivially_copyable<Params>::value, "parameters are copied bit by bit");
     const void* function = reinterpret_cast<const void*>(kernel);
-    if (smem_bytes > 48 * 1024) { /* more than every kernel may use without asking */
-        const cudaError_t error = cudaFuncSetAttribute(
-            function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem_bytes);
+    if (smem_bytes > 48 * 1024) {
+        const cudaError_t error = allow_smem(function, smem_bytes);
         if (error != cudaSuccess) return error;
     }
     void* arguments[] = {const_cast<void*>(static_cast<const void*>(&params))};
@@ -721,7 +750,7 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
 
 #endif /* GT_EMU */
 
-/* ---- host side of the operators ---------------------------------------------------------------- */
+/* ---- host side of the operators -------------------------------------------------------------- */
 
 /* CUDA calls of the library clear the error that they cause themselves, so that it is reported once,
  * here, and not again by the caller's next cudaGetLastError; an older pending error stays. */
@@ -811,7 +840,7 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
     return report(launch(kernel, grid, threads, smem_bytes, (cudaStream_t)stream, params), name);
 }
 
-/* ---- elements of a dtype known at run time ------------------------------------------------------- */
+/* ---- elements of a dtype known at run time --------------------------------------------------- */
 
 GT_DEV float load_as(const void* data, gt_dtype dtype, int64_t i) {
     if (dtype == GT_BF16) return Element<bf16>::load(static_cast<const bf16*>(data), i);
@@ -826,6 +855,36 @@ GT_DEV void store_as(void* data, gt_dtype dtype, int64_t i, float value) {
         Element<f16>::store(static_cast<f16*>(data), i, value);
     else
         static_cast<float*>(data)[i] = value;
+}
+
+/* x[i] = element index + i * step for i < valid, 0 beyond.  All loads are in flight together: one branch
+ * on the dtype, none between them. */
+template <class T, int COUNT>
+GT_DEV void load_column_of(float (&x)[COUNT], const void* data, int64_t index, int64_t step,
+                           int valid) {
+    const T* from = static_cast<const T*>(data) + index;
+    T raw[COUNT];
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) raw[i] = from[(i < valid ? i : 0) * step];
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) x[i] = i < valid ? Element<T>::load(raw, i) : 0.0f;
+}
+
+template <int COUNT>
+GT_DEV void load_column(float (&x)[COUNT], const void* data, gt_dtype dtype, int64_t index,
+                        int64_t step, int64_t valid) {
+    if (valid <= 0) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) x[i] = 0.0f;
+        return;
+    }
+    const int count = valid < COUNT ? (int)valid : COUNT;
+    if (dtype == GT_BF16)
+        load_column_of<bf16>(x, data, index, step, count);
+    else if (dtype == GT_F16)
+        load_column_of<f16>(x, data, index, step, count);
+    else
+        load_column_of<float>(x, data, index, step, count);
 }
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------

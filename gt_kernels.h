@@ -44,7 +44,8 @@
  *               constant stated; an output or gradient that is NULL is not computed.
  *   Outputs     are written, whatever they held.  accumulate = 1 adds into parameter gradients (marked
  *               "accumulates") instead.  No output may overlap an input or another output, except
- *               where "may equal" is stated; interleaved slices of one buffer do not overlap.
+ *               where "may equal" is stated; slices that interleave in one buffer, with rows of the same
+ *               length, do not overlap.
  *   saved       optional buffer that forward fills and backward reads to save time; its contents are
  *               opaque, its size comes from gt_OP_workspace.  Give it to both passes or to none.
  *   workspace   scratch memory; contents undefined before and after.  gt_OP_workspace gives an upper

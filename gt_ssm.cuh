@@ -1,7 +1,7 @@
 /* gt_ssm.cuh - Mamba-2 state space duality (ssd) and the Mamba-1 selective scan.
  *
- * This file has two parts: what describes the operators (plain C, so that the stubs and the CPU twins
- * share it), and the kernels (CUDA C++). */
+ * This file has two parts: what describes the operators (plain C, so that the stubs and the CPU
+ * twins share it), and the kernels (CUDA C++). */
 #ifndef GT_SSM_CUH
 #define GT_SSM_CUH
 
@@ -14,10 +14,11 @@
 extern "C" {
 #endif
 
-/* ---- the operators' tables ------------------------------------------------------------------------ */
+/* ---- the operators' tables ------------------------------------------------------------------- */
 
 /* Groups share Bm and Cm evenly between the heads (or channels) that `field` counts. */
-static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t heads, gt_dims *dims) {
+static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t heads,
+                                       gt_dims *dims) {
     gt_status status;
     if (*G == 0) *G = 1;
     dims->n['G' - 'A'] = *G;
@@ -29,7 +30,8 @@ static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t he
 }
 
 /* dz without the gate that it is the gradient of; no elements, no gate needed */
-static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
+static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass,
+                                   const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;
     return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");
 }
@@ -54,7 +56,8 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
-        (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
+        (status =
+             gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssd_check_limits(a)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
@@ -146,10 +149,10 @@ GT_API const gt_op *gt_op_selective_scan(void) {
         {"ddt_bias", GT_AT(ddt_bias), 0, "D", 'f', "-g-", NULL},
         {"dstate_in", GT_AT(dstate_in), 0, "SDN", 'f', "-o-", "dstate_out"},
         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"selective_scan",  sizeof(gt_selective_scan_args),
-                             GT_AT(dtype),      GT_AT(dt_dtype),
-                             "dt_dtype",        GT_AT(accumulate),
-                             sizes,             tensors,
+    static const gt_op op = {"selective_scan",        sizeof(gt_selective_scan_args),
+                             GT_AT(dtype),            GT_AT(dt_dtype),
+                             "dt_dtype",              GT_AT(accumulate),
+                             sizes,                   tensors,
                              gt_selective_scan_resolve};
     return &op;
 }
@@ -157,7 +160,7 @@ GT_API const gt_op *gt_op_selective_scan(void) {
 
 #if !defined(__CUDACC__) && !defined(GT_EMU)
 
-/* ---- stubs: this file was compiled without nvcc --------------------------------------------------- */
+/* ---- stubs: this file was compiled without nvcc ---------------------------------------------- */
 
 GT_API gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream) {
     (void)args, (void)stream;

@@ -187,27 +187,34 @@ GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, 
                               int64_t first, int column0) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
-    for (int i = thread_id(); i < LEAF * C::ROWS; i += C::THREADS) {
-        const int n = i % C::ROWS;
-        const int64_t t = first + i / C::ROWS;
-        float r = 0.0f, k = 0.0f, g = 0.0f;
-        if (n < in.N && t < in.T) {
-            r = load_as(in.r, in.dtype, at(in.r_at, b, t, h) + n);
-            k = load_as(in.k, in.dtype, at(in.k_at, b, t, h) + n);
-            g = log_decay(in, load_as(in.w, in.w_dtype, at(in.w_at, b, t, h) + n));
+    constexpr int TOKENS = C::ROWS < C::THREADS ? C::ROWS / 8 : LEAF; /* of a thread */
+    for (int i = thread_id(); i < C::ROWS * (LEAF / TOKENS); i += C::THREADS) {
+        const int n = i % C::ROWS, token = i / C::ROWS * TOKENS;
+        const int64_t t = first + token, left = n < in.N ? in.T - t : 0;
+        float r[TOKENS], k[TOKENS], w[TOKENS];
+        load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, left);
+        load_column(k, in.k, in.dtype, at(in.k_at, b, t, h) + n, in.k_at.t, left);
+        load_column(w, in.w, in.w_dtype, at(in.w_at, b, t, h) + n, in.w_at.t, left);
+        GT_UNROLL
+        for (int x = 0; x < TOKENS; x++) {
+            const Scale scale = scale_of_log(x < left ? log_decay(in, w[x]) : 0.0f);
+            const uint32_t cell = smem + 4 * ((token + x) * C::ROWS + n);
+            sts<float>(cell + 4 * C::R, r[x]);
+            sts<float>(cell + 4 * C::K, k[x]);
+            sts<float>(cell + 4 * C::KEEP, scale.keep);
+            sts<float>(cell + 4 * C::FACTOR, scale.factor);
         }
-        const Scale scale = scale_of_log(g);
-        sts<float>(smem + 4 * (C::R + i), r);
-        sts<float>(smem + 4 * (C::K + i), k);
-        sts<float>(smem + 4 * (C::KEEP + i), scale.keep);
-        sts<float>(smem + 4 * (C::FACTOR + i), scale.factor);
     }
-    for (int i = thread_id(); i < LEAF * C::COLUMNS; i += C::THREADS) {
-        const int j = column0 + i % C::COLUMNS;
-        const int64_t t = first + i / C::COLUMNS;
-        const bool inside = j < in.V && t < in.T;
-        sts<float>(smem + 4 * (C::V + i),
-                   inside ? load_as(in.v, in.dtype, at(in.v_at, b, t, h) + j) : 0.0f);
+    {
+        constexpr int COUNT = LEAF / SLICES;
+        const int column = thread_id() % C::COLUMNS, token = thread_id() / C::COLUMNS * COUNT;
+        const int j = column0 + column;
+        const int64_t t = first + token;
+        float v[COUNT];
+        load_column(v, in.v, in.dtype, at(in.v_at, b, t, h) + j, in.v_at.t, j < in.V ? in.T - t : 0);
+        GT_UNROLL
+        for (int x = 0; x < COUNT; x++)
+            sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
     }
     sync_threads();
     /* bonus: 8 lanes a token */
@@ -266,7 +273,7 @@ GT_DEV void move_column(Pointer state, const Problem& in, int slice, int column,
 }
 
 template <int SLICES>
-GT_KERNEL(128, 3) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
@@ -302,6 +309,594 @@ GT_KERNEL(128, 3) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     if (p.state_out && !skipped)
         move_column<SLICES, true>(p.state_out + (row * in.H + h) * NV, in, slice, column0 + column,
                                   state);
+}
+
+/* ---- forward on tensor cores: N = V in 32, 64, 128, 16-bit activations -----------------------------------
+ * In a leaf, with c_t = -log2 of the product of the decays before token t,
+ *     R_t = r_t 2^-c_t        K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
+ *     y = R S + A v           S <- E . (S + K^T v)       E = 2^-c_16
+ * One pair of operands serves the pairs inside the leaf, the output and the state.  2^c grows, but it
+ * is bounded: a group of 16 channels in which some c_16 reaches LIMIT (a hard reset, or 16 decays
+ * under 2^-6) takes the slow form for that leaf: K holds k_t prod_{m>t} d_m, its part of A is made by
+ * running products, and S is scaled before the update.  No decay is clamped in either form.
+ *
+ * grid ceil(B*H/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
+ * of 4 consecutive tokens, so that the running sums cross lanes twice); and N / COLUMNS state warps a
+ * head.  They meet at named barriers, two buffers deep, the loads two leaves ahead in registers.
+ * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
+ *     B operand of R S as it stands, with the inner index permuted alike in R.  tf32 operands: their
+ *     error of 2^-12 vanishes under the rounding of y, their range is that of fp32.
+ * columns of a state warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane
+ *     ends with 2 TILES neighbouring outputs.  v is stored permuted.
+ * rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as cells of 16 bytes, two
+ *     tokens by two channels, each a lane's left operand as the tensor core wants it.
+ * shared, per head and buffer: R [8, N/2+4] cells, K [16, N+8] fp32 (columns xor 24 in rows with bit 2
+ *     set: no bank conflicts in any access), v [16, N+8], E [N], bonus [16,GROUPS], slow groups'
+ *     pairs: 17 KB at N = 64; two buffers and the slow form's scratch: 46 KB.
+ * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
+ * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order. */
+template <class T_, class W_, int N_>
+struct TensorTraits {
+    using T = T_;
+    using W = W_;
+    static constexpr int N = N_;
+    static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
+    static constexpr int TILES = N == 128 ? 2 : 4;
+    static constexpr int COLUMNS = 8 * TILES;
+    static constexpr int MT = TILES / 2, NT = N / 8;
+    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
+    static constexpr int PREP_WARPS = HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
+    static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
+    static constexpr int PITCH = N + 8;
+    /* offsets in bytes within the buffer of one head */
+    static constexpr int CELLS = N / 2 + 4; /* of R in a row */
+    static constexpr int R = 0, K = R + LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
+    static constexpr int SCALE = VALUES + LEAF * PITCH * 2, BONUS = SCALE + 4 * N;
+    static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, PAIRS = SLOW + 64;
+    static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS;
+    static constexpr int BUFFER = HEADS * HEAD_BUFFER;
+    static constexpr int SCRATCH = 2 * BUFFER; /* of the slow form: r, k, d [16,16] a preparing warp */
+    static constexpr int SCRATCH_WARP = 3 * 4 * LEAF * LEAF;
+    static constexpr int SMEM = SCRATCH + PREP_WARPS * SCRATCH_WARP;
+    static_assert(SMEM <= 99 * 1024, "fits every architecture");
+    static_assert(GROUPS * 4 <= 64, "slow flags");
+};
+
+/* Column of the stored tile for value v (even): tile i, columns 2j, 2j + 1. */
+template <class C>
+GT_DEV constexpr int value_column(int v) {
+    const int o = v % C::COLUMNS, i = o / 2 % C::TILES, j = o / (2 * C::TILES);
+    return v - o + 8 * i + 2 * j;
+}
+
+constexpr int FULL = 1, EMPTY = 3; /* named barriers, + buffer */
+
+struct TensorParams {
+    Problem in;
+    void* y;
+    gt_stride y_at;
+    const float* state_in;
+    float *state_out, *checkpoints;
+    int state_in_shared;
+};
+
+/* Two neighbouring elements as they come from memory. */
+template <class T>
+struct Pair {
+    uint32_t bits;
+    GT_METHOD float lo() const { return Element<T>::lo(bits); }
+    GT_METHOD float hi() const { return Element<T>::hi(bits); }
+};
+template <>
+struct Pair<float> {
+    float2 value;
+    GT_METHOD float lo() const { return value.x; }
+    GT_METHOD float hi() const { return value.y; }
+};
+
+/* What a preparing lane has of a leaf: 2 channels of 4 tokens, and 8 values of v. */
+template <class C>
+struct RawLeaf {
+    Pair<typename C::T> r[4], k[4];
+    Pair<typename C::W> w[4];
+    uint4 v;
+};
+
+/* A tensor as a preparing lane reads it: its first element of the next leaf to load, and steps. */
+struct Source {
+    const char* next;
+    int64_t token_bytes;
+
+    GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int row,
+                       int column) {
+        token_bytes = at_.t * element;
+        next = static_cast<const char*>(data) + (b * at_.b + h * at_.h + column) * element +
+               row * token_bytes;
+    }
+};
+
+/* A preparing lane's place. */
+template <class C>
+struct Preparer {
+    int quad, channel; /* tokens 4 quad + 0..3, channels channel, channel + 1 of the head */
+    int group;         /* channel / 16 */
+    int v_row;         /* of its 8 values of v */
+    uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
+    uint32_t buffer0, scratch;
+    int tokens; /* of the sequence; 0 if the block's head does not exist */
+    Source r, k, w, v;
+    float u0, u1;
+    bool raw; /* decay = exp(-exp(w)) */
+
+    /* Leaf after leaf, in order. */
+    GT_METHOD void load(RawLeaf<C>& x, int leaf) {
+        const int left = tokens - leaf * LEAF;
+        if (left < LEAF) x = {};
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            if (left < LEAF && 4 * quad + i >= left) break;
+            x.r[i] = ldg<Pair<typename C::T>>(r.next + i * r.token_bytes);
+            x.k[i] = ldg<Pair<typename C::T>>(k.next + i * k.token_bytes);
+            x.w[i] = ldg<Pair<typename C::W>>(w.next + i * w.token_bytes);
+        }
+        if (left >= LEAF || v_row < left) x.v = ldg<uint4>(v.next);
+        r.next += LEAF * r.token_bytes;
+        k.next += LEAF * k.token_bytes;
+        w.next += LEAF * w.token_bytes;
+        v.next += LEAF * v.token_bytes;
+    }
+};
+
+/* -log2 of a lane's decays; 0 for tokens beyond the sequence. */
+template <class C>
+GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, float (&h)[4][2]) {
+    constexpr float LOG2_LOG2_E = 0.52876637f;
+    if (me.raw) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            h[i][0] = ex2_approx(fma_rn(x.w[i].lo(), LOG2_E, LOG2_LOG2_E));
+            h[i][1] = ex2_approx(fma_rn(x.w[i].hi(), LOG2_E, LOG2_LOG2_E));
+        }
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            h[i][0] = -x.w[i].lo() * LOG2_E;
+            h[i][1] = -x.w[i].hi() * LOG2_E;
+        }
+    }
+    const int left = me.tokens - leaf * LEAF;
+    if (left < LEAF) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            if (4 * me.quad + i >= left) h[i][0] = h[i][1] = 0.0f;
+    }
+}
+
+/* 2^-bits, rounded well where it is near 1: a state meets it once per leaf of its life */
+GT_DEV float leaf_decay(float bits) {
+    return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
+}
+
+GT_DEV float to_tf32(float x) { return as_float(as_uint(x) + 0x1000u); } /* nearest; mma drops the rest */
+
+/* Exclusive prefix over the 4 lanes of a channel pair (lanes 8 apart) and the total. */
+GT_DEV float scan_quads(float x, int quad, float* total) {
+    float y = shfl_up(x, 8);
+    float sum = quad >= 1 ? x + y : x;
+    y = shfl_up(sum, 16);
+    sum = quad >= 2 ? sum + y : sum;
+    *total = shfl_idx(sum, 24 + lane_id() % 8);
+    y = shfl_up(sum, 8);
+    return quad >= 1 ? y : 0.0f;
+}
+
+/* The bonus of a lane's 4 tokens, summed over the 8 lanes of its quad: lane 2i + {0,1} of the quad's
+ * first 4 lanes gets half a token each step, so that 4 tokens take 4 shuffles, not 12. */
+template <class C>
+GT_DEV void store_bonus(const Preparer<C>& me, const float (&bonus)[4], int buffer) {
+    const bool upper = lane_id() & 1;
+    float a = upper ? bonus[2] : bonus[0], b = upper ? bonus[3] : bonus[1];
+    a += shfl_xor(upper ? bonus[0] : bonus[2], 1);
+    b += shfl_xor(upper ? bonus[1] : bonus[3], 1);
+    const bool odd = lane_id() & 2;
+    float sum = odd ? b : a;
+    sum += shfl_xor(odd ? a : b, 2);
+    sum += shfl_xor(sum, 4);
+    if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
+}
+
+/* The slow form of one group: K with decays after the token, and the group's part of A. */
+template <class C>
+GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2],
+                         int buffer) {
+    const int c = me.channel % 16;
+    float after[2];
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) { /* sum of h over the later quads: add only, h may be infinite */
+        const float sum = h[0][e] + h[1][e] + h[2][e] + h[3][e];
+        float y = shfl_down(sum, 8);
+        float suffix = me.quad <= 2 ? sum + y : sum;
+        y = shfl_down(suffix, 16);
+        suffix = me.quad <= 1 ? suffix + y : suffix;
+        y = shfl_down(suffix, 8);
+        after[e] = me.quad <= 2 ? y : 0.0f;
+    }
+    GT_UNROLL
+    for (int i = 3; i >= 0; i--) {
+        float2 k;
+        k.x = to_tf32(x.k[i].lo() * ex2_approx(-after[0]));
+        k.y = to_tf32(x.k[i].hi() * ex2_approx(-after[1]));
+        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
+        after[0] += h[i][0];
+        after[1] += h[i][1];
+        const uint32_t cell = me.scratch + 4 * (LEAF * (4 * me.quad + i) + c);
+        sts<float2>(cell, {x.r[i].lo(), x.r[i].hi()});
+        sts<float2>(cell + 4 * LEAF * LEAF, {x.k[i].lo(), x.k[i].hi()});
+        sts<float2>(cell + 8 * LEAF * LEAF, {ex2_approx(-h[i][0]), ex2_approx(-h[i][1])});
+    }
+    sync_warp();
+    const uint32_t pairs = me.buffer0 + buffer * C::BUFFER + C::PAIRS + 4 * LEAF * LEAF * me.group;
+    for (int pair = lane_id(); pair < LEAF * LEAF; pair += 32) {
+        const int i = pair / LEAF, j = pair % LEAF;
+        float sum = 0.0f;
+        for (int n = 0; j < i && n < LEAF; n++) {
+            float product = lds<float>(me.scratch + 4 * (LEAF * i + n)) *
+                            lds<float>(me.scratch + 4 * (LEAF * LEAF + LEAF * j + n));
+            for (int m = j + 1; m < i; m++)
+                product *= lds<float>(me.scratch + 4 * (2 * LEAF * LEAF + LEAF * m + n));
+            sum += product;
+        }
+        sts<float>(pairs + 4 * pair, sum);
+    }
+    sync_warp(); /* the scratch is free again */
+}
+
+/* Turns a leaf into the operands of the state warps. */
+template <class C>
+GT_DEV void prepare_leaf(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
+    constexpr float LIMIT = 100.0f; /* leaves 2^27 of fp32's range for |k| and for sums */
+    float h[4][2], total[2], c[2], bonus[4];
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
+    const bool slow = warp_any(!(fabsf(total[0]) < LIMIT && fabsf(total[1]) < LIMIT));
+
+    float4 cell;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
+        const float r_low = to_tf32(r0 * ex2_approx(-c[0])), r_high = to_tf32(r1 * ex2_approx(-c[1]));
+        if (i % 2 == 0) {
+            cell.x = r_low;
+            cell.z = r_high;
+        } else {
+            cell.y = r_low;
+            cell.w = r_high;
+            sts<float4>(me.r_cell + buffer * C::BUFFER + i / 2 * C::CELLS * 16, cell);
+        }
+        c[0] += h[i][0];
+        c[1] += h[i][1];
+        float2 k; /* the slow form writes its own over it */
+        k.x = to_tf32(k0 * ex2_approx(c[0]));
+        k.y = to_tf32(k1 * ex2_approx(c[1]));
+        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
+        bonus[i] = fma_rn(r1, k1 * me.u1, r0 * (k0 * me.u0));
+    }
+    if (slow) prepare_slow<C>(me, x, h, buffer);
+    store_bonus<C>(me, bonus, buffer);
+    if (me.quad < 2) /* one of the lane's channels each */
+        sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+    if (lane_id() == 0)
+        sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, slow);
+
+    const uint32_t pairs[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) /* permuted: see value_column */
+        sts<uint32_t>(me.values + buffer * C::BUFFER + 2 * value_column<C>(2 * i), pairs[i]);
+}
+
+template <class C>
+GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
+    const Problem& in = p.in;
+    Preparer<C> me;
+    const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS; /* 0: uniform addresses */
+    me.group = warp_id() % C::GROUPS;
+    me.quad = lane_id() / 8;
+    me.channel = 16 * me.group + 2 * (lane_id() % 8);
+    const int thread = 32 * me.group + lane_id();
+    const int v_column = thread % (C::N / 8) * 8;
+    me.v_row = thread / (C::N / 8);
+    me.buffer0 = smem + sub * C::HEAD_BUFFER;
+    me.scratch = smem + C::SCRATCH + warp_id() * C::SCRATCH_WARP;
+    me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
+    /* row 4 quad, columns xor 24 where bit 2 of the row is set */
+    me.k_row = me.buffer0 + C::K +
+               4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0)));
+    me.values = me.buffer0 + C::VALUES + 2 * (me.v_row * C::PITCH + value_column<C>(v_column));
+    me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
+    const int token = 4 * me.quad + (lane_id() & 1) * 2 + (lane_id() >> 1 & 1);
+    me.bonus = me.buffer0 + C::BONUS + 4 * (token * C::GROUPS + me.group);
+    me.raw = in.decay == GT_DECAY_RAW;
+    const int64_t head = (int64_t)block_x() * C::HEADS + sub;
+    const bool exists = head < in.B * in.H;
+    const int64_t b = exists ? head / in.H : 0, h = exists ? head % in.H : 0;
+    me.tokens = exists ? (int)in.T : 0;
+    me.r.set(in.r, in.r_at, sizeof(typename C::T), b, h, 4 * me.quad, me.channel);
+    me.k.set(in.k, in.k_at, sizeof(typename C::T), b, h, 4 * me.quad, me.channel);
+    me.w.set(in.w, in.w_at, sizeof(typename C::W), b, h, 4 * me.quad, me.channel);
+    me.v.set(in.v, in.v_at, sizeof(typename C::T), b, h, me.v_row, v_column);
+    me.u0 = in.u ? in.u[h * C::N + me.channel] : 0.0f;
+    me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
+
+    const int leaves = (int)((in.T + LEAF - 1) / LEAF);
+    RawLeaf<C> ahead[2];
+    me.load(ahead[0], 0);
+    me.load(ahead[1], 1);
+    for (int leaf = 0; leaf < leaves; leaf += 2) {
+        GT_UNROLL
+        for (int buffer = 0; buffer < 2; buffer++) {
+            if (leaf + buffer >= leaves) break;
+            if (leaf > 0) bar_sync(EMPTY + buffer, C::THREADS);
+            prepare_leaf<C>(me, ahead[buffer], leaf + buffer, buffer);
+            bar_arrive(FULL + buffer, C::THREADS);
+            me.load(ahead[buffer], leaf + buffer + 2);
+        }
+    }
+}
+
+/* COUNT neighbouring words of shared memory, COUNT even. */
+template <class Word, int COUNT>
+GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
+    struct alignas(16) Four {
+        Word word[4];
+    };
+    struct alignas(8) Two {
+        Word word[2];
+    };
+    GT_UNROLL
+    for (int i = 0; i < COUNT / 4; i++) {
+        const Four x = lds<Four>(addr + 16 * i);
+        for (int e = 0; e < 4; e++) words[4 * i + e] = x.word[e];
+    }
+    if constexpr (COUNT % 4) {
+        const Two x = lds<Two>(addr + 4 * (COUNT / 4 * 4));
+        words[COUNT - 2] = x.word[0];
+        words[COUNT - 1] = x.word[1];
+    }
+}
+
+/* A state warp: its columns of S^T, and where it stands. */
+template <class C>
+struct StateWarp {
+    float S[C::MT][C::NT][4];
+    int g, j;         /* lane / 4, lane % 4 */
+    int column0;      /* first of its values */
+    bool exists;
+    int64_t b, h;
+    /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
+    uint32_t row[4];    /* K, row g, columns 2j */
+    uint32_t column[4]; /* K, row 2j, column g */
+    uint32_t cells;     /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
+    uint32_t values_left, values_right, bonus, scales, pairs, flags;
+
+    GT_METHOD void place(uint32_t buffer0) {
+        g = lane_id() / 4;
+        j = lane_id() % 4;
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            row[i] = buffer0 + C::K + 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0)));
+            column[i] = buffer0 + C::K + 4 * (2 * j * C::PITCH + g + 8 * (i ^ (j & 2 ? 3 : 0)));
+        }
+        cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
+        /* matrices of 8 tokens by 8 values, in the order of a left operand and of right ones */
+        const int matrix = lane_id() / 8, s = lane_id() % 8;
+        values_left = buffer0 + C::VALUES +
+                      2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
+        values_right = buffer0 + C::VALUES +
+                       2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
+        bonus = buffer0 + C::BONUS + 4 * 2 * g * C::GROUPS;
+        scales = buffer0 + C::SCALE + 8 * j;
+        pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
+        flags = buffer0 + C::SLOW;
+    }
+
+    /* rows n, values column0 + 2 TILES (g/2) ...: 2 TILES neighbours after swapping with lane ^ 4, which
+     * leaves lanes with even g the even rows and the others the odd ones */
+    GT_METHOD void store(float* state) const {
+        const bool odd = g & 1;
+        GT_UNROLL
+        for (int nt = 0; nt < C::NT; nt++) {
+            float row[2 * C::TILES];
+            GT_UNROLL
+            for (int i = 0; i < C::TILES; i++) {
+                const float even_row = S[i / 2][nt][2 * (i % 2)];
+                const float odd_row = S[i / 2][nt][2 * (i % 2) + 1];
+                const float other = shfl_xor(odd ? even_row : odd_row, 4);
+                row[2 * i] = odd ? other : even_row;
+                row[2 * i + 1] = odd ? odd_row : other;
+            }
+            if (!exists) continue;
+            float* to = state + (int64_t)(8 * nt + 2 * j + odd) * C::N + column0 + 2 * C::TILES * (g / 2);
+            GT_UNROLL
+            for (int i = 0; i < C::TILES / 2; i++)
+                stg<float4>(to + 4 * i,
+                            {row[4 * i], row[4 * i + 1], row[4 * i + 2], row[4 * i + 3]});
+        }
+    }
+
+    /* rows 8 nt + 2j and + 1 by their decays */
+    GT_METHOD void scale(int nt, float2 decay) {
+        GT_UNROLL
+        for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
+    }
+
+    GT_METHOD void load(const float* state) {
+        GT_UNROLL
+        for (int x = 0; x < C::MT * C::NT * 4; x++) {
+            const int mt = x / 4 / C::NT, nt = x / 4 % C::NT, e = x % 4;
+            const int i = 2 * mt + e / 2, n = 8 * nt + 2 * j + e % 2;
+            const int column = column0 + 2 * C::TILES * (g / 2) + 2 * i + g % 2;
+            S[mt][nt][e] = state ? state[(int64_t)n * C::N + column] : 0.0f;
+        }
+    }
+};
+
+/* One leaf of a state warp: y of 16 tokens into y[tile][4], S to the next leaf.  SLOW: some groups have
+ * the slow form. */
+template <class C, bool SLOW>
+GT_DEV void state_leaf(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::GROUPS],
+                       float (&y)[C::TILES][4]) {
+    using E = Element<typename C::T>;
+    const int j = me.j;
+
+    /* A = R K^T and y = R S */
+    float A[2][4] = {};
+    GT_UNROLL
+    for (int kk = 0; kk < C::NT; kk++) {
+        const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
+        const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        if (!SLOW || !slow[kk / 2]) {
+            const uint32_t row = me.row[kk % 4] + offset + 128 * (kk / 4);
+            const float2 k0 = lds<float2>(row), k1 = lds<float2>(row + 8 * C::PITCH * 4);
+            mma_tf32(A[0], r, k0.x, k0.y);
+            mma_tf32(A[1], r, k1.x, k1.y);
+        }
+        GT_UNROLL
+        for (int i = 0; i < C::TILES; i++)
+            mma_tf32(y[i], r, me.S[i / 2][kk][2 * (i % 2)], me.S[i / 2][kk][2 * (i % 2) + 1]);
+    }
+    GT_UNROLL
+    for (int i = 0; SLOW && i < C::GROUPS; i++) {
+        GT_UNROLL
+        for (int e = 0; slow[i] && e < 4; e++) { /* tile e / 2, token 2g + e % 2 */
+            const float2 pair = lds<float2>(me.pairs + offset +
+                                            4 * (LEAF * LEAF * i + LEAF * (e % 2) + 8 * (e / 2)));
+            A[e / 2][2 * (e % 2)] += pair.x;
+            A[e / 2][2 * (e % 2) + 1] += pair.y;
+        }
+    }
+
+    /* y += A v, A strictly lower with the bonus on its diagonal: tokens 2g, 2g + 1 by 8i + 2j, + 1 */
+    float words[2 * C::GROUPS], bonus[2] = {0.0f, 0.0f};
+    lds_words(words, me.bonus + offset);
+    GT_UNROLL
+    for (int i = 0; i < 2 * C::GROUPS; i++) bonus[i / C::GROUPS] += words[i];
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const bool below = j + 4 * i < me.g, on = j + 4 * i == me.g;
+        A[i][0] = to_tf32(below ? A[i][0] : on ? bonus[0] : 0.0f);
+        A[i][1] = to_tf32(below ? A[i][1] : 0.0f);
+        A[i][2] = to_tf32(below || on ? A[i][2] : 0.0f);
+        A[i][3] = to_tf32(below ? A[i][3] : on ? bonus[1] : 0.0f);
+    }
+    const float left[2][4] = {{A[0][0], A[0][2], A[0][1], A[0][3]},
+                              {A[1][0], A[1][2], A[1][1], A[1][3]}};
+    GT_UNROLL
+    for (int mt = 0; mt < C::MT; mt++) {
+        uint32_t x[4];
+        ldmatrix_x4_trans(x, me.values_right + offset + 32 * mt);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
+    }
+
+    /* S^T <- (S^T + v^T K) . E, or S^T . E + v^T K for slow groups.  v is read again: as the left
+     * operand it needs other registers side by side, and a read is cheaper than the moves. */
+    float v[C::MT][2][4];
+    GT_UNROLL
+    for (int mt = 0; mt < C::MT; mt++) {
+        uint32_t x[4];
+        ldmatrix_x4_trans(x, me.values_left + offset + 32 * mt);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            v[mt][half][0] = E::lo(x[2 * half]);
+            v[mt][half][1] = E::lo(x[2 * half + 1]);
+            v[mt][half][2] = E::hi(x[2 * half]);
+            v[mt][half][3] = E::hi(x[2 * half + 1]);
+        }
+    }
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) {
+        const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
+        if (SLOW && slow[nt / 2]) me.scale(nt, scale);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const uint32_t cell =
+                me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
+            const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
+            GT_UNROLL
+            for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
+        }
+        if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
+    }
+}
+
+template <class C>
+GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
+    using E = Element<typename C::T>;
+    const Problem& in = p.in;
+    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
+    StateWarp<C> me;
+    me.column0 = warp % C::PARTS * C::COLUMNS;
+    me.place(smem + sub * C::HEAD_BUFFER);
+    const int64_t head = (int64_t)block_x() * C::HEADS + sub;
+    me.exists = head < in.B * in.H;
+    me.b = me.exists ? head / in.H : 0;
+    me.h = me.exists ? head % in.H : 0;
+    constexpr int64_t NV = C::N * C::N;
+    const int64_t chunks = (in.T + CHECKPOINT - 1) / CHECKPOINT;
+    const int64_t row_in = p.state_in_shared ? 0 : me.b;
+    me.load(p.state_in && me.exists ? p.state_in + (row_in * in.H + me.h) * NV : nullptr);
+    typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, me.b, 0, me.h) + me.column0 +
+                           2 * C::TILES * me.j;
+
+    const int T = (int)in.T;
+    for (int first = 0; first < T; first += 2 * LEAF) {
+        if (p.checkpoints && first % CHECKPOINT == 0)
+            me.store(p.checkpoints + (head * chunks + first / CHECKPOINT) * NV);
+        GT_UNROLL
+        for (int buffer = 0; buffer < 2; buffer++) {
+            const int start = first + buffer * LEAF;
+            if (start >= T) break;
+            float y[C::TILES][4] = {};
+            bar_sync(FULL + buffer, C::THREADS);
+            uint32_t slow[C::GROUPS], any = 0;
+            lds_words(slow, me.flags + buffer * C::BUFFER);
+            GT_UNROLL
+            for (int i = 0; i < C::GROUPS; i++) any |= slow[i];
+            if (any) {
+                state_leaf<C, true>(me, buffer * C::BUFFER, slow, y);
+            } else {
+                state_leaf<C, false>(me, buffer * C::BUFFER, slow, y);
+            }
+            if (start + 2 * LEAF < T) bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
+            GT_UNROLL
+            for (int half = 0; half < 2; half++) {
+                const int t = start + 2 * me.g + half;
+                uint32_t pairs[C::TILES];
+                GT_UNROLL
+                for (int i = 0; i < C::TILES; i++)
+                    pairs[i] = E::pack(y[i][2 * half], y[i][2 * half + 1]);
+                if (!me.exists || t >= T) continue;
+                if constexpr (C::TILES == 4) {
+                    stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
+                } else {
+                    stg<uint2>(y_out + t * p.y_at.t, {pairs[0], pairs[1]});
+                }
+            }
+        }
+    }
+    if (p.state_out) me.store(p.state_out + head * NV);
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    if (warp_id() < C::PREP_WARPS) {
+        prepare_role<C>(p, smem_base());
+    } else {
+        state_role<C>(p, smem_base());
+    }
 }
 
 /* ---- backward, any size, part 1: what needs the states ------------------------------------------------
@@ -359,16 +954,15 @@ struct SweepBlock { /* where a block stands */
 GT_DEV void load_sweep_leaf(const SweepParams& p, const SweepBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < p.rows; n += SWEEP_THREADS) {
-        float g[LEAF], product = 1.0f, sum = 0.0f;
+        const int64_t left = n < in.N ? in.T - first : 0;
+        float g[LEAF], r[LEAF], k[LEAF], product = 1.0f, sum = 0.0f;
+        load_column(g, in.w, in.w_dtype, at(in.w_at, s.b, first, s.h) + n, in.w_at.t, left);
+        load_column(r, in.r, in.dtype, at(in.r_at, s.b, first, s.h) + n, in.r_at.t, left);
+        load_column(k, in.k, in.dtype, at(in.k_at, s.b, first, s.h) + n, in.k_at.t, left);
         GT_UNROLL
         for (int t = 0; t < LEAF; t++) {
-            const bool inside = n < in.N && first + t < in.T;
-            g[t] = inside ? log_decay(in, load_as(in.w, in.w_dtype,
-                                                  at(in.w_at, s.b, first + t, s.h) + n))
-                          : 0.0f;
-            const float r =
-                inside ? load_as(in.r, in.dtype, at(in.r_at, s.b, first + t, s.h) + n) : 0.0f;
-            sts<float>(s.smem + 4 * (s.at.Pr + t * p.rows + n), r * product);
+            g[t] = t < left ? log_decay(in, g[t]) : 0.0f;
+            sts<float>(s.smem + 4 * (s.at.Pr + t * p.rows + n), r[t] * product);
             sum += g[t];
             g[t] = exp_accurate(g[t]);
             product *= g[t];
@@ -376,24 +970,24 @@ GT_DEV void load_sweep_leaf(const SweepParams& p, const SweepBlock& s, int64_t f
         product = 1.0f;
         GT_UNROLL
         for (int t = LEAF - 1; t >= 0; t--) {
-            const bool inside = n < in.N && first + t < in.T;
-            const float k =
-                inside ? load_as(in.k, in.dtype, at(in.k_at, s.b, first + t, s.h) + n) : 0.0f;
-            sts<float>(s.smem + 4 * (s.at.Qk + t * p.rows + n), k * product);
+            sts<float>(s.smem + 4 * (s.at.Qk + t * p.rows + n), k[t] * product);
             product *= g[t];
         }
         const Scale scale = scale_of_log(sum);
         sts<float>(s.smem + 4 * (s.at.keep + n), scale.keep);
         sts<float>(s.smem + 4 * (s.at.factor + n), scale.factor);
     }
-    for (int i = thread_id(); i < LEAF * p.columns; i += SWEEP_THREADS) {
-        const int j = s.column0 + i % p.columns;
-        const int64_t t = first + i / p.columns;
-        const bool inside = j < in.V && t < in.T;
-        sts<float>(s.smem + 4 * (s.at.v + i),
-                   inside ? load_as(in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j) : 0.0f);
-        sts<float>(s.smem + 4 * (s.at.dy + i),
-                   inside ? load_as(in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j) : 0.0f);
+    for (int i = thread_id(); i < 4 * p.columns; i += SWEEP_THREADS) {
+        const int column = i % p.columns, token = i / p.columns * 4, j = s.column0 + column;
+        const int64_t t = first + token, left = j < in.V ? in.T - t : 0;
+        float v[4], dy[4];
+        load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
+        load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
+        GT_UNROLL
+        for (int x = 0; x < 4; x++) {
+            sts<float>(s.smem + 4 * (s.at.v + (token + x) * p.columns + column), v[x]);
+            sts<float>(s.smem + 4 * (s.at.dy + (token + x) * p.columns + column), dy[x]);
+        }
     }
     sync_threads();
 }
@@ -558,7 +1152,8 @@ GT_KERNEL(256, 1) backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
 /* ---- backward, any size, part 2: within the leaves ---------------------------------------------------------
  * grid B*H*leaves, block 256: a leaf each, all in parallel.  Adds the pairs of tokens inside the leaf
  * to what the sweep left, and writes every gradient once.
- * shared: r, k, d [16,N], v, dy [16,V], C and A [16,16]: 16 (3N + 2V + 32) floats = 22 KB at N = V = 64.
+ * shared: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv [16,N], C and A [16,16]:
+ *     16 (3N + 2 max(N,V) + 32) floats = 22 KB at N = V = 64.
  * The products D_ij are running products over j (or i), made where they are used.
  * bytes per token and head, N = V = 64: 640 in, 768 B from the sweep, 512 out. */
 struct LeafParams {
@@ -572,38 +1167,72 @@ struct LeafParams {
 
 struct LeafBlock {
     uint32_t smem;
-    int r, k, d, v, dy, C, A; /* offsets in floats */
+    int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
     int64_t b, h, leaf, first;
     int tokens;
 };
 
-GT_HD int leaf_smem(int N, int V) { return 4 * (LEAF * (3 * N + 2 * V) + 2 * LEAF * LEAF); }
+GT_HD int leaf_smem(int N, int V) {
+    return 4 * (LEAF * (3 * N + 2 * (N > V ? N : V)) + 2 * LEAF * LEAF);
+}
 
 GT_DEV float cell(const LeafBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
+
+/* Four tokens of a column of a [16, size] tile. */
+GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, int column,
+                         const float (&x)[4]) {
+    GT_UNROLL
+    for (int i = 0; i < 4; i++)
+        sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
+}
 
 /* r, k, d, v, dy of the leaf; tokens beyond the sequence have 0, 0, 1, 0, 0. */
 GT_DEV void load_leaf(const LeafParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
-    for (int i = thread_id(); i < LEAF * in.N; i += 256) {
-        const int n = i % in.N;
-        const int64_t t = s.first + i / in.N;
-        const bool inside = t < in.T;
-        sts<float>(s.smem + 4 * (s.r + i),
-                   inside ? load_as(in.r, in.dtype, at(in.r_at, s.b, t, s.h) + n) : 0.0f);
-        sts<float>(s.smem + 4 * (s.k + i),
-                   inside ? load_as(in.k, in.dtype, at(in.k_at, s.b, t, s.h) + n) : 0.0f);
-        const float g =
-            inside ? log_decay(in, load_as(in.w, in.w_dtype, at(in.w_at, s.b, t, s.h) + n)) : 0.0f;
-        sts<float>(s.smem + 4 * (s.d + i), exp_accurate(g));
+    for (int i = thread_id(); i < 4 * in.N; i += 256) {
+        const int n = i % in.N, token = i / in.N * 4;
+        const int64_t t = s.first + token, left = in.T - t;
+        float r[4], k[4], d[4];
+        load_column(r, in.r, in.dtype, at(in.r_at, s.b, t, s.h) + n, in.r_at.t, left);
+        load_column(k, in.k, in.dtype, at(in.k_at, s.b, t, s.h) + n, in.k_at.t, left);
+        load_column(d, in.w, in.w_dtype, at(in.w_at, s.b, t, s.h) + n, in.w_at.t, left);
+        GT_UNROLL
+        for (int x = 0; x < 4; x++) d[x] = x < left ? exp_accurate(log_decay(in, d[x])) : 1.0f;
+        store_column(s, s.r, in.N, token, n, r);
+        store_column(s, s.k, in.N, token, n, k);
+        store_column(s, s.d, in.N, token, n, d);
     }
-    for (int i = thread_id(); i < LEAF * in.V; i += 256) {
-        const int j = i % in.V;
-        const int64_t t = s.first + i / in.V;
-        const bool inside = t < in.T;
-        sts<float>(s.smem + 4 * (s.v + i),
-                   inside ? load_as(in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j) : 0.0f);
-        sts<float>(s.smem + 4 * (s.dy + i),
-                   inside ? load_as(in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j) : 0.0f);
+    for (int i = thread_id(); i < 4 * in.V; i += 256) {
+        const int j = i % in.V, token = i / in.V * 4;
+        const int64_t t = s.first + token, left = in.T - t;
+        float v[4], dy[4];
+        load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
+        load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
+        store_column(s, s.v, in.V, token, j, v);
+        store_column(s, s.dy, in.V, token, j, dy);
+    }
+    sync_threads();
+}
+
+/* Sdy and Gv of the leaf, summed over the sweep's tiles of columns, where v and dy were. */
+GT_DEV void load_sweep(const LeafParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    const int64_t tile_step = in.B * in.T * in.H * in.N, step = in.H * in.N;
+    sync_threads();
+    for (int i = thread_id(); i < 4 * in.N; i += 256) {
+        const int n = i % in.N, token = i / in.N * 4;
+        const int64_t t = s.first + token, left = in.T - t;
+        int64_t index = ((s.b * in.T + t) * in.H + s.h) * in.N + n;
+        float Sdy[4] = {}, Gv[4] = {};
+        for (int64_t tile = 0; tile < p.tiles; tile++, index += tile_step) {
+            float x[4], y[4];
+            load_column(x, p.Sdy, GT_F32, index, step, left);
+            load_column(y, p.Gv, GT_F32, index, step, left);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) Sdy[e] += x[e], Gv[e] += y[e];
+        }
+        store_column(s, s.Sdy, in.N, token, n, Sdy);
+        store_column(s, s.Gv, in.N, token, n, Gv);
     }
     sync_threads();
 }
@@ -651,15 +1280,6 @@ GT_DEV void leaf_dv(const LeafParams& p, const LeafBlock& s) {
     }
 }
 
-/* What the sweep left for token t and channel n, summed over its tiles of columns. */
-GT_DEV float sum_tiles(const float* x, const LeafParams& p, const LeafBlock& s, int t, int n) {
-    const Problem& in = p.in;
-    float sum = 0.0f;
-    for (int64_t tile = 0; tile < p.tiles; tile++)
-        sum += x[(((tile * in.B + s.b) * in.T + s.first + t) * in.H + s.h) * in.N + n];
-    return sum;
-}
-
 GT_DEV void leaf_dr(const LeafParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
@@ -670,7 +1290,7 @@ GT_DEV void leaf_dr(const LeafParams& p, const LeafBlock& s) {
             dr = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.k + j * in.N + n), dr);
             product *= cell(s, s.d + j * in.N + n);
         }
-        dr = fma_rn(product, sum_tiles(p.Sdy, p, s, i, n), dr);
+        dr = fma_rn(product, cell(s, s.Sdy + x), dr);
         store_as(p.dr, in.dtype, at(p.dr_at, s.b, s.first + i, s.h) + n, dr);
     }
 }
@@ -685,7 +1305,7 @@ GT_DEV void leaf_dk(const LeafParams& p, const LeafBlock& s) {
             dk = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.r + i * in.N + n), dk);
             product *= cell(s, s.d + i * in.N + n);
         }
-        dk = fma_rn(product, sum_tiles(p.Gv, p, s, j, n), dk);
+        dk = fma_rn(product, cell(s, s.Gv + x), dk);
         store_as(p.dk, in.dtype, at(p.dk_at, s.b, s.first + j, s.h) + n, dk);
     }
 }
@@ -707,7 +1327,7 @@ GT_DEV void leaf_dg(const LeafParams& p, const LeafBlock& s, int n, float (&dg)[
     float Qk[LEAF];
     GT_UNROLL
     for (int t = LEAF - 1; t >= 0; t--) {
-        Qk[t] = t < s.tokens ? k[t] * all * sum_tiles(p.Gv, p, s, t, n) : 0.0f;
+        Qk[t] = k[t] * all * cell(s, s.Gv + t * in.N + n);
         all *= d[t];
     }
     left *= all;
@@ -726,7 +1346,7 @@ GT_DEV void leaf_dg(const LeafParams& p, const LeafBlock& s, int n, float (&dg)[
                 term[j] = product * k[j] * cell(s, s.C + i * LEAF + j);
                 product *= d[j];
             }
-            float sum = product * sum_tiles(p.Sdy, p, s, i, n);
+            float sum = product * cell(s, s.Sdy + i * in.N + n);
             GT_UNROLL
             for (int t = 0; t < i; t++) {
                 dg[t] += sum;
@@ -739,14 +1359,14 @@ GT_DEV void leaf_dg(const LeafParams& p, const LeafBlock& s, int n, float (&dg)[
 GT_DEV void leaf_dw(const LeafParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < in.N; n += 256) {
-        float dg[LEAF];
+        float dg[LEAF], w[LEAF];
+        load_column(w, in.w, in.w_dtype, at(in.w_at, s.b, s.first, s.h) + n, in.w_at.t, s.tokens);
         leaf_dg(p, s, n, dg);
         GT_UNROLL
         for (int t = 0; t < LEAF; t++) {
             if (t >= s.tokens) break;
-            const float w = load_as(in.w, in.w_dtype, at(in.w_at, s.b, s.first + t, s.h) + n);
             float dw = dg[t];
-            if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w);
+            if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
             if (cell(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there */
             store_as(p.dw, in.w_dtype, at(p.dw_at, s.b, s.first + t, s.h) + n, dw);
         }
@@ -773,7 +1393,9 @@ GT_KERNEL(256, 2) backward_leaf_kernel(const GT_GRID_CONSTANT LeafParams p) {
     s.d = s.k + LEAF * in.N;
     s.v = s.d + LEAF * in.N;
     s.dy = s.v + LEAF * in.V;
-    s.C = s.dy + LEAF * in.V;
+    s.Sdy = s.v;
+    s.Gv = s.Sdy + LEAF * in.N;
+    s.C = s.v + 2 * LEAF * (in.N > in.V ? in.N : in.V);
     s.A = s.C + LEAF * LEAF;
     s.leaf = block_x() % p.leaves;
     s.h = block_x() / p.leaves % in.H;
@@ -783,6 +1405,7 @@ GT_KERNEL(256, 2) backward_leaf_kernel(const GT_GRID_CONSTANT LeafParams p) {
     load_leaf(p, s);
     pair_products(p, s);
     if (p.dv) leaf_dv(p, s);
+    load_sweep(p, s);
     if (p.dr) leaf_dr(p, s);
     if (p.dk) leaf_dk(p, s);
     if (p.dw) leaf_dw(p, s);
@@ -818,8 +1441,63 @@ static inline gt_status launch_forward(const ForwardParams& p, gt_stream stream)
     return launch_forward_with<8>(p, stream);
 }
 
+/* Whether rows of a tensor start at multiples of `bytes`, and a leaf spans less than 2^31 bytes. */
+static inline bool aligned(const void* data, gt_stride at, int element, int bytes) {
+    const int64_t n = bytes / element;
+    return (uintptr_t)data % (uintptr_t)bytes == 0 && at.b % n == 0 && at.t % n == 0 &&
+           at.h % n == 0 && at.t < (int64_t)1 << 24;
+}
+
+static inline bool fits_tensor_cores(const gt_wkv6_args& a, const Device& device) {
+    const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
+    return device.compute_capability >= 80 && a.dtype != GT_F32 && a.N == a.V && a.T < INT32_MAX / 2 &&
+           (a.N == 32 || a.N == 64 || a.N == 128) && aligned(a.r, a.r_stride, 2, 4) &&
+           aligned(a.k, a.k_stride, 2, 4) && aligned(a.w, a.w_stride, w_size, 2 * w_size) &&
+           aligned(a.v, a.v_stride, 2, 16) && aligned(a.y, a.y_stride, 2, 16) &&
+           (uintptr_t)a.state_out % 16 == 0;
+}
+
+template <class T, class W, int N>
+static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
+    using C = TensorTraits<T, W, N>;
+    return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>,
+               (p.in.B * p.in.H + C::HEADS - 1) / C::HEADS, C::THREADS, C::SMEM, stream, p);
+}
+
+template <class T, class W>
+static gt_status launch_tensor_of(const TensorParams& p, gt_stream stream) {
+    if (p.in.N == 32) return launch_tensor_with<T, W, 32>(p, stream);
+    if (p.in.N == 64) return launch_tensor_with<T, W, 64>(p, stream);
+    return launch_tensor_with<T, W, 128>(p, stream);
+}
+
+static inline gt_status launch_tensor(const gt_wkv6_args& a, float* checkpoints, gt_stream stream) {
+    TensorParams p = {};
+    p.in = problem_of(a);
+    p.y = a.y;
+    p.y_at = a.y_stride;
+    p.state_in = a.state_in;
+    p.state_out = a.state_out;
+    p.checkpoints = checkpoints;
+    p.state_in_shared = a.state_in_shared;
+    const bool w_is_float = a.w_dtype == GT_F32;
+    if (a.dtype == GT_BF16)
+        return w_is_float ? launch_tensor_of<bf16, float>(p, stream)
+                          : launch_tensor_of<bf16, bf16>(p, stream);
+    return w_is_float ? launch_tensor_of<f16, float>(p, stream)
+                      : launch_tensor_of<f16, f16>(p, stream);
+}
+
 static inline int64_t checkpoint_count(const gt_wkv6_args& a) {
     return a.B * a.H * ((a.T + CHECKPOINT - 1) / CHECKPOINT) * a.N * a.V;
+}
+
+/* Where forward leaves the states, in a caller's buffer of any alignment. */
+static inline float* checkpoints_in(void* saved, const gt_wkv6_args& a, size_t* bytes) {
+    Arena arena(saved);
+    float* checkpoints = arena.take<float>(checkpoint_count(a));
+    *bytes = arena.bytes();
+    return checkpoints;
 }
 
 /* The pieces of backward's workspace. */
@@ -860,7 +1538,8 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     const int64_t leaves = (a.T + LEAF - 1) / LEAF;
     gt_status status;
     s.in = l.in = problem_of(a);
-    s.checkpoints = static_cast<const float*>(a.saved);
+    size_t bytes;
+    s.checkpoints = checkpoints_in(a.saved, a, &bytes);
     if (!a.saved) {
         ForwardParams f = {};
         f.in = s.in;
@@ -896,26 +1575,30 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
 /* ---- dispatch and checks ------------------------------------------------------------------------------------ */
 
 /* Prepares the arguments and checks what only the GPU limits. */
-static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_args* a) {
+static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_args* a,
+                                Device* device) {
     gt_dims dims;
-    Device device;
     gt_status status = gt_prepare(gt_op_wkv6(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK) return status;
     if (a->N > MAX_SIZE)
         return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
     if (a->V > MAX_SIZE)
         return gt_fail(GT_ERROR_UNSUPPORTED, "V = %lld: at most %d", (long long)a->V, MAX_SIZE);
-    return current_device(&device);
+    return current_device(device);
 }
 
-static inline gt_status forward(const gt_wkv6_args& a, bool is_step, gt_stream stream) {
+static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Device& device,
+                                gt_stream stream) {
+    size_t bytes;
+    float* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
+    if (!is_step && fits_tensor_cores(a, device)) return launch_tensor(a, checkpoints, stream);
     ForwardParams p = {};
     p.in = problem_of(a);
     p.y = a.y;
     p.y_at = a.y_stride;
     p.state_in = is_step ? a.state_out : a.state_in;
     p.state_out = a.state_out;
-    p.checkpoints = is_step ? nullptr : static_cast<float*>(a.saved);
+    p.checkpoints = checkpoints;
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;
     p.slots = a.slots;
@@ -932,25 +1615,30 @@ extern "C" {
 
 GT_API gt_status gt_wkv6_forward(const gt_wkv6_args* args, gt_stream stream) {
     gt_wkv6_args a;
-    gt_status status = gt::wkv6::prepare(GT_FORWARD, args, &a);
+    gt::Device device;
+    size_t saved;
+    gt_status status = gt::wkv6::prepare(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    const size_t saved = 4 * (size_t)gt::wkv6::checkpoint_count(a);
+    gt::wkv6::checkpoints_in(a.saved, a, &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK) return status;
-    return gt::wkv6::forward(a, false, stream);
+    return gt::wkv6::forward(a, false, device, stream);
 }
 
 GT_API gt_status gt_wkv6_step(const gt_wkv6_args* args, gt_stream stream) {
     gt_wkv6_args a;
-    const gt_status status = gt::wkv6::prepare(GT_STEP, args, &a);
-    return status != GT_OK ? status : gt::wkv6::forward(a, true, stream);
+    gt::Device device;
+    const gt_status status = gt::wkv6::prepare(GT_STEP, args, &a, &device);
+    return status != GT_OK ? status : gt::wkv6::forward(a, true, device, stream);
 }
 
 GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
     gt_wkv6_args a;
-    gt_status status = gt::wkv6::prepare(GT_BACKWARD, args, &a);
+    gt::Device device;
+    size_t saved;
+    gt_status status = gt::wkv6::prepare(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
     gt::wkv6::BackwardPlan plan = gt::wkv6::plan_backward(a);
-    const size_t saved = 4 * (size_t)gt::wkv6::checkpoint_count(a);
+    gt::wkv6::checkpoints_in(a.saved, a, &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
@@ -959,13 +1647,14 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
 
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need) {
     gt_wkv6_args a;
-    gt_status status = gt::wkv6::prepare(GT_QUERY, args, &a);
+    gt::Device device;
+    const gt_status status = gt::wkv6::prepare(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
     sizes.backward = gt::wkv6::plan_backward(a).bytes;
-    sizes.saved = 4 * (size_t)gt::wkv6::checkpoint_count(a);
+    gt::wkv6::checkpoints_in(nullptr, a, &sizes.saved);
     *need = sizes;
     return GT_OK;
 }

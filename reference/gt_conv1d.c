@@ -7,20 +7,21 @@
  *
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
  *
- * Gu and Dao 2023, arXiv:2312.00752.  Each channel slides a window over e, so no sequence is too
- * short.  Work is split over channels; inside one the batch is walked in order, so sums over it
- * have one fixed order. */
+ * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels; inside one the batch is walked
+ * in order, so sums over it have one fixed order. */
 #include "gt_ref.h"
 
+/* Only W elements of e, or of de, are needed at a time: element i lies in slot i mod 4. */
 enum { CONV1D_MAX_W = 4 };
+static inline int conv1d_slot(int64_t i) { return (int)((uint64_t)i % CONV1D_MAX_W); }
 
-/* What belongs to one channel. */
+/* The parameters of channel d. */
 typedef struct conv1d_channel {
     int64_t d;
     real weight[CONV1D_MAX_W], bias;
 } conv1d_channel;
 
-/* Sums over batch and time, in double: their length has no limit. */
+/* Their gradients: sums over batch and time, in double, for there is no limit to their length. */
 typedef struct conv1d_sums {
     double weight[CONV1D_MAX_W], bias;
 } conv1d_sums;
@@ -31,28 +32,26 @@ static conv1d_channel conv1d_load_channel(const gt_conv1d_args *a, int64_t d) {
     return c;
 }
 
-/* bias + sum_j weight[j] window[j] */
-static real conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *window) {
+/* pre_t, from the slots of e */
+static real conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, int64_t t) {
     real sum = c->bias;
-    for (int j = 0; j < a->W; j++) sum += c->weight[j] * window[j];
+    for (int j = 0; j < a->W; j++) sum += c->weight[j] * e[conv1d_slot(t + j)];
     return sum;
 }
 
-/* Drops the oldest of W. */
-static void conv1d_shift(const gt_conv1d_args *a, real *window) {
-    for (int j = 0; j + 1 < a->W; j++) window[j] = window[j + 1];
-}
-
-/* One sequence of one channel.  The first W-1 of `window` hold the state, before and after. */
+/* One sequence of one channel.  `state` goes from the inputs before the first to the last ones. */
 static void conv1d_sequence(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
-                            real *window) {
+                            real *state) {
+    int64_t J = a->W - 1;
+    real e[CONV1D_MAX_W];
+    memcpy(e, state, (size_t)J * sizeof(real));
     for (int64_t t = 0; t < a->T; t++) {
-        window[a->W - 1] = ref_load(a->x, a->dtype, ref_at(a->x_stride, b, t, c->d));
-        real sum = conv1d_sum(a, c, window);
-        real y = a->activation == GT_ACT_SILU ? ref_silu(sum) : sum;
+        e[conv1d_slot(t + J)] = ref_load(a->x, a->dtype, ref_at(a->x_stride, b, t, c->d));
+        real pre = conv1d_sum(a, c, e, t);
+        real y = a->activation == GT_ACT_SILU ? ref_silu(pre) : pre;
         ref_store(a->y, a->dtype, ref_at(a->y_stride, b, t, c->d), y);
-        conv1d_shift(a, window);
     }
+    for (int64_t j = 0; j < J; j++) state[j] = e[conv1d_slot(a->T + j)];
 }
 
 /* Forward and step of all channels; `a` is prepared. */
@@ -68,53 +67,45 @@ static void conv1d_run(const gt_conv1d_args *a, int step) {
                     ref_store(a->y, a->dtype, ref_at(a->y_stride, b, t, d), 0);
                 continue;
             }
-            real window[CONV1D_MAX_W];
+            real state[CONV1D_MAX_W];
             int64_t row_in = a->state_in_shared ? 0 : row;
-            ref_copy_state(window, step ? a->state_out : a->state_in, (row_in * a->D + d) * J, J);
-            conv1d_sequence(a, b, &c, window);
+            ref_copy_state(state, step ? a->state_out : a->state_in, (row_in * a->D + d) * J, J);
+            conv1d_sequence(a, b, &c, state);
             if (a->state_out)
-                memcpy((real *)a->state_out + (row * a->D + d) * J, window,
+                memcpy((real *)a->state_out + (row * a->D + d) * J, state,
                        (size_t)J * sizeof(real));
         }
     }
 }
 
-/* q_t = dy_t act'(pre_t), the window being at t */
-static real conv1d_dsum(const gt_conv1d_args *a, int64_t b, int64_t t, const conv1d_channel *c,
-                        const real *window) {
-    real dy = ref_load(a->dy, a->dtype, ref_at(a->dy_stride, b, t, c->d));
-    return a->activation == GT_ACT_SILU ? dy * ref_dsilu(conv1d_sum(a, c, window)) : dy;
-}
-
-/* One sequence of one channel.  de[j] collects dL/de_{t+j}.  Once token t is done de[0] is complete,
- * the gradient of a row of state_in while t < W-1, of the input W-1 tokens ago after that.
- * Parameter gradients are added to `sums`. */
+/* One sequence of one channel.  `dstate` goes from the gradient of state_out to that of state_in;
+ * parameter gradients are added to `sums`. */
 static void conv1d_sequence_backward(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
-                                     real *dstate_in, conv1d_sums *sums) {
+                                     real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, row_in = a->state_in_shared ? 0 : b;
-    real window[CONV1D_MAX_W], dstate_out[CONV1D_MAX_W], de[CONV1D_MAX_W] = {0};
-    ref_copy_state(window, a->state_in, (row_in * a->D + c->d) * J, J);
-    ref_copy_state(dstate_out, a->dstate_out, (b * a->D + c->d) * J, J);
+    real e[CONV1D_MAX_W], de[CONV1D_MAX_W] = {0}, dstate_in[CONV1D_MAX_W];
+    ref_copy_state(e, a->state_in, (row_in * a->D + c->d) * J, J);
     for (int64_t t = 0; t < a->T + J; t++) {
         if (t < a->T) {
-            window[J] = ref_load(a->x, a->dtype, ref_at(a->x_stride, b, t, c->d));
-            real q = conv1d_dsum(a, b, t, c, window);
+            e[conv1d_slot(t + J)] = ref_load(a->x, a->dtype, ref_at(a->x_stride, b, t, c->d));
+            real q = ref_load(a->dy, a->dtype, ref_at(a->dy_stride, b, t, c->d));
+            if (a->activation == GT_ACT_SILU) q *= ref_dsilu(conv1d_sum(a, c, e, t));
             for (int j = 0; j < a->W; j++) {
-                de[j] += c->weight[j] * q;
-                sums->weight[j] += (double)window[j] * q;
+                de[conv1d_slot(t + j)] += c->weight[j] * q;
+                sums->weight[j] += (double)e[conv1d_slot(t + j)] * q;
             }
             sums->bias += q;
-            conv1d_shift(a, window);
         } else if (t == a->T) {
-            for (int j = 0; j < J; j++) de[j] += dstate_out[j];
+            for (int64_t j = 0; j < J; j++) de[conv1d_slot(t + j)] += dstate[j];
         }
+        /* de_t is complete: nothing later in time reads e_t */
         if (t < J)
-            dstate_in[t] = de[0];
+            dstate_in[t] = de[conv1d_slot(t)];
         else if (a->dx)
-            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t - J, c->d), de[0]);
-        conv1d_shift(a, de);
-        de[J] = 0;
+            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t - J, c->d), de[conv1d_slot(t)]);
+        de[conv1d_slot(t)] = 0;
     }
+    memcpy(dstate, dstate_in, (size_t)J * sizeof(real));
 }
 
 gt_status GT_REF(conv1d_forward)(const gt_conv1d_args *args) {
@@ -145,19 +136,19 @@ gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
         conv1d_sums sums = {{0}, 0};
         double dstate_sum[CONV1D_MAX_W] = {0};
         for (int64_t b = 0; b < a.B; b++) {
-            real dstate_in[CONV1D_MAX_W];
-            conv1d_sequence_backward(&a, b, &c, dstate_in, &sums);
+            real dstate[CONV1D_MAX_W];
+            ref_copy_state(dstate, a.dstate_out, (b * a.D + d) * J, J);
+            conv1d_sequence_backward(&a, b, &c, dstate, &sums);
             if (a.dstate_in && !a.state_in_shared)
-                memcpy((real *)a.dstate_in + (b * a.D + d) * J, dstate_in,
-                       (size_t)J * sizeof(real));
-            for (int j = 0; j < J; j++) dstate_sum[j] += dstate_in[j];
+                memcpy((real *)a.dstate_in + (b * a.D + d) * J, dstate, (size_t)J * sizeof(real));
+            for (int64_t j = 0; j < J; j++) dstate_sum[j] += dstate[j];
         }
-        for (int j = 0; j < a.W; j++)
-            ref_grad(a.dweight, d * a.W + j, sums.weight[j], a.accumulate);
-        ref_grad(a.dbias, d, sums.bias, a.accumulate);
+        for (int64_t j = 0; j < a.W; j++)
+            ref_grad(a.dweight, d * a.W + j, (real)sums.weight[j], a.accumulate);
+        ref_grad(a.dbias, d, (real)sums.bias, a.accumulate);
         if (a.state_in_shared)
-            for (int j = 0; j < J; j++)
-                ref_grad(a.dstate_in, d * J + j, dstate_sum[j], a.accumulate);
+            for (int64_t j = 0; j < J; j++)
+                ref_grad(a.dstate_in, d * J + j, (real)dstate_sum[j], a.accumulate);
     }
     return GT_OK;
 }

@@ -5,54 +5,42 @@
  *     dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
  *
  * where RMSNorm leaves out mean(x) and mean(dxhat).
+ * Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
  *
- * Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. */
+ * Rows are held in double in both builds.  Products and squares of floats cannot overflow there,
+ * and the differences above keep their digits: in a slice of one or two elements almost all of
+ * dxhat cancels. */
 #include "gt_ref.h"
 
 /* ---- one normalised slice -------------------------------------------------------------------- */
 
-/* x . gate, where a gate that is NULL counts as 1.  In double, as all row statistics: this product
- * of floats and its square cannot overflow, and x - mean keeps its digits. */
-static inline double norm_input(const real *x, const real *gate, int64_t i) {
-    return gate ? (double)x[i] * gate[i] : x[i];
-}
-
-/* xhat of x . gate; returns rstd.  xhat may equal x. */
-static double norm_slice(real *xhat, const real *x, const real *gate, int64_t n, gt_norm norm,
-                         double eps) {
+/* x becomes xhat; returns rstd. */
+static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
     double mean = 0, square = 0;
     if (norm == GT_NORM_LAYER) {
-        for (int64_t i = 0; i < n; i++) mean += norm_input(x, gate, i);
+        for (int64_t i = 0; i < n; i++) mean += x[i];
         mean /= (double)n;
     }
     for (int64_t i = 0; i < n; i++) {
-        double centred = norm_input(x, gate, i) - mean;
-        square += centred * centred;
+        x[i] -= mean;
+        square += x[i] * x[i];
     }
     double rstd = 1 / sqrt(square / (double)n + eps);
-    for (int64_t i = 0; i < n; i++) xhat[i] = (norm_input(x, gate, i) - mean) * rstd;
+    for (int64_t i = 0; i < n; i++) x[i] *= rstd;
     return rstd;
 }
 
-/* What a slice needs, beside dxhat and xhat of the element, to give dx of an element. */
-typedef struct norm_gradient {
-    double rstd, mean, slope; /* mean(dxhat), or 0 for RMS; mean(dxhat . xhat) */
-} norm_gradient;
-
-static norm_gradient norm_slice_backward(const real *dxhat, const real *xhat, double rstd,
-                                         int64_t n, gt_norm norm) {
-    norm_gradient g = {rstd, 0, 0};
+/* d, which is dxhat, becomes dx. */
+static void norm_slice_backward(double *d, const double *xhat, double rstd, int64_t n,
+                                gt_norm norm) {
+    double mean = 0, slope = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (norm == GT_NORM_LAYER) g.mean += dxhat[i];
-        g.slope += (double)dxhat[i] * xhat[i];
+        if (norm == GT_NORM_LAYER) mean += d[i];
+        slope += d[i] * xhat[i];
     }
-    g.mean /= (double)n;
-    g.slope /= (double)n;
-    return g;
-}
-
-static inline double norm_dx(norm_gradient g, real dxhat, real xhat) {
-    return g.rstd * (dxhat - g.mean - xhat * g.slope);
+    mean /= (double)n;
+    slope /= (double)n;
+    for (int64_t i = 0; i < n; i++) d[i] = rstd * (d[i] - mean - xhat[i] * slope);
 }
 
 /* ---- rows in parallel ------------------------------------------------------------------------ */
@@ -63,14 +51,29 @@ enum { NORM_BLOCKS = 32 };
 
 static int64_t norm_block_start(int64_t M, int64_t block) { return M * block / NORM_BLOCKS; }
 
+/* Zeros for every block. */
+static gt_status norm_scratch(double **scratch, int64_t block_size) {
+    *scratch = (double *)calloc((size_t)(NORM_BLOCKS * block_size), sizeof(double));
+    return *scratch ? GT_OK
+                    : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld doubles of scratch",
+                              (long long)(NORM_BLOCKS * block_size));
+}
+
 /* Writes or accumulates the sum over blocks of sums[block * block_size + i], i < n. */
-static void norm_sum_blocks(float *grad, const real *sums, int64_t block_size, int64_t n,
+static void norm_sum_blocks(float *grad, const double *sums, int64_t block_size, int64_t n,
                             int accumulate) {
     for (int64_t i = 0; i < n; i++) {
         double sum = 0;
         for (int64_t k = 0; k < NORM_BLOCKS; k++) sum += sums[k * block_size + i];
-        ref_grad(grad, i, sum, accumulate);
+        ref_grad(grad, i, (real)sum, accumulate);
     }
+}
+
+static void norm_load_row(double *to, const void *data, gt_dtype dtype, int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, dtype, at + i);
+}
+static void norm_store_row(void *data, gt_dtype dtype, int64_t at, const double *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, (real)from[i]);
 }
 
 /* ---- rmsnorm_linear -----------------------------------------------------------------------------
@@ -110,16 +113,39 @@ static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_s
     }
 }
 
+/* Scratch of one block of rows: two rows, and the sums dgamma, dbeta. */
+static int64_t linear_block_size(const gt_rmsnorm_linear_args *a) { return 4 * a->D; }
+
+/* xhat of row m; returns rstd. */
+static double linear_row(const gt_rmsnorm_linear_args *a, int64_t m, double *xhat) {
+    norm_load_row(xhat, a->x, a->dtype, m * a->x_stride, a->D);
+    return norm_slice(xhat, a->D, a->norm, a->eps);
+}
+
 /* n [M,D] */
-static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n) {
+static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n, double *blocks) {
     GT_PARALLEL_FOR
-    for (int64_t m = 0; m < a->M; m++) {
-        real *row = n + m * a->D;
-        ref_load_row(row, a->x, a->dtype, m * a->x_stride, a->D);
-        norm_slice(row, row, NULL, a->D, a->norm, a->eps);
-        for (int64_t d = 0; d < a->D; d++)
-            row[d] = row[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0);
+    for (int64_t k = 0; k < NORM_BLOCKS; k++) {
+        double *xhat = blocks + k * linear_block_size(a);
+        for (int64_t m = norm_block_start(a->M, k); m < norm_block_start(a->M, k + 1); m++) {
+            linear_row(a, m, xhat);
+            for (int64_t d = 0; d < a->D; d++)
+                n[m * a->D + d] =
+                    (real)(xhat[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0));
+        }
     }
+}
+
+/* y [M,O] = n weight^T + bias, from the transposed weight [D,O]. */
+static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *weight, real *y) {
+    for (int64_t o = 0; o < a->O; o++)
+        for (int64_t d = 0; d < a->D; d++)
+            weight[d * a->O + o] = ref_load(a->weight, a->dtype, o * a->D + d);
+    for (int64_t m = 0; m < a->M; m++)
+        for (int64_t o = 0; o < a->O; o++) y[m * a->O + o] = ref_param(a->bias, o, 0);
+    linear_product(y, n, a->D, 1, weight, a->M, a->D, a->O);
+    for (int64_t m = 0; m < a->M; m++)
+        ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
 }
 
 gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
@@ -127,74 +153,65 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_rmsnorm_linear(), GT_FORWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    real *scratch; /* n [M,D], the transposed weight [D,O], y [M,O] */
-    status = ref_scratch(&scratch, a.M * a.D + a.D * a.O + a.M * a.O);
-    if (status != GT_OK) return status;
-    real *n = scratch, *weight = n + a.M * a.D, *y = weight + a.D * a.O;
-    linear_normalise(&a, n);
-    for (int64_t o = 0; o < a.O; o++)
-        for (int64_t d = 0; d < a.D; d++)
-            weight[d * a.O + o] = ref_load(a.weight, a.dtype, o * a.D + d);
-    for (int64_t m = 0; m < a.M; m++)
-        for (int64_t o = 0; o < a.O; o++) y[m * a.O + o] = ref_param(a.bias, o, 0);
-    linear_product(y, n, a.D, 1, weight, a.M, a.D, a.O);
-    for (int64_t m = 0; m < a.M; m++)
-        ref_store_row(a.y, a.dtype, m * a.y_stride, y + m * a.O, a.O);
-    free(scratch);
-    return GT_OK;
+    real *n = NULL; /* n [M,D], the transposed weight [D,O], y [M,O] */
+    double *blocks = NULL;
+    status = norm_scratch(&blocks, linear_block_size(&a));
+    if (status == GT_OK) status = ref_scratch(&n, a.M * a.D + a.D * a.O + a.M * a.O);
+    if (status == GT_OK) {
+        real *weight = n + a.M * a.D, *y = weight + a.D * a.O;
+        linear_normalise(&a, n, blocks);
+        linear_output(&a, n, weight, y);
+    }
+    free(n);
+    free(blocks);
+    return status;
 }
 
-/* dbias and dweight from dy [M,O].  dbias is a product with a row of ones, all in one place. */
-static void linear_backward_weight(const gt_rmsnorm_linear_args *a, const real *dy, real *n,
-                                   real *dweight, real *dbias) {
+/* From dy [M,O]; a product with ones, all in one place. */
+static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, real *dbias) {
     const real one = 1;
-    if (a->dbias) {
-        memset(dbias, 0, (size_t)a->O * sizeof(real));
-        linear_product(dbias, &one, 0, 0, dy, 1, a->M, a->O);
-        for (int64_t o = 0; o < a->O; o++) ref_grad(a->dbias, o, dbias[o], a->accumulate);
-    }
-    if (a->dweight) {
-        linear_normalise(a, n);
-        memset(dweight, 0, (size_t)(a->O * a->D) * sizeof(real));
-        linear_product(dweight, dy, 1, a->O, n, a->O, a->M, a->D);
-        for (int64_t i = 0; i < a->O * a->D; i++)
-            ref_grad(a->dweight, i, dweight[i], a->accumulate);
-    }
+    if (!a->dbias) return;
+    memset(dbias, 0, (size_t)a->O * sizeof(real));
+    linear_product(dbias, &one, 0, 0, dy, 1, a->M, a->O);
+    for (int64_t o = 0; o < a->O; o++) ref_grad(a->dbias, o, dbias[o], a->accumulate);
 }
 
-/* Scratch of one block of rows: two rows, and the sums dgamma, dbeta. */
-static int64_t linear_block_size(const gt_rmsnorm_linear_args *a) { return 4 * a->D; }
+static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *dweight,
+                           double *blocks) {
+    if (!a->dweight) return;
+    linear_normalise(a, n, blocks);
+    memset(dweight, 0, (size_t)(a->O * a->D) * sizeof(real));
+    linear_product(dweight, dy, 1, a->O, n, a->O, a->M, a->D);
+    for (int64_t i = 0; i < a->O * a->D; i++) ref_grad(a->dweight, i, dweight[i], a->accumulate);
+}
 
 /* dx of row m from its dn; dgamma and dbeta are added to. */
 static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, const real *dn,
-                                real *xhat, real *dxhat, real *dgamma, real *dbeta) {
-    ref_load_row(xhat, a->x, a->dtype, m * a->x_stride, a->D);
-    double rstd = norm_slice(xhat, xhat, NULL, a->D, a->norm, a->eps);
+                                double *xhat, double *dx, double *dgamma, double *dbeta) {
+    double rstd = linear_row(a, m, xhat);
     for (int64_t d = 0; d < a->D; d++) {
-        dxhat[d] = dn[d] * ref_param(a->gamma, d, 1);
+        dx[d] = (double)dn[d] * ref_param(a->gamma, d, 1);
         dgamma[d] += dn[d] * xhat[d];
         dbeta[d] += dn[d];
     }
     if (!a->dx) return;
-    norm_gradient g = norm_slice_backward(dxhat, xhat, rstd, a->D, a->norm);
-    for (int64_t d = 0; d < a->D; d++)
-        ref_store(a->dx, a->dtype, m * a->dx_stride + d, norm_dx(g, dxhat[d], xhat[d]));
+    norm_slice_backward(dx, xhat, rstd, a->D, a->norm);
+    norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, a->D);
 }
 
-/* dx, dgamma and dbeta from dy [M,O]. */
-static void linear_backward_input(const gt_rmsnorm_linear_args *a, const real *dy, real *dn,
-                                  real *weight, real *blocks) {
+/* dx, dgamma and dbeta.  The sums in `blocks` are still 0. */
+static void linear_dinput(const gt_rmsnorm_linear_args *a, const real *dy, real *dn, real *weight,
+                          double *blocks) {
     int64_t D = a->D, block_size = linear_block_size(a);
     if (!a->dx && !a->dgamma && !a->dbeta) return;
     ref_load_row(weight, a->weight, a->dtype, 0, a->O * D);
     memset(dn, 0, (size_t)(a->M * D) * sizeof(real));
     linear_product(dn, dy, a->O, 1, weight, a->M, a->O, D);
-    memset(blocks, 0, (size_t)(NORM_BLOCKS * block_size) * sizeof(real));
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
-        real *xhat = blocks + k * block_size, *dxhat = xhat + D, *dgamma = dxhat + D;
+        double *xhat = blocks + k * block_size, *dx = xhat + D, *dgamma = dx + D;
         for (int64_t m = norm_block_start(a->M, k); m < norm_block_start(a->M, k + 1); m++)
-            linear_row_backward(a, m, dn + m * D, xhat, dxhat, dgamma, dgamma + D);
+            linear_row_backward(a, m, dn + m * D, xhat, dx, dgamma, dgamma + D);
     }
     norm_sum_blocks(a->dgamma, blocks + 2 * D, block_size, D, a->accumulate);
     norm_sum_blocks(a->dbeta, blocks + 3 * D, block_size, D, a->accumulate);
@@ -205,18 +222,21 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_rmsnorm_linear(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    real *scratch; /* dy [M,O], n then dn [M,D], dweight then weight [O,D], dbias [O], blocks */
-    status = ref_scratch(&scratch, a.M * a.O + a.M * a.D + a.O * a.D + a.O +
-                                       NORM_BLOCKS * linear_block_size(&a));
-    if (status != GT_OK) return status;
-    real *dy = scratch, *rows = dy + a.M * a.O, *matrix = rows + a.M * a.D;
-    real *dbias = matrix + a.O * a.D, *blocks = dbias + a.O;
-    for (int64_t m = 0; m < a.M; m++)
-        ref_load_row(dy + m * a.O, a.dy, a.dtype, m * a.dy_stride, a.O);
-    linear_backward_weight(&a, dy, rows, matrix, dbias);
-    linear_backward_input(&a, dy, rows, matrix, blocks);
-    free(scratch);
-    return GT_OK;
+    real *dy = NULL; /* dy [M,O], n then dn [M,D], dweight then weight [O,D], dbias [O] */
+    double *blocks = NULL;
+    status = norm_scratch(&blocks, linear_block_size(&a));
+    if (status == GT_OK) status = ref_scratch(&dy, a.M * a.O + a.M * a.D + a.O * a.D + a.O);
+    if (status == GT_OK) {
+        real *rows = dy + a.M * a.O, *matrix = rows + a.M * a.D, *dbias = matrix + a.O * a.D;
+        for (int64_t m = 0; m < a.M; m++)
+            ref_load_row(dy + m * a.O, a.dy, a.dtype, m * a.dy_stride, a.O);
+        linear_dbias(&a, dy, dbias);
+        linear_dweight(&a, dy, rows, matrix, blocks);
+        linear_dinput(&a, dy, rows, matrix, blocks);
+    }
+    free(dy);
+    free(blocks);
+    return status;
 }
 
 /* ---- norm_mix -----------------------------------------------------------------------------------
@@ -225,11 +245,11 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
  */
 
 static void mix_normalise(const gt_norm_mix_args *a, const void *x, int64_t x_stride, int64_t m,
-                          real *xhat) {
+                          double *xhat) {
     int64_t n = a->D / a->H;
-    ref_load_row(xhat, x, a->dtype, m * x_stride, a->D);
-    for (int64_t i = 0; i < a->D; i += n)
-        norm_slice(xhat + i, xhat + i, NULL, n, GT_NORM_RMS, a->eps);
+    norm_load_row(xhat, x, a->dtype, m * x_stride, a->D);
+    for (int64_t first = 0; first < a->D; first += n)
+        norm_slice(xhat + first, n, GT_NORM_RMS, a->eps);
 }
 
 gt_status GT_REF(norm_mix_forward)(const gt_norm_mix_args *args) {
@@ -237,23 +257,24 @@ gt_status GT_REF(norm_mix_forward)(const gt_norm_mix_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_mix(), GT_FORWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    real *scratch; /* per block: ahat, bhat */
-    status = ref_scratch(&scratch, NORM_BLOCKS * 2 * a.D);
+    double *blocks; /* per block ahat, bhat */
+    status = norm_scratch(&blocks, 2 * a.D);
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
-        real *ahat = scratch + k * 2 * a.D, *bhat = ahat + a.D;
+        double *ahat = blocks + k * 2 * a.D, *bhat = ahat + a.D;
         for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++) {
             mix_normalise(&a, a.a, a.a_stride, m, ahat);
             mix_normalise(&a, a.b, a.b_stride, m, bhat);
             for (int64_t d = 0; d < a.D; d++) {
-                real y = a.residual ? ref_load(a.residual, a.dtype, m * a.residual_stride + d) : 0;
-                y += ref_param(a.gain_a, d, 1) * ahat[d] + ref_param(a.gain_b, d, 1) * bhat[d];
-                ref_store(a.y, a.dtype, m * a.y_stride + d, y);
+                double y = ref_param(a.gain_a, d, 1) * ahat[d];
+                y += ref_param(a.gain_b, d, 1) * bhat[d];
+                if (a.residual) y += ref_load(a.residual, a.dtype, m * a.residual_stride + d);
+                ref_store(a.y, a.dtype, m * a.y_stride + d, (real)y);
             }
         }
     }
-    free(scratch);
+    free(blocks);
     return GT_OK;
 }
 
@@ -267,36 +288,34 @@ typedef struct mix_branch {
 
 /* Row m of one branch; dgain is added to. */
 static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m,
-                             real *xhat, real *dxhat, real *dgain) {
+                             double *xhat, double *dx, double *dgain) {
     int64_t n = a->D / a->H;
-    ref_load_row(xhat, branch->x, a->dtype, m * branch->x_stride, a->D);
+    norm_load_row(xhat, branch->x, a->dtype, m * branch->x_stride, a->D);
+    norm_load_row(dx, a->dy, a->dtype, m * a->dy_stride, a->D);
     for (int64_t first = 0; first < a->D; first += n) {
-        double rstd = norm_slice(xhat + first, xhat + first, NULL, n, GT_NORM_RMS, a->eps);
+        double rstd = norm_slice(xhat + first, n, GT_NORM_RMS, a->eps);
         for (int64_t d = first; d < first + n; d++) {
-            real dy = ref_load(a->dy, a->dtype, m * a->dy_stride + d);
-            dxhat[d] = dy * ref_param(branch->gain, d, 1);
-            dgain[d] += dy * xhat[d];
+            dgain[d] += dx[d] * xhat[d];
+            dx[d] *= ref_param(branch->gain, d, 1);
         }
-        if (!branch->dx) continue;
-        norm_gradient g = norm_slice_backward(dxhat + first, xhat + first, rstd, n, GT_NORM_RMS);
-        for (int64_t d = first; d < first + n; d++)
-            ref_store(branch->dx, a->dtype, m * branch->dx_stride + d,
-                      norm_dx(g, dxhat[d], xhat[d]));
+        norm_slice_backward(dx + first, xhat + first, rstd, n, GT_NORM_RMS);
     }
+    if (branch->dx) norm_store_row(branch->dx, a->dtype, m * branch->dx_stride, dx, a->D);
 }
 
 /* Scratch of one block of rows: two rows, and the sums dgain. */
 static int64_t mix_block_size(const gt_norm_mix_args *a) { return 3 * a->D; }
 
-static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *branch, real *blocks) {
+static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *branch,
+                                double *blocks) {
     int64_t block_size = mix_block_size(a);
     if (!branch->dx && !branch->dgain) return;
-    memset(blocks, 0, (size_t)(NORM_BLOCKS * block_size) * sizeof(real));
+    memset(blocks, 0, (size_t)(NORM_BLOCKS * block_size) * sizeof(double));
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
-        real *xhat = blocks + k * block_size, *dxhat = xhat + a->D, *dgain = dxhat + a->D;
+        double *xhat = blocks + k * block_size, *dx = xhat + a->D, *dgain = dx + a->D;
         for (int64_t m = norm_block_start(a->M, k); m < norm_block_start(a->M, k + 1); m++)
-            mix_row_backward(a, branch, m, xhat, dxhat, dgain);
+            mix_row_backward(a, branch, m, xhat, dx, dgain);
     }
     norm_sum_blocks(branch->dgain, blocks + 2 * a->D, block_size, a->D, a->accumulate);
 }
@@ -306,55 +325,51 @@ gt_status GT_REF(norm_mix_backward)(const gt_norm_mix_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_mix(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    real *scratch;
-    status = ref_scratch(&scratch, NORM_BLOCKS * mix_block_size(&a));
+    mix_branch branch_a = {a.a, a.gain_a, a.da, a.dgain_a, a.a_stride, a.da_stride};
+    mix_branch branch_b = {a.b, a.gain_b, a.db, a.dgain_b, a.b_stride, a.db_stride};
+    double *blocks;
+    status = norm_scratch(&blocks, mix_block_size(&a));
     if (status != GT_OK) return status;
-    mix_branch_backward(
-        &a, &(mix_branch){a.a, a.gain_a, a.da, a.dgain_a, a.a_stride, a.da_stride}, scratch);
-    mix_branch_backward(
-        &a, &(mix_branch){a.b, a.gain_b, a.db, a.dgain_b, a.b_stride, a.db_stride}, scratch);
-    free(scratch);
+    mix_branch_backward(&a, &branch_a, blocks);
+    mix_branch_backward(&a, &branch_b, blocks);
+    free(blocks);
     return GT_OK;
 }
 
 /* ---- norm_gate ----------------------------------------------------------------------------------
  * With s = silu(z), or 1 without z, per slice of D/H:
- *     norm first:  xhat of x       y = (xhat . gamma + beta) . s
- *     gate first:  xhat of x . s   y = xhat . gamma + beta
- * Backward, dn = dL/d(xhat . gamma + beta), which is dy . s or dy, and dv = the norm's dx:
- *     dgamma = sum_m dn . xhat     dbeta = sum_m dn
- *     norm first:  dx = dv         dz = dy . (xhat . gamma + beta) . silu'(z)
- *     gate first:  dx = dv . s     dz = dv . x . silu'(z)
+ *     norm first:  y = n . s with n = norm(x) . gamma + beta
+ *     gate first:  y = n     with n = norm(v) . gamma + beta, v = x . s
+ * Backward, dn = dy . s or dy, dgamma = sum_m dn . xhat, dbeta = sum_m dn, and then:
+ *     norm first:  ds = dy . n                              dz = ds . silu'(z)
+ *     gate first:  ds = dv . x      dx = dv . s
  */
 
-/* One row as numbers. */
+/* One row.  xhat holds x or v before it is normalised; d holds dxhat, then dx or dv. */
 typedef struct gate_row {
-    real *x, *z, *s, *xhat, *dy, *dxhat;
+    double *x, *z, *s, *xhat, *dy, *d;
 } gate_row;
 
-enum { GATE_ROWS = 6 }; /* of D in a gate_row */
+enum { GATE_ROW_SIZE = 6 }; /* times D */
 
-static gate_row gate_row_in(const gt_norm_gate_args *a, real *scratch) {
+static gate_row gate_row_in(const gt_norm_gate_args *a, double *scratch) {
     int64_t D = a->D;
     gate_row row = {scratch,         scratch + D,     scratch + 2 * D,
                     scratch + 3 * D, scratch + 4 * D, scratch + 5 * D};
     return row;
 }
 
+/* x, z, s, and in xhat the input of the norm. */
 static void gate_load(const gt_norm_gate_args *a, int64_t m, gate_row *row) {
-    ref_load_row(row->x, a->x, a->dtype, m * a->x_stride, a->D);
-    if (a->z) ref_load_row(row->z, a->z, a->dtype, m * a->z_stride, a->D);
-    for (int64_t d = 0; d < a->D; d++) row->s[d] = a->z ? ref_silu(row->z[d]) : 1;
+    norm_load_row(row->x, a->x, a->dtype, m * a->x_stride, a->D);
+    if (a->z) norm_load_row(row->z, a->z, a->dtype, m * a->z_stride, a->D);
+    for (int64_t d = 0; d < a->D; d++) {
+        row->s[d] = a->z ? ref_silu((real)row->z[d]) : 1;
+        row->xhat[d] = a->gate_first ? row->x[d] * row->s[d] : row->x[d];
+    }
 }
 
-/* xhat of the slice that starts at `first`; returns rstd. */
-static double gate_normalise(const gt_norm_gate_args *a, int64_t first, gate_row *row) {
-    return norm_slice(row->xhat + first, row->x + first, a->gate_first ? row->s + first : NULL,
-                      a->D / a->H, a->norm, a->eps);
-}
-
-/* xhat . gamma + beta */
-static real gate_affine(const gt_norm_gate_args *a, const gate_row *row, int64_t d) {
+static double gate_affine(const gt_norm_gate_args *a, const gate_row *row, int64_t d) {
     return row->xhat[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0);
 }
 
@@ -363,55 +378,56 @@ gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_gate(), GT_FORWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    real *scratch;
-    status = ref_scratch(&scratch, NORM_BLOCKS * GATE_ROWS * a.D);
+    int64_t n = a.D / a.H, block_size = GATE_ROW_SIZE * a.D;
+    double *blocks;
+    status = norm_scratch(&blocks, block_size);
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
-        gate_row row = gate_row_in(&a, scratch + k * GATE_ROWS * a.D);
+        gate_row row = gate_row_in(&a, blocks + k * block_size);
         for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++) {
             gate_load(&a, m, &row);
-            for (int64_t first = 0; first < a.D; first += a.D / a.H)
-                gate_normalise(&a, first, &row);
-            for (int64_t d = 0; d < a.D; d++)
-                ref_store(a.y, a.dtype, m * a.y_stride + d,
-                          gate_affine(&a, &row, d) * (a.gate_first ? 1 : row.s[d]));
+            for (int64_t first = 0; first < a.D; first += n)
+                norm_slice(row.xhat + first, n, a.norm, a.eps);
+            for (int64_t d = 0; d < a.D; d++) {
+                double y = gate_affine(&a, &row, d) * (a.gate_first ? 1 : row.s[d]);
+                ref_store(a.y, a.dtype, m * a.y_stride + d, (real)y);
+            }
         }
     }
-    free(scratch);
+    free(blocks);
     return GT_OK;
 }
 
-/* dx and dz of element d of row m. */
-static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, int64_t d,
-                                 const gate_row *row, norm_gradient g) {
-    double dv = norm_dx(g, row->dxhat[d], row->xhat[d]);
-    if (a->dx)
-        ref_store(a->dx, a->dtype, m * a->dx_stride + d, a->gate_first ? dv * row->s[d] : dv);
-    if (a->dz) {
-        double ds = a->gate_first ? dv * row->x[d] : row->dy[d] * gate_affine(a, row, d);
-        ref_store(a->dz, a->dtype, m * a->dz_stride + d, ds * ref_dsilu(row->z[d]));
+/* dx and dz of row m. */
+static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const gate_row *row) {
+    for (int64_t d = 0; d < a->D; d++) {
+        double dx = a->gate_first ? row->d[d] * row->s[d] : row->d[d];
+        double ds = a->gate_first ? row->d[d] * row->x[d] : row->dy[d] * gate_affine(a, row, d);
+        if (a->dx) ref_store(a->dx, a->dtype, m * a->dx_stride + d, (real)dx);
+        if (a->dz)
+            ref_store(a->dz, a->dtype, m * a->dz_stride + d,
+                      (real)(ds * ref_dsilu((real)row->z[d])));
     }
 }
 
 /* Row m; dgamma and dbeta are added to. */
-static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, gate_row *row, real *dgamma,
-                              real *dbeta) {
+static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, gate_row *row, double *dgamma,
+                              double *dbeta) {
     int64_t n = a->D / a->H;
     gate_load(a, m, row);
-    ref_load_row(row->dy, a->dy, a->dtype, m * a->dy_stride, a->D);
+    norm_load_row(row->dy, a->dy, a->dtype, m * a->dy_stride, a->D);
     for (int64_t first = 0; first < a->D; first += n) {
-        double rstd = gate_normalise(a, first, row);
+        double rstd = norm_slice(row->xhat + first, n, a->norm, a->eps);
         for (int64_t d = first; d < first + n; d++) {
-            real dn = row->dy[d] * (a->gate_first ? 1 : row->s[d]);
-            row->dxhat[d] = dn * ref_param(a->gamma, d, 1);
+            double dn = row->dy[d] * (a->gate_first ? 1 : row->s[d]);
             dgamma[d] += dn * row->xhat[d];
             dbeta[d] += dn;
+            row->d[d] = dn * ref_param(a->gamma, d, 1);
         }
-        norm_gradient g =
-            norm_slice_backward(row->dxhat + first, row->xhat + first, rstd, n, a->norm);
-        for (int64_t d = first; d < first + n; d++) gate_store_gradients(a, m, d, row, g);
+        norm_slice_backward(row->d + first, row->xhat + first, rstd, n, a->norm);
     }
+    gate_store_gradients(a, m, row);
 }
 
 gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
@@ -419,20 +435,19 @@ gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_gate(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    int64_t sums = GATE_ROWS * a.D, block_size = sums + 2 * a.D; /* dgamma, dbeta after the row */
-    real *scratch;
-    status = ref_scratch(&scratch, NORM_BLOCKS * block_size);
+    int64_t sums = GATE_ROW_SIZE * a.D, block_size = sums + 2 * a.D;
+    double *blocks; /* per block a gate_row, dgamma, dbeta */
+    status = norm_scratch(&blocks, block_size);
     if (status != GT_OK) return status;
-    memset(scratch, 0, (size_t)(NORM_BLOCKS * block_size) * sizeof(real));
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
-        real *block = scratch + k * block_size, *dgamma = block + sums;
-        gate_row row = gate_row_in(&a, block);
+        gate_row row = gate_row_in(&a, blocks + k * block_size);
+        double *dgamma = blocks + k * block_size + sums;
         for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++)
             gate_row_backward(&a, m, &row, dgamma, dgamma + a.D);
     }
-    norm_sum_blocks(a.dgamma, scratch + sums, block_size, a.D, a.accumulate);
-    norm_sum_blocks(a.dbeta, scratch + sums + a.D, block_size, a.D, a.accumulate);
-    free(scratch);
+    norm_sum_blocks(a.dgamma, blocks + sums, block_size, a.D, a.accumulate);
+    norm_sum_blocks(a.dbeta, blocks + sums + a.D, block_size, a.D, a.accumulate);
+    free(blocks);
     return GT_OK;
 }

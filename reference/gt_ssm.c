@@ -5,20 +5,20 @@
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)
  *
  * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the
- * same recurrence with a channel for a head, P = 1, and one A per state element; so both run through
- * the code below and differ in that A alone.
+ * same recurrence with a channel for a head, P = 1, and one A per state element, so both run
+ * through the code below.
  *
  * Backward, with G = dL/dh_t after dy_t Cm_t^T was added to it, and dy without the gate:
- *     dCm = sum dy_t h_t            dBm = sum Delta x_t G         the sums over the heads of a group
+ *     dCm = sum dy_t h_t            dBm = sum Delta x_t G      (sums over the heads of a group)
  *     dx  = Delta G Bm + Dskip dy   da  = <G, exp(Delta A) h_{t-1}>
- *     dDelta = <x, G Bm> + A da     dA  = sum Delta da            G <- exp(Delta A) G
+ *     dDelta = <x, G Bm> + A da     dA  = sum Delta da         G <- exp(Delta A) G
  *
  * Work is split over heads; every sum over heads or over the batch is taken in index order. */
 #include "gt_ref.h"
 
 enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
 
-/* Lets the inner loops over the state use vector registers; sums then have a fixed number of lanes. */
+/* Lets the inner loops over the state use vector registers, with a fixed number of lanes. */
 #ifdef _OPENMP
 #define SSM_PRAGMA(text) _Pragma(#text)
 #define SSM_SIMD SSM_PRAGMA(omp simd)
@@ -34,16 +34,18 @@ typedef struct ssm_call {
     int A_per_state; /* 0: A and dA are [H]; 1: [H,N] */
 } ssm_call;
 
-/* ---- one token of one head ------------------------------------------------------------------------ */
+/* ---- one token of one head ------------------------------------------------------------------- */
 
 typedef struct ssm_token {
-    real *x, *z, *y;       /* [P]; z and y: forward y, backward dy */
-    real *B, *C, *decay;   /* [N]; decay is exp(Delta A) */
-    real *da;              /* [N]; backward: the gradient of Delta A */
-    real delta, slope;     /* Delta and its derivative by dt */
+    real *x, *z, *y;     /* [P]; y holds dy in backward */
+    real *B, *C, *decay; /* [N]; decay is exp(Delta A) */
+    real *da;            /* [N]; backward: the gradient of Delta A */
+    real delta, slope;   /* Delta and its derivative by dt */
 } ssm_token;
 
-static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
+static int64_t ssm_token_count(const gt_ssd_args *a) {
+    return 3 * a->P + 4 * a->N;
+}
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
     ssm_token x;
@@ -60,7 +62,8 @@ static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
 
 /* Delta and its slope from one piece of code, so that forward and backward agree on every limit. */
 static void ssm_load_delta(const gt_ssd_args *a, int64_t b, int64_t t, int64_t h, ssm_token *x) {
-    real v = ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_param(a->dt_bias, h, 0);
+    real v =
+        ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_param(a->dt_bias, h, 0);
     x->delta = v;
     x->slope = 1;
     if (a->softplus) {
@@ -122,7 +125,7 @@ static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_t
     }
 }
 
-/* ---- forward and step ----------------------------------------------------------------------------- */
+/* ---- forward and step ------------------------------------------------------------------------ */
 
 static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_token *x) {
     memset(x->y, 0, (size_t)a->P * sizeof(real));
@@ -162,23 +165,27 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     return GT_OK;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* What backward keeps of one head. */
 typedef struct ssm_head {
-    real *sums;                 /* start of the sums over the batch, in this order: */
-    real *G_sum, *dA, *dDskip;  /* [P,N] [N] [P] */
-    real *ddt_bias;             /* [1] */
-    real *states;               /* [P,N] at the start of every chunk */
-    real *replay;               /* [P,N] before every token of one chunk */
-    real *G;                    /* [P,N] gradient of the state */
-    real *dB, *dC;              /* [SSM_CHUNK,N] this head's share of one chunk */
+    real *sums;                /* start of the sums over the batch, in this order: */
+    real *G_sum, *dA, *dDskip; /* [P,N] [N] [P] */
+    real *ddt_bias;            /* [1] */
+    real *states;              /* [P,N] at the start of every chunk */
+    real *replay;              /* [P,N] before every token of one chunk */
+    real *G;                   /* [P,N] gradient of the state */
+    real *dB, *dC;             /* [SSM_CHUNK,N] this head's share of one chunk */
     ssm_token x;
 } ssm_head;
 
-static int64_t ssm_chunks(const gt_ssd_args *a) { return (a->T + SSM_CHUNK - 1) / SSM_CHUNK; }
+static int64_t ssm_chunks(const gt_ssd_args *a) {
+    return (a->T + SSM_CHUNK - 1) / SSM_CHUNK;
+}
 
-static int64_t ssm_sums_count(const gt_ssd_args *a) { return a->P * a->N + a->N + a->P + 1; }
+static int64_t ssm_sums_count(const gt_ssd_args *a) {
+    return a->P * a->N + a->N + a->P + 1;
+}
 
 static int64_t ssm_head_count(const gt_ssd_args *a) {
     int64_t states = ssm_chunks(a) + 1 + SSM_CHUNK + 1;
@@ -202,7 +209,7 @@ static ssm_head ssm_head_in(const gt_ssd_args *a, real *scratch, int64_t h) {
     return k;
 }
 
-/* One row of a state: S before the token, G the gradient after it, w = Delta x, dy without the gate.
+/* One row of a state: S before the token, G the gradient after it, w = Delta x, dy without gate.
  * Adds to x->da, dB and dC, moves G to before the token, and gives <h, C> and <G, B>. */
 static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S,
                              real *restrict G, real *restrict dB, real *restrict dC, real *hC,
@@ -223,8 +230,8 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
     *GB = sum_GB;
 }
 
-/* Gradients of A and of what Delta is made of, given <x, G B> and x->da.  The slope goes in first: the
- * sum without it may overflow; at a limit the select keeps an infinite sum from giving 0 * inf. */
+/* Gradients of A and of what Delta is made of, given <x, G B> and x->da.  The slope goes in first,
+ * for the sum without it may overflow; beyond a limit the select keeps out 0 * inf. */
 static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB,
                                ssm_head *k) {
     const gt_ssd_args *a = &c->a;
@@ -253,12 +260,13 @@ static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     for (int64_t p = 0; p < a->P; p++) {
         real skip = ssm_skip(a, h, p), w = x->delta * x->x[p], hC, GB;
         real dy = a->z ? x->y[p] * ref_silu(x->z[p]) : x->y[p];
-        ssm_row_backward(x, a->N, w, dy, k->replay + i * PN + p * a->N, k->G + p * a->N, dB, dC, &hC,
-                         &GB);
+        ssm_row_backward(x, a->N, w, dy, k->replay + i * PN + p * a->N, k->G + p * a->N, dB, dC,
+                         &hC, &GB);
         xGB += x->x[p] * GB;
         k->dDskip[p] += dy * x->x[p];
         if (a->dx)
-            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t, h) + p, x->delta * GB + skip * dy);
+            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t, h) + p,
+                      x->delta * GB + skip * dy);
         if (a->dz)
             ref_store(a->dz, a->dtype, ref_at(a->dz_stride, b, t, h) + p,
                       x->y[p] * (hC + skip * x->x[p]) * ref_dsilu(x->z[p]));
@@ -297,7 +305,8 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t first, int6
 }
 
 /* dBm and dCm of one token and group: the sum over its heads, collected in the first of them. */
-static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t g, real *scratch) {
+static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t g,
+                               real *scratch) {
     int64_t R = a->H / a->G, row = t % SSM_CHUNK * a->N;
     ssm_head sum = ssm_head_in(a, scratch, g * R);
     for (int64_t h = g * R + 1; h < (g + 1) * R; h++) {
@@ -307,10 +316,8 @@ static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64
             sum.dC[n] += k.dC[n];
         }
     }
-    if (a->dBm)
-        ref_store_row(a->dBm, a->dtype, ref_at(a->dBm_stride, b, t, g), sum.dB + row, a->N);
-    if (a->dCm)
-        ref_store_row(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), sum.dC + row, a->N);
+    if (a->dBm) ref_store_row(a->dBm, a->dtype, ref_at(a->dBm_stride, b, t, g), sum.dB + row, a->N);
+    if (a->dCm) ref_store_row(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), sum.dC + row, a->N);
 }
 
 /* One batch element, backwards in time; k->G ends as the gradient of its first state. */
@@ -386,7 +393,7 @@ static gt_status ssm_backward(const ssm_call *c) {
     return GT_OK;
 }
 
-/* ---- ssd ------------------------------------------------------------------------------------------ */
+/* ---- ssd ------------------------------------------------------------------------------------- */
 
 static gt_status ssd_prepare(const gt_ssd_args *args, gt_pass pass, ssm_call *c) {
     gt_dims dims;
@@ -412,7 +419,7 @@ gt_status GT_REF(ssd_backward)(const gt_ssd_args *args) {
     return status != GT_OK ? status : ssm_backward(&c);
 }
 
-/* ---- selective_scan ------------------------------------------------------------------------------- */
+/* ---- selective_scan -------------------------------------------------------------------------- */
 
 /* The same call in the words of ssd. */
 static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {

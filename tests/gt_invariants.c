@@ -1,0 +1,402 @@
+#include "gt_invariants.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int is_recurrent(const test_case *c) { return test_find(test_table(c), "state_out") >= 0; }
+
+static int is_shared(const test_case *c) {
+    return test_get_flag(c, test_op_of(c->op)->state_in_shared);
+}
+
+static double **array_of(test_values *v, const test_case *c, const char *tensor) {
+    return &v->of[test_find(test_table(c), tensor)];
+}
+
+/* Replaces the array of a tensor by another, which may be NULL. */
+static void set_array(test_values *v, const test_case *c, const char *tensor, double *array) {
+    double **at = array_of(v, c, tensor);
+    free(*at);
+    *at = array;
+}
+
+/* Takes an array out of `from`. */
+static double *take_array(test_values *from, const test_case *c, const char *tensor) {
+    double **at = array_of(from, c, tensor), *array = *at;
+    *at = NULL;
+    return array;
+}
+
+/* ---- one run against another ------------------------------------------------------------------------ */
+
+void test_truth_holds(const test_runner *r, const test_case *c) {
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, truth, got, magnitudes = {{NULL}};
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        test_inputs(c, (gt_pass)pass, &in);
+        test_run(&test_truth, c, (gt_pass)pass, &in, TEST_ALL, &truth);
+        test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &got);
+        if (pass == GT_BACKWARD) test_magnitudes(c, &in, &magnitudes);
+        test_compare(r, c, (gt_pass)pass, &got, &truth, &magnitudes);
+        test_free(&in), test_free(&truth), test_free(&got), test_free(&magnitudes);
+    }
+}
+
+/* Every pass of `c` agrees with that of `other`, a case with tensors of the same shapes. */
+static void check_cases_agree(const test_runner *r, const test_case *c, const test_case *other,
+                              const char *what, double tolerance) {
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, a, b;
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        test_inputs(c, (gt_pass)pass, &in);
+        test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &a);
+        test_run(r, other, (gt_pass)pass, &in, TEST_ALL, &b);
+        test_same(r, other, (gt_pass)pass, what, &b, &a, tolerance);
+        test_free(&in), test_free(&a), test_free(&b);
+    }
+}
+
+void test_repeats(const test_runner *r, const test_case *c) {
+    check_cases_agree(r, c, c, "second run", 0);
+}
+
+void test_layouts_agree(const test_runner *r, const test_case *c, double tolerance) {
+    test_case packed = *c, other = *c;
+    packed.layout = TEST_PACKED;
+    for (int layout = TEST_SHIFTED; layout <= TEST_SLICES; layout++) {
+        other.layout = (test_layout)layout;
+        check_cases_agree(r, &packed, &other, "layout instead of packed", tolerance);
+    }
+}
+
+void test_in_place_agrees(const test_runner *r, const test_case *c, double tolerance) {
+    test_case apart = *c, in_place = *c;
+    apart.in_place = 0;
+    in_place.in_place = 1;
+    check_cases_agree(r, &apart, &in_place, "in place", tolerance);
+    in_place.layout = TEST_GAPS;
+    check_cases_agree(r, &apart, &in_place, "in place, with gaps", tolerance);
+}
+
+void test_alone_agrees(const test_runner *r, const test_case *c, double tolerance) {
+    const gt_op *op = test_table(c);
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        test_values in, all, alone;
+        uint32_t required = 0;
+        for (int i = 0; op->tensors[i].name; i++)
+            if (op->tensors[i].use[pass] == 'O') required |= (uint32_t)1 << i;
+        test_inputs(c, (gt_pass)pass, &in);
+        test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
+        for (int i = 0; op->tensors[i].name; i++) { /* also for an i that is no output: none at all */
+            test_run(r, c, (gt_pass)pass, &in, required | (all.of[i] ? (uint32_t)1 << i : 0), &alone);
+            test_same(r, c, (gt_pass)pass, "asked for alone", &alone, &all, tolerance);
+            test_free(&alone);
+        }
+        test_free(&in), test_free(&all);
+    }
+}
+
+void test_null_agrees(const test_runner *r, const test_case *c, double tolerance) {
+    const gt_op *op = test_table(c);
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, null, constant;
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        for (int i = 0; op->tensors[i].name; i++) {
+            const gt_tensor *t = &op->tensors[i];
+            double value = test_constant(c->op, t->name);
+            if (t->use[pass] != 'i' || isnan(value)) continue;
+            test_inputs(c, (gt_pass)pass, &in);
+            set_array(&in, c, t->name, NULL);
+            test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &null);
+            set_array(&in, c, t->name, test_array(test_count(c, (gt_pass)pass, t), value));
+            test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &constant);
+            test_same(r, c, (gt_pass)pass, t->name, &null, &constant, tolerance);
+            test_free(&in), test_free(&null), test_free(&constant);
+        }
+    }
+}
+
+/* ---- sums --------------------------------------------------------------------------------------------- */
+
+/* Makes a case add to its parameter gradients, or not. */
+static test_case with_accumulate(const test_case *c, int accumulate) {
+    test_case other = *c;
+    test_set_flag(&other, test_table(c)->accumulate_offset, accumulate);
+    return other;
+}
+
+void test_accumulate_adds(const test_runner *r, const test_case *c) {
+    const gt_op *op = test_table(c);
+    test_case add = with_accumulate(c, 1), write = with_accumulate(c, 0);
+    test_values in, added, written;
+    test_inputs(&add, GT_BACKWARD, &in);
+    test_run(r, &add, GT_BACKWARD, &in, TEST_ALL, &added);
+    for (int i = 0; op->tensors[i].name; i++) /* the write must not see what was there */
+        if (test_accumulates(&add, &op->tensors[i]))
+            set_array(&in, c, op->tensors[i].name,
+                      test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
+    test_run(r, &write, GT_BACKWARD, &in, TEST_ALL, &written);
+    test_free(&in);
+    test_inputs(&add, GT_BACKWARD, &in);
+    for (int i = 0; op->tensors[i].name; i++) {
+        if (!written.of[i] || !test_accumulates(&add, &op->tensors[i])) continue;
+        for (int64_t j = 0; j < test_count(c, GT_BACKWARD, &op->tensors[i]); j++)
+            written.of[i][j] = test_round(in.of[i][j] + written.of[i][j],
+                                          r->is_double ? GT_DTYPE_DEFAULT : GT_F32);
+    }
+    test_same(r, &add, GT_BACKWARD, "accumulate", &added, &written, 0);
+    test_free(&in), test_free(&added), test_free(&written);
+}
+
+static const gt_tensor *tensor_of(const test_case *c, const char *name) {
+    return &test_table(c)->tensors[test_find(test_table(c), name)];
+}
+
+/* Adds what is summed over parts to *sums: parameter gradients, and over the batch the gradient of a
+ * shared state. */
+static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
+    const gt_op *op = test_table(part);
+    for (int i = 0; op->tensors[i].name; i++) {
+        const gt_tensor *t = &op->tensors[i];
+        int64_t count = test_count(part, GT_BACKWARD, t);
+        int is_sum = t->use[GT_BACKWARD] == 'g' ||
+                     (letter == 'B' && is_shared(part) && !strcmp(t->name, "dstate_in"));
+        if (!from->of[i] || !is_sum) continue;
+        if (!sums->of[i]) sums->of[i] = test_array(count, 0);
+        for (int64_t j = 0; j < count; j++) sums->of[i][j] += from->of[i][j];
+    }
+}
+
+static void check_sums(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
+                       const test_values *sums, const test_values *whole) {
+    test_values magnitudes;
+    if (pass != GT_BACKWARD) return;
+    test_magnitudes(c, in, &magnitudes);
+    test_compare(r, c, pass, sums, whole, &magnitudes);
+    test_free(&magnitudes);
+}
+
+/* ---- pieces --------------------------------------------------------------------------------------------- */
+
+void test_batch_splits(const test_runner *r, const test_case *c, double tolerance) {
+    char letter = is_recurrent(c) ? 'B' : 'M';
+    test_case whole = with_accumulate(c, 0), one = whole;
+    int64_t batch = test_get_size(c, letter);
+    test_set_size(&one, letter, 1);
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        test_values in, out, joined = {{NULL}}, sums = {{NULL}};
+        test_inputs(&whole, (gt_pass)pass, &in);
+        test_run(r, &whole, (gt_pass)pass, &in, TEST_ALL, &out);
+        for (int64_t b = 0; b < batch; b++) {
+            test_values part_in, part_out;
+            test_cut(&whole, (gt_pass)pass, &in, letter, b, 1, &part_in);
+            test_run(r, &one, (gt_pass)pass, &part_in, TEST_ALL, &part_out);
+            test_paste(&one, &whole, (gt_pass)pass, &part_out, letter, b, &joined);
+            add_part(&one, &part_out, letter, &sums);
+            test_free(&part_in), test_free(&part_out);
+        }
+        test_same(r, &whole, (gt_pass)pass, "one by one", &joined, &out, tolerance);
+        check_sums(r, &whole, (gt_pass)pass, &in, &sums, &out);
+        test_free(&in), test_free(&out), test_free(&joined), test_free(&sums);
+    }
+}
+
+void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance) {
+    test_case shared = with_accumulate(c, 0), each;
+    if (!is_recurrent(c) || test_is_absent(c, tensor_of(c, "state_in"))) return;
+    each = shared;
+    test_set_flag(&shared, test_op_of(c->op)->state_in_shared, 1);
+    test_set_flag(&each, test_op_of(c->op)->state_in_shared, 0);
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        const gt_tensor *state = tensor_of(c, "state_in");
+        int64_t batch = test_get_size(c, 'B'), n = test_count(&shared, (gt_pass)pass, state);
+        test_values in, out_shared, out_each, sums = {{NULL}};
+        double *one, *all = test_array(batch * n, 0), *dstate;
+        test_inputs(&shared, (gt_pass)pass, &in);
+        test_run(r, &shared, (gt_pass)pass, &in, TEST_ALL, &out_shared);
+        one = *array_of(&in, c, "state_in");
+        for (int64_t i = 0; i < batch * n; i++) all[i] = one[i % n];
+        set_array(&in, c, "state_in", all);
+        test_run(r, &each, (gt_pass)pass, &in, TEST_ALL, &out_each);
+        dstate = take_array(&out_each, c, "dstate_in");
+        if (dstate) set_array(&sums, c, "dstate_in", test_array(n, 0));
+        for (int64_t i = 0; dstate && i < batch * n; i++)
+            (*array_of(&sums, c, "dstate_in"))[i % n] += dstate[i];
+        test_same(r, &shared, (gt_pass)pass, "a state for each", &out_shared, &out_each, tolerance);
+        test_compare(r, &shared, (gt_pass)pass, &out_shared, &sums, NULL);
+        free(dstate);
+        test_free(&in), test_free(&out_shared), test_free(&out_each), test_free(&sums);
+    }
+}
+
+/* A case cut in two along the time. */
+typedef struct time_split {
+    test_case whole, part[2];
+    int64_t at[2];
+} time_split;
+
+static void join(const time_split *s, gt_pass pass, test_values out[2], test_values *joined) {
+    memset(joined, 0, sizeof *joined);
+    for (int k = 0; k < 2; k++)
+        test_paste(&s->part[k], &s->whole, pass, &out[k], 'T', s->at[k], joined);
+}
+
+/* Both parts forward; *handed_over becomes the state between them. */
+static void split_forward(const test_runner *r, const time_split *s, double tolerance,
+                          double **handed_over) {
+    test_values in, whole, part_in[2], out[2], joined;
+    test_inputs(&s->whole, GT_FORWARD, &in);
+    test_run(r, &s->whole, GT_FORWARD, &in, TEST_ALL, &whole);
+    for (int k = 0; k < 2; k++) {
+        test_cut(&s->whole, GT_FORWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'),
+                 &part_in[k]);
+        if (k == 1) set_array(&part_in[1], &s->whole, "state_in",
+                              take_array(&out[0], &s->whole, "state_out"));
+        test_run(r, &s->part[k], GT_FORWARD, &part_in[k], TEST_ALL, &out[k]);
+    }
+    join(s, GT_FORWARD, out, &joined);
+    set_array(&joined, &s->whole, "state_out", take_array(&out[1], &s->whole, "state_out"));
+    test_same(r, &s->whole, GT_FORWARD, "in two parts", &joined, &whole, tolerance);
+    *handed_over = take_array(&part_in[1], &s->whole, "state_in");
+    test_free(&in), test_free(&whole), test_free(&joined);
+    for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
+}
+
+static void split_backward(const test_runner *r, const time_split *s, double tolerance,
+                           double *handed_over) {
+    test_values in, whole, part_in[2], out[2], joined, sums = {{NULL}};
+    test_inputs(&s->whole, GT_BACKWARD, &in);
+    test_run(r, &s->whole, GT_BACKWARD, &in, TEST_ALL, &whole);
+    for (int k = 1; k >= 0; k--) {
+        test_cut(&s->whole, GT_BACKWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'),
+                 &part_in[k]);
+        if (k == 1) set_array(&part_in[1], &s->whole, "state_in", handed_over);
+        if (k == 0) set_array(&part_in[0], &s->whole, "dstate_out",
+                              take_array(&out[1], &s->whole, "dstate_in"));
+        test_run(r, &s->part[k], GT_BACKWARD, &part_in[k], TEST_ALL, &out[k]);
+    }
+    join(s, GT_BACKWARD, out, &joined);
+    set_array(&joined, &s->whole, "dstate_in", take_array(&out[0], &s->whole, "dstate_in"));
+    for (int k = 0; k < 2; k++) add_part(&s->part[k], &out[k], 'T', &sums);
+    test_same(r, &s->whole, GT_BACKWARD, "in two parts", &joined, &whole, tolerance);
+    check_sums(r, &s->whole, GT_BACKWARD, &in, &sums, &whole);
+    test_free(&in), test_free(&whole), test_free(&joined), test_free(&sums);
+    for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
+}
+
+void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance) {
+    time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
+    double *handed_over;
+    if (!is_recurrent(c) || at > test_get_size(c, 'T') ||
+        test_is_absent(c, tensor_of(c, "state_out")) || test_is_absent(c, tensor_of(c, "dstate_in")))
+        return;
+    s.part[0] = s.part[1] = s.whole;
+    test_set_size(&s.part[0], 'T', at);
+    test_set_size(&s.part[1], 'T', test_get_size(c, 'T') - at);
+    test_set_flag(&s.part[1], test_op_of(c->op)->state_in_shared, 0);
+    split_forward(r, &s, tolerance, &handed_over);
+    split_backward(r, &s, tolerance, handed_over);
+}
+
+/* ---- step ------------------------------------------------------------------------------------------------ */
+
+/* The pool row of batch element b, -1 = skipped. */
+static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, int64_t b) {
+    const double *slots = in->of[test_find(test_table(c), "slots")];
+    int64_t row = slots ? (int64_t)slots[b] : b;
+    return row < rows ? row : -1;
+}
+
+void test_step_agrees(const test_runner *r, const test_case *c, double tolerance) {
+    test_values in, in_forward, out, expected;
+    int64_t size[4], batch, n = 1, y_count;
+    double *pool, *state, *y;
+    int rank;
+    if (!test_has_pass(c, GT_STEP)) return;
+    rank = test_shape(c, GT_STEP, tensor_of(c, "state_out"), size);
+    for (int i = 1; i < rank; i++) n *= size[i];
+    batch = test_get_size(c, 'B');
+    test_inputs(c, GT_STEP, &in);
+    test_inputs(c, GT_FORWARD, &in_forward);
+    pool = *array_of(&in, c, "state_out");
+    state = test_array(batch * n, 0);
+    for (int64_t b = 0; b < batch; b++)
+        if (row_of(c, &in, size[0], b) >= 0)
+            memcpy(state + b * n, pool + row_of(c, &in, size[0], b) * n, (size_t)n * sizeof *state);
+    set_array(&in_forward, c, "state_in", state);
+    test_run(r, c, GT_FORWARD, &in_forward, TEST_ALL, &expected);
+
+    /* what the step should leave: the pool with the rows that were used, zeros where skipped */
+    state = take_array(&expected, c, "state_out");
+    set_array(&expected, c, "state_out", test_array(size[0] * n, 0));
+    memcpy(*array_of(&expected, c, "state_out"), pool, (size_t)(size[0] * n) * sizeof *pool);
+    y = *array_of(&expected, c, "y");
+    y_count = batch ? test_count(c, GT_STEP, tensor_of(c, "y")) / batch : 0;
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t row = row_of(c, &in, size[0], b);
+        if (row >= 0)
+            memcpy(*array_of(&expected, c, "state_out") + row * n, state + b * n,
+                   (size_t)n * sizeof *state);
+        else
+            memset(y + b * y_count, 0, (size_t)y_count * sizeof *y);
+    }
+    free(state);
+    test_run(r, c, GT_STEP, &in, TEST_ALL, &out);
+    test_same(r, c, GT_STEP, "forward", &out, &expected, tolerance);
+    test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
+}
+
+/* ---- exact zeros ----------------------------------------------------------------------------------------- */
+
+void test_zero_decay_is_flat(const test_runner *r, const test_case *c) {
+    test_values in, out;
+    int64_t count, zeros = 0, flat = 0;
+    const double *w, *dw;
+    if (strcmp(c->op, "wkv6")) return;
+    count = test_count(c, GT_BACKWARD, tensor_of(c, "w"));
+    test_inputs(c, GT_BACKWARD, &in);
+    test_run(r, c, GT_BACKWARD, &in, TEST_ALL, &out);
+    w = *array_of(&in, c, "w");
+    dw = *array_of(&out, c, "dw");
+    for (int64_t i = 0; i < count; i++) {
+        float decay = (float)exp(c->args.wkv6.decay == GT_DECAY_LOG ? w[i] : -exp(w[i]));
+        zeros += decay == 0;
+        flat += decay == 0 && dw[i] == 0;
+    }
+    test_check(flat == zeros, "%s: dw of %s is not 0 at %lld of %lld zero decays",
+               test_describe(c, GT_BACKWARD), r->name, (long long)(zeros - flat), (long long)zeros);
+    test_free(&in), test_free(&out);
+}
+
+void test_limits_hold(const test_runner *r, const test_case *c, double tolerance) {
+    static const double inside[] = {0.25, 0.3125, 0.5}, outside[] = {0.125, 0.75, 0.25 - 0x1p-8};
+    test_case limited = *c, free_case = *c;
+    if (strcmp(c->op, "ssd")) return;
+    limited.args.ssd.softplus = free_case.args.ssd.softplus = free_case.args.ssd.dt_limit = 0;
+    limited.args.ssd.dt_limit = 1;
+    limited.args.ssd.dt_min = 0.25f;
+    limited.args.ssd.dt_max = 0.5f;
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        for (int is_outside = 0; is_outside < 2; is_outside++) {
+            const gt_tensor *t = tensor_of(c, "dt");
+            int64_t count = test_count(c, (gt_pass)pass, t);
+            test_values in, got, expected;
+            double *dt, *ddt, *ddt_bias;
+            test_inputs(c, (gt_pass)pass, &in);
+            set_array(&in, c, "dt_bias", NULL);
+            dt = *array_of(&in, c, "dt");
+            for (int64_t i = 0; i < count; i++) dt[i] = (is_outside ? outside : inside)[i % 3];
+            test_run(r, &limited, (gt_pass)pass, &in, TEST_ALL, &got);
+            for (int64_t i = 0; i < count; i++) dt[i] = fmin(fmax(dt[i], 0.25), 0.5);
+            test_run(r, &free_case, (gt_pass)pass, &in, TEST_ALL, &expected);
+            ddt = *array_of(&expected, c, "ddt");
+            ddt_bias = *array_of(&expected, c, "ddt_bias");
+            for (int64_t i = 0; ddt && is_outside && i < count; i++) ddt[i] = 0;
+            for (int64_t h = 0; ddt_bias && is_outside && h < c->args.ssd.H; h++) ddt_bias[h] = 0;
+            test_same(r, &limited, (gt_pass)pass, is_outside ? "beyond the limits" : "at the limits",
+                      &got, &expected, tolerance);
+            test_free(&in), test_free(&got), test_free(&expected);
+        }
+    }
+}

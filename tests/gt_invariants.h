@@ -1,0 +1,45 @@
+/* What must hold for every implementation of every operator, whatever its numbers are.  Each function
+ * runs a case in two ways that have to agree: exactly if tolerance is 0, else in relative l2; sums
+ * that were taken in different orders, within the runner's own tolerances.  A case that a property
+ * does not apply to is left alone. */
+#ifndef GT_INVARIANTS_H
+#define GT_INVARIANTS_H
+
+#include "gt_test.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every pass agrees with the double twin, within the runner's tolerances. */
+void test_truth_holds(const test_runner *r, const test_case *c);
+
+/* A second run gives the same bits. */
+void test_repeats(const test_runner *r, const test_case *c);
+/* Every layout gives what packed arrays give. */
+void test_layouts_agree(const test_runner *r, const test_case *c, double tolerance);
+/* Outputs in the place of the input that they may equal. */
+void test_in_place_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* Each gradient is the same when no other is asked for, each output when no other is written. */
+void test_alone_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* An optional input that is NULL counts as the constant stated. */
+void test_null_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* accumulate = 1 adds what accumulate = 0 writes. */
+void test_accumulate_adds(const test_runner *r, const test_case *c);
+/* A shared state is that state in every batch element, its gradient their sum. */
+void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* The batch elements one by one; parameter gradients are their sum. */
+void test_batch_splits(const test_runner *r, const test_case *c, double tolerance);
+/* The first `at` tokens, then the rest from the state handed over; backward likewise in reverse. */
+void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance);
+/* A step is a forward from its slots; skipped elements give 0 and other slots keep their bits. */
+void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* wkv6: where the decay is exactly 0, so is dw. */
+void test_zero_decay_is_flat(const test_runner *r, const test_case *c);
+/* ssd without softplus: a limit exactly reached lets the gradient pass, beyond it the gradient is 0. */
+void test_limits_hold(const test_runner *r, const test_case *c, double tolerance);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

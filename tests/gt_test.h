@@ -1,0 +1,219 @@
+/* gt_test - one harness for every operator, driven by the operators' own tables.
+ *
+ * A test_case is an operator, its argument struct without pointers, and how its inputs are drawn and
+ * laid out in memory.  The values of all its tensors are packed double arrays (test_values): inputs
+ * already rounded to the dtype they will be stored in, so that the double twin sees the very same
+ * numbers.  test_run places them into one block of memory as the case's layout asks, lets a
+ * test_runner execute a pass on it, proves that nothing but the elements of the outputs was written,
+ * and returns the outputs as packed double arrays again.  Everything else is comparing arrays:
+ *
+ *     test_values in, truth, got;
+ *     test_inputs(c, GT_FORWARD, &in);
+ *     test_run(&test_truth, c, GT_FORWARD, &in, TEST_ALL, &truth);
+ *     test_run(&my_runner, c, GT_FORWARD, &in, TEST_ALL, &got);
+ *     test_compare(&my_runner, c, GT_FORWARD, &got, &truth, NULL);
+ *     test_free(&in), test_free(&truth), test_free(&got);
+ */
+#ifndef GT_TEST_H
+#define GT_TEST_H
+
+#ifndef GT_KERNELS_INTERNAL
+#define GT_KERNELS_INTERNAL
+#endif
+#include "gt_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TEST_TENSORS = 32 }; /* more than any operator's table has */
+#define TEST_ALL (~(uint32_t)0)
+
+/* ---- cases --------------------------------------------------------------------------------------- */
+
+/* What the harness must know of an operator beyond its table. */
+typedef struct test_op {
+    const gt_op *(*table)(void);
+    /* per pass; NULL where the operator has none */
+    gt_status (*twin[3])(const void *args);
+    gt_status (*twin64[3])(const void *args);
+    gt_status (*device[3])(const void *args, gt_stream stream);
+    gt_status (*workspace)(const void *args, gt_workspace *need);
+    /* fields of the argument struct that the table does not list; 0 = the operator has none */
+    size_t state_in_shared, slot_capacity, segments, saved, saved_bytes, workspace_at, workspace_bytes;
+} test_op;
+
+typedef enum test_layout {
+    TEST_PACKED,
+    TEST_SHIFTED,   /* packed, every array off its alignment by one element */
+    TEST_TIME_LAST, /* [B,H,T,N] and [B,D,T]; rows [M,D] stay packed */
+    TEST_GAPS,      /* every stride larger than needed and odd, arrays off by one element */
+    TEST_SLICES     /* inputs are columns of one buffer, outputs of another; off by one element */
+} test_layout;
+
+typedef enum test_level {
+    TEST_TINY,   /* gradient of every element is differenced */
+    TEST_SMALL,  /* gradients are differenced along random directions */
+    TEST_MEDIUM, /* compared with the double twin only */
+    TEST_LARGE   /* too slow for the CPU suites; for GPUs */
+} test_level;
+
+/* Values of one tensor: normal(mean, spread), mapped, but with probability `share` exactly `special`. */
+typedef struct test_fill {
+    const char *tensor;
+    double mean, spread, special, share;
+} test_fill;
+
+typedef union test_args {
+    gt_wkv6_args wkv6;
+    gt_ssd_args ssd;
+    gt_selective_scan_args selective_scan;
+    gt_conv1d_args conv1d;
+    gt_rmsnorm_linear_args rmsnorm_linear;
+    gt_norm_mix_args norm_mix;
+    gt_norm_gate_args norm_gate;
+} test_args;
+
+typedef struct test_case {
+    const char *op, *name;
+    const char *absent; /* names of tensors whose pointers are NULL, separated by spaces */
+    test_fill fill[4];  /* instead of the defaults */
+    uint64_t seed;
+    test_level level;
+    test_layout layout;
+    int64_t row;        /* TEST_SLICES: elements per row of the shared buffer, 0 = just enough, odd */
+    int in_place;       /* outputs that may equal an input do */
+    int no_difference;  /* has no derivative somewhere: not for difference quotients */
+    test_args args;     /* sizes and flags; the harness sets pointers, strides and dtypes */
+} test_case;
+
+/* Packed doubles per tensor of the operator's table; NULL = absent. */
+typedef struct test_values {
+    double *of[TEST_TENSORS];
+} test_values;
+
+/* test_cases.c */
+extern const test_case test_case_table[]; /* ends with op NULL */
+const test_op *test_op_of(const char *name);
+extern const char *const test_op_names[]; /* ends with NULL */
+/* A case with random sizes up to `most` (times up to twice that), flags, absent tensors and layout. */
+void test_draw_case(const char *op, uint64_t seed, int64_t most, test_case *c);
+
+/* How a case draws one of its tensors. */
+typedef enum test_map { TEST_AS_IS, TEST_EXP, TEST_NEGATIVE_EXP } test_map;
+test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map);
+/* What an absent optional input stands for: 0 or 1; NaN if it stands for no constant. */
+double test_constant(const char *op, const char *tensor);
+
+/* ---- case and table look-ups ---------------------------------------------------------------------- */
+
+const gt_op *test_table(const test_case *c);
+int test_has_pass(const test_case *c, gt_pass pass);
+int test_find(const gt_op *op, const char *tensor); /* index in the table, -1 = none */
+int test_is_absent(const test_case *c, const gt_tensor *t);
+int test_is_input(const gt_tensor *t, gt_pass pass);  /* read, 's' included */
+int test_is_output(const gt_tensor *t, gt_pass pass); /* written, 's' included */
+int test_accumulates(const test_case *c, const gt_tensor *t);
+/* Which of the tensor's indices `letter` is, -1 = none; 'B' is that of the states, too. */
+int test_axis(const test_case *c, const gt_tensor *t, char letter);
+
+int64_t test_get_size(const test_case *c, char letter);
+void test_set_size(test_case *c, char letter, int64_t n);
+int test_get_flag(const test_case *c, size_t offset); /* 0 if the operator has no such field */
+void test_set_flag(test_case *c, size_t offset, int value);
+void test_set_slots(test_case *c, int64_t capacity);
+void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion); /* DEFAULT: as dtype */
+gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);        /* of its elements */
+
+/* Sizes of the tensor's indices; returns the rank. */
+int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]);
+int64_t test_count(const test_case *c, gt_pass pass, const gt_tensor *t);
+
+/* ---- values ----------------------------------------------------------------------------------------- */
+
+typedef struct test_random {
+    uint64_t state;
+} test_random;
+uint64_t test_next(test_random *r);
+double test_uniform(test_random *r); /* in [0,1) */
+double test_normal(test_random *r);
+
+double test_round(double value, gt_dtype dtype);
+
+/* The case's seed plus that of the environment variable GT_TEST_SEED. */
+uint64_t test_seed(const test_case *c);
+
+/* All that `pass` reads: its inputs, and what accumulating and in-place outputs hold before. */
+void test_inputs(const test_case *c, gt_pass pass, test_values *in);
+double *test_array(int64_t count, double value);
+void test_copy(const test_case *c, gt_pass pass, const test_values *from, test_values *to);
+void test_free(test_values *v);
+
+/* Positions at, at+1, ... at+n-1 along the index `letter`; tensors without it are copied. */
+void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at,
+              int64_t n, test_values *to);
+/* Its reverse, for tensors that have the index; arrays that *to lacks are made. */
+void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from,
+                char letter, int64_t at, test_values *to);
+
+/* ---- running ---------------------------------------------------------------------------------------- */
+
+/* Largest relative errors (l2), by dtype. */
+typedef struct test_tolerance {
+    double activations[4]; /* outputs stored as fp32, bf16, fp16 */
+    double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients */
+    double terms[4];       /* what may be added for parameter gradients, relative to their terms */
+} test_tolerance;
+
+typedef struct test_runner test_runner;
+struct test_runner {
+    const char *name;
+    /* Executes a pass.  All pointers in *args lie in memory[0..bytes), 256-byte aligned. */
+    gt_status (*run)(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
+                     char *memory, size_t bytes);
+    void *context;
+    int is_double; /* arrays hold doubles, packed */
+    test_tolerance tolerance;
+};
+
+extern const test_runner test_truth; /* the double twins */
+extern const test_runner test_twin;  /* the twins as users have them */
+
+/* Runs `pass` on `in` and returns the outputs in *out: those of the table whose bit is in `want`, which
+ * the case does not name absent.  Returns 1 if the pass succeeded and left everything else alone. */
+int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
+             uint32_t want, test_values *out);
+
+/* Points every tensor of *args that lies in from[0..bytes) to the same place of `to`. */
+void test_relocate(const gt_op *op, void *args, const char *from, size_t bytes, char *to);
+
+/* ---- judging ---------------------------------------------------------------------------------------- */
+
+/* The sums of the magnitudes of the terms that make up the parameter gradients, as far as signs go:
+ * what the double twin gives for the absolute values of all that does not set the decay. */
+void test_magnitudes(const test_case *c, const test_values *in, test_values *magnitudes);
+/* Every array of `got` against `truth`: whole, by channel, by row, by element.  magnitudes: NULL if
+ * there are no parameter gradients. */
+int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const test_values *got,
+                 const test_values *truth, const test_values *magnitudes);
+/* Every array of `got` against the same of `other`: equal numbers if tolerance is 0, else relative l2. */
+int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what,
+              const test_values *got, const test_values *other, double tolerance);
+
+/* Counts one check; prints the text if it failed. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+int test_check(int ok, const char *format, ...);
+/* Prints "operator case (sizes, dtype, layout, seed)" for a message of a failed check. */
+const char *test_describe(const test_case *c, gt_pass pass);
+
+/* One line for the checks since the last call. */
+void test_group(const char *op, const char *what);
+/* The summary line; returns the exit code. */
+int test_finish(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

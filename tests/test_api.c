@@ -1,0 +1,1147 @@
+/* Bad arguments: every one gets the right status and a message that names function, field and
+ * value, and nothing is written.  Most cases are derived from the operators' tables (gt_op), so
+ * that they cover all operators and passes; what only one operator has stands in bad_values.  A
+ * fuzz test compares the verdicts of gt_prepare on overlapping memory with an enumeration of all
+ * elements. */
+#define GT_KERNELS_INTERNAL
+#include "gt_kernels.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+static int passed, failed;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static int check(int ok, const char *format, ...) {
+    va_list list;
+    if (ok) {
+        passed++;
+        return 1;
+    }
+    failed++;
+    printf("FAIL ");
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    printf("\n");
+    return 0;
+}
+
+/* splitmix64 */
+static uint64_t random_state;
+static uint64_t random_bits(void) {
+    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
+static int one_in(int64_t n) { return random_below(n) == 0; }
+
+/* ---- the operators --------------------------------------------------------------------------- */
+
+typedef gt_status (*call_fn)(const void *args);
+
+#define WRAP_PASS(op, pass)                                                                        \
+    static gt_status ref_##op##_##pass(const void *args) {                                         \
+        return gt_ref_##op##_##pass((const gt_##op##_args *)args);                                 \
+    }                                                                                              \
+    static gt_status gpu_##op##_##pass(const void *args) {                                         \
+        return gt_##op##_##pass((const gt_##op##_args *)args, NULL);                               \
+    }
+#define WRAP(op)                                                                                   \
+    WRAP_PASS(op, forward)                                                                         \
+    WRAP_PASS(op, backward)                                                                        \
+    static gt_status query_##op(const void *args) {                                                \
+        gt_workspace need;                                                                         \
+        return gt_##op##_workspace((const gt_##op##_args *)args, &need);                           \
+    }
+
+WRAP(wkv6)
+WRAP_PASS(wkv6, step)
+WRAP(ssd)
+WRAP_PASS(ssd, step)
+WRAP(selective_scan)
+WRAP_PASS(selective_scan, step)
+WRAP(conv1d)
+WRAP_PASS(conv1d, step)
+WRAP(rmsnorm_linear)
+WRAP(norm_mix)
+WRAP(norm_gate)
+
+typedef struct recurrent_fields { /* offsets; 0: no such field */
+    size_t segments, state_in_shared, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity;
+} recurrent_fields;
+
+typedef struct operator_entry {
+    const gt_op *(*table)(void);
+    call_fn ref[3], gpu[3]; /* forward, backward, step or NULL */
+    call_fn query;
+    size_t extra_size; /* a size that may be 0 = its default, and a value to try */
+    int64_t extra_value;
+    recurrent_fields at;
+} operator_entry;
+
+#define AT(op, field) offsetof(gt_##op##_args, field)
+#define TWO_PASSES(op)                                                                             \
+    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, NULL},                                   \
+        {gpu_##op##_forward, gpu_##op##_backward, NULL}, query_##op
+#define THREE_PASSES(op)                                                                           \
+    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, ref_##op##_step},                        \
+        {gpu_##op##_forward, gpu_##op##_backward, gpu_##op##_step}, query_##op
+#define RECURRENT(op, segments_at)                                                                 \
+    {segments_at,          AT(op, state_in_shared), AT(op, cu_seqlens),   AT(op, seq_count),       \
+     AT(op, seq_capacity), AT(op, slots),           AT(op, slot_capacity)}
+
+static const operator_entry operators[] = {
+    {THREE_PASSES(wkv6), AT(wkv6, V), 5, RECURRENT(wkv6, AT(wkv6, segments))},
+    {THREE_PASSES(ssd), AT(ssd, G), 2, RECURRENT(ssd, AT(ssd, segments))},
+    {THREE_PASSES(selective_scan), AT(selective_scan, G), 2,
+     RECURRENT(selective_scan, AT(selective_scan, segments))},
+    {THREE_PASSES(conv1d), 0, 0, RECURRENT(conv1d, 0)},
+    {TWO_PASSES(rmsnorm_linear), 0, 0, {0}},
+    {TWO_PASSES(norm_mix), AT(norm_mix, H), 2, {0}},
+    {TWO_PASSES(norm_gate), AT(norm_gate, H), 2, {0}},
+};
+enum { OPERATORS = sizeof operators / sizeof *operators };
+
+/* Bad values of fields that are not in the tables of sizes and tensors.  The last column sets
+ * fields of type int, int64_t (l) or float; everything else in these calls is in order. */
+typedef struct field_value {
+    size_t offset;
+    char type; /* i l f; 0 ends the list */
+    double value;
+} field_value;
+
+typedef struct bad_value {
+    const gt_op *(*op)(void);
+    const char *text; /* is in the message */
+    gt_status status;
+    field_value set[3];
+} bad_value;
+
+#define BAD_SWITCH(op, field, above)                                                               \
+    {gt_op_##op, #field " = -1", GT_ERROR_VALUE, {{AT(op, field), 'i', -1}}},                      \
+        {gt_op_##op, #field " = " #above, GT_ERROR_VALUE, {{AT(op, field), 'i', above}}}
+#define BAD_SIZE(op, field)                                                                        \
+    {gt_op_##op, #field " = -1", GT_ERROR_SIZE, {{AT(op, field), 'l', -1}}},                       \
+        {gt_op_##op, #field " = 2199023255552", GT_ERROR_SIZE, {{AT(op, field), 'l', 0x1p41}}}
+#define BAD_DIVISOR(op, field, value)                                                              \
+    {gt_op_##op, #field " = " #value, GT_ERROR_SIZE, {{AT(op, field), 'l', value}}}
+#define BAD_EPS(op)                                                                                \
+    {gt_op_##op, "eps = -1", GT_ERROR_VALUE, {{AT(op, eps), 'f', -1}}},                            \
+        {gt_op_##op, "eps = nan", GT_ERROR_VALUE, {{AT(op, eps), 'f', NAN}}},                      \
+        {gt_op_##op, "eps = inf", GT_ERROR_VALUE, {{AT(op, eps), 'f', INFINITY}}}
+#define BAD_LIMITS(text, min, max)                                                                 \
+    {gt_op_ssd,                                                                                    \
+     text,                                                                                         \
+     GT_ERROR_VALUE,                                                                               \
+     {{AT(ssd, dt_limit), 'i', 1}, {AT(ssd, dt_min), 'f', min}, {AT(ssd, dt_max), 'f', max}}}
+
+static const bad_value bad_values[] = {
+    BAD_SIZE(wkv6, V),
+    BAD_SWITCH(wkv6, decay, 2),
+    BAD_SIZE(ssd, G),
+    BAD_DIVISOR(ssd, G, 3),
+    BAD_SWITCH(ssd, softplus, 2),
+    BAD_SWITCH(ssd, dt_limit, 2),
+    BAD_SWITCH(ssd, Dskip_per_channel, 2),
+    BAD_LIMITS("dt_min = 2", 2, 1),
+    BAD_LIMITS("dt_min is NaN", NAN, 1),
+    BAD_LIMITS("dt_max is NaN", 0, NAN),
+    BAD_SIZE(selective_scan, G),
+    BAD_DIVISOR(selective_scan, G, 3),
+    BAD_SWITCH(selective_scan, softplus, 2),
+    {gt_op_conv1d, "W = 1", GT_ERROR_SIZE, {{AT(conv1d, W), 'l', 1}}},
+    {gt_op_conv1d, "W = 5", GT_ERROR_SIZE, {{AT(conv1d, W), 'l', 5}}},
+    BAD_SWITCH(conv1d, activation, 2),
+    BAD_SWITCH(rmsnorm_linear, norm, 2),
+    BAD_EPS(rmsnorm_linear),
+    BAD_SIZE(norm_mix, H),
+    BAD_DIVISOR(norm_mix, H, 3),
+    BAD_EPS(norm_mix),
+    BAD_SIZE(norm_gate, H),
+    BAD_DIVISOR(norm_gate, H, 3),
+    BAD_SWITCH(norm_gate, norm, 2),
+    BAD_SWITCH(norm_gate, gate_first, 2),
+    BAD_EPS(norm_gate),
+};
+enum { BAD_VALUES = sizeof bad_values / sizeof *bad_values };
+
+static int kernels_built; /* else the gt_OP_... functions are stubs */
+
+/* ---- fields by offset ------------------------------------------------------------------------ */
+
+static void set_int(void *args, size_t offset, int value) {
+    memcpy((char *)args + offset, &value, sizeof value);
+}
+static void set_int64(void *args, size_t offset, int64_t value) {
+    memcpy((char *)args + offset, &value, sizeof value);
+}
+static void set_pointer(void *args, size_t offset, const void *value) {
+    memcpy((char *)args + offset, &value, sizeof value);
+}
+static void set_field(void *args, field_value x) {
+    float f = (float)x.value;
+    if (x.type == 'i') set_int(args, x.offset, (int)x.value);
+    if (x.type == 'l') set_int64(args, x.offset, (int64_t)x.value);
+    if (x.type == 'f') memcpy((char *)args + x.offset, &f, sizeof f);
+}
+static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
+    if (t->shape[0] == 'M')
+        set_int64(args, t->stride_offset, s.t);
+    else
+        memcpy((char *)args + t->stride_offset, &s, sizeof s);
+}
+static int64_t get_int64(const void *args, size_t offset) {
+    int64_t value;
+    memcpy(&value, (const char *)args + offset, sizeof value);
+    return value;
+}
+static char *get_pointer(const void *args, const gt_tensor *t) {
+    char *value;
+    memcpy(&value, (const char *)args + t->offset, sizeof value);
+    return value;
+}
+static int is_output(const gt_tensor *t, gt_pass pass) {
+    return strchr("Oogs", t->use[pass]) != NULL;
+}
+static int is_used(const gt_tensor *t, gt_pass pass) { return t->use[pass] != '-'; }
+static int is_required(const gt_tensor *t, gt_pass pass) {
+    return strchr("IOs", t->use[pass]) != NULL;
+}
+static const gt_tensor *find_tensor(const gt_op *op, const char *name) {
+    const gt_tensor *t = op->tensors;
+    while (t->name && strcmp(t->name, name)) t++;
+    return t->name ? t : NULL;
+}
+
+/* ---- one valid call, to be spoiled ----------------------------------------------------------- */
+
+enum { ARGS_BYTES = 1024, PLACE = 2048, MAX_TENSORS = 32 };
+
+typedef struct call {
+    const operator_entry *e;
+    const gt_op *op;
+    gt_pass pass;
+    _Alignas(16) char args[ARGS_BYTES], good[ARGS_BYTES];
+    _Alignas(16) char filled[ARGS_BYTES]; /* the valid call, prepared */
+    gt_dims dims;
+    /* tensor i has the PLACE bytes from i * PLACE and starts in their middle */
+    _Alignas(16) char memory[MAX_TENSORS * PLACE], before[MAX_TENSORS * PLACE];
+} call;
+
+static const char *const pass_names[] = {"forward", "backward", "step", "workspace"};
+
+static int64_t sample_size(char letter) {
+    static const char letters[] = "BTHNPDWMO";
+    static const int64_t sizes[] = {2, 3, 4, 3, 2, 4, 3, 3, 5};
+    return sizes[strchr(letters, letter) - letters];
+}
+
+static char *place_of(call *c, const gt_tensor *t) {
+    return c->memory + (t - c->op->tensors) * PLACE + PLACE / 2;
+}
+
+/* Bytes from the first to the end of the last element. */
+static int64_t span(const gt_view *v) {
+    int64_t bytes = v->element;
+    for (int i = 0; i < v->rank; i++) bytes += (v->size[i] - 1) * v->stride[i];
+    return bytes;
+}
+
+static gt_view view_in(call *c, const gt_tensor *t) {
+    return gt_view_of(c->op, t, c->filled, &c->dims);
+}
+
+/* Bit patterns that are small numbers in every dtype. */
+static void fill_small(char *memory, size_t bytes) {
+    for (size_t i = 0; i + 2 <= bytes; i += 2) {
+        uint16_t bits = (uint16_t)(0x3e00u | (random_bits() & 0xffu));
+        memcpy(memory + i, &bits, 2);
+    }
+}
+
+/* variant 0: defaults; 1: bf16 with an fp32 companion, and the optional size. */
+static void build_call(call *c, const operator_entry *e, gt_pass pass, int variant) {
+    c->e = e;
+    c->op = e->table();
+    c->pass = pass;
+    memset(c->args, 0, ARGS_BYTES);
+    for (const gt_size *s = c->op->sizes; s->letter; s++)
+        set_int64(c->args, s->offset, sample_size(s->letter));
+    if (variant == 1) {
+        set_int(c->args, c->op->dtype_offset, GT_BF16);
+        if (c->op->companion_offset) set_int(c->args, c->op->companion_offset, GT_F32);
+        if (e->extra_size) set_int64(c->args, e->extra_size, e->extra_value);
+    }
+    gt_status status = gt_prepare(c->op, GT_QUERY, GT_HOST, c->args, c->filled, &c->dims);
+    check(status == GT_OK, "%s: sample sizes refused: %s", c->op->name, gt_last_error());
+    fill_small(c->memory, sizeof c->memory);
+    check(c->op->args_bytes <= ARGS_BYTES, "%s: ARGS_BYTES is too small", c->op->name);
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        gt_view v = view_in(c, t);
+        check(t - c->op->tensors < MAX_TENSORS, "%s: MAX_TENSORS is too small", c->op->name);
+        check(v.count > 0, "%s: a letter of the shape of %s has no size", c->op->name, t->name);
+        check(span(&v) <= PLACE / 4, "%s: %s is too large for its place", c->op->name, t->name);
+        if (!is_used(t, pass)) continue;
+        set_pointer(c->args, t->offset, place_of(c, t));
+        for (int32_t i = 0; t->kind == 'i' && i < v.count; i++)
+            memcpy(place_of(c, t) + 4 * i, &i, 4);
+    }
+    memcpy(c->good, c->args, ARGS_BYTES);
+    memcpy(c->before, c->memory, sizeof c->memory);
+}
+
+static void expect_accepted(call *c, const char *what) {
+    gt_status status = c->e->ref[c->pass](c->args);
+    check(status == GT_OK, "%s %s, %s: refused: %s", c->op->name, pass_names[c->pass], what,
+          gt_last_error());
+    memcpy(c->args, c->good, ARGS_BYTES);
+    memcpy(c->memory, c->before, sizeof c->memory);
+}
+
+/* What every kernel starts with. */
+static gt_status prepare(call *c, gt_pass pass) {
+    _Alignas(16) char filled[ARGS_BYTES];
+    gt_dims dims;
+    return gt_prepare(c->op, pass, GT_DEVICE, c->args, filled, &dims);
+}
+
+/* Status and message of one refused call. */
+static void check_refusal(call *c, gt_place place, gt_pass pass, gt_status got, gt_status want,
+                          const char *text) {
+    char function[64];
+    const char *message = gt_last_error();
+    snprintf(function, sizeof function, "gt_%s%s_%s: ", place == GT_HOST ? "ref_" : "", c->op->name,
+             pass_names[pass]);
+    check(got == want, "%s'%s' expected: status %d instead of %d (%s)", function, text, got, want,
+          message);
+    check(!strncmp(message, function, strlen(function)) && strstr(message, text) != NULL &&
+              strlen(message) < 400,
+          "%s'%s' expected in: %s", function, text, message);
+}
+
+/* Calls the twin, and the kernels or what they start with, and expects `want` and a message that
+ * holds the formatted text; memory and arguments must not change. */
+static void expect_refused(call *c, gt_status want, const char *format, ...) {
+    char text[200], args[ARGS_BYTES];
+    int unchanged;
+    gt_status status;
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    memcpy(args, c->args, ARGS_BYTES);
+    status = c->e->ref[c->pass](c->args);
+    check_refusal(c, GT_HOST, c->pass, status, want, text);
+    status = kernels_built ? c->e->gpu[c->pass](c->args) : prepare(c, c->pass);
+    check_refusal(c, GT_DEVICE, c->pass, status, want, text);
+    check(!memcmp(args, c->args, ARGS_BYTES), "%s: '%s': args changed", c->op->name, text);
+    unchanged = !memcmp(c->memory, c->before, sizeof c->memory);
+    if (!check(unchanged, "%s %s: '%s': memory changed", c->op->name, pass_names[c->pass], text))
+        memcpy(c->memory, c->before, sizeof c->memory);
+    memcpy(c->args, c->good, ARGS_BYTES);
+}
+
+/* The same for what the workspace query must refuse as well. */
+static void expect_refused_always(call *c, gt_status want, const char *text) {
+    check_refusal(c, GT_DEVICE, GT_QUERY, prepare(c, GT_QUERY), want, text);
+    expect_refused(c, want, "%s", text);
+}
+
+/* ---- pointers -------------------------------------------------------------------------------- */
+
+static void test_null_args(call *c) {
+    gt_status status = c->e->ref[c->pass](NULL);
+    check_refusal(c, GT_HOST, c->pass, status, GT_ERROR_NULL, "args is NULL");
+    _Alignas(16) char filled[ARGS_BYTES];
+    gt_dims dims;
+    status = gt_prepare(c->op, GT_QUERY, GT_DEVICE, NULL, filled, &dims);
+    check_refusal(c, GT_DEVICE, GT_QUERY, status, GT_ERROR_NULL, "args is NULL");
+}
+
+static void test_null_pointers(call *c) {
+    const gt_tensor *dz = find_tensor(c->op, "dz");
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        if (!is_used(t, c->pass)) continue;
+        set_pointer(c->args, t->offset, NULL);
+        if (dz && !strcmp(t->name, "z")) {
+            if (c->pass == GT_BACKWARD) {
+                expect_refused(c, GT_ERROR_NULL, "z is NULL");
+                set_pointer(c->args, t->offset, NULL);
+            }
+            set_pointer(c->args, dz->offset, NULL);
+        }
+        if (is_required(t, c->pass))
+            expect_refused(c, GT_ERROR_NULL, "%s is NULL", t->name);
+        else
+            expect_accepted(c, t->name);
+    }
+    for (const gt_tensor *t = c->op->tensors; t->name; t++)
+        if (!is_required(t, c->pass)) set_pointer(c->args, t->offset, NULL);
+    expect_accepted(c, "all optional pointers NULL");
+}
+
+static void test_alignment(call *c) {
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        char text[100];
+        if (!is_used(t, c->pass)) continue;
+        snprintf(text, sizeof text, "%s = %p", t->name, (void *)(place_of(c, t) + 1));
+        set_pointer(c->args, t->offset, place_of(c, t) + 1);
+        expect_refused(c, GT_ERROR_ALIGNMENT, "%s", text);
+    }
+}
+
+/* ---- sizes, dtypes, flags -------------------------------------------------------------------- */
+
+static void test_sizes(call *c) {
+    const int64_t bad[] = {-1, INT64_MIN, GT_MAX_SIZE + 1, INT64_MAX};
+    for (const gt_size *s = c->op->sizes; s->letter; s++) {
+        char text[100];
+        for (int i = 0; i < 4; i++) {
+            set_int64(c->args, s->offset, bad[i]);
+            snprintf(text, sizeof text, "%s = %lld", s->name, (long long)bad[i]);
+            expect_refused_always(c, GT_ERROR_SIZE, text);
+        }
+        if (s->min == 0) continue;
+        set_int64(c->args, s->offset, s->min - 1);
+        snprintf(text, sizeof text, "%s = %lld: must be at least %lld", s->name,
+                 (long long)s->min - 1, (long long)s->min);
+        expect_refused_always(c, GT_ERROR_SIZE, text);
+    }
+}
+
+/* Sizes that are right one by one, but their product is not. */
+static void test_huge_sizes(call *c) {
+    for (const gt_size *s = c->op->sizes; s->letter; s++) {
+        for (const gt_size *other = c->op->sizes; other < s; other++) {
+            if (s->letter == 'W' || other->letter == 'W') continue;
+            set_int64(c->args, s->offset, GT_MAX_SIZE);
+            set_int64(c->args, other->offset, GT_MAX_SIZE);
+            gt_status status = c->e->ref[c->pass](c->args);
+            memcpy(c->args, c->good, ARGS_BYTES);
+            check(status == GT_ERROR_SIZE || (status == GT_ERROR_UNSUPPORTED && c->pass == GT_STEP),
+                  "%s %s, %s and %s = 2^40: status %d (%s)", c->op->name, pass_names[c->pass],
+                  s->name, other->name, status, gt_last_error());
+        }
+    }
+}
+
+static void test_empty(call *c) {
+    for (const gt_size *s = c->op->sizes; s->letter; s++) {
+        if (s->min > 0) continue;
+        set_int64(c->args, s->offset, 0);
+        for (const gt_tensor *t = c->op->tensors; t->name; t++)
+            if (strchr(t->shape, s->letter) || (s->letter == 'B' && strpbrk(t->shape, "SQ")))
+                set_pointer(c->args, t->offset, NULL);
+        expect_accepted(c, s->name);
+    }
+}
+
+static void test_dtypes(call *c) {
+    const int bad[] = {-1, 4, 99};
+    char text[100];
+    for (int i = 0; i < 3; i++) {
+        set_int(c->args, c->op->dtype_offset, bad[i]);
+        snprintf(text, sizeof text, "dtype = %d", bad[i]);
+        expect_refused_always(c, GT_ERROR_DTYPE, text);
+        if (!c->op->companion_offset) continue;
+        set_int(c->args, c->op->companion_offset, bad[i]);
+        snprintf(text, sizeof text, "%s = %d", c->op->companion_name, bad[i]);
+        expect_refused_always(c, GT_ERROR_DTYPE, text);
+    }
+    if (!c->op->companion_offset) return;
+    for (int dtype = GT_F32; dtype <= GT_F16; dtype++) {
+        for (int companion = GT_BF16; companion <= GT_F16; companion++) {
+            if (companion == dtype) continue;
+            set_int(c->args, c->op->dtype_offset, dtype);
+            set_int(c->args, c->op->companion_offset, companion);
+            snprintf(text, sizeof text, "%s = %d", c->op->companion_name, companion);
+            expect_refused_always(c, GT_ERROR_DTYPE, text);
+        }
+    }
+}
+
+static void test_values(call *c) {
+    set_int(c->args, c->op->accumulate_offset, -1);
+    expect_refused_always(c, GT_ERROR_VALUE, "accumulate = -1");
+    set_int(c->args, c->op->accumulate_offset, 2);
+    expect_refused_always(c, GT_ERROR_VALUE, "accumulate = 2");
+    for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
+        if (bad->op != c->e->table) continue;
+        for (const field_value *x = bad->set; x < bad->set + 3 && x->type; x++)
+            set_field(c->args, *x);
+        expect_refused_always(c, bad->status, bad->text);
+    }
+}
+
+/* ---- strides --------------------------------------------------------------------------------- */
+
+static void refuse_stride(call *c, const gt_tensor *t, gt_stride s) {
+    char text[200];
+    if (t->shape[0] == 'M')
+        snprintf(text, sizeof text, "%s_stride = %lld:", t->name, (long long)s.t);
+    else
+        snprintf(text, sizeof text, "%s_stride = {%lld, %lld, %lld}:", t->name, (long long)s.b,
+                 (long long)s.t, (long long)s.h);
+    set_stride(c->args, t, s);
+    expect_refused_always(c, GT_ERROR_STRIDE, text);
+}
+
+static void test_bad_strides(call *c) {
+    const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        if (!t->stride_offset) continue;
+        for (int i = 0; i < 4; i++) {
+            refuse_stride(c, t, (gt_stride){0, bad[i], 0});
+            if (t->shape[0] == 'M') continue;
+            refuse_stride(c, t, (gt_stride){bad[i], 0, 0});
+            refuse_stride(c, t, (gt_stride){0, 0, bad[i]});
+        }
+        if (t->shape[0] == 'M') continue;
+        /* each within bounds, their default is not */
+        refuse_stride(c, t, (gt_stride){0, 0, (int64_t)1 << 55});
+        refuse_stride(c, t, (gt_stride){0, (int64_t)1 << 55, 0});
+    }
+}
+
+/* Rows on top of each other: fine to read, not to write. */
+static void test_self_overlap(call *c) {
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        static const gt_stride shifted[] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}};
+        if (!t->stride_offset || !is_used(t, c->pass)) continue;
+        for (int i = 0; i < (t->shape[0] == 'M' ? 1 : 3); i++) {
+            if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default there */
+            if (i == 2 && c->dims.n[t->shape[2] - 'A'] == 1) continue;
+            set_stride(c->args, t, shifted[i]);
+            if (is_output(t, c->pass))
+                expect_refused(c, GT_ERROR_STRIDE, "%s_stride = ", t->name);
+            else
+                expect_accepted(c, t->name);
+        }
+    }
+}
+
+/* ---- overlap --------------------------------------------------------------------------------- */
+
+/* The message names the output that comes first in the table. */
+static void expect_overlap(call *c, const gt_tensor *out, const gt_tensor *other) {
+    if (is_output(other, c->pass) && other < out)
+        expect_refused(c, GT_ERROR_OVERLAP, "%s overlaps %s", other->name, out->name);
+    else
+        expect_refused(c, GT_ERROR_OVERLAP, "%s overlaps %s", out->name, other->name);
+}
+
+static char *align_down(char *p, int64_t bytes) { return p - (uintptr_t)p % (uintptr_t)bytes; }
+
+/* `out` on, at the first byte of, at the last byte of and next to `other`. */
+static void test_overlap_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
+    gt_view v = view_in(c, out), w = view_in(c, other);
+    char *at = place_of(c, other);
+    int may_equal = out->may_equal && !strcmp(out->may_equal, other->name);
+    set_pointer(c->args, out->offset, at);
+    if (may_equal)
+        expect_accepted(c, out->name);
+    else
+        expect_overlap(c, out, other);
+    set_pointer(c->args, out->offset, align_down(at + span(&w) - 1, v.element));
+    expect_overlap(c, out, other);
+    set_pointer(c->args, out->offset, at - span(&v) + v.element);
+    expect_overlap(c, out, other);
+    set_pointer(c->args, out->offset, align_down(at + span(&w) - 1, v.element) + v.element);
+    expect_accepted(c, out->name);
+    set_pointer(c->args, out->offset, at - span(&v));
+    expect_accepted(c, out->name);
+}
+
+static int64_t round_up4(int64_t bytes) { return (bytes + 3) / 4 * 4; }
+
+/* Bytes of one row of a tensor [B,T,...] or [M,...]. */
+static int64_t row_bytes(const call *c, const gt_tensor *t, int element) {
+    int64_t n = element;
+    for (const char *s = t->shape + (t->shape[0] == 'M' ? 1 : 2); *s; s++) n *= c->dims.n[*s - 'A'];
+    return n;
+}
+
+/* Both tensors are columns of one buffer, `other` before `out` or after it; `shift` elements of
+ * `out` too far to the right. */
+static void set_columns(call *c, const gt_tensor *out, const gt_tensor *other, int after,
+                        int shift) {
+    int el = view_in(c, out).element, other_el = view_in(c, other).element;
+    int64_t n = round_up4(row_bytes(c, out, el)), slack = n - row_bytes(c, out, el);
+    int64_t other_n = round_up4(row_bytes(c, other, other_el));
+    char *at = place_of(c, out);
+    set_pointer(c->args, out->offset,
+                at + (after ? other_n : 0) + (shift > 0 ? slack : 0) + shift * el);
+    set_pointer(c->args, other->offset, at + (after ? 0 : n));
+    set_stride(c->args, out, (gt_stride){0, (n + other_n) / el, 0});
+    set_stride(c->args, other, (gt_stride){0, (n + other_n) / other_el, 0});
+}
+
+static void test_column_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
+    for (int after = 0; after < 2; after++) {
+        set_columns(c, out, other, after, 0);
+        expect_accepted(c, out->name);
+        set_columns(c, out, other, after, 1);
+        expect_overlap(c, out, other);
+        if (row_bytes(c, other, view_in(c, other).element) % 4) continue;
+        set_columns(c, out, other, after, -1);
+        expect_overlap(c, out, other);
+    }
+}
+
+/* Two tensors [B,T,H,*] whose heads alternate. */
+static void test_head_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
+    int64_t n = c->dims.n[out->shape[3] - 'A'], other_n = c->dims.n[other->shape[3] - 'A'];
+    for (int shift = 0; shift < 2; shift++) {
+        char *at = place_of(c, out);
+        set_pointer(c->args, out->offset, at);
+        set_pointer(c->args, other->offset, at + (n - shift) * view_in(c, out).element);
+        set_stride(c->args, out, (gt_stride){0, 0, n + other_n});
+        set_stride(c->args, other, (gt_stride){0, 0, n + other_n});
+        if (shift)
+            expect_overlap(c, out, other);
+        else
+            expect_accepted(c, out->name);
+    }
+}
+
+static void test_overlap(call *c) {
+    for (const gt_tensor *out = c->op->tensors; out->name; out++) {
+        for (const gt_tensor *other = c->op->tensors; other->name; other++) {
+            if (out == other || !is_output(out, c->pass) || !is_used(other, c->pass)) continue;
+            test_overlap_pair(c, out, other);
+            if (!out->stride_offset || !other->stride_offset) continue;
+            test_column_pair(c, out, other);
+            if (out->shape[0] == 'B' && out->shape[3] && other->shape[3] &&
+                out->shape[2] == other->shape[2] &&
+                view_in(c, out).element == view_in(c, other).element)
+                test_head_pair(c, out, other);
+        }
+    }
+}
+
+/* ---- what the recurrent operators share ------------------------------------------------------ */
+
+static void test_recurrent(call *c) {
+    recurrent_fields at = c->e->at;
+    if (!at.state_in_shared) return;
+    set_pointer(c->args, at.cu_seqlens, c->memory);
+    expect_refused_always(c, GT_ERROR_UNSUPPORTED, "cu_seqlens is set");
+    set_pointer(c->args, at.seq_count, c->memory);
+    expect_refused_always(c, GT_ERROR_UNSUPPORTED, "seq_count is set");
+    set_int64(c->args, at.seq_capacity, 1);
+    expect_refused_always(c, GT_ERROR_UNSUPPORTED, "seq_capacity is set");
+    set_int(c->args, at.state_in_shared, -1);
+    expect_refused_always(c, GT_ERROR_VALUE, "state_in_shared = -1");
+    set_int(c->args, at.state_in_shared, 2);
+    expect_refused_always(c, GT_ERROR_VALUE, "state_in_shared = 2");
+    if (!at.segments) return;
+    set_int64(c->args, at.segments, -1);
+    expect_refused_always(c, GT_ERROR_VALUE, "segments = -1");
+}
+
+static void test_no_slots(call *c) {
+    set_pointer(c->args, c->e->at.slots, c->memory);
+    expect_refused(c, GT_ERROR_VALUE, "slots is set");
+    set_int64(c->args, c->e->at.slot_capacity, 2);
+    expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set");
+}
+
+/* A state that is shared by the batch cannot be updated in place. */
+static void test_shared_alias(call *c, const char *out, const char *in) {
+    const gt_tensor *o = find_tensor(c->op, out), *i = find_tensor(c->op, in);
+    set_int(c->args, c->e->at.state_in_shared, 1);
+    expect_accepted(c, "state_in_shared");
+    set_int(c->args, c->e->at.state_in_shared, 1);
+    set_pointer(c->args, o->offset, place_of(c, i));
+    expect_overlap(c, o, i);
+}
+
+static void test_step(call *c) {
+    const gt_tensor *state_in = find_tensor(c->op, "state_in");
+    const gt_tensor *state_out = find_tensor(c->op, "state_out");
+    recurrent_fields at = c->e->at;
+    size_t T = c->op->sizes[1].offset;
+    set_int64(c->args, T, 17);
+    expect_refused(c, GT_ERROR_SIZE, "T = 17");
+    set_pointer(c->args, state_in->offset, place_of(c, state_in));
+    expect_refused(c, GT_ERROR_VALUE, "state_in = %p", (void *)place_of(c, state_in));
+    set_pointer(c->args, state_in->offset, place_of(c, state_out));
+    expect_accepted(c, "state_in = state_out");
+    set_int(c->args, at.state_in_shared, 1);
+    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1");
+    set_int64(c->args, at.slot_capacity, -1);
+    expect_refused(c, GT_ERROR_SIZE, "slot_capacity = -1");
+    set_int64(c->args, at.slot_capacity, INT64_MAX);
+    expect_refused(c, GT_ERROR_SIZE, "slot_capacity = %lld", (long long)INT64_MAX);
+    set_int64(c->args, at.slot_capacity, 1);
+    expect_accepted(c, "slots outside the pool are skipped");
+    set_int64(c->args, at.slot_capacity, 1);
+    set_pointer(c->args, at.slots, NULL);
+    expect_refused(c, GT_ERROR_SIZE, "slot_capacity = 1");
+    set_int64(c->args, at.slot_capacity, 2);
+    set_pointer(c->args, at.slots, NULL);
+    expect_accepted(c, "slot_capacity without slots");
+}
+
+/* ---- the stubs ------------------------------------------------------------------------------- */
+
+static void check_stub(call *c, call_fn fn, gt_pass pass) {
+    check_refusal(c, GT_DEVICE, pass, fn(c->args), GT_ERROR_NO_CUDA, "built without CUDA");
+    check_refusal(c, GT_DEVICE, pass, fn(NULL), GT_ERROR_NO_CUDA, "built without CUDA");
+    check(!memcmp(c->memory, c->before, sizeof c->memory), "the stub of %s %s writes", c->op->name,
+          pass_names[pass]);
+}
+
+static void test_call(call *c) {
+    expect_accepted(c, "valid call");
+    test_null_args(c);
+    test_null_pointers(c);
+    test_alignment(c);
+    test_sizes(c);
+    test_huge_sizes(c);
+    test_empty(c);
+    test_dtypes(c);
+    test_values(c);
+    test_bad_strides(c);
+    test_self_overlap(c);
+    test_overlap(c);
+    test_recurrent(c);
+    if (c->e->at.slots && c->pass != GT_STEP) test_no_slots(c);
+    if (c->e->at.slots && c->pass == GT_FORWARD) test_shared_alias(c, "state_out", "state_in");
+    if (c->e->at.slots && c->pass == GT_BACKWARD) test_shared_alias(c, "dstate_in", "dstate_out");
+    if (c->pass == GT_STEP) test_step(c);
+    if (kernels_built) return;
+    check_stub(c, c->e->gpu[c->pass], c->pass);
+    check_stub(c, c->e->query, GT_QUERY);
+}
+
+/* ---- defaults -------------------------------------------------------------------------------- */
+
+typedef struct stride_case {
+    gt_stride given, filled;
+} stride_case;
+
+/* The stride of `name` after gt_prepare. */
+static void check_strides(const gt_op *op, const char *name, const void *sizes,
+                          const stride_case *s, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const gt_tensor *t = find_tensor(op, name);
+        _Alignas(16) char args[ARGS_BYTES] = {0}, filled[ARGS_BYTES];
+        gt_dims dims;
+        gt_stride got = {0, 0, 0};
+        memcpy(args, sizes, op->args_bytes);
+        set_stride(args, t, s[i].given);
+        check(gt_prepare(op, GT_QUERY, GT_HOST, args, filled, &dims) == GT_OK, "%s",
+              gt_last_error());
+        if (t->shape[0] == 'M')
+            memcpy(&got.t, filled + t->stride_offset, sizeof got.t);
+        else
+            memcpy(&got, filled + t->stride_offset, sizeof got);
+        check(!memcmp(&got, &s[i].filled, sizeof got),
+              "%s.%s_stride {%lld, %lld, %lld} filled as {%lld, %lld, %lld}", op->name, name,
+              (long long)s[i].given.b, (long long)s[i].given.t, (long long)s[i].given.h,
+              (long long)got.b, (long long)got.t, (long long)got.h);
+    }
+}
+
+static void test_default_strides(void) {
+    const gt_wkv6_args wkv6 = {.B = 2, .T = 3, .H = 4, .N = 5, .V = 7};
+    const gt_conv1d_args conv1d = {.B = 2, .T = 3, .D = 4, .W = 4};
+    const gt_norm_mix_args norm_mix = {.M = 3, .D = 4};
+    const stride_case four[] = {
+        {{0, 0, 0}, {60, 20, 5}},         /* packed [B,T,H,N] */
+        {{0, 5, 15}, {60, 5, 15}},        /* [B,H,T,N] */
+        {{0, 100, 0}, {300, 100, 5}},     /* a slice of rows of 100 */
+        {{0, 0, 9}, {108, 36, 9}},        /* heads further apart */
+        {{1000, 0, 0}, {1000, 20, 5}},    /* batches further apart */
+        {{0, 644, 161}, {1932, 644, 161}} /* heads are slices of the row */
+    };
+    const stride_case three[] = {
+        {{0, 0, 0}, {12, 4, 1}},      /* packed [B,T,D] */
+        {{0, 1, 3}, {12, 1, 3}},      /* [B,D,T] */
+        {{0, 386, 0}, {1158, 386, 1}} /* a slice of rows of 386 */
+    };
+    const stride_case rows[] = {{{0, 0, 0}, {0, 4, 0}}, {{0, 902, 0}, {0, 902, 0}}};
+    const stride_case value[] = {{{0, 0, 0}, {84, 28, 7}}};
+    check_strides(gt_op_wkv6(), "r", &wkv6, four, 6);
+    check_strides(gt_op_wkv6(), "v", &wkv6, value, 1);
+    check_strides(gt_op_conv1d(), "x", &conv1d, three, 3);
+    check_strides(gt_op_norm_mix(), "a", &norm_mix, rows, 2);
+}
+
+static void check_filled(const gt_op *op, const void *args, size_t offset, int64_t want) {
+    _Alignas(16) char filled[ARGS_BYTES];
+    gt_dims dims;
+    gt_status status = gt_prepare(op, GT_QUERY, GT_HOST, args, filled, &dims);
+    check(status == GT_OK && get_int64(filled, offset) == want,
+          "%s: default size: %lld instead of %lld (%s)", op->name,
+          (long long)get_int64(filled, offset), (long long)want, gt_last_error());
+}
+
+static void check_dtypes(const void *args, gt_dtype dtype, gt_dtype w_dtype) {
+    gt_wkv6_args filled = {0};
+    gt_dims dims;
+    check(gt_prepare(gt_op_wkv6(), GT_QUERY, GT_HOST, args, &filled, &dims) == GT_OK &&
+              filled.dtype == dtype && filled.w_dtype == w_dtype,
+          "dtypes filled as %d and %d", filled.dtype, filled.w_dtype);
+}
+
+static void test_defaults(void) {
+    const gt_wkv6_args wkv6 = {.B = 2, .T = 3, .H = 4, .N = 5};
+    const gt_wkv6_args wkv6_bf16 = {.B = 2, .T = 3, .H = 4, .N = 5, .dtype = GT_BF16};
+    const gt_wkv6_args wkv6_mixed = {
+        .B = 2, .T = 3, .H = 4, .N = 5, .dtype = GT_F16, .w_dtype = GT_F32};
+    const gt_ssd_args ssd = {.B = 2, .T = 3, .H = 4, .P = 5, .N = 6};
+    const gt_selective_scan_args scan = {.B = 2, .T = 3, .D = 4, .N = 6};
+    const gt_norm_mix_args norm_mix = {.M = 3, .D = 4};
+    const gt_norm_gate_args norm_gate = {.M = 3, .D = 4};
+    test_default_strides();
+    check_filled(gt_op_wkv6(), &wkv6, AT(wkv6, V), 5);
+    check_filled(gt_op_ssd(), &ssd, AT(ssd, G), 1);
+    check_filled(gt_op_selective_scan(), &scan, AT(selective_scan, G), 1);
+    check_filled(gt_op_norm_mix(), &norm_mix, AT(norm_mix, H), 1);
+    check_filled(gt_op_norm_gate(), &norm_gate, AT(norm_gate, H), 1);
+    check_dtypes(&wkv6, GT_F32, GT_F32);
+    check_dtypes(&wkv6_bf16, GT_BF16, GT_BF16);
+    check_dtypes(&wkv6_mixed, GT_F16, GT_F32);
+}
+
+/* ---- status, messages, version --------------------------------------------------------------- */
+
+static void test_status_strings(void) {
+    static const int known[] = {0,   100, 101, 102, 103, 104, 105, 106,
+                                200, 201, 202, 300, 301, 302, 303, 400};
+    static const int unknown[] = {-1, 1, 99, 107, 203, 304, 401, 1 << 30};
+    const char *no_status = gt_status_string((gt_status)-1);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *text = gt_status_string((gt_status)known[i]);
+        check(text && *text && strcmp(text, no_status), "status %d has no text", known[i]);
+        for (size_t j = 0; j < i; j++)
+            check(strcmp(text, gt_status_string((gt_status)known[j])) != 0,
+                  "statuses %d and %d have the same text", known[i], known[j]);
+    }
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        check(!strcmp(gt_status_string((gt_status)unknown[i]), no_status), "status %d is unknown",
+              unknown[i]);
+}
+
+#define TEXT_OF(symbol) #symbol
+#define EXPANDED(symbol) TEXT_OF(symbol)
+
+static void test_version(void) {
+    char symbol[64];
+    snprintf(symbol, sizeof symbol, "gt_version_v%d_%d_%d", GT_VERSION_MAJOR, GT_VERSION_MINOR,
+             GT_VERSION_PATCH);
+    check(gt_version() == GT_VERSION, "gt_version() is %d, GT_VERSION %d", gt_version(),
+          GT_VERSION);
+    check(!strcmp(symbol, EXPANDED(gt_version)), "GT_SYMBOL makes %s of version %s",
+          EXPANDED(gt_version), symbol);
+}
+
+/* A second thread has an error of its own; to it and to the first one the other's is invisible. */
+static void *other_thread(void *result) {
+    int *ok = result;
+    *ok = !strcmp(gt_last_error(), "");
+    gt_ref_norm_mix_forward(NULL);
+    *ok = *ok && !strcmp(gt_last_error(), "gt_ref_norm_mix_forward: args is NULL");
+    return NULL;
+}
+
+static void test_last_error(void) {
+    float x = 1, y = 0;
+    gt_norm_mix_args args = {.M = 1, .D = 1, .a = &x, .b = &x, .y = &y};
+    pthread_t thread;
+    int ok = 0;
+    const char *expected = "gt_ref_wkv6_forward: args is NULL";
+    gt_ref_wkv6_forward(NULL);
+    check(!strcmp(gt_last_error(), expected), "message: %s", gt_last_error());
+    check(gt_ref_norm_mix_forward(&args) == GT_OK && !strcmp(gt_last_error(), expected),
+          "a successful call changed the message: %s", gt_last_error());
+    check(pthread_create(&thread, NULL, other_thread, &ok) == 0 && pthread_join(thread, NULL) == 0,
+          "no second thread");
+    check(ok, "a second thread starts without an error and gets its own");
+    check(!strcmp(gt_last_error(), expected), "another thread changed the message: %s",
+          gt_last_error());
+    gt_ref_norm_mix_backward(NULL);
+    check(!strcmp(gt_last_error(), "gt_ref_norm_mix_backward: args is NULL"), "message: %s",
+          gt_last_error());
+}
+
+/* ---- fuzz ------------------------------------------------------------------------------------ */
+
+enum { FUZZ_CALLS = 20000, FUZZ_MEMORY = 1 << 16, FUZZ_ELEMENTS = 4096 };
+
+typedef struct element {
+    uintptr_t at;
+    int bytes, written;
+} element;
+
+typedef struct fuzz {
+    const operator_entry *e;
+    const gt_op *op;
+    gt_pass pass;
+    gt_dims dims;
+    _Alignas(16) char args[ARGS_BYTES], filled[ARGS_BYTES];
+    _Alignas(16) char memory[FUZZ_MEMORY], before[FUZZ_MEMORY];
+    element elements[FUZZ_ELEMENTS];
+    int count; /* of elements; -1: too many */
+    int accepted, run, refused, refused_wrongly, too_large;
+} fuzz;
+
+static int64_t random_size(const gt_size *s) {
+    static const int64_t extremes[] = {-1, INT64_MIN, INT64_MAX, GT_MAX_SIZE, GT_MAX_SIZE + 1,
+                                       (int64_t)1 << 31, 17, 0};
+    if (one_in(100)) return extremes[random_below(8)];
+    if (s && s->letter == 'W') return 2 + random_below(3);
+    if (s && s->min == 0 && one_in(10)) return 0;
+    return 1 + random_below(3);
+}
+
+static int64_t random_stride(void) {
+    static const int64_t extremes[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 40,
+                                       (int64_t)1 << 56};
+    if (one_in(200)) return extremes[random_below(5)];
+    return one_in(2) ? 0 : 1 + random_below(24);
+}
+
+static void random_fields(fuzz *f) {
+    static const double numbers[] = {0, 1, 2, -1, 0.5};
+    for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
+        for (int i = 0; bad->op == f->e->table && i < 3 && bad->set[i].type; i++) {
+            field_value x = bad->set[i];
+            if (x.type == 'l' && x.offset != f->e->extra_size)
+                continue; /* is in the table of sizes */
+            x.value = one_in(100) ? x.value : numbers[random_below(x.type == 'f' ? 5 : 2)];
+            if (x.type == 'l') x.value = one_in(2) ? 0 : (double)(1 + random_below(3));
+            set_field(f->args, x);
+        }
+    }
+    if (f->e->at.state_in_shared) {
+        if (one_in(4)) set_int(f->args, f->e->at.state_in_shared, 1);
+        if (one_in(100)) set_int64(f->args, f->e->at.seq_capacity, 1);
+        if (f->e->at.segments) set_int64(f->args, f->e->at.segments, random_below(3));
+        if (f->pass == GT_STEP && one_in(2))
+            set_int64(f->args, f->e->at.slot_capacity, random_below(5));
+    }
+    if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
+}
+
+/* Scattered over a window, or columns of one buffer with rows of `row` bytes. */
+static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t row) {
+    int columns = t->stride_offset && row && !one_in(5);
+    int64_t at = random_below(columns ? row : window) / 4 * 4;
+    if (one_in(40)) at += random_below(4);
+    if (one_in(3) && !is_required(t, f->pass)) return;
+    if (one_in(100) || (t->kind == 'i' && f->pass != GT_STEP)) return;
+    set_pointer(f->args, t->offset, f->memory + FUZZ_MEMORY / 4 + at);
+    if (!t->stride_offset) return;
+    if (columns) {
+        int dtype;
+        memcpy(&dtype, f->args + f->op->dtype_offset, sizeof dtype);
+        set_stride(f->args, t, (gt_stride){0, row / (dtype == GT_BF16 ? 2 : 4), 0});
+    } else if (one_in(2)) {
+        set_stride(f->args, t, (gt_stride){random_stride(), random_stride(), random_stride()});
+    }
+}
+
+static void random_call(fuzz *f) {
+    f->e = &operators[random_below(OPERATORS)];
+    f->op = f->e->table();
+    f->pass = (gt_pass)random_below(f->e->ref[GT_STEP] ? 3 : 2);
+    memset(f->args, 0, ARGS_BYTES);
+    set_int(f->args, f->op->dtype_offset, one_in(100) ? 4 : (int)random_below(3));
+    if (f->op->companion_offset && one_in(8))
+        set_int(f->args, f->op->companion_offset, (int)random_below(4));
+    for (const gt_size *s = f->op->sizes; s->letter; s++)
+        set_int64(f->args, s->offset, random_size(s));
+    random_fields(f);
+    int64_t window = (int64_t)64 << random_below(9);
+    int64_t row = one_in(2) ? 4 + 4 * random_below(160) : 0;
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) random_tensor(f, t, window, row);
+}
+
+/* Address of element number i, by the definition of strides in gt_kernels.h. */
+static uintptr_t element_address(const fuzz *f, const gt_tensor *t, int64_t i, int bytes) {
+    int64_t offset = 0, packed = 1;
+    gt_stride s = {0, 0, 0};
+    if (t->stride_offset && t->shape[0] != 'M') memcpy(&s, f->filled + t->stride_offset, sizeof s);
+    for (int k = (int)strlen(t->shape) - 1; k >= 0; k--) {
+        int64_t n = f->dims.n[t->shape[k] - 'A'], stride = packed;
+        if (t->stride_offset && t->shape[0] == 'M' && k == 0)
+            stride = get_int64(f->filled, t->stride_offset);
+        if (t->stride_offset && t->shape[0] != 'M' && k < 3)
+            stride = k == 0 ? s.b : k == 1 ? s.t : s.h;
+        offset += i % n * stride;
+        i /= n;
+        packed *= n;
+    }
+    return (uintptr_t)get_pointer(f->filled, t) + (uint64_t)offset * (uint64_t)bytes;
+}
+
+static int64_t element_count(const fuzz *f, const gt_tensor *t) {
+    int64_t count = get_pointer(f->filled, t) != NULL && is_used(t, f->pass);
+    for (const char *s = t->shape; *s && count; s++) {
+        int64_t n = f->dims.n[*s - 'A'];
+        count = n > FUZZ_ELEMENTS ? FUZZ_ELEMENTS + 1 : count * n;
+        if (count > FUZZ_ELEMENTS) return FUZZ_ELEMENTS + 1;
+    }
+    return count;
+}
+
+static int element_bytes(const fuzz *f, const gt_tensor *t) {
+    int dtype;
+    if (t->kind == 'f' || t->kind == 'i') return 4;
+    memcpy(&dtype, f->filled + (t->kind == 'w' ? f->op->companion_offset : f->op->dtype_offset),
+           sizeof dtype);
+    return dtype == GT_F32 ? 4 : 2;
+}
+
+/* Whether an output of this call is `in` itself, element by element, and the table allows that. */
+static int is_legal_alias(const fuzz *f, const gt_tensor *in) {
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        int64_t n = element_count(f, t);
+        int bytes = element_bytes(f, t), same = n > 0;
+        if (!is_output(t, f->pass) || !t->may_equal || strcmp(t->may_equal, in->name)) continue;
+        if (n != element_count(f, in) || bytes != element_bytes(f, in)) continue;
+        for (int64_t i = 0; i < n; i++)
+            same &= element_address(f, t, i, bytes) == element_address(f, in, i, bytes);
+        if (same) return 1;
+    }
+    return 0;
+}
+
+static int by_address(const void *a, const void *b) {
+    const element *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+static void enumerate(fuzz *f) {
+    f->count = 0;
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        int64_t n = element_count(f, t);
+        int bytes = element_bytes(f, t);
+        if (n > FUZZ_ELEMENTS - f->count) {
+            f->count = -1;
+            return;
+        }
+        if (is_legal_alias(f, t)) continue;
+        for (int64_t i = 0; i < n; i++)
+            f->elements[f->count++] =
+                (element){element_address(f, t, i, bytes), bytes, is_output(t, f->pass)};
+    }
+    qsort(f->elements, (size_t)f->count, sizeof(element), by_address);
+}
+
+/* Whether a written element shares a byte with any other. */
+static int elements_overlap(const fuzz *f) {
+    uintptr_t end = 0, end_written = 0;
+    for (int i = 0; i < f->count; i++) {
+        const element *x = &f->elements[i];
+        if (x->at < (x->written ? end : end_written)) return 1;
+        if (x->at + (uintptr_t)x->bytes > end) end = x->at + (uintptr_t)x->bytes;
+        if (x->written) end_written = x->at + (uintptr_t)x->bytes;
+    }
+    return 0;
+}
+
+/* Runs the twin if all elements lie in the memory; only written elements may change. */
+static void run_accepted(fuzz *f, int number) {
+    uintptr_t first = (uintptr_t)f->memory, end = first + FUZZ_MEMORY;
+    int changed = 0;
+    for (const gt_size *s = f->op->sizes; s->letter; s++)
+        if (f->dims.n[s->letter - 'A'] > 64) return;
+    for (int i = 0; i < f->count; i++)
+        if (f->elements[i].at < first || f->elements[i].at + (uintptr_t)f->elements[i].bytes > end)
+            return;
+    f->run++;
+    check(f->e->ref[f->pass](f->args) == GT_OK, "fuzz %d: %s", number, gt_last_error());
+    for (int i = 0; i < f->count; i++)
+        if (f->elements[i].written)
+            memcpy(f->memory + (f->elements[i].at - first), f->before + (f->elements[i].at - first),
+                   (size_t)f->elements[i].bytes);
+    changed = memcmp(f->memory, f->before, FUZZ_MEMORY) != 0;
+    if (!check(!changed, "fuzz %d: %s %s writes outside its outputs", number, f->op->name,
+               pass_names[f->pass]))
+        memcpy(f->memory, f->before, FUZZ_MEMORY);
+}
+
+static void fuzz_once(fuzz *f, int number) {
+    char function[64];
+    random_call(f);
+    gt_status status = gt_prepare(f->op, f->pass, GT_HOST, f->args, f->filled, &f->dims);
+    const char *message = gt_last_error();
+    int overlap = status == GT_ERROR_OVERLAP ||
+                  (status == GT_ERROR_STRIDE && strstr(message, "elements of this output overlap"));
+    snprintf(function, sizeof function, "gt_ref_%s_%s: ", f->op->name, pass_names[f->pass]);
+    if (status != GT_OK)
+        check(((status >= GT_ERROR_NULL && status <= GT_ERROR_OVERLAP) ||
+               status == GT_ERROR_UNSUPPORTED) &&
+                  !strncmp(message, function, strlen(function)) && strlen(message) < 400,
+              "fuzz %d: status %d, message: %s", number, status, message);
+    if (status != GT_OK && !overlap) return;
+    f->accepted += !overlap;
+    f->refused += overlap;
+    enumerate(f);
+    if (f->count < 0) {
+        f->too_large++;
+        return;
+    }
+    if (overlap)
+        f->refused_wrongly += !elements_overlap(f);
+    else if (check(!elements_overlap(f), "fuzz %d: %s %s: overlapping outputs accepted", number,
+                   f->op->name, pass_names[f->pass]))
+        run_accepted(f, number);
+}
+
+/* Everything that overlaps must be refused.  The reverse is not required (tensors that interleave
+ * with different row lengths, strides that are not nested), but rare. */
+static void test_fuzz(void) {
+    fuzz *f = calloc(1, sizeof *f);
+    if (!check(f != NULL, "no memory")) return;
+    random_state = 20240501;
+    fill_small(f->memory, FUZZ_MEMORY);
+    memcpy(f->before, f->memory, FUZZ_MEMORY);
+    for (int i = 0; i < FUZZ_CALLS; i++) fuzz_once(f, i);
+    printf("fuzz: %d calls, %d accepted (%d run, %d too large), %d refused for overlap (%d of them "
+           "needlessly)\n",
+           FUZZ_CALLS, f->accepted, f->run, f->too_large, f->refused, f->refused_wrongly);
+    check(f->accepted > FUZZ_CALLS / 20 && f->run > FUZZ_CALLS / 20 && f->refused > FUZZ_CALLS / 20,
+          "the fuzz test reaches too little");
+    check(f->refused_wrongly * 20 <= f->refused, "more than 5 %% of the refusals are needless");
+    free(f);
+}
+
+int main(void) {
+    static call c;
+    check(!strcmp(gt_last_error(), ""), "a message before the first error: %s", gt_last_error());
+    kernels_built = gt_device_supported(-1) != GT_ERROR_NO_CUDA;
+    if (!kernels_built)
+        check(!strncmp(gt_last_error(), "gt_device_supported: built without CUDA", 39),
+              "message: %s", gt_last_error());
+    test_version();
+    test_status_strings();
+    test_last_error();
+    test_defaults();
+    for (const operator_entry *e = operators; e < operators + OPERATORS; e++) {
+        for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+            for (int variant = 0; e->ref[pass] && variant < 2; variant++) {
+                build_call(&c, e, (gt_pass)pass, variant);
+                test_call(&c);
+            }
+        }
+    }
+    test_fuzz();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

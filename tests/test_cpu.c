@@ -1,0 +1,208 @@
+/* The CPU twins as users have them, in fp32, bf16 and fp16: against the double twins on the same rounded
+ * inputs, and against what must hold whatever the numbers are.
+ *
+ *     test_cpu [OP] */
+#include "gt_invariants.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static const gt_dtype dtypes[][2] = {
+    {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SIZE = 20 };
+
+/* Calls check(case) for the operator's cases up to a level, with the d-th dtypes. */
+static void for_cases(const char *op, test_level level, int d, void (*check)(const test_case *c)) {
+    for (const test_case *at = test_case_table; at->op; at++) {
+        test_case c = *at;
+        if (strcmp(c.op, op) || c.level > level) continue;
+        if (dtypes[d][1] && !test_table(&c)->companion_offset) continue;
+        test_set_dtype(&c, dtypes[d][0], dtypes[d][1]);
+        check(&c);
+    }
+}
+
+static void for_all_dtypes(const char *op, test_level level, void (*check)(const test_case *c)) {
+    for (int d = 0; d < DTYPES; d++) for_cases(op, level, d, check);
+}
+
+static void truth_holds(const test_case *c) { test_truth_holds(&test_twin, c); }
+static void repeats(const test_case *c) { test_repeats(&test_twin, c); }
+static void layouts_agree(const test_case *c) { test_layouts_agree(&test_twin, c, 0); }
+static void in_place_agrees(const test_case *c) { test_in_place_agrees(&test_twin, c, 0); }
+static void alone_agrees(const test_case *c) { test_alone_agrees(&test_twin, c, 0); }
+static void null_agrees(const test_case *c) { test_null_agrees(&test_twin, c, 0); }
+static void accumulate_adds(const test_case *c) { test_accumulate_adds(&test_twin, c); }
+static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c, 0); }
+static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
+static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, 0); }
+
+static void zero_decay_is_flat(const test_case *c) { test_zero_decay_is_flat(&test_twin, c); }
+static void limits_hold(const test_case *c) { test_limits_hold(&test_twin, c, 0); }
+
+static void time_splits(const test_case *c) {
+    int64_t T = test_get_size(c, 'T');
+    /* conv1d adds the gradient of the state last, where one call adds that of each token in turn */
+    double tolerance = strcmp(c->op, "conv1d") ? 0 : c->args.conv1d.dtype == GT_F32 ? 1e-6 : 0x1p-8;
+    for (int64_t at = 0; at <= T; at += T > 20 ? 21 : 1)
+        test_time_splits(&test_twin, c, at, tolerance);
+    test_time_splits(&test_twin, c, 64, tolerance);
+}
+
+#ifdef _OPENMP
+static void check_threads(const test_case *c) {
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, one, many;
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        test_inputs(c, (gt_pass)pass, &in);
+        omp_set_num_threads(1);
+        test_run(&test_twin, c, (gt_pass)pass, &in, TEST_ALL, &one);
+        for (int threads = 2; threads <= 5; threads += 3) {
+            omp_set_num_threads(threads);
+            test_run(&test_twin, c, (gt_pass)pass, &in, TEST_ALL, &many);
+            test_same(&test_twin, c, (gt_pass)pass, "more threads", &many, &one, 0);
+            test_free(&many);
+        }
+        test_free(&in), test_free(&one);
+    }
+    omp_set_num_threads(omp_get_num_procs());
+}
+#endif
+
+/* ---- host conversions ------------------------------------------------------------------------------ */
+
+/* A 16-bit format: `fraction` bits after the leading one, exponents down to `lowest`. */
+typedef struct format {
+    const char *name;
+    int fraction, lowest, highest;
+    float (*to_f32)(uint16_t bits);
+    uint16_t (*from_f32)(float value);
+} format;
+
+static const format formats[] = {{"bf16", 7, -126, 127, gt_bf16_to_f32, gt_f32_to_bf16},
+                                 {"fp16", 10, -14, 15, gt_f16_to_f32, gt_f32_to_f16}};
+
+/* The number that a pattern stands for, from its fields. */
+static double decode(const format *f, uint32_t bits) {
+    int one = 1 << f->fraction, exponent = (int)(bits & 0x7fff) >> f->fraction;
+    int significand = (int)(bits & 0x7fff) & (one - 1), top = f->highest - f->lowest + 2;
+    double x = exponent ? ldexp(one + significand, f->lowest - f->fraction + exponent - 1)
+                        : ldexp(significand, f->lowest - f->fraction);
+    if (exponent == top) x = significand ? NAN : INFINITY;
+    return bits & 0x8000 ? -x : x;
+}
+
+/* The nearest number of the format, ties to even: a multiple of the unit in the last place. */
+static double nearest(const format *f, double x) {
+    int exponent;
+    double unit, y;
+    frexp(x, &exponent);
+    exponent = exponent - 1 < f->lowest ? f->lowest : exponent - 1;
+    unit = ldexp(1, exponent - f->fraction);
+    y = isfinite(x) ? rint(x / unit) * unit : x;
+    return fabs(y) >= ldexp(1, f->highest + 1) ? copysign(INFINITY, y) : y;
+}
+
+static int same(double a, double b) {
+    return isnan(a) ? isnan(b) : a == b && !signbit(a) == !signbit(b);
+}
+
+static int rounds(const format *f, float x) {
+    return same(f->to_f32(f->from_f32(x)), isnan(x) ? NAN : nearest(f, x));
+}
+
+static void check_format(const format *f) {
+    int64_t bad_value = 0, bad_return = 0, bad_tie = 0, bad_random = 0;
+    test_random r = {1};
+    for (uint32_t bits = 0; bits < 0x10000; bits++) {
+        double x = decode(f, bits);
+        float y = f->to_f32((uint16_t)bits);
+        bad_value += !same(y, x);
+        bad_return += isnan(y) ? !isnan(f->to_f32(f->from_f32(y))) : f->from_f32(y) != bits;
+    }
+    for (uint32_t bits = 0; bits < 0x8000; bits++) { /* halfway to the next, and beside it */
+        double low = decode(f, bits), high = decode(f, bits + 1);
+        float tie = (float)(isfinite(high) ? (low + high) / 2 : low);
+        if (!isfinite(low)) break;
+        for (int sign = -1; sign <= 1; sign += 2)
+            bad_tie += !rounds(f, (float)sign * tie) + !rounds(f, (float)sign * nextafterf(tie, 0)) +
+                       !rounds(f, (float)sign * nextafterf(tie, INFINITY));
+    }
+    for (int i = 0; i < 1000000; i++) {
+        uint32_t bits = (uint32_t)test_next(&r);
+        /* half of them with exponents that fp16 has */
+        if (i % 2) bits = (bits & 0x807fffff) | (90 + (bits >> 23) % 60) << 23;
+        bad_random += !rounds(f, gt_bits_float(bits));
+    }
+    test_check(!bad_value, "%s: %lld patterns have wrong values", f->name, (long long)bad_value);
+    test_check(!bad_return, "%s: %lld patterns do not return", f->name, (long long)bad_return);
+    test_check(!bad_tie, "%s: %lld halfway values are rounded wrongly", f->name, (long long)bad_tie);
+    test_check(!bad_random, "%s: %lld random values are rounded wrongly", f->name,
+               (long long)bad_random);
+    test_check(rounds(f, 65519.996f) && rounds(f, 65520) && rounds(f, 3.3953e38f) &&
+                   rounds(f, INFINITY) && rounds(f, -INFINITY) && rounds(f, 3.4028234e38f),
+               "%s: the largest numbers are rounded wrongly", f->name);
+    test_group(f->name, "host conversions");
+}
+
+/* ---- the twins ------------------------------------------------------------------------------------- */
+
+static void check_operator(const char *op) {
+    for_cases(op, TEST_MEDIUM, 0, truth_holds);
+    test_group(op, "fp32 against the truth");
+    for (int d = 1; d < DTYPES; d++) for_cases(op, TEST_MEDIUM, d, truth_holds);
+    test_group(op, "bf16 and fp16 against the truth");
+    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+        test_case c;
+        test_draw_case(op, seed, DRAWN_SIZE, &c);
+        test_set_dtype(&c, dtypes[seed % DTYPES][0], dtypes[seed % DTYPES][1]);
+        truth_holds(&c);
+    }
+    test_group(op, "random cases against the truth");
+    for_all_dtypes(op, TEST_MEDIUM, repeats);
+    test_group(op, "a second run gives the same bits");
+    for_all_dtypes(op, TEST_SMALL, layouts_agree);
+    test_group(op, "every layout gives the same bits");
+    for_all_dtypes(op, TEST_SMALL, in_place_agrees);
+    test_group(op, "in place gives the same bits");
+    for_all_dtypes(op, TEST_SMALL, alone_agrees);
+    test_group(op, "each output asked for alone");
+    for_all_dtypes(op, TEST_SMALL, null_agrees);
+    test_group(op, "NULL is the constant stated");
+    for_cases(op, TEST_SMALL, 0, accumulate_adds);
+    test_group(op, "accumulate adds");
+    for_all_dtypes(op, TEST_SMALL, batch_splits);
+    test_group(op, "batch elements one by one");
+    if (test_op_of(op)->twin[GT_STEP]) {
+        for_all_dtypes(op, TEST_SMALL, shared_agrees);
+        test_group(op, "a shared state is one for each");
+        for_cases(op, TEST_SMALL, 0, time_splits);
+        for_cases(op, TEST_SMALL, 1, time_splits);
+        test_group(op, "the time cut in two");
+        for_all_dtypes(op, TEST_SMALL, step_agrees);
+        test_group(op, "a step is a forward");
+    }
+    if (!strcmp(op, "wkv6")) {
+        for_all_dtypes(op, TEST_MEDIUM, zero_decay_is_flat);
+        test_group(op, "dw is 0 where the decay is");
+    }
+    if (!strcmp(op, "ssd")) {
+        for_all_dtypes(op, TEST_TINY, limits_hold);
+        test_group(op, "dt at and beyond its limits");
+    }
+#ifdef _OPENMP
+    for_cases(op, TEST_MEDIUM, 0, check_threads);
+    test_group(op, "any number of threads gives the same bits");
+#endif
+}
+
+int main(int argc, char **argv) {
+    for (int i = 0; i < 2 && argc < 2; i++) check_format(&formats[i]);
+    for (int i = 0; test_op_names[i]; i++)
+        if (argc < 2 || !strcmp(argv[1], test_op_names[i])) check_operator(test_op_names[i]);
+    return test_finish();
+}

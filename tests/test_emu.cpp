@@ -1,0 +1,939 @@
+/* test_emu.cpp - tests the primitives of gt_common.cuh as the emulator runs them, and the checks of
+ * the emulator itself, by planting the faults that they must find.
+ *
+ *   g++ -std=c++17 -O2 -Wall -Wextra -DGT_EMU -I. -Itests tests/test_emu.cpp -o test_emu
+ */
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "gt_common.cuh"
+
+using namespace gt;
+
+template <class T>
+using Array = std::vector<T>;
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static int passed = 0, failed = 0;
+
+__attribute__((format(printf, 2, 3))) static void check(bool good, const char* format, ...) {
+    (good ? passed : failed)++;
+    printf("%s  ", good ? "ok  " : "FAIL");
+    va_list arguments;
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    printf("\n");
+}
+
+static void check_clean(const char* what) {
+    check(emu::faults() == 0, "%s: no faults", what);
+    for (const std::string& message : emu::messages()) printf("      %s\n", message.c_str());
+    emu::reset();
+}
+
+/* The planted fault must be among those found, and its message name the kernel. */
+static void check_caught(const char* what, emu::Fault kind, const char* kernel) {
+    std::string found = "no such fault";
+    for (const std::string& message : emu::messages()) {
+        const bool is_kind =
+            message.find(std::string(": ") + emu::fault_name(kind) + ": ") != std::string::npos;
+        if (is_kind && message.find(kernel) != std::string::npos) {
+            found = message;
+            break;
+        }
+    }
+    check(emu::faults(kind) > 0 && found != "no such fault", "%s: %s", what, found.c_str());
+    emu::reset();
+}
+
+static uint64_t random_state = 1;
+
+static uint32_t random_bits() {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 32);
+}
+
+/* Small integers: their products and sums are exact in every format. */
+static float random_integer() { return (float)(int)(random_bits() % 17) - 8.0f; }
+
+static bool same(float a, float b) { return as_uint(a) == as_uint(b) || (a != a && b != b); }
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+/* A 16-bit format, valued by its definition. */
+static double format_value(uint32_t bits, int mantissa_bits) {
+    const int exponent_bits = 15 - mantissa_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    const int mantissa = (int)bits & ((1 << mantissa_bits) - 1);
+    double value;
+    if (exponent == (1 << exponent_bits) - 1) {
+        value = mantissa ? NAN : INFINITY;
+    } else if (exponent == 0) {
+        value = ldexp(mantissa, 1 - bias - mantissa_bits);
+    } else {
+        value = ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+    }
+    return bits >> 15 ? -value : value;
+}
+
+template <class T>
+struct Format;
+template <>
+struct Format<bf16> {
+    static constexpr int MANTISSA = 7;
+    static constexpr uint32_t INFINITE = 0x7f80;
+    static float widen(uint32_t bits) { return bf16_to_f32((uint16_t)bits); }
+    static uint32_t narrow(float value) { return f32_to_bf16(value); }
+};
+template <>
+struct Format<f16> {
+    static constexpr int MANTISSA = 10;
+    static constexpr uint32_t INFINITE = 0x7c00;
+    static float widen(uint32_t bits) { return f16_to_f32((uint16_t)bits); }
+    static uint32_t narrow(float value) { return f32_to_f16(value); }
+};
+
+template <class T>
+static void test_format(const char* name) {
+    using F = Format<T>;
+    int wide_errors = 0, round_trip_errors = 0, tie_errors = 0, near_errors = 0, pair_errors = 0;
+    for (uint32_t bits = 0; bits < 65536; bits++) {
+        const float value = F::widen(bits);
+        const bool is_nan = (bits & 0x7fff) > F::INFINITE;
+        wide_errors += !same(value, (float)format_value(bits, F::MANTISSA));
+        round_trip_errors += F::narrow(value) != (is_nan ? 0x7fffu : bits);
+
+        const uint32_t pair = Element<T>::pack(value, 1.0f);
+        const uint32_t swapped = Element<T>::pack(1.0f, value);
+        pair_errors += !same(Element<T>::lo(pair), value) || Element<T>::hi(pair) != 1.0f;
+        pair_errors += !same(Element<T>::hi(swapped), value) || Element<T>::lo(swapped) != 1.0f;
+
+        /* Halfway to the next magnitude (past the largest, to what would follow it) ties go to the
+         * even neighbour; a little before or after, to the nearer one. */
+        if ((bits & 0x7fff) >= F::INFINITE) continue;
+        const double here = format_value(bits, F::MANTISSA);
+        double next = format_value(bits + 1, F::MANTISSA);
+        if ((bits & 0x7fff) == F::INFINITE - 1)
+            next = 2 * here - format_value(bits - 1, F::MANTISSA);
+        const float middle = (float)((here + next) / 2);
+        if ((double)middle != (here + next) / 2) continue; /* below fp32's own resolution */
+        tie_errors += F::narrow(middle) != bits + (bits & 1);
+        near_errors += F::narrow(nextafterf(middle, (float)here)) != bits;
+        near_errors += F::narrow(nextafterf(middle, (float)(2 * next))) != bits + 1;
+    }
+    check(wide_errors == 0, "%s to f32, all 65536 patterns", name);
+    check(round_trip_errors == 0, "%s from f32 and back, all patterns, NaN stays NaN", name);
+    check(tie_errors == 0 && near_errors == 0, "%s rounds to nearest even around all midpoints",
+          name);
+    check(pair_errors == 0, "%s pairs pack and unpack", name);
+    check(F::narrow(INFINITY) == F::INFINITE && F::narrow(-INFINITY) == (F::INFINITE | 0x8000) &&
+              F::narrow(3.4e38f) == (F::MANTISSA == 10 ? F::INFINITE : 0x7f80u),
+          "%s overflows to infinity", name);
+}
+
+static void test_tf32() {
+    int errors = 0;
+    for (int i = 0; i < 1000000; i++) {
+        const float value = as_float(random_bits());
+        const float rounded = round_tf32(value);
+        if (!(fabsf(value) < 1e38f)) continue;
+        int exponent;
+        frexp(value, &exponent);
+        const double unit = ldexp(1.0, (exponent < -125 ? -125 : exponent) - 11);
+        const double expected = copysign(floor(fabs((double)value) / unit + 0.5) * unit, value);
+        errors += (double)rounded != expected;
+    }
+    check(errors == 0, "round_tf32 rounds to 10 bits, ties away");
+    check(isnan(round_tf32(NAN)) && isinf(round_tf32(INFINITY)), "round_tf32 of NaN and infinity");
+}
+
+static void test_elements() {
+    float wide[2] = {0, 0};
+    bf16 brain[2] = {{0}, {0}};
+    f16 half[2] = {{0}, {0}};
+    Element<float>::store(wide, 1, 1.1f);
+    Element<bf16>::store(brain, 1, 1.1f);
+    Element<f16>::store(half, 1, 1.1f);
+    check(Element<float>::load(wide, 1) == 1.1f && Element<bf16>::load(brain, 1) == 1.1015625f &&
+              Element<f16>::load(half, 1) == 1.099609375f && brain[0].bits == 0 &&
+              half[0].bits == 0,
+          "Element loads and stores");
+}
+
+/* ---- functions ------------------------------------------------------------------------------- */
+
+/* Largest relative error where the true value is a normal number; NaN counts as infinite. */
+template <class Function, class Truth>
+static double worst_error(float lo, float hi, Function function, Truth truth) {
+    double worst = 0;
+    const auto probe = [&](float x) {
+        if (!(x >= lo && x <= hi)) return;
+        const double expected = truth((double)x), got = function(x);
+        if (!(fabs(expected) >= 0x1p-126 && fabs(expected) <= 3.4e38)) return;
+        const double error = fabs(got - expected) / fabs(expected);
+        if (!(error <= worst)) worst = error == error ? error : INFINITY;
+    };
+    for (uint32_t step = 0; step < 0x7f800000u; step += 8191) { /* all magnitudes */
+        probe(as_float(step));
+        probe(-as_float(step));
+    }
+    for (int i = 0; i <= 200000; i++) probe(lo + (hi - lo) * (float)i / 200000.0f);
+    for (int i = 0; i <= 200000; i++) probe(-2.0f + 4.0f * (float)i / 200000.0f);
+    return worst;
+}
+
+#define CHECK_FUNCTION(function, lo, hi, bound, truth)                                             \
+    do {                                                                                           \
+        const double error = worst_error(                                                          \
+            lo, hi, [](float x) { return (double)function(x); },                                   \
+            [](double x) { return (double)(truth); });                                             \
+        check(error <= (bound), #function " on [%g, %g]: error %.2e, bound %.2e", (double)(lo),    \
+              (double)(hi), error, (double)(bound));                                               \
+    } while (0)
+
+static void test_functions() {
+    CHECK_FUNCTION(ex2_approx, -126, 128, 0x1p-22, exp2(x));
+    CHECK_FUNCTION(rcp_approx, 1e-37f, 1e37f, 0x1p-23, 1 / x);
+    CHECK_FUNCTION(rsqrt_approx, 1e-37f, 1e37f, 0x1p-22, 1 / sqrt(x));
+    CHECK_FUNCTION(exp_fast, -1, 1, 3e-7, exp(x));
+    CHECK_FUNCTION(exp_fast, -87, 88, 5.5e-6, exp(x));
+    CHECK_FUNCTION(exp_accurate, -87.3f, 88.7f, 3.6e-7, exp(x));
+    CHECK_FUNCTION(expm1_neg, -1e30f, 0, 4e-7, expm1(x));
+    CHECK_FUNCTION(log1p_unit, 0, 1, 4e-7, log1p(x));
+    CHECK_FUNCTION(softplus, -87, 1e30f, 6e-7, x > 50 ? x : log1p(exp(x)));
+    CHECK_FUNCTION(sigmoid, -87, 1e30f, 6e-7, 1 / (1 + exp(-x)));
+    CHECK_FUNCTION(silu, -87, 1e30f, 7e-7, x / (1 + exp(-x)));
+
+    check(exp_accurate(89.0f) == INFINITY && exp_accurate(-200.0f) == 0.0f &&
+              exp_accurate(INFINITY) == INFINITY && exp_accurate(-INFINITY) == 0.0f &&
+              exp_accurate(0.0f) == 1.0f && isnan(exp_accurate(NAN)) && exp_fast(-INFINITY) == 0.0f,
+          "exp at the ends");
+    check(expm1_neg(0.0f) == 0.0f && expm1_neg(-INFINITY) == -1.0f &&
+              expm1_neg(-1e-30f) == -1e-30f && isnan(expm1_neg(NAN)),
+          "expm1_neg at the ends");
+    check(softplus(-INFINITY) == 0.0f && softplus(INFINITY) == INFINITY &&
+              softplus(200.0f) == 200.0f && softplus(-200.0f) == 0.0f && isnan(softplus(NAN)),
+          "softplus at the ends");
+    check(sigmoid(-INFINITY) == 0.0f && sigmoid(INFINITY) == 1.0f && sigmoid(0.0f) == 0.5f &&
+              silu(-1e30f) == 0.0f && silu(1e30f) == 1e30f && silu(0.0f) == 0.0f &&
+              isnan(sigmoid(NAN)) && isnan(silu(NAN)),
+          "sigmoid and silu at the ends");
+}
+
+/* ---- primitives ------------------------------------------------------------------------------ */
+
+struct IndexParams {
+    int* out; /* [blocks][threads][8] */
+};
+
+GT_KERNEL(64, 1) index_kernel(const GT_GRID_CONSTANT IndexParams p) {
+    const int block = (block_z() * grid_y() + block_y()) * grid_x() + block_x();
+    int* out = p.out + (block * block_threads() + thread_id()) * 8;
+    out[0] = thread_id();
+    out[1] = lane_id() + 32 * warp_id();
+    out[2] = block_x();
+    out[3] = block_y();
+    out[4] = block_z();
+    out[5] = grid_x();
+    out[6] = grid_y();
+    out[7] = grid_z();
+}
+
+static void test_indices() {
+    const int gx = 3, gy = 2, gz = 2, threads = 64;
+    Array<int> out(gx * gy * gz * threads * 8, -1);
+    launch(index_kernel, {gx, gy, gz}, threads, 0, nullptr, IndexParams{out.data()});
+    int errors = 0;
+    for (int i = 0; i < gx * gy * gz * threads; i++) {
+        const int thread = i % threads, block = i / threads;
+        const int expected[8] = {thread,          thread, block % gx, block / gx % gy,
+                                 block / gx / gy, gx,     gy,         gz};
+        errors += memcmp(expected, &out[i * 8], sizeof expected) != 0;
+    }
+    check(errors == 0, "indices");
+    check_clean("indices");
+}
+
+struct CountParams {
+    int* blocks;
+};
+
+GT_KERNEL(32, 1) count_kernel(const GT_GRID_CONSTANT CountParams p) {
+    if (thread_id() == 0) p.blocks[block_x() % 2]++;
+}
+
+static void test_launch() {
+    const IndexParams none = {nullptr};
+    check(launch(index_kernel, {0}, 64, 0, nullptr, none) == cudaErrorInvalidConfiguration &&
+              launch(index_kernel, {1}, 1056, 0, nullptr, none) == cudaErrorInvalidConfiguration &&
+              launch(index_kernel, {1, 65536}, 64, 0, nullptr, none) ==
+                  cudaErrorInvalidConfiguration &&
+              launch(index_kernel, {1}, 64, 300000, nullptr, none) == cudaErrorInvalidValue,
+          "launch refuses impossible configurations");
+    int blocks[2] = {0, 0};
+    launch(count_kernel, {70000}, 32, 0, nullptr, CountParams{blocks});
+    check(blocks[0] == 35000 && blocks[1] == 35000, "70000 blocks in x");
+    check_clean("launch");
+}
+
+struct WidthParams {
+    const uint32_t* in; /* [threads][4] */
+    uint32_t* out;      /* [7][threads][4] */
+};
+
+template <class T>
+GT_DEV void round_trip(const WidthParams& p, int which) {
+    const uint32_t cell = smem_base() + (uint32_t)(thread_id() * sizeof(T));
+    T value;
+    memcpy(&value, p.in + 4 * thread_id(), sizeof value);
+    sts<T>(cell, value);
+    sync_threads();
+    value = lds<T>(cell ^ (uint32_t)sizeof(T)); /* the neighbour's */
+    sync_threads();
+    memcpy(p.out + (which * block_threads() + thread_id()) * 4, &value, sizeof value);
+}
+
+GT_KERNEL(64, 1) width_kernel(const GT_GRID_CONSTANT WidthParams p) {
+    round_trip<uint16_t>(p, 0);
+    round_trip<float>(p, 1);
+    round_trip<uint32_t>(p, 2);
+    round_trip<float2>(p, 3);
+    round_trip<uint2>(p, 4);
+    round_trip<float4>(p, 5);
+    round_trip<uint4>(p, 6);
+    const uint4 value = ldg<uint4>(p.in + 4 * thread_id());
+    stg<uint4>(p.out + (7 * block_threads() + thread_id()) * 4, value);
+}
+
+static void test_widths() {
+    const int threads = 64, widths[7] = {2, 4, 4, 8, 8, 16, 16};
+    Array<uint32_t> in(threads * 4), out(8 * threads * 4);
+    for (uint32_t& word : in) word = random_bits();
+    launch(width_kernel, {1}, threads, threads * 16, nullptr, WidthParams{in.data(), out.data()});
+    int errors = 0;
+    for (int which = 0; which < 7; which++) {
+        for (int i = 0; i < threads; i++) {
+            errors += memcmp(&out[(which * threads + i) * 4], &in[(i ^ 1) * 4], widths[which]) != 0;
+        }
+    }
+    errors += memcmp(&out[7 * threads * 4], in.data(), threads * 16) != 0;
+    check(errors == 0, "lds and sts of seven types, ldg and stg");
+    check_clean("lds, sts");
+}
+
+struct CopyParams {
+    const uint16_t* in; /* [threads][8] */
+    uint16_t* out;      /* [3][9][threads][8] */
+};
+
+template <int BYTES>
+GT_DEV void copy_all_lengths(const CopyParams& p, int which) {
+    const uint32_t cell = smem_base() + (uint32_t)(thread_id() * 16);
+    for (int n = 0; n <= BYTES / 2; n++) {
+        sts<uint4>(cell, uint4{~0u, ~0u, ~0u, ~0u});
+        cp_async<BYTES>(cell, p.in + 8 * thread_id(), 2 * n);
+        cp_async_commit();
+        cp_async_wait<0>();
+        const uint4 value = lds<uint4>(cell);
+        stg<uint4>(p.out + (((which * 9 + n) * block_threads()) + thread_id()) * 8, value);
+    }
+}
+
+GT_KERNEL(32, 1) copy_kernel(const GT_GRID_CONSTANT CopyParams p) {
+    copy_all_lengths<4>(p, 0);
+    copy_all_lengths<8>(p, 1);
+    copy_all_lengths<16>(p, 2);
+}
+
+static void test_cp_async() {
+    const int threads = 32;
+    Array<uint32_t> in(threads * 4), out(3 * 9 * threads * 4);
+    for (uint32_t& word : in) word = random_bits() | 0x00010001u;
+    launch(copy_kernel, {1}, threads, threads * 16, nullptr,
+           CopyParams{reinterpret_cast<uint16_t*>(in.data()),
+                      reinterpret_cast<uint16_t*>(out.data())});
+    int errors = 0;
+    for (int which = 0; which < 3; which++) {
+        const int bytes = 4 << which;
+        for (int n = 0; n <= bytes / 2; n++) {
+            for (int i = 0; i < threads; i++) {
+                uint8_t expected[16];
+                memset(expected, 0xff, 16);
+                memset(expected, 0, bytes);
+                memcpy(expected, &in[i * 4], 2 * n);
+                errors += memcmp(expected, &out[((which * 9 + n) * threads + i) * 4], 16) != 0;
+            }
+        }
+    }
+    check(errors == 0, "cp_async of 4, 8, 16 bytes with zero fill");
+    check_clean("cp_async");
+}
+
+struct ShuffleParams {
+    const float* in; /* [32] */
+    float* out;      /* [6][32] */
+};
+
+GT_KERNEL(32, 1) shuffle_kernel(const GT_GRID_CONSTANT ShuffleParams p) {
+    const int lane = lane_id();
+    const float value = p.in[lane];
+    p.out[lane] = shfl_xor(value, 5);
+    p.out[32 + lane] = shfl_up(value, 3);
+    p.out[64 + lane] = shfl_down(value, 7);
+    p.out[96 + lane] = shfl_idx(value, (lane * 7 + 3) % 32);
+    p.out[128 + lane] = as_float(shfl_idx(as_uint(value), 9));
+    p.out[160 + lane] = warp_sum(value);
+}
+
+static void test_shuffles() {
+    Array<float> in(32), out(6 * 32);
+    for (float& x : in) x = (float)random_bits() * 0x1p-31f - 1.0f;
+    launch(shuffle_kernel, {1}, 32, 0, nullptr, ShuffleParams{in.data(), out.data()});
+    Array<float> sums = in;
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        const Array<float> before = sums;
+        for (int i = 0; i < 32; i++) sums[i] = before[i] + before[i ^ mask];
+    }
+    int errors = 0;
+    for (int i = 0; i < 32; i++) {
+        errors += !same(out[i], in[i ^ 5]);
+        errors += !same(out[32 + i], in[i >= 3 ? i - 3 : i]);
+        errors += !same(out[64 + i], in[i + 7 < 32 ? i + 7 : i]);
+        errors += !same(out[96 + i], in[(i * 7 + 3) % 32]);
+        errors += !same(out[128 + i], in[9]);
+        errors += !same(out[160 + i], sums[0]);
+    }
+    check(errors == 0, "shuffles and warp_sum");
+    check_clean("shuffles");
+}
+
+struct MatrixParams {
+    const uint32_t* in; /* [4][8][8] 16-bit elements */
+    uint32_t* out;      /* [15][32] registers */
+};
+
+GT_KERNEL(32, 1) matrix_kernel(const GT_GRID_CONSTANT MatrixParams p) {
+    const int lane = lane_id();
+    sts<uint4>(smem_base() + 16 * lane, ldg<uint4>(p.in + 4 * lane));
+    sync_warp();
+    /* Lanes that give no address may hold anything. */
+    const uint32_t row = smem_base() + 16 * lane;
+    uint32_t one, two[2], four[4];
+    uint32_t* out = p.out + lane;
+    ldmatrix_x1(one, lane < 8 ? row : 7u);
+    out[0] = one;
+    ldmatrix_x2(two, lane < 16 ? row : 7u);
+    for (int i = 0; i < 2; i++) out[32 * (1 + i)] = two[i];
+    ldmatrix_x4(four, row);
+    for (int i = 0; i < 4; i++) out[32 * (3 + i)] = four[i];
+    ldmatrix_x1_trans(one, lane < 8 ? row : 7u);
+    out[32 * 7] = one;
+    ldmatrix_x2_trans(two, lane < 16 ? row : 7u);
+    for (int i = 0; i < 2; i++) out[32 * (8 + i)] = two[i];
+    ldmatrix_x4_trans(four, row);
+    for (int i = 0; i < 4; i++) out[32 * (10 + i)] = four[i];
+    out[32 * 14] = movmatrix_trans(out[32 * 3]);
+}
+
+static void test_matrices() {
+    Array<uint32_t> in(4 * 32), out(15 * 32);
+    for (uint32_t& word : in) word = random_bits();
+    launch(matrix_kernel, {1}, 32, 512, nullptr, MatrixParams{in.data(), out.data()});
+    uint16_t m[4][8][8];
+    memcpy(m, in.data(), sizeof m);
+    int errors = 0;
+    for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, j = lane % 4;
+        const int matrices[15] = {0, 0, 1, 0, 1, 2, 3, 0, 0, 1, 0, 1, 2, 3, 0};
+        for (int i = 0; i < 15; i++) {
+            const uint16_t(*matrix)[8] = m[matrices[i]];
+            const bool transposed = i >= 7;
+            const uint32_t lo = transposed ? matrix[2 * j][g] : matrix[g][2 * j];
+            const uint32_t hi = transposed ? matrix[2 * j + 1][g] : matrix[g][2 * j + 1];
+            errors += out[32 * i + lane] != (lo | hi << 16);
+        }
+    }
+    check(errors == 0, "ldmatrix x1, x2, x4, transposed or not, and movmatrix_trans");
+    check_clean("ldmatrix");
+}
+
+struct MmaParams {
+    const float *a, *b, *c; /* [16][16], [16][8], [16][8] */
+    float* out;             /* [3][16][8] */
+};
+
+template <class T>
+GT_DEV void product16(const MmaParams& p, float* out) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    uint32_t a[4], b[2];
+    for (int i = 0; i < 4; i++) {
+        const float* element = p.a + (g + 8 * (i % 2)) * 16 + 2 * j + 8 * (i / 2);
+        a[i] = Element<T>::pack(element[0], element[1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        const float* element = p.b + (2 * j + 8 * i) * 8 + g;
+        b[i] = Element<T>::pack(element[0], element[8]);
+    }
+    float c[4];
+    for (int i = 0; i < 4; i++) c[i] = p.c[(g + 8 * (i / 2)) * 8 + 2 * j + i % 2];
+    mma<T>(c, a, b[0], b[1]);
+    for (int i = 0; i < 4; i++) out[(g + 8 * (i / 2)) * 8 + 2 * j + i % 2] = c[i];
+}
+
+/* The same product in two steps of 8. */
+GT_DEV void product8(const MmaParams& p, float* out) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    float c[4];
+    for (int i = 0; i < 4; i++) c[i] = p.c[(g + 8 * (i / 2)) * 8 + 2 * j + i % 2];
+    for (int k = 0; k < 16; k += 8) {
+        float a[4], b[2];
+        for (int i = 0; i < 4; i++) a[i] = p.a[(g + 8 * (i % 2)) * 16 + k + j + 4 * (i / 2)];
+        for (int i = 0; i < 2; i++) b[i] = p.b[(k + j + 4 * i) * 8 + g];
+        mma_tf32(c, a, b[0], b[1]);
+    }
+    for (int i = 0; i < 4; i++) out[(g + 8 * (i / 2)) * 8 + 2 * j + i % 2] = c[i];
+}
+
+GT_KERNEL(32, 1) mma_kernel(const GT_GRID_CONSTANT MmaParams p) {
+    product16<bf16>(p, p.out);
+    product16<f16>(p, p.out + 128);
+    product8(p, p.out + 256);
+}
+
+static void test_mma() {
+    Array<float> a(256), b(128), c(128), out(3 * 128), expected(128);
+    for (float& x : a) x = random_integer();
+    for (float& x : b) x = random_integer();
+    for (float& x : c) x = random_integer();
+    launch(mma_kernel, {1}, 32, 0, nullptr, MmaParams{a.data(), b.data(), c.data(), out.data()});
+    for (int row = 0; row < 16; row++) {
+        for (int col = 0; col < 8; col++) {
+            float sum = c[row * 8 + col];
+            for (int k = 0; k < 16; k++) sum += a[row * 16 + k] * b[k * 8 + col];
+            expected[row * 8 + col] = sum;
+        }
+    }
+    const char* const names[3] = {"mma_bf16", "mma_f16", "mma_tf32"};
+    for (int which = 0; which < 3; which++) {
+        int errors = 0;
+        for (int i = 0; i < 128; i++) errors += !same(out[which * 128 + i], expected[i]);
+        check(errors == 0, "%s", names[which]);
+    }
+    check_clean("mma");
+}
+
+/* ---- a pipeline, sound or with one fault planted --------------------------------------------- */
+
+enum class Plant {
+    NOTHING,
+    WAIT_TOO_LAX,      /* cp_async_wait leaves the tile in use in flight */
+    NO_LOADED_BARRIER, /* producers read each other's copies without a barrier */
+    NO_FULL_ARRIVE,    /* the consumer waits for tiles that are never announced */
+    NO_EMPTY_BARRIER,  /* producers overwrite tiles that the consumer may still read */
+    WRONG_FULL_COUNT,  /* the two sides disagree on the number of threads */
+    COUNT_TOO_LARGE,   /* both wait for more threads than ever come */
+    LEFTOVER_ARRIVAL,  /* one arrival too many at the end */
+};
+
+struct PipelineParams {
+    const float* in; /* [tiles][64][4] */
+    float* out;      /* [tiles][32] */
+    int tiles;
+    Plant plant;
+};
+
+/* Two producer warps load tiles of 64 x float4 through a ring of three and pass the rows, reversed
+ * and doubled, to a consumer warp through two buffers. */
+struct Pipeline {
+    static constexpr int PRODUCERS = 64, THREADS = 96, RING = 3, TILE_BYTES = 64 * 16;
+    static constexpr int BUFFERS = RING * TILE_BYTES, SMEM_BYTES = (RING + 2) * TILE_BYTES;
+    static constexpr int LOADED = 1, FULL = 2, EMPTY = 4; /* barriers; FULL, EMPTY per buffer */
+};
+
+GT_DEV void load_tile(const PipelineParams& p, int tile) {
+    if (tile < p.tiles) {
+        cp_async<16>(smem_base() + (tile % Pipeline::RING) * Pipeline::TILE_BYTES +
+                         16 * thread_id(),
+                     p.in + (tile * 64 + thread_id()) * 4);
+    }
+    cp_async_commit();
+}
+
+GT_DEV void produce(const PipelineParams& p) {
+    const int me = thread_id();
+    for (int tile = 0; tile < 2; tile++) load_tile(p, tile);
+    for (int tile = 0; tile < p.tiles; tile++) {
+        if (p.plant == Plant::WAIT_TOO_LAX) {
+            cp_async_wait<2>();
+        } else {
+            cp_async_wait<1>();
+        }
+        if (p.plant != Plant::NO_LOADED_BARRIER) bar_sync(Pipeline::LOADED, Pipeline::PRODUCERS);
+        load_tile(p, tile + 2);
+        const uint32_t slot = smem_base() + (tile % Pipeline::RING) * Pipeline::TILE_BYTES;
+        const float4 v = lds<float4>(slot + 16 * (63 - me));
+        if (tile >= 2 && p.plant != Plant::NO_EMPTY_BARRIER) {
+            bar_sync(Pipeline::EMPTY + tile % 2, Pipeline::THREADS);
+        }
+        sts<float4>(smem_base() + Pipeline::BUFFERS + tile % 2 * Pipeline::TILE_BYTES + 16 * me,
+                    float4{2 * v.x, 2 * v.y, 2 * v.z, 2 * v.w});
+        if (p.plant != Plant::NO_FULL_ARRIVE) {
+            bar_arrive(Pipeline::FULL + tile % 2,
+                       Pipeline::THREADS - (p.plant == Plant::WRONG_FULL_COUNT ? 32 : 0));
+        }
+    }
+    if (p.plant == Plant::LEFTOVER_ARRIVAL) bar_arrive(Pipeline::EMPTY, Pipeline::THREADS);
+}
+
+GT_DEV void consume(const PipelineParams& p) {
+    for (int tile = 0; tile < p.tiles; tile++) {
+        bar_sync(Pipeline::FULL + tile % 2, Pipeline::THREADS);
+        const uint32_t buffer = smem_base() + Pipeline::BUFFERS + tile % 2 * Pipeline::TILE_BYTES;
+        const float4 v = lds<float4>(buffer + 16 * lane_id());
+        const float4 w = lds<float4>(buffer + 16 * (lane_id() + 32));
+        p.out[tile * 32 + lane_id()] = v.x + v.y + v.z + v.w + w.x + w.y + w.z + w.w;
+        if (tile + 2 < p.tiles && p.plant != Plant::NO_EMPTY_BARRIER) {
+            bar_arrive(Pipeline::EMPTY + tile % 2, Pipeline::THREADS);
+        }
+    }
+}
+
+GT_KERNEL(Pipeline::THREADS, 1) pipeline_kernel(const GT_GRID_CONSTANT PipelineParams p) {
+    if (p.plant == Plant::COUNT_TOO_LARGE && warp_id() < 2) bar_sync(7, Pipeline::THREADS);
+    if (thread_id() < Pipeline::PRODUCERS) {
+        produce(p);
+    } else {
+        consume(p);
+    }
+}
+
+/* True when the results are right. */
+static bool run_pipeline(Plant plant) {
+    const int tiles = 9;
+    Array<float> in(tiles * 256), out(tiles * 32, NAN);
+    for (float& x : in) x = random_integer();
+    launch(pipeline_kernel, {2}, Pipeline::THREADS, Pipeline::SMEM_BYTES, nullptr,
+           PipelineParams{in.data(), out.data(), tiles, plant});
+    for (int i = 0; i < tiles * 32; i++) {
+        const int tile = i / 32, lane = i % 32;
+        float sum = 0;
+        for (int k = 0; k < 4; k++) {
+            sum +=
+                2 * in[(tile * 64 + 63 - lane) * 4 + k] + 2 * in[(tile * 64 + 31 - lane) * 4 + k];
+        }
+        if (!same(out[i], sum)) return false;
+    }
+    return true;
+}
+
+static void test_pipeline() {
+    bool right = true;
+    for (int seed = 1; seed <= 8; seed++) {
+        emu::set_seed(seed);
+        right = run_pipeline(Plant::NOTHING) && right;
+    }
+    check(right, "sound pipeline: right results under 8 schedules");
+    check_clean("sound pipeline");
+
+    /* Which of two faults it is can depend on the schedule. */
+    const struct {
+        Plant plant;
+        emu::Fault fault, or_fault;
+        const char* name;
+    } cases[] = {
+        {Plant::WAIT_TOO_LAX, emu::Fault::IN_FLIGHT, emu::Fault::IN_FLIGHT,
+         "cp_async_wait off by one"},
+        {Plant::NO_LOADED_BARRIER, emu::Fault::RACE, emu::Fault::IN_FLIGHT,
+         "missing barrier between loads and reads"},
+        {Plant::NO_FULL_ARRIVE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK, "missing arrive"},
+        {Plant::NO_EMPTY_BARRIER, emu::Fault::RACE, emu::Fault::BARRIER,
+         "missing barrier before reuse"},
+        {Plant::WRONG_FULL_COUNT, emu::Fault::BARRIER, emu::Fault::DEADLOCK, "wrong barrier count"},
+        {Plant::COUNT_TOO_LARGE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK,
+         "barrier for more threads than come"},
+        {Plant::LEFTOVER_ARRIVAL, emu::Fault::BARRIER, emu::Fault::BARRIER, "arrival left over"},
+    };
+    for (const auto& c : cases) {
+        for (int seed = 1; seed <= 4; seed++) {
+            emu::set_seed(seed);
+            run_pipeline(c.plant);
+            check_caught(c.name, emu::faults(c.fault) ? c.fault : c.or_fault, "pipeline_kernel");
+        }
+    }
+}
+
+/* ---- small planted faults -------------------------------------------------------------------- */
+
+struct NoParams {
+    float* sink;
+};
+
+GT_DEV uint32_t my_word() { return smem_base() + 4 * thread_id(); }
+
+GT_KERNEL(64, 1) warp_race_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<float>(my_word(), 1.0f);
+    sync_warp();
+    lds<float>(my_word() ^ 128); /* the other warp's word: sync_threads is missing */
+}
+
+GT_KERNEL(64, 1) write_race_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<uint16_t>(smem_base() + 2 * lane_id(), (uint16_t)warp_id());
+}
+
+GT_KERNEL(32, 1) lane_race_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<float>(my_word(), 1.0f);
+    lds<float>(my_word() ^ 4); /* sync_warp is missing */
+}
+
+GT_KERNEL(32, 1) lane_reuse_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<float>(my_word(), 1.0f);
+    sync_warp();
+    const float value = lds<float>(my_word() ^ 4);
+    sts<float>(my_word(), value); /* sync_warp is missing */
+}
+
+/* Only the shuffle stands between the lanes: enough in step, not for the PTX memory model. */
+GT_KERNEL(32, 1) shuffle_order_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<float>(my_word(), 1.0f);
+    const int other = shfl_xor(lane_id(), 1);
+    lds<float>(smem_base() + 4 * other);
+}
+
+GT_KERNEL(32, 1) matrix_order_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<uint4>(smem_base() + 16 * lane_id(), uint4{0, 0, 0, 0});
+    uint32_t r[4];
+    ldmatrix_x4(r, smem_base() + 16 * lane_id());
+}
+
+GT_KERNEL(32, 1) uninitialised_kernel(const GT_GRID_CONSTANT NoParams) {
+    if (block_x() == 0) sts<float>(my_word(), 1.0f);
+    sync_warp();
+    lds<float>(my_word()); /* nothing is left of the block before */
+}
+
+GT_KERNEL(32, 1) bounds_kernel(const GT_GRID_CONSTANT NoParams) { sts<float>(my_word() + 4, 1.0f); }
+
+GT_KERNEL(32, 1) no_base_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<float>((uint32_t)(4 * thread_id()), 1.0f);
+}
+
+GT_KERNEL(32, 1) matrix_bounds_kernel(const GT_GRID_CONSTANT NoParams) {
+    uint32_t r;
+    ldmatrix_x1(r, smem_base() + 16 * lane_id() + 256);
+}
+
+GT_KERNEL(32, 1) misaligned_kernel(const GT_GRID_CONSTANT NoParams) {
+    sts<float2>(smem_base() + 8 * thread_id() + 4, float2{1.0f, 2.0f});
+}
+
+GT_KERNEL(32, 1) misaligned_global_kernel(const GT_GRID_CONSTANT NoParams p) {
+    ldg<float2>(p.sink + 1);
+}
+
+GT_KERNEL(32, 1) skipping_lane_kernel(const GT_GRID_CONSTANT NoParams) {
+    if (lane_id() == 7) return;
+    warp_sum(1.0f);
+}
+
+GT_KERNEL(32, 1) other_collective_kernel(const GT_GRID_CONSTANT NoParams) {
+    if (lane_id() < 16) {
+        warp_sum(1.0f);
+    } else {
+        sync_warp();
+    }
+}
+
+GT_KERNEL(32, 1) divergent_barrier_kernel(const GT_GRID_CONSTANT NoParams) {
+    if (lane_id() < 16) {
+        bar_sync(1, 32);
+    } else {
+        bar_sync(1, 32);
+    }
+}
+
+GT_KERNEL(32, 1) barrier_id_kernel(const GT_GRID_CONSTANT NoParams) {
+    bar_sync(1 + lane_id() / 16, 32);
+}
+
+GT_KERNEL(64, 1) partial_warp_kernel(const GT_GRID_CONSTANT NoParams) { bar_sync(1, 48); }
+
+GT_KERNEL(64, 1) twice_kernel(const GT_GRID_CONSTANT NoParams) {
+    if (warp_id() == 0) bar_arrive(1, 64);
+    if (warp_id() == 0) bar_sync(1, 64);
+}
+
+GT_KERNEL(32, 1) early_read_kernel(const GT_GRID_CONSTANT NoParams p) {
+    cp_async<16>(smem_base() + 16 * thread_id(), p.sink);
+    cp_async_commit();
+    lds<float4>(smem_base() + 16 * thread_id());
+    cp_async_wait<0>();
+}
+
+GT_KERNEL(32, 1) uncommitted_kernel(const GT_GRID_CONSTANT NoParams p) {
+    cp_async<16>(smem_base() + 16 * thread_id(), p.sink);
+    cp_async_wait<0>();
+}
+
+GT_KERNEL(32, 1) odd_copy_kernel(const GT_GRID_CONSTANT NoParams p) {
+    cp_async<4>(my_word(), p.sink, 3);
+    cp_async_commit();
+    cp_async_wait<0>();
+}
+
+static void test_faults() {
+    Array<float4> sink(16);
+    const struct {
+        void (*kernel)(NoParams);
+        const char* kernel_name;
+        int threads;
+        emu::Fault fault;
+        const char* name;
+    } cases[] = {
+        {warp_race_kernel, "warp_race", 64, emu::Fault::RACE, "race between warps"},
+        {write_race_kernel, "write_race", 64, emu::Fault::RACE, "two warps write a cell"},
+        {lane_race_kernel, "lane_race", 32, emu::Fault::RACE, "missing sync_warp before a read"},
+        {lane_reuse_kernel, "lane_reuse", 32, emu::Fault::RACE, "missing sync_warp before a write"},
+        {uninitialised_kernel, "uninitialised", 32, emu::Fault::UNINITIALISED,
+         "uninitialised read"},
+        {bounds_kernel, "bounds", 32, emu::Fault::BOUNDS, "shared write out of bounds"},
+        {no_base_kernel, "no_base", 32, emu::Fault::BOUNDS, "forgotten smem_base"},
+        {matrix_bounds_kernel, "matrix_bounds", 32, emu::Fault::BOUNDS, "ldmatrix out of bounds"},
+        {misaligned_kernel, "misaligned", 32, emu::Fault::ALIGNMENT, "misaligned shared vector"},
+        {misaligned_global_kernel, "misaligned_global", 32, emu::Fault::ALIGNMENT,
+         "misaligned global vector"},
+        {skipping_lane_kernel, "skipping_lane", 32, emu::Fault::DIVERGENCE, "lane skips a shuffle"},
+        {other_collective_kernel, "other_collective", 32, emu::Fault::DIVERGENCE,
+         "lanes at different collectives"},
+        {divergent_barrier_kernel, "divergent_barrier", 32, emu::Fault::DIVERGENCE,
+         "lanes at different barrier instructions"},
+        {barrier_id_kernel, "barrier_id", 32, emu::Fault::BARRIER, "lanes at different barriers"},
+        {partial_warp_kernel, "partial_warp", 64, emu::Fault::BARRIER, "barrier for half a warp"},
+        {twice_kernel, "twice", 64, emu::Fault::BARRIER, "warp arrives twice"},
+        {early_read_kernel, "early_read", 32, emu::Fault::IN_FLIGHT, "read before cp_async_wait"},
+        {uncommitted_kernel, "uncommitted", 32, emu::Fault::COPY, "copy never committed"},
+        {odd_copy_kernel, "odd_copy", 32, emu::Fault::COPY, "cp_async of 3 bytes"},
+    };
+    for (const auto& c : cases) {
+        const size_t smem = c.fault == emu::Fault::BOUNDS ? 128 : 512;
+        launch(c.kernel, {2}, (unsigned)c.threads, smem, nullptr,
+               NoParams{reinterpret_cast<float*>(sink.data())});
+        check_caught(c.name, c.fault, c.kernel_name);
+    }
+}
+
+static void test_strict_order() {
+    const NoParams none = {nullptr};
+    launch(shuffle_order_kernel, {1}, 32, 128, nullptr, none);
+    check_caught("order by a shuffle alone", emu::Fault::RACE, "shuffle_order");
+    launch(matrix_order_kernel, {1}, 32, 512, nullptr, none);
+    check_caught("ldmatrix without sync_warp", emu::Fault::RACE, "matrix_order");
+    emu::set_strict(false);
+    launch(lane_race_kernel, {1}, 32, 128, nullptr, none);
+    check_caught("not strict, no collective", emu::Fault::RACE, "lane_race");
+    launch(shuffle_order_kernel, {1}, 32, 128, nullptr, none);
+    launch(matrix_order_kernel, {1}, 32, 512, nullptr, none);
+    check_clean("not strict, order by a collective");
+    emu::set_strict(true);
+}
+
+/* ---- bank conflicts -------------------------------------------------------------------------- */
+
+struct StrideParams {
+    int stride; /* in words, between lanes */
+};
+
+GT_KERNEL(32, 1) stride_kernel(const GT_GRID_CONSTANT StrideParams p) {
+    sts<uint32_t>(smem_base() + 4 * p.stride * lane_id(), 0u);
+}
+
+GT_KERNEL(32, 1) wide_stride_kernel(const GT_GRID_CONSTANT StrideParams p) {
+    sts<uint4>(smem_base() + 4 * p.stride * lane_id(), uint4{0, 0, 0, 0});
+}
+
+GT_KERNEL(32, 1) divergent_stride_kernel(const GT_GRID_CONSTANT StrideParams p) {
+    if (lane_id() >= 16) sts<uint32_t>(smem_base() + 4 * lane_id(), 0u);
+    sts<uint32_t>(smem_base() + 1024 + 4 * p.stride * lane_id(), 0u);
+}
+
+GT_KERNEL(32, 1) row_stride_kernel(const GT_GRID_CONSTANT StrideParams p) {
+    for (int i = 0; i < 4; i++) {
+        sts<uint32_t>(smem_base() + 4 * (p.stride * (lane_id() / 4) + 4 * i + lane_id() % 4), 0u);
+    }
+    sync_warp();
+    uint32_t r;
+    ldmatrix_x1(r, smem_base() + 4 * p.stride * (lane_id() % 8));
+}
+
+static void check_ways(const char* what, void (*kernel)(StrideParams), int stride, int ways,
+                       uint64_t wavefronts) {
+    launch(kernel, {1}, 32, 32768, nullptr, StrideParams{stride});
+    const emu::Stats s = emu::stats();
+    check(s.worst_ways == ways && s.wavefronts == wavefronts && emu::faults() == 0,
+          "%s, stride %d words: %d ways, %d wavefronts, average %.2f", what, stride, s.worst_ways,
+          (int)s.wavefronts, s.average_ways());
+    emu::reset();
+}
+
+static void test_bank_conflicts() {
+    check_ways("4-byte stores", stride_kernel, 1, 1, 1);
+    check_ways("4-byte stores", stride_kernel, 8, 8, 8);
+    check_ways("4-byte stores", stride_kernel, 9, 1, 1);
+    check_ways("4-byte stores", stride_kernel, 32, 32, 32);
+    check_ways("16-byte stores", wide_stride_kernel, 4, 1, 4);
+    check_ways("16-byte stores", wide_stride_kernel, 32, 8, 32);
+    check_ways("divergent stores", divergent_stride_kernel, 8, 8, 9);
+    check_ways("ldmatrix", row_stride_kernel, 32, 8, 4 * 8 + 8);
+    check_ways("ldmatrix", row_stride_kernel, 36, 1, 4 + 1);
+
+    launch(stride_kernel, {3}, 32, 32768, nullptr, StrideParams{8});
+    const std::vector<emu::Traffic> lines = emu::traffic();
+    check(lines.size() == 1 && lines[0].instructions == 3 && lines[0].wavefronts == 24 &&
+              lines[0].worst_ways == 8 && lines[0].store && lines[0].bytes == 4 &&
+              strcmp(lines[0].site.name(), "test_emu.cpp") == 0,
+          "traffic per source line");
+    emu::reset();
+}
+
+/* ---- speed ----------------------------------------------------------------------------------- */
+
+static void report_speed() {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    for (int i = 0; i < 20; i++) run_pipeline(Plant::NOTHING);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const emu::Stats s = emu::stats();
+    printf("      %.0f warp-wide shared accesses, %.0f switches in %.3f s\n",
+           (double)s.instructions, (double)s.switches, seconds);
+    check_clean("speed");
+}
+
+int main() {
+    test_format<bf16>("bf16");
+    test_format<f16>("f16");
+    test_tf32();
+    test_elements();
+    test_functions();
+    test_indices();
+    test_launch();
+    test_widths();
+    test_cp_async();
+    test_shuffles();
+    test_matrices();
+    test_mma();
+    test_pipeline();
+    test_faults();
+    test_strict_order();
+    test_bank_conflicts();
+    report_speed();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

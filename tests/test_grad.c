@@ -1,0 +1,191 @@
+/* The double twins' gradients against difference quotients of their forward passes.
+ *
+ *     test_grad [OP]
+ *
+ * The loss is <y, dy> + <state_out, dstate_out> with random dy and dstate_out.  The gradient of the
+ * input "X" is the tensor "dX" that backward writes.  On tiny cases every element of every X is moved,
+ * on small ones X is moved along random directions. */
+#include "gt_test.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIRECTIONS = 4, DRAWN = 30, DRAWN_SIZE = 3 };
+
+/* Errors seen are 1e-9 and less: rounding and truncation of the quotients. */
+static const double tolerance = 1e-8;
+
+typedef struct grad_case {
+    const test_case *c;
+    const gt_op *op;
+    test_values forward, backward; /* inputs of the passes */
+    test_values gradient;
+} grad_case;
+
+/* Index of the gradient of the i-th tensor, -1 = none.  A residual's is dy itself. */
+static int gradient_of(const gt_op *op, int i) {
+    char name[64];
+    snprintf(name, sizeof name, "d%s", op->tensors[i].name);
+    return test_find(op, !strcmp(op->tensors[i].name, "residual") ? "dy" : name);
+}
+
+/* The outputs at x = base + step direction. */
+static void evaluate(const grad_case *g, double *x, const double *base, const double *direction,
+                     int64_t count, double step, test_values *out) {
+    for (int64_t i = 0; i < count; i++) x[i] = base[i] + step * direction[i];
+    test_run(&test_truth, g->c, GT_FORWARD, &g->forward, TEST_ALL, out);
+}
+
+/* d loss / d step at 0 for x = base + step direction: two central differences, extrapolated to an
+ * error of h^4.  Differences are taken per output element, so that what does not change costs no
+ * digits. */
+static double difference_quotient(const grad_case *g, double *x, const double *base,
+                                  const double *direction, int64_t count) {
+    const double h = 1e-4;
+    test_values out[4];
+    double sum = 0;
+    for (int k = 0; k < 4; k++)
+        evaluate(g, x, base, direction, count, h * (k < 2 ? k - 2 : k - 1), &out[k]);
+    for (int i = 0; g->op->tensors[i].name; i++) {
+        int dout = gradient_of(g->op, i);
+        int64_t n = test_count(g->c, GT_FORWARD, &g->op->tensors[i]);
+        if (!out[0].of[i] || !g->backward.of[dout]) continue;
+        for (int64_t j = 0; j < n; j++) {
+            double wide = out[3].of[i][j] - out[0].of[i][j];
+            double narrow = out[2].of[i][j] - out[1].of[i][j];
+            sum += g->backward.of[dout][j] * (8 * narrow - wide) / (12 * h);
+        }
+    }
+    for (int k = 0; k < 4; k++) test_free(&out[k]);
+    memcpy(x, base, (size_t)count * sizeof *x);
+    return sum;
+}
+
+/* A step fit for x: relative if x is large. */
+static double scale_of(double x) { return isfinite(x) && fabs(x) > 1 ? fabs(x) : 1; }
+
+static void check_elements(const grad_case *g, const char *name, const double *gradient, double *x,
+                           const double *base, int64_t count) {
+    double *direction = test_array(count, 0), error = 0, norm = 0, worst_error = -1, worst_value = 0;
+    int64_t worst = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double quotient;
+        direction[i] = scale_of(base[i]);
+        quotient = difference_quotient(g, x, base, direction, count) / direction[i];
+        direction[i] = 0;
+        error += (quotient - gradient[i]) * (quotient - gradient[i]);
+        norm += gradient[i] * gradient[i];
+        if (!(fabs(quotient - gradient[i]) <= worst_error)) {
+            worst_error = fabs(quotient - gradient[i]);
+            worst_value = quotient;
+            worst = i;
+        }
+    }
+    test_check(sqrt(error) <= tolerance * sqrt(norm),
+               "%s: %s: error %.2e of %.2e; worst [%lld]: %.12g, difference quotient %.12g",
+               test_describe(g->c, GT_BACKWARD), name, sqrt(error), sqrt(norm), (long long)worst,
+               gradient[worst], worst_value);
+    free(direction);
+}
+
+static void check_directions(const grad_case *g, const char *name, const double *gradient, double *x,
+                             const double *base, int64_t count) {
+    double *direction = test_array(count, 0);
+    test_random r = {test_seed(g->c)};
+    for (int k = 0; k < DIRECTIONS; k++) {
+        double along = 0, norm = 0, quotient;
+        for (int64_t i = 0; i < count; i++) {
+            direction[i] = test_normal(&r) * scale_of(base[i]);
+            along += gradient[i] * direction[i];
+            norm += gradient[i] * direction[i] * gradient[i] * direction[i];
+        }
+        quotient = difference_quotient(g, x, base, direction, count);
+        test_check(fabs(quotient - along) <= tolerance * (fabs(along) + sqrt(norm)),
+                   "%s: %s: along random direction %d: %.12g, difference quotient %.12g",
+                   test_describe(g->c, GT_BACKWARD), name, k, along, quotient);
+    }
+    free(direction);
+}
+
+/* The gradient of the i-th tensor, an input of forward. */
+static void check_gradient(grad_case *g, int i) {
+    const gt_tensor *t = &g->op->tensors[i];
+    int64_t count = test_count(g->c, GT_FORWARD, t);
+    int k = gradient_of(g->op, i);
+    const double *gradient;
+    double *x, *base;
+    if (!test_check(k >= 0, "%s has no gradient of %s", g->c->op, t->name)) return;
+    gradient = g->gradient.of[k] ? g->gradient.of[k] : g->backward.of[k];
+    if (!count || !gradient) return;
+    if (!g->forward.of[i]) g->forward.of[i] = test_array(count, test_constant(g->c->op, t->name));
+    x = g->forward.of[i];
+    base = test_array(count, 0);
+    memcpy(base, x, (size_t)count * sizeof *base);
+    (g->c->level == TEST_TINY ? check_elements : check_directions)(
+        g, g->op->tensors[k].name, gradient, x, base, count);
+    free(base);
+}
+
+/* Each gradient is the same number when no other is asked for. */
+static void check_alone(const grad_case *g, int i) {
+    test_values alone;
+    test_run(&test_truth, g->c, GT_BACKWARD, &g->backward, (uint32_t)1 << i, &alone);
+    test_same(&test_truth, g->c, GT_BACKWARD, "asked for alone", &alone, &g->gradient, 0);
+    test_free(&alone);
+}
+
+static void check_case(const test_case *c, int alone) {
+    grad_case g = {.c = c, .op = test_table(c)};
+    test_inputs(c, GT_FORWARD, &g.forward);
+    test_inputs(c, GT_BACKWARD, &g.backward);
+    test_run(&test_truth, c, GT_BACKWARD, &g.backward, TEST_ALL, &g.gradient);
+    for (int i = 0; g.op->tensors[i].name; i++) {
+        if (alone && g.gradient.of[i]) check_alone(&g, i);
+        if (!alone && test_is_input(&g.op->tensors[i], GT_FORWARD)) check_gradient(&g, i);
+    }
+    test_free(&g.forward), test_free(&g.backward), test_free(&g.gradient);
+}
+
+/* Every gradient that backward writes belongs to one input, and so is among those checked. */
+static void check_table(const char *name) {
+    const gt_op *op = test_op_of(name)->table();
+    for (int i = 0; op->tensors[i].name; i++) {
+        const gt_tensor *t = &op->tensors[i];
+        int input = t->name[0] == 'd' ? test_find(op, t->name + 1) : -1;
+        if (!test_is_output(t, GT_BACKWARD)) continue;
+        test_check(input >= 0 && test_is_input(&op->tensors[input], GT_FORWARD),
+                   "%s: no input has the gradient %s", name, t->name);
+    }
+    test_group(name, "a gradient for every input");
+}
+
+static void check_level(const char *op, test_level level, int alone, const char *what) {
+    for (const test_case *c = test_case_table; c->op; c++)
+        if (!strcmp(c->op, op) && c->level == level && (alone || !c->no_difference))
+            check_case(c, alone);
+    test_group(op, what);
+}
+
+static void check_drawn(const char *op) {
+    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+        test_case c;
+        test_draw_case(op, seed, DRAWN_SIZE, &c);
+        check_case(&c, 0);
+    }
+    test_group(op, "every element, random cases");
+}
+
+int main(int argc, char **argv) {
+    for (int i = 0; test_op_names[i]; i++) {
+        const char *op = test_op_names[i];
+        if (argc > 1 && strcmp(argv[1], op)) continue;
+        check_table(op);
+        check_level(op, TEST_TINY, 0, "every element of every gradient");
+        check_level(op, TEST_SMALL, 0, "gradients along random directions");
+        check_drawn(op);
+        check_level(op, TEST_TINY, 1, "each gradient asked for alone");
+        check_level(op, TEST_SMALL, 1, "the same, several chunks");
+    }
+    return test_finish();
+}

@@ -1,0 +1,873 @@
+/* The operators of examples/hybrid_ops.h on the CPU.
+ *
+ * A case lists its arrays and runs an operator on them; the code here does the rest, for every case:
+ * gradients in double against central differences, element by element; float against double; outputs
+ * pre-filled with NaN and fenced by guards; accumulate; a second run and other thread counts bit for bit.
+ * hybrid_ops.c is compiled a second time into this file, in double. */
+#include "ref64.h"
+#define HY_REAL double
+#define HY_BACKEND_CPU hy_backend_cpu64
+#define HY_TWIN(name) gt_ref64_##name
+#include "../examples/hybrid_ops.c"
+#include <float.h>
+
+static int passed, failed;
+
+static int check(int ok, const char *format, ...) {
+    va_list list;
+    if (ok) {
+        passed++;
+        return 1;
+    }
+    failed++;
+    printf("FAIL ");
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    printf("\n");
+    return 0;
+}
+
+static hy_backend *be32, *be64;
+
+/* ---- random numbers -------------------------------------------------------------------------------- */
+
+static uint64_t seed = 1;
+
+static double uniform(void) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (double)(seed >> 11) / 9007199254740992.0;
+}
+static double normal(void) {
+    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
+}
+
+/* ---- cases ------------------------------------------------------------------------------------------ */
+
+enum { ARRAYS = 16 };
+
+/* use: 'x' fp32 input, 'i' int32 input, 'y' output of forward, 'd' the gradient of output `of`, 'g' the
+ * gradient of input `of`, 'p' the same of a parameter (accumulates), 's' other output of forward, which
+ * backward may use; 'e' such one whose error is absolute */
+typedef struct array {
+    const char *name;
+    char use;
+    int of;
+    int64_t count;
+    double spread; /* inputs are normal with this deviation; int32: below it, from -1 if negative */
+} array;
+
+typedef struct op_case op_case;
+struct op_case {
+    const char *name;
+    gt_status (*run)(hy_backend *be, const op_case *c, void **p, int backward, int accumulate);
+    array arrays[ARRAYS]; /* ends with name NULL */
+    int64_t size[5];
+    int flag;
+};
+
+/* Memory of one array, `bytes` per element, fenced by 64 guard bytes on either side. */
+typedef struct block {
+    unsigned char *memory;
+    void *data;
+    size_t bytes;
+} block;
+enum { GUARD = 64 };
+
+static block new_block(size_t bytes) {
+    block b = {malloc(bytes + 2 * GUARD), NULL, bytes};
+    memset(b.memory, 0xa5, bytes + 2 * GUARD);
+    b.data = b.memory + GUARD;
+    return b;
+}
+
+static int is_fenced(const block *b) {
+    for (int i = 0; i < GUARD; i++)
+        if (b->memory[i] != 0xa5 || b->memory[GUARD + b->bytes + i] != 0xa5) return 0;
+    return 1;
+}
+
+static int array_count(const op_case *c) {
+    int n = 0;
+    while (c->arrays[n].name) n++;
+    return n;
+}
+
+static int is_output(const array *a) { return strchr("ygpse", a->use) != NULL; }
+
+/* Values of all arrays as doubles that float can hold; outputs are NaN. */
+static void draw(const op_case *c, double **values, int32_t **ints) {
+    for (int i = 0; c->arrays[i].name; i++) {
+        const array *a = &c->arrays[i];
+        values[i] = malloc((size_t)a->count * sizeof(double) + 1);
+        ints[i] = malloc((size_t)a->count * sizeof(int32_t) + 1);
+        for (int64_t k = 0; k < a->count; k++) {
+            values[i][k] = is_output(a) ? NAN : (float)(a->spread * normal());
+            int least = a->spread < 0 ? -1 : 0, most = (int)fabs(a->spread);
+            ints[i][k] = least + (int)(uniform() * (most - least));
+        }
+    }
+}
+
+static void free_values(double **values, int32_t **ints, int n) {
+    for (int i = 0; i < n; i++) {
+        free(values[i]);
+        free(ints[i]);
+    }
+}
+
+/* Runs forward (and backward) on one backend; results replace the outputs in `values`.  Accumulating
+ * gradients start from what `before` holds, if it is not NULL. */
+static gt_status run_case(hy_backend *be, const op_case *c, double **values, int32_t **ints,
+                          int backward, double **before) {
+    int n = array_count(c);
+    block blocks[ARRAYS];
+    void *pointers[ARRAYS] = {0};
+    for (int i = 0; i < n; i++) {
+        const array *a = &c->arrays[i];
+        int is_int = a->use == 'i';
+        blocks[i] = new_block((size_t)a->count * (is_int ? sizeof(int32_t) : be->fp32_bytes));
+        pointers[i] = blocks[i].data;
+        if (is_int)
+            memcpy(pointers[i], ints[i], blocks[i].bytes);
+        else
+            be->write(be, pointers[i], GT_F32, before && a->use == 'p' ? before[i] : values[i],
+                      a->count);
+    }
+    gt_status status = c->run(be, c, pointers, 0, 0);
+    if (status == GT_OK && backward) status = c->run(be, c, pointers, 1, before != NULL);
+    for (int i = 0; i < n; i++) {
+        const array *a = &c->arrays[i];
+        check(is_fenced(&blocks[i]), "%s %s: %s: wrote outside of the array", be->name, c->name,
+              a->name);
+        if (is_output(a)) be->read(be, values[i], pointers[i], GT_F32, a->count);
+        if (a->use == 'x' || a->use == 'd') {
+            double *after = malloc((size_t)a->count * sizeof *after + 1);
+            be->read(be, after, pointers[i], GT_F32, a->count);
+            check(!memcmp(after, values[i], (size_t)a->count * sizeof *after),
+                  "%s: the input %s was changed", c->name, a->name);
+            free(after);
+        }
+        free(blocks[i].memory);
+    }
+    return status;
+}
+
+/* sum over outputs of <y, dy> */
+static double loss_of(const op_case *c, double **values) {
+    double loss = 0;
+    for (int i = 0; c->arrays[i].name; i++)
+        for (int64_t k = 0; c->arrays[i].use == 'd' && k < c->arrays[i].count; k++)
+            loss += values[i][k] * values[c->arrays[i].of][k];
+    return loss;
+}
+
+/* |a - b| / |b|; NaN if any is NaN */
+static double distance(const double *a, const double *b, int64_t n) {
+    double d = 0, s = 0;
+    for (int64_t i = 0; i < n; i++) {
+        d += (a[i] - b[i]) * (a[i] - b[i]);
+        s += b[i] * b[i];
+    }
+    return d == 0 ? 0 : sqrt(d / (s > 0 ? s : 1e-300));
+}
+
+static double squares(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sum;
+}
+
+static void check_differences(const op_case *c, double **values, int32_t **ints) {
+    const double h = 1e-5;
+    for (int i = 0; c->arrays[i].name; i++) {
+        const array *g = &c->arrays[i];
+        if (g->use != 'g' && g->use != 'p') continue;
+        double *x = values[g->of], *analytic = malloc((size_t)g->count * sizeof *analytic);
+        double *numeric = malloc((size_t)g->count * sizeof *numeric);
+        memcpy(analytic, values[i], (size_t)g->count * sizeof *analytic);
+        for (int64_t k = 0; k < g->count; k++) {
+            double at = x[k], up, down;
+            x[k] = at + h;
+            run_case(be64, c, values, ints, 0, NULL);
+            up = loss_of(c, values);
+            x[k] = at - h;
+            run_case(be64, c, values, ints, 0, NULL);
+            down = loss_of(c, values);
+            x[k] = at;
+            numeric[k] = (up - down) / (2 * h);
+        }
+        double error = distance(analytic, numeric, g->count);
+        check(error < 1e-6, "%s: %s differs from central differences by %.3g", c->name, g->name,
+              error);
+        memcpy(values[i], analytic, (size_t)g->count * sizeof *analytic);
+        free(analytic);
+        free(numeric);
+    }
+}
+
+static double **copy_values(const op_case *c, double **values) {
+    double **copy = calloc(ARRAYS, sizeof *copy);
+    for (int i = 0; c->arrays[i].name; i++) {
+        copy[i] = malloc((size_t)c->arrays[i].count * sizeof(double) + 1);
+        memcpy(copy[i], values[i], (size_t)c->arrays[i].count * sizeof(double));
+    }
+    return copy;
+}
+
+static void free_copy(double **copy) {
+    for (int i = 0; i < ARRAYS; i++) free(copy[i]);
+    free(copy);
+}
+
+static void compare_outputs(const op_case *c, const char *what, double **got, double **truth,
+                            double tolerance) {
+    for (int i = 0; c->arrays[i].name; i++) {
+        if (!is_output(&c->arrays[i])) continue;
+        double error = distance(got[i], truth[i], c->arrays[i].count);
+        if (c->arrays[i].use == 'e') error *= sqrt(squares(truth[i], c->arrays[i].count));
+        check(error <= tolerance, "%s: %s: %s differs by %.3g (allowed %.3g)", c->name,
+              c->arrays[i].name, what, error, tolerance);
+    }
+}
+
+/* Gradients that start from numbers end as those plus the gradient. */
+static void check_accumulate(const op_case *c, double **values, int32_t **ints) {
+    double **before = copy_values(c, values), **after = copy_values(c, values);
+    for (int i = 0; c->arrays[i].name; i++)
+        for (int64_t k = 0; k < c->arrays[i].count; k++) before[i][k] = normal();
+    check(run_case(be64, c, after, ints, 1, before) == GT_OK, "%s: %s", c->name, hy_last_error());
+    for (int i = 0; c->arrays[i].name; i++)
+        for (int64_t k = 0; c->arrays[i].use == 'p' && k < c->arrays[i].count; k++)
+            after[i][k] -= before[i][k];
+    compare_outputs(c, "accumulated, less what was there,", after, values, 1e-12);
+    free_copy(before);
+    free_copy(after);
+}
+
+static void set_threads(int n) {
+#ifdef _OPENMP
+    omp_set_num_threads(n);
+#else
+    (void)n;
+#endif
+}
+
+static void test_case(const op_case *c, int differences, double tolerance) {
+    double *values[ARRAYS] = {0};
+    int32_t *ints[ARRAYS] = {0};
+    int n = array_count(c);
+    seed = 1;
+    draw(c, values, ints);
+    double **fast = copy_values(c, values), **again = copy_values(c, values);
+    if (check(run_case(be64, c, values, ints, 1, NULL) == GT_OK, "%s: %s", c->name,
+              hy_last_error())) {
+        if (differences) check_differences(c, values, ints);
+        run_case(be64, c, values, ints, 1, NULL);
+        check_accumulate(c, values, ints);
+        run_case(be32, c, fast, ints, 1, NULL);
+        compare_outputs(c, "float against double", fast, values, tolerance);
+        set_threads(3);
+        run_case(be32, c, again, ints, 1, NULL);
+        set_threads(1);
+        compare_outputs(c, "with other threads", again, fast, 0);
+    }
+    free_copy(fast);
+    free_copy(again);
+    free_values(values, ints, n);
+}
+
+/* ---- embedding ---------------------------------------------------------------------------------------- */
+
+enum { EMBED_TOKEN, EMBED_TABLE, EMBED_Y, EMBED_DY, EMBED_DTABLE };
+
+static gt_status run_embedding(hy_backend *be, const op_case *c, void **p, int backward,
+                               int accumulate) {
+    hy_embedding_args a = {.M = c->size[0], .V = c->size[1], .D = c->size[2],
+                           .accumulate = accumulate, .token = p[EMBED_TOKEN],
+                           .table = p[EMBED_TABLE], .y = p[EMBED_Y], .dy = p[EMBED_DY],
+                           .dtable = p[EMBED_DTABLE]};
+    return backward ? be->embedding_backward(be, &a) : be->embedding_forward(be, &a);
+}
+
+static void test_embedding(int64_t M, int64_t V, int64_t D, int differences) {
+    op_case c = {.name = "embedding", .run = run_embedding, .size = {M, V, D},
+                 .arrays = {{"token", 'i', 0, M, (double)V}, {"table", 'x', 0, V * D, 1},
+                            {"y", 'y', 0, M * D, 0}, {"dy", 'd', EMBED_Y, M * D, 1},
+                            {"dtable", 'p', EMBED_TABLE, V * D, 0}}};
+    test_case(&c, differences, 1e-6);
+}
+
+/* ---- lerp ------------------------------------------------------------------------------------------------ */
+
+enum { LERP_X, LERP_STATE, LERP_MU, LERP_M, LERP_Y, LERP_DY, LERP_DX, LERP_DMU, LERP_DM, LERP_LAST };
+enum { LERP_NO_STATE = 1, LERP_NO_M = 2, LERP_ADD_DX = 4 };
+
+static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
+    hy_lerp_args a = {.B = c->size[0], .T = c->size[1], .D = c->size[2], .count = c->size[3],
+                      .accumulate = accumulate, .x = p[LERP_X], .state_in = p[LERP_STATE],
+                      .mu = p[LERP_MU], .m = p[LERP_M], .y = p[LERP_Y], .state_out = p[LERP_LAST],
+                      .dy = p[LERP_DY], .dx = p[LERP_DX], .dmu = p[LERP_DMU], .dm = p[LERP_DM]};
+    if (c->flag & LERP_NO_STATE) a.state_in = NULL;
+    if (c->flag & LERP_NO_M) a.m = NULL, a.dm = NULL;
+    if (!backward) return be->lerp_forward(be, &a);
+    if (c->flag & LERP_ADD_DX) { /* half of the gradient, twice */
+        be->zero(be, p[LERP_DX], (size_t)(a.B * a.T * a.D) * be->fp32_bytes);
+        a.accumulate_dx = 1;
+        a.dmu = NULL;
+    }
+    gt_status status = be->lerp_backward(be, &a);
+    a.dmu = p[LERP_DMU];
+    a.dx = NULL;
+    return status == GT_OK && (c->flag & LERP_ADD_DX) ? be->lerp_backward(be, &a) : status;
+}
+
+static void test_lerp(int64_t B, int64_t T, int64_t D, int64_t count, int flag, int differences) {
+    int64_t M = B * T, m = flag & LERP_NO_M ? 0 : count * M * D;
+    op_case c = {.name = "lerp", .run = run_lerp, .size = {B, T, D, count}, .flag = flag,
+                 .arrays = {{"x", 'x', 0, M * D, 1}, {"state_in", 'x', 0, B * D, 1},
+                            {"mu", 'x', 0, count * D, 1}, {"m", 'x', 0, m, 1},
+                            {"y", 'y', 0, count * M * D, 0}, {"dy", 'd', LERP_Y, count * M * D, 1},
+                            {"dx", 'g', LERP_X, M * D, 0}, {"dmu", 'p', LERP_MU, count * D, 0},
+                            {"dm", 'g', LERP_M, m, 0}, {"state_out", 's', 0, B * D, 0}}};
+    test_case(&c, differences, 1e-6);
+}
+
+/* ---- map --------------------------------------------------------------------------------------------------- */
+
+enum { MAP_X, MAP_Y, MAP_DY, MAP_DX };
+
+static gt_status run_map(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
+    hy_map_args a = {.n = c->size[0], .function = (hy_function)c->flag, .accumulate = accumulate,
+                     .x = p[MAP_X], .y = p[MAP_Y], .dy = p[MAP_DY], .dx = p[MAP_DX]};
+    return backward ? be->map_backward(be, &a) : be->map_forward(be, &a);
+}
+
+static void test_map(const char *name, hy_function function, int64_t n, int differences) {
+    op_case c = {.name = name, .run = run_map, .size = {n}, .flag = (int)function,
+                 .arrays = {{"x", 'x', 0, n, 2}, {"y", 'y', 0, n, 0}, {"dy", 'd', MAP_Y, n, 1},
+                            {"dx", 'p', MAP_X, n, 0}}};
+    test_case(&c, differences, 1e-6);
+}
+
+/* In place, forward and backward, gives what separate arrays give. */
+static void test_map_in_place(hy_function function) {
+    enum { N = 37 };
+    float x[N], y[N], dy[N], dx[N];
+    for (int i = 0; i < N; i++) x[i] = (float)normal(), dy[i] = (float)normal();
+    hy_map_args a = {.n = N, .function = function, .x = x, .y = y, .dy = dy, .dx = dx};
+    be32->map_forward(be32, &a);
+    be32->map_backward(be32, &a);
+    a.dx = dy;
+    be32->map_backward(be32, &a);
+    check(!memcmp(dx, dy, sizeof dx), "map %d: backward in place differs", (int)function);
+    a.y = x;
+    be32->map_forward(be32, &a);
+    check(!memcmp(x, y, sizeof x), "map %d: forward in place differs", (int)function);
+}
+
+/* Relative error of the float functions over their whole range; absolute below `floor`.  GELU needs one:
+ * its sigmoid's argument, as a float near -10, is only good to 1e-6. */
+static void test_map_accuracy(hy_function function, double range, double floor) {
+    double worst = 0, worst_at = 0;
+    for (int i = -20000; i <= 20000; i++) {
+        float x = (float)(range * i / 20000), y;
+        hy_map_args a = {.n = 1, .function = function, .x = &x, .y = &y};
+        be32->map_forward(be32, &a);
+        double c = 0.7978845608028654 * (x + 0.044715 * x * x * x);
+        double truth = function == HY_TANH ? tanh((double)x)
+                       : function == HY_GELU ? x / (1 + exp(-2 * c)) : -exp((double)x);
+        double error = fabs(y - truth) / fmax(fabs(truth), floor);
+        if (!(error <= worst)) worst = error, worst_at = x;
+    }
+    check(worst < 1e-6, "map %d: relative error %.3g at %.6g", (int)function, worst, worst_at);
+}
+
+static void test_map_extremes(void) {
+    const float x[] = {0, -0.0f, 1e-30f, -1e-30f, 90, -90, 1e20f, -1e20f, FLT_MAX, -FLT_MAX};
+    enum { N = sizeof x / sizeof x[0] };
+    float y[N], dx[N], one[N];
+    for (int i = 0; i < N; i++) one[i] = 1;
+    for (int f = HY_TANH; f <= HY_GELU; f++) {
+        hy_map_args a = {.n = N, .function = (hy_function)f, .x = x, .y = y, .dy = one, .dx = dx};
+        be32->map_forward(be32, &a);
+        be32->map_backward(be32, &a);
+        for (int i = 0; i < N; i++) {
+            double truth = f == HY_TANH ? tanh((double)x[i]) : x[i] > 0 ? x[i] : 0;
+            if (fabsf(x[i]) < 1) truth = f == HY_TANH ? x[i] : 0.5 * x[i];
+            double slope = f == HY_TANH ? 1 - truth * truth : x[i] > 0;
+            if (fabsf(x[i]) < 1) slope = f == HY_TANH ? 1 : 0.5;
+            check(fabs(y[i] - truth) <= 1e-6 * fabs(truth) + 1e-36,
+                  "map %d: f(%g) = %g, not %g", f, x[i], y[i], truth);
+            check(fabs(dx[i] - slope) <= 1e-6, "map %d: f'(%g) = %g, not %g", f, x[i], dx[i], slope);
+        }
+        float nan = NAN, out;
+        hy_map_args n = {.n = 1, .function = (hy_function)f, .x = &nan, .y = &out};
+        be32->map_forward(be32, &n);
+        check(isnan(out), "map %d: f(NaN) = %g", f, out);
+    }
+}
+
+/* ---- bias ------------------------------------------------------------------------------------------------------ */
+
+enum { BIAS_X, BIAS_BIAS, BIAS_Y, BIAS_DY, BIAS_DBIAS };
+
+static gt_status run_bias(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
+    hy_bias_args a = {.M = c->size[0], .D = c->size[1], .accumulate = accumulate,
+                      .bias = p[BIAS_BIAS], .y = p[BIAS_Y], .dy = p[BIAS_DY],
+                      .dbias = p[BIAS_DBIAS]};
+    if (backward) return be->bias_backward(be, &a);
+    be->copy(be, p[BIAS_Y], p[BIAS_X], (size_t)(a.M * a.D) * be->fp32_bytes);
+    return be->bias_forward(be, &a);
+}
+
+static void test_bias(int64_t M, int64_t D, int differences) {
+    op_case c = {.name = "bias", .run = run_bias, .size = {M, D},
+                 .arrays = {{"x", 'x', 0, M * D, 1}, {"bias", 'x', 0, D, 1},
+                            {"y", 'y', 0, M * D, 0}, {"dy", 'd', BIAS_Y, M * D, 1},
+                            {"dbias", 'p', BIAS_BIAS, D, 0}}};
+    test_case(&c, differences, 1e-6);
+}
+
+/* ---- gate_mix ----------------------------------------------------------------------------------------------------- */
+
+enum { MIX_A, MIX_B, MIX_RESIDUAL, MIX_WEIGHT, MIX_BIAS, MIX_Y, MIX_DY, MIX_DA, MIX_DB, MIX_DWEIGHT,
+       MIX_DBIAS, MIX_GATE_OUT };
+enum { MIX_NO_WEIGHT = 1, MIX_NO_RESIDUAL = 2 };
+
+static gt_status run_gate_mix(hy_backend *be, const op_case *c, void **p, int backward,
+                              int accumulate) {
+    int gated = !(c->flag & MIX_NO_WEIGHT);
+    hy_gate_mix_args a = {.M = c->size[0], .D = c->size[1], .accumulate = accumulate, .a = p[MIX_A],
+                          .b = p[MIX_B], .weight = gated ? p[MIX_WEIGHT] : NULL,
+                          .residual = c->flag & MIX_NO_RESIDUAL ? NULL : p[MIX_RESIDUAL],
+                          .bias = p[MIX_BIAS], .y = p[MIX_Y], .gate = p[MIX_GATE_OUT],
+                          .dy = p[MIX_DY], .da = p[MIX_DA], .db = p[MIX_DB],
+                          .dweight = gated ? p[MIX_DWEIGHT] : NULL, .dbias = p[MIX_DBIAS]};
+    return backward ? be->gate_mix_backward(be, &a) : be->gate_mix_forward(be, &a);
+}
+
+static void test_gate_mix(int64_t M, int64_t D, int flag, int differences) {
+    int64_t weights = flag & MIX_NO_WEIGHT ? 0 : 2 * D;
+    op_case c = {.name = "gate_mix", .run = run_gate_mix, .size = {M, D}, .flag = flag,
+                 .arrays = {{"a", 'x', 0, M * D, 1}, {"b", 'x', 0, M * D, 1},
+                            {"residual", 'x', 0, M * D, 1}, {"weight", 'x', 0, weights, 0.3},
+                            {"bias", 'x', 0, 1, 1}, {"y", 'y', 0, M * D, 0},
+                            {"dy", 'd', MIX_Y, M * D, 1}, {"da", 'g', MIX_A, M * D, 0},
+                            {"db", 'g', MIX_B, M * D, 0}, {"dweight", 'p', MIX_WEIGHT, weights, 0},
+                            {"dbias", 'p', MIX_BIAS, 1, 0}, {"gate", 's', 0, M, 0}}};
+    test_case(&c, differences, 1e-5);
+}
+
+/* ---- cross_entropy --------------------------------------------------------------------------------------------------- */
+
+enum { CE_TARGET, CE_LOGITS, CE_SCALE, CE_TOTAL, CE_DTOTAL, CE_DLOGITS, CE_LSE, CE_LOSS, CE_ENTROPY };
+
+/* The difference quotient is taken of <total, dtotal>; with dtotal = {scale / rows counted, 0, 0} that
+ * is the scaled mean loss. */
+static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, int backward,
+                                   int accumulate) {
+    hy_cross_entropy_args a = {.M = c->size[0], .V = c->size[1], .target = p[CE_TARGET],
+                               .logits = p[CE_DLOGITS], .lse = p[CE_LSE], .loss = p[CE_LOSS],
+                               .entropy = p[CE_ENTROPY], .total = p[CE_TOTAL], .scale = p[CE_SCALE]};
+    (void)accumulate;
+    if (backward) return be->cross_entropy_backward(be, &a);
+    be->copy(be, p[CE_DLOGITS], p[CE_LOGITS], (size_t)(a.M * a.V) * be->fp32_bytes);
+    return be->cross_entropy_forward(be, &a);
+}
+
+static void test_cross_entropy(int64_t M, int64_t V, double spread) {
+    op_case c = {.name = "cross_entropy", .run = run_cross_entropy, .size = {M, V},
+                 .arrays = {{"target", 'i', 0, M, -(double)V}, {"logits", 'x', 0, M * V, spread},
+                            {"scale", 'x', 0, 1, 1}, {"total", 'y', 0, 3, 0},
+                            {"dtotal", 'd', CE_TOTAL, 3, 1},
+                            {"dlogits", 'g', CE_LOGITS, M * V, 0}, {"lse", 's', 0, M, 0},
+                            {"loss", 's', 0, M, 0}, {"entropy", 'e', 0, M, 0}}};
+    double *values[ARRAYS] = {0};
+    int32_t *ints[ARRAYS] = {0};
+    int counted = 0;
+    seed = 1;
+    draw(&c, values, ints);
+    ints[CE_TARGET][0] = (int32_t)V - 1;
+    for (int64_t m = 0; m < M; m++) counted += ints[CE_TARGET][m] >= 0;
+    values[CE_SCALE][0] = 2 * counted; /* so that dtotal is exact in float */
+    values[CE_DTOTAL][0] = 2;
+    values[CE_DTOTAL][1] = values[CE_DTOTAL][2] = 0;
+    double **fast = copy_values(&c, values);
+    if (check(run_case(be64, &c, values, ints, 1, NULL) == GT_OK, "%s", hy_last_error())) {
+        check(values[CE_TOTAL][1] == counted, "cross_entropy: %g rows counted, not %d",
+              values[CE_TOTAL][1], counted);
+        double loss = 0, entropy = 0;
+        for (int64_t m = 0; m < M; m++) {
+            const double *z = values[CE_LOGITS] + m * V;
+            double sum = 0, most = z[0];
+            for (int64_t v = 1; v < V; v++) most = fmax(most, z[v]);
+            for (int64_t v = 0; v < V; v++) sum += exp(z[v] - most);
+            if (ints[CE_TARGET][m] < 0) continue;
+            loss -= z[ints[CE_TARGET][m]] - most - log(sum);
+            for (int64_t v = 0; v < V; v++) {
+                double p = exp(z[v] - most) / sum;
+                if (p > 0) entropy -= p * log(p);
+            }
+        }
+        check(fabs(values[CE_TOTAL][0] - loss) <= 1e-12 * fabs(loss), "cross_entropy: loss %.15g, "
+              "not %.15g", values[CE_TOTAL][0], loss);
+        check(fabs(values[CE_TOTAL][2] - entropy) <= 1e-9 * (1 + entropy), "cross_entropy: entropy "
+              "%.15g, not %.15g", values[CE_TOTAL][2], entropy);
+        check_differences(&c, values, ints);
+        run_case(be64, &c, values, ints, 1, NULL);
+        run_case(be32, &c, fast, ints, 1, NULL);
+        compare_outputs(&c, "float against double", fast, values, 1e-5);
+    }
+    free_copy(fast);
+    free_values(values, ints, array_count(&c));
+}
+
+/* Logits far apart, and no row that counts. */
+static void test_cross_entropy_extremes(void) {
+    const int32_t target[] = {0, 1, 2};
+    float z[] = {1e4f, 0, -1e4f, -3e38f, 3e38f, 0, 80, 80, -3e38f};
+    float lse[3], loss[3], entropy[3], total[3];
+    hy_cross_entropy_args a = {.M = 3, .V = 3, .target = target, .logits = z, .lse = lse,
+                               .loss = loss, .entropy = entropy, .total = total};
+    be32->cross_entropy_forward(be32, &a);
+    check(loss[0] == 0 && loss[1] == 0 && loss[2] > 1e38f && isfinite(loss[2]),
+          "cross_entropy: losses %g %g %g", loss[0], loss[1], loss[2]);
+    check(fabsf(entropy[0]) < 1e-6f && fabsf(entropy[1]) < 1e-6f && fabsf(entropy[2] - 0.6931472f) < 1e-6f,
+          "cross_entropy: entropies %g %g %g", entropy[0], entropy[1], entropy[2]);
+    be32->cross_entropy_backward(be32, &a);
+    for (int i = 0; i < 9; i++) check(isfinite(z[i]), "cross_entropy: gradient %d is %g", i, z[i]);
+    const int32_t nothing[] = {-1, -1, -1};
+    a.target = nothing;
+    be32->cross_entropy_forward(be32, &a);
+    be32->cross_entropy_backward(be32, &a);
+    check(total[0] == 0 && total[1] == 0, "cross_entropy: %g from %g rows", total[0], total[1]);
+    for (int i = 0; i < 9; i++) check(z[i] == 0, "cross_entropy: gradient %d is %g", i, z[i]);
+}
+
+/* ---- gemm ---------------------------------------------------------------------------------------------------------------- */
+
+static void naive_gemm(const hy_gemm_args *g, const double *a, const double *b, double *c) {
+    for (int64_t i = 0; i < g->M; i++)
+        for (int64_t j = 0; j < g->N; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k < g->K; k++)
+                sum += (g->trans_a ? a[k * g->lda + i] : a[i * g->lda + k]) *
+                       (g->trans_b ? b[j * g->ldb + k] : b[k * g->ldb + j]);
+            double *to = c + i * g->ldc + j;
+            *to = (double)g->alpha * sum + (g->beta == 0 ? 0 : (double)g->beta * *to);
+        }
+}
+
+static double *random_numbers(int64_t n) {
+    double *x = malloc((size_t)n * sizeof *x + 1);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)normal();
+    return x;
+}
+
+/* One product on one backend against the naive one; gaps between the rows must survive. */
+static void test_gemm(hy_backend *be, hy_gemm_args g, double tolerance) {
+    int64_t count = g.count ? g.count : 1;
+    int64_t a_size = (g.trans_a ? g.K : g.M) * g.lda, b_size = (g.trans_b ? g.N : g.K) * g.ldb;
+    int64_t c_size = g.M * g.ldc;
+    g.a_step = a_size + 3, g.b_step = b_size + 5, g.c_step = c_size + 7;
+    double *a = random_numbers(count * g.a_step), *b = random_numbers(count * g.b_step);
+    double *c = random_numbers(count * g.c_step), *truth = malloc((size_t)(count * g.c_step) * 8);
+    if (g.beta == 0)
+        for (int64_t p = 0; p < count; p++)
+            for (int64_t i = 0; i < g.M; i++)
+                for (int64_t j = 0; j < g.N; j++) c[p * g.c_step + i * g.ldc + j] = NAN;
+    memcpy(truth, c, (size_t)(count * g.c_step) * 8);
+    for (int64_t p = 0; p < count; p++)
+        naive_gemm(&g, a + p * g.a_step, b + p * g.b_step, truth + p * g.c_step);
+    block blocks[3] = {new_block((size_t)(count * g.a_step) * be->fp32_bytes),
+                       new_block((size_t)(count * g.b_step) * be->fp32_bytes),
+                       new_block((size_t)(count * g.c_step) * be->fp32_bytes)};
+    be->write(be, blocks[0].data, GT_F32, a, count * g.a_step);
+    be->write(be, blocks[1].data, GT_F32, b, count * g.b_step);
+    be->write(be, blocks[2].data, GT_F32, c, count * g.c_step);
+    g.a = blocks[0].data, g.b = blocks[1].data, g.c = blocks[2].data;
+    gt_status status = be->gemm(be, &g);
+    be->read(be, c, g.c, GT_F32, count * g.c_step);
+    double error = distance(c, truth, count * g.c_step);
+    check(status == GT_OK && error <= tolerance && is_fenced(&blocks[2]),
+          "gemm %s%s%s %lldx%lldx%lld beta %g count %lld: error %.3g (allowed %.3g)",
+          be == be64 ? "double " : "", g.trans_a ? "T" : "N", g.trans_b ? "T" : "N", (long long)g.M,
+          (long long)g.N, (long long)g.K, g.beta, (long long)count, error, tolerance);
+    for (int i = 0; i < 3; i++) free(blocks[i].memory);
+    free(a), free(b), free(c), free(truth);
+}
+
+static void test_gemms(void) {
+    static const int sizes[][3] = {{1, 1, 1},    {3, 5, 7},     {4, 16, 8},   {1, 33, 65},
+                                   {17, 1, 9},   {65, 129, 33}, {64, 128, 256}, {67, 131, 259},
+                                   {5, 19, 515}, {130, 15, 3},  {0, 4, 4},    {4, 0, 4},
+                                   {6, 17, 0}};
+    static const float betas[] = {0, 1, -0.5f};
+    for (unsigned s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+        for (int trans = 0; trans < 4; trans++)
+            for (int b = 0; b < 3; b++) {
+                hy_gemm_args g = {.M = sizes[s][0], .N = sizes[s][1], .K = sizes[s][2],
+                                  .trans_a = trans & 1, .trans_b = trans >> 1,
+                                  .alpha = b ? 1 : 0.7f, .beta = betas[b]};
+                int gap = trans == 3 ? 0 : 3;
+                g.lda = (g.trans_a ? g.M : g.K) + gap;
+                g.ldb = (g.trans_b ? g.K : g.N) + gap;
+                g.ldc = g.N + gap;
+                g.count = s % 3;
+                test_gemm(be32, g, 2e-6);
+                test_gemm(be64, g, 1e-14);
+            }
+}
+
+/* Zero leading dimensions are packed ones, and threads do not change a bit. */
+static void test_gemm_defaults(void) {
+    enum { M = 70, N = 150, K = 300 };
+    double *numbers = random_numbers(M * K + K * N);
+    float *a = malloc(sizeof(float) * (M * K + K * N + 3 * M * N)), *b = a + M * K, *c = b + K * N;
+    for (int i = 0; i < M * K + K * N; i++) a[i] = (float)numbers[i];
+    hy_gemm_args g = {.M = M, .N = N, .K = K, .alpha = 1, .a = a, .b = b, .c = c};
+    be32->gemm(be32, &g);
+    g.c = c + M * N, g.lda = K, g.ldb = N, g.ldc = N;
+    be32->gemm(be32, &g);
+    check(!memcmp(c, c + M * N, sizeof(float) * M * N), "gemm: packed strides differ from 0");
+    set_threads(3);
+    g.c = c + 2 * M * N;
+    be32->gemm(be32, &g);
+    set_threads(1);
+    check(!memcmp(c, c + 2 * M * N, sizeof(float) * M * N), "gemm: threads change the result");
+    free(a);
+    free(numbers);
+}
+
+/* ---- rmsnorm_linear, which the backend computes itself, against the twin --------------------------------------------------- */
+
+enum { RL_X, RL_WEIGHT, RL_GAMMA, RL_BETA, RL_Y, RL_DY, RL_DX, RL_DWEIGHT, RL_DGAMMA, RL_DBETA };
+
+static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, int backward,
+                                    int accumulate) {
+    int layer = c->flag == GT_NORM_LAYER;
+    gt_rmsnorm_linear_args a = {.M = c->size[0], .D = c->size[1], .O = c->size[2],
+                                .norm = (gt_norm)c->flag, .accumulate = accumulate, .x = p[RL_X],
+                                .weight = p[RL_WEIGHT], .gamma = p[RL_GAMMA],
+                                .beta = layer ? p[RL_BETA] : NULL, .y = p[RL_Y], .dy = p[RL_DY],
+                                .dx = p[RL_DX], .dweight = p[RL_DWEIGHT], .dgamma = p[RL_DGAMMA],
+                                .dbeta = layer ? p[RL_DBETA] : NULL};
+    gt_workspace need;
+    if (c->size[3]) /* the twin, double */
+        return backward ? gt_ref64_rmsnorm_linear_backward(&a) : gt_ref64_rmsnorm_linear_forward(&a);
+    be->rmsnorm_linear_workspace(be, &a, &need);
+    a.workspace_bytes = backward ? need.backward : need.forward;
+    a.workspace = malloc(a.workspace_bytes);
+    gt_status status =
+        backward ? be->rmsnorm_linear_backward(be, &a) : be->rmsnorm_linear_forward(be, &a);
+    free(a.workspace);
+    return status;
+}
+
+static void test_rmsnorm_linear(int64_t M, int64_t D, int64_t O, gt_norm norm, int differences) {
+    int64_t betas = norm == GT_NORM_LAYER ? D : 0;
+    op_case c = {.name = "rmsnorm_linear", .run = run_rmsnorm_linear, .size = {M, D, O},
+                 .flag = (int)norm,
+                 .arrays = {{"x", 'x', 0, M * D, 1}, {"weight", 'x', 0, O * D, 1},
+                            {"gamma", 'x', 0, D, 1}, {"beta", 'x', 0, betas, 1},
+                            {"y", 'y', 0, M * O, 0}, {"dy", 'd', RL_Y, M * O, 1},
+                            {"dx", 'g', RL_X, M * D, 0}, {"dweight", 'p', RL_WEIGHT, O * D, 0},
+                            {"dgamma", 'p', RL_GAMMA, D, 0}, {"dbeta", 'p', RL_BETA, betas, 0}}};
+    test_case(&c, differences, 1e-5);
+    op_case twin = c;
+    twin.size[3] = 1;
+    double *values[ARRAYS] = {0};
+    int32_t *ints[ARRAYS] = {0};
+    draw(&c, values, ints);
+    double **truth = copy_values(&c, values);
+    run_case(be64, &c, values, ints, 1, NULL);
+    run_case(be64, &twin, truth, ints, 1, NULL);
+    compare_outputs(&c, "against the twin", values, truth, 1e-12);
+    free_copy(truth);
+    free_values(values, ints, array_count(&c));
+}
+
+/* ---- gradient norm and AdamW -------------------------------------------------------------------------------------------------- */
+
+enum { PARAMS = 300, SEGMENTS = 4 };
+
+typedef struct optimizer_test {
+    int64_t start[SEGMENTS + 1];
+    int32_t group[SEGMENTS];
+    double decay[SEGMENTS], control[HY_CONTROLS];
+    double grad[PARAMS], w[PARAMS], m[PARAMS], v[PARAMS], norm[HY_GROUPS + 1];
+} optimizer_test;
+
+static optimizer_test new_optimizer_test(void) {
+    optimizer_test t = {.start = {0, 7, 150, 151, PARAMS}, .group = {0, 3, 3, 5},
+                        .decay = {0, 1, 0, 1}};
+    const double control[HY_CONTROLS] = {
+        [HY_LR] = 0.01, [HY_BETA1] = 0.9, [HY_BETA2] = 0.95, [HY_EPS] = 1e-8,
+        [HY_CORRECTION1] = 2, [HY_CORRECTION2] = 3, [HY_WEIGHT_DECAY] = 0.1, [HY_MAX_NORM] = 1,
+        [HY_LOSS_SCALE] = 4};
+    for (int i = 0; i < HY_CONTROLS; i++) t.control[i] = (float)control[i];
+    for (int i = 0; i < PARAMS; i++) {
+        t.grad[i] = (float)normal(), t.w[i] = (float)normal();
+        t.m[i] = (float)normal(), t.v[i] = (float)fabs(normal());
+    }
+    return t;
+}
+
+/* As the papers write it, one number after the other. */
+static void plain_step(optimizer_test *t) {
+    const double *c = t->control;
+    double sum[HY_GROUPS] = {0}, all = 0;
+    for (int s = 0; s < SEGMENTS; s++)
+        for (int64_t i = t->start[s]; i < t->start[s + 1]; i++)
+            sum[t->group[s]] += t->grad[i] * t->grad[i];
+    for (int g = 0; g < HY_GROUPS; g++) {
+        t->norm[g] = sqrt(sum[g]) / c[HY_LOSS_SCALE];
+        all += sum[g];
+    }
+    t->norm[HY_GROUPS] = sqrt(all) / c[HY_LOSS_SCALE];
+    if (!isfinite(t->norm[HY_GROUPS])) return;
+    double clip = c[HY_MAX_NORM] > 0 ? fmin(1, c[HY_MAX_NORM] / t->norm[HY_GROUPS]) : 1;
+    for (int s = 0; s < SEGMENTS; s++)
+        for (int64_t i = t->start[s]; i < t->start[s + 1]; i++) {
+            double g = t->grad[i] / c[HY_LOSS_SCALE] * clip;
+            t->m[i] = c[HY_BETA1] * t->m[i] + (1 - c[HY_BETA1]) * g;
+            t->v[i] = c[HY_BETA2] * t->v[i] + (1 - c[HY_BETA2]) * g * g;
+            double step = t->m[i] * c[HY_CORRECTION1] / (sqrt(t->v[i] * c[HY_CORRECTION2]) + c[HY_EPS]);
+            t->w[i] -= c[HY_LR] * (step + c[HY_WEIGHT_DECAY] * t->decay[s] * t->w[i]);
+        }
+}
+
+static void backend_step(hy_backend *be, optimizer_test *t) {
+    double numbers[6][PARAMS], partial[SEGMENTS], *const arrays[] = {t->grad, t->w, t->m, t->v};
+    double decay[SEGMENTS], control[HY_CONTROLS], norm[HY_GROUPS + 1];
+    for (int i = 0; i < 4; i++) be->write(be, numbers[i], GT_F32, arrays[i], PARAMS);
+    be->write(be, decay, GT_F32, t->decay, SEGMENTS);
+    be->write(be, control, GT_F32, t->control, HY_CONTROLS);
+    hy_segments segments = {SEGMENTS, t->start, t->group, (float *)(void *)decay};
+    hy_grad_norm_args n = {.segments = segments, .grad = (float *)(void *)numbers[0],
+                           .control = (float *)(void *)control, .partial = partial,
+                           .norm = (float *)(void *)norm};
+    hy_adamw_args a = {.segments = segments, .control = n.control, .norm = n.norm, .grad = n.grad,
+                       .w = (float *)(void *)numbers[1], .m = (float *)(void *)numbers[2],
+                       .v = (float *)(void *)numbers[3]};
+    check(be->grad_norm(be, &n) == GT_OK && be->adamw(be, &a) == GT_OK, "adamw: %s",
+          hy_last_error());
+    for (int i = 1; i < 4; i++) be->read(be, arrays[i], numbers[i], GT_F32, PARAMS);
+    be->read(be, t->norm, norm, GT_F32, HY_GROUPS + 1);
+}
+
+static void compare_optimizers(const char *what, const optimizer_test *got,
+                               const optimizer_test *truth, double tolerance) {
+    check(distance(got->w, truth->w, PARAMS) <= tolerance, "adamw %s: w differs by %.3g", what,
+          distance(got->w, truth->w, PARAMS));
+    check(distance(got->m, truth->m, PARAMS) <= tolerance, "adamw %s: m differs", what);
+    check(distance(got->v, truth->v, PARAMS) <= tolerance, "adamw %s: v differs", what);
+    for (int g = 0; g <= HY_GROUPS; g++)
+        check(fabs(got->norm[g] - truth->norm[g]) <= tolerance * truth->norm[g],
+              "grad_norm %s: group %d: %.9g, not %.9g", what, g, got->norm[g], truth->norm[g]);
+}
+
+static void test_optimizer(void) {
+    optimizer_test start = new_optimizer_test(), truth, got;
+    for (int clip = 0; clip < 2; clip++) {
+        start.control[HY_MAX_NORM] = clip;
+        truth = got = start;
+        plain_step(&truth);
+        backend_step(be64, &got);
+        compare_optimizers("double", &got, &truth, 1e-13);
+        got = start;
+        backend_step(be32, &got);
+        compare_optimizers("float", &got, &truth, 1e-6);
+    }
+    start.grad[200] = INFINITY;
+    got = start;
+    backend_step(be32, &got);
+    check(!memcmp(got.w, start.w, sizeof got.w) && !memcmp(got.m, start.m, sizeof got.m) &&
+              !isfinite(got.norm[HY_GROUPS]),
+          "adamw: a gradient that is not finite moves the parameters");
+}
+
+/* ---- small helpers, errors -------------------------------------------------------------------------------------------------------- */
+
+static void test_helpers(void) {
+    float x[6] = {1, 2, 3, 4, 5, 6}, y[6] = {10, 20, 30, 40, 50, 60}, to[6];
+    const int32_t keep[2] = {1, 0};
+    hy_add_args add = {.n = 6, .x = x, .y = y};
+    hy_carry_args carry = {.count = 3, .B = 2, .n = 1, .keep = keep, .from = x, .to = to};
+    be32->add(be32, &add);
+    for (int i = 0; i < 6; i++) check(y[i] == 11 * (i + 1), "add: y[%d] = %g", i, y[i]);
+    be32->carry(be32, &carry);
+    for (int i = 0; i < 6; i++) check(to[i] == (i % 2 ? 0 : x[i]), "carry: to[%d] = %g", i, to[i]);
+    hy_cast_args cast = {.n = 6, .from_dtype = GT_F32, .to_dtype = GT_F32, .from = x, .to = to};
+    check(be32->cast(be32, &cast) == GT_OK && !memcmp(to, x, sizeof x), "cast: changed the numbers");
+}
+
+static void check_refusal(const char *what, gt_status status, gt_status expected, const char *word) {
+    check(status == expected, "%s: status %d, not %d", what, (int)status, (int)expected);
+    check(strstr(hy_last_error(), word) != NULL, "%s: \"%s\" does not name %s", what,
+          hy_last_error(), word);
+}
+
+static void test_errors(void) {
+    float x[4] = {1, 2, 3, 4}, y[4];
+    hy_map_args map = {.n = 4, .function = (hy_function)7, .x = x, .y = y};
+    hy_gemm_args gemm = {.M = 1, .N = 1, .K = 1, .dtype = GT_BF16, .alpha = 1, .a = x, .b = x, .c = y};
+    gt_rmsnorm_linear_args head = {.M = 2, .D = 2, .O = 1, .x = x, .weight = x, .y = y};
+    gt_wkv6_args wkv6 = {.B = 1, .T = 1, .H = 1, .N = 0};
+    hy_backend *cuda = be32;
+    check_refusal("map", be32->map_forward(be32, &map), GT_ERROR_VALUE, "function");
+    check_refusal("gemm", be32->gemm(be32, &gemm), GT_ERROR_UNSUPPORTED, "dtype");
+    check_refusal("rmsnorm_linear", be32->rmsnorm_linear_forward(be32, &head), GT_ERROR_WORKSPACE,
+                  "workspace_bytes");
+    check_refusal("wkv6", be32->wkv6_forward(be32, &wkv6), GT_ERROR_SIZE, "gt_ref_wkv6_forward: N");
+    if (hy_backend_cuda(&cuda, GT_BF16) == GT_ERROR_NO_CUDA)
+        check(cuda == NULL && strstr(hy_last_error(), "CUDA"), "hy_backend_cuda: \"%s\"",
+              hy_last_error());
+}
+
+int main(void) {
+    hy_backend_cpu(&be32);
+    hy_backend_cpu64(&be64);
+    set_threads(1);
+    test_embedding(5, 4, 3, 1);
+    test_embedding(700, 65, 64, 0);
+    test_lerp(2, 3, 5, 1, LERP_NO_M, 1);
+    test_lerp(2, 4, 19, 5, 0, 1);
+    test_lerp(1, 1, 17, 2, LERP_NO_STATE, 1);
+    test_lerp(2, 3, 4, 3, LERP_ADD_DX, 1);
+    test_lerp(3, 70, 70, 5, 0, 0);
+    test_map("tanh", HY_TANH, 50, 1);
+    test_map("gelu", HY_GELU, 50, 1);
+    test_map("neg_exp", HY_NEG_EXP, 50, 1);
+    test_map("tanh", HY_TANH, 100003, 0);
+    test_map("gelu", HY_GELU, 100003, 0);
+    for (int f = HY_TANH; f <= HY_NEG_EXP; f++)
+        if (f != HY_GELU) test_map_in_place((hy_function)f);
+    test_map_accuracy(HY_TANH, 12, 0);
+    test_map_accuracy(HY_TANH, 0.3, 0);
+    test_map_accuracy(HY_GELU, 12, 1e-2);
+    test_map_accuracy(HY_NEG_EXP, 20, 0);
+    test_map_extremes();
+    test_bias(4, 5, 1);
+    test_bias(300, 64, 0);
+    test_gate_mix(4, 6, 0, 1);
+    test_gate_mix(3, 5, MIX_NO_RESIDUAL, 1);
+    test_gate_mix(4, 6, MIX_NO_WEIGHT, 1);
+    test_gate_mix(500, 64, 0, 0);
+    test_cross_entropy(6, 7, 2);
+    test_cross_entropy(1, 65, 10);
+    test_cross_entropy_extremes();
+    test_gemms();
+    test_gemm_defaults();
+    test_rmsnorm_linear(4, 6, 5, GT_NORM_RMS, 1);
+    test_rmsnorm_linear(3, 5, 7, GT_NORM_LAYER, 1);
+    test_rmsnorm_linear(200, 64, 100, GT_NORM_RMS, 0);
+    test_optimizer();
+    test_helpers();
+    test_errors();
+    be32->close(be32);
+    be64->close(be64);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

@@ -1,0 +1,567 @@
+/* The model of examples/hybrid_model.h: its gradient against central differences, and that decoding,
+ * carried states, repeats and training do what they should.
+ *
+ * The twins and hybrid_ops.c are compiled a second time into this file, in double: the same model code
+ * then runs in double through that backend, which is what makes sharp comparisons possible. */
+#define GT_REAL double
+#include "../reference/gt_ref.h"
+
+/* The twins' checks take every element for 4 bytes wide, so slices of one buffer of doubles would seem to
+ * overlap: they are shown the addresses halved, which makes the doubles 4 bytes wide. */
+static void swap_pointers(const gt_op *op, void *filled, const void *args, int halved) {
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        uintptr_t p;
+        memcpy(&p, (const char *)args + t->offset, sizeof p);
+        if (halved) p /= 2;
+        memcpy((char *)filled + t->offset, &p, sizeof p);
+    }
+}
+
+static gt_status prepare64(const gt_op *op, gt_pass pass, gt_place place, const void *args,
+                           void *filled, gt_dims *dims) {
+    _Alignas(max_align_t) char halved[2048];
+    memcpy(halved, args, op->args_bytes);
+    swap_pointers(op, halved, args, 1);
+    gt_status status = gt_prepare(op, pass, place, halved, filled, dims);
+    swap_pointers(op, filled, args, 0);
+    return status;
+}
+
+#undef gt_prepare
+#define gt_prepare prepare64
+#include "../reference/gt_wkv6.c"
+#include "../reference/gt_ssm.c"
+#include "../reference/gt_conv1d.c"
+#include "../reference/gt_fused.c"
+
+#define HY_REAL double
+#define HY_BACKEND_CPU hy_backend_cpu64
+#define HY_TWIN(name) gt_ref64_##name
+#include "../examples/hybrid_ops.c"
+#include "hybrid_model.h"
+
+static int passed, failed;
+
+static int check(int ok, const char *format, ...) {
+    va_list list;
+    if (ok) {
+        passed++;
+        return 1;
+    }
+    failed++;
+    printf("FAIL ");
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
+    printf("\n");
+    return 0;
+}
+
+/* A call that the test cannot go on without. */
+static void need(gt_status status, const char *what) {
+    if (check(status == GT_OK, "%s: %s", what, hy_last_error())) return;
+    printf("%d passed, %d failed\n", passed, failed);
+    exit(1);
+}
+#define NEED(call) need(call, #call)
+
+static hy_backend *be32, *be64;
+
+/* ---- random numbers, models, batches ---------------------------------------------------------------- */
+
+static uint64_t seed = 1;
+
+static double uniform(void) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (double)(seed >> 11) / 9007199254740992.0;
+}
+static double normal(void) {
+    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
+}
+
+static hy_config config_of(const char *name) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(list[i].name, name)) return list[i];
+    printf("no model %s\n", name);
+    exit(1);
+}
+
+static hy_config small_config(const char *name, int hidden, int layers, int heads, int stateful) {
+    hy_config c = config_of(name);
+    c.hidden = hidden, c.layers = layers, c.heads = heads, c.stateful = stateful;
+    return c;
+}
+
+static const char *const variants[] = {"HY", "GF", "GF-MH", "WS", "RF", "CP"};
+enum { VARIANTS = sizeof variants / sizeof variants[0] };
+
+typedef struct batch {
+    int32_t *tokens, *targets;
+    int n;
+} batch;
+
+/* Every seventh target does not count if `holes`. */
+static batch new_batch(int vocab, int n, int holes) {
+    batch b = {malloc((size_t)n * sizeof(int32_t)), malloc((size_t)n * sizeof(int32_t)), n};
+    for (int i = 0; i < n; i++) {
+        b.tokens[i] = (int32_t)(uniform() * vocab);
+        b.targets[i] = holes && i % 7 == 3 ? -1 : (int32_t)(uniform() * vocab);
+    }
+    return b;
+}
+static void free_batch(batch *b) {
+    free(b->tokens);
+    free(b->targets);
+}
+
+/* Initial values leave some gradients zero; moves every number. */
+static void shake(hy_model *m, double by) {
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        int64_t n = hy_model_param(m, i)->count;
+        double *x = malloc((size_t)n * sizeof *x);
+        NEED(hy_model_read(m, HY_VALUE, i, x));
+        for (int64_t k = 0; k < n; k++) x[k] += by * normal();
+        NEED(hy_model_write(m, i, x));
+        free(x);
+    }
+}
+
+static double loss_of(hy_model *m, const batch *b, const int32_t *keep) {
+    hy_result r;
+    NEED(hy_model_forward(m, b->tokens, b->targets, keep));
+    NEED(hy_model_result(m, &r));
+    return r.loss;
+}
+
+static const hy_optimizer adam = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
+                                  .max_norm = 1};
+
+/* All parameters, or their gradients, one after the other. */
+static double *read_all(hy_model *m, hy_value what, int64_t *count) {
+    int64_t n = 0;
+    for (int i = 0; i < hy_model_param_count(m); i++) n += hy_model_param(m, i)->count;
+    double *x = malloc((size_t)n * sizeof *x), *at = x;
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        NEED(hy_model_read(m, what, i, at));
+        at += hy_model_param(m, i)->count;
+    }
+    *count = n;
+    return x;
+}
+
+/* |a - b| / |b|; NaN if any is NaN */
+static double distance(const double *a, const double *b, int64_t n) {
+    double d = 0, s = 0;
+    for (int64_t i = 0; i < n; i++) {
+        d += (a[i] - b[i]) * (a[i] - b[i]);
+        s += b[i] * b[i];
+    }
+    return d == 0 ? 0 : sqrt(d / (s > 0 ? s : 1e-300));
+}
+
+/* ---- gradient against central differences --------------------------------------------------------------- */
+
+/* Loss with parameter i moved by h times the direction; the carried states come from the batch before,
+ * run with the parameters as they were. */
+static double loss_moved(hy_model *m, int i, const double *x, const double *direction, double h,
+                         const batch *before, const batch *b, const int32_t *keep) {
+    int64_t n = hy_model_param(m, i)->count;
+    double *moved = malloc((size_t)n * sizeof *moved);
+    for (int64_t k = 0; k < n; k++) moved[k] = x[k] + h * direction[k];
+    if (keep) loss_of(m, before, NULL);
+    NEED(hy_model_write(m, i, moved));
+    double loss = loss_of(m, b, keep);
+    NEED(hy_model_write(m, i, x));
+    free(moved);
+    return loss;
+}
+
+/* Two random directions in one parameter.  The error is relative to the size that <g, d> typically has. */
+static void check_parameter(hy_model *m, const char *variant, int i, const double *gradient,
+                            const batch *before, const batch *b, const int32_t *keep) {
+    const double h = 1e-5;
+    const hy_param *p = hy_model_param(m, i);
+    double *x = malloc((size_t)p->count * sizeof *x), *d = malloc((size_t)p->count * sizeof *d);
+    NEED(hy_model_read(m, HY_VALUE, i, x));
+    for (int trial = 0; trial < 2; trial++) {
+        double analytic = 0, size = 0;
+        for (int64_t k = 0; k < p->count; k++) {
+            d[k] = normal();
+            analytic += gradient[k] * d[k];
+            size += gradient[k] * gradient[k];
+        }
+        double numeric = (loss_moved(m, i, x, d, h, before, b, keep) -
+                          loss_moved(m, i, x, d, -h, before, b, keep)) / (2 * h);
+        check(size > 0, "%s: %s has no gradient", variant, p->name);
+        check(fabs(analytic - numeric) <= 2e-6 * sqrt(size) + 1e-10,
+              "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant, p->name,
+              analytic, numeric);
+    }
+    free(x);
+    free(d);
+}
+
+static void test_gradient(const char *variant, int stateful) {
+    enum { V = 11, B = 2, T = 6 };
+    const int32_t keep[B] = {1, 0};
+    hy_config c = small_config(variant, 16, 2, 2, stateful);
+    hy_model *m;
+    seed = 7;
+    batch before = new_batch(V, B * T, 0), b = new_batch(V, B * T, 1);
+    NEED(hy_model_create(be64, &c, V, B, T, 1, &m));
+    shake(m, 0.1);
+    if (stateful) loss_of(m, &before, NULL);
+    loss_of(m, &b, stateful ? keep : NULL);
+    NEED(hy_model_backward(m, 0));
+    int64_t n;
+    double *gradient = read_all(m, HY_GRADIENT, &n), *at = gradient;
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        check_parameter(m, variant, i, at, &before, &b, stateful ? keep : NULL);
+        at += hy_model_param(m, i)->count;
+    }
+    free(gradient);
+    free_batch(&before);
+    free_batch(&b);
+    hy_model_destroy(m);
+}
+
+/* Two batches added up, and float against double. */
+static void test_gradient_sums(const char *variant) {
+    enum { V = 13, B = 2, T = 9 };
+    hy_config c = small_config(variant, 32, 2, 2, 0);
+    hy_model *m, *f;
+    int64_t n;
+    seed = 8;
+    batch b1 = new_batch(V, B * T, 0), b2 = new_batch(V, B * T, 1);
+    NEED(hy_model_create(be64, &c, V, B, T, 1, &m));
+    NEED(hy_model_create(be32, &c, V, B, T, 1, &f));
+    seed = 9;
+    shake(m, 0.05);
+    seed = 9;
+    shake(f, 0.05);
+    loss_of(m, &b2, NULL);
+    NEED(hy_model_backward(m, 0));
+    double *g2 = read_all(m, HY_GRADIENT, &n);
+    loss_of(m, &b1, NULL);
+    NEED(hy_model_backward(m, 0));
+    double *g1 = read_all(m, HY_GRADIENT, &n);
+    loss_of(m, &b2, NULL);
+    NEED(hy_model_backward(m, 1));
+    double *sum = read_all(m, HY_GRADIENT, &n);
+    loss_of(f, &b1, NULL);
+    NEED(hy_model_backward(f, 0));
+    double *g32 = read_all(f, HY_GRADIENT, &n);
+    int64_t at = 0;
+    for (int i = 0; i < hy_model_param_count(m); at += hy_model_param(m, i++)->count) {
+        const hy_param *p = hy_model_param(m, i);
+        double error = distance(g32 + at, g1 + at, p->count);
+        check(error < 1e-3, "%s: %s: gradient in float differs by %.3g", variant, p->name, error);
+    }
+    for (int64_t k = 0; k < n; k++) g1[k] += g2[k];
+    at = 0;
+    for (int i = 0; i < hy_model_param_count(m); at += hy_model_param(m, i++)->count) {
+        const hy_param *p = hy_model_param(m, i);
+        double error = distance(sum + at, g1 + at, p->count);
+        check(error < 1e-12, "%s: %s: accumulated gradients differ by %.3g", variant, p->name, error);
+    }
+    free(g1), free(g2), free(sum), free(g32);
+    free_batch(&b1);
+    free_batch(&b2);
+    hy_model_destroy(m);
+    hy_model_destroy(f);
+}
+
+/* ---- recurrent forms --------------------------------------------------------------------------------------- */
+
+static double log_probability(const double *logits, int vocab, int32_t target) {
+    double most = logits[0], sum = 0;
+    for (int v = 1; v < vocab; v++) most = fmax(most, logits[v]);
+    for (int v = 0; v < vocab; v++) sum += exp(logits[v] - most);
+    return logits[target] - most - log(sum);
+}
+
+/* Token by token the model gives the loss, and after a prompt the logits, of the whole sequence. */
+static void test_decoding(hy_backend *be, const char *variant, double tolerance) {
+    enum { V = 17, T = 12 };
+    hy_config c = small_config(variant, 32, 2, 0, 0);
+    hy_model *m;
+    double logits[V], prompt[V], loss = 0, sum = 0;
+    int64_t counted = 0;
+    seed = 10;
+    batch b = new_batch(V, T, 0);
+    NEED(hy_model_create(be, &c, V, 1, T, 1, &m));
+    shake(m, 0.1);
+    NEED(hy_model_eval(m, b.tokens, b.targets, &loss, &counted));
+    for (int t = 0; t < T; t++) {
+        NEED(hy_model_feed(m, &b.tokens[t], 1, logits));
+        sum -= log_probability(logits, V, b.targets[t]);
+    }
+    check(counted == T && fabs(sum - loss) <= tolerance * loss,
+          "%s %s: loss step by step %.9g, whole %.9g", be->name, variant, sum, loss);
+    for (int split = 1; split <= T; split += 4) {
+        NEED(hy_model_reset(m));
+        NEED(hy_model_feed(m, b.tokens, split, prompt));
+        if (split < T) NEED(hy_model_feed(m, b.tokens + split, T - split, prompt));
+        check(distance(prompt, logits, V) <= 10 * tolerance,
+              "%s %s: logits after prompts of %d and %d differ by %.3g", be->name, variant, split,
+              T - split, distance(prompt, logits, V));
+    }
+    int32_t twice[2 * T];
+    memcpy(twice, b.tokens, T * sizeof *twice);
+    memcpy(twice + T, b.tokens, T * sizeof *twice);
+    NEED(hy_model_feed(m, b.tokens, T, logits));
+    NEED(hy_model_reset(m));
+    NEED(hy_model_feed(m, twice, 2 * T, prompt)); /* longer than the model's T */
+    check(distance(prompt, logits, V) <= 10 * tolerance, "%s %s: a long prompt differs by %.3g",
+          be->name, variant, distance(prompt, logits, V));
+    free_batch(&b);
+    hy_model_destroy(m);
+}
+
+/* Two batches with carried states equal one of twice the length; a track that is not kept starts anew. */
+static void test_carried_states(const char *variant) {
+    enum { V = 11, B = 3, T = 10, HALF = T / 2 };
+    const int32_t all[B] = {1, 1, 1}, some[B] = {1, 0, 1};
+    hy_config whole_config = small_config(variant, 32, 2, 1, 0);
+    hy_config half_config = small_config(variant, 32, 2, 1, 1);
+    hy_model *whole, *half;
+    seed = 11;
+    batch b = new_batch(V, B * T, 0), part[2] = {new_batch(V, B * HALF, 0), new_batch(V, B * HALF, 0)};
+    for (int row = 0; row < B; row++)
+        for (int t = 0; t < T; t++) {
+            int at = row * HALF + t % HALF;
+            part[t / HALF].tokens[at] = b.tokens[row * T + t];
+            part[t / HALF].targets[at] = b.targets[row * T + t];
+        }
+    NEED(hy_model_create(be64, &whole_config, V, B, T, 1, &whole));
+    NEED(hy_model_create(be64, &half_config, V, B, HALF, 1, &half));
+    seed = 12;
+    shake(whole, 0.1);
+    seed = 12;
+    shake(half, 0.1);
+    double first = loss_of(half, &part[0], NULL), second = loss_of(half, &part[1], all);
+    double loss = loss_of(whole, &b, NULL);
+    check(fabs((first + second) / 2 - loss) < 1e-12, "%s: carried %.15g, whole %.15g", variant,
+          (first + second) / 2, loss);
+    loss_of(half, &part[0], NULL);
+    double eval_sum = 0, kept = loss_of(half, &part[1], all);
+    int64_t counted = 0;
+    NEED(hy_model_eval(half, part[1].tokens, part[1].targets, &eval_sum, &counted));
+    double fresh = loss_of(half, &part[1], NULL);
+    check(fabs(eval_sum / (double)counted - fresh) < 1e-12, "%s: evaluation does not start at zero",
+          variant);
+    check(fabs(kept - fresh) > 1e-6, "%s: the carried states change nothing", variant);
+    /* only the middle track starts anew: the loss over its targets alone tells */
+    for (int i = 0; i < B * HALF; i++)
+        if (i / HALF != 1) part[1].targets[i] = -1;
+    double alone = loss_of(half, &part[1], NULL);
+    loss_of(half, &part[0], NULL);
+    check(fabs(loss_of(half, &part[1], some) - alone) < 1e-12, "%s: a track was not reset", variant);
+    free_batch(&b);
+    free_batch(&part[0]);
+    free_batch(&part[1]);
+    hy_model_destroy(whole);
+    hy_model_destroy(half);
+}
+
+/* ---- training ------------------------------------------------------------------------------------------------- */
+
+static void test_untrained(const char *name) {
+    enum { V = 65, B = 2, T = 32 };
+    hy_config c = config_of(name);
+    hy_model *m;
+    hy_plan plan;
+    hy_probe probe;
+    int64_t counted = 0, parameters = 0, group[HY_GROUPS] = {0};
+    double loss = 0;
+    seed = 13;
+    batch b = new_batch(V, B * T, 0);
+    NEED(hy_model_plan(be32, &c, V, B, T, &plan));
+    NEED(hy_model_create(be32, &c, V, B, T, 1, &m));
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        parameters += hy_model_param(m, i)->count;
+        group[hy_model_param(m, i)->group] += hy_model_param(m, i)->count;
+    }
+    check(plan.parameters == parameters && !memcmp(plan.group, group, sizeof group) &&
+              plan.non_embedding == parameters - V * c.hidden,
+          "%s: the plan counts %lld parameters, not %lld", name, (long long)plan.parameters,
+          (long long)parameters);
+    check(plan.total == plan.weights + plan.gradients + plan.optimizer + plan.activations +
+                            plan.backward + plan.states + plan.workspace,
+          "%s: the plan does not add up", name);
+    NEED(hy_model_eval(m, b.tokens, b.targets, &loss, &counted));
+    check(fabs(loss / (double)counted - log(V)) < 0.1, "%s: untrained loss %.4f, ln V = %.4f", name,
+          loss / (double)counted, log(V));
+    NEED(hy_model_probe(m, b.tokens, b.targets, &probe));
+    check(probe.finite && fabs(probe.entropy - log(V)) < 0.1 && probe.state_cosine[0] < 0.9999 &&
+              probe.state_cosine[1] < 0.9999 && probe.activation_variance > 1e-6 &&
+              probe.branch_rms[0] > 1e-4 && probe.branch_rms[1] > 1e-4 &&
+              fabs(probe.branch_cosine) < 0.5 && fabs(probe.loss - loss / (double)counted) < 1e-5,
+          "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name, probe.entropy,
+          probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance,
+          probe.branch_rms[0], probe.branch_rms[1], probe.branch_cosine);
+    free_batch(&b);
+    hy_model_destroy(m);
+}
+
+/* One batch again and again is learnt by heart. */
+static void test_overfit(const char *variant) {
+    enum { V = 20, B = 2, T = 16, STEPS = 150 };
+    hy_config c = small_config(variant, 32, 2, 0, 0);
+    hy_model *m;
+    hy_result r = {0};
+    int step = 0;
+    seed = 14;
+    batch b = new_batch(V, B * T, 0);
+    NEED(hy_model_create(be32, &c, V, B, T, 1, &m));
+    do {
+        NEED(hy_model_train(m, b.tokens, b.targets, NULL, &adam));
+        NEED(hy_model_result(m, &r));
+    } while (++step < STEPS && r.loss >= 0.1);
+    check(r.loss < 0.1, "%s: loss %.4f after %d steps on one batch", variant, r.loss, step);
+    free_batch(&b);
+    hy_model_destroy(m);
+}
+
+/* A model after some steps on one backend; stateful, with every option of the optimiser in use. */
+static double *train_some(hy_backend *be, int threads, float loss_scale, int64_t *n) {
+    enum { V = 30, B = 3, T = 20 };
+    const int32_t keep[B] = {1, 0, 1};
+    hy_config c = small_config("HY", 64, 2, 0, 1);
+    hy_optimizer o = adam;
+    hy_model *m;
+    o.weight_decay = 0.1f, o.loss_scale = loss_scale;
+#ifdef _OPENMP
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+    seed = 15;
+    NEED(hy_model_create(be, &c, V, B, T, 3, &m));
+    for (int step = 0; step < 4; step++) {
+        batch b = new_batch(V, B * T, 1);
+        NEED(hy_model_train(m, b.tokens, b.targets, step ? keep : NULL, &o));
+        free_batch(&b);
+    }
+    double *x = read_all(m, HY_VALUE, n);
+    hy_model_destroy(m);
+    return x;
+}
+
+static void test_repeat(void) {
+    int64_t n;
+    double *first = train_some(be32, 1, 0, &n), *second = train_some(be32, 1, 0, &n);
+    double *threads = train_some(be32, 3, 0, &n), *scaled = train_some(be32, 1, 1024, &n);
+    double *exact = train_some(be64, 1, 0, &n), *exact_scaled = train_some(be64, 1, 1000, &n);
+    check(!memcmp(first, second, (size_t)n * sizeof *first), "a second run differs");
+    check(!memcmp(first, threads, (size_t)n * sizeof *first), "other thread counts differ");
+    check(!memcmp(first, scaled, (size_t)n * sizeof *first), "a loss scale of 2^10 differs");
+    check(distance(exact_scaled, exact, n) < 1e-9, "a loss scale of 1000 differs by %.3g",
+          distance(exact_scaled, exact, n));
+    check(distance(first, exact, n) < 1e-3, "four steps in float differ by %.3g",
+          distance(first, exact, n));
+    free(first), free(second), free(threads), free(scaled), free(exact), free(exact_scaled);
+}
+
+/* A gradient that is not finite changes nothing and is told. */
+static void test_skipped_step(void) {
+    enum { V = 9, B = 1, T = 4 };
+    hy_config c = small_config("HY", 16, 1, 0, 0);
+    hy_model *m;
+    hy_result r;
+    int64_t n;
+    seed = 16;
+    batch b = new_batch(V, B * T, 0);
+    NEED(hy_model_create(be32, &c, V, B, T, 1, &m));
+    NEED(hy_model_train(m, b.tokens, b.targets, NULL, &adam));
+    NEED(hy_model_result(m, &r));
+    check(!r.skipped && r.targets == B * T && r.norm[HY_GROUPS] > 0, "a good step was skipped");
+    double bad = INFINITY, *before, *after;
+    int last = hy_model_param_count(m) - 1, size = (int)hy_model_param(m, last)->count;
+    double *gamma = malloc((size_t)size * sizeof *gamma);
+    NEED(hy_model_read(m, HY_VALUE, last, gamma));
+    gamma[0] = bad;
+    NEED(hy_model_write(m, last, gamma));
+    before = read_all(m, HY_VALUE, &n);
+    NEED(hy_model_train(m, b.tokens, b.targets, NULL, &adam));
+    NEED(hy_model_result(m, &r));
+    after = read_all(m, HY_VALUE, &n);
+    check(r.skipped && !memcmp(before, after, (size_t)n * sizeof *before),
+          "a step with an infinite gradient moved the parameters");
+    free(gamma), free(before), free(after);
+    free_batch(&b);
+    hy_model_destroy(m);
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+static void check_refusal(gt_status status, const char *word) {
+    check(status != GT_OK && strstr(hy_last_error(), word), "status %d, \"%s\": does not name %s",
+          (int)status, hy_last_error(), word);
+}
+
+static void test_errors(void) {
+    enum { V = 9, B = 2, T = 4 };
+    hy_config good = small_config("HY", 32, 1, 0, 0), c;
+    hy_model *m;
+    hy_plan plan;
+    double numbers[V], loss = 0;
+    int64_t counted = 0;
+    batch b = new_batch(V, B * T, 0);
+    c = good, c.hidden = 40;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "hidden");
+    check(m == NULL, "a failed hy_model_create leaves a model");
+    c = good, c.layers = 0;
+    check_refusal(hy_model_plan(be32, &c, V, B, T, &plan), "layers");
+    c = good, c.heads = 3;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads");
+    c = good, c.share = 1;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "share");
+    check_refusal(hy_model_create(be32, &good, 0, B, T, 1, &m), "vocab");
+    check_refusal(hy_model_create(be32, &good, V, 0, T, 1, &m), "batch");
+    check_refusal(hy_model_create(be32, &good, V, B, 0, 1, &m), "seq");
+    NEED(hy_model_create(be32, &good, V, B, T, 1, &m));
+    check_refusal(hy_model_backward(m, 0), "hy_model_forward");
+    b.tokens[3] = V;
+    check_refusal(hy_model_forward(m, b.tokens, b.targets, NULL), "tokens[3]");
+    check_refusal(hy_model_feed(m, b.tokens, B * T, numbers), "tokens[3]");
+    b.tokens[3] = 0;
+    b.targets[1] = V;
+    check_refusal(hy_model_eval(m, b.tokens, b.targets, &loss, &counted), "targets[1]");
+    check_refusal(hy_model_read(m, HY_VALUE, 1000, numbers), "parameter");
+    b.targets[1] = 0;
+    NEED(hy_model_forward(m, b.tokens, b.targets, NULL));
+    NEED(hy_model_feed(m, b.tokens, 1, numbers));
+    check_refusal(hy_model_backward(m, 0), "hy_model_forward"); /* its activations are gone */
+    free_batch(&b);
+    hy_model_destroy(m);
+    hy_model_destroy(NULL);
+}
+
+int main(void) {
+    static const char *const names[] = {"1M", "5M", "8M"};
+    hy_backend_cpu(&be32);
+    hy_backend_cpu64(&be64);
+#ifdef _OPENMP
+    omp_set_num_threads(1);
+#endif
+    for (int i = 0; i < VARIANTS; i++) {
+        test_gradient(variants[i], i % 2);
+        test_gradient_sums(variants[i]);
+        test_decoding(be64, variants[i], 1e-11);
+        test_decoding(be32, variants[i], 1e-4);
+        test_carried_states(variants[i]);
+        test_overfit(variants[i]);
+    }
+    test_gradient("HY", 1);
+    for (int i = 0; i < 3; i++) test_untrained(names[i]);
+    test_repeat();
+    test_skipped_step();
+    test_errors();
+    be32->close(be32);
+    be64->close(be64);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

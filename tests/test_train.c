@@ -1,0 +1,839 @@
+/* Tests of hybrid_train: its options, its data, its gates, and the program itself from end to end.
+ *
+ *     test_train PROGRAM        PROGRAM is the built hybrid_train */
+#define _XOPEN_SOURCE 700
+#include "hybrid_config.h"
+#include "hybrid_data.h"
+#include "hybrid_gates.h"
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *program; /* hybrid_train */
+static char folder[64];     /* for the files of the tests */
+static int case_failed, passed, failed;
+
+#define CHECK(condition) check((condition) != 0, __LINE__, #condition)
+
+static int check(int ok, int line, const char *condition) {
+    if (!ok) {
+        printf("  line %d: %s\n", line, condition);
+        case_failed = 1;
+    }
+    return ok;
+}
+
+static void run_case(const char *name, void (*test)(void)) {
+    case_failed = 0;
+    test();
+    printf("%s %s\n", case_failed ? "FAIL" : "ok  ", name);
+    fflush(stdout);
+    if (case_failed)
+        failed++;
+    else
+        passed++;
+}
+
+/* Path of a file in the test folder; the result of the last four calls is kept. */
+static const char *in_folder(const char *name) {
+    static char paths[4][128];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static const char *write_file(const char *name, const void *bytes, size_t size) {
+    const char *path = in_folder(name);
+    FILE *file = fopen(path, "wb");
+    if (CHECK(file != NULL)) {
+        CHECK(fwrite(bytes, 1, size, file) == size);
+        fclose(file);
+    }
+    return path;
+}
+
+static const char *write_string(const char *name, const char *text) {
+    return write_file(name, text, strlen(text));
+}
+
+/* The whole file as a string; the caller frees it. */
+static char *read_string(const char *path) {
+    FILE *file = fopen(path, "rb");
+    size_t size = 1 << 20, used = 0;
+    char *text = calloc(1, size);
+    if (!text) abort();
+    if (file) used = fread(text, 1, size - 1, file);
+    text[used] = 0;
+    if (file) fclose(file);
+    return text;
+}
+
+/* ---- options ------------------------------------------------------------------------------------
+ */
+
+enum { ARGUMENTS_MAX = 48 };
+
+/* Splits a command line at its spaces; argv ends with NULL. */
+static int split(char *line, char **argv) {
+    int argc = 0;
+    for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    argv[argc] = NULL;
+    return argc;
+}
+
+/* Parses "hybrid_train LINE" and fills in the defaults of the CPU. */
+static gt_status parse(hy_options *o, const char *line) {
+    static char copy[4096];
+    char *argv[ARGUMENTS_MAX];
+    snprintf(copy, sizeof copy, "hybrid_train %s", line);
+    gt_status status = hy_options_parse(o, split(copy, argv), argv);
+    return status == GT_OK ? hy_options_default(o, 0) : status;
+}
+
+/* The line is refused with a message that has both texts in it. */
+static int refused(const char *line, const char *text1, const char *text2) {
+    hy_options o;
+    if (parse(&o, line) == GT_OK) {
+        printf("  accepted: %s\n", line);
+        return 0;
+    }
+    if (strstr(hy_last_error(), text1) && strstr(hy_last_error(), text2)) return 1;
+    printf("  '%s' gives: %s\n", line, hy_last_error());
+    return 0;
+}
+
+static void test_options_defaults(void) {
+    hy_options o, cuda;
+    CHECK(parse(&o, "") == GT_OK);
+    CHECK(o.steps > 0 && o.batch > 0 && o.seq > 0 && o.lr > 0 && o.min_lr == o.lr / 10);
+    CHECK(!*o.data && !*o.csv && !o.stateful && !o.gates_strict && !o.help);
+    CHECK(!strcmp(o.device, "auto"));
+    CHECK(parse(&o, "--steps 2000 --lr 0.5") == GT_OK);
+    CHECK(o.warmup == 100 && o.log_every == 100 && o.min_lr == 0.05);
+    memset(&cuda, 0, sizeof cuda);
+    CHECK(hy_options_default(&cuda, 1) == GT_OK);
+    CHECK(!strcmp(cuda.model, "HY") && cuda.batch == 64 && cuda.seq == 256);
+    cuda.given[0] = 0;
+    CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value is no default */
+    char *argv[] = {"hybrid_train", "--batch", "3", NULL};
+    CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
+    CHECK(cuda.batch == 3 && cuda.seq == 256);
+}
+
+static void test_options_values(void) {
+    hy_options o;
+    CHECK(parse(&o,
+                "--steps 7 --lr=2e-3 --model GF-RH --hidden 64 --layers=3 --seed 9007199254740991 "
+                "--device cpu --stateful --csv a.csv --prompt The --min_lr 1e-4") == GT_OK);
+    CHECK(o.steps == 7 && o.lr == 2e-3 && o.hidden == 64 && o.layers == 3 && o.min_lr == 1e-4);
+    CHECK(o.seed == 9007199254740991 && o.stateful == 1 && !strcmp(o.model, "GF-RH"));
+    CHECK(!strcmp(o.device, "cpu") && !strcmp(o.csv, "a.csv") && !strcmp(o.prompt, "The"));
+    CHECK(parse(&o, "--log b.csv --stateful --stateful=no --gates-strict=on") == GT_OK);
+    CHECK(!strcmp(o.csv, "b.csv") && !o.stateful && o.gates_strict);
+    CHECK(parse(&o, "--separator \\n--\\x0c\\t\\\\n --steps 1e3") == GT_OK);
+    CHECK(!strcmp(o.separator, "\n--\f\t\\n") && o.steps == 1000);
+    CHECK(parse(&o, "-h") == GT_OK && o.help);
+    CHECK(parse(&o, "--list-models") == GT_OK && o.list_models);
+}
+
+static void test_options_refused(void) {
+    char longest[2 * HY_TEXT_MAX];
+    CHECK(refused("--stpes 3", "'stpes'", "'steps'"));
+    CHECK(refused("--modle HY", "'modle'", "'model'"));
+    CHECK(refused("--Lr 3", "'Lr'", "'lr'"));
+    CHECK(refused("--eval_evry 3", "'eval_evry'", "'eval-every'"));
+    CHECK(refused("--model 5m", "'5m'", "nearest is 5M"));
+    CHECK(refused("--model GF-HR", "'GF-HR'", "nearest is GF-RH"));
+    CHECK(refused("--device gpu", "'gpu'", "nearest is cpu"));
+    CHECK(refused("--steps 0", "steps: '0'", "nearest is 1"));
+    CHECK(refused("--steps -4", "steps: '-4'", "nearest is 1"));
+    CHECK(refused("--steps 12x", "'12x'", "nearest is 12"));
+    CHECK(refused("--batch 2.5", "whole number", "nearest is 3"));
+    CHECK(refused("--lr fast", "lr: 'fast'", "nearest is 0.00"));
+    CHECK(refused("--lr nan", "lr: 'nan'", "nearest is"));
+    CHECK(refused("--lr 11", "lr: '11'", "nearest is 10"));
+    CHECK(refused("--hidden 100", "hidden: '100'", "nearest is 96"));
+    CHECK(refused("--stateful=maybe", "stateful: 'maybe'", "nearest is"));
+    CHECK(refused("--steps", "steps", "value is missing"));
+    CHECK(refused("-steps 3", "'-steps'", "two dashes"));
+    CHECK(refused("--min-lr 0.5 --lr 0.1", "min-lr: 0.5", "nearest is 0.1"));
+    CHECK(refused("no-such-file", "no-such-file", "No such file"));
+    snprintf(longest, sizeof longest, "--data %0*d", HY_TEXT_MAX, 0);
+    CHECK(refused(longest, "data", "longer than"));
+}
+
+static void test_options_file(void) {
+    char line[256];
+    hy_options o;
+    const char *good = write_string("good.yaml", "# a comment\n"
+                                                 "steps: 11   # another\n"
+                                                 "\n"
+                                                 "  lr :  1e-3\r\n"
+                                                 "eval_every: 5\n"
+                                                 "stateful: yes\n"
+                                                 "prompt: \"a # b\\n\"\n"
+                                                 "model: 'GF'");
+    snprintf(line, sizeof line, "%s", good);
+    CHECK(parse(&o, line) == GT_OK);
+    CHECK(o.steps == 11 && o.lr == 1e-3 && o.eval_every == 5 && o.stateful);
+    CHECK(!strcmp(o.prompt, "a # b\n") && !strcmp(o.model, "GF"));
+    /* the command line wins, before and after the file's name */
+    snprintf(line, sizeof line, "--steps 12 %s --stateful=no", good);
+    CHECK(parse(&o, line) == GT_OK && o.steps == 12 && !o.stateful && o.lr == 1e-3);
+    snprintf(line, sizeof line, "%s %s", good, good);
+    CHECK(refused(line, "only one config file", "good.yaml"));
+    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"), "bad.yaml:3: ", "'batch'"));
+    CHECK(
+        refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'", "nearest"));
+    CHECK(refused(write_string("bad.yaml", "steps 3\n"), "bad.yaml:1: ", "key: value"));
+    CHECK(refused(folder, folder, "config file"));
+}
+
+/* ---- data ---------------------------------------------------------------------------------------
+ */
+
+/* A text of `size` bytes out of the first `symbols` letters, with documents of varying length. */
+static char *make_text(int64_t size, int symbols, uint64_t seed) {
+    char *text = malloc((size_t)size + 1);
+    if (!text) abort();
+    for (int64_t i = 0; i < size; i++) text[i] = (char)('a' + hy_random(&seed) % (uint64_t)symbols);
+    for (int64_t i = 40; i + 3 < size; i += 20 + (int64_t)(hy_random(&seed) % 90))
+        memcpy(text + i, "\n\n\n", 3);
+    text[size] = 0;
+    return text;
+}
+
+static void test_split(void) {
+    for (int64_t size = 2; size < 300; size++) {
+        hy_text x;
+        char *text = make_text(size, 5, (uint64_t)size);
+        text[0] = 'X';
+        CHECK(hy_text_from_bytes(&x, text, size, "") == GT_OK);
+        CHECK(x.size == size && x.size - x.train == (size + 9) / 10);
+        CHECK(x.document[0] == 0 && x.document[x.documents] == size);
+        hy_text_free(&x);
+        free(text);
+    }
+}
+
+static void test_vocabulary(void) {
+    uint8_t bytes[1000];
+    int32_t token[4];
+    hy_text x;
+    for (int i = 0; i < 1000; i++) bytes[i] = (uint8_t)(i * 7);
+    CHECK(hy_text_from_bytes(&x, bytes, 1000, "") == GT_OK && x.vocab == 256);
+    for (int i = 0; i < 1000; i++) CHECK(x.byte_of[x.token[i]] == bytes[i]);
+    for (int b = 0; b < 256; b++) CHECK(x.token_of[b] == b);
+    hy_text_free(&x);
+    CHECK(hy_text_from_bytes(&x, "banana", 6, "") == GT_OK && x.vocab == 3);
+    CHECK(x.byte_of[0] == 'a' && x.byte_of[1] == 'b' && x.byte_of[2] == 'n');
+    CHECK(hy_text_encode(&x, "nab", token) == GT_OK);
+    CHECK(token[0] == 2 && token[1] == 0 && token[2] == 1);
+    CHECK(hy_text_encode(&x, "nax", token) != GT_OK && strstr(hy_last_error(), "'x'"));
+    CHECK(hy_text_encode(&x, "\n", token) != GT_OK && strstr(hy_last_error(), "0x0a"));
+    hy_text_free(&x);
+}
+
+static void test_entropy(void) {
+    char text[2000];
+    hy_text x;
+    for (int i = 0; i < 2000; i++) text[i] = "abcd"[i % 4];
+    CHECK(hy_text_from_bytes(&x, text, 2000, "") == GT_OK);
+    CHECK(fabs(x.entropy_train - log(4)) < 1e-12 && fabs(x.entropy_held_out - log(4)) < 1e-12);
+    hy_text_free(&x);
+    memset(text, 'a', 2000);
+    memset(text + 1800, 'b', 200); /* in the held-out part alone: (0 + 1) of 1800 + 2 */
+    CHECK(hy_text_from_bytes(&x, text, 2000, "") == GT_OK);
+    CHECK(x.entropy_train == 0 && fabs(x.entropy_held_out - log(1802)) < 1e-12);
+    hy_text_free(&x);
+}
+
+static int documents_are(const char *text, const char *separator, int count, const int64_t *start) {
+    hy_text x;
+    int same = hy_text_from_bytes(&x, text, (int64_t)strlen(text), separator) == GT_OK &&
+               x.documents == count;
+    for (int i = 0; same && i <= count; i++) same = x.document[i] == start[i];
+    hy_text_free(&x);
+    return same;
+}
+
+static void test_documents(void) {
+    CHECK(documents_are("one\n\n\ntwo\n\nstill two\n\n\n\n\nthree\n", "", 3,
+                        (int64_t[]){0, 6, 25, 31}));
+    CHECK(documents_are("one\r\n\r\n\r\ntwo\f\nthree\n\n\n", "", 3, (int64_t[]){0, 9, 13, 22}));
+    CHECK(documents_are("one\n\ntwo\n\n", "", 1, (int64_t[]){0, 10}));
+    CHECK(documents_are("a--b----c", "--", 4, (int64_t[]){0, 3, 6, 8, 9}));
+    CHECK(documents_are("\n\n\nx", "", 2, (int64_t[]){0, 3, 4}));
+    CHECK(documents_are("a\r\r\r\rb", "", 1, (int64_t[]){0, 6}));
+}
+
+/* Every held-out token is a target once, its inputs stand before it, and nothing else counts. */
+static void check_held_out(int64_t size, int64_t rows, int64_t length) {
+    char *text = make_text(size, 20, 3);
+    int32_t *times = calloc((size_t)size, sizeof *times);
+    hy_text x;
+    hy_batch batch;
+    int64_t next = 0, place, windows = 0;
+    CHECK(hy_text_from_bytes(&x, text, size, "") == GT_OK);
+    CHECK(hy_batch_create(&batch, rows, length) == GT_OK);
+    place = x.train;
+    while (hy_batch_held_out(&batch, &x, &next)) {
+        int64_t counted = 0;
+        for (int64_t i = 0; i < rows * length; i++) {
+            CHECK(batch.keep[i / length] == 0 && batch.input[i] >= 0 && batch.input[i] < x.vocab);
+            if (batch.target[i] < 0) continue;
+            CHECK(batch.target[i] == x.token[place] && batch.input[i] == x.token[place - 1]);
+            CHECK(i % length == (place - x.train) % length);
+            times[place++]++;
+            counted++;
+        }
+        CHECK(batch.targets == counted);
+        windows = next;
+    }
+    CHECK(windows == (size - x.train + length - 1) / length);
+    for (int64_t i = 0; i < size; i++) CHECK(times[i] == (i >= x.train));
+    hy_batch_free(&batch);
+    hy_text_free(&x);
+    free(times);
+    free(text);
+}
+
+static void test_held_out(void) {
+    check_held_out(1000, 4, 32); /* 100 tokens: three windows and a short one */
+    check_held_out(1000, 3, 25); /* exactly four windows, two batches */
+    check_held_out(1000, 2, 100);
+    check_held_out(1000, 2, 101); /* shorter than one window */
+    check_held_out(1000, 1, 1);
+    check_held_out(9987, 8, 7);
+}
+
+static void test_random_windows(void) {
+    enum { SIZE = 60, LENGTH = 16, ROWS = 8 };
+    char *text = make_text(SIZE, 26, 4);
+    int seen[SIZE] = {0}, places = 0;
+    uint64_t random = 5;
+    hy_text x;
+    hy_batch batch;
+    for (int i = 0; i < SIZE; i++) text[i] = (char)(i + 40); /* so that a token tells its place */
+    CHECK(hy_text_from_bytes(&x, text, SIZE, "") == GT_OK && x.train == 54);
+    CHECK(hy_batch_create(&batch, ROWS, LENGTH) == GT_OK);
+    for (int i = 0; i < 200; i++) {
+        hy_batch_random(&batch, &x, &random);
+        CHECK(batch.targets == ROWS * LENGTH);
+        for (int64_t row = 0; row < ROWS; row++) {
+            const int32_t *input = batch.input + row * LENGTH,
+                          *target = batch.target + row * LENGTH;
+            CHECK(batch.keep[row] == 0);
+            for (int64_t t = 0; t < LENGTH; t++)
+                CHECK(input[t] == input[0] + t && target[t] == input[t] + 1 && target[t] < x.train);
+            seen[input[0]] = 1;
+        }
+    }
+    for (int i = 0; i < SIZE; i++) places += seen[i];
+    CHECK(places == 54 - LENGTH); /* every place where a window fits was drawn */
+    hy_batch_free(&batch);
+    hy_text_free(&x);
+    free(text);
+}
+
+static int is_start(const hy_text *x, int64_t token) {
+    for (int64_t d = 0; d < x->documents; d++)
+        if (x->document[d] == token) return 1;
+    return 0;
+}
+
+/* Two passes over the tracks: in each, every training token but the first is a target once. */
+static void check_tracks(int64_t size, int64_t rows, int64_t length) {
+    char *text = make_text(size, 20, 6);
+    hy_text x;
+    hy_batch batch;
+    hy_tracks tracks;
+    CHECK(hy_text_from_bytes(&x, text, size, "") == GT_OK && x.documents > 5);
+    CHECK(hy_batch_create(&batch, rows, length) == GT_OK);
+    CHECK(hy_tracks_create(&tracks, &x, rows) == GT_OK);
+    CHECK(tracks.first[0] == 1 && tracks.first[rows] == x.train);
+    int64_t *place = calloc((size_t)rows, sizeof *place);
+    int *passes = calloc((size_t)rows, sizeof *passes);
+    for (int64_t row = 0; row < rows; row++) place[row] = tracks.first[row];
+    for (int done = 0; !done;) {
+        hy_batch_tracks(&batch, &x, &tracks);
+        done = 1;
+        for (int64_t row = 0; row < rows; row++) {
+            const int32_t *input = batch.input + row * length,
+                          *target = batch.target + row * length;
+            int64_t first = tracks.first[row], end = tracks.first[row + 1], n = 0;
+            CHECK(batch.keep[row] == !(place[row] == first || is_start(&x, place[row])));
+            for (; n < length && target[n] >= 0; n++, place[row]++) {
+                CHECK(n == 0 || !is_start(&x, place[row]));
+                CHECK(target[n] == x.token[place[row]] && input[n] == x.token[place[row] - 1]);
+            }
+            for (int64_t t = n; t < length; t++) CHECK(target[t] == -1 && input[t] == 0);
+            CHECK(n > 0 && place[row] <= end);
+            /* a window is only shorter where the next one starts afresh */
+            CHECK(n == length || place[row] == end || is_start(&x, place[row]));
+            if (place[row] == end) place[row] = first, passes[row]++;
+            done &= passes[row] >= 2;
+        }
+    }
+    free(place);
+    free(passes);
+    hy_tracks_free(&tracks);
+    hy_batch_free(&batch);
+    hy_text_free(&x);
+    free(text);
+}
+
+static void test_tracks(void) {
+    hy_text x;
+    hy_tracks tracks;
+    check_tracks(1000, 1, 16);
+    check_tracks(1000, 3, 16);
+    check_tracks(1003, 7, 64);
+    check_tracks(2000, 4, 1);
+    CHECK(hy_text_from_bytes(&x, "abcdefghij", 10, "") == GT_OK);
+    CHECK(hy_tracks_create(&tracks, &x, 9) != GT_OK && strstr(hy_last_error(), "too many"));
+    hy_text_free(&x);
+}
+
+static void test_texts_refused(void) {
+    hy_text x;
+    CHECK(hy_text_from_bytes(&x, "", 0, "") != GT_OK && strstr(hy_last_error(), "empty"));
+    CHECK(hy_text_from_bytes(&x, "aaaa", 4, "") != GT_OK && strstr(hy_last_error(), "the same"));
+    CHECK(hy_text_load(&x, "no-such-text", "") != GT_OK && strstr(hy_last_error(), "no-such-text"));
+    CHECK(hy_text_load(&x, folder, "") != GT_OK && strstr(hy_last_error(), folder));
+    CHECK(hy_text_load(&x, write_string("empty.txt", ""), "") != GT_OK &&
+          strstr(hy_last_error(), "empty"));
+    CHECK(hy_text_load(&x, write_file("two.bin", "\0\xff", 2), "") == GT_OK && x.vocab == 2);
+    CHECK(hy_text_fits(&x, 1) != GT_OK && strstr(hy_last_error(), "too short"));
+    hy_text_free(&x);
+    CHECK(hy_text_from_bytes(&x, "abcdefghij", 10, "") == GT_OK);
+    CHECK(hy_text_fits(&x, 8) == GT_OK);
+    CHECK(hy_text_fits(&x, 9) != GT_OK && strstr(hy_last_error(), "at most 8"));
+    hy_text_free(&x);
+}
+
+/* ---- gates --------------------------------------------------------------------------------------
+ */
+
+static void test_gates(void) {
+    hy_probe good = {.loss = 4, .entropy = 4, .finite = 1, .activation_variance = 0.1};
+    hy_probe bad = good;
+    hy_backend *backend;
+    CHECK(hy_backend_cpu(&backend) == GT_OK);
+    CHECK(hy_gate_operators(backend).verdict == HY_PASS);
+    CHECK(strstr(hy_gate_operators(backend).value, "6 of 6"));
+    backend->close(backend);
+
+    CHECK(hy_gate_forward(&good, 64, 64).verdict == HY_PASS);
+    CHECK(hy_gate_forward(&good, 63, 64).verdict == HY_FAIL);
+    bad.finite = 0;
+    CHECK(hy_gate_forward(&bad, 64, 64).verdict == HY_FAIL);
+    bad = good, bad.loss = NAN;
+    CHECK(hy_gate_forward(&bad, 64, 64).verdict == HY_FAIL);
+
+    CHECK(hy_gate_entropy(4.1, 65).verdict == HY_PASS);
+    CHECK(hy_gate_entropy(3.0, 65).verdict == HY_WARN);  /* 0.72 ln V */
+    CHECK(hy_gate_entropy(1.9, 65).verdict == HY_FAIL);  /* 0.46 ln V */
+    CHECK(hy_gate_entropy(5.5, 256).verdict == HY_PASS); /* ln 256 is over 5 */
+    CHECK(hy_gate_entropy(1.38, 4).verdict == HY_PASS);  /* ln 4 is under 2 */
+    CHECK(hy_gate_entropy(0.5, 4).verdict == HY_FAIL);
+    CHECK(hy_gate_entropy(NAN, 65).verdict == HY_FAIL);
+
+    CHECK(hy_gate_training(1000, 4, 2, 1.0).verdict == HY_PASS);
+    CHECK(hy_gate_training(1000, 4, 2, 0.2).verdict == HY_WARN);
+    CHECK(hy_gate_training(1000, 4, 2, 3.0).verdict == HY_WARN);
+    CHECK(hy_gate_training(1000, 4, 2, 5.1).verdict == HY_FAIL);
+    CHECK(hy_gate_training(1000, 4, 4.1, 1.0).verdict == HY_FAIL);
+    CHECK(hy_gate_training(1000, 4, NAN, 1.0).verdict == HY_FAIL);
+
+    CHECK(hy_gate_states(&good).verdict == HY_PASS);
+    bad = good, bad.state_cosine[1] = 0.995;
+    CHECK(hy_gate_states(&bad).verdict == HY_WARN);
+    bad.activation_variance = 1e-7;
+    CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
+
+    const struct {
+        double ratio;
+        hy_verdict verdict;
+    } balance[] = {{1, HY_PASS},    {0.3, HY_PASS}, {3, HY_PASS},
+                   {0.29, HY_WARN}, {3.1, HY_WARN}, {0.099, HY_FAIL},
+                   {10.1, HY_FAIL}, {NAN, HY_FAIL}, {INFINITY, HY_FAIL}};
+    for (size_t i = 0; i < sizeof balance / sizeof balance[0]; i++)
+        CHECK(hy_gate_balance(balance[i].ratio).verdict == balance[i].verdict);
+}
+
+/* ---- the program --------------------------------------------------------------------------------
+ */
+
+/* Starts `hybrid_train LINE` with its output in the file out.txt. */
+static pid_t start_program(const char *line) {
+    static char copy[4096];
+    char *argv[ARGUMENTS_MAX];
+    const char *out = in_folder("out.txt");
+    snprintf(copy, sizeof copy, "%s %s", program, line);
+    split(copy, argv);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        int file = open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        if (file < 0 || dup2(file, 1) < 0 || dup2(file, 2) < 0) _exit(126);
+        execv(argv[0], argv);
+        _exit(127);
+    }
+    if (child < 0) abort();
+    return child;
+}
+
+/* Exit status, or 128 + the signal that ended it. */
+static int wait_for(pid_t child) {
+    int status;
+    if (waitpid(child, &status, 0) < 0) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* Runs it; *out gets what it printed, for the caller to free. */
+static int run_program(char **out, const char *format, ...) {
+    char line[4096];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line, sizeof line, format, list);
+    va_end(list);
+    int status = wait_for(start_program(line));
+    *out = read_string(in_folder("out.txt"));
+    return status;
+}
+
+/* It exits with `status` and says both texts; else shows what it said. */
+static int says(int status, const char *line, const char *text1, const char *text2) {
+    char *out;
+    int got = run_program(&out, "%s", line);
+    int ok = got == status && strstr(out, text1) && strstr(out, text2);
+    if (!ok) printf("  hybrid_train %s\n  exits with %d and says:\n%s\n", line, got, out);
+    free(out);
+    return ok;
+}
+
+#define TINY "--device cpu --model HY --hidden 32 --layers 2 --batch 4 --seq 32 "
+
+/* The number after the last line's "held-out loss "; NAN if the last line is not that. */
+static double final_loss(const char *out) {
+    size_t end = strlen(out);
+    double loss;
+    int used = 0;
+    if (!end || out[end - 1] != '\n') return NAN;
+    size_t start = end - 1;
+    while (start > 0 && out[start - 1] != '\n') start--;
+    if (sscanf(out + start, "held-out loss %lf%n", &loss, &used) != 1) return NAN;
+    return start + (size_t)used + 1 == end ? loss : NAN;
+}
+
+/* The held-out unigram entropy that the start table prints. */
+static double unigram(const char *out) {
+    const char *at = strstr(out, "of the held-out part ");
+    return at ? atof(at + strlen("of the held-out part ")) : NAN;
+}
+
+static void test_learns_fables(void) {
+    char *out;
+    int status = run_program(&out, TINY "--steps 150 --lr 0.01 --sample 80 --prompt The");
+    double gain = unigram(out) - final_loss(out);
+    if (!CHECK(status == 0 && gain > 0.3)) puts(out);
+    printf("  held-out loss %.4f, %.2f nats under the unigram entropy\n", final_loss(out), gain);
+    CHECK(strstr(out, "fables.txt") && strstr(out, "parameters") && strstr(out, "memory"));
+    CHECK(strstr(out, "sample") && strstr(out, "\nThe"));
+    CHECK(strstr(out, "step 150/150"));
+    free(out);
+}
+
+/* Sentences of Greek words in UTF-8: another alphabet, bytes over 127. */
+static const char *write_greek(void) {
+    static const char *const words[] = {"λόγος", "θάλασσα", "φως", "νύχτα",  "δέντρο", "και",
+                                        "πουλί", "ουρανός", "γη",  "ποτάμι", "ένα",    "βουνό"};
+    static char text[40000];
+    uint64_t seed = 7;
+    size_t used = 0;
+    while (used + 64 < sizeof text) {
+        const char *word = words[hy_random(&seed) % 12];
+        const char *after = hy_random(&seed) % 7 ? " " : hy_random(&seed) % 5 ? ".\n" : ".\n\n\n";
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", word, after);
+    }
+    return write_file("greek.txt", text, used);
+}
+
+static void test_learns_another_text(void) {
+    for (int stateful = 0; stateful < 2; stateful++) {
+        char *out;
+        int status = run_program(&out, TINY "--data %s --steps 120 --lr 0.01 --sample 0 %s",
+                                 write_greek(), stateful ? "--stateful" : "");
+        double gain = unigram(out) - final_loss(out);
+        if (!CHECK(status == 0 && gain > 0.5)) puts(out);
+        printf("  %s: held-out loss %.4f, %.2f nats under the unigram entropy\n",
+               stateful ? "tracks" : "windows", final_loss(out), gain);
+        free(out);
+    }
+}
+
+/* The columns of a CSV log that do not depend on time, and how many rows it has. */
+static char *numbers_of(const char *path, int *rows) {
+    char *text = read_string(path), *kept = calloc(1, strlen(text) + 1), *save;
+    *rows = 0;
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        int commas = 0;
+        size_t length = 0;
+        while (line[length] && (commas += line[length] == ',') < 8) length++;
+        strncat(kept, line, length);
+        strcat(kept, "\n");
+        ++*rows;
+    }
+    free(text);
+    return kept;
+}
+
+/* Same seed, other thread count: the same numbers and the same sample; another seed: others. */
+static void test_repeats(void) {
+    static const char *const threads[] = {"1", "2", "3", "2"};
+    for (int stateful = 0; stateful < 2; stateful++) {
+        char *out[4], *numbers[4];
+        for (int i = 0; i < 4; i++) {
+            int rows;
+            setenv("OMP_NUM_THREADS", threads[i], 1);
+            CHECK(run_program(&out[i], TINY "--steps 12 --sample 50 --csv %s --seed %d %s",
+                              in_folder("run.csv"), i == 3 ? 6 : 5,
+                              stateful ? "--stateful" : "") == 0);
+            numbers[i] = numbers_of(in_folder("run.csv"), &rows);
+            CHECK(rows == 13);
+        }
+        unsetenv("OMP_NUM_THREADS");
+        CHECK(!strcmp(numbers[0], numbers[1]) && !strcmp(numbers[0], numbers[2]));
+        CHECK(strcmp(numbers[0], numbers[3]));
+        CHECK(!isnan(final_loss(out[0])) && final_loss(out[0]) == final_loss(out[1]));
+        const char *sample[2] = {strstr(out[0], "\nsample\n"), strstr(out[1], "\nsample\n")};
+        CHECK(sample[0] && sample[1] && !strncmp(sample[0], sample[1], 130));
+        for (int i = 0; i < 4; i++) free(out[i]), free(numbers[i]);
+    }
+}
+
+static void test_csv(void) {
+    char *out;
+    CHECK(run_program(&out, TINY "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log %s",
+                      in_folder("run.csv")) == 0);
+    char *text = read_string(in_folder("run.csv")), *save, *line = strtok_r(text, "\n", &save);
+    CHECK(line && !strcmp(line, "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
+                                "tokens_per_s,memory_mib,seconds"));
+    for (int step = 1; step <= 6; step++) {
+        double x[11] = {0};
+        line = strtok_r(NULL, "\n", &save);
+        if (!CHECK(line != NULL)) break;
+        char *at = line;
+        for (int i = 0; i < 11; i++) {
+            x[i] = *at == ',' ? NAN : strtod(at, &at);
+            CHECK(*at == (i < 10 ? ',' : 0));
+            at += i < 10;
+        }
+        CHECK(x[0] == step && x[1] == step * 128 && x[2] > 0 && x[4] > 0 && x[5] > 0 && x[6] > 0);
+        CHECK(isnan(x[3]) == (step % 2 == 1) && x[7] > 0 && x[8] > 0 && x[9] > 0 && x[10] > 0);
+        if (step == 6) CHECK(fabs(x[3] - final_loss(out)) < 1e-4);
+    }
+    CHECK(strtok_r(NULL, "\n", &save) == NULL);
+    free(text);
+    free(out);
+}
+
+static void test_models(void) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    char *out;
+    CHECK(run_program(&out, "--list-models") == 0);
+    for (int i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "\n  %s ", list[i].name);
+        if (!CHECK(strstr(out, name))) puts(name);
+    }
+    free(out);
+    for (int i = 0; i < count; i++) {
+        int status = run_program(&out,
+                                 "--device cpu --model %s --hidden 32 --layers 1 --batch 2 "
+                                 "--seq 16 --steps 2 --sample 5",
+                                 list[i].name);
+        if (!CHECK(status == 0 && final_loss(out) < 10)) puts(out);
+        CHECK(strstr(out, list[i].name));
+        free(out);
+    }
+}
+
+static void test_help(void) {
+    static const char *const options[] = {
+        "data",         "separator",   "model",    "hidden",       "layers",     "steps",
+        "batch",        "seq",         "lr",       "min-lr",       "warmup",     "weight-decay",
+        "clip",         "seed",        "stateful", "device",       "eval-every", "eval-tokens",
+        "log-every",    "csv",         "sample",   "sample-every", "prompt",     "temperature",
+        "gates-strict", "list-models", "help"};
+    char *out;
+    CHECK(run_program(&out, "--help") == 0);
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "\n  --%s ", options[i]);
+        if (!CHECK(strstr(out, name))) puts(name);
+    }
+    for (const char *line = out; *line; line += strcspn(line, "\n") + 1)
+        CHECK(strcspn(line, "\n") <= 100);
+    free(out);
+}
+
+static void test_errors(void) {
+    char line[512];
+    CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "'steps'"));
+    CHECK(says(2, "--model XY", "'XY'", "nearest is HY"));
+    CHECK(says(2, "--data no-such-text", "no-such-text", "No such file"));
+    CHECK(says(2, TINY "--prompt \\x01", "prompt: ", "does not occur"));
+    snprintf(line, sizeof line, TINY "--data %s", write_string("short.txt", "abcdefghij"));
+    CHECK(says(2, line, "too short for one window", "at most 8"));
+    snprintf(line, sizeof line, TINY "--data %s", write_string("empty.txt", ""));
+    CHECK(says(2, line, "empty.txt", "empty"));
+    CHECK(says(2, TINY "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
+}
+
+/* Without CUDA: auto says why it took the CPU, cuda is an error.  With it both train. */
+static void test_device(void) {
+    const char *rest = "--hidden 32 --layers 1 --batch 2 --seq 16 --steps 2 --sample 0";
+    char line[256];
+    int works = gt_device_supported(-1) == GT_OK;
+    snprintf(line, sizeof line, "--device auto %s", rest);
+    CHECK(says(0, line, works ? "device      " : "no CUDA (", "held-out loss "));
+    snprintf(line, sizeof line, "--device cuda %s", rest);
+    CHECK(works ? says(0, line, "device      ", "held-out loss ")
+                : says(1, line, "device cuda: ", gt_last_error()));
+}
+
+/* A text of all byte values at random, and one of two: nothing to learn, but it must run. */
+static void test_binary_text(void) {
+    static uint8_t bytes[4000];
+    uint64_t seed = 8;
+    char *out;
+    for (int mask = 255; mask; mask = mask == 255 ? 1 : 0) {
+        for (int i = 0; i < 4000; i++) bytes[i] = (uint8_t)(hy_random(&seed) & (unsigned)mask);
+        int status = run_program(&out, TINY "--data %s --steps 5 --sample 40",
+                                 write_file("binary.bin", bytes, sizeof bytes));
+        if (!CHECK(status == 0 && fabs(final_loss(out) - unigram(out)) < 1)) puts(out);
+        for (const char *p = out; *p; p++)
+            CHECK(*p == '\n' || (*p >= 32 && *p != 127) || *p & 0x80);
+        free(out);
+    }
+}
+
+static void test_gates_strict(void) {
+    /* half a step of learning rate 10 ruins the weights: the loss rises, G3 fails */
+    const char *rest = TINY "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
+    char line[256];
+    CHECK(says(0, rest, "FAIL  G3 ", "held-out loss "));
+    snprintf(line, sizeof line, "%s --gates-strict", rest);
+    CHECK(says(3, line, "FAIL  G3 ", "held-out loss "));
+    CHECK(says(0, TINY "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
+}
+
+static void test_not_finite(void) {
+    CHECK(says(1, TINY "--steps 200 --lr 10 --warmup 0 --clip 0 --weight-decay 10 --sample 0",
+               "hybrid_train: step ", "not finite"));
+}
+
+/* Waits, at most a minute, until the file has so many lines. */
+static int wait_for_lines(const char *path, int lines) {
+    for (int i = 0; i < 3000; i++) {
+        int count = 0;
+        char *text = read_string(path);
+        for (const char *p = text; *p; p++) count += *p == '\n';
+        free(text);
+        if (count >= lines) return 1;
+        nanosleep(&(struct timespec){0, 20000000}, NULL);
+    }
+    return 0;
+}
+
+static void test_interrupt(void) {
+    char line[512];
+    remove(in_folder("run.csv"));
+    snprintf(line, sizeof line, TINY "--steps 1000000 --sample 20 --csv %s", in_folder("run.csv"));
+    pid_t child = start_program(line);
+    CHECK(wait_for_lines(in_folder("run.csv"), 4));
+    CHECK(kill(child, SIGINT) == 0);
+    CHECK(wait_for(child) == 130);
+    char *out = read_string(in_folder("out.txt"));
+    if (!CHECK(strstr(out, "interrupted") && !isnan(final_loss(out)))) puts(out);
+    CHECK(strstr(out, "G3.5") && strstr(out, "\nsteps  "));
+    free(out);
+}
+
+/* On a terminal the progress line is refreshed in place. */
+static void test_terminal(void) {
+    int master = posix_openpt(O_RDWR | O_NOCTTY), used = 0;
+    static char out[1 << 16], copy[] = TINY "--steps 5 --sample 0", *argv[ARGUMENTS_MAX];
+    if (!CHECK(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0)) return;
+    split(copy, argv + 1);
+    argv[0] = (char *)program;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+        if (slave < 0 || dup2(slave, 1) < 0) _exit(126);
+        close(slave);
+        close(master);
+        execv(program, argv);
+        _exit(127);
+    }
+    for (;;) { /* reading fails when the other end is closed */
+        ssize_t n = read(master, out + used, sizeof out - 1 - (size_t)used);
+        if (n <= 0) break;
+        used += (int)n;
+    }
+    CHECK(wait_for(child) == 0);
+    out[used] = 0;
+    CHECK(strstr(out, "\r\033[?7lstep 5/5 | loss ") && strstr(out, "held-out loss "));
+    close(master);
+}
+
+int main(int argc, char **argv) {
+    program = argc > 1 ? argv[1] : getenv("HYBRID_TRAIN");
+    snprintf(folder, sizeof folder, "/tmp/test_train.XXXXXX");
+    if (!program || access(program, X_OK) || !mkdtemp(folder)) {
+        fprintf(stderr, "usage: test_train PROGRAM, the built hybrid_train\n");
+        return 2;
+    }
+    run_case("options: defaults", test_options_defaults);
+    run_case("options: values", test_options_values);
+    run_case("options: refused", test_options_refused);
+    run_case("options: config file", test_options_file);
+    run_case("data: split", test_split);
+    run_case("data: vocabulary", test_vocabulary);
+    run_case("data: unigram entropy", test_entropy);
+    run_case("data: documents", test_documents);
+    run_case("data: held-out windows", test_held_out);
+    run_case("data: random windows", test_random_windows);
+    run_case("data: tracks", test_tracks);
+    run_case("data: refused", test_texts_refused);
+    run_case("gates", test_gates);
+    run_case("program: help", test_help);
+    run_case("program: errors", test_errors);
+    run_case("program: device", test_device);
+    run_case("program: models", test_models);
+    run_case("program: learns the fables", test_learns_fables);
+    run_case("program: learns another text", test_learns_another_text);
+    run_case("program: repeats", test_repeats);
+    run_case("program: csv", test_csv);
+    run_case("program: binary text", test_binary_text);
+    run_case("program: gates-strict", test_gates_strict);
+    run_case("program: not finite", test_not_finite);
+    run_case("program: interrupt", test_interrupt);
+    run_case("program: terminal", test_terminal);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    if (system(command)) printf("cannot remove %s\n", folder);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}
