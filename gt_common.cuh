@@ -29,7 +29,7 @@
  *   declarations   GT_KERNEL GT_GRID_CONSTANT GT_DEV GT_HD GT_METHOD GT_UNROLL GT_NO_UNROLL
  *   numbers        as_float as_uint, conversions of bf16, f16 and tf32, Element<T>
  *   functions      fma_rn ex2_approx rcp_approx rsqrt_approx exp_fast exp_accurate expm1_neg
- *                  log1p_unit softplus sigmoid silu
+ *                  log1p_unit softplus sigmoid sigmoid_fast silu silu_derivative
  *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *   global memory  ldg stg
@@ -37,6 +37,7 @@
  *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum warp_any movmatrix_trans (W)
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   host           Grid launch; report current_device Arena check_workspace check_saved run
+ *   vectors        Vec
  *   run-time dtype load_as store_as load_column
  *   reduce_rows    a kernel that the operators share
  *
@@ -264,7 +265,8 @@ struct Element<f16> {
  * | log1p_unit(x)     | log(1 + x)        | 4e-7            | 0 <= x <= 1                        |
  * | softplus(x)       | log(1 + e^x)      | 6e-7            | all                                |
  * | sigmoid(x)        | 1 / (1 + e^-x)    | 6e-7            | all                                |
- * | silu(x)           | x sigmoid(x)      | 7e-7            | all but -infinity                  |
+ * | sigmoid_fast(x)   | 1 / (1 + e^-x)    | (3 + 0.6|x|)e-7 | all; four instructions             |
+ * | silu(x)           | x sigmoid(x)      | 7e-7            | all                                |
  */
 GT_HD float fma_rn(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
@@ -356,7 +358,20 @@ GT_HD float sigmoid(float x) {
     return x < 0.0f ? e * y : y;
 }
 
-GT_HD float silu(float x) { return x * sigmoid(x); }
+/* The exponential of a positive number overflows to infinity, whose reciprocal is the 0 wanted. */
+GT_HD float sigmoid_fast(float x) { return rcp_approx(1.0f + exp_fast(-x)); }
+
+/* Far out the factor x is bounded, so that infinity meets no 0; NaN stays NaN. */
+GT_HD float silu_of_sigmoid(float x, float sigmoid_x) {
+    return (x < -200.0f ? -200.0f : x) * sigmoid_x;
+}
+
+GT_HD float silu(float x) { return silu_of_sigmoid(x, sigmoid(x)); }
+
+GT_HD float silu_derivative(float x, float sigmoid_x) {
+    const float bounded = x < -200.0f ? -200.0f : x > 200.0f ? 200.0f : x;
+    return sigmoid_x * fma_rn(bounded, 1.0f - sigmoid_x, 1.0f);
+}
 
 /* ---- tensor core fragments ------------------------------------------------------------------- */
 
@@ -840,6 +855,32 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
     return report(launch(kernel, grid, threads, smem_bytes, (cudaStream_t)stream, params), name);
 }
 
+/* ---- vectors --------------------------------------------------------------------------------- */
+
+/* N neighbouring elements as they lie in memory, aligned together: what one load moves. */
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vec {
+    static constexpr bool PAIRS = sizeof(T) == 2 && N % 2 == 0;
+    typename std::conditional<PAIRS, uint32_t, T>::type word[PAIRS ? N / 2 : N];
+
+    GT_METHOD float get(int i) const {
+        if constexpr (PAIRS)
+            return i % 2 ? Element<T>::hi(word[i / 2]) : Element<T>::lo(word[i / 2]);
+        else
+            return Element<T>::load(word, i);
+    }
+
+    GT_METHOD void set(const float (&x)[N]) {
+        if constexpr (PAIRS) {
+            GT_UNROLL
+            for (int i = 0; i < N / 2; i++) word[i] = Element<T>::pack(x[2 * i], x[2 * i + 1]);
+        } else {
+            GT_UNROLL
+            for (int i = 0; i < N; i++) Element<T>::store(word, i, x[i]);
+        }
+    }
+};
+
 /* ---- elements of a dtype known at run time --------------------------------------------------- */
 
 GT_DEV float load_as(const void* data, gt_dtype dtype, int64_t i) {
@@ -902,8 +943,12 @@ struct ReduceRowsParams {
 GT_KERNEL(256, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) {
     const int64_t c = (int64_t)block_x() * 32 + lane_id();
     float sum = 0.0f;
-    if (c < p.columns)
-        for (int64_t r = warp_id(); r < p.rows; r += 8) sum += p.in[r * p.columns + c];
+    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += 64) { /* 8 loads in flight */
+        float x[8];
+        load_column(x, p.in, GT_F32, r * p.columns + c, 8 * p.columns, (p.rows - r + 7) / 8);
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) sum += x[i];
+    }
     const uint32_t cells = smem_base();
     sts<float>(cells + 4 * thread_id(), sum);
     sync_threads();

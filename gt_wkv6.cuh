@@ -148,7 +148,9 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
     return fma_rn(keep, state, fma_rn(factor, state, added));
 }
 
-/* ---- forward, any size: token by token ---------------------------------------------------------------
+/* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
+ * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
+ * REVERSE runs it so, with y = NULL, and leaves G after every chunk of CHECKPOINT tokens.
  * grid B*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
@@ -158,7 +160,7 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
  * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
 struct ForwardParams {
     Problem in;
-    void* y; /* NULL: only states are wanted */
+    void* y; /* NULL: only states are wanted, and r is not read */
     gt_stride y_at;
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,H,ceil(T/128),N,V] */
@@ -192,7 +194,7 @@ GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, 
         const int n = i % C::ROWS, token = i / C::ROWS * TOKENS;
         const int64_t t = first + token, left = n < in.N ? in.T - t : 0;
         float r[TOKENS], k[TOKENS], w[TOKENS];
-        load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, left);
+        load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, p.y ? left : 0);
         load_column(k, in.k, in.dtype, at(in.k_at, b, t, h) + n, in.k_at.t, left);
         load_column(w, in.w, in.w_dtype, at(in.w_at, b, t, h) + n, in.w_at.t, left);
         GT_UNROLL
@@ -272,8 +274,8 @@ GT_DEV void move_column(Pointer state, const Problem& in, int slice, int column,
     }
 }
 
-template <int SLICES>
-GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+template <int SLICES, bool REVERSE>
+GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
@@ -290,15 +292,17 @@ GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const float* state_in = p.state_in && !skipped ? p.state_in + (row_in * in.H + h) * NV : nullptr;
     move_column<SLICES, false>(state_in, in, slice, column0 + column, state);
 
-    for (int64_t first = 0; first < in.T; first += LEAF) {
-        if (p.checkpoints && first % CHECKPOINT == 0) {
-            const int64_t chunks = (in.T + CHECKPOINT - 1) / CHECKPOINT;
-            float* checkpoint = p.checkpoints + (head * chunks + first / CHECKPOINT) * NV;
-            move_column<SLICES, true>(checkpoint, in, slice, column0 + column, state);
-        }
+    const int64_t leaves = (in.T + LEAF - 1) / LEAF, chunks = (leaves + LEAVES - 1) / LEAVES;
+    for (int64_t i = 0; i < leaves; i++) {
+        const int64_t leaf = REVERSE ? leaves - 1 - i : i, first = leaf * LEAF;
+        const bool enters = REVERSE ? i == 0 || leaf % LEAVES == LEAVES - 1 : leaf % LEAVES == 0;
+        if (p.checkpoints && enters)
+            move_column<SLICES, true>(p.checkpoints + (head * chunks + leaf / LEAVES) * NV, in, slice,
+                                      column0 + column, state);
         load_forward_tile<SLICES>(p, smem, b, h, first, column0);
         const int tokens = (int)(in.T - first < LEAF ? in.T - first : LEAF);
-        for (int token = 0; token < tokens; token++) {
+        for (int step = 0; step < tokens; step++) {
+            const int token = REVERSE ? tokens - 1 - step : step;
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
             if (p.y && slice == 0 && column0 + column < in.V)
                 store_as(p.y, in.dtype, at(p.y_at, b, first + token, h) + column0 + column,
@@ -899,41 +903,45 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_C
     }
 }
 
-/* ---- backward, any size, part 1: what needs the states ------------------------------------------------
- * grid B*H*tiles, block 256.  A block owns one head and COLUMNS columns of S and of G, and walks the
- * sequence backwards, one checkpoint (8 leaves) at a time: it rolls S forward through the 8 leaves,
- * parks the state before each in a scratch of its own (global, small enough to stay in L2), then walks
- * back through them with G.  Per leaf, over the block's columns only, it leaves in the workspace
- *     Sdy[t,n] = (S dy_t)[n]     Gv[t,n] = (G v_t)[n]     SG[n] = rowsum(S . G)
- *     Gk[t,j]  = (G^T (Q_t . k_t))[j]
- * shared: S and G [N, COLUMNS+4], the leaf's Q.k, P.r [16,N], v, dy [16,COLUMNS], the state scales:
- *     2 N (COLUMNS+4) + 32 N + 32 COLUMNS + 2 N floats = 51 KB at N = V = 64.
- * arithmetic: 5 products of 16 N COLUMNS multiply-adds and the roll's one; operands from shared
- * memory in 16-byte pieces, 16 multiply-adds per 2 to 5 loads.
- * bytes per token and head, N = V = 64: k, v, w twice and r, dy once or twice (about 1 KB), 768 B out. */
-struct SweepParams {
+/* ---- backward, any size ---------------------------------------------------------------------------------
+ * A fixed number of blocks of 256 threads; each takes chunks of 8 leaves in turn, all chunks being
+ * independent once S before and G after each are known.  For one chunk:
+ *   1 what needs the states, COLUMNS columns of them at a time: roll S forward through the leaves, park
+ *     the state before each, then walk back through them with G.  Leaves in the block's scratch
+ *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
+ *     SG[leaf,n] = rowsum(S . G)
+ *   2 leaf by leaf, the pairs of tokens inside the leaf; every gradient is written once.
+ * shared, 1: one state [N, COLUMNS+4] (S, then G), the leaf's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
+ *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
+ *     [16,N], C and A [16,16]: 22 KB.
+ * scratch of a block, in global memory and small enough to stay in L2: 230 KB.
+ * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
+ *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
+ * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
+struct ChunkParams {
     Problem in;
-    const float *checkpoints, *dstate_out;
-    float *scratch, *Sdy, *Gv, *SG, *Gk; /* Sdy, Gv [tiles,B,T,H,N]; SG [tiles,B,leaves,H,N]; Gk
-                                            [B,T,H,V]; scratch [B,H,tiles,8,N,COLUMNS] */
-    float* dstate_in;                    /* [B,H,N,V] or NULL */
-    int64_t tiles;
-    int columns, pitch; /* of a state row in shared memory; both multiples of 4 */
-    int rows;           /* N rounded up to 4 */
+    const float *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V]: S before, G after each chunk */
+    const uint32_t* only; /* [B,H,chunks]: chunks to do, NULL = all */
+    void *dr, *dk, *dw, *dv;
+    gt_stride dr_at, dk_at, dw_at, dv_at;
+    float* du;      /* partial sums [B,chunks,H,N] or NULL */
+    float* scratch; /* [blocks, scratch_size] */
+    int64_t chunks, scratch_size;
+    int tiles, columns, pitch; /* tiles of the state; its row in shared memory; multiples of 4 */
+    int rows;                  /* N rounded up to 4 */
 };
 
 constexpr int SWEEP_THREADS = 256;
 
 /* Offsets in floats of the sweep's shared memory. */
 struct SweepLayout {
-    int S, G, Qk, Pr, v, dy, keep, factor, end;
+    int state, Qk, Pr, v, dy, keep, factor, end;
 };
 
 GT_HD SweepLayout sweep_layout(int rows, int columns, int pitch) {
     SweepLayout at;
-    at.S = 0;
-    at.G = at.S + rows * pitch;
-    at.Qk = at.G + rows * pitch;
+    at.state = 0;
+    at.Qk = at.state + rows * pitch;
     at.Pr = at.Qk + LEAF * rows;
     at.v = at.Pr + LEAF * rows;
     at.dy = at.v + LEAF * columns;
@@ -946,12 +954,13 @@ GT_HD SweepLayout sweep_layout(int rows, int columns, int pitch) {
 struct SweepBlock { /* where a block stands */
     uint32_t smem;
     SweepLayout at;
-    int64_t b, h, tile;
-    int column0;
+    int64_t b, h, start; /* first token of the chunk */
+    int tile, column0;
+    float *parked, *Sdy, *Gv, *Gk, *SG; /* parts of its scratch */
 };
 
 /* Q.k, P.r, v, dy and the scales of the leaf that starts at `first`. */
-GT_DEV void load_sweep_leaf(const SweepParams& p, const SweepBlock& s, int64_t first) {
+GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < p.rows; n += SWEEP_THREADS) {
         const int64_t left = n < in.N ? in.T - first : 0;
@@ -1000,35 +1009,36 @@ GT_DEV float dot4(float4 a, float4 b, float sum) {
 }
 
 /* out[t,n] = sum_j state[n,j] x[t,j] over the block's columns; a thread makes 4 tokens of a row. */
-GT_DEV void state_times_tokens(const SweepParams& p, const SweepBlock& s, int64_t first, int state,
-                               int x, float* out) {
+GT_DEV void state_times_tokens(const ChunkParams& p, const SweepBlock& s, int64_t first, int x,
+                               float* out) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < p.rows * (LEAF / 4); i += SWEEP_THREADS) {
         const int n = i % p.rows, t0 = i / p.rows * 4;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int j = 0; j < p.columns; j += 4) {
-            const float4 a = lds<float4>(s.smem + 4 * (state + n * p.pitch + j));
+            const float4 a = lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j));
             GT_UNROLL
             for (int t = 0; t < 4; t++)
                 sum[t] = dot4(a, lds<float4>(s.smem + 4 * (x + (t0 + t) * p.columns + j)), sum[t]);
         }
         GT_UNROLL
         for (int t = 0; t < 4; t++)
-            if (n < in.N && first + t0 + t < in.T)
-                out[(((s.tile * in.B + s.b) * in.T + first + t0 + t) * in.H + s.h) * in.N + n] =
-                    sum[t];
+            if (n < in.N) {
+                float& cell = out[(first - s.start + t0 + t) * in.N + n];
+                cell = s.tile ? cell + sum[t] : sum[t];
+            }
     }
 }
 
 /* Gk[t,j] = sum_n G[n,j] Qk[t,n]; a thread makes 4 columns of a token. */
-GT_DEV void tokens_times_state(const SweepParams& p, const SweepBlock& s, int64_t first) {
+GT_DEV void tokens_times_state(const ChunkParams& p, const SweepBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < LEAF * (p.columns / 4); i += SWEEP_THREADS) {
         const int t = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
         float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int n = 0; n < p.rows; n++) {
             const float k = lds<float>(s.smem + 4 * (s.at.Qk + t * p.rows + n));
-            const float4 g = lds<float4>(s.smem + 4 * (s.at.G + n * p.pitch + j));
+            const float4 g = lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j));
             sum.x = fma_rn(g.x, k, sum.x);
             sum.y = fma_rn(g.y, k, sum.y);
             sum.z = fma_rn(g.z, k, sum.z);
@@ -1037,30 +1047,32 @@ GT_DEV void tokens_times_state(const SweepParams& p, const SweepBlock& s, int64_
         const float column[4] = {sum.x, sum.y, sum.z, sum.w};
         GT_UNROLL
         for (int c = 0; c < 4; c++)
-            if (first + t < in.T && s.column0 + j + c < in.V)
-                p.Gk[((s.b * in.T + first + t) * in.H + s.h) * in.V + s.column0 + j + c] = column[c];
+            if (s.column0 + j + c < in.V)
+                s.Gk[(first - s.start + t) * in.V + s.column0 + j + c] = column[c];
     }
 }
 
 /* SG[n] = sum_j S[n,j] G[n,j] with S from the scratch; 4 lanes a row. */
-GT_DEV void rowsum_states(const SweepParams& p, const SweepBlock& s, int64_t leaf, const float* S) {
+GT_DEV void rowsum_states(const ChunkParams& p, const SweepBlock& s, int leaf) {
     const Problem& in = p.in;
-    const int64_t leaves = (in.T + LEAF - 1) / LEAF;
+    const float* S = s.parked + (int64_t)leaf * p.rows * p.columns;
     for (int i = thread_id(); i < (p.rows * 4 + 31) / 32 * 32; i += SWEEP_THREADS) {
         const int n = i / 4;
         float sum = 0.0f;
         for (int j = i % 4 * 4; n < p.rows && j < p.columns; j += 16)
             sum = dot4(ldg<float4>(S + n * p.columns + j),
-                       lds<float4>(s.smem + 4 * (s.at.G + n * p.pitch + j)), sum);
+                       lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)), sum);
         sum += shfl_xor(sum, 1);
         sum += shfl_xor(sum, 2);
-        if (i % 4 == 0 && n < in.N)
-            p.SG[(((s.tile * in.B + s.b) * leaves + leaf) * in.H + s.h) * in.N + n] = sum;
+        if (i % 4 == 0 && n < in.N) {
+            float& cell = s.SG[leaf * in.N + n];
+            cell = s.tile ? cell + sum : sum;
+        }
     }
 }
 
 /* state <- E . state + sum_t left_t right_t^T; a thread owns 4 x 4 elements at a time. */
-GT_DEV void update_state(const SweepParams& p, const SweepBlock& s, int state, int left, int right) {
+GT_DEV void update_state(const ChunkParams& p, const SweepBlock& s, int left, int right) {
     for (int i = thread_id(); i < (p.rows / 4) * (p.columns / 4); i += SWEEP_THREADS) {
         const int n = i / (p.columns / 4) * 4, j = i % (p.columns / 4) * 4;
         float sum[4][4] = {};
@@ -1076,7 +1088,7 @@ GT_DEV void update_state(const SweepParams& p, const SweepBlock& s, int state, i
         for (int e = 0; e < 4; e++) {
             const float keep = lds<float>(s.smem + 4 * (s.at.keep + n + e));
             const float factor = lds<float>(s.smem + 4 * (s.at.factor + n + e));
-            const uint32_t cell = s.smem + 4 * (state + (n + e) * p.pitch + j);
+            const uint32_t cell = s.smem + 4 * (s.at.state + (n + e) * p.pitch + j);
             float4 x = lds<float4>(cell);
             x.x = rescale(keep, factor, x.x, sum[e][0]);
             x.y = rescale(keep, factor, x.y, sum[e][1]);
@@ -1088,88 +1100,52 @@ GT_DEV void update_state(const SweepParams& p, const SweepBlock& s, int state, i
     sync_threads();
 }
 
-/* Shared state <- its columns of a state [N,V] in global memory, 0 outside and for NULL. */
-GT_DEV void load_state(const SweepParams& p, const SweepBlock& s, int state, const float* from) {
+/* Shared state <- its columns of a state [N,V] in global memory, 0 outside. */
+GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const float* from) {
     for (int i = thread_id(); i < p.rows * p.columns; i += SWEEP_THREADS) {
         const int n = i / p.columns, j = i % p.columns;
-        const bool inside = from && n < p.in.N && s.column0 + j < p.in.V;
-        sts<float>(s.smem + 4 * (state + n * p.pitch + j),
+        const bool inside = n < p.in.N && s.column0 + j < p.in.V;
+        sts<float>(s.smem + 4 * (s.at.state + n * p.pitch + j),
                    inside ? from[(int64_t)n * p.in.V + s.column0 + j] : 0.0f);
     }
     sync_threads();
 }
 
-GT_KERNEL(256, 1) backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
-    const Problem& in = p.in;
-    SweepBlock s;
-    s.smem = smem_base();
-    s.at = sweep_layout(p.rows, p.columns, p.pitch);
-    s.tile = block_x() % p.tiles;
-    const int64_t head = block_x() / p.tiles, NV = (int64_t)in.N * in.V;
-    s.b = head / in.H;
-    s.h = head % in.H;
-    s.column0 = (int)s.tile * p.columns;
-    const int64_t chunks = (in.T + CHECKPOINT - 1) / CHECKPOINT;
+/* Part 1 for one tile of columns. */
+GT_DEV void sweep_tile(const ChunkParams& p, const SweepBlock& s, int leaves, int64_t state) {
     const int64_t parked = (int64_t)p.rows * p.columns;
-    float* scratch = p.scratch + (int64_t)block_x() * LEAVES * parked;
-
-    load_state(p, s, s.at.G, p.dstate_out ? p.dstate_out + head * NV : nullptr);
-    for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
-        const int64_t start = chunk * CHECKPOINT;
-        const int64_t tokens = in.T - start < CHECKPOINT ? in.T - start : CHECKPOINT;
-        const int leaves = (int)((tokens + LEAF - 1) / LEAF);
-        load_state(p, s, s.at.S, p.checkpoints + (head * chunks + chunk) * NV);
-        for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: S before each leaf */
-            const int64_t first = start + leaf * LEAF;
-            for (int i = thread_id(); i < p.rows * (p.columns / 4); i += SWEEP_THREADS) {
-                const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
-                stg<float4>(scratch + leaf * parked + n * p.columns + j,
-                            lds<float4>(s.smem + 4 * (s.at.S + n * p.pitch + j)));
-            }
-            load_sweep_leaf(p, s, first);
-            state_times_tokens(p, s, first, s.at.S, s.at.dy, p.Sdy);
-            sync_threads();
-            if (leaf + 1 < leaves) update_state(p, s, s.at.S, s.at.Qk, s.at.v);
+    load_state(p, s, p.S_checkpoints + state);
+    for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: S before each leaf */
+        const int64_t first = s.start + leaf * LEAF;
+        for (int i = thread_id(); i < p.rows * (p.columns / 4); i += SWEEP_THREADS) {
+            const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
+            stg<float4>(s.parked + leaf * parked + n * p.columns + j,
+                        lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)));
         }
-        for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
-            const int64_t first = start + leaf * LEAF;
-            load_sweep_leaf(p, s, first);
-            state_times_tokens(p, s, first, s.at.G, s.at.v, p.Gv);
-            tokens_times_state(p, s, first);
-            rowsum_states(p, s, first / LEAF, scratch + leaf * parked);
-            sync_threads();
-            update_state(p, s, s.at.G, s.at.Pr, s.at.dy);
-        }
+        load_sweep_leaf(p, s, first);
+        state_times_tokens(p, s, first, s.at.dy, s.Sdy);
+        sync_threads();
+        if (leaf + 1 < leaves) update_state(p, s, s.at.Qk, s.at.v);
     }
-    for (int i = thread_id(); p.dstate_in && i < p.rows * p.columns; i += SWEEP_THREADS) {
-        const int n = i / p.columns, j = i % p.columns;
-        if (n < in.N && s.column0 + j < in.V)
-            p.dstate_in[head * NV + (int64_t)n * in.V + s.column0 + j] =
-                lds<float>(s.smem + 4 * (s.at.G + n * p.pitch + j));
+    load_state(p, s, p.G_checkpoints + state);
+    for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
+        const int64_t first = s.start + leaf * LEAF;
+        load_sweep_leaf(p, s, first);
+        state_times_tokens(p, s, first, s.at.v, s.Gv);
+        tokens_times_state(p, s, first);
+        rowsum_states(p, s, leaf);
+        sync_threads();
+        if (leaf > 0) update_state(p, s, s.at.Pr, s.at.dy);
     }
 }
 
-/* ---- backward, any size, part 2: within the leaves ---------------------------------------------------------
- * grid B*H*leaves, block 256: a leaf each, all in parallel.  Adds the pairs of tokens inside the leaf
- * to what the sweep left, and writes every gradient once.
- * shared: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv [16,N], C and A [16,16]:
- *     16 (3N + 2 max(N,V) + 32) floats = 22 KB at N = V = 64.
- * The products D_ij are running products over j (or i), made where they are used.
- * bytes per token and head, N = V = 64: 640 in, 768 B from the sweep, 512 out. */
-struct LeafParams {
-    Problem in;
-    const float *Sdy, *Gv, *SG, *Gk;
-    void *dr, *dk, *dw, *dv;
-    gt_stride dr_at, dk_at, dw_at, dv_at;
-    float* du; /* partial sums [B,leaves,H,N] or NULL */
-    int64_t tiles, leaves;
-};
-
+/* Part 2: where a block stands in a leaf. */
 struct LeafBlock {
     uint32_t smem;
     int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
-    int64_t b, h, leaf, first;
+    int64_t b, h, first;
     int tokens;
+    const float *tile_Sdy, *tile_Gv, *Gk, *SG; /* of this leaf, in the scratch */
 };
 
 GT_HD int leaf_smem(int N, int V) {
@@ -1187,7 +1163,7 @@ GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, in
 }
 
 /* r, k, d, v, dy of the leaf; tokens beyond the sequence have 0, 0, 1, 0, 0. */
-GT_DEV void load_leaf(const LeafParams& p, const LeafBlock& s) {
+GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
         const int n = i % in.N, token = i / in.N * 4;
@@ -1214,23 +1190,15 @@ GT_DEV void load_leaf(const LeafParams& p, const LeafBlock& s) {
     sync_threads();
 }
 
-/* Sdy and Gv of the leaf, summed over the sweep's tiles of columns, where v and dy were. */
-GT_DEV void load_sweep(const LeafParams& p, const LeafBlock& s) {
+/* Sdy and Gv of the leaf, where v and dy were. */
+GT_DEV void load_sweep(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
-    const int64_t tile_step = in.B * in.T * in.H * in.N, step = in.H * in.N;
     sync_threads();
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
         const int n = i % in.N, token = i / in.N * 4;
-        const int64_t t = s.first + token, left = in.T - t;
-        int64_t index = ((s.b * in.T + t) * in.H + s.h) * in.N + n;
-        float Sdy[4] = {}, Gv[4] = {};
-        for (int64_t tile = 0; tile < p.tiles; tile++, index += tile_step) {
-            float x[4], y[4];
-            load_column(x, p.Sdy, GT_F32, index, step, left);
-            load_column(y, p.Gv, GT_F32, index, step, left);
-            GT_UNROLL
-            for (int e = 0; e < 4; e++) Sdy[e] += x[e], Gv[e] += y[e];
-        }
+        float Sdy[4], Gv[4];
+        load_column(Sdy, s.tile_Sdy, GT_F32, token * in.N + n, in.N, 4);
+        load_column(Gv, s.tile_Gv, GT_F32, token * in.N + n, in.N, 4);
         store_column(s, s.Sdy, in.N, token, n, Sdy);
         store_column(s, s.Gv, in.N, token, n, Gv);
     }
@@ -1239,7 +1207,7 @@ GT_DEV void load_sweep(const LeafParams& p, const LeafBlock& s) {
 
 /* C_ij = <dy_i, v_j> for j <= i, one pair a thread; A_ij by 16 lanes a row i, which share the sum
  * over n. */
-GT_DEV void pair_products(const LeafParams& p, const LeafBlock& s) {
+GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     const int i = thread_id() / LEAF, j = thread_id() % LEAF;
     float c = 0.0f;
@@ -1269,18 +1237,18 @@ GT_DEV void pair_products(const LeafParams& p, const LeafBlock& s) {
 }
 
 /* dv_j = Gk_j + sum_{i >= j} A_ij dy_i */
-GT_DEV void leaf_dv(const LeafParams& p, const LeafBlock& s) {
+GT_DEV void leaf_dv(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
         const int t = x / in.V, j = x % in.V;
-        float dv = p.Gk[((s.b * in.T + s.first + t) * in.H + s.h) * in.V + j];
+        float dv = s.Gk[t * in.V + j];
         for (int i = t; i < s.tokens; i++)
             dv = fma_rn(cell(s, s.A + i * LEAF + t), cell(s, s.dy + i * in.V + j), dv);
         store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
     }
 }
 
-GT_DEV void leaf_dr(const LeafParams& p, const LeafBlock& s) {
+GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
         const int i = x / in.N, n = x % in.N;
@@ -1295,7 +1263,7 @@ GT_DEV void leaf_dr(const LeafParams& p, const LeafBlock& s) {
     }
 }
 
-GT_DEV void leaf_dk(const LeafParams& p, const LeafBlock& s) {
+GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
         const int j = x / in.N, n = x % in.N;
@@ -1311,7 +1279,7 @@ GT_DEV void leaf_dk(const LeafParams& p, const LeafBlock& s) {
 }
 
 /* dg of all tokens of channel n, by sums alone. */
-GT_DEV void leaf_dg(const LeafParams& p, const LeafBlock& s, int n, float (&dg)[LEAF]) {
+GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)[LEAF]) {
     const Problem& in = p.in;
     float k[LEAF], d[LEAF], all = 1.0f;
     GT_UNROLL
@@ -1321,9 +1289,7 @@ GT_DEV void leaf_dg(const LeafParams& p, const LeafBlock& s, int n, float (&dg)[
         dg[t] = 0.0f;
     }
     /* sum_{j<t} k_j Q_j (G v_j): Q needs the product from the right, so Horner from the left */
-    float left = 0.0f;
-    for (int64_t tile = 0; tile < p.tiles; tile++)
-        left += p.SG[(((tile * in.B + s.b) * p.leaves + s.leaf) * in.H + s.h) * in.N + n];
+    float left = s.SG[n];
     float Qk[LEAF];
     GT_UNROLL
     for (int t = LEAF - 1; t >= 0; t--) {
@@ -1356,7 +1322,7 @@ GT_DEV void leaf_dg(const LeafParams& p, const LeafBlock& s, int n, float (&dg)[
     }
 }
 
-GT_DEV void leaf_dw(const LeafParams& p, const LeafBlock& s) {
+GT_DEV void leaf_dw(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < in.N; n += 256) {
         float dg[LEAF], w[LEAF];
@@ -1373,43 +1339,70 @@ GT_DEV void leaf_dw(const LeafParams& p, const LeafBlock& s) {
     }
 }
 
-GT_DEV void leaf_du(const LeafParams& p, const LeafBlock& s) {
-    const Problem& in = p.in;
-    for (int n = thread_id(); n < in.N; n += 256) {
-        float du = 0.0f;
-        for (int t = 0; t < s.tokens; t++)
-            du = fma_rn(cell(s, s.C + t * LEAF + t) * cell(s, s.r + t * in.N + n),
-                        cell(s, s.k + t * in.N + n), du);
-        p.du[((s.b * p.leaves + s.leaf) * in.H + s.h) * in.N + n] = du;
-    }
+/* sum_t C_tt r_t k_t of channel n */
+GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
+    float du = 0.0f;
+    for (int t = 0; t < s.tokens; t++)
+        du = fma_rn(cell(s, s.C + t * LEAF + t) * cell(s, s.r + t * p.in.N + n),
+                    cell(s, s.k + t * p.in.N + n), du);
+    return du;
 }
 
-GT_KERNEL(256, 2) backward_leaf_kernel(const GT_GRID_CONSTANT LeafParams p) {
+GT_KERNEL(256, 1) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     const Problem& in = p.in;
-    LeafBlock s;
-    s.smem = smem_base();
-    s.r = 0;
-    s.k = s.r + LEAF * in.N;
-    s.d = s.k + LEAF * in.N;
-    s.v = s.d + LEAF * in.N;
-    s.dy = s.v + LEAF * in.V;
-    s.Sdy = s.v;
-    s.Gv = s.Sdy + LEAF * in.N;
-    s.C = s.v + 2 * LEAF * (in.N > in.V ? in.N : in.V);
-    s.A = s.C + LEAF * LEAF;
-    s.leaf = block_x() % p.leaves;
-    s.h = block_x() / p.leaves % in.H;
-    s.b = block_x() / p.leaves / in.H;
-    s.first = s.leaf * LEAF;
-    s.tokens = (int)(in.T - s.first < LEAF ? in.T - s.first : LEAF);
-    load_leaf(p, s);
-    pair_products(p, s);
-    if (p.dv) leaf_dv(p, s);
-    load_sweep(p, s);
-    if (p.dr) leaf_dr(p, s);
-    if (p.dk) leaf_dk(p, s);
-    if (p.dw) leaf_dw(p, s);
-    if (p.du) leaf_du(p, s);
+    SweepBlock s;
+    LeafBlock l;
+    s.smem = l.smem = smem_base();
+    s.at = sweep_layout(p.rows, p.columns, p.pitch);
+    s.parked = p.scratch + (int64_t)block_x() * p.scratch_size;
+    s.Sdy = s.parked + LEAVES * p.rows * p.columns;
+    s.Gv = s.Sdy + CHECKPOINT * in.N;
+    s.Gk = s.Gv + CHECKPOINT * in.N;
+    s.SG = s.Gk + CHECKPOINT * in.V;
+    l.r = 0;
+    l.k = l.r + LEAF * in.N;
+    l.d = l.k + LEAF * in.N;
+    l.v = l.d + LEAF * in.N;
+    l.dy = l.v + LEAF * in.V;
+    l.Sdy = l.v;
+    l.Gv = l.Sdy + LEAF * in.N;
+    l.C = l.v + 2 * LEAF * (in.N > in.V ? in.N : in.V);
+    l.A = l.C + LEAF * LEAF;
+
+    for (int64_t item = block_x(); item < in.B * in.H * p.chunks; item += grid_x()) {
+        if (p.only && !p.only[item]) continue;
+        const int64_t chunk = item % p.chunks;
+        s.b = l.b = item / p.chunks / in.H;
+        s.h = l.h = item / p.chunks % in.H;
+        s.start = chunk * CHECKPOINT;
+        const int64_t tokens = in.T - s.start < CHECKPOINT ? in.T - s.start : CHECKPOINT;
+        const int leaves = (int)((tokens + LEAF - 1) / LEAF);
+        for (s.tile = 0; s.tile < p.tiles; s.tile++) {
+            s.column0 = s.tile * p.columns;
+            sweep_tile(p, s, leaves, item * in.N * in.V);
+        }
+        sync_threads();
+        float du = 0.0f; /* of channel thread_id(); N is at most 256 */
+        for (int leaf = 0; leaf < leaves; leaf++) {
+            l.first = s.start + leaf * LEAF;
+            l.tokens = (int)(in.T - l.first < LEAF ? in.T - l.first : LEAF);
+            l.tile_Sdy = s.Sdy + leaf * LEAF * in.N;
+            l.tile_Gv = s.Gv + leaf * LEAF * in.N;
+            l.Gk = s.Gk + leaf * LEAF * in.V;
+            l.SG = s.SG + leaf * in.N;
+            load_leaf(p, l);
+            pair_products(p, l);
+            if (p.dv) leaf_dv(p, l);
+            load_sweep(p, l);
+            if (p.dr) leaf_dr(p, l);
+            if (p.dk) leaf_dk(p, l);
+            if (p.dw) leaf_dw(p, l);
+            if (thread_id() < in.N) du += leaf_du(p, l, thread_id());
+            sync_threads();
+        }
+        if (p.du && thread_id() < in.N)
+            p.du[((l.b * p.chunks + chunk) * in.H + l.h) * in.N + thread_id()] = du;
+    }
 }
 
 /* ---- launchers -------------------------------------------------------------------------------------------- */
@@ -1426,19 +1419,20 @@ static inline Problem problem_of(const gt_wkv6_args& a) {
     return in;
 }
 
-template <int SLICES>
-static gt_status launch_forward_with(ForwardParams p, gt_stream stream) {
+template <int SLICES, bool REVERSE>
+static gt_status launch_tokens_with(ForwardParams p, gt_stream stream) {
     using C = ForwardTraits<SLICES>;
     p.tiles = (p.in.V + C::COLUMNS - 1) / C::COLUMNS;
-    return run("wkv6 forward_kernel", forward_kernel<SLICES>, p.in.B * p.in.H * p.tiles, C::THREADS,
-               C::SMEM, stream, p);
+    return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, p.in.B * p.in.H * p.tiles,
+               C::THREADS, C::SMEM, stream, p);
 }
 
-static inline gt_status launch_forward(const ForwardParams& p, gt_stream stream) {
-    if (p.in.N <= 32) return launch_forward_with<1>(p, stream);
-    if (p.in.N <= 64) return launch_forward_with<2>(p, stream);
-    if (p.in.N <= 128) return launch_forward_with<4>(p, stream);
-    return launch_forward_with<8>(p, stream);
+template <bool REVERSE>
+static gt_status launch_tokens(const ForwardParams& p, gt_stream stream) {
+    if (p.in.N <= 32) return launch_tokens_with<1, REVERSE>(p, stream);
+    if (p.in.N <= 64) return launch_tokens_with<2, REVERSE>(p, stream);
+    if (p.in.N <= 128) return launch_tokens_with<4, REVERSE>(p, stream);
+    return launch_tokens_with<8, REVERSE>(p, stream);
 }
 
 /* Whether rows of a tensor start at multiples of `bytes`, and a leaf spans less than 2^31 bytes. */
@@ -1502,70 +1496,84 @@ static inline float* checkpoints_in(void* saved, const gt_wkv6_args& a, size_t* 
 
 /* The pieces of backward's workspace. */
 struct BackwardPlan {
-    SweepParams sweep;
-    LeafParams leaf;
-    float *checkpoints, *dstate_sum;
+    ChunkParams chunk;
+    float *S_checkpoints, *G_checkpoints, *dstate_sum;
+    int64_t blocks;
     size_t bytes;
 };
 
-static inline BackwardPlan plan_backward(const gt_wkv6_args& a) {
+static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
     BackwardPlan plan = {};
-    SweepParams& s = plan.sweep;
+    ChunkParams& c = plan.chunk;
     Arena arena(a.workspace);
-    const int64_t tokens = a.B * a.T * a.H, leaves = (a.T + LEAF - 1) / LEAF;
-    s.rows = (int)(a.N + 3) / 4 * 4;
-    s.columns = (int)(a.V + 3) / 4 * 4;
-    const int limit = a.N > 128 ? 16 : 64; /* keeps two states within 99 KB */
-    if (s.columns > limit) s.columns = limit;
-    s.pitch = s.columns + 4;
-    s.tiles = (a.V + s.columns - 1) / s.columns;
-    if (!a.saved) plan.checkpoints = arena.take<float>(checkpoint_count(a));
-    s.scratch = arena.take<float>(a.B * a.H * s.tiles * LEAVES * s.rows * s.columns);
-    s.Sdy = arena.take<float>(s.tiles * tokens * a.N);
-    s.Gv = arena.take<float>(s.tiles * tokens * a.N);
-    s.Gk = arena.take<float>(tokens * a.V);
-    s.SG = arena.take<float>(s.tiles * a.B * leaves * a.H * a.N);
-    if (a.du) plan.leaf.du = arena.take<float>(a.B * leaves * a.H * a.N);
+    c.in = problem_of(a);
+    c.rows = (int)(a.N + 3) / 4 * 4;
+    c.columns = (int)(a.V + 3) / 4 * 4;
+    const int limit = a.N > 128 ? 32 : 64; /* keeps the state within 99 KB */
+    if (c.columns > limit) c.columns = limit;
+    c.pitch = c.columns + 4;
+    c.tiles = (int)(a.V + c.columns - 1) / c.columns;
+    c.chunks = (a.T + CHECKPOINT - 1) / CHECKPOINT;
+    c.scratch_size = LEAVES * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + LEAVES * a.N;
+    c.scratch_size = (c.scratch_size + 63) / 64 * 64;
+    plan.blocks = a.B * a.H * c.chunks;
+    if (plan.blocks > 2 * device.multiprocessors) plan.blocks = 2 * device.multiprocessors;
+    if (!a.saved) plan.S_checkpoints = arena.take<float>(checkpoint_count(a));
+    plan.G_checkpoints = arena.take<float>(checkpoint_count(a));
+    c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
+    if (a.du) c.du = arena.take<float>(a.B * c.chunks * a.H * a.N);
     if (a.dstate_in && a.state_in_shared)
         plan.dstate_sum = arena.take<float>(a.B * a.H * a.N * a.V);
     plan.bytes = arena.bytes();
+    c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
+    c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
     return plan;
 }
 
-static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
-    SweepParams& s = plan.sweep;
-    LeafParams& l = plan.leaf;
-    const int64_t leaves = (a.T + LEAF - 1) / LEAF;
-    gt_status status;
-    s.in = l.in = problem_of(a);
+/* S before every chunk: what forward saved, or made again. */
+static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
+                                           gt_stream stream) {
     size_t bytes;
-    s.checkpoints = checkpoints_in(a.saved, a, &bytes);
-    if (!a.saved) {
-        ForwardParams f = {};
-        f.in = s.in;
-        f.state_in = a.state_in;
-        f.state_in_shared = a.state_in_shared;
-        f.checkpoints = plan.checkpoints;
-        if ((status = launch_forward(f, stream)) != GT_OK) return status;
-        s.checkpoints = plan.checkpoints;
-    }
-    s.dstate_out = a.dstate_out;
-    s.dstate_in = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
-    const int smem = 4 * sweep_layout(s.rows, s.columns, s.pitch).end;
-    if ((status = run("wkv6 backward_sweep_kernel", backward_sweep_kernel, a.B * a.H * s.tiles,
-                      SWEEP_THREADS, smem, stream, s)) != GT_OK)
-        return status;
+    plan.chunk.S_checkpoints = checkpoints_in(a.saved, a, &bytes);
+    if (a.saved) return GT_OK;
+    ForwardParams p = {};
+    p.in = problem_of(a);
+    p.state_in = a.state_in;
+    p.state_in_shared = a.state_in_shared;
+    p.checkpoints = plan.S_checkpoints;
+    plan.chunk.S_checkpoints = plan.S_checkpoints;
+    return launch_tokens<false>(p, stream);
+}
 
-    l.Sdy = s.Sdy, l.Gv = s.Gv, l.SG = s.SG, l.Gk = s.Gk;
-    l.dr = a.dr, l.dk = a.dk, l.dw = a.dw, l.dv = a.dv;
-    l.dr_at = a.dr_stride, l.dk_at = a.dk_stride, l.dw_at = a.dw_stride, l.dv_at = a.dv_stride;
-    l.tiles = s.tiles;
-    l.leaves = leaves;
-    if ((status = run("wkv6 backward_leaf_kernel", backward_leaf_kernel, a.B * a.H * leaves, 256,
-                      leaf_smem((int)a.N, (int)a.V), stream, l)) != GT_OK)
+/* G after every chunk, and dstate_in. */
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
+                                           gt_stream stream) {
+    ForwardParams p = {};
+    p.in = problem_of(a);
+    p.in.k = a.r;
+    p.in.k_at = a.r_stride;
+    p.in.v = a.dy;
+    p.in.v_at = a.dy_stride;
+    p.state_in = a.dstate_out;
+    p.state_out = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
+    p.checkpoints = plan.G_checkpoints;
+    plan.chunk.G_checkpoints = plan.G_checkpoints;
+    return launch_tokens<true>(p, stream);
+}
+
+static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
+    ChunkParams& c = plan.chunk;
+    const int part1 = 4 * sweep_layout(c.rows, c.columns, c.pitch).end;
+    const int part2 = leaf_smem((int)a.N, (int)a.V);
+    gt_status status;
+    if ((status = make_S_checkpoints(a, plan, stream)) != GT_OK ||
+        (status = make_G_checkpoints(a, plan, stream)) != GT_OK)
         return status;
-    if (a.du && (status = reduce_rows(l.du, a.du, a.B * leaves, a.H * a.N, a.accumulate, stream)) !=
-                    GT_OK)
+    if ((status = run("wkv6 backward_chunk_kernel", backward_chunk_kernel, plan.blocks,
+                      SWEEP_THREADS, part1 > part2 ? part1 : part2, stream, c)) != GT_OK)
+        return status;
+    if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.chunks, a.H * a.N, a.accumulate,
+                                      stream)) != GT_OK)
         return status;
     if (plan.dstate_sum)
         return reduce_rows(plan.dstate_sum, a.dstate_in, a.B, a.H * a.N * a.V, a.accumulate, stream);
@@ -1603,7 +1611,7 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
     p.is_step = is_step;
     p.slots = a.slots;
     p.slot_capacity = a.slot_capacity;
-    return launch_forward(p, stream);
+    return launch_tokens<false>(p, stream);
 }
 
 } /* namespace wkv6 */
@@ -1637,7 +1645,7 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
     size_t saved;
     gt_status status = gt::wkv6::prepare(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    gt::wkv6::BackwardPlan plan = gt::wkv6::plan_backward(a);
+    gt::wkv6::BackwardPlan plan = gt::wkv6::plan_backward(a, device);
     gt::wkv6::checkpoints_in(a.saved, a, &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
@@ -1653,7 +1661,7 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
-    sizes.backward = gt::wkv6::plan_backward(a).bytes;
+    sizes.backward = gt::wkv6::plan_backward(a, device).bytes;
     gt::wkv6::checkpoints_in(nullptr, a, &sizes.saved);
     *need = sizes;
     return GT_OK;

@@ -101,10 +101,13 @@ static inline gt_status ref_scratch(real **scratch, int64_t count) {
 static inline real ref_sigmoid(real x) {
     return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
 }
-static inline real ref_silu(real x) { return x * ref_sigmoid(x); }
+/* Infinite x has a limit, not infinity times 0: -0, and 0 or 1 for the derivative.  Where infinity
+ * is bounded here, the sigmoid is 0 or 1 in both builds. */
+static inline real ref_bounded(real x) { return x < -1000 ? -1000 : x > 1000 ? 1000 : x; }
+static inline real ref_silu(real x) { return (x < 0 ? ref_bounded(x) : x) * ref_sigmoid(x); }
 static inline real ref_dsilu(real x) {
     real s = ref_sigmoid(x);
-    return s * (1 + x * (1 - s));
+    return s * (1 + ref_bounded(x) * (1 - s));
 }
 static inline real ref_softplus(real x) { return x > 20 ? x : log1p(exp(x)); }
 

@@ -321,24 +321,24 @@ static int64_t row_elements(const gt_tensor *t, const place *p) {
 }
 
 /* Sets a tensor's strides in the argument struct as the layout asks, and in the place what they mean:
- * the defaults of gt_stride, written out once more. */
+ * the defaults of gt_stride, written out once more.  Gaps differ from tensor to tensor. */
 static void set_strides(const test_case *c, const gt_tensor *t, test_layout layout, int64_t row,
                         test_args *args, place *p) {
-    int64_t packed = 1;
+    int64_t packed = 1, gap = 1 + (t - test_table(c)->tensors);
     for (int i = p->rank - 1; i >= 0; i--) {
         p->stride[i] = packed;
         packed *= p->size[i];
     }
     if (!t->stride_offset) return;
     if (t->shape[0] == 'M') {
-        int64_t s = layout == TEST_GAPS ? p->size[1] + 3 : layout == TEST_SLICES ? row : 0;
+        int64_t s = layout == TEST_GAPS ? p->size[1] + gap : layout == TEST_SLICES ? row : 0;
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
         if (s) p->stride[0] = s;
     } else {
         int64_t T = test_get_size(c, 'T'), H = p->size[2], inner = p->rank == 4 ? p->size[3] : 1;
         gt_stride s = {0, 0, 0};
         if (layout == TEST_TIME_LAST) s.t = inner, s.h = T * inner;
-        if (layout == TEST_GAPS) s.h = inner + 2, s.t = H * s.h + 5, s.b = T * s.t + 7;
+        if (layout == TEST_GAPS) s.h = inner + gap, s.t = H * s.h + gap, s.b = T * s.t + gap;
         if (layout == TEST_SLICES) s.t = row;
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
         p->stride[2] = s.h ? s.h : inner;

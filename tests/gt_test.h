@@ -47,7 +47,7 @@ typedef enum test_layout {
     TEST_PACKED,
     TEST_SHIFTED,   /* packed, every array off its alignment by one element */
     TEST_TIME_LAST, /* [B,H,T,N] and [B,D,T]; rows [M,D] stay packed */
-    TEST_GAPS,      /* every stride larger than needed and odd, arrays off by one element */
+    TEST_GAPS,      /* every stride larger than needed and its own, arrays off by one element */
     TEST_SLICES     /* inputs are columns of one buffer, outputs of another; off by one element */
 } test_layout;
 

@@ -1,9 +1,9 @@
 /* The operators of examples/hybrid_ops.h on the CPU.
  *
- * A case lists its arrays and runs an operator on them; the code here does the rest, for every case:
- * gradients in double against central differences, element by element; float against double; outputs
- * pre-filled with NaN and fenced by guards; accumulate; a second run and other thread counts bit for bit.
- * hybrid_ops.c is compiled a second time into this file, in double. */
+ * A case lists its arrays and runs an operator on them; the code here does the rest, for every
+ * case: gradients in double against central differences, element by element; float against double;
+ * outputs pre-filled with NaN and fenced by guards; accumulate; a second run and other thread
+ * counts bit for bit.  hybrid_ops.c is compiled a second time into this file, in double. */
 #include "ref64.h"
 #define HY_REAL double
 #define HY_BACKEND_CPU hy_backend_cpu64
@@ -30,7 +30,7 @@ static int check(int ok, const char *format, ...) {
 
 static hy_backend *be32, *be64;
 
-/* ---- random numbers -------------------------------------------------------------------------------- */
+/* ---- random numbers ------------------------------------------------------------------------ */
 
 static uint64_t seed = 1;
 
@@ -42,13 +42,13 @@ static double normal(void) {
     return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
 }
 
-/* ---- cases ------------------------------------------------------------------------------------------ */
+/* ---- cases --------------------------------------------------------------------------------- */
 
 enum { ARRAYS = 16 };
 
-/* use: 'x' fp32 input, 'i' int32 input, 'y' output of forward, 'd' the gradient of output `of`, 'g' the
- * gradient of input `of`, 'p' the same of a parameter (accumulates), 's' other output of forward, which
- * backward may use; 'e' such one whose error is absolute */
+/* use: 'x' fp32 input, 'i' int32 input, 'y' output of forward, 'd' the gradient of output `of`, 'g'
+ * the gradient of input `of`, 'p' the same of a parameter (accumulates), 's' other output of
+ * forward, which backward may use; 'e' such one whose error is absolute */
 typedef struct array {
     const char *name;
     char use;
@@ -93,7 +93,9 @@ static int array_count(const op_case *c) {
     return n;
 }
 
-static int is_output(const array *a) { return strchr("ygpse", a->use) != NULL; }
+static int is_output(const array *a) {
+    return strchr("ygpse", a->use) != NULL;
+}
 
 /* Values of all arrays as doubles that float can hold; outputs are NaN. */
 static void draw(const op_case *c, double **values, int32_t **ints) {
@@ -277,37 +279,69 @@ static void test_case(const op_case *c, int differences, double tolerance) {
     free_values(values, ints, n);
 }
 
-/* ---- embedding ---------------------------------------------------------------------------------------- */
+/* ---- embedding ----------------------------------------------------------------------------- */
 
 enum { EMBED_TOKEN, EMBED_TABLE, EMBED_Y, EMBED_DY, EMBED_DTABLE };
 
 static gt_status run_embedding(hy_backend *be, const op_case *c, void **p, int backward,
                                int accumulate) {
-    hy_embedding_args a = {.M = c->size[0], .V = c->size[1], .D = c->size[2],
-                           .accumulate = accumulate, .token = p[EMBED_TOKEN],
-                           .table = p[EMBED_TABLE], .y = p[EMBED_Y], .dy = p[EMBED_DY],
+    hy_embedding_args a = {.M = c->size[0],
+                           .V = c->size[1],
+                           .D = c->size[2],
+                           .accumulate = accumulate,
+                           .token = p[EMBED_TOKEN],
+                           .table = p[EMBED_TABLE],
+                           .y = p[EMBED_Y],
+                           .dy = p[EMBED_DY],
                            .dtable = p[EMBED_DTABLE]};
     return backward ? be->embedding_backward(be, &a) : be->embedding_forward(be, &a);
 }
 
 static void test_embedding(int64_t M, int64_t V, int64_t D, int differences) {
-    op_case c = {.name = "embedding", .run = run_embedding, .size = {M, V, D},
-                 .arrays = {{"token", 'i', 0, M, (double)V}, {"table", 'x', 0, V * D, 1},
-                            {"y", 'y', 0, M * D, 0}, {"dy", 'd', EMBED_Y, M * D, 1},
+    op_case c = {.name = "embedding",
+                 .run = run_embedding,
+                 .size = {M, V, D},
+                 .arrays = {{"token", 'i', 0, M, (double)V},
+                            {"table", 'x', 0, V * D, 1},
+                            {"y", 'y', 0, M * D, 0},
+                            {"dy", 'd', EMBED_Y, M * D, 1},
                             {"dtable", 'p', EMBED_TABLE, V * D, 0}}};
     test_case(&c, differences, 1e-6);
 }
 
-/* ---- lerp ------------------------------------------------------------------------------------------------ */
+/* ---- lerp ---------------------------------------------------------------------------------- */
 
-enum { LERP_X, LERP_STATE, LERP_MU, LERP_M, LERP_Y, LERP_DY, LERP_DX, LERP_DMU, LERP_DM, LERP_LAST };
+enum {
+    LERP_X,
+    LERP_STATE,
+    LERP_MU,
+    LERP_M,
+    LERP_Y,
+    LERP_DY,
+    LERP_DX,
+    LERP_DMU,
+    LERP_DM,
+    LERP_LAST
+};
 enum { LERP_NO_STATE = 1, LERP_NO_M = 2, LERP_ADD_DX = 4 };
 
-static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
-    hy_lerp_args a = {.B = c->size[0], .T = c->size[1], .D = c->size[2], .count = c->size[3],
-                      .accumulate = accumulate, .x = p[LERP_X], .state_in = p[LERP_STATE],
-                      .mu = p[LERP_MU], .m = p[LERP_M], .y = p[LERP_Y], .state_out = p[LERP_LAST],
-                      .dy = p[LERP_DY], .dx = p[LERP_DX], .dmu = p[LERP_DMU], .dm = p[LERP_DM]};
+static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backward,
+                          int accumulate) {
+    hy_lerp_args a = {.B = c->size[0],
+                      .T = c->size[1],
+                      .D = c->size[2],
+                      .count = c->size[3],
+                      .accumulate = accumulate,
+                      .x = p[LERP_X],
+                      .state_in = p[LERP_STATE],
+                      .mu = p[LERP_MU],
+                      .m = p[LERP_M],
+                      .y = p[LERP_Y],
+                      .state_out = p[LERP_LAST],
+                      .dy = p[LERP_DY],
+                      .dx = p[LERP_DX],
+                      .dmu = p[LERP_DMU],
+                      .dm = p[LERP_DM]};
     if (c->flag & LERP_NO_STATE) a.state_in = NULL;
     if (c->flag & LERP_NO_M) a.m = NULL, a.dm = NULL;
     if (!backward) return be->lerp_forward(be, &a);
@@ -324,28 +358,46 @@ static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backwa
 
 static void test_lerp(int64_t B, int64_t T, int64_t D, int64_t count, int flag, int differences) {
     int64_t M = B * T, m = flag & LERP_NO_M ? 0 : count * M * D;
-    op_case c = {.name = "lerp", .run = run_lerp, .size = {B, T, D, count}, .flag = flag,
-                 .arrays = {{"x", 'x', 0, M * D, 1}, {"state_in", 'x', 0, B * D, 1},
-                            {"mu", 'x', 0, count * D, 1}, {"m", 'x', 0, m, 1},
-                            {"y", 'y', 0, count * M * D, 0}, {"dy", 'd', LERP_Y, count * M * D, 1},
-                            {"dx", 'g', LERP_X, M * D, 0}, {"dmu", 'p', LERP_MU, count * D, 0},
-                            {"dm", 'g', LERP_M, m, 0}, {"state_out", 's', 0, B * D, 0}}};
+    op_case c = {.name = "lerp",
+                 .run = run_lerp,
+                 .size = {B, T, D, count},
+                 .flag = flag,
+                 .arrays = {{"x", 'x', 0, M * D, 1},
+                            {"state_in", 'x', 0, B * D, 1},
+                            {"mu", 'x', 0, count * D, 1},
+                            {"m", 'x', 0, m, 1},
+                            {"y", 'y', 0, count * M * D, 0},
+                            {"dy", 'd', LERP_Y, count * M * D, 1},
+                            {"dx", 'g', LERP_X, M * D, 0},
+                            {"dmu", 'p', LERP_MU, count * D, 0},
+                            {"dm", 'g', LERP_M, m, 0},
+                            {"state_out", 's', 0, B * D, 0}}};
     test_case(&c, differences, 1e-6);
 }
 
-/* ---- map --------------------------------------------------------------------------------------------------- */
+/* ---- map ----------------------------------------------------------------------------------- */
 
 enum { MAP_X, MAP_Y, MAP_DY, MAP_DX };
 
 static gt_status run_map(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
-    hy_map_args a = {.n = c->size[0], .function = (hy_function)c->flag, .accumulate = accumulate,
-                     .x = p[MAP_X], .y = p[MAP_Y], .dy = p[MAP_DY], .dx = p[MAP_DX]};
+    hy_map_args a = {.n = c->size[0],
+                     .function = (hy_function)c->flag,
+                     .accumulate = accumulate,
+                     .x = p[MAP_X],
+                     .y = p[MAP_Y],
+                     .dy = p[MAP_DY],
+                     .dx = p[MAP_DX]};
     return backward ? be->map_backward(be, &a) : be->map_forward(be, &a);
 }
 
 static void test_map(const char *name, hy_function function, int64_t n, int differences) {
-    op_case c = {.name = name, .run = run_map, .size = {n}, .flag = (int)function,
-                 .arrays = {{"x", 'x', 0, n, 2}, {"y", 'y', 0, n, 0}, {"dy", 'd', MAP_Y, n, 1},
+    op_case c = {.name = name,
+                 .run = run_map,
+                 .size = {n},
+                 .flag = (int)function,
+                 .arrays = {{"x", 'x', 0, n, 2},
+                            {"y", 'y', 0, n, 0},
+                            {"dy", 'd', MAP_Y, n, 1},
                             {"dx", 'p', MAP_X, n, 0}}};
     test_case(&c, differences, 1e-6);
 }
@@ -366,8 +418,8 @@ static void test_map_in_place(hy_function function) {
     check(!memcmp(x, y, sizeof x), "map %d: forward in place differs", (int)function);
 }
 
-/* Relative error of the float functions over their whole range; absolute below `floor`.  GELU needs one:
- * its sigmoid's argument, as a float near -10, is only good to 1e-6. */
+/* Relative error of the float functions over their whole range; absolute below `floor`.  GELU needs
+ * one: its sigmoid's argument, as a float near -10, is only good to 1e-6. */
 static void test_map_accuracy(hy_function function, double range, double floor) {
     double worst = 0, worst_at = 0;
     for (int i = -20000; i <= 20000; i++) {
@@ -375,8 +427,9 @@ static void test_map_accuracy(hy_function function, double range, double floor) 
         hy_map_args a = {.n = 1, .function = function, .x = &x, .y = &y};
         be32->map_forward(be32, &a);
         double c = 0.7978845608028654 * (x + 0.044715 * x * x * x);
-        double truth = function == HY_TANH ? tanh((double)x)
-                       : function == HY_GELU ? x / (1 + exp(-2 * c)) : -exp((double)x);
+        double truth = function == HY_TANH   ? tanh((double)x)
+                       : function == HY_GELU ? x / (1 + exp(-2 * c))
+                                             : -exp((double)x);
         double error = fabs(y - truth) / fmax(fabs(truth), floor);
         if (!(error <= worst)) worst = error, worst_at = x;
     }
@@ -397,9 +450,10 @@ static void test_map_extremes(void) {
             if (fabsf(x[i]) < 1) truth = f == HY_TANH ? x[i] : 0.5 * x[i];
             double slope = f == HY_TANH ? 1 - truth * truth : x[i] > 0;
             if (fabsf(x[i]) < 1) slope = f == HY_TANH ? 1 : 0.5;
-            check(fabs(y[i] - truth) <= 1e-6 * fabs(truth) + 1e-36,
-                  "map %d: f(%g) = %g, not %g", f, x[i], y[i], truth);
-            check(fabs(dx[i] - slope) <= 1e-6, "map %d: f'(%g) = %g, not %g", f, x[i], dx[i], slope);
+            check(fabs(y[i] - truth) <= 1e-6 * fabs(truth) + 1e-36, "map %d: f(%g) = %g, not %g", f,
+                  x[i], y[i], truth);
+            check(fabs(dx[i] - slope) <= 1e-6, "map %d: f'(%g) = %g, not %g", f, x[i], dx[i],
+                  slope);
         }
         float nan = NAN, out;
         hy_map_args n = {.n = 1, .function = (hy_function)f, .x = &nan, .y = &out};
@@ -408,13 +462,18 @@ static void test_map_extremes(void) {
     }
 }
 
-/* ---- bias ------------------------------------------------------------------------------------------------------ */
+/* ---- bias ---------------------------------------------------------------------------------- */
 
 enum { BIAS_X, BIAS_BIAS, BIAS_Y, BIAS_DY, BIAS_DBIAS };
 
-static gt_status run_bias(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
-    hy_bias_args a = {.M = c->size[0], .D = c->size[1], .accumulate = accumulate,
-                      .bias = p[BIAS_BIAS], .y = p[BIAS_Y], .dy = p[BIAS_DY],
+static gt_status run_bias(hy_backend *be, const op_case *c, void **p, int backward,
+                          int accumulate) {
+    hy_bias_args a = {.M = c->size[0],
+                      .D = c->size[1],
+                      .accumulate = accumulate,
+                      .bias = p[BIAS_BIAS],
+                      .y = p[BIAS_Y],
+                      .dy = p[BIAS_DY],
                       .dbias = p[BIAS_DBIAS]};
     if (backward) return be->bias_backward(be, &a);
     be->copy(be, p[BIAS_Y], p[BIAS_X], (size_t)(a.M * a.D) * be->fp32_bytes);
@@ -422,54 +481,104 @@ static gt_status run_bias(hy_backend *be, const op_case *c, void **p, int backwa
 }
 
 static void test_bias(int64_t M, int64_t D, int differences) {
-    op_case c = {.name = "bias", .run = run_bias, .size = {M, D},
-                 .arrays = {{"x", 'x', 0, M * D, 1}, {"bias", 'x', 0, D, 1},
-                            {"y", 'y', 0, M * D, 0}, {"dy", 'd', BIAS_Y, M * D, 1},
+    op_case c = {.name = "bias",
+                 .run = run_bias,
+                 .size = {M, D},
+                 .arrays = {{"x", 'x', 0, M * D, 1},
+                            {"bias", 'x', 0, D, 1},
+                            {"y", 'y', 0, M * D, 0},
+                            {"dy", 'd', BIAS_Y, M * D, 1},
                             {"dbias", 'p', BIAS_BIAS, D, 0}}};
     test_case(&c, differences, 1e-6);
 }
 
-/* ---- gate_mix ----------------------------------------------------------------------------------------------------- */
+/* ---- gate_mix ------------------------------------------------------------------------------ */
 
-enum { MIX_A, MIX_B, MIX_RESIDUAL, MIX_WEIGHT, MIX_BIAS, MIX_Y, MIX_DY, MIX_DA, MIX_DB, MIX_DWEIGHT,
-       MIX_DBIAS, MIX_GATE_OUT };
+enum {
+    MIX_A,
+    MIX_B,
+    MIX_RESIDUAL,
+    MIX_WEIGHT,
+    MIX_BIAS,
+    MIX_Y,
+    MIX_DY,
+    MIX_DA,
+    MIX_DB,
+    MIX_DWEIGHT,
+    MIX_DBIAS,
+    MIX_GATE_OUT
+};
 enum { MIX_NO_WEIGHT = 1, MIX_NO_RESIDUAL = 2 };
 
 static gt_status run_gate_mix(hy_backend *be, const op_case *c, void **p, int backward,
                               int accumulate) {
     int gated = !(c->flag & MIX_NO_WEIGHT);
-    hy_gate_mix_args a = {.M = c->size[0], .D = c->size[1], .accumulate = accumulate, .a = p[MIX_A],
-                          .b = p[MIX_B], .weight = gated ? p[MIX_WEIGHT] : NULL,
+    hy_gate_mix_args a = {.M = c->size[0],
+                          .D = c->size[1],
+                          .accumulate = accumulate,
+                          .a = p[MIX_A],
+                          .b = p[MIX_B],
+                          .weight = gated ? p[MIX_WEIGHT] : NULL,
                           .residual = c->flag & MIX_NO_RESIDUAL ? NULL : p[MIX_RESIDUAL],
-                          .bias = p[MIX_BIAS], .y = p[MIX_Y], .gate = p[MIX_GATE_OUT],
-                          .dy = p[MIX_DY], .da = p[MIX_DA], .db = p[MIX_DB],
-                          .dweight = gated ? p[MIX_DWEIGHT] : NULL, .dbias = p[MIX_DBIAS]};
+                          .bias = p[MIX_BIAS],
+                          .y = p[MIX_Y],
+                          .gate = p[MIX_GATE_OUT],
+                          .dy = p[MIX_DY],
+                          .da = p[MIX_DA],
+                          .db = p[MIX_DB],
+                          .dweight = gated ? p[MIX_DWEIGHT] : NULL,
+                          .dbias = p[MIX_DBIAS]};
     return backward ? be->gate_mix_backward(be, &a) : be->gate_mix_forward(be, &a);
 }
 
 static void test_gate_mix(int64_t M, int64_t D, int flag, int differences) {
     int64_t weights = flag & MIX_NO_WEIGHT ? 0 : 2 * D;
-    op_case c = {.name = "gate_mix", .run = run_gate_mix, .size = {M, D}, .flag = flag,
-                 .arrays = {{"a", 'x', 0, M * D, 1}, {"b", 'x', 0, M * D, 1},
-                            {"residual", 'x', 0, M * D, 1}, {"weight", 'x', 0, weights, 0.3},
-                            {"bias", 'x', 0, 1, 1}, {"y", 'y', 0, M * D, 0},
-                            {"dy", 'd', MIX_Y, M * D, 1}, {"da", 'g', MIX_A, M * D, 0},
-                            {"db", 'g', MIX_B, M * D, 0}, {"dweight", 'p', MIX_WEIGHT, weights, 0},
-                            {"dbias", 'p', MIX_BIAS, 1, 0}, {"gate", 's', 0, M, 0}}};
+    op_case c = {.name = "gate_mix",
+                 .run = run_gate_mix,
+                 .size = {M, D},
+                 .flag = flag,
+                 .arrays = {{"a", 'x', 0, M * D, 1},
+                            {"b", 'x', 0, M * D, 1},
+                            {"residual", 'x', 0, M * D, 1},
+                            {"weight", 'x', 0, weights, 0.3},
+                            {"bias", 'x', 0, 1, 1},
+                            {"y", 'y', 0, M * D, 0},
+                            {"dy", 'd', MIX_Y, M * D, 1},
+                            {"da", 'g', MIX_A, M * D, 0},
+                            {"db", 'g', MIX_B, M * D, 0},
+                            {"dweight", 'p', MIX_WEIGHT, weights, 0},
+                            {"dbias", 'p', MIX_BIAS, 1, 0},
+                            {"gate", 's', 0, M, 0}}};
     test_case(&c, differences, 1e-5);
 }
 
-/* ---- cross_entropy --------------------------------------------------------------------------------------------------- */
+/* ---- cross_entropy ------------------------------------------------------------------------- */
 
-enum { CE_TARGET, CE_LOGITS, CE_SCALE, CE_TOTAL, CE_DTOTAL, CE_DLOGITS, CE_LSE, CE_LOSS, CE_ENTROPY };
+enum {
+    CE_TARGET,
+    CE_LOGITS,
+    CE_SCALE,
+    CE_TOTAL,
+    CE_DTOTAL,
+    CE_DLOGITS,
+    CE_LSE,
+    CE_LOSS,
+    CE_ENTROPY
+};
 
-/* The difference quotient is taken of <total, dtotal>; with dtotal = {scale / rows counted, 0, 0} that
- * is the scaled mean loss. */
+/* The difference quotient is taken of <total, dtotal>; with dtotal = {scale / rows counted, 0, 0}
+ * that is the scaled mean loss. */
 static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, int backward,
                                    int accumulate) {
-    hy_cross_entropy_args a = {.M = c->size[0], .V = c->size[1], .target = p[CE_TARGET],
-                               .logits = p[CE_DLOGITS], .lse = p[CE_LSE], .loss = p[CE_LOSS],
-                               .entropy = p[CE_ENTROPY], .total = p[CE_TOTAL], .scale = p[CE_SCALE]};
+    hy_cross_entropy_args a = {.M = c->size[0],
+                               .V = c->size[1],
+                               .target = p[CE_TARGET],
+                               .logits = p[CE_DLOGITS],
+                               .lse = p[CE_LSE],
+                               .loss = p[CE_LOSS],
+                               .entropy = p[CE_ENTROPY],
+                               .total = p[CE_TOTAL],
+                               .scale = p[CE_SCALE]};
     (void)accumulate;
     if (backward) return be->cross_entropy_backward(be, &a);
     be->copy(be, p[CE_DLOGITS], p[CE_LOGITS], (size_t)(a.M * a.V) * be->fp32_bytes);
@@ -477,12 +586,18 @@ static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, i
 }
 
 static void test_cross_entropy(int64_t M, int64_t V, double spread) {
-    op_case c = {.name = "cross_entropy", .run = run_cross_entropy, .size = {M, V},
-                 .arrays = {{"target", 'i', 0, M, -(double)V}, {"logits", 'x', 0, M * V, spread},
-                            {"scale", 'x', 0, 1, 1}, {"total", 'y', 0, 3, 0},
+    op_case c = {.name = "cross_entropy",
+                 .run = run_cross_entropy,
+                 .size = {M, V},
+                 .arrays = {{"target", 'i', 0, M, -(double)V},
+                            {"logits", 'x', 0, M * V, spread},
+                            {"scale", 'x', 0, 1, 1},
+                            {"total", 'y', 0, 3, 0},
                             {"dtotal", 'd', CE_TOTAL, 3, 1},
-                            {"dlogits", 'g', CE_LOGITS, M * V, 0}, {"lse", 's', 0, M, 0},
-                            {"loss", 's', 0, M, 0}, {"entropy", 'e', 0, M, 0}}};
+                            {"dlogits", 'g', CE_LOGITS, M * V, 0},
+                            {"lse", 's', 0, M, 0},
+                            {"loss", 's', 0, M, 0},
+                            {"entropy", 'e', 0, M, 0}}};
     double *values[ARRAYS] = {0};
     int32_t *ints[ARRAYS] = {0};
     int counted = 0;
@@ -510,10 +625,14 @@ static void test_cross_entropy(int64_t M, int64_t V, double spread) {
                 if (p > 0) entropy -= p * log(p);
             }
         }
-        check(fabs(values[CE_TOTAL][0] - loss) <= 1e-12 * fabs(loss), "cross_entropy: loss %.15g, "
-              "not %.15g", values[CE_TOTAL][0], loss);
-        check(fabs(values[CE_TOTAL][2] - entropy) <= 1e-9 * (1 + entropy), "cross_entropy: entropy "
-              "%.15g, not %.15g", values[CE_TOTAL][2], entropy);
+        check(fabs(values[CE_TOTAL][0] - loss) <= 1e-12 * fabs(loss),
+              "cross_entropy: loss %.15g, "
+              "not %.15g",
+              values[CE_TOTAL][0], loss);
+        check(fabs(values[CE_TOTAL][2] - entropy) <= 1e-9 * (1 + entropy),
+              "cross_entropy: entropy "
+              "%.15g, not %.15g",
+              values[CE_TOTAL][2], entropy);
         check_differences(&c, values, ints);
         run_case(be64, &c, values, ints, 1, NULL);
         run_case(be32, &c, fast, ints, 1, NULL);
@@ -528,12 +647,19 @@ static void test_cross_entropy_extremes(void) {
     const int32_t target[] = {0, 1, 2};
     float z[] = {1e4f, 0, -1e4f, -3e38f, 3e38f, 0, 80, 80, -3e38f};
     float lse[3], loss[3], entropy[3], total[3];
-    hy_cross_entropy_args a = {.M = 3, .V = 3, .target = target, .logits = z, .lse = lse,
-                               .loss = loss, .entropy = entropy, .total = total};
+    hy_cross_entropy_args a = {.M = 3,
+                               .V = 3,
+                               .target = target,
+                               .logits = z,
+                               .lse = lse,
+                               .loss = loss,
+                               .entropy = entropy,
+                               .total = total};
     be32->cross_entropy_forward(be32, &a);
     check(loss[0] == 0 && loss[1] == 0 && loss[2] > 1e38f && isfinite(loss[2]),
           "cross_entropy: losses %g %g %g", loss[0], loss[1], loss[2]);
-    check(fabsf(entropy[0]) < 1e-6f && fabsf(entropy[1]) < 1e-6f && fabsf(entropy[2] - 0.6931472f) < 1e-6f,
+    check(fabsf(entropy[0]) < 1e-6f && fabsf(entropy[1]) < 1e-6f &&
+              fabsf(entropy[2] - 0.6931472f) < 1e-6f,
           "cross_entropy: entropies %g %g %g", entropy[0], entropy[1], entropy[2]);
     be32->cross_entropy_backward(be32, &a);
     for (int i = 0; i < 9; i++) check(isfinite(z[i]), "cross_entropy: gradient %d is %g", i, z[i]);
@@ -545,7 +671,7 @@ static void test_cross_entropy_extremes(void) {
     for (int i = 0; i < 9; i++) check(z[i] == 0, "cross_entropy: gradient %d is %g", i, z[i]);
 }
 
-/* ---- gemm ---------------------------------------------------------------------------------------------------------------- */
+/* ---- gemm ---------------------------------------------------------------------------------- */
 
 static void naive_gemm(const hy_gemm_args *g, const double *a, const double *b, double *c) {
     for (int64_t i = 0; i < g->M; i++)
@@ -599,17 +725,21 @@ static void test_gemm(hy_backend *be, hy_gemm_args g, double tolerance) {
 }
 
 static void test_gemms(void) {
-    static const int sizes[][3] = {{1, 1, 1},    {3, 5, 7},     {4, 16, 8},   {1, 33, 65},
+    static const int sizes[][3] = {{1, 1, 1},    {3, 5, 7},     {4, 16, 8},     {1, 33, 65},
                                    {17, 1, 9},   {65, 129, 33}, {64, 128, 256}, {67, 131, 259},
-                                   {5, 19, 515}, {130, 15, 3},  {0, 4, 4},    {4, 0, 4},
+                                   {5, 19, 515}, {130, 15, 3},  {0, 4, 4},      {4, 0, 4},
                                    {6, 17, 0}};
     static const float betas[] = {0, 1, -0.5f};
     for (unsigned s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
         for (int trans = 0; trans < 4; trans++)
             for (int b = 0; b < 3; b++) {
-                hy_gemm_args g = {.M = sizes[s][0], .N = sizes[s][1], .K = sizes[s][2],
-                                  .trans_a = trans & 1, .trans_b = trans >> 1,
-                                  .alpha = b ? 1 : 0.7f, .beta = betas[b]};
+                hy_gemm_args g = {.M = sizes[s][0],
+                                  .N = sizes[s][1],
+                                  .K = sizes[s][2],
+                                  .trans_a = trans & 1,
+                                  .trans_b = trans >> 1,
+                                  .alpha = b ? 1 : 0.7f,
+                                  .beta = betas[b]};
                 int gap = trans == 3 ? 0 : 3;
                 g.lda = (g.trans_a ? g.M : g.K) + gap;
                 g.ldb = (g.trans_b ? g.K : g.N) + gap;
@@ -640,22 +770,32 @@ static void test_gemm_defaults(void) {
     free(numbers);
 }
 
-/* ---- rmsnorm_linear, which the backend computes itself, against the twin --------------------------------------------------- */
+/* ---- rmsnorm_linear, which the backend computes itself, against the twin ------------------- */
 
 enum { RL_X, RL_WEIGHT, RL_GAMMA, RL_BETA, RL_Y, RL_DY, RL_DX, RL_DWEIGHT, RL_DGAMMA, RL_DBETA };
 
 static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, int backward,
                                     int accumulate) {
     int layer = c->flag == GT_NORM_LAYER;
-    gt_rmsnorm_linear_args a = {.M = c->size[0], .D = c->size[1], .O = c->size[2],
-                                .norm = (gt_norm)c->flag, .accumulate = accumulate, .x = p[RL_X],
-                                .weight = p[RL_WEIGHT], .gamma = p[RL_GAMMA],
-                                .beta = layer ? p[RL_BETA] : NULL, .y = p[RL_Y], .dy = p[RL_DY],
-                                .dx = p[RL_DX], .dweight = p[RL_DWEIGHT], .dgamma = p[RL_DGAMMA],
+    gt_rmsnorm_linear_args a = {.M = c->size[0],
+                                .D = c->size[1],
+                                .O = c->size[2],
+                                .norm = (gt_norm)c->flag,
+                                .accumulate = accumulate,
+                                .x = p[RL_X],
+                                .weight = p[RL_WEIGHT],
+                                .gamma = p[RL_GAMMA],
+                                .beta = layer ? p[RL_BETA] : NULL,
+                                .y = p[RL_Y],
+                                .dy = p[RL_DY],
+                                .dx = p[RL_DX],
+                                .dweight = p[RL_DWEIGHT],
+                                .dgamma = p[RL_DGAMMA],
                                 .dbeta = layer ? p[RL_DBETA] : NULL};
     gt_workspace need;
     if (c->size[3]) /* the twin, double */
-        return backward ? gt_ref64_rmsnorm_linear_backward(&a) : gt_ref64_rmsnorm_linear_forward(&a);
+        return backward ? gt_ref64_rmsnorm_linear_backward(&a)
+                        : gt_ref64_rmsnorm_linear_forward(&a);
     be->rmsnorm_linear_workspace(be, &a, &need);
     a.workspace_bytes = backward ? need.backward : need.forward;
     a.workspace = malloc(a.workspace_bytes);
@@ -667,13 +807,20 @@ static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, 
 
 static void test_rmsnorm_linear(int64_t M, int64_t D, int64_t O, gt_norm norm, int differences) {
     int64_t betas = norm == GT_NORM_LAYER ? D : 0;
-    op_case c = {.name = "rmsnorm_linear", .run = run_rmsnorm_linear, .size = {M, D, O},
+    op_case c = {.name = "rmsnorm_linear",
+                 .run = run_rmsnorm_linear,
+                 .size = {M, D, O},
                  .flag = (int)norm,
-                 .arrays = {{"x", 'x', 0, M * D, 1}, {"weight", 'x', 0, O * D, 1},
-                            {"gamma", 'x', 0, D, 1}, {"beta", 'x', 0, betas, 1},
-                            {"y", 'y', 0, M * O, 0}, {"dy", 'd', RL_Y, M * O, 1},
-                            {"dx", 'g', RL_X, M * D, 0}, {"dweight", 'p', RL_WEIGHT, O * D, 0},
-                            {"dgamma", 'p', RL_GAMMA, D, 0}, {"dbeta", 'p', RL_BETA, betas, 0}}};
+                 .arrays = {{"x", 'x', 0, M * D, 1},
+                            {"weight", 'x', 0, O * D, 1},
+                            {"gamma", 'x', 0, D, 1},
+                            {"beta", 'x', 0, betas, 1},
+                            {"y", 'y', 0, M * O, 0},
+                            {"dy", 'd', RL_Y, M * O, 1},
+                            {"dx", 'g', RL_X, M * D, 0},
+                            {"dweight", 'p', RL_WEIGHT, O * D, 0},
+                            {"dgamma", 'p', RL_GAMMA, D, 0},
+                            {"dbeta", 'p', RL_BETA, betas, 0}}};
     test_case(&c, differences, 1e-5);
     op_case twin = c;
     twin.size[3] = 1;
@@ -688,7 +835,7 @@ static void test_rmsnorm_linear(int64_t M, int64_t D, int64_t O, gt_norm norm, i
     free_values(values, ints, array_count(&c));
 }
 
-/* ---- gradient norm and AdamW -------------------------------------------------------------------------------------------------- */
+/* ---- gradient norm and AdamW --------------------------------------------------------------- */
 
 enum { PARAMS = 300, SEGMENTS = 4 };
 
@@ -700,12 +847,12 @@ typedef struct optimizer_test {
 } optimizer_test;
 
 static optimizer_test new_optimizer_test(void) {
-    optimizer_test t = {.start = {0, 7, 150, 151, PARAMS}, .group = {0, 3, 3, 5},
-                        .decay = {0, 1, 0, 1}};
+    optimizer_test t = {
+        .start = {0, 7, 150, 151, PARAMS}, .group = {0, 3, 3, 5}, .decay = {0, 1, 0, 1}};
     const double control[HY_CONTROLS] = {
-        [HY_LR] = 0.01, [HY_BETA1] = 0.9, [HY_BETA2] = 0.95, [HY_EPS] = 1e-8,
-        [HY_CORRECTION1] = 2, [HY_CORRECTION2] = 3, [HY_WEIGHT_DECAY] = 0.1, [HY_MAX_NORM] = 1,
-        [HY_LOSS_SCALE] = 4};
+        [HY_LR] = 0.01,          [HY_BETA1] = 0.9,     [HY_BETA2] = 0.95,
+        [HY_EPS] = 1e-8,         [HY_CORRECTION1] = 2, [HY_CORRECTION2] = 3,
+        [HY_WEIGHT_DECAY] = 0.1, [HY_MAX_NORM] = 1,    [HY_LOSS_SCALE] = 4};
     for (int i = 0; i < HY_CONTROLS; i++) t.control[i] = (float)control[i];
     for (int i = 0; i < PARAMS; i++) {
         t.grad[i] = (float)normal(), t.w[i] = (float)normal();
@@ -733,7 +880,8 @@ static void plain_step(optimizer_test *t) {
             double g = t->grad[i] / c[HY_LOSS_SCALE] * clip;
             t->m[i] = c[HY_BETA1] * t->m[i] + (1 - c[HY_BETA1]) * g;
             t->v[i] = c[HY_BETA2] * t->v[i] + (1 - c[HY_BETA2]) * g * g;
-            double step = t->m[i] * c[HY_CORRECTION1] / (sqrt(t->v[i] * c[HY_CORRECTION2]) + c[HY_EPS]);
+            double step =
+                t->m[i] * c[HY_CORRECTION1] / (sqrt(t->v[i] * c[HY_CORRECTION2]) + c[HY_EPS]);
             t->w[i] -= c[HY_LR] * (step + c[HY_WEIGHT_DECAY] * t->decay[s] * t->w[i]);
         }
 }
@@ -745,11 +893,17 @@ static void backend_step(hy_backend *be, optimizer_test *t) {
     be->write(be, decay, GT_F32, t->decay, SEGMENTS);
     be->write(be, control, GT_F32, t->control, HY_CONTROLS);
     hy_segments segments = {SEGMENTS, t->start, t->group, (float *)(void *)decay};
-    hy_grad_norm_args n = {.segments = segments, .grad = (float *)(void *)numbers[0],
-                           .control = (float *)(void *)control, .partial = partial,
+    hy_grad_norm_args n = {.segments = segments,
+                           .grad = (float *)(void *)numbers[0],
+                           .control = (float *)(void *)control,
+                           .partial = partial,
                            .norm = (float *)(void *)norm};
-    hy_adamw_args a = {.segments = segments, .control = n.control, .norm = n.norm, .grad = n.grad,
-                       .w = (float *)(void *)numbers[1], .m = (float *)(void *)numbers[2],
+    hy_adamw_args a = {.segments = segments,
+                       .control = n.control,
+                       .norm = n.norm,
+                       .grad = n.grad,
+                       .w = (float *)(void *)numbers[1],
+                       .m = (float *)(void *)numbers[2],
                        .v = (float *)(void *)numbers[3]};
     check(be->grad_norm(be, &n) == GT_OK && be->adamw(be, &a) == GT_OK, "adamw: %s",
           hy_last_error());
@@ -788,7 +942,7 @@ static void test_optimizer(void) {
           "adamw: a gradient that is not finite moves the parameters");
 }
 
-/* ---- small helpers, errors -------------------------------------------------------------------------------------------------------- */
+/* ---- small helpers, errors ----------------------------------------------------------------- */
 
 static void test_helpers(void) {
     float x[6] = {1, 2, 3, 4, 5, 6}, y[6] = {10, 20, 30, 40, 50, 60}, to[6];
@@ -800,10 +954,12 @@ static void test_helpers(void) {
     be32->carry(be32, &carry);
     for (int i = 0; i < 6; i++) check(to[i] == (i % 2 ? 0 : x[i]), "carry: to[%d] = %g", i, to[i]);
     hy_cast_args cast = {.n = 6, .from_dtype = GT_F32, .to_dtype = GT_F32, .from = x, .to = to};
-    check(be32->cast(be32, &cast) == GT_OK && !memcmp(to, x, sizeof x), "cast: changed the numbers");
+    check(be32->cast(be32, &cast) == GT_OK && !memcmp(to, x, sizeof x),
+          "cast: changed the numbers");
 }
 
-static void check_refusal(const char *what, gt_status status, gt_status expected, const char *word) {
+static void check_refusal(const char *what, gt_status status, gt_status expected,
+                          const char *word) {
     check(status == expected, "%s: status %d, not %d", what, (int)status, (int)expected);
     check(strstr(hy_last_error(), word) != NULL, "%s: \"%s\" does not name %s", what,
           hy_last_error(), word);
@@ -812,7 +968,8 @@ static void check_refusal(const char *what, gt_status status, gt_status expected
 static void test_errors(void) {
     float x[4] = {1, 2, 3, 4}, y[4];
     hy_map_args map = {.n = 4, .function = (hy_function)7, .x = x, .y = y};
-    hy_gemm_args gemm = {.M = 1, .N = 1, .K = 1, .dtype = GT_BF16, .alpha = 1, .a = x, .b = x, .c = y};
+    hy_gemm_args gemm = {
+        .M = 1, .N = 1, .K = 1, .dtype = GT_BF16, .alpha = 1, .a = x, .b = x, .c = y};
     gt_rmsnorm_linear_args head = {.M = 2, .D = 2, .O = 1, .x = x, .weight = x, .y = y};
     gt_wkv6_args wkv6 = {.B = 1, .T = 1, .H = 1, .N = 0};
     hy_backend *cuda = be32;

@@ -1,13 +1,13 @@
-/* The model of examples/hybrid_model.h: its gradient against central differences, and that decoding,
- * carried states, repeats and training do what they should.
+/* The model of examples/hybrid_model.h: its gradient against central differences, and that
+ * decoding, carried states, repeats and training do what they should.
  *
- * The twins and hybrid_ops.c are compiled a second time into this file, in double: the same model code
- * then runs in double through that backend, which is what makes sharp comparisons possible. */
+ * The twins and hybrid_ops.c are compiled a second time into this file, in double: the same model
+ * code then runs in double through that backend, which is what makes sharp comparisons possible. */
 #define GT_REAL double
 #include "../reference/gt_ref.h"
 
-/* The twins' checks take every element for 4 bytes wide, so slices of one buffer of doubles would seem to
- * overlap: they are shown the addresses halved, which makes the doubles 4 bytes wide. */
+/* The twins' checks take every element for 4 bytes wide, so slices of one buffer of doubles would
+ * seem to overlap: they are shown the addresses halved, which makes the doubles 4 bytes wide. */
 static void swap_pointers(const gt_op *op, void *filled, const void *args, int halved) {
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         uintptr_t p;
@@ -67,7 +67,7 @@ static void need(gt_status status, const char *what) {
 
 static hy_backend *be32, *be64;
 
-/* ---- random numbers, models, batches ---------------------------------------------------------------- */
+/* ---- random numbers, models, batches ------------------------------------------------------- */
 
 static uint64_t seed = 1;
 
@@ -135,8 +135,8 @@ static double loss_of(hy_model *m, const batch *b, const int32_t *keep) {
     return r.loss;
 }
 
-static const hy_optimizer adam = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                                  .max_norm = 1};
+static const hy_optimizer adam = {
+    .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
 
 /* All parameters, or their gradients, one after the other. */
 static double *read_all(hy_model *m, hy_value what, int64_t *count) {
@@ -161,10 +161,10 @@ static double distance(const double *a, const double *b, int64_t n) {
     return d == 0 ? 0 : sqrt(d / (s > 0 ? s : 1e-300));
 }
 
-/* ---- gradient against central differences --------------------------------------------------------------- */
+/* ---- gradient against central differences -------------------------------------------------- */
 
-/* Loss with parameter i moved by h times the direction; the carried states come from the batch before,
- * run with the parameters as they were. */
+/* Loss with parameter i moved by h times the direction; the carried states come from the batch
+ * before, run with the parameters as they were. */
 static double loss_moved(hy_model *m, int i, const double *x, const double *direction, double h,
                          const batch *before, const batch *b, const int32_t *keep) {
     int64_t n = hy_model_param(m, i)->count;
@@ -178,7 +178,8 @@ static double loss_moved(hy_model *m, int i, const double *x, const double *dire
     return loss;
 }
 
-/* Two random directions in one parameter.  The error is relative to the size that <g, d> typically has. */
+/* Two random directions in one parameter.  The error is relative to the size that <g, d> typically
+ * has. */
 static void check_parameter(hy_model *m, const char *variant, int i, const double *gradient,
                             const batch *before, const batch *b, const int32_t *keep) {
     const double h = 1e-5;
@@ -193,11 +194,12 @@ static void check_parameter(hy_model *m, const char *variant, int i, const doubl
             size += gradient[k] * gradient[k];
         }
         double numeric = (loss_moved(m, i, x, d, h, before, b, keep) -
-                          loss_moved(m, i, x, d, -h, before, b, keep)) / (2 * h);
+                          loss_moved(m, i, x, d, -h, before, b, keep)) /
+                         (2 * h);
         check(size > 0, "%s: %s has no gradient", variant, p->name);
         check(fabs(analytic - numeric) <= 2e-6 * sqrt(size) + 1e-10,
-              "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant, p->name,
-              analytic, numeric);
+              "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant,
+              p->name, analytic, numeric);
     }
     free(x);
     free(d);
@@ -264,7 +266,8 @@ static void test_gradient_sums(const char *variant) {
     for (int i = 0; i < hy_model_param_count(m); at += hy_model_param(m, i++)->count) {
         const hy_param *p = hy_model_param(m, i);
         double error = distance(sum + at, g1 + at, p->count);
-        check(error < 1e-12, "%s: %s: accumulated gradients differ by %.3g", variant, p->name, error);
+        check(error < 1e-12, "%s: %s: accumulated gradients differ by %.3g", variant, p->name,
+              error);
     }
     free(g1), free(g2), free(sum), free(g32);
     free_batch(&b1);
@@ -273,7 +276,7 @@ static void test_gradient_sums(const char *variant) {
     hy_model_destroy(f);
 }
 
-/* ---- recurrent forms --------------------------------------------------------------------------------------- */
+/* ---- recurrent forms ----------------------------------------------------------------------- */
 
 static double log_probability(const double *logits, int vocab, int32_t target) {
     double most = logits[0], sum = 0;
@@ -320,7 +323,8 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
     hy_model_destroy(m);
 }
 
-/* Two batches with carried states equal one of twice the length; a track that is not kept starts anew. */
+/* Two batches with carried states equal one of twice the length; a track that is not kept starts
+ * anew. */
 static void test_carried_states(const char *variant) {
     enum { V = 11, B = 3, T = 10, HALF = T / 2 };
     const int32_t all[B] = {1, 1, 1}, some[B] = {1, 0, 1};
@@ -328,7 +332,8 @@ static void test_carried_states(const char *variant) {
     hy_config half_config = small_config(variant, 32, 2, 1, 1);
     hy_model *whole, *half;
     seed = 11;
-    batch b = new_batch(V, B * T, 0), part[2] = {new_batch(V, B * HALF, 0), new_batch(V, B * HALF, 0)};
+    batch b = new_batch(V, B * T, 0),
+          part[2] = {new_batch(V, B * HALF, 0), new_batch(V, B * HALF, 0)};
     for (int row = 0; row < B; row++)
         for (int t = 0; t < T; t++) {
             int at = row * HALF + t % HALF;
@@ -358,7 +363,8 @@ static void test_carried_states(const char *variant) {
         if (i / HALF != 1) part[1].targets[i] = -1;
     double alone = loss_of(half, &part[1], NULL);
     loss_of(half, &part[0], NULL);
-    check(fabs(loss_of(half, &part[1], some) - alone) < 1e-12, "%s: a track was not reset", variant);
+    check(fabs(loss_of(half, &part[1], some) - alone) < 1e-12, "%s: a track was not reset",
+          variant);
     free_batch(&b);
     free_batch(&part[0]);
     free_batch(&part[1]);
@@ -366,7 +372,7 @@ static void test_carried_states(const char *variant) {
     hy_model_destroy(half);
 }
 
-/* ---- training ------------------------------------------------------------------------------------------------- */
+/* ---- training ------------------------------------------------------------------------------ */
 
 static void test_untrained(const char *name) {
     enum { V = 65, B = 2, T = 32 };
@@ -399,8 +405,8 @@ static void test_untrained(const char *name) {
               probe.state_cosine[1] < 0.9999 && probe.activation_variance > 1e-6 &&
               probe.branch_rms[0] > 1e-4 && probe.branch_rms[1] > 1e-4 &&
               fabs(probe.branch_cosine) < 0.5 && fabs(probe.loss - loss / (double)counted) < 1e-5,
-          "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name, probe.entropy,
-          probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance,
+          "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name,
+          probe.entropy, probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance,
           probe.branch_rms[0], probe.branch_rms[1], probe.branch_cosine);
     free_batch(&b);
     hy_model_destroy(m);
@@ -495,7 +501,7 @@ static void test_skipped_step(void) {
     hy_model_destroy(m);
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------------------ */
+/* ---- errors -------------------------------------------------------------------------------- */
 
 static void check_refusal(gt_status status, const char *word) {
     check(status != GT_OK && strstr(hy_last_error(), word), "status %d, \"%s\": does not name %s",

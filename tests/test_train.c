@@ -75,8 +75,7 @@ static char *read_string(const char *path) {
     return text;
 }
 
-/* ---- options ------------------------------------------------------------------------------------
- */
+/* ---- options -------------------------------------------------------------------------------- */
 
 enum { ARGUMENTS_MAX = 48 };
 
@@ -119,12 +118,11 @@ static void test_options_defaults(void) {
     CHECK(o.warmup == 100 && o.log_every == 100 && o.min_lr == 0.05);
     memset(&cuda, 0, sizeof cuda);
     CHECK(hy_options_default(&cuda, 1) == GT_OK);
-    CHECK(!strcmp(cuda.model, "HY") && cuda.batch == 64 && cuda.seq == 256);
-    cuda.given[0] = 0;
+    CHECK(!strcmp(cuda.model, "HY") && cuda.batch == 16 && cuda.seq == 128);
     CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value is no default */
     char *argv[] = {"hybrid_train", "--batch", "3", NULL};
     CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
-    CHECK(cuda.batch == 3 && cuda.seq == 256);
+    CHECK(cuda.batch == 3 && cuda.seq == 128);
 }
 
 static void test_options_values(void) {
@@ -196,8 +194,7 @@ static void test_options_file(void) {
     CHECK(refused(folder, folder, "config file"));
 }
 
-/* ---- data ---------------------------------------------------------------------------------------
- */
+/* ---- data ----------------------------------------------------------------------------------- */
 
 /* A text of `size` bytes out of the first `symbols` letters, with documents of varying length. */
 static char *make_text(int64_t size, int symbols, uint64_t seed) {
@@ -419,8 +416,7 @@ static void test_texts_refused(void) {
     hy_text_free(&x);
 }
 
-/* ---- gates --------------------------------------------------------------------------------------
- */
+/* ---- gates ---------------------------------------------------------------------------------- */
 
 static void test_gates(void) {
     hy_probe good = {.loss = 4, .entropy = 4, .finite = 1, .activation_variance = 0.1};
@@ -469,8 +465,7 @@ static void test_gates(void) {
         CHECK(hy_gate_balance(balance[i].ratio).verdict == balance[i].verdict);
 }
 
-/* ---- the program --------------------------------------------------------------------------------
- */
+/* ---- the program ---------------------------------------------------------------------------- */
 
 /* Starts `hybrid_train LINE` with its output in the file out.txt. */
 static pid_t start_program(const char *line) {
@@ -728,6 +723,12 @@ static void test_binary_text(void) {
     }
 }
 
+/* G3 judges the first 1000 steps of a longer run. */
+static void test_gate_of_long_run(void) {
+    CHECK(says(0, "--device cpu --hidden 16 --layers 1 --batch 1 --seq 4 --steps 1003 --sample 0",
+               " in 1000 steps, gradient ", "held-out loss "));
+}
+
 static void test_gates_strict(void) {
     /* half a step of learning rate 10 ruins the weights: the loss rises, G3 fails */
     const char *rest = TINY "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
@@ -827,6 +828,7 @@ int main(int argc, char **argv) {
     run_case("program: repeats", test_repeats);
     run_case("program: csv", test_csv);
     run_case("program: binary text", test_binary_text);
+    run_case("program: gate of a long run", test_gate_of_long_run);
     run_case("program: gates-strict", test_gates_strict);
     run_case("program: not finite", test_not_finite);
     run_case("program: interrupt", test_interrupt);

@@ -1,0 +1,25 @@
+# check_depends.sh NINJA BUILD OBJECT...: ninja knows which headers the implementation's objects include,
+# so that editing one rebuilds them.
+set -eu
+ninja=$1
+build=$2
+shift 2
+failures=0
+for object in "$@"; do
+    part=${object#libgt_}
+    part=${part%%.*}
+    needed=gt_kernels.h
+    [ "$part" = core ] || needed="$needed gt_$part.cuh"
+    # -n: read ninja's log of dependencies, do not tidy it
+    known=$("$ninja" -n -C "$build" -t deps "$object")
+    for header in $needed; do
+        case $known in
+        *"/$header"*) echo "ok: $object depends on $header" ;;
+        *)
+            failures=1
+            echo "FAIL: $object does not depend on $header"
+            ;;
+        esac
+    done
+done
+exit $failures

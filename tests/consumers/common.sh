@@ -1,0 +1,55 @@
+# Sourced by the scripts here: a scratch directory, compilers, checks that are counted.
+set -eu
+meson=${MESON:-$1}
+here=$(cd "$(dirname "$0")" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM
+cd "$scratch"
+strict='-Wall -Wextra -Wpedantic -Werror'
+failures=0
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+fail() {
+    failures=$((failures + 1))
+    echo "FAIL: $*"
+}
+
+# check WHAT COMMAND...: the command must succeed; its output is shown if it does not.
+check() {
+    what=$1
+    shift
+    if "$@" >log 2>&1; then
+        echo "ok: $what"
+    else
+        fail "$what"
+        echo "    $*"
+        sed 's/^/    /' log
+    fi
+}
+
+finish() {
+    [ "$failures" -eq 0 ] || exit 1
+}
+
+# The build's own compilers and, where they exist, gcc and clang.
+c_compilers() {
+    printf '%s\n' "$CC"
+    for compiler in gcc clang; do
+        if have $compiler && [ "$compiler" != "$CC" ]; then echo $compiler; fi
+    done
+}
+cxx_compilers() {
+    [ -z "$CXX" ] || printf '%s\n' "$CXX"
+    for compiler in g++ clang++; do
+        if have $compiler && [ "$compiler" != "$CXX" ]; then echo $compiler; fi
+    done
+}
+
+# What a user copies: headers, reference, and all that the build needs.
+copy_source() {
+    mkdir -p "$1"
+    (cd "$SOURCE" && tar -cf - meson.build meson_options.txt ./*.h ./*.cuh reference tests examples \
+        bench) | (cd "$1" && tar -xf -)
+}

@@ -1,0 +1,69 @@
+# Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.
+. "$(dirname "$0")/common.sh"
+
+if ! have "$meson"; then
+    echo 'no meson on PATH and none in $MESON'
+    exit 77
+fi
+copy_source source
+
+cat >program.c <<'END'
+#include "gt_kernels.h"
+#include <stdio.h>
+int main(void) {
+    float one[1] = {1}, y[1];
+    gt_wkv6_args args = {.B = 1, .T = 1, .H = 1, .N = 1, .u = one,
+                         .r = one, .k = one, .v = one, .w = one, .y = y};
+    if (gt_ref_wkv6_forward(&args) != GT_OK || gt_version() != GT_VERSION) return 1;
+    return y[0] == 1 ? 0 : 2;
+}
+END
+
+# ---- Meson subproject ----
+mkdir -p parent/subprojects
+cp -R source parent/subprojects/gt_kernels
+cp program.c parent
+cat >parent/meson.build <<'END'
+project('parent', 'c', default_options: ['c_std=c11', 'warning_level=2', 'werror=true'])
+executable('program', 'program.c', dependencies: [
+  dependency('gt_kernels', fallback: 'gt_kernels'),
+  dependency('gt_reference', fallback: 'gt_kernels'),
+])
+END
+# without nvcc: compiling the kernels once more would only take time
+check 'subproject: setup' "$meson" setup parent/build parent --wrap-mode=forcefallback \
+    -Dgt_kernels:cuda=disabled
+check 'subproject: compile' "$meson" compile -C parent/build
+check 'subproject: run' parent/build/program
+for unwanted in tests examples bench; do
+    if ls parent/build/subprojects/gt_kernels/$unwanted/* 2>/dev/null | grep -q '\.p$'; then
+        fail "the subproject builds $unwanted"
+    fi
+done
+
+# A new version of a header must reach every object that includes it.
+sed -i -e 's/^#define GT_VERSION_PATCH .*/#define GT_VERSION_PATCH 77/' \
+    parent/subprojects/gt_kernels/gt_kernels.h
+check 'edited header: compile' "$meson" compile -C parent/build
+check 'edited header: run' parent/build/program
+
+# ---- installed ----
+check 'install: setup' "$meson" setup source/build source --prefix="$scratch/installed" \
+    -Dcuda=disabled -Dexamples=disabled -Dtests=disabled -Dbench=disabled
+check 'install: compile' "$meson" compile -C source/build
+check 'install' "$meson" install -C source/build
+if have pkg-config; then
+    PKG_CONFIG_PATH=$scratch/installed/share/pkgconfig
+    export PKG_CONFIG_PATH
+    printf '#define GT_KERNELS_IMPLEMENTATION\n#include "gt_kernels.h"\n' >impl.c
+    cflags=$(pkg-config --cflags gt_kernels) || fail 'pkg-config --cflags'
+    reference=$(pkg-config --variable=referencedir gt_kernels) || fail 'pkg-config --variable'
+    version=$(pkg-config --modversion gt_kernels) || fail 'pkg-config --modversion'
+    check 'pkg-config: compile' $CC -std=c11 $strict $cflags program.c impl.c "$reference"/*.c -lm \
+        -o installed_program
+    check 'pkg-config: run' ./installed_program
+    grep -q "version: '$version'" source/meson.build || fail "pkg-config says version $version"
+else
+    echo 'no pkg-config on this machine: its consumer is left out'
+fi
+finish

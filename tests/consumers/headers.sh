@@ -1,0 +1,50 @@
+# gt_kernels.h in other people's programs: every language standard, strict warnings, included twice,
+# before and after the implementation, without GNU extensions.
+. "$(dirname "$0")/common.sh"
+
+flags="$strict -I$SOURCE"
+use=$here/use.c
+
+c_compilers >compilers
+while read -r c; do
+    for std in c99 c11 c17; do
+        for part in '' -DWITH_IMPLEMENTATION; do
+            check "$c $std $part" $c -std=$std $flags -Wundef -Wstrict-prototypes -Wshadow \
+                -Wconversion $part -c "$use" -o c.o
+        done
+    done
+    check "$c: run" $c -std=c99 $flags -DWITH_IMPLEMENTATION "$use" -o use
+    check "$c: the stubs answer" ./use
+    # As another vendor's compiler sees it.  (With gcc the C library's own headers need __GNUC__ as
+    # soon as stdio.h is included, so the implementation is left to clang.)
+    check "$c without __GNUC__" $c -std=c99 -U__GNUC__ $flags -c "$use" -o c.o
+    case $c in
+    *clang*) check "$c without __GNUC__, implementation" $c -std=c99 -U__GNUC__ $flags \
+        -DWITH_IMPLEMENTATION -c "$use" -o c.o ;;
+    esac
+done <compilers
+
+cxx_compilers >compilers
+while read -r cxx; do
+    for std in c++11 c++17 c++20; do
+        for part in '' -DWITH_IMPLEMENTATION; do
+            check "$cxx $std $part" $cxx -x c++ -std=$std $flags -Wno-missing-field-initializers \
+                $part -c "$use" -o cxx.o
+        done
+    done
+done <compilers
+
+# C and C++ objects of one program, whichever of them holds the implementation.
+if [ -n "$CXX" ]; then
+    echo '#define GT_KERNELS_IMPLEMENTATION
+#include "gt_kernels.h"' >impl.c
+    check 'C++ program' $CXX -x c++ -std=c++11 $flags -c "$use" -o cxx.o
+    check 'C implementation' $CC -std=c11 $flags -c impl.c -o c.o
+    check 'C++ with C' $CXX cxx.o c.o -o use
+    check 'C++ with C: runs' ./use
+    check 'C program' $CC -std=c11 $flags -c "$use" -o c.o
+    check 'C++ implementation' $CXX -x c++ -std=c++17 $flags -c impl.c -o cxx.o
+    check 'C with C++' $CXX cxx.o c.o -o use
+    check 'C with C++: runs' ./use
+fi
+finish

@@ -1,0 +1,38 @@
+/* The kernels emulated on the CPU: device memory is the host's. */
+#include "gt_common.cuh"
+
+#include "test_kernels.h"
+
+#include <new>
+
+const int machine_is_slow = 1;
+
+const machine_mode machine_modes[] = {
+    {"another schedule of warps", 2, 0, 0, 0, 0}, {"a third schedule", 3, 1, 0, 0, 0}, {}};
+
+int machine_start(void) { return 0; }
+
+char *machine_allocate(size_t bytes, int is_filled) {
+    void *memory = operator new(bytes, std::align_val_t(256));
+    if (is_filled) memset(memory, 0xff, bytes);
+    return static_cast<char *>(memory);
+}
+
+void machine_release(char *memory) { operator delete(memory, std::align_val_t(256)); }
+
+void machine_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+
+gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
+    gt_status status = GT_OK;
+    emu::set_seed(mode->schedule);
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < jobs[i].passes && status == GT_OK; k++)
+            status = jobs[i].pass[k](&jobs[i].args[k], nullptr);
+    if (emu::faults()) {
+        for (const std::string &message : emu::messages()) printf("%s\n", message.c_str());
+        status = gt_fail(GT_ERROR_CUDA, "%llu faults in the emulation, the first: %s",
+                         (unsigned long long)emu::faults(), emu::messages()[0].c_str());
+        emu::reset();
+    }
+    return status;
+}

@@ -1,0 +1,109 @@
+/* The kernels on the current GPU. */
+#include "test_kernels.h"
+
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+const int machine_is_slow = 0;
+
+const machine_mode machine_modes[] = {{"captured in a graph", 0, 0, 0, 1, 0},
+                                      {"captured, with saved", 0, 1, 0, 1, 0},
+                                      {"on two streams at once", 0, 1, 2, 0, 0},
+                                      {"with an error pending", 0, 0, 0, 0, 1},
+                                      {}};
+
+/* A CUDA call of the test itself. */
+static void must(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return;
+    printf("FAILED: %s: %s\n", what, cudaGetErrorString(error));
+    exit(1);
+}
+
+int machine_start(void) {
+    int devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+        (error == cudaSuccess && devices == 0)) {
+        printf("SKIP: %s\n", cudaGetErrorString(cudaErrorNoDevice));
+        return 77;
+    }
+    must(error, "cudaGetDeviceCount");
+    return 0;
+}
+
+char *machine_allocate(size_t bytes, int is_filled) {
+    void *memory;
+    must(cudaMalloc(&memory, bytes), "cudaMalloc");
+    if (is_filled) must(cudaMemset(memory, 0xff, bytes), "cudaMemset");
+    return static_cast<char *>(memory);
+}
+
+void machine_release(char *memory) { must(cudaFree(memory), "cudaFree"); }
+
+void machine_copy(void *to, const void *from, size_t bytes) {
+    must(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+static gt_status enqueue(const machine_job *job, cudaStream_t stream) {
+    gt_status status = GT_OK;
+    for (int k = 0; k < job->passes && status == GT_OK; k++)
+        status = job->pass[k](&job->args[k], stream);
+    return status;
+}
+
+/* The library's calls must leave the caller's pending error as it is, and succeed. */
+static gt_status enqueue_with_pending_error(const machine_job *job) {
+    const cudaError_t pending = cudaSetDevice(-1);
+    const gt_status status = enqueue(job, nullptr);
+    const cudaError_t found = cudaGetLastError();
+    if (pending == cudaSuccess) return gt_fail(GT_ERROR_CUDA, "this test could not cause an error");
+    if (status == GT_OK && found != pending)
+        return gt_fail(GT_ERROR_CUDA, "pending error %d became %d", (int)pending, (int)found);
+    return status;
+}
+
+/* Recorded once, replayed twice on the same data; the second replay finds the first one's leftovers in
+ * saved and workspace. */
+static gt_status capture(const machine_job *job, cudaStream_t stream) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec;
+    char *before = machine_allocate(job->bytes, 0);
+    machine_copy(before, job->block, job->bytes);
+    must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    const gt_status status = enqueue(job, stream);
+    const cudaError_t error = cudaStreamEndCapture(stream, &graph);
+    if (status == GT_OK) {
+        must(error, "cudaStreamEndCapture");
+        must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+        must(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+        must(cudaStreamSynchronize(stream), "replay of a graph");
+        machine_copy(job->block, before, job->bytes);
+        must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        must(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+        must(cudaStreamSynchronize(stream), "second replay of a graph");
+        must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+    }
+    if (graph) must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    machine_release(before);
+    return status;
+}
+
+gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
+    static cudaStream_t streams[2];
+    const bool needs_streams = mode->is_captured || count > 1;
+    gt_status status = GT_OK;
+    for (cudaStream_t &stream : streams)
+        if (needs_streams && !stream)
+            must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    /* streams that do not wait for the default one: copies may still be under way on it */
+    if (needs_streams) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    for (int i = 0; i < count && status == GT_OK; i++)
+        status = mode->is_captured         ? capture(&jobs[i], streams[i])
+                 : mode->has_pending_error ? enqueue_with_pending_error(&jobs[i])
+                                           : enqueue(&jobs[i], needs_streams ? streams[i] : nullptr);
+    must(cudaDeviceSynchronize(), "a kernel");
+    must(cudaGetLastError(), "an error that no call returned");
+    return status;
+}

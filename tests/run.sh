@@ -1,0 +1,15 @@
+#!/bin/sh
+# Sets up what is missing, builds, and runs all tests.  Arguments are options of "meson setup", such as
+# -Dcuda=disabled; BUILD is the build folder.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/tests/setup.sh"
+
+build=${BUILD:-$root/build}
+if [ ! -f "$build/build.ninja" ]; then
+    meson setup "$build" "$root" "$@"
+elif [ $# -gt 0 ]; then
+    meson setup --reconfigure "$build" "$root" "$@"
+fi
+meson compile -C "$build"
+meson test -C "$build" --no-rebuild --print-errorlogs

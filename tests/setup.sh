@@ -1,0 +1,36 @@
+# Sourced by tests/run.sh and examples/train.sh with $root set: makes sure that a compiler, ninja and
+# Meson 1.0 exist.  On Debian and Ubuntu missing packages are installed, as root or through sudo; where
+# that cannot be or the packaged Meson is too old, Meson and ninja come from pip, in $root/build-venv.
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+meson_fits() {
+    have meson && case $(meson --version) in 0.*) return 1 ;; esac
+}
+
+PATH=$root/build-venv/bin:$PATH # where it does not exist, this changes nothing
+
+missing=
+have cc || missing="$missing gcc"
+have c++ || missing="$missing g++"
+have ninja || missing="$missing ninja-build"
+have pkg-config || missing="$missing pkg-config"
+meson_fits || missing="$missing meson python3-venv"
+
+if [ -n "$missing" ] && have apt-get; then
+    echo "installing:$missing"
+    as_root=
+    [ "$(id -u)" -eq 0 ] || as_root=sudo
+    # dpkg needs the sbin folders, which a user's PATH may lack
+    $as_root env PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive \
+        sh -ec 'apt-get -q update; apt-get -q -y --no-install-recommends install "$@"' \
+        sh $missing >"$root/build-setup.log" 2>&1 || cat "$root/build-setup.log"
+fi
+if ! have cc || ! have c++; then
+    echo 'a C and a C++ compiler are needed: install gcc and g++' >&2
+    exit 1
+fi
+if ! meson_fits || ! have ninja; then
+    python3 -m venv "$root/build-venv"
+    "$root/build-venv/bin/pip" -q install 'meson>=1.0' ninja
+fi

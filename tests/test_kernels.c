@@ -1,0 +1,726 @@
+/* The kernels against the double twins on the same rounded inputs, and against what must hold whatever
+ * the numbers are.  Two programs: on a GPU (kernels_gpu.cu), and emulated (kernels_emu.cpp).
+ *
+ *     test_... [--mode NAME] [--short] [--exact] [OP ...]
+ *
+ *   --mode NAME  only that calls made in another way, such as "captured in a graph", give the same bits;
+ *                those calls come first in the process
+ *   --short      fewer cases, for sanitizers
+ *   --exact      every tensor in an allocation of its own and nothing filled in advance, so that a
+ *                sanitizer finds what lies outside of them or was never written */
+#include "test_kernels.h"
+#include "gt_invariants.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int is_short, is_exact;
+
+/* ---- memory of one call ---------------------------------------------------------------------------- */
+
+enum { GUARD = 256, MAX_BUFFERS = TEST_TENSORS + 8, MAX_COPIES = 2 };
+
+/* A piece of the host's block and its image in machine memory; or scratch memory, host NULL. */
+typedef struct buffer {
+    char *host, *memory, *image;
+    size_t bytes;
+} buffer;
+
+typedef struct call {
+    machine_job job;
+    buffer of[MAX_BUFFERS];
+    int buffers;
+} call;
+
+static void put_pointer(void *args, size_t offset, const void *p) {
+    memcpy((char *)args + offset, &p, sizeof p);
+}
+
+/* Bytes of a tensor in a prepared struct, from its first to its last element. */
+static size_t extent(const gt_view *v) {
+    int64_t bytes = v->count ? v->element : 0;
+    for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
+    return (size_t)bytes;
+}
+
+/* The image keeps the alignment that the host's piece has in its block. */
+static void upload(call *k, const gt_op *op, void *args, char *block, char *from, size_t bytes) {
+    buffer *b = &k->of[k->buffers++];
+    size_t shift = (size_t)(from - block) % GUARD;
+    b->host = from;
+    b->bytes = bytes;
+    b->memory = machine_allocate(shift + bytes, !is_exact);
+    b->image = b->memory + shift;
+    machine_copy(b->image, from, bytes);
+    test_relocate(op, args, from, bytes, b->image);
+}
+
+/* Tensors of the pass that overlap, as columns of one buffer do, stay together. */
+static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *args, char *block) {
+    test_args filled;
+    gt_dims dims;
+    char *start[TEST_TENSORS], *end[TEST_TENSORS];
+    int n = 0;
+    gt_status status = gt_prepare(op, pass, GT_DEVICE, args, &filled, &dims);
+    if (status != GT_OK) return status;
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        gt_view v = gt_view_of(op, t, &filled, &dims);
+        char *from = v.data, *to = v.data + extent(&v);
+        if (t->use[pass] == '-' || from == NULL || from == to) continue;
+        for (int i = 0; i < n; i++) { /* take in the pieces that this one meets */
+            if (to <= start[i] || end[i] <= from) continue;
+            from = from < start[i] ? from : start[i];
+            to = to > end[i] ? to : end[i];
+            n--;
+            start[i] = start[n], end[i] = end[n];
+            i = -1;
+        }
+        start[n] = from, end[n++] = to;
+    }
+    for (int i = 0; i < n; i++) upload(k, op, args, block, start[i], (size_t)(end[i] - start[i]));
+    return GT_OK;
+}
+
+/* Memory of an odd alignment that the call must not leave; NULL for 0 bytes. */
+static char *scratch(call *k, size_t bytes) {
+    buffer *b = &k->of[k->buffers];
+    size_t guard = is_exact ? 0 : GUARD;
+    if (bytes == 0) return NULL;
+    k->buffers++;
+    b->bytes = bytes;
+    b->memory = machine_allocate(2 * guard + 1 + bytes, !is_exact);
+    b->image = b->memory + guard + 1;
+    return b->image;
+}
+
+static int is_guard_intact(const buffer *b) {
+    unsigned char guard[2 * GUARD + 1];
+    int ok = 1;
+    if (b->host || is_exact) return 1;
+    machine_copy(guard, b->memory, GUARD + 1);
+    machine_copy(guard + GUARD + 1, b->image + b->bytes, GUARD);
+    for (size_t i = 0; i < sizeof guard; i++) ok &= guard[i] == 0xff;
+    return ok;
+}
+
+/* Brings the tensors back to the host; with is_same only compares them to what is there. */
+static int download(const buffer *b, int is_same) {
+    char *host;
+    int ok;
+    if (!b->host) return 1;
+    if (!is_same) return machine_copy(b->host, b->image, b->bytes), 1;
+    host = (char *)malloc(b->bytes);
+    if (!host) exit(2);
+    machine_copy(host, b->image, b->bytes);
+    ok = !memcmp(host, b->host, b->bytes);
+    free(host);
+    return ok;
+}
+
+/* ---- one call ---------------------------------------------------------------------------------------- */
+
+/* Gives the pass the workspace that it asks for, to the byte. */
+static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
+    gt_workspace need;
+    gt_status status = op->workspace(args, &need);
+    size_t bytes[3];
+    if (status != GT_OK) return status;
+    bytes[GT_FORWARD] = need.forward;
+    bytes[GT_BACKWARD] = need.backward;
+    bytes[GT_STEP] = need.step;
+    put_pointer(args, op->workspace_at, scratch(k, bytes[pass]));
+    memcpy((char *)args + op->workspace_bytes, &bytes[pass], sizeof bytes[pass]);
+    return GT_OK;
+}
+
+static gt_status give_saved(call *k, const test_op *op, test_args *args) {
+    gt_workspace need;
+    gt_status status = op->workspace(args, &need);
+    if (status != GT_OK) return status;
+    put_pointer(args, op->saved, scratch(k, need.saved));
+    memcpy((char *)args + op->saved_bytes, &need.saved, sizeof need.saved);
+    return GT_OK;
+}
+
+/* Makes a forward call of the arguments of a backward call, with the required outputs in scratch. */
+static gt_status make_forward(call *k, const gt_op *op, test_args *args) {
+    test_args filled;
+    gt_dims dims;
+    gt_status status;
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        char use = t->use[GT_FORWARD];
+        if (t->use[GT_BACKWARD] != '-' || use == '-') continue;
+        put_pointer(args, t->offset, NULL);
+        if (use == 'I') return gt_fail(GT_ERROR_VALUE, "backward does not read %s", t->name);
+    }
+    status = gt_prepare(op, GT_QUERY, GT_DEVICE, args, &filled, &dims);
+    for (const gt_tensor *t = op->tensors; status == GT_OK && t->name; t++) {
+        gt_view v = gt_view_of(op, t, &filled, &dims);
+        if (t->use[GT_FORWARD] == 'O') {
+            char *p = machine_allocate(extent(&v) + 1, 0);
+            k->of[k->buffers++].memory = p;
+            put_pointer(args, t->offset, p);
+        }
+    }
+    return status;
+}
+
+static void add_pass(call *k, const test_op *op, gt_pass pass, const test_args *args) {
+    k->job.pass[k->job.passes] = op->device[pass];
+    k->job.args[k->job.passes++] = *args;
+}
+
+static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void *args, char *block,
+                           size_t bytes, const machine_mode *mode) {
+    const gt_op *table = op->table();
+    test_args mine = {{0}}, forward;
+    gt_status status = GT_OK;
+    memset(k, 0, sizeof *k);
+    memcpy(&mine, args, table->args_bytes);
+    if (is_exact) {
+        status = upload_pieces(k, table, pass, &mine, block);
+    } else {
+        upload(k, table, &mine, block, block, bytes);
+        k->job.block = k->of[0].image;
+        k->job.bytes = bytes;
+    }
+    if (status == GT_OK && mode->gives_saved && op->saved && pass != GT_STEP) {
+        status = give_saved(k, op, &mine);
+        forward = mine;
+        if (status == GT_OK && pass == GT_BACKWARD &&
+            (status = make_forward(k, table, &forward)) == GT_OK &&
+            (status = give_workspace(k, op, GT_FORWARD, &forward)) == GT_OK)
+            add_pass(k, op, GT_FORWARD, &forward);
+    }
+    if (status == GT_OK && (status = give_workspace(k, op, pass, &mine)) == GT_OK)
+        add_pass(k, op, pass, &mine);
+    return status;
+}
+
+static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
+                             char *memory, size_t bytes) {
+    const machine_mode *mode = (const machine_mode *)r->context;
+    static call k[MAX_COPIES];
+    machine_job jobs[MAX_COPIES];
+    int copies = mode->copies ? mode->copies : 1, is_same = 1, is_intact = 1;
+    gt_status status = GT_OK;
+    for (int i = 0; i < copies; i++) {
+        gt_status opened = open_call(&k[i], op, pass, args, memory, bytes, mode);
+        if (status == GT_OK) status = opened;
+        jobs[i] = k[i].job;
+    }
+    if (status == GT_OK) status = machine_run(jobs, copies, mode);
+    for (int i = 0; i < copies; i++) {
+        for (int j = 0; j < k[i].buffers; j++) {
+            buffer *b = &k[i].of[j];
+            if (status == GT_OK && b->image) {
+                is_same &= download(b, i > 0);
+                is_intact &= is_guard_intact(b);
+            }
+            machine_release(b->memory);
+        }
+    }
+    if (!is_same) return gt_fail(GT_ERROR_CUDA, "two calls at once gave different bits");
+    if (!is_intact) return gt_fail(GT_ERROR_CUDA, "wrote beyond saved or workspace");
+    return status;
+}
+
+/* ---- runners ------------------------------------------------------------------------------------------- */
+
+/* By the dtype of the call. */
+#define TOLERANCE {0, 1e-5, 3e-3, 1e-3}
+static const double tolerance[] = TOLERANCE;
+#define RUNNER(mode) {"the kernel", run_kernels, mode, 0, {TOLERANCE, TOLERANCE, TOLERANCE}}
+
+static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
+static const test_runner plain = RUNNER(&plain_mode), with_saved = RUNNER(&saved_mode);
+
+static double tolerance_of(const test_case *c) {
+    gt_dtype dtype;
+    memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
+    return tolerance[dtype];
+}
+
+/* Two results that are both within the tolerance. */
+static double twice(const test_case *c) { return 2 * tolerance_of(c); }
+
+static int has_saved(const test_case *c) { return test_op_of(c->op)->saved != 0; }
+
+/* ---- checks of one case --------------------------------------------------------------------------------- */
+
+typedef void check_case(const test_case *c);
+
+static void truth_holds(const test_case *c) { test_truth_holds(&plain, c); }
+static void truth_holds_with_saved(const test_case *c) {
+    if (has_saved(c)) test_truth_holds(&with_saved, c);
+}
+static void repeats(const test_case *c) { test_repeats(has_saved(c) ? &with_saved : &plain, c); }
+static void layouts_agree(const test_case *c) { test_layouts_agree(&plain, c, twice(c)); }
+static void in_place_agrees(const test_case *c) { test_in_place_agrees(&plain, c, twice(c)); }
+static void alone_agrees(const test_case *c) { test_alone_agrees(&plain, c, twice(c)); }
+static void null_agrees(const test_case *c) { test_null_agrees(&plain, c, twice(c)); }
+static void shared_agrees(const test_case *c) { test_shared_agrees(&plain, c, twice(c)); }
+static void step_agrees(const test_case *c) { test_step_agrees(&plain, c, twice(c)); }
+static void zero_decay_is_flat(const test_case *c) { test_zero_decay_is_flat(&plain, c); }
+static void limits_hold(const test_case *c) { test_limits_hold(&plain, c, twice(c)); }
+
+static void accumulate_adds(const test_case *c) {
+    test_case add = *c;
+    test_set_flag(&add, test_table(c)->accumulate_offset, 1);
+    test_truth_holds(&plain, &add);
+}
+
+static void time_splits(const test_case *c) {
+    int64_t T = test_get_size(c, 'T');
+    test_time_splits(&plain, c, T / 2, twice(c));
+    if (T > 64) test_time_splits(&plain, c, 64, twice(c));
+}
+
+/* With segments fixed, what a batch element gives depends on nothing else; rows may be tiled. */
+static void batch_splits(const test_case *c) {
+    test_case fixed = *c;
+    const int64_t one = 1;
+    if (test_op_of(c->op)->segments)
+        memcpy((char *)&fixed.args + test_op_of(c->op)->segments, &one, sizeof one);
+    test_batch_splits(&plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
+}
+
+/* A workspace or saved that lacks one byte is refused, and nothing is written. */
+static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
+                               char *memory, size_t bytes) {
+    test_args less;
+    gt_workspace need;
+    int reserved = 0;
+    gt_status status = op->workspace(args, &need);
+    size_t pass_bytes[3];
+    (void)r, (void)memory, (void)bytes;
+    if (status != GT_OK) return status;
+    pass_bytes[GT_FORWARD] = need.forward;
+    pass_bytes[GT_BACKWARD] = need.backward;
+    pass_bytes[GT_STEP] = need.step;
+    memcpy(&less, args, op->table()->args_bytes);
+    if (pass_bytes[pass]) {
+        pass_bytes[pass]--;
+        put_pointer(&less, op->workspace_at, &reserved);
+        memcpy((char *)&less + op->workspace_bytes, &pass_bytes[pass], sizeof(size_t));
+        status = op->device[pass](&less, NULL);
+        if (status != GT_ERROR_WORKSPACE)
+            return gt_fail(GT_ERROR_VALUE, "workspace of %zu bytes: status %d", pass_bytes[pass],
+                           (int)status);
+    }
+    if (need.saved && pass != GT_STEP) {
+        need.saved--;
+        put_pointer(&less, op->saved, &reserved);
+        memcpy((char *)&less + op->saved_bytes, &need.saved, sizeof need.saved);
+        status = op->device[pass](&less, NULL);
+        if (status != GT_ERROR_SAVED)
+            return gt_fail(GT_ERROR_VALUE, "saved of %zu bytes: status %d", need.saved, (int)status);
+    }
+    return GT_OK;
+}
+
+static void refuses_less(const test_case *c) {
+    const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}}};
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, out;
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        test_inputs(c, (gt_pass)pass, &in);
+        test_run(&r, c, (gt_pass)pass, &in, TEST_ALL, &out);
+        test_free(&in), test_free(&out);
+    }
+}
+
+/* ---- other ways to make a call ----------------------------------------------------------------------------- */
+
+static machine_mode mode_checked;
+
+static void mode_agrees(const test_case *c) {
+    const test_runner other = RUNNER(&mode_checked);
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, a, b;
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        test_inputs(c, (gt_pass)pass, &in);
+        test_run(&other, c, (gt_pass)pass, &in, TEST_ALL, &a);
+        test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL, &b);
+        test_same(&other, c, (gt_pass)pass, mode_checked.name, &a, &b, 0);
+        test_free(&in), test_free(&a), test_free(&b);
+    }
+}
+
+/* ---- difference quotients ------------------------------------------------------------------------------------ */
+
+/* The index of the gradient of the i-th tensor, -1 = none.  A residual's is dy itself. */
+static int gradient_of(const gt_op *op, int i) {
+    char name[64];
+    snprintf(name, sizeof name, "d%s", op->tensors[i].name);
+    return test_find(op, !strcmp(op->tensors[i].name, "residual") ? "dy" : name);
+}
+
+/* <y, dy> + <state_out, dstate_out> of one output against another's. */
+static double loss_difference(const test_case *c, const test_values *dout, const test_values *a,
+                              const test_values *b) {
+    const gt_op *op = test_table(c);
+    double sum = 0;
+    for (int i = 0; op->tensors[i].name; i++) {
+        int k = gradient_of(op, i);
+        int64_t count = test_count(c, GT_FORWARD, &op->tensors[i]);
+        if (!a->of[i] || k < 0 || !dout->of[k]) continue;
+        for (int64_t j = 0; j < count; j++) sum += dout->of[k][j] * (a->of[i][j] - b->of[i][j]);
+    }
+    return sum;
+}
+
+/* The loss's derivative along one random direction through all inputs, by the kernels alone: backward's
+ * gradient against forward at four points, extrapolated to an error of h^4. */
+static void difference_agrees(const test_case *c) {
+    const double h = 5e-3;
+    const gt_op *op = test_table(c);
+    test_values in, back, gradient, moved, out[4];
+    double along = 0, squares = 0, quotient;
+    if (c->no_difference) return;
+    test_inputs(c, GT_FORWARD, &in);
+    test_inputs(c, GT_BACKWARD, &back);
+    test_run(&with_saved, c, GT_BACKWARD, &back, TEST_ALL, &gradient);
+    for (int point = 0; point < 4; point++) {
+        double step = h * (point < 2 ? point - 2 : point - 1);
+        test_random r = {test_seed(c) + 1};
+        test_copy(c, GT_FORWARD, &in, &moved);
+        for (int i = 0; op->tensors[i].name; i++) {
+            int k = gradient_of(op, i);
+            int64_t count = test_count(c, GT_FORWARD, &op->tensors[i]);
+            const double *g = k < 0 ? NULL : gradient.of[k] ? gradient.of[k] : back.of[k];
+            if (!moved.of[i] || !g || !test_is_input(&op->tensors[i], GT_FORWARD)) continue;
+            for (int64_t j = 0; j < count; j++) {
+                double x = in.of[i][j], d = test_normal(&r) * (fabs(x) > 1 ? fabs(x) : 1);
+                if (!isfinite(x)) continue;
+                moved.of[i][j] = test_round(x + step * d, GT_F32);
+                if (point) continue;
+                along += g[j] * d;
+                squares += g[j] * d * g[j] * d;
+            }
+        }
+        test_run(&plain, c, GT_FORWARD, &moved, TEST_ALL, &out[point]);
+        test_free(&moved);
+    }
+    quotient = (8 * loss_difference(c, &back, &out[2], &out[1]) -
+                loss_difference(c, &back, &out[3], &out[0])) / (12 * h);
+    test_check(fabs(quotient - along) <= 5e-3 * (fabs(along) + sqrt(squares)),
+               "%s: along a random direction: %.6g, difference quotient %.6g, typically %.3g",
+               test_describe(c, GT_BACKWARD), along, quotient, sqrt(squares));
+    for (int point = 0; point < 4; point++) test_free(&out[point]);
+    test_free(&in), test_free(&back), test_free(&gradient);
+}
+
+/* ---- cases ----------------------------------------------------------------------------------------------------- */
+
+static const gt_dtype dtypes[][2] = {
+    {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+static int set_dtypes(test_case *c, int d) {
+    if (dtypes[d][1] && !test_table(c)->companion_offset) return 0;
+    test_set_dtype(c, dtypes[d][0], dtypes[d][1]);
+    return 1;
+}
+
+/* The operator's cases of the table up to a level, with the d-th dtypes; d = -1: each with the next. */
+static void for_cases(const char *op, test_level level, int d, check_case *check) {
+    int n = 0;
+    for (const test_case *at = test_case_table; at->op; at++) {
+        test_case c = *at;
+        if (strcmp(c.op, op) || c.level > level) continue;
+        if (set_dtypes(&c, d < 0 ? n++ % DTYPES : d)) check(&c);
+    }
+}
+
+static void for_all_dtypes(const char *op, test_level level, check_case *check) {
+    for (int d = 0; d < DTYPES; d++) for_cases(op, level, d, check);
+}
+
+static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *check) {
+    for (uint64_t seed = 1; seed <= count; seed++) {
+        test_case c;
+        test_draw_case(op, seed, most, &c);
+        if (set_dtypes(&c, (int)(seed % DTYPES)) || set_dtypes(&c, 0)) check(&c);
+    }
+}
+
+/* Sizes that kernels are made for, and some that they are not; each with every time below. */
+#define WKV6(...) {.op = "wkv6", .name = "sweep", .args.wkv6 = {__VA_ARGS__}}
+#define SSD(...) {.op = "ssd", .name = "sweep", .args.ssd = {__VA_ARGS__}}
+#define SCAN(...) {.op = "selective_scan", .name = "sweep", .args.selective_scan = {__VA_ARGS__}}
+#define CONV1D(...) {.op = "conv1d", .name = "sweep", .args.conv1d = {__VA_ARGS__}}
+#define LINEAR(...) {.op = "rmsnorm_linear", .name = "sweep", .args.rmsnorm_linear = {__VA_ARGS__}}
+#define MIX(...) {.op = "norm_mix", .name = "sweep", .args.norm_mix = {__VA_ARGS__}}
+#define GATE(...) {.op = "norm_gate", .name = "sweep", .args.norm_gate = {__VA_ARGS__}}
+
+static const test_case sizes[] = {
+    WKV6(.H = 3, .N = 32),
+    WKV6(.H = 1, .N = 64, .decay = GT_DECAY_LOG),
+    WKV6(.H = 1, .N = 128),
+    WKV6(.H = 3, .N = 16),
+    WKV6(.H = 3, .N = 64, .V = 32, .decay = GT_DECAY_LOG, .state_in_shared = 1),
+    WKV6(.H = 1, .N = 20, .V = 52),
+    WKV6(.H = 1, .N = 256),
+
+    SSD(.H = 4, .P = 64, .N = 64, .softplus = 1),
+    SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
+    SSD(.H = 1, .P = 128, .N = 64),
+    SSD(.H = 3, .P = 16, .N = 16, .G = 3, .softplus = 1),
+    SSD(.H = 4, .P = 32, .N = 32, .G = 2, .softplus = 1, .state_in_shared = 1),
+    SSD(.H = 3, .P = 20, .N = 36, .softplus = 1),
+    SSD(.H = 1, .P = 64, .N = 256, .softplus = 1),
+
+    SCAN(.D = 256, .N = 16, .softplus = 1),
+    SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1),
+    SCAN(.D = 33, .N = 8, .G = 33),
+    SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1),
+
+    CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU),
+    CONV1D(.D = 64, .W = 3, .state_in_shared = 1),
+    CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU),
+    CONV1D(.D = 8, .W = 2),
+
+    LINEAR(.D = 128, .O = 512),
+    LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER),
+    LINEAR(.D = 64, .O = 64),
+    LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER),
+    LINEAR(.D = 100, .O = 17),
+
+    MIX(.D = 128),
+    MIX(.D = 256, .H = 4),
+    MIX(.D = 193),
+    MIX(.D = 1024, .H = 8),
+    MIX(.D = 60, .H = 3),
+
+    GATE(.D = 256, .gate_first = 1),
+    GATE(.D = 128, .H = 4, .norm = GT_NORM_LAYER, .eps = 64e-5f),
+    GATE(.D = 193, .norm = GT_NORM_LAYER, .gate_first = 1),
+    GATE(.D = 1024, .H = 8),
+    GATE(.D = 60, .H = 3, .norm = GT_NORM_LAYER),
+    {.op = NULL}};
+
+/* Decays, from mild to none at all; the defaults where there is none. */
+static const struct {
+    const char *op;
+    test_fill fill[2];
+} regimes[] = {
+    {"wkv6", {{"w", -3, 1, 0, 0}}},
+    {"wkv6", {{"w", 1.5, 1, 0, 0}}},
+    {"wkv6", {{"w", -10, 1, 0, 0}}},
+    {"wkv6", {{"w", -3, 1, 200, 0.1}}},
+    {"ssd", {{"A", 0, 0.5, 0, 0}}},
+    {"ssd", {{"A", 3, 0.5, 0, 0}}},
+    {"ssd", {{"A", -8, 1, 0, 0}}},
+    {"ssd", {{"A", 0, 0.5, -10000, 0.5}}},
+    {"selective_scan", {{"A", 0, 0.5, 0, 0}}},
+    {"selective_scan", {{"A", 3, 0.5, 0, 0}}},
+    {"selective_scan", {{"A", -8, 1, 0, 0}}},
+    {"selective_scan", {{"A", 0, 0.5, -10000, 0.5}}},
+};
+
+static void set_regime(test_case *c, int n) {
+    int first = 0, count = 0;
+    for (int i = 0; i < (int)(sizeof regimes / sizeof regimes[0]); i++) {
+        if (strcmp(regimes[i].op, c->op)) continue;
+        if (count++ == 0) first = i;
+    }
+    if (count == 0) return;
+    memcpy(c->fill, regimes[first + n % count].fill, sizeof regimes[0].fill);
+    if (!strcmp(c->op, "wkv6") && c->args.wkv6.decay == GT_DECAY_LOG && c->fill[0].share > 0)
+        c->fill[0].special = -INFINITY;
+}
+
+static double work(const test_case *c) {
+    double product = 1;
+    for (const gt_size *s = test_table(c)->sizes; s->letter; s++)
+        product *= (double)test_get_size(c, s->letter);
+    return product;
+}
+
+/* Every size with every time; decay, layout and dtype are the next each time, and each dtype if
+ * all_dtypes. */
+static void sweep(const char *op, const int64_t *times, double most_work, int all_dtypes,
+                  check_case *check) {
+    static const test_layout layouts[] = {TEST_PACKED,  TEST_PACKED, TEST_SHIFTED, TEST_PACKED,
+                                          TEST_SLICES, TEST_PACKED, TEST_GAPS,    TEST_TIME_LAST};
+    int n = 0;
+    for (const test_case *size = sizes; size->op; size++) {
+        for (const int64_t *time = times; *time >= 0; time++) {
+            test_case c = *size;
+            if (strcmp(c.op, op)) continue;
+            test_set_size(&c, test_op_of(op)->twin[GT_STEP] ? 'T' : 'M', *time);
+            if (test_op_of(op)->twin[GT_STEP]) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
+            if (work(&c) > most_work) continue;
+            for (int d = 0; d < DTYPES; d++, n++) {
+                c.seed = (uint64_t)n;
+                c.layout = layouts[n % 8];
+                c.in_place = n / 8 % 2;
+                set_regime(&c, n / DTYPES);
+                if (!set_dtypes(&c, all_dtypes ? d : n % DTYPES) && (all_dtypes || !set_dtypes(&c, 0)))
+                    continue;
+                check(&c);
+                if (!all_dtypes) break;
+            }
+            n += !all_dtypes;
+        }
+    }
+}
+
+/* More than 65535 of what a grid may count. */
+static const test_case many[] = {
+    {.op = "wkv6", .args.wkv6 = {.B = 70000, .T = 2, .H = 1, .N = 4}},
+    {.op = "wkv6", .args.wkv6 = {.B = 1, .T = 2, .H = 70000, .N = 4}},
+    {.op = "ssd", .args.ssd = {.B = 70000, .T = 2, .H = 1, .P = 4, .N = 2}},
+    {.op = "ssd", .args.ssd = {.B = 1, .T = 2, .H = 70000, .P = 4, .N = 2, .G = 70000}},
+    {.op = "selective_scan", .args.selective_scan = {.B = 70000, .T = 2, .D = 2, .N = 2}},
+    {.op = "selective_scan", .args.selective_scan = {.B = 1, .T = 2, .D = 140000, .N = 2}},
+    {.op = "conv1d", .args.conv1d = {.B = 70000, .T = 3, .D = 2, .W = 4}},
+    {.op = "conv1d", .args.conv1d = {.B = 1, .T = 3, .D = 140000, .W = 4}},
+    {.op = "conv1d", .args.conv1d = {.B = 1, .T = 140000, .D = 2, .W = 4}},
+    {.op = "rmsnorm_linear", .args.rmsnorm_linear = {.M = 140000, .D = 4, .O = 2}},
+    {.op = "rmsnorm_linear", .args.rmsnorm_linear = {.M = 2, .D = 4, .O = 140000}},
+    {.op = "norm_mix", .args.norm_mix = {.M = 140000, .D = 4}},
+    {.op = "norm_gate", .args.norm_gate = {.M = 140000, .D = 4}},
+    {.op = NULL}};
+
+static void for_many(const char *op, check_case *check) {
+    for (const test_case *at = many; at->op; at++) {
+        test_case c = *at;
+        c.name = "many";
+        if (!strcmp(c.op, op)) check(&c);
+    }
+}
+
+/* ---- all checks of an operator ------------------------------------------------------------------------------------ */
+
+static const int64_t all_times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, 1000, -1};
+static const int64_t few_times[] = {17, 130, -1};
+
+static void check_modes(const char *op, const char *only) {
+    for (const machine_mode *mode = machine_modes; mode->name; mode++) {
+        if (is_exact || (only && strcmp(only, mode->name))) continue;
+        mode_checked = *mode;
+        if (!mode_checked.schedule) mode_checked.schedule = 1;
+        if (machine_is_slow)
+            for_cases(op, TEST_SMALL, -1, mode_agrees);
+        else
+            for_all_dtypes(op, TEST_MEDIUM, mode_agrees);
+        test_group(op, mode->name);
+    }
+}
+
+/* What takes long in the emulation, or under a sanitizer. */
+static void check_briefly(const char *op) {
+    for_cases(op, TEST_SMALL, -1, truth_holds);
+    for_cases(op, TEST_TINY, 0, truth_holds_with_saved);
+    test_group(op, "against the truth");
+    sweep(op, few_times, machine_is_slow ? 1.2e6 : 1e7, 0, truth_holds_with_saved);
+    sweep(op, few_times, machine_is_slow ? 3e5 : 1e7, 0, truth_holds);
+    test_group(op, "sizes and times");
+    for_drawn(op, 10, 20, truth_holds);
+    test_group(op, "random cases against the truth");
+    for_cases(op, TEST_TINY, -1, layouts_agree);
+    for_cases(op, TEST_TINY, -1, in_place_agrees);
+    test_group(op, "layouts and places");
+    for_cases(op, TEST_TINY, -1, accumulate_adds);
+    test_group(op, "accumulate");
+}
+
+static void check_fully(const char *op) {
+    for_all_dtypes(op, TEST_LARGE, truth_holds);
+    test_group(op, "against the truth");
+    for_all_dtypes(op, TEST_LARGE, truth_holds_with_saved);
+    test_group(op, "against the truth, with saved");
+    sweep(op, all_times, 2e7, 1, truth_holds);
+    test_group(op, "sizes, times, decays and layouts");
+    for_drawn(op, 100, 40, truth_holds);
+    for_drawn(op, 100, 40, truth_holds_with_saved);
+    test_group(op, "random cases against the truth");
+    for_many(op, truth_holds);
+    test_group(op, "more than 65535 of each index");
+    for_all_dtypes(op, TEST_LARGE, repeats);
+    test_group(op, "a second run gives the same bits");
+    for_all_dtypes(op, TEST_MEDIUM, layouts_agree);
+    test_group(op, "every layout");
+    for_all_dtypes(op, TEST_MEDIUM, in_place_agrees);
+    test_group(op, "in place");
+    for_cases(op, TEST_MEDIUM, -1, alone_agrees);
+    test_group(op, "each output asked for alone");
+    for_all_dtypes(op, TEST_SMALL, accumulate_adds);
+    for_cases(op, TEST_MEDIUM, -1, accumulate_adds);
+    test_group(op, "accumulate adds");
+    for_cases(op, TEST_SMALL, 0, difference_agrees);
+    for_drawn(op, 20, 10, difference_agrees);
+    test_group(op, "difference quotients");
+}
+
+static void check_properties(const char *op) {
+    const test_level level = machine_is_slow || is_short ? TEST_TINY : TEST_MEDIUM;
+    for_cases(op, level, -1, null_agrees);
+    test_group(op, "NULL is the constant stated");
+    for_cases(op, level, -1, batch_splits);
+    test_group(op, "batch elements one by one");
+    for_cases(op, level, -1, refuses_less);
+    test_group(op, "too little workspace or saved");
+    if (test_op_of(op)->twin[GT_STEP]) {
+        for_cases(op, level, -1, shared_agrees);
+        test_group(op, "a shared state is one for each");
+        for_cases(op, level, -1, time_splits);
+        test_group(op, "the time cut in two");
+        for_cases(op, level, -1, step_agrees);
+        for_cases(op, TEST_SMALL, 0, step_agrees);
+        test_group(op, "a step is a forward");
+    }
+    if (!strcmp(op, "wkv6")) {
+        for_cases(op, level, -1, zero_decay_is_flat);
+        test_group(op, "dw is 0 where the decay is");
+    }
+    if (!strcmp(op, "ssd")) {
+        for_cases(op, TEST_TINY, 0, limits_hold);
+        test_group(op, "dt at and beyond its limits");
+    }
+}
+
+static void check_operator(const char *op) {
+    if (machine_is_slow || is_short)
+        check_briefly(op);
+    else
+        check_fully(op);
+    check_properties(op);
+    check_modes(op, NULL);
+}
+
+int main(int argc, char **argv) {
+    const char *mode = NULL;
+    int first, status = machine_start();
+    if (status) return status;
+    for (first = 1; first < argc && !strncmp(argv[first], "--", 2); first++) {
+        if (!strcmp(argv[first], "--short")) {
+            is_short = 1;
+        } else if (!strcmp(argv[first], "--exact")) {
+            is_exact = 1;
+        } else if (!strcmp(argv[first], "--mode") && first + 1 < argc) {
+            mode = argv[++first];
+        } else {
+            fprintf(stderr, "unknown option %s\n", argv[first]);
+            return 2;
+        }
+    }
+    for (int i = first; i < argc; i++) {
+        if (test_op_of(argv[i])) continue;
+        fprintf(stderr, "unknown operator %s\n", argv[i]);
+        return 2;
+    }
+    for (int i = 0; test_op_names[i]; i++) {
+        int is_asked = first == argc;
+        for (int k = first; k < argc; k++) is_asked |= !strcmp(argv[k], test_op_names[i]);
+        if (!is_asked) continue;
+        if (mode)
+            check_modes(test_op_names[i], mode);
+        else
+            check_operator(test_op_names[i]);
+    }
+    return test_finish();
+}

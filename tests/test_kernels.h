@@ -1,0 +1,52 @@
+/* The two machines that test_kernels.c runs the kernels on: a GPU (kernels_gpu.cu), and the emulation on
+ * the CPU (kernels_emu.cpp).  A program is linked with one of them. */
+#ifndef TEST_KERNELS_H
+#define TEST_KERNELS_H
+
+#include "gt_test.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How calls are made.  All zero is the plain way: once, on the default stream, nothing saved. */
+typedef struct machine_mode {
+    const char *name;
+    uint64_t schedule;     /* emulation: the order in which warps run */
+    int gives_saved;       /* backward reads what forward saved */
+    int copies;            /* that many of the same call at once, each on a stream of its own; 0 = 1 */
+    int is_captured;       /* recorded into a graph, which is replayed on fresh data */
+    int has_pending_error; /* the caller has not yet asked for an error of his own */
+} machine_mode;
+
+/* Passes to be run one after the other on a stream. */
+typedef struct machine_job {
+    gt_status (*pass[2])(const void *args, gt_stream stream);
+    test_args args[2];
+    int passes;
+    char *block; /* machine memory of the last pass's tensors */
+    size_t bytes;
+} machine_job;
+
+/* 0, or the exit code of the program: 77 = skipped, this computer has no such machine. */
+int machine_start(void);
+
+/* Machine memory, aligned to 256 bytes, which holds NaN in every dtype if is_filled. */
+char *machine_allocate(size_t bytes, int is_filled);
+void machine_release(char *memory);
+/* From and to machine memory and the host's. */
+void machine_copy(void *to, const void *from, size_t bytes);
+
+/* Runs all jobs to their end; returns the first status that is not GT_OK. */
+gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode);
+
+/* The other ways to make calls, which must give the same bits; ends with name NULL. */
+extern const machine_mode machine_modes[];
+
+/* 1: small cases only. */
+extern const int machine_is_slow;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
