@@ -320,7 +320,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     R_t = r_t 2^-c_t        K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
  *     y = R S + A v           S <- E . (S + K^T v)       E = 2^-c_16
  * One pair of operands serves the pairs inside the leaf, the output and the state.  2^c grows, but it
- * is bounded: a group of 16 channels in which some c_16 reaches LIMIT (a hard reset, or 16 decays
+ * is bounded: a group of 16 channels in which some c_16 reaches SLOW_LIMIT (a hard reset, or 16 decays
  * under 2^-6) takes the slow form for that leaf: K holds k_t prod_{m>t} d_m, its part of A is made by
  * running products, and S is scaled before the update.  No decay is clamped in either form.
  *
@@ -374,10 +374,11 @@ GT_DEV constexpr int value_column(int v) {
 }
 
 constexpr int FULL = 1, EMPTY = 3; /* named barriers, + buffer */
+constexpr float SLOW_LIMIT = 100.0f; /* of c_16: leaves 2^27 of fp32's range for |k| and for sums */
 
 struct TensorParams {
     Problem in;
-    void* y;
+    void* y; /* NULL: only states are wanted */
     gt_stride y_at;
     const float* state_in;
     float *state_out, *checkpoints;
@@ -409,13 +410,15 @@ struct RawLeaf {
 /* A tensor as a preparing lane reads it: its first element of the next leaf to load, and steps. */
 struct Source {
     const char* next;
-    int64_t token_bytes;
+    int64_t token_bytes, leaf_bytes;
 
-    GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int row,
-                       int column) {
+    /* first: token of the first leaf to load; direction: 1 or -1 */
+    GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
+                       int64_t first, int row, int column, int direction) {
         token_bytes = at_.t * element;
+        leaf_bytes = direction * LEAF * token_bytes;
         next = static_cast<const char*>(data) + (b * at_.b + h * at_.h + column) * element +
-               row * token_bytes;
+               (first + row) * token_bytes;
     }
 };
 
@@ -432,22 +435,24 @@ struct Preparer {
     float u0, u1;
     bool raw; /* decay = exp(-exp(w)) */
 
-    /* Leaf after leaf, in order. */
+    /* Leaf after leaf, in the direction of the sources.  Without r: what only rolls a state. */
+    template <bool WITH_R>
     GT_METHOD void load(RawLeaf<C>& x, int leaf) {
         const int left = tokens - leaf * LEAF;
         if (left < LEAF) x = {};
+        if (leaf < 0) return;
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             if (left < LEAF && 4 * quad + i >= left) break;
-            x.r[i] = ldg<Pair<typename C::T>>(r.next + i * r.token_bytes);
+            if (WITH_R) x.r[i] = ldg<Pair<typename C::T>>(r.next + i * r.token_bytes);
             x.k[i] = ldg<Pair<typename C::T>>(k.next + i * k.token_bytes);
             x.w[i] = ldg<Pair<typename C::W>>(w.next + i * w.token_bytes);
         }
         if (left >= LEAF || v_row < left) x.v = ldg<uint4>(v.next);
-        r.next += LEAF * r.token_bytes;
-        k.next += LEAF * k.token_bytes;
-        w.next += LEAF * w.token_bytes;
-        v.next += LEAF * v.token_bytes;
+        if (WITH_R) r.next += r.leaf_bytes;
+        k.next += k.leaf_bytes;
+        w.next += w.leaf_bytes;
+        v.next += v.leaf_bytes;
     }
 };
 
@@ -494,20 +499,19 @@ GT_DEV float scan_quads(float x, int quad, float* total) {
     return quad >= 1 ? y : 0.0f;
 }
 
-/* The bonus of a lane's 4 tokens, summed over the 8 lanes of its quad: lane 2i + {0,1} of the quad's
- * first 4 lanes gets half a token each step, so that 4 tokens take 4 shuffles, not 12. */
-template <class C>
-GT_DEV void store_bonus(const Preparer<C>& me, const float (&bonus)[4], int buffer) {
-    const bool upper = lane_id() & 1;
+/* The bonus of 4 tokens of a quad, summed over its 8 lanes; a lane gets that of token bonus_token(), and
+ * so 4 tokens take 4 shuffles, not 12. */
+GT_DEV float sum_bonus(const float (&bonus)[4]) {
+    const bool upper = lane_id() & 1, odd = lane_id() & 2;
     float a = upper ? bonus[2] : bonus[0], b = upper ? bonus[3] : bonus[1];
     a += shfl_xor(upper ? bonus[0] : bonus[2], 1);
     b += shfl_xor(upper ? bonus[1] : bonus[3], 1);
-    const bool odd = lane_id() & 2;
     float sum = odd ? b : a;
     sum += shfl_xor(odd ? a : b, 2);
-    sum += shfl_xor(sum, 4);
-    if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
+    return sum + shfl_xor(sum, 4);
 }
+
+GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 
 /* The slow form of one group: K with decays after the token, and the group's part of A. */
 template <class C>
@@ -555,16 +559,26 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
     sync_warp(); /* the scratch is free again */
 }
 
+template <class C>
+GT_DEV void store_scale_and_values(const Preparer<C>& me, const RawLeaf<C>& x,
+                                   const float (&total)[2], int buffer) {
+    if (me.quad < 2) /* one of the lane's channels each */
+        sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+    const uint32_t pairs[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) /* permuted: see value_column */
+        sts<uint32_t>(me.values + buffer * C::BUFFER + 2 * value_column<C>(2 * i), pairs[i]);
+}
+
 /* Turns a leaf into the operands of the state warps. */
 template <class C>
 GT_DEV void prepare_leaf(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
-    constexpr float LIMIT = 100.0f; /* leaves 2^27 of fp32's range for |k| and for sums */
     float h[4][2], total[2], c[2], bonus[4];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
     for (int e = 0; e < 2; e++)
         c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
-    const bool slow = warp_any(!(fabsf(total[0]) < LIMIT && fabsf(total[1]) < LIMIT));
+    const bool slow = warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT));
 
     float4 cell;
     GT_UNROLL
@@ -588,19 +602,34 @@ GT_DEV void prepare_leaf(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, i
         bonus[i] = fma_rn(r1, k1 * me.u1, r0 * (k0 * me.u0));
     }
     if (slow) prepare_slow<C>(me, x, h, buffer);
-    store_bonus<C>(me, bonus, buffer);
-    if (me.quad < 2) /* one of the lane's channels each */
-        sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+    const float sum = sum_bonus(bonus);
+    if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
     if (lane_id() == 0)
         sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, slow);
-
-    const uint32_t pairs[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) /* permuted: see value_column */
-        sts<uint32_t>(me.values + buffer * C::BUFFER + 2 * value_column<C>(2 * i), pairs[i]);
+    store_scale_and_values<C>(me, x, total, buffer);
 }
 
+/* The same for G backwards in time: K holds r_t 2^-c_t, always in range. */
 template <class C>
+GT_DEV void prepare_reverse(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
+    float h[4][2], total[2], c[2];
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        float2 r;
+        r.x = to_tf32(x.k[i].lo() * ex2_approx(-c[0]));
+        r.y = to_tf32(x.k[i].hi() * ex2_approx(-c[1]));
+        c[0] += h[i][0];
+        c[1] += h[i][1];
+        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, r);
+    }
+    store_scale_and_values<C>(me, x, total, buffer);
+}
+
+template <class C, bool REVERSE>
 GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     const Problem& in = p.in;
     Preparer<C> me;
@@ -619,32 +648,37 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
                4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0)));
     me.values = me.buffer0 + C::VALUES + 2 * (me.v_row * C::PITCH + value_column<C>(v_column));
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
-    const int token = 4 * me.quad + (lane_id() & 1) * 2 + (lane_id() >> 1 & 1);
-    me.bonus = me.buffer0 + C::BONUS + 4 * (token * C::GROUPS + me.group);
+    me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
     const int64_t head = (int64_t)block_x() * C::HEADS + sub;
     const bool exists = head < in.B * in.H;
     const int64_t b = exists ? head / in.H : 0, h = exists ? head % in.H : 0;
     me.tokens = exists ? (int)in.T : 0;
-    me.r.set(in.r, in.r_at, sizeof(typename C::T), b, h, 4 * me.quad, me.channel);
-    me.k.set(in.k, in.k_at, sizeof(typename C::T), b, h, 4 * me.quad, me.channel);
-    me.w.set(in.w, in.w_at, sizeof(typename C::W), b, h, 4 * me.quad, me.channel);
-    me.v.set(in.v, in.v_at, sizeof(typename C::T), b, h, me.v_row, v_column);
+    const int leaves = (int)((in.T + LEAF - 1) / LEAF), step = REVERSE ? -1 : 1;
+    const int64_t first = REVERSE ? (leaves - 1) * LEAF : 0;
+    me.r.set(in.r, in.r_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, step);
+    me.k.set(in.k, in.k_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, step);
+    me.w.set(in.w, in.w_at, sizeof(typename C::W), b, h, first, 4 * me.quad, me.channel, step);
+    me.v.set(in.v, in.v_at, sizeof(typename C::T), b, h, first, me.v_row, v_column, step);
     me.u0 = in.u ? in.u[h * C::N + me.channel] : 0.0f;
     me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
 
-    const int leaves = (int)((in.T + LEAF - 1) / LEAF);
+    const auto leaf_at = [=](int i) { return REVERSE ? leaves - 1 - i : i; };
     RawLeaf<C> ahead[2];
-    me.load(ahead[0], 0);
-    me.load(ahead[1], 1);
-    for (int leaf = 0; leaf < leaves; leaf += 2) {
+    me.template load<!REVERSE>(ahead[0], leaf_at(0));
+    me.template load<!REVERSE>(ahead[1], leaf_at(1));
+    for (int i = 0; i < leaves; i += 2) {
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
-            if (leaf + buffer >= leaves) break;
-            if (leaf > 0) bar_sync(EMPTY + buffer, C::THREADS);
-            prepare_leaf<C>(me, ahead[buffer], leaf + buffer, buffer);
+            if (i + buffer >= leaves) break;
+            if (i > 0) bar_sync(EMPTY + buffer, C::THREADS);
+            if constexpr (REVERSE) {
+                prepare_reverse<C>(me, ahead[buffer], leaf_at(i + buffer), buffer);
+            } else {
+                prepare_leaf<C>(me, ahead[buffer], leaf_at(i + buffer), buffer);
+            }
             bar_arrive(FULL + buffer, C::THREADS);
-            me.load(ahead[buffer], leaf + buffer + 2);
+            me.template load<!REVERSE>(ahead[buffer], leaf_at(i + buffer + 2));
         }
     }
 }
@@ -746,6 +780,41 @@ struct StateWarp {
     }
 };
 
+/* S^T <- (S^T + v^T K) . E, or with SLOW, for groups that are, S^T . E + v^T K.  v is read again where
+ * state_leaf has read it: as the left operand it needs other registers side by side, and a read is
+ * cheaper than the moves. */
+template <class C, bool SLOW>
+GT_DEV void update_state_warp(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::GROUPS]) {
+    using E = Element<typename C::T>;
+    float v[C::MT][2][4];
+    GT_UNROLL
+    for (int mt = 0; mt < C::MT; mt++) {
+        uint32_t x[4];
+        ldmatrix_x4_trans(x, me.values_left + offset + 32 * mt);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            v[mt][half][0] = E::lo(x[2 * half]);
+            v[mt][half][1] = E::lo(x[2 * half + 1]);
+            v[mt][half][2] = E::hi(x[2 * half]);
+            v[mt][half][3] = E::hi(x[2 * half + 1]);
+        }
+    }
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) {
+        const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
+        if (SLOW && slow[nt / 2]) me.scale(nt, scale);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const uint32_t cell =
+                me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
+            const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
+            GT_UNROLL
+            for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
+        }
+        if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
+    }
+}
+
 /* One leaf of a state warp: y of 16 tokens into y[tile][4], S to the next leaf.  SLOW: some groups have
  * the slow form. */
 template <class C, bool SLOW>
@@ -804,36 +873,7 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::G
         for (int i = 0; i < 4; i++)
             mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
     }
-
-    /* S^T <- (S^T + v^T K) . E, or S^T . E + v^T K for slow groups.  v is read again: as the left
-     * operand it needs other registers side by side, and a read is cheaper than the moves. */
-    float v[C::MT][2][4];
-    GT_UNROLL
-    for (int mt = 0; mt < C::MT; mt++) {
-        uint32_t x[4];
-        ldmatrix_x4_trans(x, me.values_left + offset + 32 * mt);
-        GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            v[mt][half][0] = E::lo(x[2 * half]);
-            v[mt][half][1] = E::lo(x[2 * half + 1]);
-            v[mt][half][2] = E::hi(x[2 * half]);
-            v[mt][half][3] = E::hi(x[2 * half + 1]);
-        }
-    }
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++) {
-        const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
-        if (SLOW && slow[nt / 2]) me.scale(nt, scale);
-        GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const uint32_t cell =
-                me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
-            const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
-            GT_UNROLL
-            for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
-        }
-        if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
-    }
+    update_state_warp<C, SLOW>(me, offset, slow);
 }
 
 template <class C>
@@ -882,7 +922,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
                 GT_UNROLL
                 for (int i = 0; i < C::TILES; i++)
                     pairs[i] = E::pack(y[i][2 * half], y[i][2 * half + 1]);
-                if (!me.exists || t >= T) continue;
+                if (!me.exists || t >= T || !p.y) continue;
                 if constexpr (C::TILES == 4) {
                     stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
                 } else {
@@ -897,9 +937,54 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
 template <class C>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     if (warp_id() < C::PREP_WARPS) {
-        prepare_role<C>(p, smem_base());
+        prepare_role<C, false>(p, smem_base());
     } else {
         state_role<C>(p, smem_base());
+    }
+}
+
+/* ---- G backwards in time, on tensor cores ------------------------------------------------------------------
+ * The same block, roles and buffers; (k, v) are (r, dy), the leaves come last to first, and
+ *     G <- E . G + sum_t (P_t . r_t) dy_t^T
+ * needs no growing factor.  Leaves G after every chunk (the checkpoints) and before the first token.
+ * bytes: r, w, dy once, checkpoints and states once. */
+template <class C>
+GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
+    const Problem& in = p.in;
+    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
+    StateWarp<C> me;
+    me.column0 = warp % C::PARTS * C::COLUMNS;
+    me.place(smem + sub * C::HEAD_BUFFER);
+    const int64_t head = (int64_t)block_x() * C::HEADS + sub;
+    me.exists = head < in.B * in.H;
+    constexpr int64_t NV = C::N * C::N;
+    const int leaves = (int)((in.T + LEAF - 1) / LEAF), chunks = (leaves + LEAVES - 1) / LEAVES;
+    uint32_t scale_first[C::GROUPS];
+    GT_UNROLL
+    for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
+
+    me.load(p.state_in && me.exists ? p.state_in + head * NV : nullptr);
+    for (int i = 0; i < leaves; i += 2) {
+        GT_UNROLL
+        for (int buffer = 0; buffer < 2; buffer++) {
+            const int leaf = leaves - 1 - i - buffer;
+            if (leaf < 0) break;
+            if (leaf == leaves - 1 || leaf % LEAVES == LEAVES - 1)
+                me.store(p.checkpoints + (head * chunks + leaf / LEAVES) * NV);
+            bar_sync(FULL + buffer, C::THREADS);
+            update_state_warp<C, true>(me, buffer * C::BUFFER, scale_first);
+            if (leaf >= 2) bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
+        }
+    }
+    if (p.state_out) me.store(p.state_out + head * NV);
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) reverse_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    if (warp_id() < C::PREP_WARPS) {
+        prepare_role<C, true>(p, smem_base());
+    } else {
+        reverse_state_role<C>(p, smem_base());
     }
 }
 
@@ -1405,6 +1490,664 @@ GT_KERNEL(256, 1) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     }
 }
 
+/* ---- backward of a chunk, on tensor cores: N = V in 32, 64, bf16 activations ------------------------------------
+ * With R and K as in forward and H = E . G, a leaf is
+ *     dr = P . (dy S^T + tril(C) K) + u k b       dk = 2^c' . (v H^T + triu(C) R) + u r b
+ *     dv = K H + triu(A^T) dy                     G <- H + R^T dy
+ *     dg_t = rowsum(S . H) + sum_{j<t} K_j (H v_j) + sum_{i>t} R_i (S dy_i + sum_{j<t} C_ij K_j)
+ * (tril, triu strict; b = diag C; c' = c_(t+1)): the plain backward of linear attention, and a dg made
+ * of sums alone.  A chunk with a leaf that needs the slow form is left to backward_chunk_kernel.
+ *
+ * grid B*H*chunks, block 2 N/16 warps: all chunks in parallel.  Row warps hold 16 rows of S, then of G,
+ * value warps 16 values of G^T, as accumulators (N/2 registers).
+ *   rolling   the value warps make K of the next leaf while the row warps save their part of S as bf16
+ *             and take S to the next leaf; one barrier a leaf
+ *   back      (1) row warps make R, K, E, row and value warps load the leaf;  (2) row warps: S dy, H v,
+ *             rowsum, G; value warps: dv, C, G^T;  (3) all: a channel by 8 lanes x 4 quarters of the
+ *             tokens: dr, dk, dg, du
+ * operands: tf32 where K, R or H^T enter; bf16 for S dy and H v (their rounding, 2^-9, is that of the
+ *     outputs).
+ * shared, N = 64: S before 7 leaves 56 KB (the first is the checkpoint), R, K, log decays, S dy, H v
+ *     28 KB, v, dy, C 7 KB: two blocks on a multiprocessor with 227 KB.
+ * tensor cores per leaf, N = 64: 4 x (16 + 8 + 8 + 16) + 4 x (16 + 16 + 4 + 16) + 16.
+ * bytes: k, v, w twice, r, dy once, states, gradients once: 1.2 KB per token and head at N = 64. */
+struct BackwardParams {
+    Problem in;
+    const float *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V] */
+    uint32_t* slow;                             /* [B,H,chunks]: 1 = not done here */
+    void *dr, *dk, *dw, *dv;
+    gt_stride dr_at, dk_at, dw_at, dv_at;
+    float* du; /* [B,chunks,H,N] or NULL */
+    int chunks;
+};
+
+template <class W_, int N_>
+struct BackwardTraits {
+    using T = bf16;
+    using W = W_;
+    static constexpr int N = N_;
+    static constexpr int GROUPS = N / 16; /* row warps, and value warps */
+    static constexpr int THREADS = 64 * GROUPS;
+    static constexpr int NT = N / 8, KT = N / 16;
+    static constexpr int PITCH = N + 8;  /* of rows of fp32, and of rows of v and dy */
+    static constexpr int CELLS = N / 2 + 4;
+    static constexpr int C_PITCH = 20;
+    /* offsets in bytes; K by cells and R by rows are of one size, and the rolling phase uses them, and
+     * v and dy, as its two buffers */
+    static constexpr int R = 0, K = R + LEAF * PITCH * 4;
+    static constexpr int VALUES = K + LEAF * PITCH * 4, DY = VALUES + LEAF * PITCH * 2;
+    static constexpr int SCALE = DY + LEAF * PITCH * 2, BONUS = SCALE + 2 * 4 * N;
+    static constexpr int C = BONUS + 4 * LEAF * GROUPS, CT = C + 4 * LEAF * C_PITCH;
+    static constexpr int DIAGONAL = CT + 4 * LEAF * C_PITCH, SLOW = DIAGONAL + 4 * LEAF;
+    static constexpr int SDY = SLOW + 64, HV = SDY + LEAF * PITCH * 4;
+    static constexpr int LOGS = HV + LEAF * PITCH * 4;     /* -log2 d_t */
+    static constexpr int SUMS = LOGS + LEAF * PITCH * 4;   /* c_t, row 16: c_16 */
+    static constexpr int ROWSUM = SUMS + (LEAF + 1) * PITCH * 4;
+    static constexpr int SAVED = ROWSUM + 4 * N; /* S before leaves 1 .. 7, packed accumulators */
+    static constexpr int SAVED_LEAF = N * N * 2;
+    static constexpr int SMEM = SAVED + (LEAVES - 1) * SAVED_LEAF;
+    static_assert(LEAF / 2 * CELLS * 16 == LEAF * PITCH * 4, "cells take the room of rows");
+    static_assert(SMEM <= 99 * 1024, "fits every architecture");
+};
+
+/* Two channels by 4 tokens of a leaf: what a preparing lane of either phase has. */
+template <class C>
+struct BackwardRaw {
+    Pair<bf16> r[4], k[4];
+    Pair<typename C::W> w[4];
+};
+
+template <class C>
+struct BackwardBlock {
+    uint32_t smem;
+    int64_t b, h;
+    int first_token, tokens; /* of the chunk */
+    int leaves;
+    int warp;  /* row warp or value warp */
+    bool is_row_warp;
+    int g, j;           /* lane / 4, lane % 4 */
+    int quad, channel;  /* as a preparing lane: tokens 4 quad .., channels channel, channel + 1 */
+};
+
+template <class T>
+GT_DEV void store_element(void* data, int64_t i, float value) {
+    Element<T>::store(static_cast<T*>(data), i, value);
+}
+
+template <class T>
+GT_DEV const T* element_at(const void* data, gt_stride at_, int64_t b, int64_t t, int64_t h, int i) {
+    return static_cast<const T*>(data) + at(at_, b, t, h) + i;
+}
+
+template <class C, bool WITH_R>
+GT_DEV void load_raw(const BackwardParams& p, const BackwardBlock<C>& me, int leaf,
+                     BackwardRaw<C>& x) {
+    const Problem& in = p.in;
+    const int64_t t0 = me.first_token + leaf * LEAF + 4 * me.quad;
+    const int left = me.tokens - leaf * LEAF - 4 * me.quad;
+    x = {};
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        if (i >= left) break;
+        if (WITH_R)
+            x.r[i] = ldg<Pair<bf16>>(
+                element_at<bf16>(in.r, in.r_at, me.b, t0 + i, me.h, me.channel));
+        x.k[i] = ldg<Pair<bf16>>(element_at<bf16>(in.k, in.k_at, me.b, t0 + i, me.h, me.channel));
+        x.w[i] = ldg<Pair<typename C::W>>(
+            element_at<typename C::W>(in.w, in.w_at, me.b, t0 + i, me.h, me.channel));
+    }
+}
+
+/* A value warp's share of a leaf of v or dy: 8 neighbours of one token, 0 beyond the sequence. */
+template <class C>
+GT_DEV uint4 load_row_piece(const BackwardBlock<C>& me, const void* data, gt_stride at_, int leaf) {
+    const int thread = 32 * me.warp + lane_id(), row = thread / (C::N / 8);
+    uint4 x = {0, 0, 0, 0};
+    if (leaf * LEAF + row < me.tokens)
+        x = ldg<uint4>(element_at<bf16>(data, at_, me.b, me.first_token + leaf * LEAF + row, me.h,
+                                        thread % (C::N / 8) * 8));
+    return x;
+}
+
+template <class C>
+GT_DEV void store_row_piece(const BackwardBlock<C>& me, int offset, uint4 x) {
+    const int thread = 32 * me.warp + lane_id();
+    sts<uint4>(me.smem + offset +
+                   2 * (thread / (C::N / 8) * C::PITCH + thread % (C::N / 8) * 8), x);
+}
+
+/* -log2 of a lane's decays (0 beyond the sequence), their exclusive sums over the leaf and the total. */
+template <class C>
+GT_DEV void decay_sums(const BackwardParams& p, const BackwardBlock<C>& me, const BackwardRaw<C>& x,
+                       int leaf, float (&h)[4][2], float (&c)[2], float (&total)[2]) {
+    constexpr float LOG2_LOG2_E = 0.52876637f;
+    const int left = me.tokens - leaf * LEAF - 4 * me.quad;
+    const bool raw = p.in.decay == GT_DECAY_RAW;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const float w[2] = {x.w[i].lo(), x.w[i].hi()};
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            h[i][e] = raw ? ex2_approx(fma_rn(w[e], LOG2_E, LOG2_LOG2_E)) : -w[e] * LOG2_E;
+            if (i >= left) h[i][e] = 0.0f;
+        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
+}
+
+/* Columns of rows with bit 2 set are swapped by xor 24, as in forward. */
+template <class C>
+GT_DEV uint32_t row_cell(int row, int column) {
+    return 4 * (row * C::PITCH + (column ^ (row & 4 ? 24 : 0)));
+}
+
+/* Rolling: K of a leaf by rows, v and E into the leaf's buffer; notes a slow leaf. */
+template <class C>
+GT_DEV void prepare_roll(const BackwardParams& p, const BackwardBlock<C>& me,
+                         const BackwardRaw<C>& x, uint4 v, int leaf) {
+    float h[4][2], c[2], total[2];
+    const int buffer = leaf % 2;
+    decay_sums<C>(p, me, x, leaf, h, c, total);
+    if (warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT)) &&
+        lane_id() == 0)
+        sts<uint32_t>(me.smem + C::SLOW + 4 * me.warp, 1);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        c[0] += h[i][0];
+        c[1] += h[i][1];
+        float2 k;
+        k.x = to_tf32(x.k[i].lo() * ex2_approx(c[0]));
+        k.y = to_tf32(x.k[i].hi() * ex2_approx(c[1]));
+        sts<float2>(me.smem + (buffer ? C::K : C::R) + row_cell<C>(4 * me.quad + i, me.channel), k);
+    }
+    if (me.quad < 2)
+        sts<float>(me.smem + C::SCALE + 4 * (buffer * C::N + me.channel + me.quad),
+                   leaf_decay(me.quad ? total[1] : total[0]));
+    store_row_piece<C>(me, buffer ? C::DY : C::VALUES, v);
+}
+
+/* Left operand [16 rows, 16 tokens] of X^T for rows row0 + g, + 8 of X stored by tokens: k-steps of 8
+ * tokens, the inner index permuted as in forward. */
+template <class C>
+GT_DEV void load_transposed(const BackwardBlock<C>& me, int offset, int row0, float (&a)[2][4]) {
+    GT_UNROLL
+    for (int half = 0; half < 2; half++)
+        GT_UNROLL
+        for (int e = 0; e < 4; e++)
+            a[half][e] = lds<float>(me.smem + offset + row_cell<C>(8 * half + 2 * me.j + e / 2,
+                                                                  row0 + me.g + e % 2 * 8));
+}
+
+/* state[16 rows, N] += X^T y: a as load_transposed gives it, y [16, N] bf16 at `offset`. */
+template <class C>
+GT_DEV void add_outer(const BackwardBlock<C>& me, const float (&a)[2][4], int offset,
+                      float (&state)[C::NT][4]) {
+    const int matrix = lane_id() / 8, row = lane_id() % 8 + matrix % 2 * 8;
+    GT_UNROLL
+    for (int pair = 0; pair < C::KT; pair++) {
+        uint32_t x[4];
+        ldmatrix_x4_trans(x, me.smem + offset + 2 * (row * C::PITCH + 16 * pair + matrix / 2 * 8));
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            mma_tf32(state[2 * pair + i / 2], a[i % 2], unpack_bf16_lo(x[i]), unpack_bf16_hi(x[i]));
+    }
+}
+
+/* Rows row0 + g, + 8 of a state [N,N] in global memory. */
+template <class C>
+GT_DEV void load_state_rows(const BackwardBlock<C>& me, const float* from, float (&state)[C::NT][4]) {
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++)
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const float2 x =
+                ldg<float2>(from + (16 * me.warp + me.g + 8 * half) * C::N + 8 * nt + 2 * me.j);
+            state[nt][2 * half] = x.x;
+            state[nt][2 * half + 1] = x.y;
+        }
+}
+
+/* The accumulators as packed pairs: [tile] rows g, then rows g + 8. */
+template <class C>
+GT_DEV void pack_state(const float (&state)[C::NT][4], uint32_t (&packed)[C::NT][2]) {
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) {
+        packed[nt][0] = pack_bf16(state[nt][0], state[nt][1]);
+        packed[nt][1] = pack_bf16(state[nt][2], state[nt][3]);
+    }
+}
+
+template <class C>
+GT_DEV uint32_t saved_cell(const BackwardBlock<C>& me, int leaf, int piece) {
+    return me.smem + C::SAVED + (leaf - 1) * C::SAVED_LEAF +
+           16 * ((me.warp * (C::NT / 2) + piece) * 32 + lane_id());
+}
+
+/* Rows of an accumulator state by their decays. */
+template <class C>
+GT_DEV void scale_rows(const BackwardBlock<C>& me, int offset, float (&state)[C::NT][4]) {
+    const uint32_t cell = me.smem + offset + 4 * (16 * me.warp + me.g);
+    const float low = lds<float>(cell), high = lds<float>(cell + 32);
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++)
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) state[nt][e] *= e < 2 ? low : high;
+}
+
+/* S through the chunk; saves it before leaves 1, 2, ... */
+template <class C>
+GT_DEV void roll_states(const BackwardParams& p, const BackwardBlock<C>& me, const float* S_start) {
+    if (thread_id() < 16) sts<uint32_t>(me.smem + C::SLOW + 4 * thread_id(), 0);
+    sync_threads();
+    if (me.is_row_warp) {
+        float S[C::NT][4];
+        load_state_rows<C>(me, S_start, S);
+        for (int leaf = 0; leaf < me.leaves; leaf++) {
+            if (leaf > 0) {
+                uint32_t packed[C::NT][2];
+                pack_state<C>(S, packed);
+                GT_UNROLL
+                for (int i = 0; i < C::NT / 2; i++)
+                    sts<uint4>(saved_cell<C>(me, leaf, i), {packed[2 * i][0], packed[2 * i][1],
+                                                           packed[2 * i + 1][0], packed[2 * i + 1][1]});
+            }
+            sync_threads();
+            const int buffer = leaf % 2;
+            float a[2][4];
+            load_transposed<C>(me, buffer ? C::K : C::R, 16 * me.warp, a);
+            add_outer<C>(me, a, buffer ? C::DY : C::VALUES, S);
+            scale_rows<C>(me, C::SCALE + 4 * buffer * C::N, S);
+        }
+    } else {
+        BackwardRaw<C> x;
+        load_raw<C, false>(p, me, 0, x);
+        uint4 v = load_row_piece<C>(me, p.in.v, p.in.v_at, 0);
+        for (int leaf = 0; leaf < me.leaves; leaf++) {
+            prepare_roll<C>(p, me, x, v, leaf);
+            if (leaf + 1 < me.leaves) {
+                load_raw<C, false>(p, me, leaf + 1, x);
+                v = load_row_piece<C>(me, p.in.v, p.in.v_at, leaf + 1);
+            }
+            sync_threads();
+        }
+    }
+    sync_threads();
+}
+
+/* Back, (1): R by rows, K by cells, logs, sums, E, bonus. */
+template <class C>
+GT_DEV void prepare_back(const BackwardParams& p, const BackwardBlock<C>& me,
+                         const BackwardRaw<C>& x, float u0, float u1, int leaf) {
+    float h[4][2], c[2], total[2], bonus[4];
+    float4 cell;
+    decay_sums<C>(p, me, x, leaf, h, c, total);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const int t = 4 * me.quad + i;
+        const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
+        sts<float2>(me.smem + C::LOGS + 4 * (t * C::PITCH + me.channel), {h[i][0], h[i][1]});
+        sts<float2>(me.smem + C::SUMS + 4 * (t * C::PITCH + me.channel), {c[0], c[1]});
+        sts<float2>(me.smem + C::R + row_cell<C>(t, me.channel),
+                    {to_tf32(r0 * ex2_approx(-c[0])), to_tf32(r1 * ex2_approx(-c[1]))});
+        c[0] += h[i][0];
+        c[1] += h[i][1];
+        const float k_low = to_tf32(k0 * ex2_approx(c[0])), k_high = to_tf32(k1 * ex2_approx(c[1]));
+        if (i % 2 == 0) {
+            cell.x = k_low;
+            cell.z = k_high;
+        } else {
+            cell.y = k_low;
+            cell.w = k_high;
+            sts<float4>(me.smem + C::K + 16 * (t / 2 * C::CELLS + me.channel / 2), cell);
+        }
+        bonus[i] = fma_rn(r1, k1 * u1, r0 * (k0 * u0));
+    }
+    if (me.quad == 3)
+        sts<float2>(me.smem + C::SUMS + 4 * (LEAF * C::PITCH + me.channel), {c[0], c[1]});
+    if (me.quad < 2)
+        sts<float>(me.smem + C::SCALE + 4 * (me.channel + me.quad),
+                   leaf_decay(me.quad ? total[1] : total[0]));
+    const float sum = sum_bonus(bonus);
+    if ((lane_id() & 4) == 0)
+        sts<float>(me.smem + C::BONUS +
+                       4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.warp), sum);
+}
+
+/* x [16, N] times the transposed rows of a packed state: x bf16 at `from`, result [16 tokens, rows
+ * 16 warp ..] fp32 at `to`. */
+template <class C>
+GT_DEV void times_state_rows(const BackwardBlock<C>& me, int from, const uint32_t (&packed)[C::NT][2],
+                             int to) {
+    float sum[2][4] = {};
+    const int row = lane_id() % 16, column = lane_id() / 16 * 8;
+    GT_UNROLL
+    for (int kk = 0; kk < C::KT; kk++) {
+        uint32_t a[4];
+        ldmatrix_x4(a, me.smem + from + 2 * (row * C::PITCH + 16 * kk + column));
+        mma_bf16(sum[0], a, packed[2 * kk][0], packed[2 * kk + 1][0]);
+        mma_bf16(sum[1], a, packed[2 * kk][1], packed[2 * kk + 1][1]);
+    }
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) { /* tile e / 2, rows g + 8 (e % 2) */
+        const uint32_t cell = 4 * ((me.g + e % 2 * 8) * C::PITCH + 16 * me.warp + e / 2 * 8 + 2 * me.j);
+        sts<float2>(me.smem + to + cell, {sum[e / 2][2 * (e % 2)], sum[e / 2][2 * (e % 2) + 1]});
+    }
+}
+
+/* Back, (2), row warps.  packed: S before the leaf. */
+template <class C>
+GT_DEV void row_warp_leaf(const BackwardBlock<C>& me, const uint32_t (&S)[C::NT][2],
+                          float (&G)[C::NT][4]) {
+    uint32_t H[C::NT][2];
+    float low = 0.0f, high = 0.0f;
+    times_state_rows<C>(me, C::DY, S, C::SDY);
+    scale_rows<C>(me, C::SCALE, G); /* H */
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) {
+        low = fma_rn(unpack_bf16_lo(S[nt][0]), G[nt][0], low);
+        low = fma_rn(unpack_bf16_hi(S[nt][0]), G[nt][1], low);
+        high = fma_rn(unpack_bf16_lo(S[nt][1]), G[nt][2], high);
+        high = fma_rn(unpack_bf16_hi(S[nt][1]), G[nt][3], high);
+    }
+    low += shfl_xor(low, 1);
+    high += shfl_xor(high, 1);
+    low += shfl_xor(low, 2);
+    high += shfl_xor(high, 2);
+    if (me.j == 0) {
+        sts<float>(me.smem + C::ROWSUM + 4 * (16 * me.warp + me.g), low);
+        sts<float>(me.smem + C::ROWSUM + 4 * (16 * me.warp + me.g + 8), high);
+    }
+    pack_state<C>(G, H);
+    times_state_rows<C>(me, C::VALUES, H, C::HV);
+    float a[2][4];
+    load_transposed<C>(me, C::R, 16 * me.warp, a);
+    add_outer<C>(me, a, C::DY, G);
+}
+
+/* C, strictly lower, both ways round, and its diagonal: columns 8 warp .. of value warps 0 and 1. */
+template <class C>
+GT_DEV void token_products(const BackwardBlock<C>& me) {
+    float c[4] = {};
+    const int row = lane_id() % 16, column = lane_id() / 16 * 8;
+    GT_UNROLL
+    for (int kk = 0; kk < C::KT; kk += 2) {
+        uint32_t b[4];
+        ldmatrix_x4(b, me.smem + C::VALUES + 2 * ((8 * me.warp + lane_id() % 8) * C::PITCH + 16 * kk +
+                                                 lane_id() / 8 * 8));
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            uint32_t a[4];
+            ldmatrix_x4(a, me.smem + C::DY + 2 * (row * C::PITCH + 16 * (kk + i) + column));
+            mma_bf16(c, a, b[2 * i], b[2 * i + 1]);
+        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) {
+        const int i = me.g + e / 2 * 8, j = 8 * me.warp + 2 * me.j + e % 2;
+        const float lower = j < i ? c[e] : 0.0f;
+        sts<float>(me.smem + C::C + 4 * (i * C::C_PITCH + j), lower);
+        sts<float>(me.smem + C::CT + 4 * (j * C::C_PITCH + i), lower);
+        if (i == j) sts<float>(me.smem + C::DIAGONAL + 4 * i, c[e]);
+    }
+}
+
+/* Back, (2), value warps: G holds values 16 warp + g, + 8 by channels. */
+template <class C>
+GT_DEV void value_warp_leaf(const BackwardParams& p, const BackwardBlock<C>& me, int leaf,
+                            float (&G)[C::NT][4]) {
+    float dv[2][4] = {}, A[2][4] = {};
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) { /* H; dv = K H; A^T = K R^T */
+        const float2 scale = lds<float2>(me.smem + C::SCALE + 4 * (8 * nt + 2 * me.j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) G[nt][e] *= e % 2 ? scale.y : scale.x;
+        const float4 cell = lds<float4>(me.smem + C::K + 16 * (me.g * C::CELLS + 4 * nt + me.j));
+        const float k[4] = {cell.x, cell.y, cell.z, cell.w};
+        mma_tf32(dv[0], k, G[nt][0], G[nt][1]);
+        mma_tf32(dv[1], k, G[nt][2], G[nt][3]);
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const float2 r =
+                lds<float2>(me.smem + C::R + row_cell<C>(me.g + 8 * i, 8 * nt + 2 * me.j));
+            mma_tf32(A[i], k, r.x, r.y);
+        }
+    }
+    /* rows: tokens 2g, 2g + 1; columns: 8i + 2j, + 1.  Kept above the diagonal, the bonus on it. */
+    float bonus[2] = {0.0f, 0.0f};
+    GT_UNROLL
+    for (int i = 0; i < 2 * C::GROUPS; i++)
+        bonus[i / C::GROUPS] += lds<float>(me.smem + C::BONUS + 4 * (2 * me.g * C::GROUPS + i));
+    float left[2][4];
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const bool above = me.j + 4 * i > me.g, on = me.j + 4 * i == me.g;
+        left[i][0] = to_tf32(above ? A[i][0] : on ? bonus[0] : 0.0f);
+        left[i][2] = to_tf32(above || on ? A[i][1] : 0.0f);
+        left[i][1] = to_tf32(above ? A[i][2] : 0.0f);
+        left[i][3] = to_tf32(above ? A[i][3] : on ? bonus[1] : 0.0f);
+    }
+    const int matrix = lane_id() / 8, row = lane_id() % 8 + matrix % 2 * 8;
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, me.smem + C::DY + 2 * (row * C::PITCH + 16 * me.warp + matrix / 2 * 8));
+    GT_UNROLL
+    for (int i = 0; i < 4; i++)
+        mma_tf32(dv[i / 2], left[i % 2], unpack_bf16_lo(x[i]), unpack_bf16_hi(x[i]));
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) { /* token 2g + i % 2, values 8 (i / 2) + 2j, + 1 */
+        const int t = leaf * LEAF + 2 * me.g + i % 2;
+        if (p.dv && t < me.tokens)
+            stg<uint32_t>(static_cast<bf16*>(p.dv) + at(p.dv_at, me.b, me.first_token + t, me.h) +
+                              16 * me.warp + 8 * (i / 2) + 2 * me.j,
+                          pack_bf16(dv[i / 2][2 * (i % 2)], dv[i / 2][2 * (i % 2) + 1]));
+    }
+    if (me.warp < 2) token_products<C>(me);
+
+    /* G^T <- H^T + dy^T R */
+    const float a[2][4] = {{unpack_bf16_lo(x[0]), unpack_bf16_lo(x[2]), unpack_bf16_hi(x[0]),
+                            unpack_bf16_hi(x[2])},
+                           {unpack_bf16_lo(x[1]), unpack_bf16_lo(x[3]), unpack_bf16_hi(x[1]),
+                            unpack_bf16_hi(x[3])}};
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++)
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int t = 8 * half + 2 * me.j, n = 8 * nt + me.g;
+            mma_tf32(G[nt], a[half], lds<float>(me.smem + C::R + row_cell<C>(t, n)),
+                     lds<float>(me.smem + C::R + row_cell<C>(t + 1, n)));
+        }
+}
+
+/* Sums x[t] over the 4 quarters of a warp; x[i] becomes the sum for t = 4i + quarter. */
+GT_DEV void sum_quarters(const float (&x)[LEAF], int quarter, float (&sum)[4]) {
+    float half[8];
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) { /* of every 4 tokens keep 0, 1 or 2, 3 */
+        const float a = x[i / 2 * 4 + i % 2], b = x[i / 2 * 4 + i % 2 + 2];
+        half[i] = (quarter & 2 ? b : a) + shfl_xor(quarter & 2 ? a : b, 16);
+    }
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const float a = half[2 * i], b = half[2 * i + 1];
+        sum[i] = (quarter & 1 ? b : a) + shfl_xor(quarter & 1 ? a : b, 8);
+    }
+}
+
+/* Back, (3): a lane has channel n and tokens 4s + quarter. */
+template <class C>
+GT_DEV void channel_leaf(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int n,
+                         int quarter, float u, float& du) {
+    float R[LEAF], K[LEAF], dR[4], dK[4], own_R[4], own_K[4], first[4], dg[LEAF], part[4];
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) R[t] = lds<float>(me.smem + C::R + row_cell<C>(t, n));
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t += 2) {
+        const float2 k =
+            lds<float2>(me.smem + C::K + 16 * (t / 2 * C::CELLS + n / 2) + 8 * (n % 2));
+        K[t] = k.x;
+        K[t + 1] = k.y;
+    }
+    GT_UNROLL
+    for (int s = 0; s < 4; s++) {
+        const int t = 4 * s + quarter;
+        dR[s] = lds<float>(me.smem + C::SDY + 4 * (t * C::PITCH + n));
+        dK[s] = lds<float>(me.smem + C::HV + 4 * (t * C::PITCH + n));
+        own_R[s] = quarter & 2 ? (quarter & 1 ? R[4 * s + 3] : R[4 * s + 2])
+                               : (quarter & 1 ? R[4 * s + 1] : R[4 * s]);
+        own_K[s] = quarter & 2 ? (quarter & 1 ? K[4 * s + 3] : K[4 * s + 2])
+                               : (quarter & 1 ? K[4 * s + 1] : K[4 * s]);
+        first[s] = own_K[s] * dK[s]; /* K_j (H v_j) */
+    }
+    /* dR = S dy + tril(C) K in the order of time, with the part of dg that ends in these tokens; dg also
+     * collects K_j (H v_j) of the tokens before */
+    float before = 0.0f;
+    GT_UNROLL
+    for (int t4 = 0; t4 < 4; t4++) {
+        float c[4][4];
+        GT_UNROLL
+        for (int s = t4; s < 4; s++) {
+            const float4 x =
+                lds<float4>(me.smem + C::C + 4 * ((4 * s + quarter) * C::C_PITCH + 4 * t4));
+            c[s][0] = x.x, c[s][1] = x.y, c[s][2] = x.z, c[s][3] = x.w;
+        }
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const int t = 4 * t4 + e;
+            float sum = before;
+            GT_UNROLL
+            for (int s = t4; s < 4; s++) {
+                const float r = s > t4 || quarter > e ? own_R[s] : 0.0f; /* tokens after t only */
+                sum = fma_rn(r, dR[s], sum);
+                dR[s] = fma_rn(c[s][e], K[t], dR[s]);
+            }
+            dg[t] = sum;
+            if (e == quarter) before += first[t4];
+        }
+    }
+    GT_UNROLL
+    for (int i4 = 0; i4 < 4; i4++) /* dK = H v + triu(C) R */
+        GT_UNROLL
+        for (int s = 0; s <= i4; s++) {
+            const float4 c =
+                lds<float4>(me.smem + C::CT + 4 * ((4 * s + quarter) * C::C_PITCH + 4 * i4));
+            dK[s] = fma_rn(c.x, R[4 * i4], dK[s]);
+            dK[s] = fma_rn(c.y, R[4 * i4 + 1], dK[s]);
+            dK[s] = fma_rn(c.z, R[4 * i4 + 2], dK[s]);
+            dK[s] = fma_rn(c.w, R[4 * i4 + 3], dK[s]);
+        }
+    sum_quarters(dg, quarter, part);
+    const float rowsum = lds<float>(me.smem + C::ROWSUM + 4 * n);
+    GT_UNROLL
+    for (int s = 0; s < 4; s++) {
+        const int t = 4 * s + quarter, token = leaf * LEAF + t;
+        const float c0 = lds<float>(me.smem + C::SUMS + 4 * (t * C::PITCH + n));
+        const float c1 = lds<float>(me.smem + C::SUMS + 4 * ((t + 1) * C::PITCH + n));
+        const float h = lds<float>(me.smem + C::LOGS + 4 * (t * C::PITCH + n));
+        const float b = lds<float>(me.smem + C::DIAGONAL + 4 * t);
+        const float r = own_R[s] * ex2_approx(c0), k = own_K[s] * ex2_approx(-c1);
+        float dw = rowsum + part[s];
+        if (p.in.decay == GT_DECAY_RAW) dw *= -h * LN_2; /* log d = -h ln 2 */
+        du = fma_rn(b * r, k, du);
+        if (token >= me.tokens) continue;
+        const int64_t at_token = me.first_token + token;
+        if (p.dr)
+            store_element<bf16>(p.dr, at(p.dr_at, me.b, at_token, me.h) + n,
+                                fma_rn(ex2_approx(-c0), dR[s], u * k * b));
+        if (p.dk)
+            store_element<bf16>(p.dk, at(p.dk_at, me.b, at_token, me.h) + n,
+                                fma_rn(ex2_approx(c1), dK[s], u * r * b));
+        if (p.dw)
+            store_element<typename C::W>(p.dw, at(p.dw_at, me.b, at_token, me.h) + n, dw);
+    }
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::N == 32 ? 4 : 2)
+backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    const Problem& in = p.in;
+    BackwardBlock<C> me;
+    const int64_t head = block_x() / p.chunks, chunk = block_x() % p.chunks;
+    const int64_t state = (int64_t)block_x() * C::N * C::N;
+    me.smem = smem_base();
+    me.b = head / in.H;
+    me.h = head % in.H;
+    me.first_token = (int)chunk * CHECKPOINT;
+    me.tokens = (int)(in.T - me.first_token < CHECKPOINT ? in.T - me.first_token : CHECKPOINT);
+    me.leaves = (me.tokens + LEAF - 1) / LEAF;
+    me.is_row_warp = warp_id() < C::GROUPS;
+    me.warp = warp_id() % C::GROUPS;
+    me.g = lane_id() / 4;
+    me.j = lane_id() % 4;
+    me.quad = lane_id() / 8;
+    me.channel = 16 * me.warp + lane_id() % 8 * 2;
+
+    roll_states<C>(p, me, p.S_checkpoints + state);
+    bool slow = false;
+    for (int i = 0; i < C::GROUPS; i++) slow |= lds<uint32_t>(me.smem + C::SLOW + 4 * i) != 0;
+    if (thread_id() == 0) p.slow[block_x()] = slow;
+    if (slow) return;
+
+    const int n = 8 * warp_id() + lane_id() % 8, quarter = lane_id() / 8;
+    const float u = in.u ? in.u[me.h * C::N + n] : 0.0f;
+    const float u0 = in.u ? in.u[me.h * C::N + me.channel] : 0.0f;
+    const float u1 = in.u ? in.u[me.h * C::N + me.channel + 1] : 0.0f;
+    float G[C::NT][4], du = 0.0f;
+    BackwardRaw<C> x = {};
+    uint4 v = {0, 0, 0, 0}, dy = {0, 0, 0, 0};
+    const auto load = [&](int leaf) {
+        if (me.is_row_warp) {
+            load_raw<C, true>(p, me, leaf, x);
+        } else {
+            v = load_row_piece<C>(me, in.v, in.v_at, leaf);
+            dy = load_row_piece<C>(me, in.dy, in.dy_at, leaf);
+        }
+    };
+    load(me.leaves - 1);
+    if (me.is_row_warp) {
+        load_state_rows<C>(me, p.G_checkpoints + state, G);
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < C::NT * 4; i++)
+            G[i / 4][i % 4] = p.G_checkpoints[state + (8 * (i / 4) + 2 * me.j + i % 2) * C::N +
+                                              16 * me.warp + me.g + i % 4 / 2 * 8];
+    }
+    for (int leaf = me.leaves - 1; leaf >= 0; leaf--) {
+        if (me.is_row_warp) {
+            prepare_back<C>(p, me, x, u0, u1, leaf);
+        } else {
+            store_row_piece<C>(me, C::VALUES, v);
+            store_row_piece<C>(me, C::DY, dy);
+        }
+        if (leaf > 0) load(leaf - 1);
+        sync_threads();
+        if (me.is_row_warp) {
+            uint32_t S[C::NT][2];
+            if (leaf == 0) {
+                float start[C::NT][4];
+                load_state_rows<C>(me, p.S_checkpoints + state, start);
+                pack_state<C>(start, S);
+            } else {
+                GT_UNROLL
+                for (int i = 0; i < C::NT / 2; i++) {
+                    const uint4 s = lds<uint4>(saved_cell<C>(me, leaf, i));
+                    S[2 * i][0] = s.x, S[2 * i][1] = s.y, S[2 * i + 1][0] = s.z,
+                    S[2 * i + 1][1] = s.w;
+                }
+            }
+            row_warp_leaf<C>(me, S, G);
+        } else {
+            value_warp_leaf<C>(p, me, leaf, G);
+        }
+        sync_threads();
+        channel_leaf<C>(p, me, leaf, n, quarter, u, du);
+        sync_threads();
+    }
+    du += shfl_xor(du, 8);
+    du += shfl_xor(du, 16);
+    if (p.du && quarter == 0) p.du[((me.b * p.chunks + chunk) * in.H + me.h) * C::N + n] = du;
+}
+
 /* ---- launchers -------------------------------------------------------------------------------------------- */
 
 static inline Problem problem_of(const gt_wkv6_args& a) {
@@ -1444,25 +2187,49 @@ static inline bool aligned(const void* data, gt_stride at, int element, int byte
 
 static inline bool fits_tensor_cores(const gt_wkv6_args& a, const Device& device) {
     const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
-    return device.compute_capability >= 80 && a.dtype != GT_F32 && a.N == a.V && a.T < INT32_MAX / 2 &&
-           (a.N == 32 || a.N == 64 || a.N == 128) && aligned(a.r, a.r_stride, 2, 4) &&
-           aligned(a.k, a.k_stride, 2, 4) && aligned(a.w, a.w_stride, w_size, 2 * w_size) &&
-           aligned(a.v, a.v_stride, 2, 16) && aligned(a.y, a.y_stride, 2, 16) &&
+    return device.compute_capability >= 80 && a.dtype != GT_F32 && a.N == a.V &&
+           a.T < INT32_MAX / 2 && (a.N == 32 || a.N == 64 || a.N == 128) &&
+           aligned(a.r, a.r_stride, 2, 4) && aligned(a.k, a.k_stride, 2, 4) &&
+           aligned(a.w, a.w_stride, w_size, 2 * w_size) && aligned(a.v, a.v_stride, 2, 16);
+}
+
+static inline bool forward_fits(const gt_wkv6_args& a, const Device& device) {
+    return fits_tensor_cores(a, device) && aligned(a.y, a.y_stride, 2, 16) &&
            (uintptr_t)a.state_out % 16 == 0;
 }
 
-template <class T, class W, int N>
-static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
-    using C = TensorTraits<T, W, N>;
-    return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>,
-               (p.in.B * p.in.H + C::HEADS - 1) / C::HEADS, C::THREADS, C::SMEM, stream, p);
+static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
+    return fits_tensor_cores(a, device) && aligned(a.dy, a.dy_stride, 2, 16) &&
+           (uintptr_t)a.dstate_in % 16 == 0;
 }
 
-template <class T, class W>
+template <bool REVERSE, class T, class W, int N>
+static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
+    using C = TensorTraits<T, W, N>;
+    const int64_t blocks = (p.in.B * p.in.H + C::HEADS - 1) / C::HEADS;
+    if constexpr (REVERSE)
+        return run("wkv6 reverse_tensor_kernel", reverse_tensor_kernel<C>, blocks, C::THREADS,
+                   C::SMEM, stream, p);
+    else
+        return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS,
+                   C::SMEM, stream, p);
+}
+
+template <bool REVERSE, class T, class W>
 static gt_status launch_tensor_of(const TensorParams& p, gt_stream stream) {
-    if (p.in.N == 32) return launch_tensor_with<T, W, 32>(p, stream);
-    if (p.in.N == 64) return launch_tensor_with<T, W, 64>(p, stream);
-    return launch_tensor_with<T, W, 128>(p, stream);
+    if (p.in.N == 32) return launch_tensor_with<REVERSE, T, W, 32>(p, stream);
+    if (p.in.N == 64) return launch_tensor_with<REVERSE, T, W, 64>(p, stream);
+    return launch_tensor_with<REVERSE, T, W, 128>(p, stream);
+}
+
+template <bool REVERSE>
+static gt_status launch_tensor_any(const TensorParams& p, gt_stream stream) {
+    const bool w_is_float = p.in.w_dtype == GT_F32;
+    if (p.in.dtype == GT_BF16)
+        return w_is_float ? launch_tensor_of<REVERSE, bf16, float>(p, stream)
+                          : launch_tensor_of<REVERSE, bf16, bf16>(p, stream);
+    return w_is_float ? launch_tensor_of<REVERSE, f16, float>(p, stream)
+                      : launch_tensor_of<REVERSE, f16, f16>(p, stream);
 }
 
 static inline gt_status launch_tensor(const gt_wkv6_args& a, float* checkpoints, gt_stream stream) {
@@ -1474,12 +2241,7 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, float* checkpoints,
     p.state_out = a.state_out;
     p.checkpoints = checkpoints;
     p.state_in_shared = a.state_in_shared;
-    const bool w_is_float = a.w_dtype == GT_F32;
-    if (a.dtype == GT_BF16)
-        return w_is_float ? launch_tensor_of<bf16, float>(p, stream)
-                          : launch_tensor_of<bf16, bf16>(p, stream);
-    return w_is_float ? launch_tensor_of<f16, float>(p, stream)
-                      : launch_tensor_of<f16, f16>(p, stream);
+    return launch_tensor_any<false>(p, stream);
 }
 
 static inline int64_t checkpoint_count(const gt_wkv6_args& a) {
@@ -1498,6 +2260,7 @@ static inline float* checkpoints_in(void* saved, const gt_wkv6_args& a, size_t* 
 struct BackwardPlan {
     ChunkParams chunk;
     float *S_checkpoints, *G_checkpoints, *dstate_sum;
+    uint32_t* slow; /* [B,H,chunks]: chunks that backward_tensor_kernel leaves */
     int64_t blocks;
     size_t bytes;
 };
@@ -1521,6 +2284,7 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     if (!a.saved) plan.S_checkpoints = arena.take<float>(checkpoint_count(a));
     plan.G_checkpoints = arena.take<float>(checkpoint_count(a));
     c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
+    plan.slow = arena.take<uint32_t>(a.B * a.H * c.chunks);
     if (a.du) c.du = arena.take<float>(a.B * c.chunks * a.H * a.N);
     if (a.dstate_in && a.state_in_shared)
         plan.dstate_sum = arena.take<float>(a.B * a.H * a.N * a.V);
@@ -1531,11 +2295,20 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
 }
 
 /* S before every chunk: what forward saved, or made again. */
-static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
+static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, bool tensor,
                                            gt_stream stream) {
     size_t bytes;
     plan.chunk.S_checkpoints = checkpoints_in(a.saved, a, &bytes);
     if (a.saved) return GT_OK;
+    if (tensor) {
+        TensorParams t = {};
+        t.in = problem_of(a);
+        t.state_in = a.state_in;
+        t.state_in_shared = a.state_in_shared;
+        t.checkpoints = plan.S_checkpoints;
+        plan.chunk.S_checkpoints = plan.S_checkpoints;
+        return launch_tensor_any<false>(t, stream);
+    }
     ForwardParams p = {};
     p.in = problem_of(a);
     p.state_in = a.state_in;
@@ -1546,8 +2319,21 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 }
 
 /* G after every chunk, and dstate_in. */
-static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, bool tensor,
                                            gt_stream stream) {
+    plan.chunk.G_checkpoints = plan.G_checkpoints;
+    if (tensor) {
+        TensorParams t = {};
+        t.in = problem_of(a);
+        t.in.k = a.r;
+        t.in.k_at = a.r_stride;
+        t.in.v = a.dy;
+        t.in.v_at = a.dy_stride;
+        t.state_in = a.dstate_out;
+        t.state_out = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
+        t.checkpoints = plan.G_checkpoints;
+        return launch_tensor_any<true>(t, stream);
+    }
     ForwardParams p = {};
     p.in = problem_of(a);
     p.in.k = a.r;
@@ -1557,18 +2343,51 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.state_in = a.dstate_out;
     p.state_out = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
     p.checkpoints = plan.G_checkpoints;
-    plan.chunk.G_checkpoints = plan.G_checkpoints;
     return launch_tokens<true>(p, stream);
 }
 
-static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
+static inline bool chunks_fit(const gt_wkv6_args& a) {
+    return a.dtype == GT_BF16 && a.N <= 64 && aligned(a.dv, a.dv_stride, 2, 4);
+}
+
+template <class W, int N>
+static gt_status launch_chunks_with(const BackwardParams& p, gt_stream stream) {
+    using C = BackwardTraits<W, N>;
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>,
+               p.in.B * p.in.H * p.chunks, C::THREADS, C::SMEM, stream, p);
+}
+
+static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
+    const ChunkParams& c = plan.chunk;
+    BackwardParams p = {};
+    p.in = c.in;
+    p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
+    p.slow = plan.slow;
+    p.dr = c.dr, p.dk = c.dk, p.dw = c.dw, p.dv = c.dv;
+    p.dr_at = c.dr_at, p.dk_at = c.dk_at, p.dw_at = c.dw_at, p.dv_at = c.dv_at;
+    p.du = c.du;
+    p.chunks = (int)c.chunks;
+    if (a.w_dtype == GT_F32)
+        return a.N == 32 ? launch_chunks_with<float, 32>(p, stream)
+                         : launch_chunks_with<float, 64>(p, stream);
+    return a.N == 32 ? launch_chunks_with<bf16, 32>(p, stream)
+                     : launch_chunks_with<bf16, 64>(p, stream);
+}
+
+static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan,
+                                        const Device& device, gt_stream stream) {
     ChunkParams& c = plan.chunk;
+    const bool tensor = backward_fits(a, device);
     const int part1 = 4 * sweep_layout(c.rows, c.columns, c.pitch).end;
     const int part2 = leaf_smem((int)a.N, (int)a.V);
     gt_status status;
-    if ((status = make_S_checkpoints(a, plan, stream)) != GT_OK ||
-        (status = make_G_checkpoints(a, plan, stream)) != GT_OK)
+    if ((status = make_S_checkpoints(a, plan, tensor, stream)) != GT_OK ||
+        (status = make_G_checkpoints(a, plan, tensor, stream)) != GT_OK)
         return status;
+    if (tensor && chunks_fit(a)) {
+        if ((status = launch_chunks(a, plan, stream)) != GT_OK) return status;
+        c.only = plan.slow;
+    }
     if ((status = run("wkv6 backward_chunk_kernel", backward_chunk_kernel, plan.blocks,
                       SWEEP_THREADS, part1 > part2 ? part1 : part2, stream, c)) != GT_OK)
         return status;
@@ -1599,7 +2418,7 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
                                 gt_stream stream) {
     size_t bytes;
     float* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
-    if (!is_step && fits_tensor_cores(a, device)) return launch_tensor(a, checkpoints, stream);
+    if (!is_step && forward_fits(a, device)) return launch_tensor(a, checkpoints, stream);
     ForwardParams p = {};
     p.in = problem_of(a);
     p.y = a.y;
@@ -1650,7 +2469,7 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
-    return gt::wkv6::launch_backward(a, plan, stream);
+    return gt::wkv6::launch_backward(a, plan, device, stream);
 }
 
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need) {
