@@ -326,7 +326,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *
  * grid ceil(B*H/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
  * of 4 consecutive tokens, so that the running sums cross lanes twice); and N / COLUMNS state warps a
- * head.  They meet at named barriers, two buffers deep, the loads two leaves ahead in registers.
+ * head.  They meet at named barriers, two buffers deep, the loads AHEAD leaves ahead in registers.
  * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
  *     B operand of R S as it stands, with the inner index permuted alike in R.  tf32 operands: their
  *     error of 2^-12 vanishes under the rounding of y, their range is that of fp32.
@@ -351,6 +351,7 @@ struct TensorTraits {
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
     static constexpr int PREP_WARPS = HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
+    static constexpr int AHEAD = N == 128 ? 2 : 4; /* leaves loaded before they are prepared */
     static constexpr int PITCH = N + 8;
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
@@ -376,6 +377,8 @@ GT_DEV constexpr int value_column(int v) {
 constexpr int FULL = 1, EMPTY = 3; /* named barriers, + buffer */
 constexpr float SLOW_LIMIT = 100.0f; /* of c_16: leaves 2^27 of fp32's range for |k| and for sums */
 
+/* The time axis may be cut into segments, each walked by a block of its own: first every segment from
+ * a zero state (local = 1), then scan_segments_kernel, then again from the states found. */
 struct TensorParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
@@ -383,7 +386,36 @@ struct TensorParams {
     const float* state_in;
     float *state_out, *checkpoints;
     int state_in_shared;
+    int segments, segment_tokens; /* a multiple of CHECKPOINT */
+    int local;                    /* writes segment_states and segment_decays, nothing else */
+    float* segment_states;        /* [B,H,segments,N,N], NULL if segments = 1 */
+    float* segment_decays;        /* [B,H,segments,N]: log2 of the decay through a segment */
 };
+
+/* One head's segment. */
+struct Span {
+    bool exists;
+    int64_t item, head, b, h; /* item = head * segments + segment */
+    int segment, start, tokens, leaves;
+    int steps; /* leaves that every span of the launch walks; those beyond `leaves` are empty */
+};
+
+GT_DEV Span span_of(const TensorParams& p, int64_t item) {
+    Span s;
+    const int64_t heads = p.in.B * p.in.H;
+    s.exists = item < heads * p.segments;
+    s.item = s.exists ? item : 0;
+    s.head = s.item / p.segments;
+    s.segment = (int)(s.item % p.segments);
+    s.b = s.head / p.in.H;
+    s.h = s.head % p.in.H;
+    s.start = s.segment * p.segment_tokens;
+    const int left = (int)p.in.T - s.start;
+    s.tokens = s.exists ? (left < p.segment_tokens ? left : p.segment_tokens) : 0;
+    s.leaves = (s.tokens + LEAF - 1) / LEAF;
+    s.steps = ((p.in.T < p.segment_tokens ? (int)p.in.T : p.segment_tokens) + LEAF - 1) / LEAF;
+    return s;
+}
 
 /* Two neighbouring elements as they come from memory. */
 template <class T>
@@ -430,9 +462,10 @@ struct Preparer {
     int v_row;         /* of its 8 values of v */
     uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
     uint32_t buffer0, scratch;
-    int tokens; /* of the sequence; 0 if the block's head does not exist */
+    int tokens; /* of the span; 0 if it does not exist */
     Source r, k, w, v;
     float u0, u1;
+    float bits[2]; /* of decay so far, log2 */
     bool raw; /* decay = exp(-exp(w)) */
 
     /* Leaf after leaf, in the direction of the sources.  Without r: what only rolls a state. */
@@ -560,8 +593,10 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
 }
 
 template <class C>
-GT_DEV void store_scale_and_values(const Preparer<C>& me, const RawLeaf<C>& x,
-                                   const float (&total)[2], int buffer) {
+GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const float (&total)[2],
+                                   int buffer) {
+    me.bits[0] += total[0];
+    me.bits[1] += total[1];
     if (me.quad < 2) /* one of the lane's channels each */
         sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
     const uint32_t pairs[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
@@ -572,7 +607,7 @@ GT_DEV void store_scale_and_values(const Preparer<C>& me, const RawLeaf<C>& x,
 
 /* Turns a leaf into the operands of the state warps. */
 template <class C>
-GT_DEV void prepare_leaf(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
+GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
     float h[4][2], total[2], c[2], bonus[4];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
@@ -611,7 +646,7 @@ GT_DEV void prepare_leaf(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, i
 
 /* The same for G backwards in time: K holds r_t 2^-c_t, always in range. */
 template <class C>
-GT_DEV void prepare_reverse(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
+GT_DEV void prepare_reverse(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
     float h[4][2], total[2], c[2];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
@@ -650,36 +685,42 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
-    const int64_t head = (int64_t)block_x() * C::HEADS + sub;
-    const bool exists = head < in.B * in.H;
-    const int64_t b = exists ? head / in.H : 0, h = exists ? head % in.H : 0;
-    me.tokens = exists ? (int)in.T : 0;
-    const int leaves = (int)((in.T + LEAF - 1) / LEAF), step = REVERSE ? -1 : 1;
-    const int64_t first = REVERSE ? (leaves - 1) * LEAF : 0;
-    me.r.set(in.r, in.r_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, step);
-    me.k.set(in.k, in.k_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, step);
-    me.w.set(in.w, in.w_at, sizeof(typename C::W), b, h, first, 4 * me.quad, me.channel, step);
-    me.v.set(in.v, in.v_at, sizeof(typename C::T), b, h, first, me.v_row, v_column, step);
+    const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
+    const int64_t b = span.b, h = span.h;
+    const int steps = span.steps, direction = REVERSE ? -1 : 1;
+    const int64_t first = span.start + (REVERSE ? (steps - 1) * LEAF : 0);
+    me.tokens = span.tokens;
+    me.r.set(in.r, in.r_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, direction);
+    me.k.set(in.k, in.k_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, direction);
+    me.w.set(in.w, in.w_at, sizeof(typename C::W), b, h, first, 4 * me.quad, me.channel, direction);
+    me.v.set(in.v, in.v_at, sizeof(typename C::T), b, h, first, me.v_row, v_column, direction);
     me.u0 = in.u ? in.u[h * C::N + me.channel] : 0.0f;
     me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
+    me.bits[0] = me.bits[1] = 0.0f;
 
-    const auto leaf_at = [=](int i) { return REVERSE ? leaves - 1 - i : i; };
-    RawLeaf<C> ahead[2];
-    me.template load<!REVERSE>(ahead[0], leaf_at(0));
-    me.template load<!REVERSE>(ahead[1], leaf_at(1));
-    for (int i = 0; i < leaves; i += 2) {
+    const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
+    RawLeaf<C> ahead[C::AHEAD];
+    GT_UNROLL
+    for (int i = 0; i < C::AHEAD; i++) me.template load<!REVERSE>(ahead[i], leaf_at(i));
+    for (int i = 0; i < steps; i += C::AHEAD) {
         GT_UNROLL
-        for (int buffer = 0; buffer < 2; buffer++) {
-            if (i + buffer >= leaves) break;
-            if (i > 0) bar_sync(EMPTY + buffer, C::THREADS);
+        for (int x = 0; x < C::AHEAD; x++) {
+            const int buffer = x % 2;
+            if (i + x >= steps) break;
+            if (i + x >= 2) bar_sync(EMPTY + buffer, C::THREADS);
             if constexpr (REVERSE) {
-                prepare_reverse<C>(me, ahead[buffer], leaf_at(i + buffer), buffer);
+                prepare_reverse<C>(me, ahead[x], leaf_at(i + x), buffer);
             } else {
-                prepare_leaf<C>(me, ahead[buffer], leaf_at(i + buffer), buffer);
+                prepare_leaf<C>(me, ahead[x], leaf_at(i + x), buffer);
             }
             bar_arrive(FULL + buffer, C::THREADS);
-            me.template load<!REVERSE>(ahead[buffer], leaf_at(i + buffer + 2));
+            me.template load<!REVERSE>(ahead[x], leaf_at(i + x + C::AHEAD));
         }
+    }
+    if (p.local && span.exists && me.quad == 0) {
+        float* bits = p.segment_decays + span.item * C::N + me.channel;
+        bits[0] = -me.bits[0];
+        bits[1] = -me.bits[1];
     }
 }
 
@@ -711,7 +752,6 @@ struct StateWarp {
     int g, j;         /* lane / 4, lane % 4 */
     int column0;      /* first of its values */
     bool exists;
-    int64_t b, h;
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
     uint32_t row[4];    /* K, row g, columns 2j */
     uint32_t column[4]; /* K, row 2j, column g */
@@ -876,6 +916,27 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::G
     update_state_warp<C, SLOW>(me, offset, slow);
 }
 
+/* The state that a span starts from: the caller's at `row`, what the scan found, or zero. */
+template <class C>
+GT_DEV void load_first_state(const TensorParams& p, const Span& span, int64_t row, StateWarp<C>& me) {
+    constexpr int64_t NV = C::N * C::N;
+    const float* from = p.segments > 1 ? p.segment_states + span.item * NV
+                        : p.state_in   ? p.state_in + row * NV
+                                       : nullptr;
+    me.load(span.exists && !p.local ? from : nullptr);
+}
+
+/* The state after it; `ends`: the span is the last of its sequence, in the order it is walked. */
+template <class C>
+GT_DEV void store_last_state(const TensorParams& p, const Span& span, bool ends,
+                             const StateWarp<C>& me) {
+    constexpr int64_t NV = C::N * C::N;
+    if (p.local)
+        me.store(p.segment_states + span.item * NV);
+    else if (ends && p.state_out)
+        me.store(p.state_out + span.head * NV);
+}
+
 template <class C>
 GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     using E = Element<typename C::T>;
@@ -884,45 +945,46 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     StateWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
-    const int64_t head = (int64_t)block_x() * C::HEADS + sub;
-    me.exists = head < in.B * in.H;
-    me.b = me.exists ? head / in.H : 0;
-    me.h = me.exists ? head % in.H : 0;
-    constexpr int64_t NV = C::N * C::N;
-    const int64_t chunks = (in.T + CHECKPOINT - 1) / CHECKPOINT;
-    const int64_t row_in = p.state_in_shared ? 0 : me.b;
-    me.load(p.state_in && me.exists ? p.state_in + (row_in * in.H + me.h) * NV : nullptr);
-    typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, me.b, 0, me.h) + me.column0 +
+    const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
+    me.exists = span.exists;
+    load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
+    const int chunks = ((int)in.T + CHECKPOINT - 1) / CHECKPOINT;
+    float* checkpoints = p.checkpoints ? p.checkpoints + (span.head * chunks +
+                                                          span.start / CHECKPOINT) * C::N * C::N
+                                       : nullptr;
+    typename C::T* y_out = static_cast<typename C::T*>(p.y) +
+                           at(p.y_at, span.b, span.start, span.h) + me.column0 +
                            2 * C::TILES * me.j;
 
-    const int T = (int)in.T;
-    for (int first = 0; first < T; first += 2 * LEAF) {
-        if (p.checkpoints && first % CHECKPOINT == 0)
-            me.store(p.checkpoints + (head * chunks + first / CHECKPOINT) * NV);
+    for (int leaf = 0; leaf < span.steps; leaf += 2) {
+        if (checkpoints && leaf % LEAVES == 0 && leaf < span.leaves)
+            me.store(checkpoints + leaf / LEAVES * C::N * C::N);
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
-            const int start = first + buffer * LEAF;
-            if (start >= T) break;
+            if (leaf + buffer >= span.steps) break;
             float y[C::TILES][4] = {};
             bar_sync(FULL + buffer, C::THREADS);
             uint32_t slow[C::GROUPS], any = 0;
             lds_words(slow, me.flags + buffer * C::BUFFER);
             GT_UNROLL
             for (int i = 0; i < C::GROUPS; i++) any |= slow[i];
-            if (any) {
+            if (any && p.y) {
                 state_leaf<C, true>(me, buffer * C::BUFFER, slow, y);
-            } else {
+            } else if (p.y) {
                 state_leaf<C, false>(me, buffer * C::BUFFER, slow, y);
+            } else {
+                update_state_warp<C, true>(me, buffer * C::BUFFER, slow);
             }
-            if (start + 2 * LEAF < T) bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
+            if (leaf + buffer + 2 < span.steps)
+                bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
-                const int t = start + 2 * me.g + half;
+                const int t = (leaf + buffer) * LEAF + 2 * me.g + half;
                 uint32_t pairs[C::TILES];
                 GT_UNROLL
                 for (int i = 0; i < C::TILES; i++)
                     pairs[i] = E::pack(y[i][2 * half], y[i][2 * half + 1]);
-                if (!me.exists || t >= T || !p.y) continue;
+                if (t >= span.tokens || !p.y) continue;
                 if constexpr (C::TILES == 4) {
                     stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
                 } else {
@@ -931,7 +993,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             }
         }
     }
-    if (p.state_out) me.store(p.state_out + head * NV);
+    store_last_state<C>(p, span, span.segment == p.segments - 1, me);
 }
 
 template <class C>
@@ -955,28 +1017,29 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
     StateWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
-    const int64_t head = (int64_t)block_x() * C::HEADS + sub;
-    me.exists = head < in.B * in.H;
-    constexpr int64_t NV = C::N * C::N;
-    const int leaves = (int)((in.T + LEAF - 1) / LEAF), chunks = (leaves + LEAVES - 1) / LEAVES;
+    const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
+    me.exists = span.exists;
+    const int chunks = ((int)in.T + CHECKPOINT - 1) / CHECKPOINT;
     uint32_t scale_first[C::GROUPS];
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
 
-    me.load(p.state_in && me.exists ? p.state_in + head * NV : nullptr);
-    for (int i = 0; i < leaves; i += 2) {
+    load_first_state<C>(p, span, span.head, me);
+    for (int i = 0; i < span.steps; i += 2) {
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
-            const int leaf = leaves - 1 - i - buffer;
+            const int leaf = span.steps - 1 - i - buffer;
             if (leaf < 0) break;
-            if (leaf == leaves - 1 || leaf % LEAVES == LEAVES - 1)
-                me.store(p.checkpoints + (head * chunks + leaf / LEAVES) * NV);
+            if (p.checkpoints && leaf < span.leaves &&
+                (leaf == span.leaves - 1 || leaf % LEAVES == LEAVES - 1))
+                me.store(p.checkpoints + (span.head * chunks + span.start / CHECKPOINT +
+                                          leaf / LEAVES) * C::N * C::N);
             bar_sync(FULL + buffer, C::THREADS);
             update_state_warp<C, true>(me, buffer * C::BUFFER, scale_first);
             if (leaf >= 2) bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
         }
     }
-    if (p.state_out) me.store(p.state_out + head * NV);
+    store_last_state<C>(p, span, span.segment == 0, me);
 }
 
 template <class C>
@@ -985,6 +1048,34 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) reverse_tensor_kernel(const GT_GRID_C
         prepare_role<C, true>(p, smem_base());
     } else {
         reverse_state_role<C>(p, smem_base());
+    }
+}
+
+/* ---- states between segments -----------------------------------------------------------------------------
+ * segment_states: from what each segment adds to a zero state, to the state that each starts from,
+ *     S <- state_in;   for every segment, in the order of the walk:   (its sum, S) <- (S, D . S + its sum)
+ * grid over B*H*N*N/256 elements, a thread each.  bytes: the segment states once each way. */
+struct ScanParams {
+    const float* state_in; /* [B,H,N,N] or [H,N,N], NULL = 0 */
+    float* segment_states;
+    const float* segment_decays;
+    int64_t heads, H, NN;
+    int N, segments, state_in_shared, reverse;
+};
+
+GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
+    const int64_t i = (int64_t)block_x() * 256 + thread_id();
+    if (i >= p.heads * p.NN) return;
+    const int64_t head = i / p.NN, element = i % p.NN, n = element / p.N;
+    const int64_t row = p.state_in_shared ? head % p.H : head;
+    float S = p.state_in ? p.state_in[row * p.NN + element] : 0.0f;
+    for (int k = 0; k < p.segments; k++) {
+        const int64_t item = head * p.segments + (p.reverse ? p.segments - 1 - k : k);
+        float* cell = p.segment_states + item * p.NN + element;
+        const Scale scale = scale_of_log(p.segment_decays[item * p.N + n] * LN_2);
+        const float sum = *cell;
+        *cell = S;
+        S = rescale(scale.keep, scale.factor, S, sum);
     }
 }
 
@@ -2206,7 +2297,7 @@ static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
 template <bool REVERSE, class T, class W, int N>
 static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
     using C = TensorTraits<T, W, N>;
-    const int64_t blocks = (p.in.B * p.in.H + C::HEADS - 1) / C::HEADS;
+    const int64_t blocks = (p.in.B * p.in.H * p.segments + C::HEADS - 1) / C::HEADS;
     if constexpr (REVERSE)
         return run("wkv6 reverse_tensor_kernel", reverse_tensor_kernel<C>, blocks, C::THREADS,
                    C::SMEM, stream, p);
@@ -2223,7 +2314,7 @@ static gt_status launch_tensor_of(const TensorParams& p, gt_stream stream) {
 }
 
 template <bool REVERSE>
-static gt_status launch_tensor_any(const TensorParams& p, gt_stream stream) {
+static gt_status launch_tensor_once(const TensorParams& p, gt_stream stream) {
     const bool w_is_float = p.in.w_dtype == GT_F32;
     if (p.in.dtype == GT_BF16)
         return w_is_float ? launch_tensor_of<REVERSE, bf16, float>(p, stream)
@@ -2232,7 +2323,73 @@ static gt_status launch_tensor_any(const TensorParams& p, gt_stream stream) {
                       : launch_tensor_of<REVERSE, f16, f16>(p, stream);
 }
 
-static inline gt_status launch_tensor(const gt_wkv6_args& a, float* checkpoints, gt_stream stream) {
+/* How the time axis is cut: from sizes and device, or as the caller wishes. */
+struct Segments {
+    int count, tokens;
+};
+
+static inline Segments cut_time(const gt_wkv6_args& a, const Device& device) {
+    constexpr int LEAST = 2 * CHECKPOINT; /* tokens of a segment that are worth a block */
+    const int64_t blocks = a.N == 32 ? (a.B * a.H + 1) / 2 : a.B * a.H;
+    const int64_t room = (a.N == 128 ? 1 : 2) * (int64_t)device.multiprocessors;
+    int64_t count = a.segments;
+    if (count == 0) {
+        count = blocks > 0 ? room / blocks : 1;
+        if (count > a.T / LEAST) count = a.T / LEAST;
+    }
+    if (count < 1) count = 1;
+    Segments cut;
+    const int64_t tokens = (a.T + count - 1) / count;
+    cut.tokens = (int)(tokens + CHECKPOINT - 1) / CHECKPOINT * CHECKPOINT;
+    if (cut.tokens == 0) cut.tokens = CHECKPOINT;
+    cut.count = (int)((a.T + cut.tokens - 1) / cut.tokens);
+    if (cut.count < 1) cut.count = 1;
+    return cut;
+}
+
+/* Workspace of a walk in segments. */
+static inline void take_segments(Arena& arena, const gt_wkv6_args& a, const Segments& cut,
+                                 float** states, float** decays) {
+    *states = *decays = nullptr;
+    if (cut.count == 1) return;
+    *states = arena.take<float>(a.B * a.H * cut.count * a.N * a.N);
+    *decays = arena.take<float>(a.B * a.H * cut.count * a.N);
+}
+
+/* One walk through time, in one launch or in three. */
+template <bool REVERSE>
+static gt_status launch_tensor_any(TensorParams p, gt_stream stream) {
+    if (p.segments == 1) return launch_tensor_once<REVERSE>(p, stream);
+    TensorParams local = p;
+    local.local = 1;
+    local.y = nullptr;
+    local.checkpoints = nullptr;
+    ScanParams scan = {};
+    scan.state_in = p.state_in;
+    scan.segment_states = p.segment_states, scan.segment_decays = p.segment_decays;
+    scan.heads = p.in.B * p.in.H, scan.H = p.in.H, scan.NN = (int64_t)p.in.N * p.in.N;
+    scan.N = p.in.N, scan.segments = p.segments;
+    scan.state_in_shared = p.state_in_shared, scan.reverse = REVERSE;
+    gt_status status;
+    if ((status = launch_tensor_once<REVERSE>(local, stream)) != GT_OK ||
+        (status = run("wkv6 scan_segments_kernel", scan_segments_kernel,
+                      (scan.heads * scan.NN + 255) / 256, 256, 0, stream, scan)) != GT_OK)
+        return status;
+    return launch_tensor_once<REVERSE>(p, stream);
+}
+
+static inline size_t forward_workspace(const gt_wkv6_args& a, const Device& device) {
+    Arena arena(nullptr);
+    float *states, *decays;
+    if (forward_fits(a, device))
+        take_segments(arena, a, cut_time(a, device), &states, &decays);
+    return arena.bytes();
+}
+
+static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& device, float* checkpoints,
+                                      gt_stream stream) {
+    const Segments cut = cut_time(a, device);
+    Arena arena(a.workspace);
     TensorParams p = {};
     p.in = problem_of(a);
     p.y = a.y;
@@ -2241,6 +2398,8 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, float* checkpoints,
     p.state_out = a.state_out;
     p.checkpoints = checkpoints;
     p.state_in_shared = a.state_in_shared;
+    p.segments = cut.count, p.segment_tokens = cut.tokens;
+    take_segments(arena, a, cut, &p.segment_states, &p.segment_decays);
     return launch_tensor_any<false>(p, stream);
 }
 
@@ -2261,6 +2420,8 @@ struct BackwardPlan {
     ChunkParams chunk;
     float *S_checkpoints, *G_checkpoints, *dstate_sum;
     uint32_t* slow; /* [B,H,chunks]: chunks that backward_tensor_kernel leaves */
+    Segments cut;
+    float *segment_states, *segment_decays;
     int64_t blocks;
     size_t bytes;
 };
@@ -2288,6 +2449,9 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     if (a.du) c.du = arena.take<float>(a.B * c.chunks * a.H * a.N);
     if (a.dstate_in && a.state_in_shared)
         plan.dstate_sum = arena.take<float>(a.B * a.H * a.N * a.V);
+    plan.cut = cut_time(a, device);
+    if (fits_tensor_cores(a, device))
+        take_segments(arena, a, plan.cut, &plan.segment_states, &plan.segment_decays);
     plan.bytes = arena.bytes();
     c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
     c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
@@ -2306,6 +2470,8 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.state_in;
         t.state_in_shared = a.state_in_shared;
         t.checkpoints = plan.S_checkpoints;
+        t.segments = plan.cut.count, t.segment_tokens = plan.cut.tokens;
+        t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         plan.chunk.S_checkpoints = plan.S_checkpoints;
         return launch_tensor_any<false>(t, stream);
     }
@@ -2332,6 +2498,8 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.dstate_out;
         t.state_out = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
+        t.segments = plan.cut.count, t.segment_tokens = plan.cut.tokens;
+        t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         return launch_tensor_any<true>(t, stream);
     }
     ForwardParams p = {};
@@ -2418,7 +2586,7 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
                                 gt_stream stream) {
     size_t bytes;
     float* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
-    if (!is_step && forward_fits(a, device)) return launch_tensor(a, checkpoints, stream);
+    if (!is_step && forward_fits(a, device)) return launch_tensor(a, device, checkpoints, stream);
     ForwardParams p = {};
     p.in = problem_of(a);
     p.y = a.y;
@@ -2447,7 +2615,10 @@ GT_API gt_status gt_wkv6_forward(const gt_wkv6_args* args, gt_stream stream) {
     gt_status status = gt::wkv6::prepare(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
     gt::wkv6::checkpoints_in(a.saved, a, &saved);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK) return status;
+    const size_t need = gt::wkv6::forward_workspace(a, device);
+    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
+        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
+        return status;
     return gt::wkv6::forward(a, false, device, stream);
 }
 
@@ -2480,6 +2651,7 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
+    sizes.forward = gt::wkv6::forward_workspace(a, device);
     sizes.backward = gt::wkv6::plan_backward(a, device).bytes;
     gt::wkv6::checkpoints_in(nullptr, a, &sizes.saved);
     *need = sizes;
