@@ -953,10 +953,40 @@ GT_KERNEL(256, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) 
     sts<float>(cells + 4 * thread_id(), sum);
     sync_threads();
     if (warp_id() == 0 && c < p.columns) {
-        sum = p.accumulate ? p.out[c] : 0.0f;
+        sum = 0.0f;
         for (int i = 0; i < 8; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
-        p.out[c] = sum;
+        p.out[c] = p.accumulate ? p.out[c] + sum : sum;
     }
+}
+
+/* gt_device_supported: whether this build's kernels run on `device` (-1: the current one). */
+static inline gt_status device_supported(int device) {
+#ifdef GT_EMU
+    return device <= 0 ? GT_OK : gt_fail(GT_ERROR_VALUE, "device = %d: there is one", device);
+#else
+    int count = 0, current = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+    if (error == cudaSuccess) error = cudaGetDevice(&current);
+    if (error != cudaSuccess) return report(error, "device");
+    if (device < -1 || device >= count)
+        return gt_fail(GT_ERROR_VALUE, "device = %d: must be -1 to %d", device, count - 1);
+    if (device == -1) device = current;
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error == cudaSuccess && 10 * major + minor < 75)
+        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed",
+                       device, major, minor);
+    /* a kernel stands for all: they are compiled for the same architectures */
+    cudaFuncAttributes attributes;
+    if (error == cudaSuccess && device != current) error = cudaSetDevice(device);
+    if (error == cudaSuccess) {
+        error = cudaFuncGetAttributes(&attributes, (const void*)reduce_rows_kernel);
+        if (device != current) (void)cudaSetDevice(current);
+    }
+    return report(error, "kernels");
+#endif
 }
 
 static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns,

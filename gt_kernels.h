@@ -1139,7 +1139,7 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     return GT_OK;
 }
 
-#if !defined(__CUDACC__)
+#if !defined(__CUDACC__) && !defined(GT_EMU)
 GT_API gt_status gt_device_supported(int device) {
     (void)device;
     snprintf(gt_function_name, sizeof gt_function_name, "gt_device_supported");
@@ -1148,6 +1148,15 @@ GT_API gt_status gt_device_supported(int device) {
 #endif
 
 #ifdef __cplusplus
+}
+#endif
+
+#if defined(__CUDACC__) || defined(GT_EMU)
+#include "gt_common.cuh"
+
+extern "C" GT_API gt_status gt_device_supported(int device) {
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_device_supported");
+    return gt::device_supported(device);
 }
 #endif
 #endif /* GT_CORE_IMPLEMENTATION */
