@@ -48,10 +48,12 @@
 #ifndef GT_COMMON_CUH
 #define GT_COMMON_CUH
 
+#ifndef GT_KERNELS_INTERNAL_H /* else gt_kernels.h is including this file */
 #ifndef GT_KERNELS_INTERNAL
 #define GT_KERNELS_INTERNAL
 #endif
 #include "gt_kernels.h"
+#endif
 
 #include <math.h>
 #include <stdint.h>

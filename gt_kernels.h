@@ -1154,9 +1154,11 @@ GT_API gt_status gt_device_supported(int device) {
 #if defined(__CUDACC__) || defined(GT_EMU)
 #include "gt_common.cuh"
 
-extern "C" GT_API gt_status gt_device_supported(int device) {
+extern "C" {
+GT_API gt_status gt_device_supported(int device) {
     snprintf(gt_function_name, sizeof gt_function_name, "gt_device_supported");
     return gt::device_supported(device);
+}
 }
 #endif
 #endif /* GT_CORE_IMPLEMENTATION */
