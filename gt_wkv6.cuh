@@ -1320,8 +1320,8 @@ struct LeafBlock {
     uint32_t smem;
     int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
     int64_t b, h, first;
-    int tokens;
-    const float *tile_Sdy, *tile_Gv, *Gk, *SG; /* of this leaf, in the scratch */
+    int tokens, leaf;
+    const float* sweep; /* what part 1 left of the chunk: Sdy, Gv, Gk, SG */
 };
 
 GT_HD int leaf_smem(int N, int V) {
@@ -1372,9 +1372,10 @@ GT_DEV void load_sweep(const ChunkParams& p, const LeafBlock& s) {
     sync_threads();
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
         const int n = i % in.N, token = i / in.N * 4;
+        const int index = (s.leaf * LEAF + token) * in.N + n;
         float Sdy[4], Gv[4];
-        load_column(Sdy, s.tile_Sdy, GT_F32, token * in.N + n, in.N, 4);
-        load_column(Gv, s.tile_Gv, GT_F32, token * in.N + n, in.N, 4);
+        load_column(Sdy, s.sweep, GT_F32, index, in.N, 4);
+        load_column(Gv, s.sweep, GT_F32, CHECKPOINT * in.N + index, in.N, 4);
         store_column(s, s.Sdy, in.N, token, n, Sdy);
         store_column(s, s.Gv, in.N, token, n, Gv);
     }
@@ -1417,7 +1418,7 @@ GT_DEV void leaf_dv(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
         const int t = x / in.V, j = x % in.V;
-        float dv = s.Gk[t * in.V + j];
+        float dv = s.sweep[2 * CHECKPOINT * in.N + (s.leaf * LEAF + t) * in.V + j];
         for (int i = t; i < s.tokens; i++)
             dv = fma_rn(cell(s, s.A + i * LEAF + t), cell(s, s.dy + i * in.V + j), dv);
         store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
@@ -1457,20 +1458,19 @@ GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
 /* dg of all tokens of channel n, by sums alone. */
 GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)[LEAF]) {
     const Problem& in = p.in;
-    float k[LEAF], d[LEAF], all = 1.0f;
+    float k[LEAF], all = 1.0f;
     GT_UNROLL
     for (int t = 0; t < LEAF; t++) {
         k[t] = cell(s, s.k + t * in.N + n);
-        d[t] = cell(s, s.d + t * in.N + n);
         dg[t] = 0.0f;
     }
     /* sum_{j<t} k_j Q_j (G v_j): Q needs the product from the right, so Horner from the left */
-    float left = s.SG[n];
+    float left = s.sweep[CHECKPOINT * (2 * in.N + in.V) + s.leaf * in.N + n];
     float Qk[LEAF];
     GT_UNROLL
     for (int t = LEAF - 1; t >= 0; t--) {
         Qk[t] = k[t] * all * cell(s, s.Gv + t * in.N + n);
-        all *= d[t];
+        all *= cell(s, s.d + t * in.N + n);
     }
     left *= all;
     GT_UNROLL
@@ -1486,7 +1486,7 @@ GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)
             GT_UNROLL
             for (int j = i - 1; j >= 0; j--) {
                 term[j] = product * k[j] * cell(s, s.C + i * LEAF + j);
-                product *= d[j];
+                product *= cell(s, s.d + j * in.N + n);
             }
             float sum = product * cell(s, s.Sdy + i * in.N + n);
             GT_UNROLL
@@ -1524,7 +1524,7 @@ GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
     return du;
 }
 
-GT_KERNEL(256, 1) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
+GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     const Problem& in = p.in;
     SweepBlock s;
     LeafBlock l;
@@ -1532,6 +1532,7 @@ GT_KERNEL(256, 1) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     s.at = sweep_layout(p.rows, p.columns, p.pitch);
     s.parked = p.scratch + (int64_t)block_x() * p.scratch_size;
     s.Sdy = s.parked + LEAVES * p.rows * p.columns;
+    l.sweep = s.Sdy;
     s.Gv = s.Sdy + CHECKPOINT * in.N;
     s.Gk = s.Gv + CHECKPOINT * in.N;
     s.SG = s.Gk + CHECKPOINT * in.V;
@@ -1562,10 +1563,7 @@ GT_KERNEL(256, 1) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
         for (int leaf = 0; leaf < leaves; leaf++) {
             l.first = s.start + leaf * LEAF;
             l.tokens = (int)(in.T - l.first < LEAF ? in.T - l.first : LEAF);
-            l.tile_Sdy = s.Sdy + leaf * LEAF * in.N;
-            l.tile_Gv = s.Gv + leaf * LEAF * in.N;
-            l.Gk = s.Gk + leaf * LEAF * in.V;
-            l.SG = s.SG + leaf * in.N;
+            l.leaf = leaf;
             load_leaf(p, l);
             pair_products(p, l);
             if (p.dv) leaf_dv(p, l);
@@ -1852,16 +1850,24 @@ GT_DEV void roll_states(const BackwardParams& p, const BackwardBlock<C>& me, con
             scale_rows<C>(me, C::SCALE + 4 * buffer * C::N, S);
         }
     } else {
-        BackwardRaw<C> x;
-        load_raw<C, false>(p, me, 0, x);
-        uint4 v = load_row_piece<C>(me, p.in.v, p.in.v_at, 0);
-        for (int leaf = 0; leaf < me.leaves; leaf++) {
-            prepare_roll<C>(p, me, x, v, leaf);
-            if (leaf + 1 < me.leaves) {
-                load_raw<C, false>(p, me, leaf + 1, x);
-                v = load_row_piece<C>(me, p.in.v, p.in.v_at, leaf + 1);
+        constexpr int AHEAD = 4; /* leaves */
+        BackwardRaw<C> x[AHEAD];
+        uint4 v[AHEAD];
+        GT_UNROLL
+        for (int i = 0; i < AHEAD; i++) {
+            load_raw<C, false>(p, me, i, x[i]);
+            v[i] = load_row_piece<C>(me, p.in.v, p.in.v_at, i);
+        }
+        for (int first = 0; first < me.leaves; first += AHEAD) {
+            GT_UNROLL
+            for (int i = 0; i < AHEAD; i++) {
+                const int leaf = first + i;
+                if (leaf >= me.leaves) break;
+                prepare_roll<C>(p, me, x[i], v[i], leaf);
+                load_raw<C, false>(p, me, leaf + AHEAD, x[i]);
+                v[i] = load_row_piece<C>(me, p.in.v, p.in.v_at, leaf + AHEAD);
+                sync_threads();
             }
-            sync_threads();
         }
     }
     sync_threads();
@@ -2084,10 +2090,9 @@ GT_DEV void channel_leaf(const BackwardParams& p, const BackwardBlock<C>& me, in
         const int t = 4 * s + quarter;
         dR[s] = lds<float>(me.smem + C::SDY + 4 * (t * C::PITCH + n));
         dK[s] = lds<float>(me.smem + C::HV + 4 * (t * C::PITCH + n));
-        own_R[s] = quarter & 2 ? (quarter & 1 ? R[4 * s + 3] : R[4 * s + 2])
-                               : (quarter & 1 ? R[4 * s + 1] : R[4 * s]);
-        own_K[s] = quarter & 2 ? (quarter & 1 ? K[4 * s + 3] : K[4 * s + 2])
-                               : (quarter & 1 ? K[4 * s + 1] : K[4 * s]);
+        own_R[s] = lds<float>(me.smem + C::R + row_cell<C>(t, n));
+        own_K[s] = lds<float>(me.smem + C::K + 16 * (t / 2 * C::CELLS + n / 2) + 8 * (n % 2) +
+                              4 * (t % 2));
         first[s] = own_K[s] * dK[s]; /* K_j (H v_j) */
     }
     /* dR = S dy + tril(C) K in the order of time, with the part of dg that ends in these tokens; dg also
@@ -2129,6 +2134,10 @@ GT_DEV void channel_leaf(const BackwardParams& p, const BackwardBlock<C>& me, in
         }
     sum_quarters(dg, quarter, part);
     const float rowsum = lds<float>(me.smem + C::ROWSUM + 4 * n);
+    const int64_t first_token = me.first_token + leaf * LEAF + quarter;
+    int64_t dr_at = at(p.dr_at, me.b, first_token, me.h) + n;
+    int64_t dk_at = at(p.dk_at, me.b, first_token, me.h) + n;
+    int64_t dw_at = at(p.dw_at, me.b, first_token, me.h) + n;
     GT_UNROLL
     for (int s = 0; s < 4; s++) {
         const int t = 4 * s + quarter, token = leaf * LEAF + t;
@@ -2141,15 +2150,14 @@ GT_DEV void channel_leaf(const BackwardParams& p, const BackwardBlock<C>& me, in
         if (p.in.decay == GT_DECAY_RAW) dw *= -h * LN_2; /* log d = -h ln 2 */
         du = fma_rn(b * r, k, du);
         if (token >= me.tokens) continue;
-        const int64_t at_token = me.first_token + token;
         if (p.dr)
-            store_element<bf16>(p.dr, at(p.dr_at, me.b, at_token, me.h) + n,
-                                fma_rn(ex2_approx(-c0), dR[s], u * k * b));
+            store_element<bf16>(p.dr, dr_at, fma_rn(ex2_approx(-c0), dR[s], u * k * b));
         if (p.dk)
-            store_element<bf16>(p.dk, at(p.dk_at, me.b, at_token, me.h) + n,
-                                fma_rn(ex2_approx(c1), dK[s], u * r * b));
-        if (p.dw)
-            store_element<typename C::W>(p.dw, at(p.dw_at, me.b, at_token, me.h) + n, dw);
+            store_element<bf16>(p.dk, dk_at, fma_rn(ex2_approx(c1), dK[s], u * r * b));
+        if (p.dw) store_element<typename C::W>(p.dw, dw_at, dw);
+        dr_at += 4 * p.dr_at.t;
+        dk_at += 4 * p.dk_at.t;
+        dw_at += 4 * p.dw_at.t;
     }
 }
 

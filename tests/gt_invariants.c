@@ -28,7 +28,7 @@ static double *take_array(test_values *from, const test_case *c, const char *ten
     return array;
 }
 
-/* ---- one run against another ------------------------------------------------------------------------ */
+/* ---- one run against another ----------------------------------------------------------------- */
 
 void test_truth_holds(const test_runner *r, const test_case *c) {
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
@@ -88,8 +88,9 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
             if (op->tensors[i].use[pass] == 'O') required |= (uint32_t)1 << i;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
-        for (int i = 0; op->tensors[i].name; i++) { /* also for an i that is no output: none at all */
-            test_run(r, c, (gt_pass)pass, &in, required | (all.of[i] ? (uint32_t)1 << i : 0), &alone);
+        for (int i = 0; op->tensors[i].name; i++) { /* an i that is no output: none at all */
+            uint32_t wanted = required | (all.of[i] ? (uint32_t)1 << i : 0);
+            test_run(r, c, (gt_pass)pass, &in, wanted, &alone);
             test_same(r, c, (gt_pass)pass, "asked for alone", &alone, &all, tolerance);
             test_free(&alone);
         }
@@ -117,7 +118,7 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
     }
 }
 
-/* ---- sums --------------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 /* Makes a case add to its parameter gradients, or not. */
 static test_case with_accumulate(const test_case *c, int accumulate) {
@@ -153,9 +154,10 @@ static const gt_tensor *tensor_of(const test_case *c, const char *name) {
     return &test_table(c)->tensors[test_find(test_table(c), name)];
 }
 
-/* Adds what is summed over parts to *sums: parameter gradients, and over the batch the gradient of a
- * shared state. */
-static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
+/* Adds what is summed over parts to *sums: parameter gradients, and over the batch the gradient of
+ * a shared state. */
+static void add_part(const test_case *part, const test_values *from, char letter,
+                     test_values *sums) {
     const gt_op *op = test_table(part);
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
@@ -168,8 +170,8 @@ static void add_part(const test_case *part, const test_values *from, char letter
     }
 }
 
-static void check_sums(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
-                       const test_values *sums, const test_values *whole) {
+static void check_sums(const test_runner *r, const test_case *c, gt_pass pass,
+                       const test_values *in, const test_values *sums, const test_values *whole) {
     test_values magnitudes;
     if (pass != GT_BACKWARD) return;
     test_magnitudes(c, in, &magnitudes);
@@ -177,7 +179,7 @@ static void check_sums(const test_runner *r, const test_case *c, gt_pass pass, c
     test_free(&magnitudes);
 }
 
-/* ---- pieces --------------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 void test_batch_splits(const test_runner *r, const test_case *c, double tolerance) {
     char letter = is_recurrent(c) ? 'B' : 'M';
@@ -251,8 +253,9 @@ static void split_forward(const test_runner *r, const time_split *s, double tole
     for (int k = 0; k < 2; k++) {
         test_cut(&s->whole, GT_FORWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'),
                  &part_in[k]);
-        if (k == 1) set_array(&part_in[1], &s->whole, "state_in",
-                              take_array(&out[0], &s->whole, "state_out"));
+        if (k == 1)
+            set_array(&part_in[1], &s->whole, "state_in",
+                      take_array(&out[0], &s->whole, "state_out"));
         test_run(r, &s->part[k], GT_FORWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_FORWARD, out, &joined);
@@ -272,8 +275,9 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
         test_cut(&s->whole, GT_BACKWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'),
                  &part_in[k]);
         if (k == 1) set_array(&part_in[1], &s->whole, "state_in", handed_over);
-        if (k == 0) set_array(&part_in[0], &s->whole, "dstate_out",
-                              take_array(&out[1], &s->whole, "dstate_in"));
+        if (k == 0)
+            set_array(&part_in[0], &s->whole, "dstate_out",
+                      take_array(&out[1], &s->whole, "dstate_in"));
         test_run(r, &s->part[k], GT_BACKWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_BACKWARD, out, &joined);
@@ -289,7 +293,8 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
     time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
     double *handed_over;
     if (!is_recurrent(c) || at > test_get_size(c, 'T') ||
-        test_is_absent(c, tensor_of(c, "state_out")) || test_is_absent(c, tensor_of(c, "dstate_in")))
+        test_is_absent(c, tensor_of(c, "state_out")) ||
+        test_is_absent(c, tensor_of(c, "dstate_in")))
         return;
     s.part[0] = s.part[1] = s.whole;
     test_set_size(&s.part[0], 'T', at);
@@ -299,7 +304,7 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
     split_backward(r, &s, tolerance, handed_over);
 }
 
-/* ---- step ------------------------------------------------------------------------------------------------ */
+/* ---- step ------------------------------------------------------------------------------------ */
 
 /* The pool row of batch element b, -1 = skipped. */
 static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, int64_t b) {
@@ -347,7 +352,7 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
     test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
 }
 
-/* ---- exact zeros ----------------------------------------------------------------------------------------- */
+/* ---- exact zeros ----------------------------------------------------------------------------- */
 
 void test_zero_decay_is_flat(const test_runner *r, const test_case *c) {
     test_values in, out;
@@ -394,8 +399,9 @@ void test_limits_hold(const test_runner *r, const test_case *c, double tolerance
             ddt_bias = *array_of(&expected, c, "ddt_bias");
             for (int64_t i = 0; ddt && is_outside && i < count; i++) ddt[i] = 0;
             for (int64_t h = 0; ddt_bias && is_outside && h < c->args.ssd.H; h++) ddt_bias[h] = 0;
-            test_same(r, &limited, (gt_pass)pass, is_outside ? "beyond the limits" : "at the limits",
-                      &got, &expected, tolerance);
+            test_same(r, &limited, (gt_pass)pass,
+                      is_outside ? "beyond the limits" : "at the limits", &got, &expected,
+                      tolerance);
             test_free(&in), test_free(&got), test_free(&expected);
         }
     }

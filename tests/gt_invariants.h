@@ -1,7 +1,7 @@
-/* What must hold for every implementation of every operator, whatever its numbers are.  Each function
- * runs a case in two ways that have to agree: exactly if tolerance is 0, else in relative l2; sums
- * that were taken in different orders, within the runner's own tolerances.  A case that a property
- * does not apply to is left alone. */
+/* What must hold for every implementation of every operator, whatever its numbers are.  Each
+ * function runs a case in two ways that have to agree: exactly if tolerance is 0, else in relative
+ * l2; sums that were taken in different orders, within the runner's own tolerances.  A case that a
+ * property does not apply to is left alone. */
 #ifndef GT_INVARIANTS_H
 #define GT_INVARIANTS_H
 
@@ -36,7 +36,7 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
 /* wkv6: where the decay is exactly 0, so is dw. */
 void test_zero_decay_is_flat(const test_runner *r, const test_case *c);
-/* ssd without softplus: a limit exactly reached lets the gradient pass, beyond it the gradient is 0. */
+/* ssd: a limit of dt exactly reached lets the gradient pass, beyond it the gradient is 0. */
 void test_limits_hold(const test_runner *r, const test_case *c, double tolerance);
 
 #ifdef __cplusplus

@@ -1,11 +1,11 @@
 /* gt_test - one harness for every operator, driven by the operators' own tables.
  *
- * A test_case is an operator, its argument struct without pointers, and how its inputs are drawn and
- * laid out in memory.  The values of all its tensors are packed double arrays (test_values): inputs
- * already rounded to the dtype they will be stored in, so that the double twin sees the very same
- * numbers.  test_run places them into one block of memory as the case's layout asks, lets a
- * test_runner execute a pass on it, proves that nothing but the elements of the outputs was written,
- * and returns the outputs as packed double arrays again.  Everything else is comparing arrays:
+ * A test_case is an operator, its argument struct without pointers, and how its inputs are drawn
+ * and laid out in memory.  The values of all its tensors are packed double arrays (test_values):
+ * inputs already rounded to the dtype they will be stored in, so that the double twin sees the very
+ * same numbers.  test_run places them into one block of memory as the case's layout asks, lets a
+ * test_runner execute a pass on it, proves that nothing but the elements of the outputs was
+ * written, and returns the outputs as packed double arrays again.  The rest is comparing arrays:
  *
  *     test_values in, truth, got;
  *     test_inputs(c, GT_FORWARD, &in);
@@ -29,7 +29,7 @@ extern "C" {
 enum { TEST_TENSORS = 32 }; /* more than any operator's table has */
 #define TEST_ALL (~(uint32_t)0)
 
-/* ---- cases --------------------------------------------------------------------------------------- */
+/* ---- cases ----------------------------------------------------------------------------------- */
 
 /* What the harness must know of an operator beyond its table. */
 typedef struct test_op {
@@ -39,8 +39,9 @@ typedef struct test_op {
     gt_status (*twin64[3])(const void *args);
     gt_status (*device[3])(const void *args, gt_stream stream);
     gt_status (*workspace)(const void *args, gt_workspace *need);
-    /* fields of the argument struct that the table does not list; 0 = the operator has none */
-    size_t state_in_shared, slot_capacity, segments, saved, saved_bytes, workspace_at, workspace_bytes;
+    /* offsets of fields that the table does not list; 0 = the operator has none */
+    size_t state_in_shared, slot_capacity, segments;
+    size_t saved, saved_bytes, workspace_at, workspace_bytes;
 } test_op;
 
 typedef enum test_layout {
@@ -58,7 +59,7 @@ typedef enum test_level {
     TEST_LARGE   /* too slow for the CPU suites; for GPUs */
 } test_level;
 
-/* Values of one tensor: normal(mean, spread), mapped, but with probability `share` exactly `special`. */
+/* Values of one tensor: normal(mean, spread), mapped; with probability `share` just `special`. */
 typedef struct test_fill {
     const char *tensor;
     double mean, spread, special, share;
@@ -81,10 +82,10 @@ typedef struct test_case {
     uint64_t seed;
     test_level level;
     test_layout layout;
-    int64_t row;        /* TEST_SLICES: elements per row of the shared buffer, 0 = just enough, odd */
-    int in_place;       /* outputs that may equal an input do */
-    int no_difference;  /* has no derivative somewhere: not for difference quotients */
-    test_args args;     /* sizes and flags; the harness sets pointers, strides and dtypes */
+    int64_t row;       /* TEST_SLICES: elements in a row of the buffers, 0 = just enough, odd */
+    int in_place;      /* outputs that may equal an input do */
+    int no_difference; /* has no derivative somewhere: not for difference quotients */
+    test_args args;    /* sizes and flags; the harness sets pointers, strides and dtypes */
 } test_case;
 
 /* Packed doubles per tensor of the operator's table; NULL = absent. */
@@ -96,7 +97,7 @@ typedef struct test_values {
 extern const test_case test_case_table[]; /* ends with op NULL */
 const test_op *test_op_of(const char *name);
 extern const char *const test_op_names[]; /* ends with NULL */
-/* A case with random sizes up to `most` (times up to twice that), flags, absent tensors and layout. */
+/* A case with random sizes up to about `most`, flags, absent tensors and layout. */
 void test_draw_case(const char *op, uint64_t seed, int64_t most, test_case *c);
 
 /* How a case draws one of its tensors. */
@@ -105,7 +106,7 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map);
 /* What an absent optional input stands for: 0 or 1; NaN if it stands for no constant. */
 double test_constant(const char *op, const char *tensor);
 
-/* ---- case and table look-ups ---------------------------------------------------------------------- */
+/* ---- case and table look-ups ----------------------------------------------------------------- */
 
 const gt_op *test_table(const test_case *c);
 int test_has_pass(const test_case *c, gt_pass pass);
@@ -129,7 +130,7 @@ gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);        /* of its
 int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]);
 int64_t test_count(const test_case *c, gt_pass pass, const gt_tensor *t);
 
-/* ---- values ----------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 typedef struct test_random {
     uint64_t state;
@@ -156,12 +157,13 @@ void test_cut(const test_case *c, gt_pass pass, const test_values *from, char le
 void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from,
                 char letter, int64_t at, test_values *to);
 
-/* ---- running ---------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* Largest relative errors (l2), by dtype. */
 typedef struct test_tolerance {
-    double activations[4]; /* outputs stored as fp32, bf16, fp16 */
-    double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients */
+    double activations[4]; /* outputs stored as bf16, fp16 */
+    double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients,
+                              in an fp32 call or with an fp32 companion also activations */
     double terms[4];       /* what may be added for parameter gradients, relative to their terms */
 } test_tolerance;
 
@@ -179,15 +181,16 @@ struct test_runner {
 extern const test_runner test_truth; /* the double twins */
 extern const test_runner test_twin;  /* the twins as users have them */
 
-/* Runs `pass` on `in` and returns the outputs in *out: those of the table whose bit is in `want`, which
- * the case does not name absent.  Returns 1 if the pass succeeded and left everything else alone. */
+/* Runs `pass` on `in` and returns in *out the outputs whose bit (of their place in the table) is in
+ * `want`, but for those that the case names absent.  Returns 1 if the pass succeeded and left
+ * everything else alone. */
 int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
              uint32_t want, test_values *out);
 
 /* Points every tensor of *args that lies in from[0..bytes) to the same place of `to`. */
 void test_relocate(const gt_op *op, void *args, const char *from, size_t bytes, char *to);
 
-/* ---- judging ---------------------------------------------------------------------------------------- */
+/* ---- judging --------------------------------------------------------------------------------- */
 
 /* The sums of the magnitudes of the terms that make up the parameter gradients, as far as signs go:
  * what the double twin gives for the absolute values of all that does not set the decay. */
@@ -196,7 +199,7 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
  * there are no parameter gradients. */
 int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const test_values *got,
                  const test_values *truth, const test_values *magnitudes);
-/* Every array of `got` against the same of `other`: equal numbers if tolerance is 0, else relative l2. */
+/* Every array of `got` against that of `other`: equal if tolerance is 0, else in relative l2. */
 int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what,
               const test_values *got, const test_values *other, double tolerance);
 

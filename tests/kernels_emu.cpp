@@ -10,7 +10,9 @@ const int machine_is_slow = 1;
 const machine_mode machine_modes[] = {
     {"another schedule of warps", 2, 0, 0, 0, 0}, {"a third schedule", 3, 1, 0, 0, 0}, {}};
 
-int machine_start(void) { return 0; }
+int machine_start(void) {
+    return 0;
+}
 
 char *machine_allocate(size_t bytes, int is_filled) {
     void *memory = operator new(bytes, std::align_val_t(256));
@@ -18,9 +20,13 @@ char *machine_allocate(size_t bytes, int is_filled) {
     return static_cast<char *>(memory);
 }
 
-void machine_release(char *memory) { operator delete(memory, std::align_val_t(256)); }
+void machine_release(char *memory) {
+    operator delete(memory, std::align_val_t(256));
+}
 
-void machine_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+void machine_copy(void *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+}
 
 gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     gt_status status = GT_OK;

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <vector>
+
 const int machine_is_slow = 0;
 
 const machine_mode machine_modes[] = {{"captured in a graph", 0, 0, 0, 1, 0},
@@ -32,14 +34,45 @@ int machine_start(void) {
     return 0;
 }
 
-char *machine_allocate(size_t bytes, int is_filled) {
+/* Memory that is filled is used again, as cudaMalloc and cudaFree take long. */
+struct Block {
+    char *memory;
+    size_t bytes;
+    bool is_free;
+};
+static std::vector<Block> blocks;
+
+static char *allocate(size_t bytes) {
     void *memory;
     must(cudaMalloc(&memory, bytes), "cudaMalloc");
-    if (is_filled) must(cudaMemset(memory, 0xff, bytes), "cudaMemset");
     return static_cast<char *>(memory);
 }
 
-void machine_release(char *memory) { must(cudaFree(memory), "cudaFree"); }
+char *machine_allocate(size_t bytes, int is_filled) {
+    if (!is_filled) return allocate(bytes);
+    Block *best = nullptr;
+    for (Block &block : blocks)
+        if (block.is_free && block.bytes >= bytes && (!best || block.bytes < best->bytes))
+            best = &block;
+    if (!best) {
+        size_t size = 1 << 16;
+        while (size < bytes) size *= 2;
+        blocks.push_back({allocate(size), size, true});
+        best = &blocks.back();
+    }
+    best->is_free = false;
+    must(cudaMemset(best->memory, 0xff, bytes), "cudaMemset");
+    return best->memory;
+}
+
+void machine_release(char *memory) {
+    for (Block &block : blocks)
+        if (block.memory == memory) {
+            block.is_free = true;
+            return;
+        }
+    must(cudaFree(memory), "cudaFree");
+}
 
 void machine_copy(void *to, const void *from, size_t bytes) {
     must(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
@@ -63,12 +96,12 @@ static gt_status enqueue_with_pending_error(const machine_job *job) {
     return status;
 }
 
-/* Recorded once, replayed twice on the same data; the second replay finds the first one's leftovers in
- * saved and workspace. */
+/* Recorded once, replayed twice on the same data; the second replay finds the first one's leftovers
+ * in saved and workspace. */
 static gt_status capture(const machine_job *job, cudaStream_t stream) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec;
-    char *before = machine_allocate(job->bytes, 0);
+    char *before = machine_allocate(job->bytes, 1);
     machine_copy(before, job->block, job->bytes);
     must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
@@ -100,9 +133,10 @@ gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     /* streams that do not wait for the default one: copies may still be under way on it */
     if (needs_streams) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int i = 0; i < count && status == GT_OK; i++)
-        status = mode->is_captured         ? capture(&jobs[i], streams[i])
-                 : mode->has_pending_error ? enqueue_with_pending_error(&jobs[i])
-                                           : enqueue(&jobs[i], needs_streams ? streams[i] : nullptr);
+        status = mode->is_captured ? capture(&jobs[i], streams[i])
+                 : mode->has_pending_error
+                     ? enqueue_with_pending_error(&jobs[i])
+                     : enqueue(&jobs[i], needs_streams ? streams[i] : nullptr);
     must(cudaDeviceSynchronize(), "a kernel");
     must(cudaGetLastError(), "an error that no call returned");
     return status;

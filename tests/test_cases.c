@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- operators ------------------------------------------------------------------------------------- */
+/* ---- operators ------------------------------------------------------------------------------- */
 
 #define PASS(op, pass)                                                                             \
     static gt_status op##_##pass(const void *args) {                                               \
@@ -68,7 +68,7 @@ const test_op *test_op_of(const char *name) {
     return NULL;
 }
 
-/* ---- how inputs are drawn ---------------------------------------------------------------------------- */
+/* ---- how inputs are drawn -------------------------------------------------------------------- */
 
 static int is(const char *a, const char *b) { return !strcmp(a, b); }
 
@@ -81,8 +81,9 @@ double test_constant(const char *op, const char *tensor) {
 /* Means and spreads of a trained model, roughly; A, dt and the log decay by their logarithms. */
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     test_fill f = {t->name, test_constant(c->op, t->name) == 1, 1, 0, 0};
-    int softplus = is(c->op, "ssd") ? c->args.ssd.softplus
-                                    : is(c->op, "selective_scan") && c->args.selective_scan.softplus;
+    int softplus = is(c->op, "ssd")
+                       ? c->args.ssd.softplus
+                       : is(c->op, "selective_scan") && c->args.selective_scan.softplus;
     *map = TEST_AS_IS;
     if (f.mean == 1) f.spread = 0.3;
     if (is(c->op, "wkv6") && is(t->name, "w")) {
@@ -103,7 +104,7 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     return f;
 }
 
-/* ---- cases ------------------------------------------------------------------------------------------- */
+/* ---- cases ----------------------------------------------------------------------------------- */
 
 #define WKV6(...) .op = "wkv6", .args.wkv6 = {__VA_ARGS__}
 #define SSD(...) .op = "ssd", .args.ssd = {__VA_ARGS__}
@@ -126,7 +127,8 @@ const test_case test_case_table[] = {
     {WKV6(.B = 3, .T = 2, .H = 2, .N = 2, .state_in_shared = 1), .name = "shared state"},
     {WKV6(.B = 2, .T = 3, .H = 1, .N = 2), .name = "no u, no states", .absent = "u " NO_STATES},
     {WKV6(.B = 2, .T = 3, .H = 1, .N = 2), .name = "zero u and state", .absent = "u state_in"},
-    {WKV6(.B = 2, .T = 3, .H = 2, .N = 2), .name = "final state only", .fill = {{"dy", 0, 0, 0, 0}}},
+    {WKV6(.B = 2, .T = 3, .H = 2, .N = 2), .name = "final state only",
+     .fill = {{"dy", 0, 0, 0, 0}}},
     {WKV6(.B = 2, .T = 4, .H = 1, .N = 3), .name = "strong decay", .fill = {{"w", 1.5, 1, 0, 0}}},
     {WKV6(.B = 2, .T = 4, .H = 1, .N = 3), .name = "hardly any decay",
      .fill = {{"w", -10, 1, 0, 0}}},
@@ -176,7 +178,8 @@ const test_case test_case_table[] = {
     {SSD(.B = 2, .T = 2, .H = 3, .P = 2, .N = 2, .G = 3), .name = "a group per head"},
     {SSD(.B = 2, .T = 3, .H = 2, .P = 3, .N = 2, .softplus = 1, .Dskip_per_channel = 1),
      .name = "skip per channel"},
-    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2, .softplus = 1), .name = "no gate", .absent = "z dz"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2, .softplus = 1), .name = "no gate",
+     .absent = "z dz"},
     {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2), .name = "nothing optional",
      .absent = "z dz Dskip dt_bias " NO_STATES},
     {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2), .name = "zero skip, bias and state",
@@ -189,6 +192,10 @@ const test_case test_case_table[] = {
      .fill = {{"A", 0, 0.5, 0, 0.5}, {"dt", -2, 0.7, 0, 0.4}}},
     {SSD(.B = 2, .T = 4, .H = 4, .P = 2, .N = 2), .name = "decay to zero",
      .fill = {{"A", 0, 0.5, -10000, 0.5}}},
+    {SSD(.B = 2, .T = 4, .H = 4, .P = 2, .N = 2), .name = "growing states",
+     .fill = {{"A", 0, 0.5, 0.75, 0.5}}},
+    {SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2), .name = "closed gates",
+     .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
     {SSD(.B = 2, .T = 0, .H = 2, .P = 2, .N = 3), .name = "no time"},
     {SSD(.B = 2, .T = 0, .H = 2, .P = 2, .N = 3, .state_in_shared = 1),
      .name = "no time, shared state"},
@@ -238,11 +245,16 @@ const test_case test_case_table[] = {
      .absent = "Dskip dt_bias state_in"},
     {SCAN(.B = 3, .T = 2, .D = 3, .N = 2, .softplus = 1, .state_in_shared = 1),
      .name = "shared state"},
-    {SCAN(.B = 2, .T = 3, .D = 2, .N = 2), .name = "final state only", .fill = {{"dy", 0, 0, 0, 0}}},
+    {SCAN(.B = 2, .T = 3, .D = 2, .N = 2), .name = "final state only",
+     .fill = {{"dy", 0, 0, 0, 0}}},
     {SCAN(.B = 2, .T = 4, .D = 3, .N = 2), .name = "A and dt of zero", .absent = "dt_bias",
      .fill = {{"A", 0, 0.5, 0, 0.5}, {"dt", -2, 0.7, 0, 0.4}}},
     {SCAN(.B = 2, .T = 4, .D = 3, .N = 2), .name = "decay to zero",
      .fill = {{"A", 0, 0.5, -10000, 0.5}}},
+    {SCAN(.B = 2, .T = 4, .D = 3, .N = 2), .name = "growing states",
+     .fill = {{"A", 0, 0.5, 0.75, 0.5}}},
+    {SCAN(.B = 2, .T = 4, .D = 2, .N = 2), .name = "closed gates",
+     .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
     {SCAN(.B = 2, .T = 0, .D = 2, .N = 3), .name = "no time"},
     {SCAN(.B = 2, .T = 0, .D = 2, .N = 3, .state_in_shared = 1), .name = "no time, shared state"},
     {SCAN(.B = 0, .T = 3, .D = 2, .N = 3), .name = "no batch"},
@@ -267,8 +279,8 @@ const test_case test_case_table[] = {
      .level = TEST_MEDIUM, .fill = {{"A", -8, 1, 0, 0}, {"u", 1, 2, 0, 0}, {"Bm", 1, 2, 0, 0}}},
     {SCAN(.B = 2, .T = 1000, .D = 300, .N = 16, .softplus = 1), .name = "300 by 16, long",
      .level = TEST_LARGE},
-    {SCAN(.B = 1, .T = 4099, .D = 64, .N = 16, .softplus = 1), .name = "64 by 16, one long sequence",
-     .level = TEST_LARGE},
+    {SCAN(.B = 1, .T = 4099, .D = 64, .N = 16, .softplus = 1),
+     .name = "64 by 16, one long sequence", .level = TEST_LARGE},
 
     /* conv1d */
     {CONV1D(.B = 1, .T = 1, .D = 1, .W = 2), .name = "one number"},
@@ -287,7 +299,8 @@ const test_case test_case_table[] = {
      .name = "zero bias and state", .absent = "bias state_in"},
     {CONV1D(.B = 3, .T = 5, .D = 2, .W = 4, .activation = GT_ACT_SILU, .state_in_shared = 1),
      .name = "shared state"},
-    {CONV1D(.B = 3, .T = 1, .D = 2, .W = 4, .state_in_shared = 1), .name = "one token, shared state"},
+    {CONV1D(.B = 3, .T = 1, .D = 2, .W = 4, .state_in_shared = 1),
+     .name = "one token, shared state"},
     {CONV1D(.B = 2, .T = 0, .D = 2, .W = 3), .name = "no time"},
     {CONV1D(.B = 2, .T = 0, .D = 2, .W = 3, .state_in_shared = 1), .name = "no time, shared state"},
     {CONV1D(.B = 0, .T = 3, .D = 2, .W = 3), .name = "no batch"},
@@ -300,7 +313,8 @@ const test_case test_case_table[] = {
     {CONV1D(.B = 2, .T = 65, .D = 256, .W = 4, .activation = GT_ACT_SILU), .name = "256 channels",
      .level = TEST_MEDIUM},
     {CONV1D(.B = 2, .T = 129, .D = 161, .W = 4, .activation = GT_ACT_SILU),
-     .name = "161 channels, slices of 644", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 644},
+     .name = "161 channels, slices of 644", .level = TEST_MEDIUM, .layout = TEST_SLICES,
+     .row = 644},
     {CONV1D(.B = 2, .T = 300, .D = 33, .W = 3), .name = "33 channels, time last",
      .level = TEST_MEDIUM, .layout = TEST_TIME_LAST},
     {CONV1D(.B = 2, .T = 257, .D = 3, .W = 2, .activation = GT_ACT_SILU), .name = "large inputs",
@@ -319,7 +333,8 @@ const test_case test_case_table[] = {
     {LINEAR(.M = 2, .D = 3, .O = 2, .eps = 1e-3f), .name = "small inputs",
      .fill = {{"x", 0, 0.01, 0, 0}}},
     {LINEAR(.M = 0, .D = 3, .O = 2), .name = "no rows"},
-    {LINEAR(.M = 40, .D = 17, .O = 9, .norm = GT_NORM_LAYER), .name = "40 rows", .level = TEST_SMALL},
+    {LINEAR(.M = 40, .D = 17, .O = 9, .norm = GT_NORM_LAYER), .name = "40 rows",
+     .level = TEST_SMALL},
     {LINEAR(.M = 65, .D = 128, .O = 200), .name = "128 to 200", .level = TEST_MEDIUM},
     {LINEAR(.M = 33, .D = 386, .O = 65, .norm = GT_NORM_LAYER), .name = "386 to 65, slices",
      .level = TEST_MEDIUM, .layout = TEST_SLICES},
@@ -359,12 +374,16 @@ const test_case test_case_table[] = {
     {GATE(.M = 3, .D = 4, .norm = GT_NORM_LAYER), .name = "layer"},
     {GATE(.M = 3, .D = 4, .gate_first = 1), .name = "gate, then rms"},
     {GATE(.M = 3, .D = 4, .gate_first = 1, .norm = GT_NORM_LAYER), .name = "gate, then layer"},
-    {GATE(.M = 2, .D = 6, .H = 2, .norm = GT_NORM_LAYER, .eps = 64e-5f), .name = "two slices, layer"},
+    {GATE(.M = 2, .D = 6, .H = 2, .norm = GT_NORM_LAYER, .eps = 64e-5f),
+     .name = "two slices, layer"},
     {GATE(.M = 2, .D = 6, .H = 3, .gate_first = 1), .name = "three slices, gate first"},
     {GATE(.M = 2, .D = 3, .H = 3, .gate_first = 1, .eps = 0.1f), .name = "slices of one"},
     {GATE(.M = 3, .D = 4), .name = "no gate", .absent = "z dz"},
     {GATE(.M = 3, .D = 4, .gate_first = 1, .norm = GT_NORM_LAYER), .name = "nothing optional",
      .absent = "z dz gamma beta"},
+    {GATE(.M = 3, .D = 4), .name = "closed gates", .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
+    {GATE(.M = 3, .D = 4, .gate_first = 1), .name = "closed gates first",
+     .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
     {GATE(.M = 2, .D = 4), .name = "no gamma, no beta", .absent = "gamma beta"},
     {GATE(.M = 0, .D = 3), .name = "no rows"},
     {GATE(.M = 70, .D = 12, .H = 2, .norm = GT_NORM_LAYER), .name = "70 rows", .level = TEST_SMALL},
@@ -385,11 +404,13 @@ const test_case test_case_table[] = {
 
     {.op = NULL}};
 
-/* ---- random cases ------------------------------------------------------------------------------------ */
+/* ---- random cases ---------------------------------------------------------------------------- */
 
 static int64_t pick(test_random *r, int64_t n) { return (int64_t)(test_next(r) % (uint64_t)n); }
 
-static const char *pick_absent(test_random *r, const char *const list[4]) { return list[pick(r, 4)]; }
+static const char *pick_absent(test_random *r, const char *const list[4]) {
+    return list[pick(r, 4)];
+}
 
 static void draw_wkv6(test_random *r, int64_t most, test_case *c) {
     static const char *const absent[] = {"", "u", "state_in", ("u " NO_STATES)};

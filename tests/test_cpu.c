@@ -1,5 +1,5 @@
-/* The CPU twins as users have them, in fp32, bf16 and fp16: against the double twins on the same rounded
- * inputs, and against what must hold whatever the numbers are.
+/* The CPU twins as users have them, in fp32, bf16 and fp16: against the double twins on the same
+ * rounded inputs, and against what must hold whatever the numbers are.
  *
  *     test_cpu [OP] */
 #include "gt_invariants.h"
@@ -73,7 +73,7 @@ static void check_threads(const test_case *c) {
 }
 #endif
 
-/* ---- host conversions ------------------------------------------------------------------------------ */
+/* ---- host conversions ------------------------------------------------------------------------ */
 
 /* A 16-bit format: `fraction` bits after the leading one, exponents down to `lowest`. */
 typedef struct format {
@@ -129,7 +129,8 @@ static void check_format(const format *f) {
         float tie = (float)(isfinite(high) ? (low + high) / 2 : low);
         if (!isfinite(low)) break;
         for (int sign = -1; sign <= 1; sign += 2)
-            bad_tie += !rounds(f, (float)sign * tie) + !rounds(f, (float)sign * nextafterf(tie, 0)) +
+            bad_tie += !rounds(f, (float)sign * tie) +
+                       !rounds(f, (float)sign * nextafterf(tie, 0)) +
                        !rounds(f, (float)sign * nextafterf(tie, INFINITY));
     }
     for (int i = 0; i < 1000000; i++) {
@@ -140,7 +141,8 @@ static void check_format(const format *f) {
     }
     test_check(!bad_value, "%s: %lld patterns have wrong values", f->name, (long long)bad_value);
     test_check(!bad_return, "%s: %lld patterns do not return", f->name, (long long)bad_return);
-    test_check(!bad_tie, "%s: %lld halfway values are rounded wrongly", f->name, (long long)bad_tie);
+    test_check(!bad_tie, "%s: %lld halfway values are rounded wrongly", f->name,
+               (long long)bad_tie);
     test_check(!bad_random, "%s: %lld random values are rounded wrongly", f->name,
                (long long)bad_random);
     test_check(rounds(f, 65519.996f) && rounds(f, 65520) && rounds(f, 3.3953e38f) &&
@@ -149,7 +151,7 @@ static void check_format(const format *f) {
     test_group(f->name, "host conversions");
 }
 
-/* ---- the twins ------------------------------------------------------------------------------------- */
+/* ---- the twins ------------------------------------------------------------------------------- */
 
 static void check_operator(const char *op) {
     for_cases(op, TEST_MEDIUM, 0, truth_holds);

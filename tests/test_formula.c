@@ -16,7 +16,8 @@ typedef struct formula {
 } formula;
 
 /* An element of an input; an absent one is its constant, an index of size 1 is the same for all. */
-static double value(const formula *f, const char *name, int64_t i, int64_t j, int64_t k, int64_t l) {
+static double value(const formula *f, const char *name, int64_t i, int64_t j, int64_t k,
+                    int64_t l) {
     int at = test_find(test_table(f->c), name);
     const gt_tensor *t = &test_table(f->c)->tensors[at];
     int64_t index[4] = {i, j, k, l}, size[4], offset = 0;
@@ -30,9 +31,9 @@ static int has(const formula *f, const char *name) {
     return f->in->of[test_find(test_table(f->c), name)] != NULL;
 }
 
-static double silu(double x) { return x / (1 + exp(-x)); }
+static double silu(double x) { return x == -INFINITY ? 0 : x / (1 + exp(-x)); }
 
-/* ---- wkv6 -------------------------------------------------------------------------------------------- */
+/* ---- wkv6 ------------------------------------------------------------------------------------ */
 
 /* prod_{first <= m < last} d_m */
 static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h,
@@ -49,16 +50,17 @@ static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t las
 static double wkv6_state(const formula *f, int64_t b, int64_t t, int64_t h, int64_t n, int64_t j) {
     double S = wkv6_decay(f, b, 0, t, h, n) * value(f, "state_in", b, h, n, j);
     for (int64_t s = 0; s < t; s++)
-        S += wkv6_decay(f, b, s + 1, t, h, n) * value(f, "k", b, s, h, n) * value(f, "v", b, s, h, j);
+        S += wkv6_decay(f, b, s + 1, t, h, n) * value(f, "k", b, s, h, n) *
+             value(f, "v", b, s, h, j);
     return S;
 }
 
 static double wkv6_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t j) {
     double y = 0;
     for (int64_t n = 0; n < f->c->args.wkv6.N; n++)
-        y += value(f, "r", b, t, h, n) * (wkv6_state(f, b, t, h, n, j) +
-                                          value(f, "u", h, n, 0, 0) * value(f, "k", b, t, h, n) *
-                                              value(f, "v", b, t, h, j));
+        y += value(f, "r", b, t, h, n) *
+             (wkv6_state(f, b, t, h, n, j) +
+              value(f, "u", h, n, 0, 0) * value(f, "k", b, t, h, n) * value(f, "v", b, t, h, j));
     return y;
 }
 
@@ -66,7 +68,7 @@ static double wkv6_state_out(const formula *f, int64_t b, int64_t h, int64_t n, 
     return wkv6_state(f, b, f->c->args.wkv6.T, h, n, j);
 }
 
-/* ---- ssd and selective_scan ------------------------------------------------------------------------- */
+/* ---- ssd and selective_scan ------------------------------------------------------------------ */
 
 static double ssm_delta(const formula *f, int64_t b, int64_t t, int64_t h) {
     const gt_ssd_args *a = &f->c->args.ssd;
@@ -76,9 +78,10 @@ static double ssm_delta(const formula *f, int64_t b, int64_t t, int64_t h) {
     return is_ssd && a->dt_limit ? fmin(fmax(s, a->dt_min), a->dt_max) : s;
 }
 
-/* The state after `last` tokens, element n of row p of head h; for the selective scan h is the channel
- * and there is one row. */
-static double ssm_state(const formula *f, int64_t b, int64_t last, int64_t h, int64_t p, int64_t n) {
+/* The state after `last` tokens, element n of row p of head h; for the selective scan h is the
+ * channel and there is one row. */
+static double ssm_state(const formula *f, int64_t b, int64_t last, int64_t h, int64_t p,
+                        int64_t n) {
     int is_ssd = !strcmp(f->c->op, "ssd");
     int64_t heads = is_ssd ? f->c->args.ssd.H : f->c->args.selective_scan.D;
     int64_t groups = is_ssd ? f->c->args.ssd.G : f->c->args.selective_scan.G;
@@ -90,21 +93,23 @@ static double ssm_state(const formula *f, int64_t b, int64_t last, int64_t h, in
         S += exp(elapsed * A) * delta * x * value(f, "Bm", b, s, g, n);
         elapsed += delta;
     }
-    return S + exp(elapsed * A) * (is_ssd ? value(f, "state_in", b, h, p, n)
-                                          : value(f, "state_in", b, h, n, 0));
+    return S + exp(elapsed * A) *
+                   (is_ssd ? value(f, "state_in", b, h, p, n) : value(f, "state_in", b, h, n, 0));
 }
 
 static double ssm_output(const formula *f, int64_t b, int64_t t, int64_t h, int64_t g, int64_t p,
                          int64_t N, double x, double skip, double z) {
     double y = skip * x;
-    for (int64_t n = 0; n < N; n++) y += ssm_state(f, b, t + 1, h, p, n) * value(f, "Cm", b, t, g, n);
+    for (int64_t n = 0; n < N; n++)
+        y += ssm_state(f, b, t + 1, h, p, n) * value(f, "Cm", b, t, g, n);
     return has(f, "z") ? y * silu(z) : y;
 }
 
 static double ssd_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t p) {
     const gt_ssd_args *a = &f->c->args.ssd;
-    return ssm_output(f, b, t, h, h / (a->H / (a->G ? a->G : 1)), p, a->N, value(f, "x", b, t, h, p),
-                      value(f, "Dskip", h, p, 0, 0), value(f, "z", b, t, h, p));
+    return ssm_output(f, b, t, h, h / (a->H / (a->G ? a->G : 1)), p, a->N,
+                      value(f, "x", b, t, h, p), value(f, "Dskip", h, p, 0, 0),
+                      value(f, "z", b, t, h, p));
 }
 
 static double ssd_state_out(const formula *f, int64_t b, int64_t h, int64_t p, int64_t n) {
@@ -114,8 +119,9 @@ static double ssd_state_out(const formula *f, int64_t b, int64_t h, int64_t p, i
 static double scan_y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
     const gt_selective_scan_args *a = &f->c->args.selective_scan;
     (void)unused;
-    return ssm_output(f, b, t, d, d / (a->D / (a->G ? a->G : 1)), 0, a->N, value(f, "u", b, t, d, 0),
-                      value(f, "Dskip", d, 0, 0, 0), value(f, "z", b, t, d, 0));
+    return ssm_output(f, b, t, d, d / (a->D / (a->G ? a->G : 1)), 0, a->N,
+                      value(f, "u", b, t, d, 0), value(f, "Dskip", d, 0, 0, 0),
+                      value(f, "z", b, t, d, 0));
 }
 
 static double scan_state_out(const formula *f, int64_t b, int64_t d, int64_t n, int64_t unused) {
@@ -123,7 +129,7 @@ static double scan_state_out(const formula *f, int64_t b, int64_t d, int64_t n, 
     return ssm_state(f, b, f->c->args.selective_scan.T, d, 0, n);
 }
 
-/* ---- conv1d ------------------------------------------------------------------------------------------ */
+/* ---- conv1d ---------------------------------------------------------------------------------- */
 
 /* e_i, i = 0 being the oldest input before the first token */
 static double conv1d_e(const formula *f, int64_t b, int64_t i, int64_t d) {
@@ -144,7 +150,7 @@ static double conv1d_state_out(const formula *f, int64_t b, int64_t d, int64_t j
     return conv1d_e(f, b, f->c->args.conv1d.T + j, d);
 }
 
-/* ---- norms ------------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
 /* The number that is normalised: x, or x silu(z) if the gate is first. */
 static double norm_input(const formula *f, const char *x, int64_t m, int64_t d) {
@@ -193,7 +199,7 @@ static double gate_y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t 
     return has(f, "z") && !a->gate_first ? y * silu(value(f, "z", m, d, 0, 0)) : y;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------ */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 typedef struct op_formulas {
     const char *op;

@@ -3,8 +3,8 @@
  *     test_grad [OP]
  *
  * The loss is <y, dy> + <state_out, dstate_out> with random dy and dstate_out.  The gradient of the
- * input "X" is the tensor "dX" that backward writes.  On tiny cases every element of every X is moved,
- * on small ones X is moved along random directions. */
+ * input "X" is the tensor "dX" that backward writes.  On tiny cases every element of every X is
+ * moved, on small ones X is moved along random directions. */
 #include "gt_test.h"
 #include <math.h>
 #include <stdio.h>
@@ -67,7 +67,8 @@ static double scale_of(double x) { return isfinite(x) && fabs(x) > 1 ? fabs(x) :
 
 static void check_elements(const grad_case *g, const char *name, const double *gradient, double *x,
                            const double *base, int64_t count) {
-    double *direction = test_array(count, 0), error = 0, norm = 0, worst_error = -1, worst_value = 0;
+    double *direction = test_array(count, 0), error = 0, norm = 0;
+    double worst_error = -1, worst_value = 0;
     int64_t worst = 0;
     for (int64_t i = 0; i < count; i++) {
         double quotient;
@@ -89,8 +90,8 @@ static void check_elements(const grad_case *g, const char *name, const double *g
     free(direction);
 }
 
-static void check_directions(const grad_case *g, const char *name, const double *gradient, double *x,
-                             const double *base, int64_t count) {
+static void check_directions(const grad_case *g, const char *name, const double *gradient,
+                             double *x, const double *base, int64_t count) {
     double *direction = test_array(count, 0);
     test_random r = {test_seed(g->c)};
     for (int k = 0; k < DIRECTIONS; k++) {
@@ -122,8 +123,8 @@ static void check_gradient(grad_case *g, int i) {
     x = g->forward.of[i];
     base = test_array(count, 0);
     memcpy(base, x, (size_t)count * sizeof *base);
-    (g->c->level == TEST_TINY ? check_elements : check_directions)(
-        g, g->op->tensors[k].name, gradient, x, base, count);
+    (g->c->level == TEST_TINY ? check_elements : check_directions)(g, g->op->tensors[k].name,
+                                                                   gradient, x, base, count);
     free(base);
 }
 

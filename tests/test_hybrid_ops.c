@@ -118,7 +118,7 @@ static void free_values(double **values, int32_t **ints, int n) {
     }
 }
 
-/* Runs forward (and backward) on one backend; results replace the outputs in `values`.  Accumulating
+/* Runs forward (and backward) on one backend; results replace the outputs in `values`. Accumulating
  * gradients start from what `before` holds, if it is not NULL. */
 static gt_status run_case(hy_backend *be, const op_case *c, double **values, int32_t **ints,
                           int backward, double **before) {
@@ -924,8 +924,9 @@ static void compare_optimizers(const char *what, const optimizer_test *got,
 
 static void test_optimizer(void) {
     optimizer_test start = new_optimizer_test(), truth, got;
-    for (int clip = 0; clip < 2; clip++) {
-        start.control[HY_MAX_NORM] = clip;
+    static const double limits[] = {0, 1, 1000}; /* none, in force, out of reach */
+    for (int i = 0; i < 3; i++) {
+        start.control[HY_MAX_NORM] = limits[i];
         truth = got = start;
         plain_step(&truth);
         backend_step(be64, &got);

@@ -1,10 +1,11 @@
-/* The kernels against the double twins on the same rounded inputs, and against what must hold whatever
- * the numbers are.  Two programs: on a GPU (kernels_gpu.cu), and emulated (kernels_emu.cpp).
+/* The kernels against the double twins on the same rounded inputs, and against what must hold
+ * whatever the numbers are.  Two programs: on a GPU (kernels_gpu.cu), and emulated
+ * (kernels_emu.cpp).
  *
  *     test_... [--mode NAME] [--short] [--exact] [OP ...]
  *
- *   --mode NAME  only that calls made in another way, such as "captured in a graph", give the same bits;
- *                those calls come first in the process
+ *   --mode NAME  only that calls made in another way, such as "captured in a graph", give the same
+ * bits; those calls come first in the process
  *   --short      fewer cases, for sanitizers
  *   --exact      every tensor in an allocation of its own and nothing filled in advance, so that a
  *                sanitizer finds what lies outside of them or was never written */
@@ -17,7 +18,8 @@
 
 static int is_short, is_exact;
 
-/* ---- memory of one call ---------------------------------------------------------------------------- */
+/* ---- memory of one call
+ * ---------------------------------------------------------------------------- */
 
 enum { GUARD = 256, MAX_BUFFERS = TEST_TENSORS + 8, MAX_COPIES = 2 };
 
@@ -118,7 +120,8 @@ static int download(const buffer *b, int is_same) {
     return ok;
 }
 
-/* ---- one call ---------------------------------------------------------------------------------------- */
+/* ---- one call
+ * ---------------------------------------------------------------------------------------- */
 
 /* Gives the pass the workspace that it asks for, to the byte. */
 static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
@@ -143,7 +146,8 @@ static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     return GT_OK;
 }
 
-/* Makes a forward call of the arguments of a backward call, with the required outputs in scratch. */
+/* Makes a forward call of the arguments of a backward call, with the required outputs in scratch.
+ */
 static gt_status make_forward(call *k, const gt_op *op, test_args *args) {
     test_args filled;
     gt_dims dims;
@@ -158,7 +162,7 @@ static gt_status make_forward(call *k, const gt_op *op, test_args *args) {
     for (const gt_tensor *t = op->tensors; status == GT_OK && t->name; t++) {
         gt_view v = gt_view_of(op, t, &filled, &dims);
         if (t->use[GT_FORWARD] == 'O') {
-            char *p = machine_allocate(extent(&v) + 1, 0);
+            char *p = machine_allocate(extent(&v) + 1, !is_exact);
             k->of[k->buffers++].memory = p;
             put_pointer(args, t->offset, p);
         }
@@ -198,8 +202,8 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     return status;
 }
 
-static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
-                             char *memory, size_t bytes) {
+static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass,
+                             const void *args, char *memory, size_t bytes) {
     const machine_mode *mode = (const machine_mode *)r->context;
     static call k[MAX_COPIES];
     machine_job jobs[MAX_COPIES];
@@ -226,12 +230,19 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
     return status;
 }
 
-/* ---- runners ------------------------------------------------------------------------------------------- */
+/* ---- runners
+ * ------------------------------------------------------------------------------------------- */
 
 /* By the dtype of the call. */
-#define TOLERANCE {0, 1e-5, 3e-3, 1e-3}
+#define TOLERANCE                                                                                  \
+    { 0, 1e-5, 3e-3, 1e-3 }
 static const double tolerance[] = TOLERANCE;
-#define RUNNER(mode) {"the kernel", run_kernels, mode, 0, {TOLERANCE, TOLERANCE, TOLERANCE}}
+#define RUNNER(mode)                                                                               \
+    {                                                                                              \
+        "the kernel", run_kernels, mode, 0, {                                                      \
+            TOLERANCE, TOLERANCE, TOLERANCE                                                        \
+        }                                                                                          \
+    }
 
 static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
 static const test_runner plain = RUNNER(&plain_mode), with_saved = RUNNER(&saved_mode);
@@ -243,32 +254,89 @@ static double tolerance_of(const test_case *c) {
 }
 
 /* Two results that are both within the tolerance. */
-static double twice(const test_case *c) { return 2 * tolerance_of(c); }
+static double twice(const test_case *c) {
+    return 2 * tolerance_of(c);
+}
 
-static int has_saved(const test_case *c) { return test_op_of(c->op)->saved != 0; }
+static int has_saved(const test_case *c) {
+    return test_op_of(c->op)->saved != 0;
+}
 
-/* ---- checks of one case --------------------------------------------------------------------------------- */
+static void set_segments(test_case *c, int64_t segments) {
+    size_t offset = test_op_of(c->op)->segments;
+    if (offset) memcpy((char *)&c->args + offset, &segments, sizeof segments);
+}
+
+/* ---- checks of one case
+ * --------------------------------------------------------------------------------- */
 
 typedef void check_case(const test_case *c);
 
-static void truth_holds(const test_case *c) { test_truth_holds(&plain, c); }
-static void truth_holds_with_saved(const test_case *c) {
-    if (has_saved(c)) test_truth_holds(&with_saved, c);
+/* The pass agrees with the truth, and a second run gives the same bits. */
+static void check_pass(const test_runner *r, const test_case *c, gt_pass pass,
+                       const test_values *in, const test_values *truth,
+                       const test_values *magnitudes) {
+    test_values got, again;
+    if (test_run(r, c, pass, in, TEST_ALL, &got)) {
+        test_compare(r, c, pass, &got, truth, magnitudes);
+        test_run(r, c, pass, in, TEST_ALL, &again);
+        test_same(r, c, pass, "second run", &again, &got, 0);
+        test_free(&again);
+    }
+    test_free(&got);
 }
-static void repeats(const test_case *c) { test_repeats(has_saved(c) ? &with_saved : &plain, c); }
-static void layouts_agree(const test_case *c) { test_layouts_agree(&plain, c, twice(c)); }
-static void in_place_agrees(const test_case *c) { test_in_place_agrees(&plain, c, twice(c)); }
-static void alone_agrees(const test_case *c) { test_alone_agrees(&plain, c, twice(c)); }
-static void null_agrees(const test_case *c) { test_null_agrees(&plain, c, twice(c)); }
-static void shared_agrees(const test_case *c) { test_shared_agrees(&plain, c, twice(c)); }
-static void step_agrees(const test_case *c) { test_step_agrees(&plain, c, twice(c)); }
-static void zero_decay_is_flat(const test_case *c) { test_zero_decay_is_flat(&plain, c); }
-static void limits_hold(const test_case *c) { test_limits_hold(&plain, c, twice(c)); }
+
+static void check_truth(const test_case *c, int is_plain, int is_saved) {
+    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+        test_values in, truth, magnitudes = {{NULL}};
+        if (!test_has_pass(c, (gt_pass)pass)) continue;
+        test_inputs(c, (gt_pass)pass, &in);
+        test_run(&test_truth, c, (gt_pass)pass, &in, TEST_ALL, &truth);
+        if (pass == GT_BACKWARD) test_magnitudes(c, &in, &magnitudes);
+        if (is_plain) check_pass(&plain, c, (gt_pass)pass, &in, &truth, &magnitudes);
+        if (is_saved) check_pass(&with_saved, c, (gt_pass)pass, &in, &truth, &magnitudes);
+        test_free(&in), test_free(&truth), test_free(&magnitudes);
+    }
+}
+
+static void truth_holds(const test_case *c) {
+    check_truth(c, 1, has_saved(c));
+}
+/* With saved in every other case; each in a schedule of its own. */
+static void truth_holds_by_turns(const test_case *c) {
+    int is_saved = has_saved(c) && c->seed % 2;
+    plain_mode.schedule = saved_mode.schedule = c->seed + 1;
+    check_truth(c, !is_saved, is_saved);
+}
+static void layouts_agree(const test_case *c) {
+    test_layouts_agree(&plain, c, twice(c));
+}
+static void in_place_agrees(const test_case *c) {
+    test_in_place_agrees(&plain, c, twice(c));
+}
+static void alone_agrees(const test_case *c) {
+    test_alone_agrees(&plain, c, twice(c));
+}
+static void null_agrees(const test_case *c) {
+    test_null_agrees(&plain, c, twice(c));
+}
+static void shared_agrees(const test_case *c) {
+    test_shared_agrees(&plain, c, twice(c));
+}
+static void step_agrees(const test_case *c) {
+    test_step_agrees(&plain, c, twice(c));
+}
+static void zero_decay_is_flat(const test_case *c) {
+    test_zero_decay_is_flat(&plain, c);
+}
+static void limits_hold(const test_case *c) {
+    test_limits_hold(&plain, c, twice(c));
+}
 
 static void accumulate_adds(const test_case *c) {
     test_case add = *c;
     test_set_flag(&add, test_table(c)->accumulate_offset, 1);
-    test_truth_holds(&plain, &add);
+    truth_holds_by_turns(&add);
 }
 
 static void time_splits(const test_case *c) {
@@ -280,15 +348,13 @@ static void time_splits(const test_case *c) {
 /* With segments fixed, what a batch element gives depends on nothing else; rows may be tiled. */
 static void batch_splits(const test_case *c) {
     test_case fixed = *c;
-    const int64_t one = 1;
-    if (test_op_of(c->op)->segments)
-        memcpy((char *)&fixed.args + test_op_of(c->op)->segments, &one, sizeof one);
+    set_segments(&fixed, 1);
     test_batch_splits(&plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
 }
 
 /* A workspace or saved that lacks one byte is refused, and nothing is written. */
-static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
-                               char *memory, size_t bytes) {
+static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass,
+                               const void *args, char *memory, size_t bytes) {
     test_args less;
     gt_workspace need;
     int reserved = 0;
@@ -315,7 +381,8 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
         memcpy((char *)&less + op->saved_bytes, &need.saved, sizeof need.saved);
         status = op->device[pass](&less, NULL);
         if (status != GT_ERROR_SAVED)
-            return gt_fail(GT_ERROR_VALUE, "saved of %zu bytes: status %d", need.saved, (int)status);
+            return gt_fail(GT_ERROR_VALUE, "saved of %zu bytes: status %d", need.saved,
+                           (int)status);
     }
     return GT_OK;
 }
@@ -326,12 +393,14 @@ static void refuses_less(const test_case *c) {
         test_values in, out;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
-        test_run(&r, c, (gt_pass)pass, &in, TEST_ALL, &out);
+        test_check(test_run(&r, c, (gt_pass)pass, &in, TEST_ALL, &out), "%s: too little is enough",
+                   test_describe(c, (gt_pass)pass));
         test_free(&in), test_free(&out);
     }
 }
 
-/* ---- other ways to make a call ----------------------------------------------------------------------------- */
+/* ---- other ways to make a call
+ * ----------------------------------------------------------------------------- */
 
 static machine_mode mode_checked;
 
@@ -342,13 +411,15 @@ static void mode_agrees(const test_case *c) {
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(&other, c, (gt_pass)pass, &in, TEST_ALL, &a);
-        test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL, &b);
+        test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL,
+                 &b);
         test_same(&other, c, (gt_pass)pass, mode_checked.name, &a, &b, 0);
         test_free(&in), test_free(&a), test_free(&b);
     }
 }
 
-/* ---- difference quotients ------------------------------------------------------------------------------------ */
+/* ---- difference quotients
+ * ------------------------------------------------------------------------------------ */
 
 /* The index of the gradient of the i-th tensor, -1 = none.  A residual's is dy itself. */
 static int gradient_of(const gt_op *op, int i) {
@@ -371,14 +442,16 @@ static double loss_difference(const test_case *c, const test_values *dout, const
     return sum;
 }
 
-/* The loss's derivative along one random direction through all inputs, by the kernels alone: backward's
- * gradient against forward at four points, extrapolated to an error of h^4. */
-static void difference_agrees(const test_case *c) {
+/* The loss's derivative along one random direction through all inputs, by the kernels alone:
+ * backward's gradient against forward at four points, extrapolated to an error of h^4. */
+static void difference_agrees(const test_case *drawn) {
     const double h = 5e-3;
-    const gt_op *op = test_table(c);
+    const gt_op *op = test_table(drawn);
+    test_case fp32 = *drawn, *c = &fp32;
     test_values in, back, gradient, moved, out[4];
     double along = 0, squares = 0, quotient;
     if (c->no_difference) return;
+    test_set_dtype(c, GT_F32, GT_DTYPE_DEFAULT);
     test_inputs(c, GT_FORWARD, &in);
     test_inputs(c, GT_BACKWARD, &back);
     test_run(&with_saved, c, GT_BACKWARD, &back, TEST_ALL, &gradient);
@@ -404,7 +477,8 @@ static void difference_agrees(const test_case *c) {
         test_free(&moved);
     }
     quotient = (8 * loss_difference(c, &back, &out[2], &out[1]) -
-                loss_difference(c, &back, &out[3], &out[0])) / (12 * h);
+                loss_difference(c, &back, &out[3], &out[0])) /
+               (12 * h);
     test_check(fabs(quotient - along) <= 5e-3 * (fabs(along) + sqrt(squares)),
                "%s: along a random direction: %.6g, difference quotient %.6g, typically %.3g",
                test_describe(c, GT_BACKWARD), along, quotient, sqrt(squares));
@@ -412,7 +486,9 @@ static void difference_agrees(const test_case *c) {
     test_free(&in), test_free(&back), test_free(&gradient);
 }
 
-/* ---- cases ----------------------------------------------------------------------------------------------------- */
+/* ---- cases
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 static const gt_dtype dtypes[][2] = {
     {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
@@ -424,13 +500,25 @@ static int set_dtypes(test_case *c, int d) {
     return 1;
 }
 
-/* The operator's cases of the table up to a level, with the d-th dtypes; d = -1: each with the next. */
+/* The n-th dtypes that the operator takes, over and over. */
+static void set_next_dtypes(test_case *c, int n) {
+    int valid = test_table(c)->companion_offset ? DTYPES : 3, d = -1;
+    for (n %= valid; n >= 0; n--)
+        while (!set_dtypes(c, ++d)) continue;
+}
+
+/* The operator's cases of the table up to a level, with the d-th dtypes; d = -1: each with the
+ * next. */
 static void for_cases(const char *op, test_level level, int d, check_case *check) {
     int n = 0;
     for (const test_case *at = test_case_table; at->op; at++) {
         test_case c = *at;
         if (strcmp(c.op, op) || c.level > level) continue;
-        if (set_dtypes(&c, d < 0 ? n++ % DTYPES : d)) check(&c);
+        if (d < 0)
+            set_next_dtypes(&c, n++);
+        else if (!set_dtypes(&c, d))
+            continue;
+        check(&c);
     }
 }
 
@@ -442,18 +530,40 @@ static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *
     for (uint64_t seed = 1; seed <= count; seed++) {
         test_case c;
         test_draw_case(op, seed, most, &c);
-        if (set_dtypes(&c, (int)(seed % DTYPES)) || set_dtypes(&c, 0)) check(&c);
+        set_next_dtypes(&c, (int)seed);
+        check(&c);
     }
 }
 
 /* Sizes that kernels are made for, and some that they are not; each with every time below. */
-#define WKV6(...) {.op = "wkv6", .name = "sweep", .args.wkv6 = {__VA_ARGS__}}
-#define SSD(...) {.op = "ssd", .name = "sweep", .args.ssd = {__VA_ARGS__}}
-#define SCAN(...) {.op = "selective_scan", .name = "sweep", .args.selective_scan = {__VA_ARGS__}}
-#define CONV1D(...) {.op = "conv1d", .name = "sweep", .args.conv1d = {__VA_ARGS__}}
-#define LINEAR(...) {.op = "rmsnorm_linear", .name = "sweep", .args.rmsnorm_linear = {__VA_ARGS__}}
-#define MIX(...) {.op = "norm_mix", .name = "sweep", .args.norm_mix = {__VA_ARGS__}}
-#define GATE(...) {.op = "norm_gate", .name = "sweep", .args.norm_gate = {__VA_ARGS__}}
+#define WKV6(...)                                                                                  \
+    {                                                                                              \
+        .op = "wkv6", .name = "sweep", .args.wkv6 = { __VA_ARGS__ }                                \
+    }
+#define SSD(...)                                                                                   \
+    {                                                                                              \
+        .op = "ssd", .name = "sweep", .args.ssd = { __VA_ARGS__ }                                  \
+    }
+#define SCAN(...)                                                                                  \
+    {                                                                                              \
+        .op = "selective_scan", .name = "sweep", .args.selective_scan = { __VA_ARGS__ }            \
+    }
+#define CONV1D(...)                                                                                \
+    {                                                                                              \
+        .op = "conv1d", .name = "sweep", .args.conv1d = { __VA_ARGS__ }                            \
+    }
+#define LINEAR(...)                                                                                \
+    {                                                                                              \
+        .op = "rmsnorm_linear", .name = "sweep", .args.rmsnorm_linear = { __VA_ARGS__ }            \
+    }
+#define MIX(...)                                                                                   \
+    {                                                                                              \
+        .op = "norm_mix", .name = "sweep", .args.norm_mix = { __VA_ARGS__ }                        \
+    }
+#define GATE(...)                                                                                  \
+    {                                                                                              \
+        .op = "norm_gate", .name = "sweep", .args.norm_gate = { __VA_ARGS__ }                      \
+    }
 
 static const test_case sizes[] = {
     WKV6(.H = 3, .N = 32),
@@ -532,18 +642,23 @@ static void set_regime(test_case *c, int n) {
         c->fill[0].special = -INFINITY;
 }
 
+/* Products to be formed, roughly: all elements of the states with every token, or all sizes. */
 static double work(const test_case *c) {
+    int state = test_find(test_table(c), "state_out");
     double product = 1;
+    if (state >= 0)
+        return (double)test_get_size(c, 'T') *
+               (double)test_count(c, GT_FORWARD, &test_table(c)->tensors[state]);
     for (const gt_size *s = test_table(c)->sizes; s->letter; s++)
         product *= (double)test_get_size(c, s->letter);
     return product;
 }
 
-/* Every size with every time; decay, layout and dtype are the next each time, and each dtype if
- * all_dtypes. */
+/* Every size with every time; decay, layout, segments and dtype are the next each time, and each
+ * dtype if all_dtypes. */
 static void sweep(const char *op, const int64_t *times, double most_work, int all_dtypes,
                   check_case *check) {
-    static const test_layout layouts[] = {TEST_PACKED,  TEST_PACKED, TEST_SHIFTED, TEST_PACKED,
+    static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED, TEST_SHIFTED, TEST_PACKED,
                                           TEST_SLICES, TEST_PACKED, TEST_GAPS,    TEST_TIME_LAST};
     int n = 0;
     for (const test_case *size = sizes; size->op; size++) {
@@ -553,17 +668,18 @@ static void sweep(const char *op, const int64_t *times, double most_work, int al
             test_set_size(&c, test_op_of(op)->twin[GT_STEP] ? 'T' : 'M', *time);
             if (test_op_of(op)->twin[GT_STEP]) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
             if (work(&c) > most_work) continue;
-            for (int d = 0; d < DTYPES; d++, n++) {
+            for (int d = 0; d < (all_dtypes ? DTYPES : 1); d++, n++) {
                 c.seed = (uint64_t)n;
                 c.layout = layouts[n % 8];
                 c.in_place = n / 8 % 2;
                 set_regime(&c, n / DTYPES);
-                if (!set_dtypes(&c, all_dtypes ? d : n % DTYPES) && (all_dtypes || !set_dtypes(&c, 0)))
+                set_segments(&c, n % 7);
+                if (!all_dtypes)
+                    set_next_dtypes(&c, n);
+                else if (!set_dtypes(&c, d))
                     continue;
                 check(&c);
-                if (!all_dtypes) break;
             }
-            n += !all_dtypes;
         }
     }
 }
@@ -585,6 +701,19 @@ static const test_case many[] = {
     {.op = "norm_gate", .args.norm_gate = {.M = 140000, .D = 4}},
     {.op = NULL}};
 
+/* Those of the highest level. */
+static void for_large(const char *op, check_case *check) {
+    for (const test_case *at = test_case_table; at->op; at++) {
+        test_case c = *at;
+        if (strcmp(c.op, op) || c.level < TEST_LARGE) continue;
+        for (int d = 0; d < 2; d++) {
+            set_next_dtypes(&c, d);
+            c.seed = (uint64_t)d;
+            check(&c);
+        }
+    }
+}
+
 static void for_many(const char *op, check_case *check) {
     for (const test_case *at = many; at->op; at++) {
         test_case c = *at;
@@ -593,11 +722,14 @@ static void for_many(const char *op, check_case *check) {
     }
 }
 
-/* ---- all checks of an operator ------------------------------------------------------------------------------------ */
+/* ---- all checks of an operator
+ * ------------------------------------------------------------------------------------ */
 
-static const int64_t all_times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, 1000, -1};
-static const int64_t few_times[] = {17, 130, -1};
+static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
+static const int64_t long_times[] = {1000, -1};
+static const int64_t mode_times[] = {33, -1};
 
+/* The other ways to make calls; only that of a name, if it is given. */
 static void check_modes(const char *op, const char *only) {
     for (const machine_mode *mode = machine_modes; mode->name; mode++) {
         if (is_exact || (only && strcmp(only, mode->name))) continue;
@@ -607,6 +739,7 @@ static void check_modes(const char *op, const char *only) {
             for_cases(op, TEST_SMALL, -1, mode_agrees);
         else
             for_all_dtypes(op, TEST_MEDIUM, mode_agrees);
+        sweep(op, mode_times, 2e6, 0, mode_agrees);
         test_group(op, mode->name);
     }
 }
@@ -614,12 +747,10 @@ static void check_modes(const char *op, const char *only) {
 /* What takes long in the emulation, or under a sanitizer. */
 static void check_briefly(const char *op) {
     for_cases(op, TEST_SMALL, -1, truth_holds);
-    for_cases(op, TEST_TINY, 0, truth_holds_with_saved);
     test_group(op, "against the truth");
-    sweep(op, few_times, machine_is_slow ? 1.2e6 : 1e7, 0, truth_holds_with_saved);
-    sweep(op, few_times, machine_is_slow ? 3e5 : 1e7, 0, truth_holds);
+    sweep(op, times, 5e6, 0, truth_holds_by_turns);
     test_group(op, "sizes and times");
-    for_drawn(op, 10, 20, truth_holds);
+    for_drawn(op, 10, 20, truth_holds_by_turns);
     test_group(op, "random cases against the truth");
     for_cases(op, TEST_TINY, -1, layouts_agree);
     for_cases(op, TEST_TINY, -1, in_place_agrees);
@@ -629,19 +760,16 @@ static void check_briefly(const char *op) {
 }
 
 static void check_fully(const char *op) {
-    for_all_dtypes(op, TEST_LARGE, truth_holds);
+    for_all_dtypes(op, TEST_MEDIUM, truth_holds);
     test_group(op, "against the truth");
-    for_all_dtypes(op, TEST_LARGE, truth_holds_with_saved);
-    test_group(op, "against the truth, with saved");
-    sweep(op, all_times, 2e7, 1, truth_holds);
+    for_large(op, truth_holds_by_turns);
+    for_many(op, truth_holds_by_turns);
+    test_group(op, "large, and more than 65535 of each index");
+    sweep(op, times, 3e7, 1, truth_holds_by_turns);
+    sweep(op, long_times, 3e7, 0, truth_holds_by_turns);
     test_group(op, "sizes, times, decays and layouts");
-    for_drawn(op, 100, 40, truth_holds);
-    for_drawn(op, 100, 40, truth_holds_with_saved);
+    for_drawn(op, 200, 40, truth_holds_by_turns);
     test_group(op, "random cases against the truth");
-    for_many(op, truth_holds);
-    test_group(op, "more than 65535 of each index");
-    for_all_dtypes(op, TEST_LARGE, repeats);
-    test_group(op, "a second run gives the same bits");
     for_all_dtypes(op, TEST_MEDIUM, layouts_agree);
     test_group(op, "every layout");
     for_all_dtypes(op, TEST_MEDIUM, in_place_agrees);

@@ -1,5 +1,5 @@
-/* The two machines that test_kernels.c runs the kernels on: a GPU (kernels_gpu.cu), and the emulation on
- * the CPU (kernels_emu.cpp).  A program is linked with one of them. */
+/* The two machines that test_kernels.c runs the kernels on: a GPU (kernels_gpu.cu), and the
+ * emulation on the CPU (kernels_emu.cpp).  A program is linked with one of them. */
 #ifndef TEST_KERNELS_H
 #define TEST_KERNELS_H
 
@@ -12,10 +12,10 @@ extern "C" {
 /* How calls are made.  All zero is the plain way: once, on the default stream, nothing saved. */
 typedef struct machine_mode {
     const char *name;
-    uint64_t schedule;     /* emulation: the order in which warps run */
-    int gives_saved;       /* backward reads what forward saved */
-    int copies;            /* that many of the same call at once, each on a stream of its own; 0 = 1 */
-    int is_captured;       /* recorded into a graph, which is replayed on fresh data */
+    uint64_t schedule; /* emulation: the order in which warps run */
+    int gives_saved;   /* backward reads what forward saved */
+    int copies;        /* that many of the same call at once, each on a stream of its own; 0 = 1 */
+    int is_captured;   /* recorded into a graph, which is replayed on fresh data */
     int has_pending_error; /* the caller has not yet asked for an error of his own */
 } machine_mode;
 
@@ -31,7 +31,8 @@ typedef struct machine_job {
 /* 0, or the exit code of the program: 77 = skipped, this computer has no such machine. */
 int machine_start(void);
 
-/* Machine memory, aligned to 256 bytes, which holds NaN in every dtype if is_filled. */
+/* Machine memory, aligned to 256 bytes.  If is_filled, it holds NaN in every dtype; else it is an
+ * allocation of its own. */
 char *machine_allocate(size_t bytes, int is_filled);
 void machine_release(char *memory);
 /* From and to machine memory and the host's. */

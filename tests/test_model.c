@@ -151,6 +151,12 @@ static double *read_all(hy_model *m, hy_value what, int64_t *count) {
     return x;
 }
 
+static double squares(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sum;
+}
+
 /* |a - b| / |b|; NaN if any is NaN */
 static double distance(const double *a, const double *b, int64_t n) {
     double d = 0, s = 0;
@@ -471,6 +477,33 @@ static void test_repeat(void) {
     free(first), free(second), free(threads), free(scaled), free(exact), free(exact_scaled);
 }
 
+/* Gradients are told without the loss scale. */
+static void test_loss_scale(void) {
+    enum { V = 9, B = 1, T = 8 };
+    hy_config c = small_config("HY", 16, 1, 0, 0);
+    hy_optimizer o = adam;
+    double *gradient[2];
+    int64_t n;
+    seed = 17;
+    batch b = new_batch(V, B * T, 0);
+    for (int i = 0; i < 2; i++) {
+        hy_model *m;
+        hy_result r;
+        o.loss_scale = i ? 1000 : 1;
+        NEED(hy_model_create(be64, &c, V, B, T, 1, &m));
+        NEED(hy_model_train(m, b.tokens, b.targets, NULL, &o));
+        NEED(hy_model_result(m, &r));
+        gradient[i] = read_all(m, HY_GRADIENT, &n);
+        double norm = sqrt(squares(gradient[i], n));
+        check(fabs(norm - r.norm[HY_GROUPS]) <= 1e-12 * norm, "loss scale %g: norm %g, gradient %g",
+              o.loss_scale, r.norm[HY_GROUPS], norm);
+        hy_model_destroy(m);
+    }
+    check(distance(gradient[1], gradient[0], n) < 1e-12, "loss scale 1000: the gradient differs");
+    free(gradient[0]), free(gradient[1]);
+    free_batch(&b);
+}
+
 /* A gradient that is not finite changes nothing and is told. */
 static void test_skipped_step(void) {
     enum { V = 9, B = 1, T = 4 };
@@ -564,6 +597,7 @@ int main(void) {
     test_gradient("HY", 1);
     for (int i = 0; i < 3; i++) test_untrained(names[i]);
     test_repeat();
+    test_loss_scale();
     test_skipped_step();
     test_errors();
     be32->close(be32);

@@ -15,8 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *program; /* hybrid_train */
-static char folder[64];     /* for the files of the tests */
+static char program[4096]; /* hybrid_train */
+static char folder[64];    /* for files; the current directory while the tests run */
 static int case_failed, passed, failed;
 
 #define CHECK(condition) check((condition) != 0, __LINE__, #condition)
@@ -40,23 +40,13 @@ static void run_case(const char *name, void (*test)(void)) {
         passed++;
 }
 
-/* Path of a file in the test folder; the result of the last four calls is kept. */
-static const char *in_folder(const char *name) {
-    static char paths[4][128];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
 static const char *write_file(const char *name, const void *bytes, size_t size) {
-    const char *path = in_folder(name);
-    FILE *file = fopen(path, "wb");
+    FILE *file = fopen(name, "wb");
     if (CHECK(file != NULL)) {
         CHECK(fwrite(bytes, 1, size, file) == size);
         fclose(file);
     }
-    return path;
+    return name;
 }
 
 static const char *write_string(const char *name, const char *text) {
@@ -470,16 +460,15 @@ static void test_gates(void) {
 /* Starts `hybrid_train LINE` with its output in the file out.txt. */
 static pid_t start_program(const char *line) {
     static char copy[4096];
-    char *argv[ARGUMENTS_MAX];
-    const char *out = in_folder("out.txt");
-    snprintf(copy, sizeof copy, "%s %s", program, line);
-    split(copy, argv);
+    char *argv[ARGUMENTS_MAX] = {program};
+    snprintf(copy, sizeof copy, "%s", line);
+    split(copy, argv + 1);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        int file = open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        int file = open("out.txt", O_WRONLY | O_CREAT | O_TRUNC, 0600);
         if (file < 0 || dup2(file, 1) < 0 || dup2(file, 2) < 0) _exit(126);
-        execv(argv[0], argv);
+        execv(program, argv);
         _exit(127);
     }
     if (child < 0) abort();
@@ -501,7 +490,7 @@ static int run_program(char **out, const char *format, ...) {
     vsnprintf(line, sizeof line, format, list);
     va_end(list);
     int status = wait_for(start_program(line));
-    *out = read_string(in_folder("out.txt"));
+    *out = read_string("out.txt");
     return status;
 }
 
@@ -515,7 +504,23 @@ static int says(int status, const char *line, const char *text1, const char *tex
     return ok;
 }
 
+/* Sentences of Greek words in UTF-8: another alphabet, bytes over 127. */
+static void write_greek(void) {
+    static const char *const words[] = {"λόγος", "θάλασσα", "φως", "νύχτα",  "δέντρο", "και",
+                                        "πουλί", "ουρανός", "γη",  "ποτάμι", "ένα",    "βουνό"};
+    static char text[12000];
+    uint64_t seed = 7;
+    size_t used = 0;
+    while (used + 64 < sizeof text) {
+        const char *word = words[hy_random(&seed) % 12];
+        const char *after = hy_random(&seed) % 7 ? " " : hy_random(&seed) % 5 ? ".\n" : ".\n\n\n";
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", word, after);
+    }
+    write_file("greek.txt", text, used);
+}
+
 #define TINY "--device cpu --model HY --hidden 32 --layers 2 --batch 4 --seq 32 "
+#define TINY_GREEK TINY "--data greek.txt "
 
 /* The number after the last line's "held-out loss "; NAN if the last line is not that. */
 static double final_loss(const char *out) {
@@ -547,26 +552,11 @@ static void test_learns_fables(void) {
     free(out);
 }
 
-/* Sentences of Greek words in UTF-8: another alphabet, bytes over 127. */
-static const char *write_greek(void) {
-    static const char *const words[] = {"λόγος", "θάλασσα", "φως", "νύχτα",  "δέντρο", "και",
-                                        "πουλί", "ουρανός", "γη",  "ποτάμι", "ένα",    "βουνό"};
-    static char text[40000];
-    uint64_t seed = 7;
-    size_t used = 0;
-    while (used + 64 < sizeof text) {
-        const char *word = words[hy_random(&seed) % 12];
-        const char *after = hy_random(&seed) % 7 ? " " : hy_random(&seed) % 5 ? ".\n" : ".\n\n\n";
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", word, after);
-    }
-    return write_file("greek.txt", text, used);
-}
-
 static void test_learns_another_text(void) {
     for (int stateful = 0; stateful < 2; stateful++) {
         char *out;
-        int status = run_program(&out, TINY "--data %s --steps 120 --lr 0.01 --sample 0 %s",
-                                 write_greek(), stateful ? "--stateful" : "");
+        int status = run_program(&out, TINY_GREEK "--steps 120 --lr 0.01 --sample 0 %s",
+                                 stateful ? "--stateful" : "");
         double gain = unigram(out) - final_loss(out);
         if (!CHECK(status == 0 && gain > 0.5)) puts(out);
         printf("  %s: held-out loss %.4f, %.2f nats under the unigram entropy\n",
@@ -599,10 +589,10 @@ static void test_repeats(void) {
         for (int i = 0; i < 4; i++) {
             int rows;
             setenv("OMP_NUM_THREADS", threads[i], 1);
-            CHECK(run_program(&out[i], TINY "--steps 12 --sample 50 --csv %s --seed %d %s",
-                              in_folder("run.csv"), i == 3 ? 6 : 5,
-                              stateful ? "--stateful" : "") == 0);
-            numbers[i] = numbers_of(in_folder("run.csv"), &rows);
+            CHECK(run_program(&out[i],
+                              TINY_GREEK "--steps 12 --sample 50 --csv run.csv --seed %d %s",
+                              i == 3 ? 6 : 5, stateful ? "--stateful" : "") == 0);
+            numbers[i] = numbers_of("run.csv", &rows);
             CHECK(rows == 13);
         }
         unsetenv("OMP_NUM_THREADS");
@@ -617,9 +607,9 @@ static void test_repeats(void) {
 
 static void test_csv(void) {
     char *out;
-    CHECK(run_program(&out, TINY "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log %s",
-                      in_folder("run.csv")) == 0);
-    char *text = read_string(in_folder("run.csv")), *save, *line = strtok_r(text, "\n", &save);
+    CHECK(run_program(&out, TINY_GREEK
+                      "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log run.csv") == 0);
+    char *text = read_string("run.csv"), *save, *line = strtok_r(text, "\n", &save);
     CHECK(line && !strcmp(line, "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
                                 "tokens_per_s,memory_mib,seconds"));
     for (int step = 1; step <= 6; step++) {
@@ -654,8 +644,8 @@ static void test_models(void) {
     free(out);
     for (int i = 0; i < count; i++) {
         int status = run_program(&out,
-                                 "--device cpu --model %s --hidden 32 --layers 1 --batch 2 "
-                                 "--seq 16 --steps 2 --sample 5",
+                                 "--data greek.txt --device cpu --model %s --hidden 32 --layers 1 "
+                                 "--batch 2 --seq 16 --steps 2 --sample 5",
                                  list[i].name);
         if (!CHECK(status == 0 && final_loss(out) < 10)) puts(out);
         CHECK(strstr(out, list[i].name));
@@ -683,21 +673,21 @@ static void test_help(void) {
 }
 
 static void test_errors(void) {
-    char line[512];
+    write_string("short.txt", "abcdefghij");
+    write_string("empty.txt", "");
     CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "'steps'"));
     CHECK(says(2, "--model XY", "'XY'", "nearest is HY"));
     CHECK(says(2, "--data no-such-text", "no-such-text", "No such file"));
-    CHECK(says(2, TINY "--prompt \\x01", "prompt: ", "does not occur"));
-    snprintf(line, sizeof line, TINY "--data %s", write_string("short.txt", "abcdefghij"));
-    CHECK(says(2, line, "too short for one window", "at most 8"));
-    snprintf(line, sizeof line, TINY "--data %s", write_string("empty.txt", ""));
-    CHECK(says(2, line, "empty.txt", "empty"));
-    CHECK(says(2, TINY "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
+    CHECK(says(2, TINY_GREEK "--prompt \\x01", "prompt: ", "does not occur"));
+    CHECK(says(2, TINY "--data short.txt", "too short for one window", "at most 8"));
+    CHECK(says(2, TINY "--data empty.txt", "empty.txt", "empty"));
+    CHECK(
+        says(2, TINY_GREEK "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
 }
 
 /* Without CUDA: auto says why it took the CPU, cuda is an error.  With it both train. */
 static void test_device(void) {
-    const char *rest = "--hidden 32 --layers 1 --batch 2 --seq 16 --steps 2 --sample 0";
+    const char *rest = "--data greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 --steps 2";
     char line[256];
     int works = gt_device_supported(-1) == GT_OK;
     snprintf(line, sizeof line, "--device auto %s", rest);
@@ -714,8 +704,8 @@ static void test_binary_text(void) {
     char *out;
     for (int mask = 255; mask; mask = mask == 255 ? 1 : 0) {
         for (int i = 0; i < 4000; i++) bytes[i] = (uint8_t)(hy_random(&seed) & (unsigned)mask);
-        int status = run_program(&out, TINY "--data %s --steps 5 --sample 40",
-                                 write_file("binary.bin", bytes, sizeof bytes));
+        write_file("binary.bin", bytes, sizeof bytes);
+        int status = run_program(&out, TINY "--data binary.bin --steps 5 --sample 40");
         if (!CHECK(status == 0 && fabs(final_loss(out) - unigram(out)) < 1)) puts(out);
         for (const char *p = out; *p; p++)
             CHECK(*p == '\n' || (*p >= 32 && *p != 127) || *p & 0x80);
@@ -725,22 +715,25 @@ static void test_binary_text(void) {
 
 /* G3 judges the first 1000 steps of a longer run. */
 static void test_gate_of_long_run(void) {
-    CHECK(says(0, "--device cpu --hidden 16 --layers 1 --batch 1 --seq 4 --steps 1003 --sample 0",
+    CHECK(says(0,
+               "--device cpu --data greek.txt --hidden 16 --layers 1 --batch 1 --seq 4 --steps "
+               "1003 --sample 0",
                " in 1000 steps, gradient ", "held-out loss "));
 }
 
 static void test_gates_strict(void) {
     /* half a step of learning rate 10 ruins the weights: the loss rises, G3 fails */
-    const char *rest = TINY "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
+    const char *rest = TINY_GREEK "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
     char line[256];
     CHECK(says(0, rest, "FAIL  G3 ", "held-out loss "));
     snprintf(line, sizeof line, "%s --gates-strict", rest);
     CHECK(says(3, line, "FAIL  G3 ", "held-out loss "));
-    CHECK(says(0, TINY "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
+    CHECK(
+        says(0, TINY_GREEK "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
 }
 
 static void test_not_finite(void) {
-    CHECK(says(1, TINY "--steps 200 --lr 10 --warmup 0 --clip 0 --weight-decay 10 --sample 0",
+    CHECK(says(1, TINY_GREEK "--steps 200 --lr 10 --warmup 0 --clip 0 --weight-decay 10 --sample 0",
                "hybrid_train: step ", "not finite"));
 }
 
@@ -758,26 +751,37 @@ static int wait_for_lines(const char *path, int lines) {
 }
 
 static void test_interrupt(void) {
-    char line[512];
-    remove(in_folder("run.csv"));
-    snprintf(line, sizeof line, TINY "--steps 1000000 --sample 20 --csv %s", in_folder("run.csv"));
-    pid_t child = start_program(line);
-    CHECK(wait_for_lines(in_folder("run.csv"), 4));
+    remove("run.csv");
+    pid_t child = start_program(TINY_GREEK "--steps 1000000 --sample 20 --csv run.csv");
+    CHECK(wait_for_lines("run.csv", 4));
     CHECK(kill(child, SIGINT) == 0);
     CHECK(wait_for(child) == 130);
-    char *out = read_string(in_folder("out.txt"));
+    char *out = read_string("out.txt");
     if (!CHECK(strstr(out, "interrupted") && !isnan(final_loss(out)))) puts(out);
     CHECK(strstr(out, "G3.5") && strstr(out, "\nsteps  "));
     free(out);
 }
 
+/* A second Ctrl-C does not wait for the final loss. */
+static void test_interrupt_twice(void) {
+    int status = 0;
+    remove("run.csv");
+    pid_t child = start_program(TINY "--steps 1000000 --sample 1000000 --csv run.csv");
+    CHECK(wait_for_lines("run.csv", 3));
+    for (int i = 0; i < 3000 && waitpid(child, &status, WNOHANG) == 0; i++) {
+        kill(child, SIGINT);
+        nanosleep(&(struct timespec){0, 20000000}, NULL);
+    }
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
+}
+
 /* On a terminal the progress line is refreshed in place. */
 static void test_terminal(void) {
     int master = posix_openpt(O_RDWR | O_NOCTTY), used = 0;
-    static char out[1 << 16], copy[] = TINY "--steps 5 --sample 0", *argv[ARGUMENTS_MAX];
+    static char out[1 << 16], copy[] = TINY_GREEK "--steps 5 --sample 0", *argv[ARGUMENTS_MAX];
     if (!CHECK(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0)) return;
     split(copy, argv + 1);
-    argv[0] = (char *)program;
+    argv[0] = program;
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -800,12 +804,14 @@ static void test_terminal(void) {
 }
 
 int main(int argc, char **argv) {
-    program = argc > 1 ? argv[1] : getenv("HYBRID_TRAIN");
+    const char *path = argc > 1 ? argv[1] : getenv("HYBRID_TRAIN");
     snprintf(folder, sizeof folder, "/tmp/test_train.XXXXXX");
-    if (!program || access(program, X_OK) || !mkdtemp(folder)) {
+    if (!path || !realpath(path, program) || access(program, X_OK) || !mkdtemp(folder) ||
+        chdir(folder)) {
         fprintf(stderr, "usage: test_train PROGRAM, the built hybrid_train\n");
         return 2;
     }
+    write_greek();
     run_case("options: defaults", test_options_defaults);
     run_case("options: values", test_options_values);
     run_case("options: refused", test_options_refused);
@@ -832,9 +838,10 @@ int main(int argc, char **argv) {
     run_case("program: gates-strict", test_gates_strict);
     run_case("program: not finite", test_not_finite);
     run_case("program: interrupt", test_interrupt);
+    run_case("program: interrupt twice", test_interrupt_twice);
     run_case("program: terminal", test_terminal);
     char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
+    snprintf(command, sizeof command, "cd / && rm -rf %s", folder);
     if (system(command)) printf("cannot remove %s\n", folder);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;

@@ -1,0 +1,437 @@
+#include "hybrid_config.h"
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum kind {
+    SECTION, /* a heading of --help */
+    FLAG,    /* yes or no */
+    WHOLE,   /* a whole number, also a multiple of `multiple` */
+    NUMBER,
+    PATH,
+    STRING, /* in which \n, \t, \f, \r, \\ and \xNN stand for bytes */
+    CHOICE, /* one of `choices` */
+    MODEL   /* one of hy_model_list */
+} kind;
+
+typedef struct row {
+    const char *name;
+    kind kind;
+    size_t offset;
+    const char *argument;   /* as --help shows it */
+    const char *cpu, *cuda; /* default per device; cuda NULL: the same */
+    double min, max, multiple;
+    const char *const *choices; /* ends with NULL */
+    const char *help;
+} row;
+
+#define AT(field) offsetof(hy_options, field)
+#define BIG 1e9
+#define SEED_MAX 9007199254740991.0 /* 2^53 - 1 */
+static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
+static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
+static const row rows[] = {
+    {"Data", .kind = SECTION},
+    {"data", PATH, AT(data), "FILE", "",
+     .help = "any text, read as bytes; without it the fables in "
+             "examples/data"},
+    {"separator", STRING, AT(separator), "TEXT", "",
+     .help =
+         "what ends a document, for --stateful; empty: two or more blank lines, or a form feed"},
+
+    {"Model", .kind = SECTION},
+    {"model", MODEL, AT(model), "NAME", "1M", "HY", .help = "see --list-models"},
+    {"hidden", WHOLE, AT(hidden), "N", "0", NULL, 0, 8192, 16, NULL,
+     "channels, a multiple of 16; 0: as the model says"},
+    {"layers", WHOLE, AT(layers), "N", "0", NULL, 0, HY_MAX_LAYERS, 1, NULL,
+     "0: as the model says"},
+
+    {"Training", .kind = SECTION},
+    {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
+    {"batch", WHOLE, AT(batch), "N", "8", "16", 1, 65536, 1, NULL, "windows per step"},
+    {"seq", WHOLE, AT(seq), "N", "64", "128", 1, 1048576, 1, NULL, "tokens per window"},
+    {"lr", NUMBER, AT(lr), "X", "0.004", "0.002", 0, 10, 0, NULL, "highest learning rate"},
+    {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL, "where its cosine ends"},
+    {"warmup", WHOLE, AT(warmup), "N", "steps / 20", NULL, 0, BIG, 1, NULL,
+     "steps in which the learning rate rises from 0"},
+    {"weight-decay", NUMBER, AT(weight_decay), "X", "0.1", NULL, 0, 10, 0, NULL,
+     "of AdamW, on matrices"},
+    {"clip", NUMBER, AT(clip), "X", "1", NULL, 0, BIG, 0, NULL,
+     "largest gradient norm; 0: no clipping"},
+    {"seed", WHOLE, AT(seed), "N", "1", NULL, 0, SEED_MAX, 1, NULL,
+     "of the weights, the batches and the sample"},
+    {"stateful", FLAG, AT(stateful), NULL, "no",
+     .help =
+         "cut the text into one track per window of the batch; each batch goes on where the last "
+         "one ended, with its states; a document end resets them"},
+
+    {"Device", .kind = SECTION},
+    {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
+     "auto, cuda or cpu; auto takes CUDA if it works"},
+
+    {"Report", .kind = SECTION},
+    {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,
+     "steps between held-out losses; 0: at the end only"},
+    {"eval-tokens", WHOLE, AT(eval_tokens), "N", "4096", "0", 0, BIG, 1, NULL,
+     "held-out tokens behind the losses on the way, 0: all; the final loss always uses all"},
+    {"log-every", WHOLE, AT(log_every), "N", "steps / 20", NULL, 1, BIG, 1, NULL,
+     "steps between lines when the output is no terminal"},
+    {"csv", PATH, AT(csv), "FILE", "", .help = "one row per step; --log is the same"},
+    {"sample", WHOLE, AT(sample), "N", "300", NULL, 0, 1000000, 1, NULL,
+     "bytes of text to generate at the end"},
+    {"sample-every", WHOLE, AT(sample_every), "N", "0", NULL, 0, BIG, 1, NULL,
+     "generate also every N steps; 0: no"},
+    {"prompt", STRING, AT(prompt), "TEXT", "",
+     .help = "start of the sample; empty: the first byte of the text"},
+    {"temperature", NUMBER, AT(temperature), "X", "0.8", NULL, 0, 100, 0, NULL,
+     "of the sample; 0: always the likeliest byte"},
+    {"gates-strict", FLAG, AT(gates_strict), NULL, "no",
+     .help = "end the run at the first gate that fails, with status 3"},
+    {"list-models", FLAG, AT(list_models), NULL, "no", .help = "print the models and their sizes"},
+    {"help", FLAG, AT(help), NULL, "no", .help = "print this"},
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+_Static_assert(sizeof rows / sizeof rows[0] <= HY_OPTIONS_MAX, "hy_options.given is too short");
+
+/* ---- the nearest word ----------------------------------------------------------------------- */
+
+static int least(int a, int b) {
+    return a < b ? a : b;
+}
+
+/* Insertions, deletions, replacements and swaps of neighbours that turn a into b. */
+static int edit_distance(const char *a, const char *b) {
+    enum { LONGEST = 64 };
+    int d[3][LONGEST + 1], n = least((int)strlen(a), LONGEST), m = least((int)strlen(b), LONGEST);
+    for (int j = 0; j <= m; j++) d[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *here = d[i % 3], *above = d[(i + 2) % 3], *above2 = d[(i + 1) % 3];
+        here[0] = i;
+        for (int j = 1; j <= m; j++) {
+            here[j] =
+                least(least(above[j], here[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                here[j] = least(here[j], above2[j - 2] + 1);
+        }
+    }
+    return d[n % 3][m];
+}
+
+const char *hy_nearest(const char *word, const char *const *words, int count) {
+    const char *best = NULL;
+    int best_distance = 0;
+    for (int i = 0; i < count; i++) {
+        int distance = edit_distance(word, words[i]);
+        if (!best || distance < best_distance) best = words[i], best_distance = distance;
+    }
+    return best;
+}
+
+/* ---- one value ------------------------------------------------------------------------------ */
+
+static int hex_digit(char c) {
+    const char *digits = "0123456789abcdef",
+               *at = strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c);
+    return c && at ? (int)(at - digits) : -1;
+}
+
+/* Copies text, resolving the escapes.  NUL cannot be given. */
+static void unescape(char *to, const char *from) {
+    static const char code[] = "ntfr\\", byte[] = "\n\t\f\r\\";
+    while (*from) {
+        const char *known = from[0] == '\\' && from[1] ? strchr(code, from[1]) : NULL;
+        if (known) {
+            *to++ = byte[known - code];
+            from += 2;
+        } else if (from[0] == '\\' && from[1] == 'x' && hex_digit(from[2]) >= 0 &&
+                   hex_digit(from[3]) >= 0 && (from[2] != '0' || from[3] != '0')) {
+            *to++ = (char)(hex_digit(from[2]) * 16 + hex_digit(from[3]));
+            from += 4;
+        } else {
+            *to++ = *from++;
+        }
+    }
+    *to = 0;
+}
+
+/* The number that `value` is or begins with, or else the default, brought into the range. */
+static double nearest_number(const row *r, const char *value, int *exact) {
+    char *end;
+    double given = strtod(value, &end), x = given;
+    if (end == value || !isfinite(x)) x = strtod(r->cpu, NULL);
+    if (r->kind == WHOLE) x = r->multiple * round(x / r->multiple);
+    x = x < r->min ? r->min : x > r->max ? r->max : x;
+    *exact = end != value && !*end && x == given;
+    return x;
+}
+
+/* `where` comes before the message: "" or "file:line: ". */
+static gt_status set_number(hy_options *o, const row *r, const char *value, const char *where) {
+    int exact;
+    double x = nearest_number(r, value, &exact);
+    if (!exact)
+        return hy_fail(GT_ERROR_VALUE,
+                       "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; the nearest is %.16g",
+                       where, r->name, value, r->kind == WHOLE ? "whole " : "", r->min, r->max,
+                       r->multiple > 1 ? " in steps of 16" : "", x);
+    if (r->kind == WHOLE)
+        *(int64_t *)((char *)o + r->offset) = (int64_t)x;
+    else
+        *(double *)((char *)o + r->offset) = x;
+    return GT_OK;
+}
+
+/* The index of value in a list that ends with NULL. */
+static gt_status find_word(const char *const *words, const char *value, const row *r,
+                           const char *where, int *index) {
+    char list[256] = "";
+    int count = 0;
+    for (; words[count]; count++) {
+        if (!strcmp(words[count], value)) {
+            *index = count;
+            return GT_OK;
+        }
+        snprintf(list + strlen(list), sizeof list - strlen(list), " %s", words[count]);
+    }
+    return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is none of:%s; the nearest is %s", where, r->name,
+                   value, list, hy_nearest(value, words, count));
+}
+
+static gt_status check_model(const char *value, const row *r, const char *where) {
+    enum { MODELS = 32 };
+    const char *names[MODELS + 1] = {NULL};
+    int count, index;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count && i < MODELS; i++) names[i] = list[i].name;
+    return find_word(names, value, r, where, &index);
+}
+
+static gt_status set_value(hy_options *o, const row *r, const char *value, const char *where) {
+    void *field = (char *)o + r->offset;
+    gt_status status = GT_OK;
+    int index = 0;
+    if (r->kind == WHOLE || r->kind == NUMBER) {
+        status = set_number(o, r, value, where);
+    } else if (r->kind == FLAG) {
+        status = find_word(answers, value, r, where, &index);
+        *(int *)field = index % 2 == 0;
+    } else if (strlen(value) >= HY_TEXT_MAX) {
+        status = hy_fail(GT_ERROR_VALUE, "%s%s: the value is longer than %d bytes", where, r->name,
+                         HY_TEXT_MAX - 1);
+    } else if (r->kind == STRING) {
+        unescape(field, value);
+    } else {
+        if (r->kind == CHOICE) status = find_word(r->choices, value, r, where, &index);
+        if (r->kind == MODEL) status = check_model(value, r, where);
+        memcpy(field, value, strlen(value) + 1);
+    }
+    o->given[r - rows] = 1;
+    return status;
+}
+
+/* ---- config file and command line ----------------------------------------------------------- */
+
+/* The row called key, - and _ being the same; or NULL, with a message. */
+static const row *find_row(const char *key, const char *where) {
+    const char *names[ROWS];
+    char name[64];
+    int count = 0;
+    snprintf(name, sizeof name, "%s", strcmp(key, "log") ? key : "csv");
+    for (char *p = name; *p; p++)
+        if (*p == '_') *p = '-';
+    for (int i = 0; i < ROWS; i++) {
+        if (rows[i].kind == SECTION) continue;
+        if (!strcmp(rows[i].name, name)) return rows + i;
+        names[count++] = rows[i].name;
+    }
+    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'; the nearest is '%s' (--help lists all)", where,
+            key, hy_nearest(name, names, count));
+    return NULL;
+}
+
+/* Cuts white space off both ends. */
+static char *trim(char *text) {
+    size_t n;
+    while (*text && strchr(" \t\r\n", *text)) text++;
+    for (n = strlen(text); n && strchr(" \t\r\n", text[n - 1]); n--) text[n - 1] = 0;
+    return text;
+}
+
+/* Cuts off a comment: # at the start or after white space, outside quotes. */
+static void strip_comment(char *line) {
+    char quote = 0;
+    for (char *p = line; *p; p++) {
+        if (quote ? *p == quote : *p == '"' || *p == '\'')
+            quote = quote ? 0 : *p;
+        else if (*p == '#' && !quote && (p == line || p[-1] == ' ' || p[-1] == '\t')) {
+            *p = 0;
+            return;
+        }
+    }
+}
+
+static char *strip_quotes(char *value) {
+    size_t n = strlen(value);
+    if (n < 2 || (*value != '"' && *value != '\'') || value[n - 1] != *value) return value;
+    value[n - 1] = 0;
+    return value + 1;
+}
+
+static gt_status read_line(hy_options *o, char *line, const char *where) {
+    strip_comment(line);
+    line = trim(line);
+    if (!*line) return GT_OK;
+    char *colon = strchr(line, ':');
+    if (!colon)
+        return hy_fail(GT_ERROR_VALUE, "%s'%s' is not of the form 'key: value'", where, line);
+    *colon = 0;
+    const row *r = find_row(trim(line), where);
+    return r ? set_value(o, r, strip_quotes(trim(colon + 1)), where) : GT_ERROR_VALUE;
+}
+
+static gt_status read_file(hy_options *o, const char *path) {
+    char line[2 * HY_TEXT_MAX], where[256];
+    FILE *file = fopen(path, "r");
+    gt_status status = GT_OK;
+    if (!file) return hy_fail(GT_ERROR_VALUE, "config file %s: %s", path, strerror(errno));
+    for (int number = 1; status == GT_OK && fgets(line, sizeof line, file); number++) {
+        snprintf(where, sizeof where, "%.200s:%d: ", path, number);
+        if (strlen(line) == sizeof line - 1)
+            status = hy_fail(GT_ERROR_VALUE, "%sthe line is too long", where);
+        else
+            status = read_line(o, line, where);
+    }
+    if (status == GT_OK && ferror(file))
+        status = hy_fail(GT_ERROR_VALUE, "config file %s: %s", path, strerror(errno));
+    fclose(file);
+    return status;
+}
+
+/* The argument **at, which begins with two dashes, and the next one if that is its value; *at is
+ * moved to the last one used. */
+static gt_status read_argument(hy_options *o, char *const **at) {
+    const char *name = **at + 2, *equals = strchr(name, '=');
+    char key[64];
+    snprintf(key, sizeof key, "%.*s", (int)(equals ? equals - name : (long)strlen(name)), name);
+    const row *r = find_row(key, "");
+    if (!r) return GT_ERROR_VALUE;
+    if (equals) return set_value(o, r, equals + 1, "");
+    if (r->kind == FLAG) return set_value(o, r, "yes", "");
+    if (!(*at)[1])
+        return hy_fail(GT_ERROR_VALUE, "%s: the value is missing (--%s %s)", key, r->name,
+                       r->argument);
+    return set_value(o, r, *++*at, "");
+}
+
+/* Sets the options of the command line, and finds the config file. */
+static gt_status read_arguments(hy_options *o, char *const *argv, const char **file) {
+    gt_status status = GT_OK;
+    *file = NULL;
+    for (char *const *at = argv; *at && status == GT_OK; at++) {
+        if (!strncmp(*at, "--", 2) && (*at)[2])
+            status = read_argument(o, &at);
+        else if (!strcmp(*at, "-h"))
+            status = set_value(o, find_row("help", ""), "yes", "");
+        else if (**at == '-')
+            status = hy_fail(GT_ERROR_VALUE,
+                             "unknown option '%s'; options begin with two dashes "
+                             "(--help lists all)",
+                             *at);
+        else if (*file)
+            status =
+                hy_fail(GT_ERROR_VALUE, "'%s' and '%s': only one config file is read", *file, *at);
+        else
+            *file = *at;
+    }
+    return status;
+}
+
+gt_status hy_options_parse(hy_options *o, int argc, char *const *argv) {
+    hy_options scratch = {.help = 0}; /* the command line is read once to find the file, ... */
+    const char *file = NULL;
+    gt_status status = GT_OK;
+    memset(o, 0, sizeof *o);
+    if (argc > 1) status = read_arguments(&scratch, argv + 1, &file);
+    if (status == GT_OK && file) status = read_file(o, file);
+    if (status == GT_OK && argc > 1) /* ... and again, to override it */
+        status = read_arguments(o, argv + 1, &file);
+    return status;
+}
+
+static int given(const hy_options *o, size_t offset) {
+    for (int i = 0; i < ROWS; i++)
+        if (rows[i].kind != SECTION && rows[i].offset == offset) return o->given[i];
+    return 0;
+}
+
+gt_status hy_options_default(hy_options *o, int cuda) {
+    for (int i = 0; i < ROWS; i++) {
+        const char *value = cuda && rows[i].cuda ? rows[i].cuda : rows[i].cpu;
+        if (o->given[i] || rows[i].kind == SECTION || strchr(value, '/')) continue;
+        gt_status status = set_value(o, rows + i, value, "default of ");
+        if (status != GT_OK) return status;
+        o->given[i] = 0;
+    }
+    if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
+    if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
+    if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
+    if (!given(o, AT(log_every))) o->log_every = o->steps < 20 ? 1 : o->steps / 20;
+    if (o->min_lr <= o->lr) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr, o->lr);
+}
+
+/* ---- help ----------------------------------------------------------------------------------- */
+
+/* Prints text from column `column`, wrapped at word ends before column 100. */
+static void print_wrapped(FILE *out, const char *text, int column) {
+    int at = column;
+    while (*text) {
+        int length = (int)strcspn(text, " ");
+        if (at > column && at + 1 + length > 98) {
+            fprintf(out, "\n%*s", column, "");
+            at = column;
+        }
+        at += fprintf(out, "%s%.*s", at > column ? " " : "", length, text);
+        text += length;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+static void print_option(FILE *out, const row *r) {
+    char left[64], text[512], standard[96] = "";
+    snprintf(left, sizeof left, "--%s%s%s", r->name, r->argument ? " " : "",
+             r->argument ? r->argument : "");
+    if (r->cuda)
+        snprintf(standard, sizeof standard, " [%s; on CUDA %s]", r->cpu, r->cuda);
+    else if (r->kind != FLAG && *r->cpu)
+        snprintf(standard, sizeof standard, " [%s]", r->cpu);
+    snprintf(text, sizeof text, "%s%s", r->help, standard);
+    fprintf(out, "  %-20s ", left);
+    print_wrapped(out, text, 23);
+}
+
+void hy_options_help(FILE *out) {
+    fputs("hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n\n"
+          "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n\n"
+          "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes or no); "
+          "the\n"
+          "command line overrides it.  Defaults are in brackets.\n",
+          out);
+    for (int i = 0; i < ROWS; i++) {
+        if (rows[i].kind == SECTION)
+            fprintf(out, "\n%s\n", rows[i].name);
+        else
+            print_option(out, rows + i);
+    }
+    fputs("\nCtrl-C ends the run after the current step, with the final loss and table (status "
+          "130);\n"
+          "a second Ctrl-C ends it at once.  OMP_NUM_THREADS sets the CPU threads; the numbers do "
+          "not\n"
+          "depend on it.\n"
+          "Exit status: 0 done, 1 run failed, 2 bad option, 3 a gate failed with --gates-strict,\n"
+          "130 interrupted.\n",
+          out);
+}

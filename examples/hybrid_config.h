@@ -1,0 +1,42 @@
+/* The options of hybrid_train: one table describes the command line, the config file and --help. */
+#ifndef HYBRID_CONFIG_H
+#define HYBRID_CONFIG_H
+
+#include "hybrid_model.h"
+#include <stdio.h>
+
+#define HY_TEXT_MAX 1024
+#define HY_OPTIONS_MAX 48
+
+typedef struct hy_options {
+    char data[HY_TEXT_MAX]; /* "" = the text that comes with the program */
+    char separator[HY_TEXT_MAX];
+    char model[HY_TEXT_MAX];
+    int64_t hidden, layers; /* 0 = as the model says */
+    int64_t steps, batch, seq, warmup, seed;
+    double lr, min_lr, weight_decay, clip;
+    int stateful;
+    char device[HY_TEXT_MAX];
+    int64_t eval_every, eval_tokens, log_every;
+    char csv[HY_TEXT_MAX];
+    int64_t sample, sample_every;
+    char prompt[HY_TEXT_MAX];
+    double temperature;
+    int gates_strict;
+    int help, list_models;
+    unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: the user set it */
+} hy_options;
+
+/* Reads the command line, and before it the config file that it may name, so that the command line
+ * wins.  On failure hy_last_error() names the faulty key or value and the nearest right one. */
+gt_status hy_options_parse(hy_options *options, int argc, char *const *argv);
+
+/* Gives every option that the user left out its default, which may depend on the device. */
+gt_status hy_options_default(hy_options *options, int cuda);
+
+void hy_options_help(FILE *out);
+
+/* The one of `words` with the smallest edit distance to `word`; the first of them on a tie. */
+const char *hy_nearest(const char *word, const char *const *words, int count);
+
+#endif

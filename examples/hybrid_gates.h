@@ -1,0 +1,40 @@
+/* Gates G0 to G4: checks of a model's health on real batches, each with its numbers and its bounds.
+ * What lies between the bounds of PASS and FAIL is a WARN. */
+#ifndef HYBRID_GATES_H
+#define HYBRID_GATES_H
+
+#include "hybrid_model.h"
+#include <stdio.h>
+
+typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL } hy_verdict;
+
+typedef struct hy_gate {
+    const char *name;
+    hy_verdict verdict;
+    char value[64];     /* the numbers */
+    const char *bounds; /* of PASS, and in parentheses of FAIL, in the order of the numbers */
+} hy_gate;
+
+/* G0: every operator of gt_kernels.h that the models use runs on this backend. */
+hy_gate hy_gate_operators(hy_backend *backend);
+
+/* G1: a forward pass of a whole batch counts every target and gives finite numbers only. */
+hy_gate hy_gate_forward(const hy_probe *probe, int64_t counted, int64_t targets);
+
+/* G2: the entropy of the untrained model's predictions.  If ln(vocab) itself lies outside of the
+ * absolute window the part relative to it decides alone. */
+hy_gate hy_gate_entropy(double entropy, int vocab);
+
+/* G3: after `steps` steps the mean loss of the last ones is under the first loss, and their
+ * gradient norm before clipping is in bounds. */
+hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double norm);
+
+/* G3.5: the states still move in the second half of a window, and layer outputs differ. */
+hy_gate hy_gate_states(const hy_probe *probe);
+
+/* G4: gradient norm of the RWKV branches over that of the Mamba branches. */
+hy_gate hy_gate_balance(double ratio);
+
+void hy_gates_print(FILE *out, const hy_gate *gates, int count);
+
+#endif

@@ -1,0 +1,1618 @@
+/* The model of hybrid_model.h, as calls of a hy_backend.
+ *
+ * Order: configurations; the list of parameters and their initial values; the layout of memory; one
+ * function per operator that fills its argument struct, which forward and backward share; forward;
+ * backward; the optimiser; decoding; the probe. */
+#include "hybrid_model.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        gt_status status_ = (call);                                                                \
+        if (status_ != GT_OK) return status_;                                                      \
+    } while (0)
+
+/* Sizes that the two papers' models share, whatever the width. */
+enum {
+    MIX_RANK = 32,   /* of the five data-dependent lerps */
+    DECAY_RANK = 64, /* of the decay */
+    STATE = 64,      /* Mamba-2 state size */
+    EXPAND = 2,      /* Mamba-2 inner width over hidden */
+    CONV = 4,        /* width of the convolution */
+    FFN = 4          /* FFN width over hidden */
+};
+enum { MIXES = 5 }; /* what the token shift feeds: w, then k v r g */
+enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
+static const double matrix_gain = 0.5; /* weights start with std 0.5 / sqrt(inputs) */
+static const float model_eps = 1e-5f;
+static const float head_norm_eps = 64e-5f; /* as RWKV-6: 1e-5 times 8^2 */
+
+const char *const hy_group_names[HY_GROUPS] = {"embed", "norm", "rwkv", "mamba", "mix", "ffn"};
+
+/* ---- configurations ------------------------------------------------------------------------ */
+
+static const hy_config configs[] = {
+    {"HY", "per-channel gains on the normalised branches", HY_MIX_NORM, 128, 8, 4, 0.5f, 0},
+    {"GF", "gated: one sigmoid gate per token", HY_MIX_GATE, 128, 8, 4, 0.5f, 0},
+    {"GF-RH", "GF that starts RWKV-heavy, gate 0.7", HY_MIX_GATE, 128, 8, 4, 0.7f, 0},
+    {"GF-MH", "GF that starts Mamba-heavy, gate 0.3", HY_MIX_GATE, 128, 8, 4, 0.3f, 0},
+    {"WS", "weighted sum: one number per layer", HY_MIX_SCALAR, 128, 8, 4, 0.5f, 0},
+    {"RF", "RWKV plus a projection of Mamba", HY_MIX_RESIDUAL, 128, 8, 4, 0.5f, 0},
+    {"CP", "projection of both, concatenated", HY_MIX_CONCAT, 128, 8, 4, 0.5f, 0},
+    {"1M", "HY, 64 wide, 4 layers", HY_MIX_NORM, 64, 4, 4, 0.5f, 0},
+    {"5M", "HY, 128 wide, 8 layers", HY_MIX_NORM, 128, 8, 4, 0.5f, 0},
+    {"8M", "GF-MH, 192 wide, 8 layers", HY_MIX_GATE, 192, 8, 6, 0.3f, 0},
+};
+
+const hy_config *hy_model_list(int *count) {
+    *count = (int)(sizeof configs / sizeof configs[0]);
+    return configs;
+}
+
+static gt_status check_number(const char *name, int64_t value, int64_t min, int64_t max) {
+    if (value >= min && value <= max) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s = %lld: must be %lld to %lld", name, (long long)value,
+                   (long long)min, (long long)max);
+}
+
+/* Fills in heads, checks all. */
+static gt_status resolve_config(hy_config *c) {
+    TRY(check_number("hidden", c->hidden, 16, 1 << 16));
+    if (c->hidden % 16)
+        return hy_fail(GT_ERROR_VALUE, "hidden = %d: must be a multiple of 16", c->hidden);
+    TRY(check_number("layers", c->layers, 1, HY_MAX_LAYERS));
+    if (c->heads == 0) c->heads = c->hidden % 32 ? c->hidden / 16 : c->hidden / 32;
+    TRY(check_number("heads", c->heads, 1, c->hidden));
+    if (c->hidden % c->heads)
+        return hy_fail(GT_ERROR_VALUE, "heads = %d: must divide hidden = %d", c->heads, c->hidden);
+    TRY(check_number("mix", c->mix, HY_MIX_NORM, HY_MIX_CONCAT));
+    TRY(check_number("stateful", c->stateful, 0, 1));
+    if (!(c->share > 0 && c->share < 1))
+        return hy_fail(GT_ERROR_VALUE, "share = %g: must be between 0 and 1", c->share);
+    return GT_OK;
+}
+
+/* ---- the model ----------------------------------------------------------------------------- */
+
+/* Indices of a layer's parameters; -1 where the variant has none. */
+typedef struct layer_params {
+    int norm;                                          /* [C] */
+    int mu_x, mu;                                      /* [C] [5,C] */
+    int mix_down, mix_up;                              /* [5*32,C] [5,C,32] */
+    int decay_base, decay_down, decay_up;              /* [C] [64,C] [C,64] */
+    int bonus, projections;                            /* [C] [4,C,C]: k v r g */
+    int head_gamma, head_beta, rwkv_out;               /* [C] [C] [C,C] */
+    int in, conv_weight, conv_bias;                    /* [2I+2S+Hm,C] [I+2S,4] [I+2S] */
+    int dt_bias, A_log, Dskip, mamba_norm, mamba_out;  /* [Hm] [Hm] [Hm] [I] [C,I] */
+    int gain_a, gain_b, gate_weight, gate_bias, joint; /* [C] [C] [2,C] [1] [C,C] or [C,2C] */
+    int ffn_norm, up, down;                            /* [C] [4C,C] [C,4C] */
+} layer_params;
+enum { LAYER_PARAMS = sizeof(layer_params) / sizeof(int) };
+
+/* What forward keeps of one layer.  M rows; activations unless said otherwise. */
+typedef struct layer_acts {
+    void *x;               /* [M,C] what enters the layer */
+    void *norm;            /* [M,C] */
+    void *shifted;         /* [M,C] input of the lerps' low-rank pair, whose inner ... */
+    void *lora;            /* [M,5*32] ... and outer values are */
+    void *offsets;         /* [5,M,C] */
+    void *mixed;           /* [5,M,C] the five lerps: w, k, v, r, g */
+    void *decay_lora;      /* [M,64] */
+    float *decay;          /* [M,C] raw decay, fp32 */
+    void *kvrg;            /* [4,M,C] */
+    void *wkv, *wkv_gated; /* [M,C] */
+    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt */
+    float *A;              /* [Hm] */
+    void *conv;            /* [M,I+2S]: x, B, C */
+    void *ssd, *ssd_gated; /* [M,I] */
+    void *branches;        /* a and b, see branch_b */
+    float *gate;           /* [M] */
+    void *middle;          /* [M,C] after the mix */
+    void *up, *act;        /* [M,4C] */
+    void *wkv_saved, *ssd_saved, *up_saved;
+} layer_acts;
+
+/* Gradients of activations, for one layer at a time. */
+typedef struct grad_acts {
+    void *x, *part;        /* [M,C] of the residual stream; of one contribution to it */
+    void *branches, *norm; /* as in layer_acts */
+    void *act;             /* [M,4C] */
+    void *wkv_gated, *wkv; /* [M,C] */
+    void *kvrg;            /* [4,M,C] */
+    float *decay;          /* [M,C] fp32 */
+    void *decay_cast;      /* [M,C] the same as an activation */
+    void *decay_lora;      /* [M,64] */
+    void *mixed, *offsets; /* [5,M,C] */
+    void *lora, *shifted;  /* [M,5*32] [M,C] */
+    void *ssd_gated, *ssd; /* [M,I] */
+    void *conv, *in;       /* as in layer_acts */
+    float *A;              /* [Hm] */
+} grad_acts;
+
+/* Recurrent states of B sequences, all layers; fp32. */
+typedef struct state_set {
+    int64_t B;
+    float *wkv;   /* [L,B,H,N,N] */
+    float *ssd;   /* [L,B,Hm,P,S] */
+    float *conv;  /* [L,B,I+2S,3] */
+    float *shift; /* [L,B,C] */
+} state_set;
+
+/* How the layers are run. */
+typedef struct pass {
+    int64_t B, T, M;           /* M = B T */
+    const state_set *in, *out; /* NULL = from zero, and not wanted */
+    int keep_saved;            /* 1: a backward pass follows */
+    int step;                  /* 1: one token, states updated in place */
+} pass;
+
+typedef struct param_info param_info;
+
+struct hy_model {
+    hy_backend *be;
+    hy_config config;
+    int64_t V, B, T, M; /* vocabulary; batch as planned */
+    int64_t C, L, H, N; /* hidden, layers, RWKV heads and their size */
+    int64_t I, Hm, P;   /* Mamba inner width, heads and their size */
+    uint64_t seed;
+
+    param_info *params;
+    int param_count;
+    int64_t param_total;
+    int embedding, final_norm;
+    layer_params layer[HY_MAX_LAYERS];
+
+    void *memory;                  /* all of the following, of the backend */
+    float *values, *grads, *m, *v; /* [param_total] */
+    void *copies;                  /* [param_total] 16-bit weights; fp32: none */
+    hy_segments segments;
+    float *control, *norms, *total;   /* [HY_CONTROLS] [HY_GROUPS+1] [3] */
+    double *partial;                  /* [param_count] */
+    int32_t *tokens, *targets, *keep; /* [M] [M] [B] */
+    layer_acts acts[HY_MAX_LAYERS];
+    void *x_last, *logits; /* [M,C] [M,V] */
+    void *logits_saved;
+    float *lse, *loss, *entropy; /* [M] */
+    grad_acts grad;
+    state_set carried_in, carried_out, decoding;
+    void *workspace;
+    size_t workspace_bytes;
+    size_t wkv_saved_bytes, ssd_saved_bytes, up_saved_bytes, logits_saved_bytes;
+    void *scratch; /* the backend's own */
+    size_t scratch_bytes;
+
+    pass trained;   /* forward whose backward is still to come; M = 0: none */
+    int accumulate; /* of that backward */
+    float loss_scale;
+    int64_t steps;
+};
+
+const hy_config *hy_model_config(const hy_model *m) {
+    return &m->config;
+}
+
+static int64_t in_rows(const hy_model *m) {
+    return 2 * m->I + 2 * STATE + m->Hm;
+}
+static int64_t conv_rows(const hy_model *m) {
+    return m->I + 2 * STATE;
+}
+
+static size_t act_bytes(const hy_model *m) {
+    return m->be->dtype == GT_F32 ? m->be->fp32_bytes : 2;
+}
+
+/* Element `i` of an array of activations or of fp32 numbers. */
+static void *act_at(const hy_model *m, void *acts, int64_t i) {
+    return (char *)acts + i * (int64_t)act_bytes(m);
+}
+static float *fp32_at(const hy_model *m, float *numbers, int64_t i) {
+    return (float *)(void *)((char *)numbers + i * (int64_t)m->be->fp32_bytes);
+}
+
+/* The two branch outputs lie side by side in rows of 2C where one projection reads both, else one
+ * after the other. */
+static int64_t branch_row(const hy_model *m) {
+    return m->config.mix == HY_MIX_CONCAT ? 2 * m->C : m->C;
+}
+static void *branch_b(const hy_model *m, const pass *p, void *branches) {
+    return act_at(m, branches, m->config.mix == HY_MIX_CONCAT ? m->C : p->M * m->C);
+}
+
+/* ---- parameters ---------------------------------------------------------------------------- */
+
+typedef struct random_state {
+    uint64_t state;
+} random_state;
+
+/* splitmix64 */
+static uint64_t random_next(random_state *r) {
+    uint64_t z = r->state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static double random_uniform(random_state *r) { /* in (0,1) */
+    return ((double)(random_next(r) >> 11) + 0.5) / 9007199254740992.0;
+}
+static double random_normal(random_state *r) {
+    double radius = sqrt(-2 * log(random_uniform(r)));
+    return radius * cos(6.283185307179586 * random_uniform(r));
+}
+
+/* Initial values of one parameter. */
+typedef void param_init(const hy_model *m, const param_info *p, random_state *r, double *x);
+struct param_info {
+    hy_param shown;
+    param_init *init;
+    double a, b; /* of init */
+    int layer;
+};
+
+static void init_constant(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)m, (void)r;
+    for (int64_t i = 0; i < p->shown.count; i++) x[i] = p->a;
+}
+
+static void init_normal(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)m;
+    for (int64_t i = 0; i < p->shown.count; i++) x[i] = p->a * random_normal(r);
+}
+
+static void init_uniform(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)m;
+    for (int64_t i = 0; i < p->shown.count; i++) x[i] = p->a + (p->b - p->a) * random_uniform(r);
+}
+
+/* The RWKV-6 initialisation depends on depth: `depth` runs from 0 in the first layer to 1 in the
+ * last, `left` from 1 down to 1/L. */
+static double init_depth(const hy_model *m, const param_info *p) {
+    return m->L > 1 ? (double)p->layer / (double)(m->L - 1) : 0;
+}
+static double init_left(const hy_model *m, const param_info *p) {
+    return 1 - (double)p->layer / (double)m->L;
+}
+
+/* Token-shift weights ramp from 1 to 0 over the channels: rows w k v r g, or x alone. */
+static void init_mu(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    static const double power[MIXES] = {1, 1, 1, 0.5, 0.5}, depth_share[MIXES] = {0, 0, 0.3, 0, 0};
+    (void)r;
+    for (int64_t i = 0; i < p->shown.count; i++) {
+        int64_t row = i / m->C;
+        double ramp = pow((double)(i % m->C) / (double)m->C, power[row] * init_left(m, p));
+        x[i] = 1 - ramp - depth_share[row] * init_depth(m, p);
+    }
+}
+
+/* -6 to -1 over the channels: decays from 0.998 to 0.69 per token */
+static void init_decay(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)r;
+    for (int64_t i = 0; i < m->C; i++)
+        x[i] = -6 + 5 * pow((double)i / (double)(m->C - 1), 0.7 + 1.3 * init_depth(m, p));
+}
+
+static void init_bonus(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)r;
+    for (int64_t i = 0; i < m->C; i++)
+        x[i] = init_depth(m, p) * (1 - (double)i / (double)(m->C - 1)) +
+               0.1 * (double)((i + 1) % 3 - 1);
+}
+
+/* softplus(dt_bias) log-uniform in [a, b] */
+static void init_dt_bias(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)m;
+    for (int64_t i = 0; i < p->shown.count; i++) {
+        double dt = exp(log(p->a) + (log(p->b) - log(p->a)) * random_uniform(r));
+        x[i] = dt + log(-expm1(-dt)); /* the inverse of softplus */
+    }
+}
+
+/* log A, A uniform in [a, b] */
+static void init_A_log(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)m;
+    for (int64_t i = 0; i < p->shown.count; i++)
+        x[i] = log(p->a + (p->b - p->a) * random_uniform(r));
+}
+
+/* Identity blocks side by side, times a and b. */
+static void init_joint(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    int64_t columns = p->shown.shape[1];
+    (void)r;
+    for (int64_t i = 0; i < p->shown.count; i++) {
+        int64_t row = i / columns, column = i % columns;
+        x[i] = column % m->C == row ? (column < m->C ? p->a : p->b) : 0;
+    }
+}
+
+/* Appends a parameter; shape ends at the first 0.  layer -1: not in a layer. */
+static int add_param(hy_model *m, int layer, const char *name, int group, int decay, int64_t n0,
+                     int64_t n1, int64_t n2, param_init *init, double a, double b) {
+    param_info p = {.shown = {.group = group,
+                              .decay = decay,
+                              .rank = 1 + (n1 > 0) + (n2 > 0),
+                              .shape = {n0, n1, n2},
+                              .offset = m->param_total},
+                    .init = init,
+                    .a = a,
+                    .b = b,
+                    .layer = layer};
+    p.shown.count = n0 * (n1 ? n1 : 1) * (n2 ? n2 : 1);
+    if (layer < 0)
+        snprintf(p.shown.name, sizeof p.shown.name, "%s", name);
+    else
+        snprintf(p.shown.name, sizeof p.shown.name, "layers.%d.%s", layer, name);
+    m->params[m->param_count] = p;
+    /* every tensor starts at a multiple of 64 elements, aligned for any dtype */
+    m->param_total += (p.shown.count + 63) / 64 * 64;
+    return m->param_count++;
+}
+
+/* A projection: normal with std gain / sqrt(inputs). */
+static int add_matrix(hy_model *m, int layer, const char *name, int group, int64_t outputs,
+                      int64_t inputs, double gain) {
+    return add_param(m, layer, name, group, 1, outputs, inputs, 0, init_normal,
+                     gain / sqrt((double)inputs), 0);
+}
+static int add_vector(hy_model *m, int layer, const char *name, int group, int64_t n,
+                      double value) {
+    return add_param(m, layer, name, group, 0, n, 0, 0, init_constant, value, 0);
+}
+
+static void add_rwkv_params(hy_model *m, int l, layer_params *p, double out_gain) {
+    int64_t C = m->C;
+    p->mu_x = add_param(m, l, "rwkv.mu_x", HY_RWKV, 0, C, 0, 0, init_mu, 0, 0);
+    p->mu = add_param(m, l, "rwkv.mu_wkvrg", HY_RWKV, 0, MIXES, C, 0, init_mu, 0, 0);
+    p->mix_down = add_matrix(m, l, "rwkv.mix_down", HY_RWKV, MIXES * MIX_RANK, C, 0);
+    p->mix_up =
+        add_param(m, l, "rwkv.mix_up", HY_RWKV, 1, MIXES, C, MIX_RANK, init_uniform, -0.01, 0.01);
+    p->decay_base = add_param(m, l, "rwkv.decay_base", HY_RWKV, 0, C, 0, 0, init_decay, 0, 0);
+    p->decay_down = add_matrix(m, l, "rwkv.decay_down", HY_RWKV, DECAY_RANK, C, 0);
+    p->decay_up =
+        add_param(m, l, "rwkv.decay_up", HY_RWKV, 1, C, DECAY_RANK, 0, init_uniform, -0.01, 0.01);
+    p->bonus = add_param(m, l, "rwkv.bonus", HY_RWKV, 0, m->H, m->N, 0, init_bonus, 0, 0);
+    p->projections = add_param(m, l, "rwkv.projections_kvrg", HY_RWKV, 1, PROJECTIONS, C, C,
+                               init_normal, matrix_gain / sqrt((double)C), 0);
+    p->head_gamma = add_vector(m, l, "rwkv.head_gamma", HY_RWKV, C, 1);
+    p->head_beta = add_vector(m, l, "rwkv.head_beta", HY_RWKV, C, 0);
+    p->rwkv_out = add_matrix(m, l, "rwkv.out", HY_RWKV, C, C, out_gain);
+}
+
+static void add_mamba_params(hy_model *m, int l, layer_params *p, double out_gain) {
+    p->in = add_matrix(m, l, "mamba.in", HY_MAMBA, in_rows(m), m->C, matrix_gain);
+    p->conv_weight = add_param(m, l, "mamba.conv_weight", HY_MAMBA, 0, conv_rows(m), CONV, 0,
+                               init_uniform, -0.5, 0.5);
+    p->conv_bias = add_vector(m, l, "mamba.conv_bias", HY_MAMBA, conv_rows(m), 0);
+    p->dt_bias =
+        add_param(m, l, "mamba.dt_bias", HY_MAMBA, 0, m->Hm, 0, 0, init_dt_bias, 1e-3, 1e-1);
+    p->A_log = add_param(m, l, "mamba.A_log", HY_MAMBA, 0, m->Hm, 0, 0, init_A_log, 1, 16);
+    p->Dskip = add_vector(m, l, "mamba.Dskip", HY_MAMBA, m->Hm, 1);
+    p->mamba_norm = add_vector(m, l, "mamba.norm", HY_MAMBA, m->I, 1);
+    p->mamba_out = add_matrix(m, l, "mamba.out", HY_MAMBA, m->C, m->I, out_gain);
+}
+
+static void add_mix_params(hy_model *m, int l, layer_params *p) {
+    double share = m->config.share;
+    p->gain_a = p->gain_b = p->gate_weight = p->gate_bias = p->joint = -1;
+    switch (m->config.mix) {
+    case HY_MIX_NORM:
+        p->gain_a = add_vector(m, l, "mix.gain_rwkv", HY_MIXING, m->C, share);
+        p->gain_b = add_vector(m, l, "mix.gain_mamba", HY_MIXING, m->C, 1 - share);
+        break;
+    case HY_MIX_GATE:
+        p->gate_weight =
+            add_param(m, l, "mix.gate_weight", HY_MIXING, 0, 2, m->C, 0, init_constant, 0, 0);
+        p->gate_bias = add_vector(m, l, "mix.gate_bias", HY_MIXING, 1, log(share / (1 - share)));
+        break;
+    case HY_MIX_SCALAR:
+        p->gate_bias = add_vector(m, l, "mix.alpha", HY_MIXING, 1, share);
+        break;
+    case HY_MIX_RESIDUAL:
+        p->joint = add_param(m, l, "mix.projection", HY_MIXING, 1, m->C, m->C, 0, init_joint, 1, 1);
+        break;
+    case HY_MIX_CONCAT:
+        p->joint = add_param(m, l, "mix.projection", HY_MIXING, 1, m->C, 2 * m->C, 0, init_joint,
+                             share, 1 - share);
+        break;
+    }
+}
+
+static void add_all_params(hy_model *m) {
+    double out_gain = matrix_gain / sqrt(2.0 * (double)m->L); /* 2L outputs add up in the stream */
+    m->embedding = add_param(m, -1, "embedding", HY_EMBED, 1, m->V, m->C, 0, init_normal, 0.02, 0);
+    for (int l = 0; l < m->L; l++) {
+        layer_params *p = &m->layer[l];
+        p->norm = add_vector(m, l, "norm", HY_NORM, m->C, 1);
+        add_rwkv_params(m, l, p, out_gain);
+        add_mamba_params(m, l, p, out_gain);
+        add_mix_params(m, l, p);
+        p->ffn_norm = add_vector(m, l, "ffn.norm", HY_NORM, m->C, 1);
+        p->up = add_matrix(m, l, "ffn.up", HY_FFN, FFN * m->C, m->C, matrix_gain);
+        p->down = add_matrix(m, l, "ffn.down", HY_FFN, m->C, FFN * m->C, out_gain);
+    }
+    m->final_norm = add_vector(m, -1, "final_norm", HY_NORM, m->C, 1);
+}
+
+int hy_model_param_count(const hy_model *m) {
+    return m->param_count;
+}
+const hy_param *hy_model_param(const hy_model *m, int i) {
+    return &m->params[i].shown;
+}
+
+static float *value_of(const hy_model *m, int param) {
+    return fp32_at(m, m->values, m->params[param].shown.offset);
+}
+static float *grad_of(const hy_model *m, int param) {
+    return fp32_at(m, m->grads, m->params[param].shown.offset);
+}
+/* A projection weight, in the dtype of the activations. */
+static void *weight_of(const hy_model *m, int param) {
+    if (m->be->dtype == GT_F32) return value_of(m, param);
+    return act_at(m, m->copies, m->params[param].shown.offset);
+}
+
+/* Rounds the fp32 parameters to the copies that the projections read. */
+static gt_status refresh_copies(hy_model *m) {
+    if (m->be->dtype == GT_F32) return GT_OK;
+    hy_cast_args cast = {.n = m->param_total,
+                         .from_dtype = GT_F32,
+                         .to_dtype = m->be->dtype,
+                         .from = m->values,
+                         .to = m->copies};
+    return m->be->cast(m->be, &cast);
+}
+
+gt_status hy_model_read(hy_model *m, hy_value what, int i, double *numbers) {
+    TRY(check_number("parameter", i, 0, m->param_count - 1));
+    int64_t n = m->params[i].shown.count;
+    TRY(m->be->read(m->be, numbers, what == HY_VALUE ? value_of(m, i) : grad_of(m, i), GT_F32, n));
+    for (int64_t k = 0; what == HY_GRADIENT && k < n; k++) numbers[k] /= m->loss_scale;
+    return GT_OK;
+}
+
+gt_status hy_model_write(hy_model *m, int i, const double *numbers) {
+    TRY(check_number("parameter", i, 0, m->param_count - 1));
+    TRY(m->be->write(m->be, value_of(m, i), GT_F32, numbers, m->params[i].shown.count));
+    return refresh_copies(m);
+}
+
+/* A parameter's random numbers depend on the seed and its name alone. */
+static gt_status init_params(hy_model *m) {
+    TRY(m->be->zero(m->be, m->values, (size_t)m->param_total * m->be->fp32_bytes));
+    for (int i = 0; i < m->param_count; i++) {
+        const param_info *p = &m->params[i];
+        random_state r = {m->seed};
+        for (const char *c = p->shown.name; *c; c++) r.state = random_next(&r) ^ (uint64_t)*c;
+        double *numbers = malloc((size_t)p->shown.count * sizeof *numbers);
+        if (!numbers) return hy_fail(GT_ERROR_MEMORY, "no memory to initialise %s", p->shown.name);
+        p->init(m, p, &r, numbers);
+        gt_status status = m->be->write(m->be, value_of(m, i), GT_F32, numbers, p->shown.count);
+        free(numbers);
+        TRY(status);
+    }
+    return refresh_copies(m);
+}
+
+/* struct fields in the order of the headers, several to a line */
+/* clang-format off */
+
+/* ---- the operators' arguments -----------------------------------------------------------------
+ * One function per operator fills in what forward, backward and step read. */
+
+/* A plain projection y = x weight^T, or `count` of them at equal steps. */
+typedef struct linear {
+    int64_t inputs, outputs;
+    int weight;               /* parameter [count,outputs,inputs] */
+    const void *x;
+    int64_t x_row;            /* elements from row to row, 0 = packed */
+    void *y;
+    int64_t y_row;
+    gt_dtype y_dtype;         /* 0 = of the activations */
+    int64_t count, x_step, y_step;
+} linear;
+
+static linear mix_down_of(const hy_model *m, int l) {
+    return (linear){.inputs = m->C, .outputs = MIXES * MIX_RANK, .weight = m->layer[l].mix_down,
+                    .x = m->acts[l].shifted, .y = m->acts[l].lora};
+}
+static linear mix_up_of(const hy_model *m, int l, const pass *p) {
+    return (linear){.inputs = MIX_RANK, .outputs = m->C, .weight = m->layer[l].mix_up,
+                    .x = m->acts[l].lora, .x_row = MIXES * MIX_RANK, .x_step = MIX_RANK,
+                    .y = m->acts[l].offsets, .y_step = p->M * m->C, .count = MIXES};
+}
+static linear decay_down_of(const hy_model *m, int l) {
+    return (linear){.inputs = m->C, .outputs = DECAY_RANK, .weight = m->layer[l].decay_down,
+                    .x = m->acts[l].mixed, .y = m->acts[l].decay_lora};
+}
+static linear decay_up_of(const hy_model *m, int l) {
+    return (linear){.inputs = DECAY_RANK, .outputs = m->C, .weight = m->layer[l].decay_up,
+                    .x = m->acts[l].decay_lora, .y = m->acts[l].decay, .y_dtype = GT_F32};
+}
+static linear projections_of(const hy_model *m, int l, const pass *p) {
+    int64_t MC = p->M * m->C;
+    return (linear){.inputs = m->C, .outputs = m->C, .weight = m->layer[l].projections,
+                    .x = act_at(m, m->acts[l].mixed, MC), .x_step = MC, .y = m->acts[l].kvrg,
+                    .y_step = MC, .count = PROJECTIONS};
+}
+static linear rwkv_out_of(const hy_model *m, int l) {
+    return (linear){.inputs = m->C, .outputs = m->C, .weight = m->layer[l].rwkv_out,
+                    .x = m->acts[l].wkv_gated, .y = m->acts[l].branches, .y_row = branch_row(m)};
+}
+static linear mamba_in_of(const hy_model *m, int l) {
+    return (linear){.inputs = m->C, .outputs = in_rows(m), .weight = m->layer[l].in,
+                    .x = m->acts[l].norm, .y = m->acts[l].in};
+}
+static linear mamba_out_of(const hy_model *m, int l, const pass *p) {
+    return (linear){.inputs = m->I, .outputs = m->C, .weight = m->layer[l].mamba_out,
+                    .x = m->acts[l].ssd_gated, .y = branch_b(m, p, m->acts[l].branches),
+                    .y_row = branch_row(m)};
+}
+/* RF: reads b; CP: reads the rows [a; b] */
+static linear joint_of(const hy_model *m, int l, const pass *p) {
+    int both = m->config.mix == HY_MIX_CONCAT;
+    void *branches = m->acts[l].branches;
+    return (linear){.inputs = branch_row(m), .outputs = m->C, .weight = m->layer[l].joint,
+                    .x = both ? branches : branch_b(m, p, branches), .y = m->acts[l].middle};
+}
+static linear ffn_down_of(const hy_model *m, int l, void *y) {
+    return (linear){.inputs = FFN * m->C, .outputs = m->C, .weight = m->layer[l].down,
+                    .x = m->acts[l].act, .y = y};
+}
+
+/* y = x weight^T + beta y */
+static gt_status linear_forward(const hy_model *m, const pass *p, linear k, float beta) {
+    hy_gemm_args g = {.M = p->M, .N = k.outputs, .K = k.inputs, .trans_b = 1,
+                      .dtype = m->be->dtype, .c_dtype = k.y_dtype, .alpha = 1, .beta = beta,
+                      .a = k.x, .b = weight_of(m, k.weight), .c = k.y, .lda = k.x_row,
+                      .ldc = k.y_row, .count = k.count, .a_step = k.x_step,
+                      .b_step = k.outputs * k.inputs, .c_step = k.y_step};
+    return m->be->gemm(m->be, &g);
+}
+
+/* dx = dy weight + beta dx, and the gradient of the weight; dy and dx lie as y and x. */
+static gt_status linear_backward(const hy_model *m, linear k, const void *dy, void *dx, float beta) {
+    int64_t M = m->trained.M;
+    hy_gemm_args weight = {.M = k.outputs, .N = k.inputs, .K = M, .trans_a = 1,
+                           .dtype = m->be->dtype, .c_dtype = GT_F32, .alpha = 1,
+                           .beta = (float)m->accumulate, .a = dy, .b = k.x,
+                           .c = grad_of(m, k.weight), .lda = k.y_row, .ldb = k.x_row,
+                           .count = k.count, .a_step = k.y_step, .b_step = k.x_step,
+                           .c_step = k.outputs * k.inputs};
+    hy_gemm_args input = {.M = M, .N = k.inputs, .K = k.outputs, .dtype = m->be->dtype, .alpha = 1,
+                          .beta = beta, .a = dy, .b = weight_of(m, k.weight), .c = dx,
+                          .lda = k.y_row, .ldc = k.x_row, .count = k.count, .a_step = k.y_step,
+                          .b_step = k.outputs * k.inputs, .c_step = k.x_step};
+    TRY(m->be->gemm(m->be, &weight));
+    return m->be->gemm(m->be, &input);
+}
+
+/* State of layer l in a set; NULL without a set. */
+static float *wkv_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->wkv, l * s->B * m->H * m->N * m->N) : NULL;
+}
+static float *ssd_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->ssd, l * s->B * m->Hm * m->P * STATE) : NULL;
+}
+static float *conv_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->conv, l * s->B * conv_rows(m) * (CONV - 1)) : NULL;
+}
+static float *shift_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->shift, l * s->B * m->C) : NULL;
+}
+
+static gt_norm_gate_args norm_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (gt_norm_gate_args){.M = p->M, .D = m->C, .dtype = m->be->dtype, .eps = model_eps,
+                               .accumulate = m->accumulate, .x = a->x,
+                               .gamma = value_of(m, m->layer[l].norm), .y = a->norm,
+                               .dy = m->grad.norm, .dx = m->grad.part,
+                               .dgamma = grad_of(m, m->layer[l].norm),
+                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+/* The token shift that feeds the low-rank pair. */
+static hy_lerp_args shift_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (hy_lerp_args){.B = p->B, .T = p->T, .D = m->C, .count = 1, .dtype = m->be->dtype,
+                          .accumulate = m->accumulate, .accumulate_dx = 1, .x = a->norm,
+                          .state_in = shift_state(m, p->in, l),
+                          .mu = value_of(m, m->layer[l].mu_x), .y = a->shifted,
+                          .dy = m->grad.shifted, .dx = m->grad.norm,
+                          .dmu = grad_of(m, m->layer[l].mu_x)};
+}
+
+/* The five data-dependent lerps; they come last and so move the state on. */
+static hy_lerp_args lerps_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (hy_lerp_args){.B = p->B, .T = p->T, .D = m->C, .count = MIXES, .dtype = m->be->dtype,
+                          .accumulate = m->accumulate, .x = a->norm,
+                          .state_in = shift_state(m, p->in, l), .mu = value_of(m, m->layer[l].mu),
+                          .m = a->offsets, .y = a->mixed, .state_out = shift_state(m, p->out, l),
+                          .dy = m->grad.mixed, .dx = m->grad.norm, .dm = m->grad.offsets,
+                          .dmu = grad_of(m, m->layer[l].mu)};
+}
+
+static gt_wkv6_args wkv6_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    int64_t MC = p->M * m->C;
+    return (gt_wkv6_args){.B = p->B, .T = p->T, .H = m->H, .N = m->N, .dtype = m->be->dtype,
+                          .w_dtype = GT_F32, .accumulate = m->accumulate,
+                          .r = act_at(m, a->kvrg, RECEPTANCE * MC), .k = a->kvrg, .w = a->decay,
+                          .v = act_at(m, a->kvrg, VALUE * MC),
+                          .u = value_of(m, m->layer[l].bonus), .state_in = wkv_state(m, p->in, l),
+                          .y = a->wkv, .state_out = wkv_state(m, p->out, l), .dy = m->grad.wkv,
+                          .dr = act_at(m, m->grad.kvrg, RECEPTANCE * MC), .dk = m->grad.kvrg,
+                          .dw = m->grad.decay, .dv = act_at(m, m->grad.kvrg, VALUE * MC),
+                          .du = grad_of(m, m->layer[l].bonus),
+                          .saved = p->keep_saved ? a->wkv_saved : NULL,
+                          .saved_bytes = p->keep_saved ? m->wkv_saved_bytes : 0,
+                          .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+static gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    int64_t MC = p->M * m->C;
+    return (gt_norm_gate_args){.M = p->M, .D = m->C, .H = m->H, .dtype = m->be->dtype,
+                               .norm = GT_NORM_LAYER, .eps = head_norm_eps,
+                               .accumulate = m->accumulate, .x = a->wkv,
+                               .z = act_at(m, a->kvrg, GATE * MC),
+                               .gamma = value_of(m, m->layer[l].head_gamma),
+                               .beta = value_of(m, m->layer[l].head_beta), .y = a->wkv_gated,
+                               .dy = m->grad.wkv_gated, .dx = m->grad.wkv,
+                               .dz = act_at(m, m->grad.kvrg, GATE * MC),
+                               .dgamma = grad_of(m, m->layer[l].head_gamma),
+                               .dbeta = grad_of(m, m->layer[l].head_beta),
+                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+/* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm]. */
+static gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = CONV,
+                            .dtype = m->be->dtype, .activation = GT_ACT_SILU,
+                            .accumulate = m->accumulate, .x = act_at(m, a->in, m->I),
+                            .weight = value_of(m, m->layer[l].conv_weight),
+                            .bias = value_of(m, m->layer[l].conv_bias),
+                            .state_in = conv_state(m, p->in, l), .y = a->conv,
+                            .state_out = conv_state(m, p->out, l), .dy = m->grad.conv,
+                            .dx = act_at(m, m->grad.in, m->I),
+                            .dweight = grad_of(m, m->layer[l].conv_weight),
+                            .dbias = grad_of(m, m->layer[l].conv_bias),
+                            .x_stride = {.t = in_rows(m)}, .dx_stride = {.t = in_rows(m)},
+                            .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+static hy_map_args A_of(const hy_model *m, int l) {
+    return (hy_map_args){.n = m->Hm, .dtype = GT_F32, .function = HY_NEG_EXP,
+                         .accumulate = m->accumulate, .x = value_of(m, m->layer[l].A_log),
+                         .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
+}
+
+static gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    int64_t conv = conv_rows(m), B = m->I, C = m->I + STATE, dt = m->I + conv;
+    return (gt_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = STATE,
+                         .dtype = m->be->dtype, .softplus = 1, .accumulate = m->accumulate, .x = a->conv,
+                         .dt = act_at(m, a->in, dt), .A = a->A, .Bm = act_at(m, a->conv, B),
+                         .Cm = act_at(m, a->conv, C), .Dskip = value_of(m, m->layer[l].Dskip),
+                         .dt_bias = value_of(m, m->layer[l].dt_bias),
+                         .state_in = ssd_state(m, p->in, l), .y = a->ssd,
+                         .state_out = ssd_state(m, p->out, l), .dy = m->grad.ssd,
+                         .dx = m->grad.conv, .ddt = act_at(m, m->grad.in, dt),
+                         .dBm = act_at(m, m->grad.conv, B), .dCm = act_at(m, m->grad.conv, C),
+                         .dA = m->grad.A, .ddt_bias = grad_of(m, m->layer[l].dt_bias),
+                         .dDskip = grad_of(m, m->layer[l].Dskip), .x_stride = {.t = conv},
+                         .dt_stride = {.t = in_rows(m)}, .Bm_stride = {.t = conv},
+                         .Cm_stride = {.t = conv}, .dx_stride = {.t = conv},
+                         .ddt_stride = {.t = in_rows(m)}, .dBm_stride = {.t = conv},
+                         .dCm_stride = {.t = conv}, .saved = p->keep_saved ? a->ssd_saved : NULL,
+                         .saved_bytes = p->keep_saved ? m->ssd_saved_bytes : 0,
+                         .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+static gt_norm_gate_args mamba_norm_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (gt_norm_gate_args){.M = p->M, .D = m->I, .dtype = m->be->dtype, .gate_first = 1,
+                               .eps = model_eps, .accumulate = m->accumulate, .x = a->ssd,
+                               .z = a->in, .gamma = value_of(m, m->layer[l].mamba_norm),
+                               .y = a->ssd_gated, .dy = m->grad.ssd_gated, .dx = m->grad.ssd,
+                               .dz = m->grad.in, .dgamma = grad_of(m, m->layer[l].mamba_norm),
+                               .z_stride = in_rows(m), .dz_stride = in_rows(m),
+                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+static gt_norm_mix_args norm_mix_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (gt_norm_mix_args){.M = p->M, .D = m->C, .dtype = m->be->dtype, .eps = model_eps,
+                              .accumulate = m->accumulate, .a = a->branches,
+                              .b = branch_b(m, p, a->branches),
+                              .gain_a = value_of(m, m->layer[l].gain_a),
+                              .gain_b = value_of(m, m->layer[l].gain_b), .residual = a->x,
+                              .y = a->middle, .dy = m->grad.x, .da = m->grad.branches,
+                              .db = branch_b(m, p, m->grad.branches),
+                              .dgain_a = grad_of(m, m->layer[l].gain_a),
+                              .dgain_b = grad_of(m, m->layer[l].gain_b),
+                              .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+static hy_gate_mix_args gate_mix_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    int weight = m->layer[l].gate_weight, bias = m->layer[l].gate_bias;
+    return (hy_gate_mix_args){.M = p->M, .D = m->C, .dtype = m->be->dtype,
+                              .accumulate = m->accumulate, .a = a->branches,
+                              .b = branch_b(m, p, a->branches), .residual = a->x,
+                              .weight = weight < 0 ? NULL : value_of(m, weight),
+                              .bias = value_of(m, bias), .y = a->middle, .gate = a->gate,
+                              .dy = m->grad.x, .da = m->grad.branches,
+                              .db = branch_b(m, p, m->grad.branches),
+                              .dweight = weight < 0 ? NULL : grad_of(m, weight),
+                              .dbias = grad_of(m, bias)};
+}
+
+static gt_rmsnorm_linear_args up_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    return (gt_rmsnorm_linear_args){.M = p->M, .D = m->C, .O = FFN * m->C, .dtype = m->be->dtype,
+                                    .eps = model_eps, .accumulate = m->accumulate, .x = a->middle,
+                                    .weight = weight_of(m, m->layer[l].up),
+                                    .gamma = value_of(m, m->layer[l].ffn_norm), .y = a->up,
+                                    .dy = m->grad.act, .dx = m->grad.part,
+                                    .dweight = grad_of(m, m->layer[l].up),
+                                    .dgamma = grad_of(m, m->layer[l].ffn_norm),
+                                    .saved = p->keep_saved ? a->up_saved : NULL,
+                                    .saved_bytes = p->keep_saved ? m->up_saved_bytes : 0,
+                                    .workspace = m->workspace,
+                                    .workspace_bytes = m->workspace_bytes};
+}
+
+static hy_map_args gelu_of(const hy_model *m, int l, const pass *p) {
+    return (hy_map_args){.n = p->M * FFN * m->C, .dtype = m->be->dtype, .function = HY_GELU,
+                         .x = m->acts[l].up, .y = m->acts[l].act, .dy = m->grad.act,
+                         .dx = m->grad.act};
+}
+
+static hy_map_args tanh_of(const hy_model *m, int64_t n, void *y, void *dy) {
+    return (hy_map_args){.n = n, .dtype = m->be->dtype, .function = HY_TANH, .x = y, .y = y,
+                         .dy = dy, .dx = dy};
+}
+
+static hy_bias_args decay_base_of(const hy_model *m, int l, const pass *p) {
+    return (hy_bias_args){.M = p->M, .D = m->C, .dtype = GT_F32, .accumulate = m->accumulate,
+                          .bias = value_of(m, m->layer[l].decay_base), .y = m->acts[l].decay,
+                          .dy = m->grad.decay, .dbias = grad_of(m, m->layer[l].decay_base)};
+}
+
+/* The head on rows `first` ... of the last residual stream; the weight is the embedding. */
+static gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p, int64_t first) {
+    return (gt_rmsnorm_linear_args){.M = p->M - first, .D = m->C, .O = m->V,
+                                    .dtype = m->be->dtype, .eps = model_eps,
+                                    .accumulate = m->accumulate,
+                                    .x = act_at(m, m->x_last, first * m->C),
+                                    .weight = weight_of(m, m->embedding),
+                                    .gamma = value_of(m, m->final_norm), .y = m->logits,
+                                    .dy = m->logits, .dx = m->grad.x,
+                                    .dweight = grad_of(m, m->embedding),
+                                    .dgamma = grad_of(m, m->final_norm),
+                                    .saved = p->keep_saved ? m->logits_saved : NULL,
+                                    .saved_bytes = p->keep_saved ? m->logits_saved_bytes : 0,
+                                    .workspace = m->workspace,
+                                    .workspace_bytes = m->workspace_bytes};
+}
+
+static hy_embedding_args embedding_of(const hy_model *m, const pass *p) {
+    return (hy_embedding_args){.M = p->M, .V = m->V, .D = m->C, .dtype = m->be->dtype,
+                               .accumulate = 1, /* the head wrote its share */
+                               .token = m->tokens, .table = weight_of(m, m->embedding),
+                               .y = m->acts[0].x, .dy = m->grad.x,
+                               .dtable = grad_of(m, m->embedding)};
+}
+
+static hy_cross_entropy_args cross_entropy_of(const hy_model *m, const pass *p) {
+    return (hy_cross_entropy_args){.M = p->M, .V = m->V, .dtype = m->be->dtype,
+                                   .target = m->targets, .logits = m->logits, .lse = m->lse,
+                                   .loss = m->loss, .entropy = m->entropy, .total = m->total,
+                                   .scale = fp32_at(m, m->control, HY_LOSS_SCALE)};
+}
+
+/* clang-format on */
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* Hands out pieces of one allocation.  While only the size is wanted it starts at a made-up
+ * address, which nobody reads. */
+typedef struct arena {
+    char *base;
+    size_t used;
+} arena;
+
+static void *take(arena *a, size_t bytes) {
+    void *piece = a->base + a->used;
+    a->used += (bytes + 255) / 256 * 256;
+    return piece;
+}
+static void *take_acts(arena *a, const hy_model *m, int64_t n) {
+    return take(a, (size_t)n * act_bytes(m));
+}
+static float *take_fp32(arena *a, const hy_model *m, int64_t n) {
+    return (float *)take(a, (size_t)n * m->be->fp32_bytes);
+}
+
+static void take_layer(arena *a, hy_model *m, layer_acts *x) {
+    int64_t M = m->M, MC = m->M * m->C;
+    x->x = take_acts(a, m, MC);
+    x->norm = take_acts(a, m, MC);
+    x->shifted = take_acts(a, m, MC);
+    x->lora = take_acts(a, m, M * MIXES * MIX_RANK);
+    x->offsets = take_acts(a, m, MIXES * MC);
+    x->mixed = take_acts(a, m, MIXES * MC);
+    x->decay_lora = take_acts(a, m, M * DECAY_RANK);
+    x->decay = take_fp32(a, m, MC);
+    x->kvrg = take_acts(a, m, PROJECTIONS * MC);
+    x->wkv = take_acts(a, m, MC);
+    x->wkv_gated = take_acts(a, m, MC);
+    x->in = take_acts(a, m, M * in_rows(m));
+    x->A = take_fp32(a, m, m->Hm);
+    x->conv = take_acts(a, m, M * conv_rows(m));
+    x->ssd = take_acts(a, m, M * m->I);
+    x->ssd_gated = take_acts(a, m, M * m->I);
+    x->branches = take_acts(a, m, 2 * MC);
+    x->gate = take_fp32(a, m, M);
+    x->middle = take_acts(a, m, MC);
+    x->up = take_acts(a, m, FFN * MC);
+    x->act = take_acts(a, m, FFN * MC);
+    x->wkv_saved = take(a, m->wkv_saved_bytes);
+    x->ssd_saved = take(a, m->ssd_saved_bytes);
+    x->up_saved = take(a, m->up_saved_bytes);
+}
+
+static void take_activations(arena *a, hy_model *m) {
+    m->tokens = take(a, (size_t)m->M * sizeof *m->tokens);
+    m->targets = take(a, (size_t)m->M * sizeof *m->targets);
+    m->keep = take(a, (size_t)m->B * sizeof *m->keep);
+    for (int l = 0; l < m->L; l++) take_layer(a, m, &m->acts[l]);
+    m->x_last = take_acts(a, m, m->M * m->C);
+    m->logits = take_acts(a, m, m->M * m->V);
+    m->logits_saved = take(a, m->logits_saved_bytes);
+    m->lse = take_fp32(a, m, m->M);
+    m->loss = take_fp32(a, m, m->M);
+    m->entropy = take_fp32(a, m, m->M);
+}
+
+static void take_backward(arena *a, hy_model *m) {
+    grad_acts *g = &m->grad;
+    int64_t M = m->M, MC = m->M * m->C;
+    g->x = take_acts(a, m, MC);
+    g->part = take_acts(a, m, MC);
+    g->branches = take_acts(a, m, 2 * MC);
+    g->norm = take_acts(a, m, MC);
+    g->act = take_acts(a, m, FFN * MC);
+    g->wkv_gated = take_acts(a, m, MC);
+    g->wkv = take_acts(a, m, MC);
+    g->kvrg = take_acts(a, m, PROJECTIONS * MC);
+    g->decay = take_fp32(a, m, MC);
+    g->decay_cast = m->be->dtype == GT_F32 ? g->decay : take_acts(a, m, MC);
+    g->decay_lora = take_acts(a, m, M * DECAY_RANK);
+    g->mixed = take_acts(a, m, MIXES * MC);
+    g->offsets = take_acts(a, m, MIXES * MC);
+    g->lora = take_acts(a, m, M * MIXES * MIX_RANK);
+    g->shifted = take_acts(a, m, MC);
+    g->ssd_gated = take_acts(a, m, M * m->I);
+    g->ssd = take_acts(a, m, M * m->I);
+    g->conv = take_acts(a, m, M * conv_rows(m));
+    g->in = take_acts(a, m, M * in_rows(m));
+    g->A = take_fp32(a, m, m->Hm);
+}
+
+static void take_states(arena *a, const hy_model *m, state_set *s, int64_t B) {
+    int64_t LB = m->L * B;
+    s->B = B;
+    s->wkv = take_fp32(a, m, LB * m->H * m->N * m->N);
+    s->ssd = take_fp32(a, m, LB * m->Hm * m->P * STATE);
+    s->conv = take_fp32(a, m, LB * conv_rows(m) * (CONV - 1));
+    s->shift = take_fp32(a, m, LB * m->C);
+}
+
+static void take_weights(arena *a, hy_model *m) {
+    m->values = take_fp32(a, m, m->param_total);
+    m->copies = m->be->dtype == GT_F32 ? NULL : take_acts(a, m, m->param_total);
+    m->segments.count = m->param_count;
+    m->segments.start = take(a, (size_t)(m->param_count + 1) * sizeof(int64_t));
+    m->segments.group = take(a, (size_t)m->param_count * sizeof(int32_t));
+    m->segments.decay = take_fp32(a, m, m->param_count);
+    m->control = take_fp32(a, m, HY_CONTROLS);
+    m->norms = take_fp32(a, m, HY_GROUPS + 1);
+    m->total = take_fp32(a, m, 3);
+    m->partial = take(a, (size_t)m->param_count * sizeof(double));
+}
+
+/* Columns of the widest array of activations. */
+static int64_t widest(const hy_model *m) {
+    int64_t most = FFN * m->C;
+    if (most < in_rows(m)) most = in_rows(m);
+    return most < m->V ? m->V : most;
+}
+
+/* Points everything into the arena and notes what each purpose takes. */
+static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
+    const hy_limits limits = {.M = m->M, .D = widest(m), .n = m->param_total};
+    size_t before = a->used, scratch;
+    take_weights(a, m);
+    plan->weights = a->used - before, before = a->used;
+    m->grads = take_fp32(a, m, m->param_total);
+    plan->gradients = a->used - before, before = a->used;
+    m->m = take_fp32(a, m, m->param_total);
+    m->v = take_fp32(a, m, m->param_total);
+    plan->optimizer = a->used - before, before = a->used;
+    take_activations(a, m);
+    plan->activations = a->used - before, before = a->used;
+    take_backward(a, m);
+    plan->backward = a->used - before, before = a->used;
+    take_states(a, m, &m->decoding, 1);
+    if (m->config.stateful) {
+        take_states(a, m, &m->carried_in, m->B);
+        take_states(a, m, &m->carried_out, m->B);
+    }
+    plan->states = a->used - before, before = a->used;
+    m->workspace = take(a, m->workspace_bytes);
+    TRY(m->be->scratch(m->be, &limits, NULL, &scratch));
+    m->scratch = take(a, scratch);
+    m->scratch_bytes = scratch;
+    plan->workspace = a->used - before;
+    plan->total = a->used;
+    return GT_OK;
+}
+
+/* Workspace for an operator; and how much it saves, if this pass keeps that. */
+static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size_t *saved) {
+    const size_t passes[] = {need->forward, need->backward, need->step};
+    for (int i = 0; i < 3; i++)
+        if (m->workspace_bytes < passes[i]) m->workspace_bytes = passes[i];
+    if (saved && p->keep_saved) *saved = need->saved;
+}
+
+/* Asks all operators for one way of running the layers. */
+static gt_status ask_workspace(hy_model *m, const pass *p) {
+    hy_backend *be = m->be;
+    gt_norm_gate_args norms[] = {norm_of(m, 0, p), head_norm_of(m, 0, p), mamba_norm_of(m, 0, p)};
+    gt_wkv6_args wkv6 = wkv6_of(m, 0, p);
+    gt_ssd_args ssd = ssd_of(m, 0, p);
+    gt_conv1d_args conv1d = conv1d_of(m, 0, p);
+    gt_rmsnorm_linear_args up = up_of(m, 0, p), head = head_of(m, p, 0);
+    gt_workspace need;
+    for (int i = 0; i < 3; i++) {
+        TRY(be->norm_gate_workspace(be, &norms[i], &need));
+        note_need(m, p, &need, NULL);
+    }
+    if (m->config.mix == HY_MIX_NORM) {
+        gt_norm_mix_args mix = norm_mix_of(m, 0, p);
+        TRY(be->norm_mix_workspace(be, &mix, &need));
+        note_need(m, p, &need, NULL);
+    }
+    TRY(be->conv1d_workspace(be, &conv1d, &need));
+    note_need(m, p, &need, NULL);
+    TRY(be->wkv6_workspace(be, &wkv6, &need));
+    note_need(m, p, &need, &m->wkv_saved_bytes);
+    TRY(be->ssd_workspace(be, &ssd, &need));
+    note_need(m, p, &need, &m->ssd_saved_bytes);
+    TRY(be->rmsnorm_linear_workspace(be, &up, &need));
+    note_need(m, p, &need, &m->up_saved_bytes);
+    TRY(be->rmsnorm_linear_workspace(be, &head, &need));
+    note_need(m, p, &need, &m->logits_saved_bytes);
+    return GT_OK;
+}
+
+static pass training_pass(const hy_model *m) {
+    int stateful = m->config.stateful;
+    return (pass){.B = m->B,
+                  .T = m->T,
+                  .M = m->M,
+                  .in = stateful ? &m->carried_in : NULL,
+                  .out = stateful ? &m->carried_out : NULL,
+                  .keep_saved = 1};
+}
+static pass evaluation_pass(const hy_model *m) {
+    return (pass){.B = m->B, .T = m->T, .M = m->M};
+}
+static pass decoding_pass(const hy_model *m, int64_t T) {
+    return (pass){.B = 1, .T = T, .M = T, .in = &m->decoding, .out = &m->decoding, .step = T == 1};
+}
+
+static gt_status plan_memory(hy_model *m, hy_plan *plan) {
+    char *const made_up = (char *)4096;
+    pass train = training_pass(m), evaluate = evaluation_pass(m);
+    pass prompt = decoding_pass(m, m->T), step = decoding_pass(m, 1);
+    arena a = {made_up, 0};
+    TRY(take_all(&a, m, plan)); /* operators may ask which pointers are NULL */
+    TRY(ask_workspace(m, &train));
+    TRY(ask_workspace(m, &evaluate));
+    TRY(ask_workspace(m, &prompt));
+    TRY(ask_workspace(m, &step));
+    a = (arena){made_up, 0};
+    memset(plan, 0, sizeof *plan);
+    TRY(take_all(&a, m, plan));
+    for (int i = 0; i < m->param_count; i++) {
+        plan->parameters += m->params[i].shown.count;
+        plan->group[m->params[i].shown.group] += m->params[i].shown.count;
+    }
+    plan->non_embedding = plan->parameters - plan->group[HY_EMBED];
+    return GT_OK;
+}
+
+/* A model without memory of the backend. */
+static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, int B, int T,
+                            uint64_t seed, hy_model **model) {
+    hy_config c = *config;
+    TRY(resolve_config(&c));
+    TRY(check_number("vocab", vocab, 1, 1 << 20));
+    TRY(check_number("batch", B, 1, 1 << 20));
+    TRY(check_number("seq", T, 1, 1 << 20));
+    hy_model *m = calloc(1, sizeof *m);
+    if (!m) return hy_fail(GT_ERROR_MEMORY, "no memory for a model");
+    m->be = be, m->config = c, m->seed = seed, m->loss_scale = 1;
+    m->V = vocab, m->B = B, m->T = T, m->M = (int64_t)B * T;
+    m->C = c.hidden, m->L = c.layers, m->H = c.heads, m->N = m->C / m->H;
+    m->I = EXPAND * m->C, m->P = m->I % 64 ? 32 : 64, m->Hm = m->I / m->P;
+    m->params = calloc((size_t)(m->L * LAYER_PARAMS + 2), sizeof *m->params);
+    if (!m->params) {
+        free(m);
+        return hy_fail(GT_ERROR_MEMORY, "no memory for a model");
+    }
+    add_all_params(m);
+    *model = m;
+    return GT_OK;
+}
+
+void hy_model_destroy(hy_model *m) {
+    if (!m) return;
+    if (m->memory) m->be->release(m->be, m->memory);
+    free(m->params);
+    free(m);
+}
+
+gt_status hy_model_plan(hy_backend *be, const hy_config *config, int vocab, int B, int T,
+                        hy_plan *plan) {
+    hy_model *m;
+    TRY(make_model(be, config, vocab, B, T, 0, &m));
+    gt_status status = plan_memory(m, plan);
+    hy_model_destroy(m);
+    return status;
+}
+
+/* The table of segments, and the control numbers of a model that never took a step. */
+static gt_status write_tables(hy_model *m) {
+    const hy_segments *s = &m->segments;
+    double control[HY_CONTROLS] = {[HY_LOSS_SCALE] = 1};
+    TRY(m->be->write(m->be, m->control, GT_F32, control, HY_CONTROLS));
+    TRY(m->be->zero(m->be, m->norms, (HY_GROUPS + 1) * m->be->fp32_bytes));
+    for (int i = 0; i <= m->param_count; i++) {
+        int64_t start = i < m->param_count ? m->params[i].shown.offset : m->param_total;
+        TRY(m->be->upload(m->be, (char *)s->start + i * sizeof start, &start, sizeof start));
+    }
+    for (int i = 0; i < m->param_count; i++) {
+        int32_t group = m->params[i].shown.group;
+        double decay = m->params[i].shown.decay;
+        TRY(m->be->upload(m->be, (char *)s->group + i * sizeof group, &group, sizeof group));
+        TRY(m->be->write(m->be, (char *)s->decay + i * m->be->fp32_bytes, GT_F32, &decay, 1));
+    }
+    return GT_OK;
+}
+
+static gt_status zero_states(const hy_model *m, const state_set *s) {
+    int64_t LB = m->L * s->B;
+    size_t fp32 = m->be->fp32_bytes;
+    TRY(m->be->zero(m->be, s->wkv, (size_t)(LB * m->H * m->N * m->N) * fp32));
+    TRY(m->be->zero(m->be, s->ssd, (size_t)(LB * m->Hm * m->P * STATE) * fp32));
+    TRY(m->be->zero(m->be, s->conv, (size_t)(LB * conv_rows(m) * (CONV - 1)) * fp32));
+    return m->be->zero(m->be, s->shift, (size_t)(LB * m->C) * fp32);
+}
+
+/* Memory, tables and initial values of a planned model. */
+static gt_status fill_model(hy_model *m) {
+    hy_plan plan;
+    size_t optimizer;
+    TRY(plan_memory(m, &plan));
+    TRY(m->be->alloc(m->be, &m->memory, plan.total));
+    arena a = {m->memory, 0};
+    TRY(take_all(&a, m, &plan));
+    TRY(m->be->scratch(m->be, &(hy_limits){m->M, widest(m), m->param_total}, m->scratch,
+                       &m->scratch_bytes));
+    optimizer = (size_t)m->param_total * m->be->fp32_bytes;
+    TRY(m->be->zero(m->be, m->grads, optimizer)); /* the gaps between tensors stay zero */
+    TRY(m->be->zero(m->be, m->m, optimizer));
+    TRY(m->be->zero(m->be, m->v, optimizer));
+    TRY(write_tables(m));
+    TRY(init_params(m));
+    if (m->config.stateful) TRY(zero_states(m, &m->carried_out));
+    return zero_states(m, &m->decoding);
+}
+
+gt_status hy_model_create(hy_backend *be, const hy_config *config, int vocab, int B, int T,
+                          uint64_t seed, hy_model **model) {
+    hy_model *m;
+    *model = NULL;
+    TRY(make_model(be, config, vocab, B, T, seed, &m));
+    gt_status status = fill_model(m);
+    if (status != GT_OK) {
+        hy_model_destroy(m);
+        return status;
+    }
+    *model = m;
+    return GT_OK;
+}
+
+/* ---- forward ------------------------------------------------------------------------------- */
+
+static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    const layer_acts *a = &m->acts[l];
+    hy_lerp_args shift = shift_of(m, l, p), lerps = lerps_of(m, l, p);
+    hy_map_args tanh_lora = tanh_of(m, p->M * MIXES * MIX_RANK, a->lora, NULL);
+    hy_map_args tanh_decay = tanh_of(m, p->M * DECAY_RANK, a->decay_lora, NULL);
+    hy_bias_args decay_base = decay_base_of(m, l, p);
+    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
+    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    TRY(be->lerp_forward(be, &shift));
+    TRY(linear_forward(m, p, mix_down_of(m, l), 0));
+    TRY(be->map_forward(be, &tanh_lora));
+    TRY(linear_forward(m, p, mix_up_of(m, l, p), 0));
+    TRY(be->lerp_forward(be, &lerps));
+    TRY(linear_forward(m, p, projections_of(m, l, p), 0));
+    TRY(linear_forward(m, p, decay_down_of(m, l), 0));
+    TRY(be->map_forward(be, &tanh_decay));
+    TRY(linear_forward(m, p, decay_up_of(m, l), 0));
+    TRY(be->bias_forward(be, &decay_base));
+    TRY(p->step ? be->wkv6_step(be, &wkv6) : be->wkv6_forward(be, &wkv6));
+    TRY(be->norm_gate_forward(be, &head_norm));
+    return linear_forward(m, p, rwkv_out_of(m, l), 0);
+}
+
+static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    hy_map_args A = A_of(m, l);
+    gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    gt_ssd_args ssd = ssd_of(m, l, p);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
+    TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
+    TRY(p->step ? be->conv1d_step(be, &conv1d) : be->conv1d_forward(be, &conv1d));
+    TRY(be->map_forward(be, &A));
+    TRY(p->step ? be->ssd_step(be, &ssd) : be->ssd_forward(be, &ssd));
+    TRY(be->norm_gate_forward(be, &norm));
+    return linear_forward(m, p, mamba_out_of(m, l, p), 0);
+}
+
+/* middle = x + mix(a, b) */
+static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    const layer_acts *a = &m->acts[l];
+    if (m->config.mix == HY_MIX_NORM) {
+        gt_norm_mix_args mix = norm_mix_of(m, l, p);
+        return be->norm_mix_forward(be, &mix);
+    }
+    if (m->config.mix == HY_MIX_GATE || m->config.mix == HY_MIX_SCALAR) {
+        hy_gate_mix_args mix = gate_mix_of(m, l, p);
+        return be->gate_mix_forward(be, &mix);
+    }
+    TRY(be->copy(be, a->middle, a->x, (size_t)(p->M * m->C) * act_bytes(m)));
+    if (m->config.mix == HY_MIX_RESIDUAL) {
+        hy_add_args add = {.n = p->M * m->C, .dtype = be->dtype, .x = a->branches, .y = a->middle};
+        TRY(be->add(be, &add));
+    }
+    return linear_forward(m, p, joint_of(m, l, p), 1);
+}
+
+static gt_status forward_layer(const hy_model *m, int l, const pass *p, void *out) {
+    hy_backend *be = m->be;
+    const layer_acts *a = &m->acts[l];
+    gt_norm_gate_args norm = norm_of(m, l, p);
+    gt_rmsnorm_linear_args up = up_of(m, l, p);
+    hy_map_args gelu = gelu_of(m, l, p);
+    TRY(be->norm_gate_forward(be, &norm));
+    TRY(forward_rwkv(m, l, p));
+    TRY(forward_mamba(m, l, p));
+    TRY(forward_mix(m, l, p));
+    TRY(be->rmsnorm_linear_forward(be, &up));
+    TRY(be->map_forward(be, &gelu));
+    TRY(be->copy(be, out, a->middle, (size_t)(p->M * m->C) * act_bytes(m)));
+    return linear_forward(m, p, ffn_down_of(m, l, out), 1);
+}
+
+/* Names the layer in the text of a failure. */
+static gt_status in_layer(gt_status status, int l) {
+    return status == GT_OK ? GT_OK : hy_fail(status, "layer %d: %s", l, hy_last_error());
+}
+
+/* From the uploaded tokens to the last residual stream. */
+static gt_status forward_layers(const hy_model *m, const pass *p) {
+    hy_embedding_args embedding = embedding_of(m, p);
+    TRY(m->be->embedding_forward(m->be, &embedding));
+    for (int l = 0; l < m->L; l++)
+        TRY(in_layer(forward_layer(m, l, p, l + 1 < m->L ? m->acts[l + 1].x : m->x_last), l));
+    return GT_OK;
+}
+
+/* ... and to the loss. */
+static gt_status forward_all(const hy_model *m, const pass *p) {
+    gt_rmsnorm_linear_args head = head_of(m, p, 0);
+    hy_cross_entropy_args loss = cross_entropy_of(m, p);
+    TRY(forward_layers(m, p));
+    TRY(m->be->rmsnorm_linear_forward(m->be, &head));
+    return m->be->cross_entropy_forward(m->be, &loss);
+}
+
+/* carried_in = what the tracks that are kept left in carried_out */
+static gt_status carry_states(const hy_model *m) {
+    const state_set *from = &m->carried_out, *to = &m->carried_in;
+    const struct {
+        float *from, *to;
+        int64_t n;
+    } kinds[] = {{from->wkv, to->wkv, m->H * m->N * m->N},
+                 {from->ssd, to->ssd, m->Hm * m->P * STATE},
+                 {from->conv, to->conv, conv_rows(m) * (CONV - 1)},
+                 {from->shift, to->shift, m->C}};
+    for (int i = 0; i < 4; i++) {
+        hy_carry_args carry = {.count = m->L,
+                               .B = m->B,
+                               .n = kinds[i].n,
+                               .keep = m->keep,
+                               .from = kinds[i].from,
+                               .to = kinds[i].to};
+        TRY(m->be->carry(m->be, &carry));
+    }
+    return GT_OK;
+}
+
+static gt_status check_tokens(const hy_model *m, const char *name, const int32_t *tokens, int64_t n,
+                              int32_t least) {
+    for (int64_t i = 0; i < n; i++)
+        if (tokens[i] < least || tokens[i] >= m->V)
+            return hy_fail(GT_ERROR_VALUE, "%s[%lld] = %d: must be %s%lld", name, (long long)i,
+                           (int)tokens[i], least == 0 ? "0 to " : "at most ", (long long)m->V - 1);
+    return GT_OK;
+}
+
+static gt_status upload_batch(hy_model *m, const int32_t *tokens, const int32_t *targets) {
+    size_t bytes = (size_t)m->M * sizeof *tokens;
+    TRY(check_tokens(m, "tokens", tokens, m->M, 0));
+    TRY(check_tokens(m, "targets", targets, m->M, INT32_MIN));
+    TRY(m->be->upload(m->be, m->tokens, tokens, bytes));
+    return m->be->upload(m->be, m->targets, targets, bytes);
+}
+
+static gt_status upload_keep(hy_model *m, const int32_t *keep) {
+    size_t bytes = (size_t)m->B * sizeof *keep;
+    if (!m->config.stateful) return GT_OK;
+    return keep ? m->be->upload(m->be, m->keep, keep, bytes) : m->be->zero(m->be, m->keep, bytes);
+}
+
+/* Forward of a training batch that was uploaded. */
+static gt_status forward_training(hy_model *m) {
+    m->trained = training_pass(m);
+    if (m->config.stateful) TRY(carry_states(m));
+    return forward_all(m, &m->trained);
+}
+
+gt_status hy_model_forward(hy_model *m, const int32_t *tokens, const int32_t *targets,
+                           const int32_t *keep) {
+    TRY(upload_batch(m, tokens, targets));
+    TRY(upload_keep(m, keep));
+    return forward_training(m);
+}
+
+gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targets,
+                        double *loss_sum, int64_t *targets_counted) {
+    pass p = evaluation_pass(m);
+    double total[3];
+    TRY(upload_batch(m, tokens, targets));
+    m->trained.M = 0; /* its activations are overwritten */
+    TRY(forward_all(m, &p));
+    TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
+    *loss_sum += total[0];
+    *targets_counted += (int64_t)total[1];
+    return GT_OK;
+}
+
+/* ---- backward ---------------------------------------------------------------------------------
+ * grad.x is the gradient of the residual stream, from the last layer's output back to the
+ * embedding.  Each function adds what its part of the layer contributes, in the reverse order of
+ * forward. */
+
+static gt_status add_part(const hy_model *m) {
+    hy_add_args add = {
+        .n = m->trained.M * m->C, .dtype = m->be->dtype, .x = m->grad.part, .y = m->grad.x};
+    return m->be->add(m->be, &add);
+}
+
+static gt_status backward_ffn(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    gt_rmsnorm_linear_args up = up_of(m, l, &m->trained);
+    hy_map_args gelu = gelu_of(m, l, &m->trained);
+    TRY(linear_backward(m, ffn_down_of(m, l, NULL), m->grad.x, m->grad.act, 0));
+    TRY(be->map_backward(be, &gelu));
+    TRY(be->rmsnorm_linear_backward(be, &up));
+    return add_part(m);
+}
+
+/* Gradients of a and b from that of `middle`, which is grad.x. */
+static gt_status backward_mix(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    const pass *p = &m->trained;
+    linear joint = joint_of(m, l, p);
+    switch (m->config.mix) {
+    case HY_MIX_NORM: {
+        gt_norm_mix_args mix = norm_mix_of(m, l, p);
+        return be->norm_mix_backward(be, &mix);
+    }
+    case HY_MIX_GATE:
+    case HY_MIX_SCALAR: {
+        hy_gate_mix_args mix = gate_mix_of(m, l, p);
+        return be->gate_mix_backward(be, &mix);
+    }
+    case HY_MIX_RESIDUAL:
+        TRY(be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m)));
+        return linear_backward(m, joint, m->grad.x, branch_b(m, p, m->grad.branches), 0);
+    case HY_MIX_CONCAT:
+        return linear_backward(m, joint, m->grad.x, m->grad.branches, 0);
+    }
+    return GT_OK;
+}
+
+/* Writes grad.norm. */
+static gt_status backward_rwkv(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    const pass *p = &m->trained;
+    const layer_acts *a = &m->acts[l];
+    const grad_acts *g = &m->grad;
+    hy_lerp_args shift = shift_of(m, l, p), lerps = lerps_of(m, l, p);
+    hy_map_args tanh_lora = tanh_of(m, p->M * MIXES * MIX_RANK, a->lora, g->lora);
+    hy_map_args tanh_decay = tanh_of(m, p->M * DECAY_RANK, a->decay_lora, g->decay_lora);
+    hy_bias_args decay_base = decay_base_of(m, l, p);
+    hy_cast_args cast = {.n = p->M * m->C,
+                         .from_dtype = GT_F32,
+                         .to_dtype = be->dtype,
+                         .from = g->decay,
+                         .to = g->decay_cast};
+    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
+    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    TRY(linear_backward(m, rwkv_out_of(m, l), g->branches, g->wkv_gated, 0));
+    TRY(be->norm_gate_backward(be, &head_norm));
+    TRY(be->wkv6_backward(be, &wkv6));
+    TRY(be->bias_backward(be, &decay_base));
+    if (cast.to != cast.from) TRY(be->cast(be, &cast));
+    TRY(linear_backward(m, decay_up_of(m, l), g->decay_cast, g->decay_lora, 0));
+    TRY(be->map_backward(be, &tanh_decay));
+    TRY(linear_backward(m, decay_down_of(m, l), g->decay_lora, g->mixed, 0));
+    TRY(linear_backward(m, projections_of(m, l, p), g->kvrg, act_at(m, g->mixed, p->M * m->C), 0));
+    TRY(be->lerp_backward(be, &lerps));
+    TRY(linear_backward(m, mix_up_of(m, l, p), g->offsets, g->lora, 0));
+    TRY(be->map_backward(be, &tanh_lora));
+    TRY(linear_backward(m, mix_down_of(m, l), g->lora, g->shifted, 0));
+    return be->lerp_backward(be, &shift);
+}
+
+/* Adds to grad.norm. */
+static gt_status backward_mamba(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    const pass *p = &m->trained;
+    const grad_acts *g = &m->grad;
+    hy_map_args A = A_of(m, l);
+    gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    gt_ssd_args ssd = ssd_of(m, l, p);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
+    TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
+    TRY(be->norm_gate_backward(be, &norm));
+    TRY(be->zero(be, g->A, (size_t)m->Hm * be->fp32_bytes)); /* not a parameter, never added up */
+    TRY(be->ssd_backward(be, &ssd));
+    TRY(be->map_backward(be, &A));
+    TRY(be->conv1d_backward(be, &conv1d));
+    return linear_backward(m, mamba_in_of(m, l), g->in, g->norm, 1);
+}
+
+static gt_status backward_layer(const hy_model *m, int l) {
+    gt_norm_gate_args norm = norm_of(m, l, &m->trained);
+    TRY(backward_ffn(m, l));
+    TRY(backward_mix(m, l));
+    TRY(backward_rwkv(m, l));
+    TRY(backward_mamba(m, l));
+    TRY(m->be->norm_gate_backward(m->be, &norm));
+    return add_part(m);
+}
+
+gt_status hy_model_backward(hy_model *m, int accumulate) {
+    if (!m->trained.M)
+        return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
+    m->accumulate = accumulate;
+    gt_rmsnorm_linear_args head = head_of(m, &m->trained, 0);
+    hy_cross_entropy_args loss = cross_entropy_of(m, &m->trained);
+    hy_embedding_args embedding = embedding_of(m, &m->trained);
+    TRY(m->be->cross_entropy_backward(m->be, &loss));
+    TRY(m->be->rmsnorm_linear_backward(m->be, &head));
+    for (int l = (int)m->L - 1; l >= 0; l--) TRY(in_layer(backward_layer(m, l), l));
+    m->trained.M = 0;
+    return m->be->embedding_backward(m->be, &embedding);
+}
+
+/* ---- the optimiser ------------------------------------------------------------------------- */
+
+static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
+    double t = (double)++m->steps;
+    const double control[HY_CONTROLS] = {[HY_LR] = o->lr,
+                                         [HY_BETA1] = o->beta1,
+                                         [HY_BETA2] = o->beta2,
+                                         [HY_EPS] = o->eps,
+                                         [HY_CORRECTION1] = 1 / (1 - pow(o->beta1, t)),
+                                         [HY_CORRECTION2] = 1 / (1 - pow(o->beta2, t)),
+                                         [HY_WEIGHT_DECAY] = o->weight_decay,
+                                         [HY_MAX_NORM] = o->max_norm,
+                                         [HY_LOSS_SCALE] = m->loss_scale};
+    return m->be->write(m->be, m->control, GT_F32, control, HY_CONTROLS);
+}
+
+static gt_status update_params(hy_model *m) {
+    hy_grad_norm_args norm = {.segments = m->segments,
+                              .grad = m->grads,
+                              .control = m->control,
+                              .partial = m->partial,
+                              .norm = m->norms};
+    hy_adamw_args adamw = {.segments = m->segments,
+                           .control = m->control,
+                           .norm = m->norms,
+                           .grad = m->grads,
+                           .w = m->values,
+                           .m = m->m,
+                           .v = m->v,
+                           .copy_dtype = m->be->dtype,
+                           .copy = m->copies};
+    TRY(m->be->grad_norm(m->be, &norm));
+    return m->be->adamw(m->be, &adamw);
+}
+
+gt_status hy_model_update(hy_model *m, const hy_optimizer *optimizer) {
+    TRY(upload_control(m, optimizer));
+    return update_params(m);
+}
+
+enum { SLOT_TRAIN }; /* of hy_backend.run */
+
+static gt_status train_uploaded(void *model) {
+    hy_model *m = model;
+    TRY(forward_training(m));
+    TRY(hy_model_backward(m, 0));
+    return update_params(m);
+}
+
+gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets,
+                         const int32_t *keep, const hy_optimizer *optimizer) {
+    TRY(upload_batch(m, tokens, targets));
+    TRY(upload_keep(m, keep));
+    m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
+    TRY(upload_control(m, optimizer));
+    return m->be->run(m->be, SLOT_TRAIN, train_uploaded, m);
+}
+
+gt_status hy_model_result(hy_model *m, hy_result *r) {
+    double total[3];
+    TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
+    TRY(m->be->read(m->be, r->norm, m->norms, GT_F32, HY_GROUPS + 1));
+    r->targets = (int64_t)total[1];
+    r->loss = total[1] > 0 ? total[0] / total[1] : 0;
+    r->entropy = total[1] > 0 ? total[2] / total[1] : 0;
+    r->skipped = !isfinite(r->norm[HY_GROUPS]);
+    return GT_OK;
+}
+
+/* ---- decoding ------------------------------------------------------------------------------ */
+
+gt_status hy_model_reset(hy_model *m) {
+    return zero_states(m, &m->decoding);
+}
+
+gt_status hy_model_feed(hy_model *m, const int32_t *tokens, int n, double *logits) {
+    TRY(check_number("n", n, 1, INT32_MAX));
+    TRY(check_tokens(m, "tokens", tokens, n, 0));
+    m->trained.M = 0;
+    for (int64_t done = 0, T; done < n; done += T) {
+        T = n - done < m->T ? n - done : m->T;
+        pass p = decoding_pass(m, T);
+        gt_rmsnorm_linear_args head = head_of(m, &p, T - 1);
+        TRY(m->be->upload(m->be, m->tokens, tokens + done, (size_t)T * sizeof *tokens));
+        TRY(forward_layers(m, &p));
+        if (done + T == n) TRY(m->be->rmsnorm_linear_forward(m->be, &head));
+    }
+    return m->be->read(m->be, logits, m->logits, m->be->dtype, m->V);
+}
+
+/* ---- the probe ----------------------------------------------------------------------------- */
+
+static gt_status new_numbers(double **x, int64_t n) {
+    *x = malloc((size_t)n * sizeof **x);
+    return *x ? GT_OK : hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)n);
+}
+
+static double dot(const double *x, const double *y, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
+    return sum;
+}
+
+/* 0 if one of the two is zero. */
+static double cosine(const double *x, const double *y, int64_t n) {
+    double norms = sqrt(dot(x, x, n)) * sqrt(dot(y, y, n));
+    return norms > 0 ? dot(x, y, n) / norms : 0;
+}
+
+static double variance(const double *x, int64_t n) {
+    double mean = 0, sum = 0;
+    for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) sum += (x[i] - mean) * (x[i] - mean);
+    return sum / (double)n;
+}
+
+/* What the last forward left of layer l; x: room for 2 M C numbers. */
+static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *probe) {
+    int64_t C = m->C, MC = m->M * C, row = branch_row(m);
+    const double *a = x, *b = x + (row == C ? MC : C);
+    double v, squares[2] = {0};
+    TRY(m->be->read(m->be, x, l + 1 < m->L ? m->acts[l + 1].x : m->x_last, m->be->dtype, MC));
+    v = variance(x, MC);
+    if (!isfinite(v)) probe->finite = 0;
+    if (l == 0 || v < probe->activation_variance) probe->activation_variance = v;
+    TRY(m->be->read(m->be, x, m->acts[l].branches, m->be->dtype, 2 * MC));
+    for (int64_t i = 0; i < m->M; i++, a += row, b += row) {
+        squares[0] += dot(a, a, C);
+        squares[1] += dot(b, b, C);
+        probe->branch_cosine += cosine(a, b, C) / (double)(m->M * m->L);
+    }
+    for (int k = 0; k < 2; k++)
+        probe->branch_rms[k] += sqrt(squares[k] / (double)MC) / (double)m->L;
+    return GT_OK;
+}
+
+/* The decoding states: wkv of all layers, then ssd of all layers. */
+static gt_status read_states(const hy_model *m, double *x) {
+    int64_t wkv = m->L * m->H * m->N * m->N, ssd = m->L * m->Hm * m->P * STATE;
+    TRY(m->be->read(m->be, x, m->decoding.wkv, GT_F32, wkv));
+    return m->be->read(m->be, x + wkv, m->decoding.ssd, GT_F32, ssd);
+}
+
+/* early and late: room for the states. */
+static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early, double *late,
+                              double *logits, hy_probe *probe) {
+    int half = (int)(m->T + 1) / 2, rest = (int)m->T - half;
+    const int64_t sizes[2] = {m->H * m->N * m->N, m->Hm * m->P * STATE};
+    TRY(hy_model_reset(m));
+    TRY(hy_model_feed(m, tokens, half, logits));
+    TRY(read_states(m, early));
+    if (rest > 0) TRY(hy_model_feed(m, tokens + half, rest, logits));
+    TRY(read_states(m, late));
+    for (int kind = 0, at = 0; kind < 2; kind++)
+        for (int l = 0; l < m->L; l++, at += (int)sizes[kind]) {
+            double c = cosine(early + at, late + at, sizes[kind]);
+            if (l == 0 || c > probe->state_cosine[kind]) probe->state_cosine[kind] = c;
+        }
+    return GT_OK;
+}
+
+gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targets,
+                         hy_probe *probe) {
+    int64_t MC = m->M * m->C, states = m->L * (m->H * m->N * m->N + m->Hm * m->P * STATE);
+    int64_t room = 2 * MC > 2 * states ? 2 * MC : 2 * states;
+    pass p = evaluation_pass(m);
+    double *x, total[3];
+    memset(probe, 0, sizeof *probe);
+    probe->finite = 1;
+    TRY(upload_batch(m, tokens, targets));
+    m->trained.M = 0;
+    TRY(forward_all(m, &p));
+    TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
+    probe->loss = total[1] > 0 ? total[0] / total[1] : 0;
+    probe->entropy = total[1] > 0 ? total[2] / total[1] : 0;
+    if (!isfinite(probe->loss)) probe->finite = 0;
+    TRY(new_numbers(&x, room + m->V));
+    gt_status status = GT_OK;
+    for (int l = 0; l < m->L && status == GT_OK; l++) status = probe_layer(m, l, x, probe);
+    if (status == GT_OK) status = probe_states(m, tokens, x, x + states, x + room, probe);
+    free(x);
+    return status;
+}

@@ -1,0 +1,167 @@
+/* The RWKV-6 + Mamba-2 hybrid language model: parameters, forward, backward, optimiser step,
+ * decoding.
+ *
+ *   x = embedding[token]
+ *   per layer:  n = RMSNorm(x)
+ *               a = RWKV-6 time mix of n              token shift with ddlerp, decay LoRA, wkv6,
+ *                                                     norm per head . SiLU(g), projection
+ *               b = Mamba-2 mixer of n                in-projection to z,x,B,C,dt, conv1d, ssd,
+ *                                                     gated RMSNorm, out-projection
+ *               x = x + mix(a, b)                     one of five ways, see hy_mix
+ *               x = x + GELU(RMSNorm(x) W_up) W_down  4 times the width
+ *   logits = RMSNorm(x) embedding^T
+ *
+ * Sources: Peng et al. 2024, arXiv:2404.05892 (RWKV-6 "Finch"); Dao and Gu 2024, arXiv:2405.21060
+ * (Mamba-2).  The code runs on any hy_backend.  All memory is allocated by hy_model_create, in one
+ * piece.  Functions return a gt_status; the reason of a failure is in hy_last_error().  Arrays in
+ * these signatures are host memory. */
+#ifndef HYBRID_MODEL_H
+#define HYBRID_MODEL_H
+
+#include "hybrid_ops.h"
+
+/* ---- configuration ------------------------------------------------------------------------- */
+
+/* How the two branches are mixed; the registry's names for it. */
+typedef enum hy_mix {
+    HY_MIX_NORM,     /* HY: gain_a . RMSNorm(a) + gain_b . RMSNorm(b), gains per channel */
+    HY_MIX_GATE,     /* GF: g a + (1-g) b, g = sigmoid(weight . [a; b] + bias) per token */
+    HY_MIX_SCALAR,   /* WS: alpha a + (1-alpha) b, one number per layer */
+    HY_MIX_RESIDUAL, /* RF: a + P b, P [C,C] */
+    HY_MIX_CONCAT    /* CP: P [a; b], P [C,2C] */
+} hy_mix;
+
+typedef struct hy_config {
+    const char *name;  /* "HY", "GF", ... */
+    const char *about; /* one line for people */
+    hy_mix mix;
+    int hidden;   /* C, a multiple of 16 */
+    int layers;   /* 1 to HY_MAX_LAYERS */
+    int heads;    /* RWKV heads, of hidden / heads channels; 0 = chosen from hidden */
+    float share;  /* initial weight of the RWKV branch, in (0,1); Mamba gets 1 - share */
+    int stateful; /* 1: states are carried from batch to batch, see `keep` below */
+} hy_config;
+
+enum { HY_MAX_LAYERS = 128 };
+
+/* The models that --model can name, *count of them. */
+const hy_config *hy_model_list(int *count);
+
+/* ---- parameters and memory ----------------------------------------------------------------- */
+
+/* Groups for gradient norms.  mix: gains, gates and projections that join the branches. */
+enum { HY_EMBED, HY_NORM, HY_RWKV, HY_MAMBA, HY_MIXING, HY_FFN };
+extern const char *const hy_group_names[HY_GROUPS]; /* "embed", "norm", "rwkv", ... */
+
+typedef struct hy_param {
+    char name[48]; /* "layers.0.rwkv.receptance" */
+    int group;     /* HY_EMBED ... */
+    int decay;     /* 1: weight decay applies */
+    int rank;      /* 1 to 3 */
+    int64_t shape[3];
+    int64_t offset; /* first element in the array of all parameters */
+    int64_t count;  /* elements */
+} hy_param;
+
+/* Bytes of backend memory by purpose, and parameter counts. */
+typedef struct hy_plan {
+    int64_t parameters, non_embedding; /* counts */
+    int64_t group[HY_GROUPS];          /* parameters by group */
+    size_t weights; /* fp32 parameters and, with 16-bit activations, their copies */
+    size_t gradients, optimizer;
+    size_t activations; /* kept for backward */
+    size_t backward;    /* gradients of activations, one layer's worth */
+    size_t states;      /* recurrent states: carried tracks, decoding */
+    size_t workspace;   /* scratch of the operators */
+    size_t total;
+} hy_plan;
+
+typedef struct hy_model hy_model;
+
+/* What hy_model_create would need, without allocating.  B tracks of T tokens per batch. */
+gt_status hy_model_plan(hy_backend *backend, const hy_config *config, int vocab, int B, int T,
+                        hy_plan *plan);
+
+/* A model with freshly initialised parameters, the same for every backend.  The backend must
+ * outlive the model. */
+gt_status hy_model_create(hy_backend *backend, const hy_config *config, int vocab, int B, int T,
+                          uint64_t seed, hy_model **model);
+void hy_model_destroy(hy_model *model); /* NULL is fine */
+
+/* The configuration with all defaults filled in. */
+const hy_config *hy_model_config(const hy_model *model);
+
+int hy_model_param_count(const hy_model *model); /* number of tensors */
+const hy_param *hy_model_param(const hy_model *model, int i);
+
+typedef enum hy_value { HY_VALUE, HY_GRADIENT } hy_value;
+gt_status hy_model_read(hy_model *model, hy_value what, int i, double *numbers);
+gt_status hy_model_write(hy_model *model, int i, const double *numbers); /* values only */
+
+/* ---- training ------------------------------------------------------------------------------ */
+
+typedef struct hy_optimizer {
+    float lr, beta1, beta2, eps, weight_decay;
+    float max_norm;   /* gradient clipping, 0 = none */
+    float loss_scale; /* for fp16 activations; 0 = 1.  hy_model_train only */
+} hy_optimizer;
+
+typedef struct hy_result {
+    double loss;                /* mean over the targets that count */
+    double entropy;             /* mean entropy of the predicted distributions */
+    int64_t targets;            /* how many counted */
+    double norm[HY_GROUPS + 1]; /* 2-norm of the gradient by group, then of all; before clipping */
+    int skipped;                /* 1: the gradient was not finite, the parameters did not change */
+} hy_result;
+
+/* One training step: forward, backward, AdamW.  tokens and targets [B,T]; a target below 0 does not
+ * count.  keep [B], for stateful models: 0 starts the track from zero states, else it goes on where
+ * its previous training batch ended; NULL = all from zero.  May return before the work is done. */
+gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *targets,
+                         const int32_t *keep, const hy_optimizer *optimizer);
+
+/* Waits for the last step, or forward, and tells its numbers (the norms: of the last step).  An
+ * evaluation or probe in between overwrites all but the norms. */
+gt_status hy_model_result(hy_model *model, hy_result *result);
+
+/* The three parts of a step, for gradient accumulation and for tests.  backward writes the gradient
+ * of the mean loss of the last forward, or adds it with accumulate = 1, and uses up the
+ * activations: one backward per forward. */
+gt_status hy_model_forward(hy_model *model, const int32_t *tokens, const int32_t *targets,
+                           const int32_t *keep);
+gt_status hy_model_backward(hy_model *model, int accumulate);
+gt_status hy_model_update(hy_model *model, const hy_optimizer *optimizer);
+
+/* Loss of a batch from zero states, without gradients; carried states and parameters do not change.
+ * Adds to *loss_sum and *targets_counted, so that unequal batches average correctly. */
+gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *targets,
+                        double *loss_sum, int64_t *targets_counted);
+
+/* ---- decoding ---------------------------------------------------------------------------------
+ * One sequence with states of its own: the cost of a token does not depend on how many came before.
+ */
+
+/* Starts a new sequence. */
+gt_status hy_model_reset(hy_model *model);
+
+/* Appends n >= 1 tokens to the sequence and gives the logits [vocab] after the last one. */
+gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *logits);
+
+/* ---- gates --------------------------------------------------------------------------------- */
+
+/* What the health checks of a model look at, on one batch from zero states. */
+typedef struct hy_probe {
+    double loss, entropy;       /* as in hy_result */
+    int finite;                 /* 1: every activation looked at is finite */
+    double state_cosine[2];     /* RWKV, Mamba: cosine of the states after half and all of the first
+                                   track, the largest over layers: 1 = a state that stopped changing */
+    double activation_variance; /* variance of the layer outputs, the smallest over layers */
+    double branch_rms[2]; /* RWKV, Mamba: root mean square of the branch output, mean of layers */
+    double branch_cosine; /* mean over tokens and layers of the cosine of a and b */
+} hy_probe;
+
+/* Uses the decoding sequence: reset it afterwards. */
+gt_status hy_model_probe(hy_model *model, const int32_t *tokens, const int32_t *targets,
+                         hy_probe *probe);
+
+#endif

@@ -1,0 +1,324 @@
+/* What a hybrid model needs beside the operators of gt_kernels.h, and the backend: a table of
+ * functions through which the model runs on whatever machine there is.
+ *
+ * hybrid_ops.c is the CPU backend.  Conventions are those of gt_kernels.h: one argument struct
+ * serves forward and backward, the last index is fastest, a gradient pointer that is NULL is not
+ * computed, accumulate = 1 adds into parameter gradients, results repeat bit for bit.  void *
+ * arrays hold the dtype of the struct, float * arrays are fp32 always.  All arrays are packed
+ * unless a stride is given. */
+#ifndef HYBRID_OPS_H
+#define HYBRID_OPS_H
+
+#include "gt_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- gemm -------------------------------------------------------------------------------------
+ *     c = alpha op(a) op(b) + beta c            op(x) = x or its transpose
+ * | array | as stored            | row length |
+ * |-------|----------------------|------------|
+ * | a     | [M,K], trans_a [K,M] | lda        |
+ * | b     | [K,N], trans_b [N,K] | ldb        |
+ * | c     | [M,N]                | ldc        |
+ * Backward is two more products: da = dc op(b)^T, db = op(a)^T dc.  beta = 0 does not read c. */
+typedef struct hy_gemm_args {
+    int64_t M, N, K;
+    int trans_a, trans_b;
+    gt_dtype dtype;                 /* a and b */
+    gt_dtype c_dtype;               /* 0 = dtype, or GT_F32 */
+    float alpha, beta;              /* used as they are: 0 is 0 */
+    const void *a, *b;              /* in */
+    void *c;                        /* in and out; overlaps neither */
+    int64_t lda, ldb, ldc;          /* 0 = packed */
+    int64_t count;                  /* independent products, 0 = 1 ... */
+    int64_t a_step, b_step, c_step; /* ... and the elements from one to the next */
+} hy_gemm_args;
+
+/* ---- embedding --------------------------------------------------------------------------------
+ *     y[m] = table[token[m]]                    dtable[v] += sum over m with token[m] = v of dy[m]
+ * The caller vouches that 0 <= token < V. */
+typedef struct hy_embedding_args {
+    int64_t M, V, D;
+    gt_dtype dtype; /* table y dy */
+    int accumulate;
+    const int32_t *token; /* in  [M] */
+    const void *table;    /* in  [V,D] */
+    void *y;              /* out [M,D] */
+    const void *dy;       /* in  [M,D] */
+    float *dtable;        /* out [V,D], accumulates */
+} hy_embedding_args;
+
+/* ---- lerp: token shift, with data-dependent weights -------------------------------------------
+ *     e_t = x_{t-1} - x_t                       x_{-1} = state_in
+ *     y_i = x + e . (mu_i + m_i)                i < count; without m: a plain lerp
+ * Source: Peng et al. 2024, arXiv:2404.05892, section 4.2 (ddlerp).
+ * Backward, g_i = dy_i: dm_i = g_i . e, dmu_i = sum over rows of g_i . e,
+ *     dx_t = sum_i g_i . (1 - mu_i - m_i) at t + sum_i g_i . (mu_i + m_i) at t+1.
+ * state_in counts as a constant. */
+typedef struct hy_lerp_args {
+    int64_t B, T, D, count;
+    gt_dtype dtype;        /* x m y and their gradients */
+    int accumulate;        /* dmu */
+    int accumulate_dx;     /* 1: dx is added to */
+    const void *x;         /* in  [B,T,D] */
+    const float *state_in; /* in  [B,D], NULL = 0 */
+    const float *mu;       /* in  [count,D] */
+    const void *m;         /* in  [count,B,T,D], NULL = 0 */
+    void *y;               /* out [count,B,T,D] */
+    float *state_out;      /* out [B,D], x of the last token; may equal state_in */
+    const void *dy;        /* in  [count,B,T,D] */
+    void *dx;              /* out [B,T,D], accumulates on its own flag */
+    void *dm;              /* out [count,B,T,D] */
+    float *dmu;            /* out [count,D], accumulates */
+} hy_lerp_args;
+
+/* ---- map: y = f(x), element by element --------------------------------------------------------
+ * | function   | f                                             | backward reads |
+ * |------------|-----------------------------------------------|----------------|
+ * | HY_TANH    | tanh(x)                                       | y              |
+ * | HY_GELU    | x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) | x              |
+ * | HY_NEG_EXP | -exp(x)                                       | y              |
+ * Source of GELU: Hendrycks and Gimpel 2016, arXiv:1606.08415, the tanh form. */
+typedef enum hy_function { HY_TANH, HY_GELU, HY_NEG_EXP } hy_function;
+typedef struct hy_map_args {
+    int64_t n;
+    gt_dtype dtype;
+    hy_function function;
+    int accumulate; /* 1: dx is added to (for parameters) */
+    const void *x;  /* in  [n] */
+    void *y;        /* out [n], may equal x; in for backward where the table says so */
+    const void *dy; /* in  [n] */
+    void *dx;       /* out [n], may equal dy */
+} hy_map_args;
+
+/* ---- bias: y[m] += bias -------------------------------------------------------------------- */
+typedef struct hy_bias_args {
+    int64_t M, D;
+    gt_dtype dtype; /* y dy */
+    int accumulate;
+    const float *bias; /* in  [D] */
+    void *y;           /* in and out [M,D] */
+    const void *dy;    /* in  [M,D] */
+    float *dbias;      /* out [D], accumulates: the sum of dy over rows */
+} hy_bias_args;
+
+/* ---- gate_mix: two branches by one gate per row -----------------------------------------------
+ *     g = sigmoid(weight . [a; b] + bias)       without weight: g = bias, one plain number
+ *     y = residual + g a + (1 - g) b
+ * Backward, s = <dy, a - b>, q = s g (1 - g): da = g dy + q weight_a, db = (1 - g) dy + q weight_b,
+ *     dweight = sum over rows of q [a; b], dbias = sum of q; without weight: dbias = sum of s. */
+typedef struct hy_gate_mix_args {
+    int64_t M, D;
+    gt_dtype dtype; /* a b residual y and their gradients */
+    int accumulate;
+    const void *a, *b;    /* in  [M,D] */
+    const void *residual; /* in  [M,D], NULL = 0 */
+    const float *weight;  /* in  [2,D], NULL: g = bias */
+    const float *bias;    /* in  [1] */
+    void *y;              /* out [M,D], may equal residual */
+    float *gate;    /* out [M] forward: g; backward reads it and leaves q (without weight: s) */
+    const void *dy; /* in  [M,D], also the gradient of residual */
+    void *da, *db;  /* out [M,D] */
+    float *dweight; /* out [2,D], accumulates */
+    float *dbias;   /* out [1], accumulates */
+} hy_gate_mix_args;
+
+/* ---- cross_entropy ----------------------------------------------------------------------------
+ *     lse[m] = log sum_v exp(logits[m,v])       loss[m] = lse[m] - logits[m, target[m]]
+ *     total = {sum of loss, rows counted, sum of the entropies of softmax(logits[m])}
+ * A row with target < 0 counts nowhere and has gradient 0.  Backward writes, over the logits,
+ *     (softmax(logits[m]) - onehot(target[m])) scale[0] / max(total[1], 1),
+ * the gradient of scale[0] times the mean loss. */
+typedef struct hy_cross_entropy_args {
+    int64_t M, V;
+    gt_dtype dtype;        /* logits */
+    const int32_t *target; /* in  [M], below V */
+    void *logits;          /* in  [M,V]; backward: in and out */
+    float *lse;            /* out [M] forward, in backward */
+    float *loss;           /* out [M] */
+    float *entropy;        /* out [M] */
+    float *total;          /* out [3] forward, in backward */
+    const float *scale;    /* in  [1] backward, NULL = 1 */
+} hy_cross_entropy_args;
+
+/* ---- parameters as one array: gradient norm and AdamW -----------------------------------------
+ * All parameters lie in one fp32 array of n elements, cut into segments (one per tensor).  The
+ * arrays of this struct are memory of the backend. */
+enum { HY_GROUPS = 6 }; /* parameter groups, named in hybrid_model.h */
+typedef struct hy_segments {
+    int64_t count;
+    const int64_t *start; /* [count + 1] first element of each segment, then n */
+    const int32_t *group; /* [count] 0 .. HY_GROUPS-1 */
+    const float *decay;   /* [count] weight-decay factor, 0 or 1 */
+} hy_segments;
+
+/* Numbers that change from step to step, in memory of the backend so that a recorded step can be
+ * replayed: index into control. */
+enum {
+    HY_LR, /* learning rate */
+    HY_BETA1,
+    HY_BETA2,
+    HY_EPS,
+    HY_CORRECTION1,  /* 1 / (1 - beta1^step) */
+    HY_CORRECTION2,  /* 1 / (1 - beta2^step) */
+    HY_WEIGHT_DECAY, /* decoupled: w -= lr weight_decay w */
+    HY_MAX_NORM,     /* the gradient is scaled down to this norm; 0 = never */
+    HY_LOSS_SCALE,   /* the gradients hold this many times the true ones; 1 without loss scaling */
+    HY_CONTROLS
+};
+
+/* norm[g] = 2-norm of the gradient of group g, norm[HY_GROUPS] = of all, both divided by the loss
+ * scale.  Each segment is summed on its own in fp64, then the segments in order. */
+typedef struct hy_grad_norm_args {
+    hy_segments segments;
+    const float *grad;    /* in  [n] */
+    const float *control; /* in  [HY_CONTROLS] */
+    double *partial;      /* scratch [segments.count] */
+    float *norm;          /* out [HY_GROUPS + 1] */
+} hy_grad_norm_args;
+
+/* Loshchilov and Hutter 2017, arXiv:1711.05101.  With g = grad / loss scale min(1, max_norm / norm)
+ *     m = beta1 m + (1 - beta1) g               v = beta2 v + (1 - beta2) g^2
+ *     w -= lr (m correction1 / (sqrt(v correction2) + eps) + weight_decay decay[segment] w)
+ * If norm[HY_GROUPS] is not finite nothing changes. */
+typedef struct hy_adamw_args {
+    hy_segments segments;
+    const float *control; /* in  [HY_CONTROLS] */
+    const float *norm;    /* in  [HY_GROUPS + 1], from grad_norm */
+    const float *grad;    /* in  [n] */
+    float *w, *m, *v;     /* in and out [n] */
+    gt_dtype copy_dtype;  /* of copy: GT_BF16 or GT_F16 */
+    void *copy;           /* out [n], w rounded to copy_dtype; NULL = not wanted */
+} hy_adamw_args;
+
+/* ---- small helpers ------------------------------------------------------------------------- */
+
+/* y += x */
+typedef struct hy_add_args {
+    int64_t n;
+    gt_dtype dtype;
+    const void *x; /* in [n] */
+    void *y;       /* in and out [n] */
+} hy_add_args;
+
+/* to = from, in another dtype */
+typedef struct hy_cast_args {
+    int64_t n;
+    gt_dtype from_dtype, to_dtype;
+    const void *from; /* in  [n] */
+    void *to;         /* out [n] */
+} hy_cast_args;
+
+/* to[i,b] = keep[b] ? from[i,b] : 0, for states that go on from batch to batch */
+typedef struct hy_carry_args {
+    int64_t count, B, n;
+    const int32_t *keep; /* in  [B] */
+    const float *from;   /* in  [count,B,n] */
+    float *to;           /* out [count,B,n] */
+} hy_carry_args;
+
+/* ---- backend ----------------------------------------------------------------------------------
+ * Everything the model does goes through this table; the model never reads memory of the backend.
+ * Work is done in the order of the calls.  Functions may return before it is done; read, download
+ * and synchronize wait.  Nothing but alloc allocates.  A function that fails returns its status and
+ * leaves the reason in hy_last_error. */
+typedef struct hy_backend hy_backend;
+
+/* The largest sizes that will be asked for. */
+typedef struct hy_limits {
+    int64_t M; /* rows of activations */
+    int64_t D; /* columns of any array of activations */
+    int64_t n; /* parameters */
+} hy_limits;
+
+struct hy_backend {
+    const char *name;   /* "cpu", "cuda" */
+    char device[128];   /* in words, for people */
+    gt_dtype dtype;     /* of activations and of the copies of projection weights */
+    size_t fp32_bytes;  /* bytes of an "fp32" number: 4; 8 in the tests that run in double */
+    size_t memory_free; /* bytes that can still be allocated, 0 = not known */
+
+    void (*close)(hy_backend *);
+
+    gt_status (*alloc)(hy_backend *, void **memory, size_t bytes); /* 256-byte aligned */
+    void (*release)(hy_backend *, void *memory);
+    gt_status (*upload)(hy_backend *, void *to, const void *host, size_t bytes);
+    gt_status (*download)(hy_backend *, void *host, const void *from, size_t bytes);
+    gt_status (*write)(hy_backend *, void *to, gt_dtype, const double *host,
+                       int64_t n); /* rounds */
+    gt_status (*read)(hy_backend *, double *host, const void *from, gt_dtype,
+                      int64_t n); /* widens */
+    gt_status (*copy)(hy_backend *, void *to, const void *from, size_t bytes);
+    gt_status (*zero)(hy_backend *, void *to, size_t bytes);
+    gt_status (*synchronize)(hy_backend *);
+
+    /* Scratch of the operators below.  memory = NULL: sets *bytes to what is needed; else the
+     * backend uses the memory (of *bytes) from now on. */
+    gt_status (*scratch)(hy_backend *, const hy_limits *, void *memory, size_t *bytes);
+
+    /* Does what record(arg) does.  Every call with the same slot makes the same calls with the same
+     * arguments, so a backend may record the first one and replay it later. */
+    gt_status (*run)(hy_backend *, int slot, gt_status (*record)(void *arg), void *arg);
+
+    gt_status (*wkv6_workspace)(hy_backend *, const gt_wkv6_args *, gt_workspace *);
+    gt_status (*wkv6_forward)(hy_backend *, const gt_wkv6_args *);
+    gt_status (*wkv6_backward)(hy_backend *, const gt_wkv6_args *);
+    gt_status (*wkv6_step)(hy_backend *, const gt_wkv6_args *);
+    gt_status (*ssd_workspace)(hy_backend *, const gt_ssd_args *, gt_workspace *);
+    gt_status (*ssd_forward)(hy_backend *, const gt_ssd_args *);
+    gt_status (*ssd_backward)(hy_backend *, const gt_ssd_args *);
+    gt_status (*ssd_step)(hy_backend *, const gt_ssd_args *);
+    gt_status (*conv1d_workspace)(hy_backend *, const gt_conv1d_args *, gt_workspace *);
+    gt_status (*conv1d_forward)(hy_backend *, const gt_conv1d_args *);
+    gt_status (*conv1d_backward)(hy_backend *, const gt_conv1d_args *);
+    gt_status (*conv1d_step)(hy_backend *, const gt_conv1d_args *);
+    gt_status (*rmsnorm_linear_workspace)(hy_backend *, const gt_rmsnorm_linear_args *,
+                                          gt_workspace *);
+    gt_status (*rmsnorm_linear_forward)(hy_backend *, const gt_rmsnorm_linear_args *);
+    gt_status (*rmsnorm_linear_backward)(hy_backend *, const gt_rmsnorm_linear_args *);
+    gt_status (*norm_mix_workspace)(hy_backend *, const gt_norm_mix_args *, gt_workspace *);
+    gt_status (*norm_mix_forward)(hy_backend *, const gt_norm_mix_args *);
+    gt_status (*norm_mix_backward)(hy_backend *, const gt_norm_mix_args *);
+    gt_status (*norm_gate_workspace)(hy_backend *, const gt_norm_gate_args *, gt_workspace *);
+    gt_status (*norm_gate_forward)(hy_backend *, const gt_norm_gate_args *);
+    gt_status (*norm_gate_backward)(hy_backend *, const gt_norm_gate_args *);
+
+    gt_status (*gemm)(hy_backend *, const hy_gemm_args *);
+    gt_status (*embedding_forward)(hy_backend *, const hy_embedding_args *);
+    gt_status (*embedding_backward)(hy_backend *, const hy_embedding_args *);
+    gt_status (*lerp_forward)(hy_backend *, const hy_lerp_args *);
+    gt_status (*lerp_backward)(hy_backend *, const hy_lerp_args *);
+    gt_status (*map_forward)(hy_backend *, const hy_map_args *);
+    gt_status (*map_backward)(hy_backend *, const hy_map_args *);
+    gt_status (*bias_forward)(hy_backend *, const hy_bias_args *);
+    gt_status (*bias_backward)(hy_backend *, const hy_bias_args *);
+    gt_status (*gate_mix_forward)(hy_backend *, const hy_gate_mix_args *);
+    gt_status (*gate_mix_backward)(hy_backend *, const hy_gate_mix_args *);
+    gt_status (*cross_entropy_forward)(hy_backend *, const hy_cross_entropy_args *);
+    gt_status (*cross_entropy_backward)(hy_backend *, const hy_cross_entropy_args *);
+    gt_status (*grad_norm)(hy_backend *, const hy_grad_norm_args *);
+    gt_status (*adamw)(hy_backend *, const hy_adamw_args *);
+    gt_status (*add)(hy_backend *, const hy_add_args *);
+    gt_status (*cast)(hy_backend *, const hy_cast_args *);
+    gt_status (*carry)(hy_backend *, const hy_carry_args *);
+};
+
+/* A new backend on the CPU, in fp32; close it with (*backend)->close(*backend). */
+gt_status hy_backend_cpu(hy_backend **backend);
+
+/* The same on the current CUDA device, with activations of `dtype`.  Built without CUDA it answers
+ * GT_ERROR_NO_CUDA. */
+gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype);
+
+/* Records the text as this thread's last error and returns `status`; used by backends and model. */
+gt_status hy_fail(gt_status status, const char *format, ...);
+
+/* The reason of this thread's last failure of a backend or model function; "" if none failed. */
+const char *hy_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,669 @@
+/* hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text, on a GPU or on the CPU.
+ *
+ * From here: hybrid_config (options), hybrid_data (text and batches), hybrid_model (the model),
+ * hybrid_ops (what it computes with), hybrid_gates (health checks).  main is at the end. */
+#define _XOPEN_SOURCE 700 /* sigaction, clock_gettime, getrusage */
+#include "hybrid_config.h"
+#include "hybrid_data.h"
+#include "hybrid_gates.h"
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EXIT_BAD_OPTION = 2, EXIT_GATE = 3, EXIT_INTERRUPTED = 130 };
+enum { RECENT = 20 };     /* steps behind the averages that are printed and judged */
+enum { G3_STEPS = 1000 }; /* gate G3 looks at the training after this many steps */
+enum { GATES_MAX = 16 };
+#define MIB (1024.0 * 1024.0)
+
+/* What the last steps were like. */
+typedef struct recent {
+    double loss[RECENT], norm[RECENT], ratio[RECENT], seconds[RECENT];
+    int64_t tokens[RECENT], steps;
+} recent;
+
+typedef struct trainer {
+    hy_options options;
+    hy_text text;
+    char data[HY_TEXT_MAX]; /* path of the text */
+    hy_backend *backend;
+    char why[256]; /* why this device */
+    hy_config config;
+    hy_plan plan;
+    hy_model *model;
+    hy_batch batch;
+    hy_tracks tracks;
+    uint64_t random; /* state of the generator that places windows */
+    FILE *csv;
+    int terminal;        /* the output is one */
+    double start, shown; /* times of the first step and of the last progress line, in seconds */
+
+    recent recent;
+    int64_t steps, tokens; /* done */
+    double train_seconds;  /* without evaluations and samples */
+    double first_loss, held_out;
+    hy_gate gates[GATES_MAX];
+    int gate_count, gates_at_start;
+} trainer;
+
+static volatile sig_atomic_t interrupted;
+
+/* The handler is removed as it is called, so the next Ctrl-C ends the program. */
+static void on_interrupt(int number) {
+    (void)number;
+    interrupted = 1;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- numbers as text ------------------------------------------------------------------------ */
+
+typedef struct number {
+    char text[32];
+} number;
+
+/* 1234567 as 1,234,567 */
+static number grouped(int64_t n) {
+    char digits[32];
+    number out;
+    int length = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) out.text[at++] = ',';
+        out.text[at++] = digits[i];
+    }
+    out.text[at] = 0;
+    return out;
+}
+
+/* Seconds as 1:02:03 or 2:03. */
+static number duration(double seconds) {
+    number out;
+    long long s = seconds > 0 ? (long long)(seconds + 0.5) : 0;
+    if (s >= 3600)
+        snprintf(out.text, sizeof out.text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(out.text, sizeof out.text, "%lld:%02lld", s / 60, s % 60);
+    return out;
+}
+
+/* Memory in use, in MiB: on the CPU the largest the process has been, else what the model took. */
+static double memory_mib(const trainer *t) {
+    struct rusage usage;
+    if (strcmp(t->backend->name, "cpu") || getrusage(RUSAGE_SELF, &usage))
+        return (double)t->plan.total / MIB;
+#ifdef __APPLE__
+    return (double)usage.ru_maxrss / MIB; /* bytes */
+#else
+    return (double)usage.ru_maxrss / 1024; /* KiB */
+#endif
+}
+
+/* ---- recent steps --------------------------------------------------------------------------- */
+
+static void recent_add(recent *r, const hy_result *result, double seconds) {
+    int i = (int)(r->steps++ % RECENT);
+    r->loss[i] = result->loss;
+    r->norm[i] = result->norm[HY_GROUPS];
+    r->ratio[i] = result->norm[HY_RWKV] / result->norm[HY_MAMBA];
+    r->tokens[i] = result->targets;
+    r->seconds[i] = seconds;
+}
+
+static int recent_count(const recent *r) {
+    return r->steps < RECENT ? (int)r->steps : RECENT;
+}
+
+static double recent_mean(const recent *r, const double *values) {
+    double sum = 0;
+    for (int i = 0; i < recent_count(r); i++) sum += values[i];
+    return sum / recent_count(r);
+}
+
+static double recent_speed(const recent *r) { /* tokens per second */
+    int64_t tokens = 0;
+    double seconds = 0;
+    for (int i = 0; i < recent_count(r); i++) tokens += r->tokens[i], seconds += r->seconds[i];
+    return (double)tokens / seconds;
+}
+
+/* ---- generated text ------------------------------------------------------------------------- */
+
+/* Length of the UTF-8 sequence at byte i, 0 if it is not one that can be shown. */
+static int utf8_length(const uint8_t *bytes, int64_t size, int64_t i) {
+    uint8_t first = bytes[i];
+    int length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (length == 1) return (first >= 32 && first != 127) || first == '\n' || first == '\t';
+    if (!length || first > 0xf4 || i + length > size) return 0;
+    for (int k = 1; k < length; k++)
+        if ((bytes[i + k] & 0xc0) != 0x80) return 0;
+    if (first == 0xc2 && bytes[i + 1] < 0xa0) return 0;  /* control characters */
+    if (first == 0xe0 && bytes[i + 1] < 0xa0) return 0;  /* too long a form */
+    if (first == 0xed && bytes[i + 1] >= 0xa0) return 0; /* surrogates */
+    if (first == 0xf0 && bytes[i + 1] < 0x90) return 0;
+    if (first == 0xf4 && bytes[i + 1] >= 0x90) return 0;
+    return length;
+}
+
+/* What a terminal should not get is shown as \xNN. */
+static void print_bytes(const uint8_t *bytes, int64_t size) {
+    for (int64_t i = 0; i < size;) {
+        int length = utf8_length(bytes, size, i);
+        if (length)
+            fwrite(bytes + i, 1, (size_t)length, stdout);
+        else
+            printf("\\x%02x", bytes[i]);
+        i += length ? length : 1;
+    }
+}
+
+/* Draws a token from softmax(logits / temperature). */
+static int32_t draw(const double *logits, int vocab, double temperature, uint64_t *random) {
+    int best = 0;
+    double sum = 0, u = hy_uniform(random);
+    for (int v = 1; v < vocab; v++)
+        if (logits[v] > logits[best]) best = v;
+    if (temperature == 0) return best;
+    for (int v = 0; v < vocab; v++) sum += exp((logits[v] - logits[best]) / temperature);
+    for (int v = 0; v < vocab; v++) {
+        u -= exp((logits[v] - logits[best]) / temperature) / sum;
+        if (u < 0) return v;
+    }
+    return best;
+}
+
+static gt_status generate(trainer *t) {
+    int64_t count = t->options.sample;
+    int32_t token[HY_TEXT_MAX] = {0};
+    double logits[256];
+    uint64_t random = (uint64_t)t->options.seed + 1;
+    int length = (int)strlen(t->options.prompt);
+    uint8_t *bytes = malloc((size_t)(HY_TEXT_MAX + count));
+    gt_status status = hy_text_encode(&t->text, t->options.prompt, token);
+    if (!bytes) return hy_fail(GT_ERROR_MEMORY, "no memory for a sample of %lld", (long long)count);
+    if (length == 0) {
+        token[0] = t->text.token[0];
+        length = 1;
+    }
+    for (int i = 0; i < length; i++) bytes[i] = t->text.byte_of[token[i]];
+    if (status == GT_OK) status = hy_model_reset(t->model);
+    if (status == GT_OK) status = hy_model_feed(t->model, token, length, logits);
+    for (int64_t i = 0; i < count && status == GT_OK; i++) {
+        token[0] = draw(logits, t->text.vocab, t->options.temperature, &random);
+        bytes[length + i] = t->text.byte_of[token[0]];
+        status = hy_model_feed(t->model, token, 1, logits);
+    }
+    if (status == GT_OK) {
+        puts("sample");
+        puts("----------------------------------------------------------------");
+        print_bytes(bytes, length + count);
+        puts("\n----------------------------------------------------------------\n");
+        fflush(stdout);
+    }
+    free(bytes);
+    return status;
+}
+
+/* ---- what is printed before the first step -------------------------------------------------- */
+
+static void print_models(const trainer *t) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    printf("parameters with the %d symbols of %s, and without the embedding\n\n", t->text.vocab,
+           t->data);
+    for (int i = 0; i < count; i++) {
+        hy_plan plan;
+        if (hy_model_plan(t->backend, list + i, t->text.vocab, 1, 1, &plan) != GT_OK) continue;
+        printf("  %-6s %3d x %d layers  %11s %11s  %s\n", list[i].name, list[i].hidden,
+               list[i].layers, grouped(plan.parameters).text, grouped(plan.non_embedding).text,
+               list[i].about);
+    }
+}
+
+static void print_memory_plan(const hy_plan *p) {
+    const struct {
+        const char *name;
+        size_t bytes;
+    } parts[] = {{"weights", p->weights},     {"gradients", p->gradients},
+                 {"optimiser", p->optimizer}, {"activations", p->activations},
+                 {"backward", p->backward},   {"states", p->states},
+                 {"workspace", p->workspace}};
+    printf("memory      %.1f MiB\n           ", (double)p->total / MIB);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        printf("%s %s %.1f", i ? "," : "", parts[i].name, (double)parts[i].bytes / MIB);
+    puts("");
+}
+
+static void print_start(const trainer *t) {
+    const hy_options *o = &t->options;
+    const hy_text *x = &t->text;
+    const hy_config *c = hy_model_config(t->model);
+    printf("model       %s, %d channels, %d layers, %d RWKV heads: %s\n", c->name, c->hidden,
+           c->layers, c->heads, c->about);
+    printf("parameters  %s, without the embedding %s\n           ",
+           grouped(t->plan.parameters).text, grouped(t->plan.non_embedding).text);
+    for (int g = 0, first = 1; g < HY_GROUPS; g++) {
+        if (g == HY_EMBED) continue;
+        printf("%s %s %s", first ? "" : ",", hy_group_names[g], grouped(t->plan.group[g]).text);
+        first = 0;
+    }
+    printf("\ndevice      %s: %s\n", t->backend->device, t->why);
+    print_memory_plan(&t->plan);
+    printf("data        %s: %s bytes, %d different ones, %s documents\n", t->data,
+           grouped(x->size).text, x->vocab, grouped(x->documents).text);
+    printf("            training %s, held out %s (the last tenth)\n", grouped(x->train).text,
+           grouped(x->size - x->train).text);
+    printf("            unigram entropy %.4f nats, of the held-out part %.4f\n", x->entropy_train,
+           x->entropy_held_out);
+    printf("training    %s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
+           "seed %lld\n\n",
+           grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
+           (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
+    fflush(stdout);
+}
+
+/* ---- progress ------------------------------------------------------------------------------- */
+
+static void print_progress(trainer *t) {
+    const recent *r = &t->recent;
+    t->shown = now();
+    double per_step = (now() - t->start) / (double)t->steps; /* evaluations included */
+    char held_out[32] = "-";
+    if (t->held_out >= 0) snprintf(held_out, sizeof held_out, "%.4f", t->held_out);
+    /* on a terminal: to the start of the line, no wrapping, erase what is left of the last one */
+    printf("%sstep %lld/%lld | loss %.4f | held-out %s | grad %.2f | R/M %.2f | %.0f tok/s | "
+           "%.0f MiB | eta %s%s",
+           t->terminal ? "\r\033[?7l" : "", (long long)t->steps, (long long)t->options.steps,
+           recent_mean(r, r->loss), held_out, recent_mean(r, r->norm), recent_mean(r, r->ratio),
+           recent_speed(r), memory_mib(t),
+           duration(per_step * (double)(t->options.steps - t->steps)).text,
+           t->terminal ? "\033[K\033[?7h" : "\n");
+    fflush(stdout);
+}
+
+/* Ends the line that is refreshed in place. */
+static void end_progress(const trainer *t) {
+    if (t->terminal) puts("");
+}
+
+static gt_status open_csv(trainer *t) {
+    if (!*t->options.csv) return GT_OK;
+    t->csv = fopen(t->options.csv, "w");
+    if (!t->csv) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", t->options.csv, strerror(errno));
+    fputs("step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"
+          "seconds\n",
+          t->csv);
+    return GT_OK;
+}
+
+/* held_out: NAN if there was no evaluation after this step. */
+static void write_csv(trainer *t, const hy_result *result, double held_out, double lr) {
+    if (!t->csv) return;
+    fprintf(t->csv, "%lld,%lld,%.9g,", (long long)t->steps, (long long)t->tokens, result->loss);
+    if (!isnan(held_out)) fprintf(t->csv, "%.9g", held_out);
+    fprintf(t->csv, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f\n", result->norm[HY_GROUPS],
+            result->norm[HY_RWKV], result->norm[HY_MAMBA], lr, recent_speed(&t->recent),
+            memory_mib(t), now() - t->start);
+    fflush(t->csv);
+}
+
+/* ---- training ------------------------------------------------------------------------------- */
+
+/* Linear warm-up, then a cosine from lr to min_lr; step counts from 1. */
+static double learning_rate(const hy_options *o, int64_t step) {
+    if (step <= o->warmup) return o->lr * (double)step / (double)o->warmup;
+    double done = (double)(step - o->warmup) / (double)(o->steps - o->warmup);
+    return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(acos(-1) * done));
+}
+
+static void next_batch(trainer *t) {
+    if (t->options.stateful)
+        hy_batch_tracks(&t->batch, &t->text, &t->tracks);
+    else
+        hy_batch_random(&t->batch, &t->text, &t->random);
+}
+
+/* Mean loss over the held-out part, or over its first `limit` tokens (0: all) in whole windows. */
+static gt_status evaluate(trainer *t, int64_t limit, double *loss) {
+    hy_batch batch;
+    double sum = 0;
+    int64_t count = 0, next = 0;
+    gt_status status = hy_batch_create(&batch, t->batch.rows, t->batch.length);
+    while (status == GT_OK && (!limit || count < limit) &&
+           hy_batch_held_out(&batch, &t->text, &next))
+        status = hy_model_eval(t->model, batch.input, batch.target, &sum, &count);
+    hy_batch_free(&batch);
+    *loss = sum / (double)count;
+    if (status == GT_OK && !isfinite(*loss))
+        status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)",
+                         (long long)t->steps, *loss);
+    return status;
+}
+
+/* One optimiser step on the batch at hand. */
+static gt_status train_step(trainer *t, double lr, hy_result *result) {
+    const hy_options *o = &t->options;
+    const hy_optimizer optimizer = {.lr = (float)lr,
+                                    .beta1 = 0.9f,
+                                    .beta2 = 0.95f,
+                                    .eps = 1e-8f,
+                                    .weight_decay = (float)o->weight_decay,
+                                    .max_norm = (float)o->clip};
+    const int32_t *keep = o->stateful ? t->batch.keep : NULL;
+    double start = now();
+    gt_status status = hy_model_train(t->model, t->batch.input, t->batch.target, keep, &optimizer);
+    if (status == GT_OK) status = hy_model_result(t->model, result);
+    if (status != GT_OK) return status;
+    t->steps++;
+    t->tokens += result->targets;
+    t->train_seconds += now() - start;
+    if (!isfinite(result->loss))
+        return hy_fail(GT_ERROR_VALUE,
+                       "step %lld: the loss is not finite (%g); a smaller lr may help",
+                       (long long)t->steps, result->loss);
+    if (result->skipped)
+        return hy_fail(GT_ERROR_VALUE,
+                       "step %lld: the gradient is not finite (loss %g); a smaller lr may help",
+                       (long long)t->steps, result->loss);
+    recent_add(&t->recent, result, now() - start);
+    if (t->steps == 1) t->first_loss = result->loss;
+    return GT_OK;
+}
+
+static void add_gate(trainer *t, hy_gate gate) {
+    t->gates[t->gate_count++] = gate;
+}
+
+static int count_gates(const trainer *t, hy_verdict verdict) {
+    int count = 0;
+    for (int i = 0; i < t->gate_count; i++) count += t->gates[i].verdict == verdict;
+    return count;
+}
+
+/* The gates that look at the model before its first step. */
+static gt_status gates_before(trainer *t) {
+    hy_probe probe;
+    double sum = 0;
+    int64_t counted = 0;
+    gt_status status = hy_model_eval(t->model, t->batch.input, t->batch.target, &sum, &counted);
+    add_gate(t, hy_gate_operators(t->backend));
+    if (status == GT_OK) status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
+    if (status != GT_OK) return status;
+    add_gate(t, hy_gate_forward(&probe, counted, t->batch.targets));
+    add_gate(t, hy_gate_entropy(probe.entropy, t->text.vocab));
+    add_gate(t, hy_gate_states(&probe));
+    return GT_OK;
+}
+
+static void print_gates(const trainer *t, const char *when, int first) {
+    printf("gates %s: verdict, gate, value, bounds\n", when);
+    hy_gates_print(stdout, t->gates + first, t->gate_count - first);
+    puts("");
+    fflush(stdout);
+}
+
+/* G3 and G4 judge the recent steps. */
+static hy_gate training_gate(const trainer *t) {
+    const recent *r = &t->recent;
+    return hy_gate_training(t->steps, t->first_loss, recent_mean(r, r->loss),
+                            recent_mean(r, r->norm));
+}
+
+static hy_gate balance_gate(const trainer *t) {
+    return hy_gate_balance(recent_mean(&t->recent, t->recent.ratio));
+}
+
+/* The gates that look at the trained model; they probe it with the last batch. */
+static gt_status gates_after(trainer *t) {
+    hy_probe probe;
+    gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
+    if (status != GT_OK) return status;
+    if (t->steps < G3_STEPS) add_gate(t, training_gate(t));
+    add_gate(t, hy_gate_states(&probe));
+    add_gate(t, balance_gate(t));
+    return GT_OK;
+}
+
+static int due(int64_t step, int64_t every) {
+    return every > 0 && step % every == 0;
+}
+
+/* What follows a step: gates, held-out loss, log, progress line, sample. */
+static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
+    const hy_options *o = &t->options;
+    double held_out = NAN;
+    gt_status status = GT_OK;
+    if (t->steps == G3_STEPS) add_gate(t, training_gate(t));
+    if (last || due(t->steps, o->eval_every)) {
+        status = evaluate(t, last ? 0 : o->eval_tokens, &held_out);
+        t->held_out = held_out;
+    }
+    write_csv(t, result, held_out, lr);
+    if (t->terminal ? last || now() - t->shown > 0.1 : last || due(t->steps, o->log_every))
+        print_progress(t);
+    if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
+        end_progress(t);
+        status = generate(t);
+    }
+    return status;
+}
+
+static gt_status train(trainer *t) {
+    const hy_options *o = &t->options;
+    hy_result result;
+    gt_status status = GT_OK;
+    for (int last = 0; !last && status == GT_OK;) {
+        double lr = learning_rate(o, t->steps + 1);
+        next_batch(t);
+        if (t->steps == 0) status = gates_before(t);
+        if (t->steps == 0) t->start = now();
+        if (status == GT_OK) status = train_step(t, lr, &result);
+        if (status != GT_OK) break;
+        if (t->steps == 1) {
+            add_gate(t, balance_gate(t));
+            print_gates(t, "before training, on the first batch", 0);
+            t->gates_at_start = t->gate_count;
+        }
+        last =
+            t->steps == o->steps || interrupted || (o->gates_strict && count_gates(t, HY_FAIL) > 0);
+        status = report_step(t, &result, lr, last);
+    }
+    end_progress(t);
+    return status;
+}
+
+/* ---- main ----------------------------------------------------------------------------------- */
+
+/* Opens the device that the options ask for, and says why it is this one. */
+static gt_status open_backend(trainer *t) {
+    const char *wanted = t->options.device;
+    gt_status status;
+    if (!strcmp(wanted, "cpu")) {
+        snprintf(t->why, sizeof t->why, "as --device says");
+        return hy_backend_cpu(&t->backend);
+    }
+    status = gt_device_supported(-1);
+    if (status != GT_OK)
+        hy_fail(status, "%s", gt_last_error());
+    else
+        status = hy_backend_cuda(&t->backend, GT_BF16);
+    if (status == GT_OK) {
+        snprintf(t->why, sizeof t->why, "CUDA works here");
+        return GT_OK;
+    }
+    if (!strcmp(wanted, "cuda")) return hy_fail(status, "device cuda: %s", hy_last_error());
+    snprintf(t->why, sizeof t->why, "no CUDA (%s)", hy_last_error());
+    return hy_backend_cpu(&t->backend);
+}
+
+/* Finds the text that comes with the program: in the source tree, or near the program, or near the
+ * current directory. */
+static void find_fables(char *path, const char *program) {
+    const char *slash = strrchr(program, '/');
+    int directory = slash ? (int)(slash - program) + 1 : 0;
+    const char *places[] = {"", "../", "../examples/", "../../examples/", "examples/"};
+#ifdef HY_DATA_DIR
+    snprintf(path, HY_TEXT_MAX, "%s/fables.txt", HY_DATA_DIR);
+    if (!access(path, R_OK)) return;
+#endif
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        snprintf(path, HY_TEXT_MAX, "%.*s%sdata/fables.txt", directory, program, places[i]);
+        if (!access(path, R_OK)) return;
+        snprintf(path, HY_TEXT_MAX, "%sdata/fables.txt", places[i]);
+        if (!access(path, R_OK)) return;
+    }
+}
+
+static gt_status load_text(trainer *t, const char *program) {
+    int32_t token[HY_TEXT_MAX];
+    if (*t->options.data)
+        memcpy(t->data, t->options.data, sizeof t->data);
+    else
+        find_fables(t->data, program);
+    gt_status status = hy_text_load(&t->text, t->data, t->options.separator);
+    if (status != GT_OK || t->options.list_models) return status;
+    status = hy_text_fits(&t->text, t->options.seq);
+    if (status == GT_OK && hy_text_encode(&t->text, t->options.prompt, token) != GT_OK)
+        status = hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
+    return status;
+}
+
+static gt_status create_model(trainer *t) {
+    const hy_options *o = &t->options;
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(list[i].name, o->model)) t->config = list[i];
+    if (o->hidden) t->config.hidden = (int)o->hidden, t->config.heads = 0;
+    if (o->layers) t->config.layers = (int)o->layers;
+    t->config.stateful = o->stateful;
+    gt_status status =
+        hy_model_plan(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
+    if (status != GT_OK) return status;
+    if (t->backend->memory_free && t->plan.total > t->backend->memory_free)
+        return hy_fail(GT_ERROR_MEMORY,
+                       "the model needs %.0f MiB, %.0f are free; a smaller batch or seq needs less",
+                       (double)t->plan.total / MIB, (double)t->backend->memory_free / MIB);
+    status = hy_model_create(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq,
+                             (uint64_t)o->seed, &t->model);
+    if (status != GT_OK)
+        hy_fail(status, "the model needs %.0f MiB: %s", (double)t->plan.total / MIB,
+                hy_last_error());
+    return status;
+}
+
+/* Everything before the first step. */
+static gt_status set_up(trainer *t, const char *program) {
+    const hy_options *o = &t->options;
+    gt_status status = open_backend(t);
+    if (status == GT_OK) status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
+    if (status == GT_OK) status = load_text(t, program);
+    if (status != GT_OK || o->list_models) return status;
+    status = create_model(t);
+    if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
+    if (status == GT_OK && o->stateful) status = hy_tracks_create(&t->tracks, &t->text, o->batch);
+    if (status == GT_OK) status = open_csv(t);
+    t->random = (uint64_t)o->seed;
+    t->held_out = -1;
+    t->terminal = isatty(STDOUT_FILENO);
+    return status;
+}
+
+static void print_final(const trainer *t) {
+    const recent *r = &t->recent;
+    printf("steps          %s of %s, %s tokens, %.2f times the training part\n",
+           grouped(t->steps).text, grouped(t->options.steps).text, grouped(t->tokens).text,
+           (double)t->tokens / (double)t->text.train);
+    printf("time           %s, of which training %.1f s: %s tokens/s\n",
+           duration(now() - t->start).text, t->train_seconds,
+           grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
+    printf("memory         %.1f MiB\n", memory_mib(t));
+    printf("gates          %d PASS, %d WARN, %d FAIL\n", count_gates(t, HY_PASS),
+           count_gates(t, HY_WARN), count_gates(t, HY_FAIL));
+    printf("training loss  %.4f, mean of the last %d steps\n", recent_mean(r, r->loss),
+           recent_count(r));
+    printf("unigram        %.4f on the held-out part; the model is %.4f nats %s\n",
+           t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
+           t->held_out < t->text.entropy_held_out ? "better" : "worse");
+    printf("held-out       all %s tokens: %.4f bits per byte, perplexity %.4f\n",
+           grouped(t->text.size - t->text.train).text, t->held_out / log(2), exp(t->held_out));
+    printf("held-out loss %.4f\n", t->held_out);
+}
+
+/* Training and what comes after it. */
+static gt_status run(trainer *t) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_interrupt;
+    action.sa_flags = (int)SA_RESETHAND;
+    sigaction(SIGINT, &action, NULL);
+    print_start(t);
+    gt_status status = train(t);
+    if (status != GT_OK) return status;
+    if (interrupted) puts("interrupted");
+    puts("");
+    if ((status = gates_after(t)) != GT_OK) return status;
+    print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
+    if (t->options.sample && (status = generate(t)) != GT_OK) return status;
+    print_final(t);
+    return GT_OK;
+}
+
+static void clean_up(trainer *t) {
+    if (t->csv) fclose(t->csv);
+    hy_model_destroy(t->model);
+    if (t->backend) t->backend->close(t->backend);
+    hy_batch_free(&t->batch);
+    hy_tracks_free(&t->tracks);
+    hy_text_free(&t->text);
+}
+
+static int fail(int status) {
+    fflush(stdout);
+    fprintf(stderr, "hybrid_train: %s\n", hy_last_error());
+    return status;
+}
+
+/* Idle OpenMP threads spin by default, which slows the program down many times over when it has to
+ * share the cores.  OpenMP reads its settings before main, so set the better one and start again.
+ */
+static void stop_spinning(char **argv) {
+#ifdef _OPENMP
+    if (!getenv("OMP_WAIT_POLICY") && !setenv("OMP_WAIT_POLICY", "passive", 1))
+        execvp(argv[0], argv); /* if it fails the program just goes on */
+#else
+    (void)argv;
+#endif
+}
+
+int main(int argc, char **argv) {
+    static trainer t;
+    int status = 0;
+    stop_spinning(argv);
+    if (hy_options_parse(&t.options, argc, argv) != GT_OK) return fail(EXIT_BAD_OPTION);
+    if (t.options.help) {
+        hy_options_help(stdout);
+        return 0;
+    }
+    gt_status error = set_up(&t, argv[0]);
+    if (error != GT_OK)
+        status = fail(error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);
+    else if (t.options.list_models)
+        print_models(&t);
+    else if (run(&t) != GT_OK)
+        status = fail(EXIT_FAILURE);
+    else if (interrupted)
+        status = EXIT_INTERRUPTED;
+    else if (t.options.gates_strict && count_gates(&t, HY_FAIL))
+        status = EXIT_GATE;
+    clean_up(&t);
+    return status;
+}

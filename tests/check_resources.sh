@@ -1,0 +1,105 @@
+#!/bin/sh
+# check_resources.sh [--all] [PART...]: compiles the kernels of each part (wkv6, ssm, conv1d, fused) and
+# reads from ptxas what they take: none may spill registers or keep a stack frame, but for those listed
+# below, nor have more static shared memory than each architecture offers.  (Dynamic shared memory is
+# bounded by static_asserts beside the kernels.)  Prints registers and bytes of every kernel, and how
+# long each part takes to compile.  --all: for every supported architecture.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+nvcc=${NVCC:-nvcc}
+archs='75 80 90a'
+if [ "${1-}" = --all ]; then
+    archs='75 80 86 89 90a 100 120'
+    shift
+fi
+[ $# -gt 0 ] || set -- wkv6 ssm conv1d fused
+if ! command -v "$nvcc" >/dev/null; then
+    echo 'SKIP: no nvcc'
+    exit 77
+fi
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+# Exceptions: architecture, kernel (both regular expressions), most bytes of stack frame and of spills,
+# and the reason.
+cat >"$out/allowed" <<'END'
+END
+
+cat >"$out/compile" <<END
+#!/bin/sh
+# compile PART ARCH
+name=$out/\$1.sm_\$2
+start=\$(date +%s)
+macro=GT_\$(echo \$1 | tr a-z A-Z)_IMPLEMENTATION
+$nvcc -std=c++17 -O3 -Xptxas -v -cubin -gencode=arch=compute_\$2,code=sm_\$2 -D\$macro -I'$root' \\
+    -o \$name.cubin '$root/tests/impl.cu' >\$name.log 2>&1 || touch \$name.failed
+echo \$((\$(date +%s) - start)) >\$name.seconds
+END
+for part in "$@"; do
+    for arch in $archs; do echo "$part $arch"; done
+done | xargs -P 2 -L 1 sh "$out/compile"
+
+demangle=cat
+command -v c++filt >/dev/null && demangle=c++filt
+failures=0
+for part in "$@"; do
+    for arch in $archs; do
+        name=$out/$part.sm_$arch
+        echo "$part, sm_$arch: compiled in $(cat "$name.seconds") s"
+        if [ -e "$name.failed" ]; then
+            cat "$name.log"
+            failures=1
+            continue
+        fi
+        $demangle <"$name.log" | awk -v arch="sm_$arch" -v allowed="$out/allowed" '
+        BEGIN {
+            while ((getline line < allowed) > 0) {
+                n = split(line, word, " ")
+                if (n < 5) continue
+                exceptions++
+                on[exceptions] = word[1]; of[exceptions] = word[2]
+                stack_of[exceptions] = word[3]; spill_of[exceptions] = word[4]
+            }
+        }
+        function number(line, pattern,    text) {
+            if (!match(line, pattern)) return 0
+            text = substr(line, RSTART, RLENGTH)
+            gsub(/[^0-9]/, "", text)
+            return text + 0
+        }
+        /Compiling entry function/ {
+            kernel = $0
+            sub(/.*entry function ./, "", kernel)
+            sub(/. for .sm_.*/, "", kernel)
+            sub(/\(.*/, "", kernel)       # parameters of a demangled name
+            gsub(/gt::|\(anonymous namespace\)::|^void /, "", kernel)
+        }
+        /bytes stack frame/ {
+            stack = number($0, "[0-9]+ bytes stack frame")
+            spill = number($0, "[0-9]+ bytes spill stores") + number($0, "[0-9]+ bytes spill loads")
+        }
+        /Used [0-9]+ registers/ {
+            kernels++
+            registers = number($0, "Used [0-9]+ registers")
+            smem = number($0, "[0-9]+ bytes smem")
+            allowed_stack = allowed_spill = 0
+            for (i = 1; i <= exceptions; i++)
+                if (arch ~ on[i] && kernel ~ of[i]) {
+                    allowed_stack = stack_of[i]
+                    allowed_spill = spill_of[i]
+                }
+            most = arch == "sm_75" ? 64 : arch ~ /^sm_(86|89|120)$/ ? 99 : arch == "sm_80" ? 163 : 227
+            bad = stack > allowed_stack || spill > allowed_spill || smem > most * 1024
+            failed += bad
+            printf "%s %4d registers %5d bytes smem %4d stack %4d spills  %s\n", bad ? "FAIL:" : "  ok:",
+                   registers, smem, stack, spill, kernel
+        }
+        END {
+            if (!kernels) print "FAIL: no kernels"
+            exit failed > 0 || !kernels
+        }' || failures=1
+    done
+done
+[ $failures -eq 0 ] && echo 'all kernels fit'
+exit $failures

@@ -1,0 +1,175 @@
+/* Tensors of more than 2^31 elements: the last batch element of a call gives the bits that it gives
+ * alone.  All others hold NaN, which shows if any of them is read for it.
+ *
+ *     test_gpu_large */
+#include "test_kernels.h"
+
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+static const machine_mode plain = {"plain", 0, 0, 0, 0, 0};
+
+/* A call on the whole batch, or on its last element alone. */
+struct Call {
+    const test_case *c;
+    gt_pass pass;
+    test_args args, filled;
+    gt_dims dims;
+    std::vector<char *> memory;
+};
+
+static void set_pointer(test_args *args, size_t offset, const void *p) {
+    memcpy((char *)args + offset, &p, sizeof p);
+}
+
+static void must(gt_status status) {
+    if (status == GT_OK) return;
+    printf("FAILED: %s\n", gt_last_error());
+    exit(1);
+}
+
+/* Parameters and activations; states and the sums over the batch are left out. */
+static bool is_used(const Call &k, const gt_tensor *t) {
+    return t->use[k.pass] != '-' && t->use[k.pass] != 'g' && t->shape[0] != 'S' &&
+           t->shape[0] != 'Q';
+}
+
+static bool has_batch(const gt_tensor *t) {
+    return t->shape[0] == 'B';
+}
+
+static size_t bytes_of(const Call &k, const gt_tensor *t) {
+    const gt_view v = gt_view_of(test_table(k.c), t, &k.filled, &k.dims);
+    return (size_t)(v.count * v.element);
+}
+
+/* Random values in the last batch element, or in all of a parameter. */
+static void fill(const Call &k, const gt_tensor *t, char *memory) {
+    const gt_view v = gt_view_of(test_table(k.c), t, &k.filled, &k.dims);
+    const int64_t count = v.count / (has_batch(t) ? k.dims.n['B' - 'A'] : 1);
+    std::vector<char> host((size_t)(count * v.element));
+    test_random random = {(uint64_t)t->offset};
+    test_map map;
+    const test_fill f = test_fill_of(k.c, t, &map);
+    for (int64_t i = 0; i < count; i++) {
+        const float x = (float)(f.mean + f.spread * test_normal(&random));
+        const uint16_t bits = gt_f32_to_bf16(x);
+        memcpy(&host[(size_t)(i * v.element)], v.element == 4 ? (void *)&x : (void *)&bits,
+               (size_t)v.element);
+    }
+    machine_copy(memory + (v.count - count) * v.element, host.data(), host.size());
+}
+
+static void size_call(Call *k, int64_t batch) {
+    test_case c = *k->c;
+    test_set_size(&c, 'B', batch);
+    k->args = c.args;
+    must(gt_prepare(test_table(&c), GT_QUERY, GT_HOST, &k->args, &k->filled, &k->dims));
+}
+
+static size_t workspace_bytes(const Call &k) {
+    gt_workspace need;
+    must(test_op_of(k.c->op)->workspace(&k.args, &need));
+    return k.pass == GT_FORWARD ? need.forward : need.backward;
+}
+
+/* Memory of a tensor or workspace, NaN. */
+static char *take(Call *k, size_t bytes) {
+    k->memory.push_back(machine_allocate(bytes, 0)); /* of just that size */
+    cudaMemset(k->memory.back(), 0xff, bytes);
+    return k->memory.back();
+}
+
+static void run(Call *k) {
+    const test_op *op = test_op_of(k->c->op);
+    const size_t bytes = workspace_bytes(*k);
+    machine_job job = {};
+    if (bytes) set_pointer(&k->args, op->workspace_at, take(k, bytes));
+    memcpy((char *)&k->args + op->workspace_bytes, &bytes, sizeof bytes);
+    job.pass[0] = op->device[k->pass];
+    job.args[0] = k->args;
+    job.passes = 1;
+    must(machine_run(&job, 1, &plain));
+}
+
+static void release(Call *k) {
+    for (char *memory : k->memory) machine_release(memory);
+    k->memory.clear();
+}
+
+static bool fits(const Call &k) {
+    size_t need = workspace_bytes(k), available, total;
+    for (const gt_tensor *t = test_table(k.c)->tensors; t->name; t++)
+        if (is_used(k, t)) need += bytes_of(k, t);
+    cudaMemGetInfo(&available, &total);
+    if (need + ((size_t)1 << 30) <= available) return true;
+    printf("%s takes %.1f GiB, more than this GPU has free\n", test_describe(k.c, k.pass),
+           (double)need * 0x1p-30);
+    return false;
+}
+
+static void check_case(const test_case *c, gt_pass pass) {
+    const gt_op *op = test_table(c);
+    const int64_t batch = test_get_size(c, 'B');
+    Call all = {c, pass, {}, {}, {}, {}}, one = all;
+    size_call(&all, batch);
+    size_call(&one, 1);
+    if (!fits(all)) return;
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        if (!is_used(all, t)) continue;
+        char *memory = take(&all, bytes_of(all, t));
+        char *last = memory + bytes_of(all, t) - bytes_of(one, t);
+        const bool is_input = test_is_input(t, pass);
+        if (is_input) fill(all, t, memory);
+        set_pointer(&all.args, t->offset, memory);
+        set_pointer(&one.args, t->offset, is_input ? last : take(&one, bytes_of(one, t)));
+    }
+    run(&all);
+    run(&one);
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        if (!is_used(all, t) || !test_is_output(t, pass)) continue;
+        const size_t bytes = bytes_of(one, t);
+        std::vector<char> a(bytes), b(bytes);
+        char *from_all, *from_one;
+        size_t nan = 0;
+        memcpy(&from_all, (char *)&all.args + t->offset, sizeof from_all);
+        memcpy(&from_one, (char *)&one.args + t->offset, sizeof from_one);
+        machine_copy(a.data(), from_all + bytes_of(all, t) - bytes, bytes);
+        machine_copy(b.data(), from_one, bytes);
+        for (size_t i = 0; i < bytes; i += 2) nan += (a[i + 1] & 0x7f) == 0x7f && (a[i] & 0x80);
+        test_check(a == b && nan == 0, "%s: %s of the last batch element: %s",
+                   test_describe(c, pass), t->name, nan ? "NaN" : "not what it is alone");
+    }
+    release(&all);
+    release(&one);
+}
+
+int main(void) {
+    test_case wkv6 = {}, conv1d = {};
+    const int status = machine_start();
+    if (status) return status;
+    wkv6.op = "wkv6";
+    wkv6.args.wkv6.B = 4100;
+    wkv6.args.wkv6.T = 512;
+    wkv6.args.wkv6.H = 16;
+    wkv6.args.wkv6.N = 64;
+    wkv6.args.wkv6.segments = 1;
+    conv1d.op = "conv1d";
+    conv1d.args.conv1d.B = 1030;
+    conv1d.args.conv1d.T = 2048;
+    conv1d.args.conv1d.D = 1024;
+    conv1d.args.conv1d.W = 4;
+    conv1d.args.conv1d.activation = GT_ACT_SILU;
+    for (test_case *c : {&wkv6, &conv1d}) {
+        c->name = "large";
+        test_set_dtype(c, GT_BF16, GT_DTYPE_DEFAULT);
+        check_case(c, GT_FORWARD);
+        check_case(c, GT_BACKWARD);
+        test_group(c->op, "more than 2^31 elements");
+    }
+    return test_finish();
+}
