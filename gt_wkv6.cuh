@@ -326,7 +326,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *
  * grid ceil(B*H/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
  * of 4 consecutive tokens, so that the running sums cross lanes twice); and N / COLUMNS state warps a
- * head.  They meet at named barriers, two buffers deep, the loads AHEAD leaves ahead in registers.
+ * head.  They meet at named barriers, two buffers deep; cp.async runs AHEAD leaves ahead.
  * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
  *     B operand of R S as it stands, with the inner index permuted alike in R.  tf32 operands: their
  *     error of 2^-12 vanishes under the rounding of y, their range is that of fp32.
@@ -336,7 +336,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     tokens by two channels, each a lane's left operand as the tensor core wants it.
  * shared, per head and buffer: R [8, N/2+4] cells, K [16, N+8] fp32 (columns xor 24 in rows with bit 2
  *     set: no bank conflicts in any access), v [16, N+8], E [N], bonus [16,GROUPS], slow groups'
- *     pairs: 17 KB at N = 64; two buffers and the slow form's scratch: 46 KB.
+ *     pairs: 17 KB at N = 64; two buffers and the rings: 66 KB.
  * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order. */
 template <class T_, class W_, int N_>
@@ -351,7 +351,10 @@ struct TensorTraits {
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
     static constexpr int PREP_WARPS = HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
-    static constexpr int AHEAD = N == 128 ? 2 : 4; /* leaves loaded before they are prepared */
+    /* leaves in flight to a preparing warp's own ring: r, k, w by rows of 16 channels, v by lanes */
+    static constexpr int AHEAD = N != 128 ? 4 : sizeof(W) == 2 ? 2 : 1;
+    static constexpr int RING_R = 0, RING_K = 512, RING_W = 1024;
+    static constexpr int RING_V = RING_W + LEAF * 16 * (int)sizeof(W), STAGE = RING_V + 512;
     static constexpr int PITCH = N + 8;
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
@@ -360,9 +363,8 @@ struct TensorTraits {
     static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, PAIRS = SLOW + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS;
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
-    static constexpr int SCRATCH = 2 * BUFFER; /* of the slow form: r, k, d [16,16] a preparing warp */
-    static constexpr int SCRATCH_WARP = 3 * 4 * LEAF * LEAF;
-    static constexpr int SMEM = SCRATCH + PREP_WARPS * SCRATCH_WARP;
+    static constexpr int RING = 2 * BUFFER;
+    static constexpr int SMEM = RING + PREP_WARPS * AHEAD * STAGE;
     static_assert(SMEM <= 99 * 1024, "fits every architecture");
     static_assert(GROUPS * 4 <= 64, "slow flags");
 };
@@ -439,53 +441,85 @@ struct RawLeaf {
     uint4 v;
 };
 
-/* A tensor as a preparing lane reads it: its first element of the next leaf to load, and steps. */
+/* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf. */
 struct Source {
     const char* next;
-    int64_t token_bytes, leaf_bytes;
+    int64_t leaf_bytes;
 
-    /* first: token of the first leaf to load; direction: 1 or -1 */
+    /* first: token of the first leaf; direction: 1 or -1 */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
                        int64_t first, int row, int column, int direction) {
-        token_bytes = at_.t * element;
-        leaf_bytes = direction * LEAF * token_bytes;
-        next = static_cast<const char*>(data) + (b * at_.b + h * at_.h + column) * element +
-               (first + row) * token_bytes;
+        leaf_bytes = direction * LEAF * at_.t * element;
+        next = static_cast<const char*>(data) +
+               (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element;
+    }
+
+    GT_METHOD void copy(uint32_t to, bool inside) {
+        cp_async<16>(to, next, inside ? 16 : 0);
+        next += leaf_bytes;
     }
 };
+
+/* Bytes from the start of a ring tensor to a token: 4 tokens of different quads lie in different banks. */
+GT_DEV int ring_row(int token, int row_bytes) {
+    return (token / 4 * 4 + (token + token / 4) % 4) * row_bytes;
+}
 
 /* A preparing lane's place. */
 template <class C>
 struct Preparer {
     int quad, channel; /* tokens 4 quad + 0..3, channels channel, channel + 1 of the head */
     int group;         /* channel / 16 */
-    int v_row;         /* of its 8 values of v */
     uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
-    uint32_t buffer0, scratch;
+    uint32_t buffer0, ring;
     int tokens; /* of the span; 0 if it does not exist */
-    Source r, k, w, v;
+    Source r, k, v, w[sizeof(typename C::W) / 2];
     float u0, u1;
     float bits[2]; /* of decay so far, log2 */
-    bool raw; /* decay = exp(-exp(w)) */
+    bool raw;      /* decay = exp(-exp(w)) */
 
-    /* Leaf after leaf, in the direction of the sources.  Without r: what only rolls a state. */
+    /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
+     * span.  Without r: what only rolls a state. */
     template <bool WITH_R>
-    GT_METHOD void load(RawLeaf<C>& x, int leaf) {
-        const int left = tokens - leaf * LEAF;
-        if (left < LEAF) x = {};
-        if (leaf < 0) return;
+    GT_METHOD void copy(int leaf, bool exists, int stage) {
+        constexpr int PIECES = sizeof(typename C::W) / 2; /* of 16 bytes a lane has of w */
+        const uint32_t to = ring + stage * C::STAGE;
+        const int left = tokens - leaf * LEAF, row = lane_id() / 2;
+        const uint32_t cell = ring_row(row, 32) + lane_id() % 2 * 16;
+        if (exists) {
+            if (WITH_R) r.copy(to + C::RING_R + cell, row < left);
+            k.copy(to + C::RING_K + cell, row < left);
+            GT_UNROLL
+            for (int i = 0; i < PIECES; i++) {
+                const int w_row = lane_id() / (2 * PIECES) + i * LEAF / PIECES;
+                w[i].copy(to + C::RING_W + ring_row(w_row, 32 * PIECES) +
+                              lane_id() % (2 * PIECES) * 16,
+                          w_row < left);
+            }
+            v.copy(to + C::RING_V + 16 * lane_id(), v_row() < left);
+        }
+        cp_async_commit();
+    }
+
+    GT_METHOD int v_row() const { return (32 * group + lane_id()) / (C::N / 8); }
+    GT_METHOD int v_column() const { return (32 * group + lane_id()) % (C::N / 8) * 8; }
+
+    /* The lane's part of a leaf that has arrived. */
+    template <bool WITH_R>
+    GT_METHOD RawLeaf<C> read(int stage) const {
+        const uint32_t from = ring + stage * C::STAGE;
+        const int pair = lane_id() % 8;
+        RawLeaf<C> x = {};
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            if (left < LEAF && 4 * quad + i >= left) break;
-            if (WITH_R) x.r[i] = ldg<Pair<typename C::T>>(r.next + i * r.token_bytes);
-            x.k[i] = ldg<Pair<typename C::T>>(k.next + i * k.token_bytes);
-            x.w[i] = ldg<Pair<typename C::W>>(w.next + i * w.token_bytes);
+            const int row = ring_row(4 * quad + i, 4);
+            if (WITH_R) x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 8 * row + 4 * pair);
+            x.k[i] = lds<Pair<typename C::T>>(from + C::RING_K + 8 * row + 4 * pair);
+            x.w[i] = lds<Pair<typename C::W>>(from + C::RING_W +
+                                              (int)sizeof(typename C::W) * (4 * row + 2 * pair));
         }
-        if (left >= LEAF || v_row < left) x.v = ldg<uint4>(v.next);
-        if (WITH_R) r.next += r.leaf_bytes;
-        k.next += k.leaf_bytes;
-        w.next += w.leaf_bytes;
-        v.next += v.leaf_bytes;
+        x.v = lds<uint4>(from + C::RING_V + 16 * lane_id());
+        return x;
     }
 };
 
@@ -546,11 +580,14 @@ GT_DEV float sum_bonus(const float (&bonus)[4]) {
 
 GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 
-/* The slow form of one group: K with decays after the token, and the group's part of A. */
+/* The slow form of one group: K with decays after the token, and the group's part of A.  r and k are
+ * read again from the ring, where the decays take the room of w and v. */
 template <class C>
 GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2],
-                         int buffer) {
-    const int c = me.channel % 16;
+                         int buffer, int stage) {
+    static_assert(C::STAGE - C::RING_W >= 4 * LEAF * LEAF, "room for the decays");
+    using E = Element<typename C::T>;
+    const uint32_t from = me.ring + stage * C::STAGE, decays = from + C::RING_W;
     float after[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) { /* sum of h over the later quads: add only, h may be infinite */
@@ -562,6 +599,7 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         y = shfl_down(suffix, 8);
         after[e] = me.quad <= 2 ? y : 0.0f;
     }
+    sync_warp(); /* w and v of the stage are read */
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
         float2 k;
@@ -570,10 +608,8 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
         after[0] += h[i][0];
         after[1] += h[i][1];
-        const uint32_t cell = me.scratch + 4 * (LEAF * (4 * me.quad + i) + c);
-        sts<float2>(cell, {x.r[i].lo(), x.r[i].hi()});
-        sts<float2>(cell + 4 * LEAF * LEAF, {x.k[i].lo(), x.k[i].hi()});
-        sts<float2>(cell + 8 * LEAF * LEAF, {ex2_approx(-h[i][0]), ex2_approx(-h[i][1])});
+        sts<float2>(decays + 4 * (LEAF * (4 * me.quad + i) + lane_id() % 8 * 2),
+                    {ex2_approx(-h[i][0]), ex2_approx(-h[i][1])});
     }
     sync_warp();
     const uint32_t pairs = me.buffer0 + buffer * C::BUFFER + C::PAIRS + 4 * LEAF * LEAF * me.group;
@@ -581,15 +617,14 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         const int i = pair / LEAF, j = pair % LEAF;
         float sum = 0.0f;
         for (int n = 0; j < i && n < LEAF; n++) {
-            float product = lds<float>(me.scratch + 4 * (LEAF * i + n)) *
-                            lds<float>(me.scratch + 4 * (LEAF * LEAF + LEAF * j + n));
-            for (int m = j + 1; m < i; m++)
-                product *= lds<float>(me.scratch + 4 * (2 * LEAF * LEAF + LEAF * m + n));
+            const typename C::T r = lds<typename C::T>(from + C::RING_R + ring_row(i, 32) + 2 * n);
+            const typename C::T k = lds<typename C::T>(from + C::RING_K + ring_row(j, 32) + 2 * n);
+            float product = E::load(&r, 0) * E::load(&k, 0);
+            for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (LEAF * m + n));
             sum += product;
         }
         sts<float>(pairs + 4 * pair, sum);
     }
-    sync_warp(); /* the scratch is free again */
 }
 
 template <class C>
@@ -607,7 +642,7 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
 
 /* Turns a leaf into the operands of the state warps. */
 template <class C>
-GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
+GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer, int stage) {
     float h[4][2], total[2], c[2], bonus[4];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
@@ -636,7 +671,7 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
         sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
         bonus[i] = fma_rn(r1, k1 * me.u1, r0 * (k0 * me.u0));
     }
-    if (slow) prepare_slow<C>(me, x, h, buffer);
+    if (slow) prepare_slow<C>(me, x, h, buffer, stage);
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
     if (lane_id() == 0)
@@ -672,16 +707,14 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.group = warp_id() % C::GROUPS;
     me.quad = lane_id() / 8;
     me.channel = 16 * me.group + 2 * (lane_id() % 8);
-    const int thread = 32 * me.group + lane_id();
-    const int v_column = thread % (C::N / 8) * 8;
-    me.v_row = thread / (C::N / 8);
     me.buffer0 = smem + sub * C::HEAD_BUFFER;
-    me.scratch = smem + C::SCRATCH + warp_id() * C::SCRATCH_WARP;
+    me.ring = smem + C::RING + warp_id() * C::AHEAD * C::STAGE;
     me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
     /* row 4 quad, columns xor 24 where bit 2 of the row is set */
     me.k_row = me.buffer0 + C::K +
                4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0)));
-    me.values = me.buffer0 + C::VALUES + 2 * (me.v_row * C::PITCH + value_column<C>(v_column));
+    me.values =
+        me.buffer0 + C::VALUES + 2 * (me.v_row() * C::PITCH + value_column<C>(me.v_column()));
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
@@ -690,31 +723,40 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     const int steps = span.steps, direction = REVERSE ? -1 : 1;
     const int64_t first = span.start + (REVERSE ? (steps - 1) * LEAF : 0);
     me.tokens = span.tokens;
-    me.r.set(in.r, in.r_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, direction);
-    me.k.set(in.k, in.k_at, sizeof(typename C::T), b, h, first, 4 * me.quad, me.channel, direction);
-    me.w.set(in.w, in.w_at, sizeof(typename C::W), b, h, first, 4 * me.quad, me.channel, direction);
-    me.v.set(in.v, in.v_at, sizeof(typename C::T), b, h, first, me.v_row, v_column, direction);
+    constexpr int ELEMENT = sizeof(typename C::T), PIECES = sizeof(typename C::W) / 2;
+    const int row = lane_id() / 2, column = 16 * me.group + lane_id() % 2 * 8;
+    me.r.set(in.r, in.r_at, ELEMENT, b, h, first, row, column, direction);
+    me.k.set(in.k, in.k_at, ELEMENT, b, h, first, row, column, direction);
+    me.v.set(in.v, in.v_at, ELEMENT, b, h, first, me.v_row(), me.v_column(), direction);
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++)
+        me.w[i].set(in.w, in.w_at, sizeof(typename C::W), b, h, first,
+                    lane_id() / (2 * PIECES) + i * LEAF / PIECES,
+                    16 * me.group + lane_id() % (2 * PIECES) * (8 / PIECES), direction);
     me.u0 = in.u ? in.u[h * C::N + me.channel] : 0.0f;
     me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
     me.bits[0] = me.bits[1] = 0.0f;
 
     const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
-    RawLeaf<C> ahead[C::AHEAD];
-    GT_UNROLL
-    for (int i = 0; i < C::AHEAD; i++) me.template load<!REVERSE>(ahead[i], leaf_at(i));
-    for (int i = 0; i < steps; i += C::AHEAD) {
+    for (int i = 0; i < C::AHEAD; i++) me.template copy<!REVERSE>(leaf_at(i), i < steps, i);
+    for (int i = 0; i < steps; i += 2) {
         GT_UNROLL
-        for (int x = 0; x < C::AHEAD; x++) {
-            const int buffer = x % 2;
-            if (i + x >= steps) break;
-            if (i + x >= 2) bar_sync(EMPTY + buffer, C::THREADS);
+        for (int buffer = 0; buffer < 2; buffer++) {
+            const int step = i + buffer, stage = step % C::AHEAD;
+            if (step >= steps) break;
+            cp_async_wait<C::AHEAD - 1>();
+            sync_warp();
+            const RawLeaf<C> x = me.template read<!REVERSE>(stage);
+            if (step >= 2) bar_sync(EMPTY + buffer, C::THREADS);
             if constexpr (REVERSE) {
-                prepare_reverse<C>(me, ahead[x], leaf_at(i + x), buffer);
+                prepare_reverse<C>(me, x, leaf_at(step), buffer);
             } else {
-                prepare_leaf<C>(me, ahead[x], leaf_at(i + x), buffer);
+                prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
             }
             bar_arrive(FULL + buffer, C::THREADS);
-            me.template load<!REVERSE>(ahead[x], leaf_at(i + x + C::AHEAD));
+            sync_warp(); /* the stage is read */
+            const int next = step + C::AHEAD;
+            me.template copy<!REVERSE>(leaf_at(next), next < steps, stage);
         }
     }
     if (p.local && span.exists && me.quad == 0) {
@@ -2288,8 +2330,8 @@ static inline bool fits_tensor_cores(const gt_wkv6_args& a, const Device& device
     const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
     return device.compute_capability >= 80 && a.dtype != GT_F32 && a.N == a.V &&
            a.T < INT32_MAX / 2 && (a.N == 32 || a.N == 64 || a.N == 128) &&
-           aligned(a.r, a.r_stride, 2, 4) && aligned(a.k, a.k_stride, 2, 4) &&
-           aligned(a.w, a.w_stride, w_size, 2 * w_size) && aligned(a.v, a.v_stride, 2, 16);
+           aligned(a.r, a.r_stride, 2, 16) && aligned(a.k, a.k_stride, 2, 16) &&
+           aligned(a.w, a.w_stride, w_size, 16) && aligned(a.v, a.v_stride, 2, 16);
 }
 
 static inline bool forward_fits(const gt_wkv6_args& a, const Device& device) {
@@ -2426,7 +2468,9 @@ static inline float* checkpoints_in(void* saved, const gt_wkv6_args& a, size_t* 
 /* The pieces of backward's workspace. */
 struct BackwardPlan {
     ChunkParams chunk;
-    float *S_checkpoints, *G_checkpoints, *dstate_sum;
+    float *S_checkpoints, *G_checkpoints;
+    bool shared_gradient; /* dstate_in is a sum over the batch: of dstate_sum [B,H,N,V] */
+    float* dstate_sum;
     uint32_t* slow; /* [B,H,chunks]: chunks that backward_tensor_kernel leaves */
     Segments cut;
     float *segment_states, *segment_decays;
@@ -2455,8 +2499,8 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     plan.slow = arena.take<uint32_t>(a.B * a.H * c.chunks);
     if (a.du) c.du = arena.take<float>(a.B * c.chunks * a.H * a.N);
-    if (a.dstate_in && a.state_in_shared)
-        plan.dstate_sum = arena.take<float>(a.B * a.H * a.N * a.V);
+    plan.shared_gradient = a.dstate_in && a.state_in_shared;
+    if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(a.B * a.H * a.N * a.V);
     plan.cut = cut_time(a, device);
     if (fits_tensor_cores(a, device))
         take_segments(arena, a, plan.cut, &plan.segment_states, &plan.segment_decays);
@@ -2504,7 +2548,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.in.v = a.dy;
         t.in.v_at = a.dy_stride;
         t.state_in = a.dstate_out;
-        t.state_out = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
+        t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
         t.segments = plan.cut.count, t.segment_tokens = plan.cut.tokens;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
@@ -2517,7 +2561,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.in.v = a.dy;
     p.in.v_at = a.dy_stride;
     p.state_in = a.dstate_out;
-    p.state_out = plan.dstate_sum ? plan.dstate_sum : a.dstate_in;
+    p.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
     p.checkpoints = plan.G_checkpoints;
     return launch_tokens<true>(p, stream);
 }
@@ -2570,7 +2614,7 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.chunks, a.H * a.N, a.accumulate,
                                       stream)) != GT_OK)
         return status;
-    if (plan.dstate_sum)
+    if (plan.shared_gradient)
         return reduce_rows(plan.dstate_sum, a.dstate_in, a.B, a.H * a.N * a.V, a.accumulate, stream);
     return GT_OK;
 }
