@@ -1,0 +1,577 @@
+/* Times every operator and pass, and checks the very run that it timed: its outputs, or a part of
+ * them, against the double reference on the same inputs.  What fails is printed as FAIL, without a
+ * time.  See --help. */
+#include "bench.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+enum { F32 = 1 << GT_F32, BF16 = 1 << GT_BF16, F16 = 1 << GT_F16 };
+
+/* A row with at most 16 tokens is one of the step function; the others are one of forward, one of
+ * backward, and where forward saves something, one of forward without that (inf).  The name tells
+ * what the sizes do not. */
+typedef struct bench_row {
+    test_case c;
+    int dtypes;
+} bench_row;
+
+#define STATES "state_in state_out dstate_in dstate_out"
+#define BDT(field, T) .field##_stride = {.t = 1, .h = T}
+
+#define WKV6(types, missing, ...)                                                                  \
+    { {.op = "wkv6", .name = "", .absent = missing, .args.wkv6 = {__VA_ARGS__}}, types }
+#define SSD(types, label, missing, ...)                                                            \
+    {                                                                                              \
+        {.op = "ssd", .name = label, .absent = missing, .args.ssd = {.softplus = 1, __VA_ARGS__}}, \
+            types                                                                                  \
+    }
+#define SCAN(types, label, missing, ...)                                                           \
+    {                                                                                              \
+        {.op = "selective_scan",                                                                   \
+         .name = label,                                                                            \
+         .absent = missing,                                                                        \
+         .args.selective_scan = {.softplus = 1, __VA_ARGS__}},                                     \
+            types                                                                                  \
+    }
+#define CONV1D(types, label, missing, ...)                                                         \
+    {                                                                                              \
+        {.op = "conv1d",                                                                           \
+         .name = label,                                                                            \
+         .absent = missing,                                                                        \
+         .args.conv1d = {.W = 4, .activation = GT_ACT_SILU, __VA_ARGS__}},                         \
+            types                                                                                  \
+    }
+#define CONV1D_BOTH(types, b, t, d)                                                                \
+    CONV1D(types, "silu BTD", STATES, .B = b, .T = t, .D = d),                                     \
+        CONV1D(types, "silu BDT", STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t),            \
+               BDT(dx, t), BDT(dy, t))
+#define LINEAR(types, ...)                                                                         \
+    {                                                                                              \
+        {.op = "rmsnorm_linear",                                                                   \
+         .name = "",                                                                               \
+         .absent = "beta dbeta bias dbias",                                                        \
+         .args.rmsnorm_linear = {__VA_ARGS__}},                                                    \
+            types                                                                                  \
+    }
+#define MIX(types, ...)                                                                            \
+    { {.op = "norm_mix", .name = "", .args.norm_mix = {__VA_ARGS__}}, types }
+#define GATE_RMS(types, ...)                                                                       \
+    {                                                                                              \
+        {.op = "norm_gate",                                                                        \
+         .name = "RMS",                                                                            \
+         .absent = "beta dbeta",                                                                   \
+         .args.norm_gate = {.gate_first = 1, __VA_ARGS__}},                                        \
+            types                                                                                  \
+    }
+#define GATE_HEADS(types, label, ...)                                                              \
+    {                                                                                              \
+        {.op = "norm_gate",                                                                        \
+         .name = label,                                                                            \
+         .args.norm_gate = {.norm = GT_NORM_LAYER, .eps = 64e-5f, __VA_ARGS__}},                   \
+            types                                                                                  \
+    }
+
+/* The operators of the trainer, a small batch. */
+static const bench_row host_rows[] = {
+    WKV6(F32 | BF16, STATES, .B = 8, .T = 256, .H = 4, .N = 32),
+    WKV6(F32 | BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
+    SSD(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 256, .H = 4, .P = 64, .N = 64),
+    SSD(F32 | BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
+    SCAN(F32 | BF16, "z", STATES, .B = 8, .T = 256, .D = 256, .N = 16),
+    SCAN(F32 | BF16, "z", "", .B = 8, .T = 1, .D = 256, .N = 16),
+    CONV1D_BOTH(F32 | BF16, 8, 256, 640),
+    CONV1D(F32 | BF16, "silu", "", .B = 8, .T = 1, .D = 640),
+    LINEAR(F32 | BF16, .M = 2048, .D = 128, .O = 512),
+    MIX(F32 | BF16, .M = 2048, .D = 128),
+    GATE_RMS(F32 | BF16, .M = 2048, .D = 128),
+    GATE_HEADS(F32 | BF16, "heads of 32", .M = 2048, .D = 128, .H = 4),
+};
+
+/* The same at the trainer's own batch, and the sizes of larger models. */
+static const bench_row gpu_rows[] = {
+    WKV6(F32 | BF16 | F16, STATES, .B = 64, .T = 256, .H = 4, .N = 32),
+    WKV6(BF16, STATES, .B = 64, .T = 256, .H = 4, .N = 64),
+    WKV6(BF16, STATES, .B = 8, .T = 1024, .H = 32, .N = 64),
+    WKV6(BF16, STATES, .B = 8, .T = 2048, .H = 32, .N = 64),
+    WKV6(F32 | BF16 | F16, STATES, .B = 8, .T = 4096, .H = 32, .N = 64),
+    WKV6(BF16, STATES, .B = 1, .T = 32768, .H = 32, .N = 64),
+    WKV6(BF16, STATES, .B = 1, .T = 16384, .H = 4, .N = 64),
+    WKV6(BF16, STATES, .B = 8, .T = 4096, .H = 16, .N = 128),
+    WKV6(BF16, STATES, .B = 8, .T = 4096, .H = 64, .N = 32),
+    WKV6(BF16, STATES, .B = 8, .T = 3750, .H = 4, .N = 64),
+    WKV6(F32 | BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
+
+    SSD(F32 | BF16 | F16, "", "z dz " STATES, .B = 64, .T = 256, .H = 4, .P = 64, .N = 64),
+    SSD(BF16, "", "z dz " STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
+    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
+    SSD(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "G8", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .G = 8),
+    SSD(BF16, "", "z dz " STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "", "z dz " STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
+    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
+    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 128, .P = 64, .N = 16),
+    SSD(BF16, "z", STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
+    SSD(BF16, "z", STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "z", STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "G8 z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .G = 8),
+    SSD(BF16, "z", STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
+    SSD(BF16, "z", STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
+    SSD(BF16, "z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
+    SSD(F32 | BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
+
+    SCAN(F32 | BF16, "z", STATES, .B = 64, .T = 256, .D = 256, .N = 16),
+    SCAN(F32 | BF16, "", "z dz " STATES, .B = 64, .T = 256, .D = 512, .N = 16),
+    SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 2048, .D = 1024, .N = 16),
+    SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 2048, .D = 4096, .N = 16),
+    SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 4096, .D = 4096, .N = 16),
+    SCAN(F32 | BF16, "", "z dz " STATES, .B = 1, .T = 32768, .D = 2048, .N = 16),
+    SCAN(F32 | BF16, "z", "", .B = 8, .T = 1, .D = 256, .N = 16),
+
+    CONV1D_BOTH(F32 | BF16, 64, 256, 640),
+    CONV1D_BOTH(BF16, 8, 2048, 4352),
+    CONV1D_BOTH(BF16, 8, 4096, 4352),
+    CONV1D_BOTH(BF16, 1, 32768, 4352),
+    CONV1D(F32 | BF16, "silu", "", .B = 8, .T = 1, .D = 640),
+
+    LINEAR(F32 | BF16 | F16, .M = 16384, .D = 128, .O = 512),
+    LINEAR(BF16, .M = 16384, .D = 256, .O = 1024),
+    LINEAR(BF16, .M = 65536, .D = 512, .O = 2048),
+    LINEAR(BF16, .M = 32768, .D = 1024, .O = 4096),
+    LINEAR(BF16, .M = 32768, .D = 2048, .O = 2048),
+    LINEAR(BF16, .M = 32768, .D = 2048, .O = 8192),
+    LINEAR(BF16, .M = 16384, .D = 4096, .O = 11008),
+
+    MIX(F32 | BF16 | F16, .M = 16384, .D = 128),
+    MIX(BF16, .M = 65536, .D = 512),
+    MIX(BF16, .M = 32768, .D = 2048),
+
+    GATE_RMS(F32 | BF16 | F16, .M = 16384, .D = 128),
+    GATE_RMS(BF16, .M = 65536, .D = 512),
+    GATE_HEADS(F32 | BF16, "heads of 32", .M = 16384, .D = 128, .H = 4),
+    GATE_HEADS(BF16, "heads of 64", .M = 65536, .D = 512, .H = 8),
+};
+
+#define COUNT(array) ((int)(sizeof array / sizeof *array))
+
+/* Operations of an operator: per product of these sizes, adds and multiplies counted apart.  For
+ * the recurrences those that a token's own formulas have: a faster form may do more. */
+static const struct {
+    const char *op, *letters;
+    double forward, backward;
+} operations[] = {
+    {"wkv6", "BTHNV", 4, 12}, {"ssd", "BTHPN", 4, 12}, {"rmsnorm_linear", "MDO", 2, 4}};
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static const char help_text[] =
+    "usage: gt_bench [--filter TEXT] [--quick] [--csv FILE] [--peers FILE] [--list] [--help]\n"
+    "  --filter TEXT  only rows that hold TEXT, for example 'wkv6 bwd gt' or 'bf16'\n"
+    "  --quick        one timed run per row\n"
+    "  --csv FILE     write the rows to FILE too\n"
+    "  --peers FILE   compare with the rows of FILE, written by bench/peers.py\n"
+    "  --list         print the rows for GPUs as CSV and run none\n"
+    "columns:\n"
+    "  pass      fwd: saves what bwd reads; inf: forward that saves nothing\n"
+    "  impl      gt: the kernels on the GPU; ref: the CPU twin, plain C\n"
+    "  ms        median of repeated runs after warm-ups; on the GPU with its L2 flushed\n"
+    "  GB/s      compulsory bytes (each input read once, each output written once) per time\n"
+    "  floor     ms in which memory copies as many bytes; on a CPU a cache may be faster\n"
+    "  x floor   ms over floor\n"
+    "  TFLOP/s   of the formulas' own operations, where they are products\n"
+    "  MiB       saved and workspace\n"
+    "  error     largest relative error (l2) of an output of the timed run against doubles\n"
+    "  x ref     times faster per token than the CPU twin on a batch of 8\n"
+    "  x peer    times faster than the best peer, which is named\n";
+
+typedef struct options {
+    const char *filter, *csv, *peers;
+    int quick, list;
+} options;
+
+static options parse_options(int argc, char **argv) {
+    options o = {.filter = ""};
+    for (int i = 1; i < argc; i++) {
+        int has_value = i + 1 < argc;
+        if (!strcmp(argv[i], "--help")) {
+            fputs(help_text, stdout);
+            exit(0);
+        } else if (!strcmp(argv[i], "--quick")) {
+            o.quick = 1;
+        } else if (!strcmp(argv[i], "--list")) {
+            o.list = 1;
+        } else if (!strcmp(argv[i], "--filter") && has_value) {
+            o.filter = argv[++i];
+        } else if (!strcmp(argv[i], "--csv") && has_value) {
+            o.csv = argv[++i];
+        } else if (!strcmp(argv[i], "--peers") && has_value) {
+            o.peers = argv[++i];
+        } else {
+            fprintf(stderr, "%s: unknown option or missing value\n%s", argv[i], help_text);
+            exit(2);
+        }
+    }
+    return o;
+}
+
+static FILE *open_file(const char *name, const char *mode) {
+    FILE *f = fopen(name, mode);
+    if (f) return f;
+    perror(name);
+    exit(2);
+}
+
+/* ---- other times ----------------------------------------------------------------------------- */
+
+/* A time to compare with, under "op,pass,dtype,shape". */
+typedef struct known_time {
+    char key[240], impl[40];
+    double ms;
+} known_time;
+
+typedef struct known_times {
+    known_time *of;
+    int count;
+} known_times;
+
+static void learn(known_times *k, const char *key, const char *impl, double ms) {
+    known_time *more = realloc(k->of, (size_t)(k->count + 1) * sizeof *more);
+    if (!more) {
+        fputs("out of memory\n", stderr);
+        exit(2);
+    }
+    k->of = more;
+    known_time *t = &k->of[k->count++];
+    snprintf(t->key, sizeof t->key, "%s", key);
+    snprintf(t->impl, sizeof t->impl, "%s", impl);
+    t->ms = ms;
+}
+
+/* The best one, or NULL. */
+static const known_time *recall(const known_times *k, const char *key) {
+    const known_time *best = NULL;
+    for (int i = 0; i < k->count; i++)
+        if (!strcmp(k->of[i].key, key) && (!best || k->of[i].ms < best->ms)) best = &k->of[i];
+    return best;
+}
+
+/* Lines op,pass,impl,dtype,shape,ms,...; what is no such line, or has no time, is passed over. */
+static void read_peers(known_times *k, const char *name) {
+    char line[240], key[sizeof line];
+    FILE *f = open_file(name, "r");
+    while (fgets(line, sizeof line, f)) {
+        char *field[6], *at = line, *end;
+        int n = 0;
+        while (n < COUNT(field) && at) {
+            field[n++] = at;
+            at = strchr(at, ',');
+            if (at) *at++ = 0;
+        }
+        if (n < COUNT(field)) continue;
+        double ms = strtod(field[5], &end);
+        if (end == field[5] || !(ms > 0)) continue;
+        int length =
+            snprintf(key, sizeof key, "%s,%s,%s,%s", field[0], field[1], field[3], field[4]);
+        if (length > 0 && length < (int)sizeof key) learn(k, key, field[2], ms);
+    }
+    fclose(f);
+    if (k->count) return;
+    fprintf(stderr, "%s: no rows\n", name);
+    exit(2);
+}
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
+typedef struct report {
+    options o;
+    FILE *csv;
+    known_times peers, twins; /* twins: ms per token, keys without the first size */
+    const bench_machine *machine;
+    double bandwidth; /* of the machine, bytes per ms */
+    const char *op;   /* of the last row */
+    int failed;
+} report;
+
+typedef struct measurement {
+    gt_status status;
+    int is_right;
+    double ms, error;
+} measurement;
+
+static const char *const dtype_names[] = {"", "f32", "bf16", "f16"};
+
+static const char *pass_name(const bench_call *c) {
+    static const char *const names[] = {"fwd", "bwd", "step"};
+    return c->is_inference ? "inf" : names[c->pass];
+}
+
+static double tokens(const bench_call *c) {
+    const int64_t *n = c->dims.n;
+    return n['M' - 'A'] ? (double)n['M' - 'A'] : (double)(n['B' - 'A'] * n['T' - 'A']);
+}
+
+static double tera_flops(const bench_call *c, double ms) {
+    for (int i = 0; i < COUNT(operations); i++) {
+        double n = c->pass == GT_BACKWARD ? operations[i].backward : operations[i].forward;
+        if (strcmp(operations[i].op, c->row.op)) continue;
+        for (const char *l = operations[i].letters; *l; l++) n *= (double)c->dims.n[*l - 'A'];
+        return n / ms * 1e-9;
+    }
+    return 0;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+static int is_unsupported(gt_status status) {
+    return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE;
+}
+
+/* As many runs as the budget allows; the last one starts with NaN in its outputs. */
+static gt_status time_call(bench_call *c, int is_quick, double *ms) {
+    enum { MOST_RUNS = 101 };
+    const bench_machine *m = c->machine;
+    double all[MOST_RUNS], last = 0;
+    int warm_ups = is_quick ? 1 : m->warm_ups, runs = 1;
+    gt_status status = GT_OK;
+    for (int i = 0; i < warm_ups && status == GT_OK; i++) {
+        bench_restore(c);
+        status = m->time(c->functions, c->pass, &c->args, &last);
+    }
+    if (!is_quick) runs = (int)fmin(fmax(m->budget_ms / last, m->least_runs), MOST_RUNS);
+    for (int i = 0; i < runs && status == GT_OK; i++) {
+        bench_restore(c);
+        if (i == runs - 1) bench_poison(c);
+        status = m->time(c->functions, c->pass, &c->args, &all[i]);
+    }
+    if (status == GT_OK) *ms = bench_median(all, runs);
+    return status;
+}
+
+static measurement measure(bench_call *c, int is_quick) {
+    measurement m = {.is_right = 1, .error = NAN};
+    m.status = bench_allocate(c);
+    if (m.status == GT_OK) m.status = time_call(c, is_quick, &m.ms);
+    if (m.status == GT_OK) m.is_right = bench_check(c, &m.error);
+    if (m.status != GT_OK && !is_unsupported(m.status)) {
+        snprintf(c->complaint, sizeof c->complaint, "%s", gt_last_error());
+        m.is_right = 0;
+    }
+    bench_close(c);
+    return m;
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+static void print_fact(report *r, const char *name, const char *format, ...) {
+    char text[300];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    printf("%-10s %s\n", name, text);
+    if (r->csv) fprintf(r->csv, "# %s: %s\n", name, text);
+}
+
+static void print_facts(report *r) {
+    const char *commit = getenv("GT_COMMIT");
+    print_fact(r, "version", "gt_kernels %d.%d.%d", GT_VERSION_MAJOR, GT_VERSION_MINOR,
+               GT_VERSION_PATCH);
+    if (commit) print_fact(r, "commit", "%s", commit);
+#if defined(__clang__)
+    print_fact(r, "compiler", "%s", __VERSION__);
+#elif defined(__GNUC__)
+    print_fact(r, "compiler", "gcc %s", __VERSION__);
+#endif
+}
+
+static void print_machine(report *r, const char *name) {
+    char text[256];
+    r->machine->describe(text, sizeof text);
+    r->bandwidth = r->machine->copy_bandwidth();
+    print_fact(r, name, "%s; copies %.1f GB/s, read + written", text, r->bandwidth * 1e-6);
+}
+
+static void print_start(report *r, const bench_call *c) {
+    if (!r->op || strcmp(r->op, c->row.op))
+        printf("\n%s\n%-5s %-4s %-5s %-26s %10s %11s %8s %8s %8s %7s %8s %8s %8s %7s\n", c->row.op,
+               "pass", "impl", "dtype", "shape", "ms", "tokens/s", "GB/s", "floor", "x floor",
+               "TFLOP/s", "MiB", "error", "x ref", "x peer");
+    r->op = c->row.op;
+    printf("%-5s %-4s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)],
+           c->shape);
+}
+
+/* How many times faster than the CPU twin per token, and than the best peer. */
+static void print_ratios(report *r, const bench_call *c, double ms) {
+    const char *dtype = dtype_names[bench_dtype(c)], *sizes = strchr(c->shape, ' ');
+    const char *pass = c->is_inference ? "fwd" : pass_name(c);
+    char key[120];
+    const known_time *other;
+    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass, dtype, sizes);
+    if (c->machine == &bench_host) {
+        learn(&r->twins, key, c->machine->impl, ms / tokens(c));
+        return;
+    }
+    other = recall(&r->twins, key);
+    if (other)
+        printf(" %8.0f", other->ms * tokens(c) / ms);
+    else
+        printf(" %8s", "");
+    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass_name(c), dtype, c->shape);
+    other = recall(&r->peers, key);
+    if (other) printf(" %7.2f %s", other->ms / ms, other->impl);
+}
+
+static void print_result(report *r, const bench_call *c, const measurement *m) {
+    double bytes = bench_compulsory_bytes(c), floor_ms = bytes / r->bandwidth;
+    double mib = (double)c->scratch_bytes / 1048576, flops = tera_flops(c, m->ms);
+    char ms[32] = "FAIL", products[32] = "";
+    if (flops >= 0.01) snprintf(products, sizeof products, "%.2f", flops);
+    if (m->is_right) {
+        snprintf(ms, sizeof ms, "%.4f", m->ms);
+        printf("%10s %11.0f %8.2f %8.4f %8.1f %7s %8.1f %8.1e", ms, tokens(c) / m->ms * 1e3,
+               bytes / m->ms * 1e-6, floor_ms, m->ms / floor_ms, products, mib, m->error);
+        print_ratios(r, c, m->ms);
+    } else {
+        printf("%10s %62s %8.1e  %s", ms, "", m->error, c->complaint);
+    }
+    putchar('\n');
+    if (r->csv)
+        fprintf(r->csv, "%s,%s,%s,%s,%s,%s,%.6f,%.3e,%.3f\n", c->row.op, pass_name(c),
+                c->machine->impl, dtype_names[bench_dtype(c)], c->shape, ms, floor_ms, m->error,
+                mib);
+}
+
+/* A row that was not run, without a fault of it. */
+static void print_reason(report *r, const bench_call *c, const char *reason) {
+    printf("%10s %s\n", "-", reason);
+    if (r->csv)
+        fprintf(r->csv, "# not run: %s,%s,%s,%s,%s: %s\n", c->row.op, pass_name(c),
+                c->machine->impl, dtype_names[bench_dtype(c)], c->shape, reason);
+}
+
+/* ---- all rows -------------------------------------------------------------------------------- */
+
+static int is_wanted(const report *r, const bench_call *c) {
+    char text[160];
+    snprintf(text, sizeof text, "%s %s %s %s %s", c->row.op, pass_name(c), c->machine->impl,
+             dtype_names[bench_dtype(c)], c->shape);
+    return strstr(text, r->o.filter) != NULL;
+}
+
+/* Room for the arrays, and for copies of parts of them while they are compared. */
+static int fits(const bench_call *c, const gt_workspace *need, char *reason, size_t bytes) {
+    double wanted = bench_array_bytes(c) * 1.25;
+    wanted +=
+        (double)(need->saved + (need->forward > need->backward ? need->forward : need->backward));
+    if (wanted < (double)c->machine->available()) return 1;
+    snprintf(reason, bytes, "needs %.0f MiB of memory", wanted / 1048576);
+    return 0;
+}
+
+static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
+                    int is_inference) {
+    bench_call c;
+    gt_workspace need;
+    char reason[80];
+    bench_open(&c, r->machine, row, dtype, pass, is_inference);
+    if (!is_wanted(r, &c)) return;
+    gt_status status = bench_ask(&c, &need);
+    if (status == GT_OK && is_inference && !need.saved) return; /* the same as fwd */
+    print_start(r, &c);
+    if (is_unsupported(status)) {
+        print_reason(r, &c, gt_status_string(status));
+    } else if (!fits(&c, &need, reason, sizeof reason)) {
+        print_reason(r, &c, reason);
+    } else {
+        fflush(stdout);
+        measurement m = measure(&c, r->o.quick);
+        if (is_unsupported(m.status))
+            print_reason(r, &c, gt_status_string(m.status));
+        else
+            print_result(r, &c, &m);
+        r->failed += !m.is_right;
+    }
+    fflush(stdout);
+}
+
+static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
+                     int is_inference) {
+    bench_call c;
+    bench_open(&c, r->machine, row, dtype, pass, is_inference);
+    if (is_wanted(r, &c))
+        printf("%s,%s,gt,%s,%s\n", c.row.op, pass_name(&c), dtype_names[dtype], c.shape);
+}
+
+typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
+                        int is_inference);
+
+static void for_rows(report *r, const bench_row *rows, int count, row_action *action) {
+    for (const bench_row *row = rows; row < rows + count; row++) {
+        int64_t T = test_get_size(&row->c, 'T');
+        int is_step = T > 0 && T <= 16;
+        int can_save = r->machine->has_saved && test_op_of(row->c.op)->saved != 0;
+        for (int i = GT_F32; i <= GT_F16; i++) {
+            gt_dtype dtype = (gt_dtype)i;
+            if (!(row->dtypes & (1 << dtype))) continue;
+            if (is_step) {
+                action(r, &row->c, dtype, GT_STEP, 0);
+                continue;
+            }
+            action(r, &row->c, dtype, GT_FORWARD, 0);
+            if (can_save) action(r, &row->c, dtype, GT_FORWARD, 1);
+            action(r, &row->c, dtype, GT_BACKWARD, 0);
+        }
+    }
+}
+
+static void run_rows(report *r, const bench_machine *machine, const char *name,
+                     const bench_row *rows, int count) {
+    r->machine = machine;
+    r->op = NULL;
+    print_machine(r, name);
+    for_rows(r, rows, count, run_row);
+    putchar('\n');
+}
+
+int main(int argc, char **argv) {
+    report r = {.o = parse_options(argc, argv)};
+    const char *reason = "";
+    if (r.o.list) {
+        bench_machine any_gpu = {.impl = "gt", .has_saved = 1};
+        r.machine = &any_gpu;
+        puts("op,pass,impl,dtype,shape");
+        for_rows(&r, gpu_rows, COUNT(gpu_rows), list_row);
+        return 0;
+    }
+    if (r.o.peers) read_peers(&r.peers, r.o.peers);
+    if (r.o.csv) r.csv = open_file(r.o.csv, "w");
+    print_facts(&r);
+    const bench_machine *gpu = bench_gpu(&reason);
+    if (!gpu) print_fact(&r, "gpu", "not measured: %s", reason);
+    if (r.csv) fprintf(r.csv, "op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib\n");
+    run_rows(&r, &bench_host, "cpu", host_rows, COUNT(host_rows));
+    if (gpu) run_rows(&r, gpu, "gpu", gpu_rows, COUNT(gpu_rows));
+    free(r.peers.of);
+    free(r.twins.of);
+    if (r.csv && fclose(r.csv)) {
+        perror(r.o.csv);
+        return 2;
+    }
+    if (r.failed) printf("%d rows failed\n", r.failed);
+    return r.failed != 0;
+}

@@ -1,0 +1,138 @@
+/* gt_bench: bench.c has the rows, the loop over them and the printing; call.c the memory of one
+ * call and its check; machine_host.c and machine_gpu.cu the two machines that calls run on. */
+#ifndef GT_BENCH_H
+#define GT_BENCH_H
+
+#include "gt_test.h"
+
+#include <math.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+#ifdef __CUDACC__
+#define BENCH_INLINE static inline __host__ __device__
+#else
+#define BENCH_INLINE static inline
+#endif
+
+/* Uniform in [mean - spread, mean + spread], or normal. */
+typedef struct bench_draw {
+    int is_uniform;
+    float mean, spread;
+} bench_draw;
+
+/* The i-th number of a seed: splitmix64, then Box-Muller. */
+BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
+    uint64_t z = (seed << 40) + ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    float a = ((float)(z >> 40) + 0.5f) * 0x1p-24f; /* in (0, 1) */
+    float b = ((float)(z & 0xffffff) + 0.5f) * 0x1p-24f;
+    if (how.is_uniform) return how.mean + how.spread * (2 * a - 1);
+    return how.mean + how.spread * sqrtf(-2 * logf(a)) * cosf(6.2831853f * b);
+}
+
+/* Some elements of an array: a block of up to four indices. */
+typedef struct bench_region {
+    gt_dtype dtype;
+    int rank;
+    int64_t offset;             /* bytes */
+    int64_t size[4], stride[4]; /* strides in bytes */
+} bench_region;
+
+BENCH_INLINE int64_t bench_count(const bench_region *r) {
+    int64_t count = 1;
+    for (int k = 0; k < r->rank; k++) count *= r->size[k];
+    return count;
+}
+
+/* Where the i-th element lies, in bytes. */
+BENCH_INLINE int64_t bench_offset(const bench_region *r, int64_t i) {
+    int64_t offset = r->offset;
+    for (int k = r->rank - 1; k >= 0; k--) {
+        offset += i % r->size[k] * r->stride[k];
+        i /= r->size[k];
+    }
+    return offset;
+}
+
+double bench_median(double *values, int count); /* sorts them */
+
+/* ---- machines -------------------------------------------------------------------------------- */
+
+/* Where calls run.  What fails here ends the program; what a call answers is returned. */
+typedef struct bench_machine {
+    const char *impl; /* who computes there: ref = the CPU twins, gt = the kernels */
+    int has_saved;    /* calls take saved and workspace */
+    int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
+    int warm_ups, least_runs;
+    double budget_ms; /* for the timed runs of a row */
+
+    void (*describe)(char *text, size_t bytes);
+    double (*copy_bandwidth)(void); /* bytes read + written per ms */
+    size_t (*available)(void);      /* bytes */
+
+    void *(*allocate)(size_t bytes);
+    void (*release)(void *memory);
+    void (*fill)(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed);
+    void (*poison)(void *memory, size_t bytes); /* NaN in every dtype */
+    void (*copy)(void *to, const void *from, size_t bytes);
+    void (*gather)(float *host, const void *array, const bench_region *region);
+
+    gt_status (*run)(const test_op *op, gt_pass pass, const void *args);
+    /* the same with the time that it took, from cold caches where that can be had */
+    gt_status (*time)(const test_op *op, gt_pass pass, const void *args, double *ms);
+} bench_machine;
+
+extern const bench_machine bench_host;
+/* NULL, and the reason, if this computer or this build has none. */
+const bench_machine *bench_gpu(const char **reason);
+
+/* ---- one call -------------------------------------------------------------------------------- */
+
+typedef struct bench_call {
+    const bench_machine *machine;
+    const test_op *functions;
+    const gt_op *op;
+    test_case row; /* with its dtype */
+    gt_pass pass;
+    int is_inference; /* forward, nothing saved */
+    gt_dims dims;
+    test_args args, filled;     /* arrays in the machine's memory */
+    void *before[TEST_TENSORS]; /* what is updated in place, before the run */
+    void *saved, *workspace;
+    size_t scratch_bytes; /* of both */
+    char shape[64], complaint[200];
+} bench_call;
+
+/* Sizes alone: no memory yet. */
+void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype,
+                gt_pass pass, int is_inference);
+/* What the machine says to such a call, and whether it saves anything. */
+gt_status bench_ask(const bench_call *c, gt_workspace *need);
+/* All arrays with their inputs; backward gets what forward saves. */
+gt_status bench_allocate(bench_call *c);
+void bench_close(bench_call *c);
+
+/* Before a run: what is updated in place as it was; NaN in all that will be written. */
+void bench_restore(bench_call *c);
+void bench_poison(bench_call *c);
+
+gt_dtype bench_dtype(const bench_call *c);
+double bench_array_bytes(const bench_call *c); /* memory of all arrays */
+double bench_compulsory_bytes(const bench_call *c);
+
+/* Compares outputs, or a part of them, with the double reference on the same inputs; *worst is the
+ * largest relative error (l2).  Returns 1 if all are within their tolerance, else names one in
+ * c->complaint. */
+int bench_check(bench_call *c, double *worst);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,496 @@
+/* One call: its arrays in a machine's memory, and the check of what it wrote. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static void fail(const char *what, gt_status status) {
+    fprintf(stderr, "%s: %s: %s\n", what, gt_status_string(status), gt_last_error());
+    exit(2);
+}
+
+static void *allocate(size_t bytes) {
+    void *p = malloc(bytes > 0 ? bytes : 1);
+    if (p) return p;
+    fprintf(stderr, "out of memory (%zu bytes)\n", bytes);
+    exit(2);
+}
+
+gt_dtype bench_dtype(const bench_call *c) {
+    return test_dtype_of(&c->row, &c->op->tensors[0]);
+}
+
+static void describe_shape(bench_call *c) {
+    size_t used = 0;
+    for (const gt_size *s = c->op->sizes; s->letter; s++)
+        used += (size_t)snprintf(c->shape + used, sizeof c->shape - used, "%s%s%lld",
+                                 used ? " " : "", s->name, (long long)c->dims.n[s->letter - 'A']);
+    snprintf(c->shape + used, sizeof c->shape - used, "%s%s", *c->row.name ? " " : "", c->row.name);
+}
+
+void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype,
+                gt_pass pass, int is_inference) {
+    gt_status status;
+    memset(c, 0, sizeof *c);
+    c->machine = machine;
+    c->functions = test_op_of(row->op);
+    c->op = c->functions->table();
+    c->row = *row;
+    test_set_dtype(&c->row, dtype, GT_DTYPE_DEFAULT);
+    c->pass = pass;
+    c->is_inference = is_inference;
+    c->args = c->row.args;
+    status = gt_prepare(c->op, GT_QUERY, GT_HOST, &c->args, &c->filled, &c->dims);
+    if (status != GT_OK) fail(row->op, status);
+    describe_shape(c);
+}
+
+gt_status bench_ask(const bench_call *c, gt_workspace *need) {
+    memset(need, 0, sizeof *need);
+    return c->machine->has_saved ? c->functions->workspace(&c->args, need) : GT_OK;
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------- */
+
+static void set_pointer(test_args *args, size_t offset, const void *p) {
+    memcpy((char *)args + offset, &p, sizeof p);
+}
+
+static int is_updated(const gt_tensor *t, gt_pass pass) {
+    return t->use[pass] == 's';
+}
+
+static int is_used(const bench_call *c, const gt_tensor *t) {
+    int is_required = strchr("IOs", t->use[c->pass]) != NULL;
+    return t->use[c->pass] != '-' && (is_required || !test_is_absent(&c->row, t));
+}
+
+static gt_view view_of(const bench_call *c, const gt_tensor *t) {
+    return gt_view_of(c->op, t, &c->filled, &c->dims);
+}
+
+static size_t view_bytes(const gt_view *v) {
+    int64_t bytes = v->element;
+    for (int i = 0; i < v->rank; i++) bytes += (v->size[i] - 1) * v->stride[i];
+    return v->count > 0 ? (size_t)bytes : 0;
+}
+
+double bench_array_bytes(const bench_call *c) {
+    double bytes = 0;
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        gt_view v = view_of(c, t);
+        if (is_used(c, t)) bytes += (double)view_bytes(&v) * (is_updated(t, c->pass) ? 2 : 1);
+    }
+    return bytes;
+}
+
+double bench_compulsory_bytes(const bench_call *c) {
+    double bytes = 0;
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        gt_view v = view_of(c, t);
+        if (is_used(c, t)) bytes += (double)v.count * v.element * (is_updated(t, c->pass) ? 2 : 1);
+    }
+    return bytes;
+}
+
+/* Inputs as a model has them; what is not listed is normal with mean 0 and spread 1. */
+static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
+    static const struct {
+        const char *op, *tensors; /* "" = any operator; tensors between spaces */
+        bench_draw how;
+    } draws[] = {
+        {"wkv6", " w ", {0, -6, 1}}, /* decays of exp(-exp(-6)) = 0.9975 */
+        {"wkv6", " r k v u ", {0, 0, 0.5f}},
+        {"", " A ", {1, -8.5f, 7.5f}},
+        {"", " dt ", {0, 0, 0.5f}},
+        {"", " dt_bias ", {0, -4, 0.2f}},
+        {"rmsnorm_linear", " weight ", {0, 0, 0.03f}},
+        {"", " gamma gain_a gain_b Dskip ", {0, 1, 0.3f}},
+    };
+    char name[40];
+    snprintf(name, sizeof name, " %s ", t->name);
+    for (size_t i = 0; i < sizeof draws / sizeof *draws; i++)
+        if ((!*draws[i].op || !strcmp(draws[i].op, c->row.op)) && strstr(draws[i].tensors, name))
+            return draws[i].how;
+    return (bench_draw){0, 0, 1};
+}
+
+static void allocate_array(bench_call *c, int i) {
+    const bench_machine *m = c->machine;
+    const gt_tensor *t = &c->op->tensors[i];
+    gt_view v = view_of(c, t);
+    size_t bytes = view_bytes(&v);
+    void *data = m->allocate(bytes);
+    if (test_is_input(t, c->pass)) /* the whole array, gaps included */
+        m->fill(data, test_dtype_of(&c->row, t), (int64_t)bytes / v.element, draw_of(c, t),
+                (uint64_t)t->offset);
+    if (is_updated(t, c->pass)) {
+        c->before[i] = m->allocate(bytes);
+        m->copy(c->before[i], data, bytes);
+    }
+    set_pointer(&c->args, t->offset, data);
+    set_pointer(&c->filled, t->offset, data);
+}
+
+/* A field of scratch memory and the size beside it. */
+static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, size_t bytes_offset,
+                              size_t bytes) {
+    void *memory = bytes ? c->machine->allocate(bytes) : NULL;
+    set_pointer(args, offset, memory);
+    memcpy((char *)args + bytes_offset, &bytes, sizeof bytes);
+    return memory;
+}
+
+/* Runs forward on the inputs of a backward call. */
+static gt_status fill_saved(bench_call *c) {
+    const test_op *f = c->functions;
+    const bench_machine *m = c->machine;
+    void *outputs[TEST_TENSORS] = {0}, *workspace;
+    test_args args = c->args;
+    gt_workspace need;
+    gt_status status = f->workspace(&args, &need);
+    if (status != GT_OK) return status;
+    workspace = allocate_scratch(c, &args, f->workspace_at, f->workspace_bytes, need.forward);
+    for (int i = 0; c->op->tensors[i].name; i++) {
+        const gt_tensor *t = &c->op->tensors[i];
+        gt_view v = view_of(c, t);
+        if (t->use[GT_FORWARD] != 'O') continue;
+        outputs[i] = m->allocate(view_bytes(&v));
+        set_pointer(&args, t->offset, outputs[i]);
+    }
+    status = m->run(f, GT_FORWARD, &args);
+    for (int i = 0; i < TEST_TENSORS; i++)
+        if (outputs[i]) m->release(outputs[i]);
+    if (workspace) m->release(workspace);
+    return status;
+}
+
+static gt_status allocate_saved_and_workspace(bench_call *c) {
+    const test_op *f = c->functions;
+    gt_workspace need;
+    size_t bytes[3];
+    gt_status status = bench_ask(c, &need);
+    if (status != GT_OK || !c->machine->has_saved) return status;
+    if (f->saved && need.saved && c->pass != GT_STEP && !c->is_inference) {
+        c->saved = allocate_scratch(c, &c->args, f->saved, f->saved_bytes, need.saved);
+        c->machine->poison(c->saved, need.saved);
+        c->scratch_bytes = need.saved;
+        if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
+        if ((status = bench_ask(c, &need)) != GT_OK) return status; /* it may be less now */
+    }
+    bytes[GT_FORWARD] = need.forward, bytes[GT_BACKWARD] = need.backward,
+    bytes[GT_STEP] = need.step;
+    c->workspace =
+        allocate_scratch(c, &c->args, f->workspace_at, f->workspace_bytes, bytes[c->pass]);
+    c->scratch_bytes += bytes[c->pass];
+    return GT_OK;
+}
+
+gt_status bench_allocate(bench_call *c) {
+    for (int i = 0; c->op->tensors[i].name; i++)
+        if (is_used(c, &c->op->tensors[i])) allocate_array(c, i);
+    return allocate_saved_and_workspace(c);
+}
+
+void bench_close(bench_call *c) {
+    for (int i = 0; c->op->tensors[i].name; i++) {
+        void *data = view_of(c, &c->op->tensors[i]).data;
+        if (data) c->machine->release(data);
+        if (c->before[i]) c->machine->release(c->before[i]);
+    }
+    if (c->saved) c->machine->release(c->saved);
+    if (c->workspace) c->machine->release(c->workspace);
+}
+
+void bench_restore(bench_call *c) {
+    for (int i = 0; c->op->tensors[i].name; i++) {
+        gt_view v = view_of(c, &c->op->tensors[i]);
+        if (c->before[i]) c->machine->copy(v.data, c->before[i], view_bytes(&v));
+    }
+}
+
+void bench_poison(bench_call *c) {
+    gt_workspace need;
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        gt_view v = view_of(c, t);
+        if (v.data && test_is_output(t, c->pass) && !is_updated(t, c->pass))
+            c->machine->poison(v.data, view_bytes(&v));
+    }
+    if (!c->saved || c->pass != GT_FORWARD || bench_ask(c, &need) != GT_OK) return;
+    c->machine->poison(c->saved, need.saved);
+}
+
+/* ---- the part that is compared --------------------------------------------------------------- */
+
+/* Of a large call the double reference is run on a part, cut along some of its indices, and
+ * compared are the outputs that have all of these.  Calls of little work, and operators that are
+ * not listed, are compared whole.  A state's columns N do not depend on each other, so that two of
+ * them show what is summed over heads or channels.  (What no cut can show, dgamma and dbeta of a
+ * large rmsnorm_linear, is left to the tests.) */
+static const struct {
+    const char *op, *letters;
+    int64_t count; /* of the positions kept along the first letter; along B it is 1 */
+} cuts[] = {{"wkv6", "H", 2},           {"ssd", "H", 2},
+            {"ssd", "NB", 2},           {"conv1d", "D", 4},
+            {"selective_scan", "D", 4}, {"selective_scan", "NB", 2},
+            {"rmsnorm_linear", "M", 8}, {"rmsnorm_linear", "O", 4}};
+enum { CUTS = sizeof cuts / sizeof *cuts };
+static const double WHOLE = 1 << 28; /* products of all sizes up to here are little work */
+enum { LONG = 8192 };                /* tokens in a row: half of the positions */
+
+/* Positions [at, at + n) of each index. */
+typedef struct part {
+    const char *letters; /* along which it was cut */
+    int64_t at[26], n[26];
+} part;
+
+static void cut(part *p, char letter, int64_t at, int64_t n) {
+    p->at[letter - 'A'] = at;
+    p->n[letter - 'A'] = n;
+}
+
+static part whole_part(const bench_call *c) {
+    part p = {.letters = ""};
+    memcpy(p.n, c->dims.n, sizeof p.n);
+    return p;
+}
+
+/* The last positions: there the offsets are largest. */
+static part make_part(const bench_call *c, const char *letters, int64_t count) {
+    part p = whole_part(c);
+    p.letters = letters;
+    if (count > 1 && c->dims.n['T' - 'A'] > LONG) count /= 2;
+    for (const char *l = letters; *l; l++) {
+        int64_t size = p.n[*l - 'A'], groups = p.n['G' - 'A'], n = *l == 'B' ? 1 : count;
+        if (n > size) n = size;
+        if (groups && strchr("HD", *l)) { /* heads or channels of one group */
+            if (n > size / groups) n = size / groups;
+            cut(&p, 'G', groups - 1, 1);
+        }
+        if (*l == 'B' && p.n['S' - 'A'] == size) cut(&p, 'S', size - n, n);
+        if (*l == 'B') cut(&p, 'Q', size - n, n);
+        cut(&p, *l, size - n, n);
+    }
+    return p;
+}
+
+static int has_letters(const bench_call *c, const gt_tensor *t, const char *letters) {
+    for (; *letters; letters++)
+        if (test_axis(&c->row, t, *letters) < 0) return 0;
+    return 1;
+}
+
+static bench_region region_of(const bench_call *c, const part *p, const gt_tensor *t) {
+    gt_view v = view_of(c, t);
+    bench_region r = {.dtype = test_dtype_of(&c->row, t), .rank = (int)strlen(t->shape)};
+    for (int k = 0, index = 0; k < r.rank; k++) {
+        int letter = t->shape[k] - 'A';
+        r.size[k] = p->n[letter];
+        if (c->dims.n[letter] > 1) r.stride[k] = v.stride[index++];
+        r.offset += p->at[letter] * r.stride[k];
+    }
+    return r;
+}
+
+static int64_t part_count(const bench_call *c, const part *p, const gt_tensor *t) {
+    bench_region r = region_of(c, p, t);
+    return bench_count(&r);
+}
+
+/* The part of one array as packed doubles. */
+static double *gather(const bench_call *c, const part *p, const gt_tensor *t, const void *data) {
+    bench_region r = region_of(c, p, t);
+    int64_t count = bench_count(&r);
+    float *floats = allocate((size_t)count * sizeof *floats);
+    double *values = allocate((size_t)count * sizeof *values);
+    c->machine->gather(floats, data, &r);
+    for (int64_t i = 0; i < count; i++) values[i] = floats[i];
+    free(floats);
+    return values;
+}
+
+/* ---- the reference on a part ----------------------------------------------------------------- */
+
+static double *array_of(const test_args *args, const gt_tensor *t) {
+    double *p;
+    memcpy(&p, (const char *)args + t->offset, sizeof p);
+    return p;
+}
+
+static int is_compared(const bench_call *c, const part *p, const gt_tensor *t) {
+    return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters);
+}
+
+static int sets_decay(const gt_tensor *t) {
+    return !strcmp(t->name, "w") || !strcmp(t->name, "A") || !strncmp(t->name, "dt", 2);
+}
+
+/* Arguments of the double twin: the part's sizes and inputs (or their magnitudes, for those that do
+ * not set the decay), and arrays for the outputs that are compared. */
+static void part_arguments(const bench_call *c, const part *p, int has_magnitudes,
+                           test_args *args) {
+    test_case row = c->row;
+    for (const gt_size *s = c->op->sizes; s->letter; s++)
+        test_set_size(&row, s->letter, p->n[s->letter - 'A']);
+    if (!strcmp(row.op, "ssd")) row.args.ssd.G = p->n['G' - 'A'];
+    if (!strcmp(row.op, "selective_scan")) row.args.selective_scan.G = p->n['G' - 'A'];
+    *args = row.args;
+    for (int i = 0; c->op->tensors[i].name; i++) {
+        const gt_tensor *t = &c->op->tensors[i];
+        int64_t count = part_count(c, p, t);
+        double *values = NULL;
+        if (t->stride_offset) /* packed */
+            memset((char *)args + t->stride_offset, 0,
+                   t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
+        if (!is_used(c, t)) continue;
+        if (test_is_input(t, c->pass))
+            values = gather(c, p, t, c->before[i] ? c->before[i] : view_of(c, t).data);
+        else if (is_compared(c, p, t) || t->use[c->pass] == 'O')
+            values = test_array(count, NAN);
+        if (has_magnitudes && test_is_input(t, c->pass) && !sets_decay(t))
+            for (int64_t k = 0; k < count; k++) values[k] = fabs(values[k]);
+        set_pointer(args, t->offset, values);
+    }
+}
+
+static void free_arguments(const bench_call *c, const test_args *args) {
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) free(array_of(args, t));
+}
+
+/* Batch element b of the arguments of a part of B; outputs without a batch index go to arrays of
+ * their own, which are returned in *own. */
+static void element_arguments(const bench_call *c, const part *p, const test_args *args, int64_t b,
+                              test_args *element, test_values *own) {
+    static const int64_t one = 1;
+    *element = *args;
+    memset(own, 0, sizeof *own);
+    for (const gt_size *s = c->op->sizes; s->letter; s++)
+        if (s->letter == 'B') memcpy((char *)element + s->offset, &one, sizeof one);
+    for (int i = 0; c->op->tensors[i].name; i++) {
+        const gt_tensor *t = &c->op->tensors[i];
+        int64_t count = part_count(c, p, t);
+        double *values = array_of(args, t);
+        if (!values) continue;
+        if (test_axis(&c->row, t, 'B') == 0)
+            values += b * (count / p->n['B' - 'A']);
+        else if (test_is_output(t, c->pass))
+            values = own->of[i] = test_array(count, NAN);
+        set_pointer(element, t->offset, values);
+    }
+}
+
+/* The double twin on a part, batch elements in parallel; what has no batch index is their sum. */
+static void run_truth(const bench_call *c, const part *p, test_args *args) {
+    gt_status (*twin)(const void *args) = c->functions->twin64[c->pass];
+    int64_t batch = p->n['B' - 'A'];
+    gt_status status = GT_OK;
+    test_values *own;
+    if (batch <= 1 || c->pass == GT_STEP) {
+        if ((status = twin(args)) != GT_OK) fail(c->row.op, status);
+        return;
+    }
+    own = allocate((size_t)batch * sizeof *own);
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic)
+#endif
+    for (int64_t b = 0; b < batch; b++) {
+        test_args element;
+        element_arguments(c, p, args, b, &element, &own[b]);
+        gt_status answer = twin(&element);
+        if (answer != GT_OK) {
+#ifdef _OPENMP
+#pragma omp critical
+#endif
+            status = answer;
+        }
+    }
+    if (status != GT_OK) fail(c->row.op, status);
+    for (int i = 0; c->op->tensors[i].name; i++) {
+        const gt_tensor *t = &c->op->tensors[i];
+        double *sum = array_of(args, t);
+        for (int64_t b = 0; b < batch && own[0].of[i]; b++)
+            for (int64_t k = 0; k < part_count(c, p, t); k++)
+                sum[k] = (b ? sum[k] : 0) + own[b].of[i][k];
+    }
+    for (int64_t b = 0; b < batch; b++) test_free(&own[b]);
+    free(own);
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+static double tolerance_of(const bench_call *c, const gt_tensor *t) {
+    static const double by_dtype[] = {[GT_F32] = 1e-5, [GT_BF16] = 3e-3, [GT_F16] = 1e-3};
+    return by_dtype[c->machine->is_mixed ? bench_dtype(c) : test_dtype_of(&c->row, t)];
+}
+
+/* magnitudes: NULL, or what sizes are measured by beside the truth. */
+static double relative_error(const double *got, const double *truth, const double *magnitudes,
+                             int64_t count) {
+    double difference = 0, size = 0, terms = 0;
+    for (int64_t i = 0; i < count; i++) {
+        difference += (got[i] - truth[i]) * (got[i] - truth[i]);
+        size += truth[i] * truth[i];
+        if (magnitudes) terms += magnitudes[i] * magnitudes[i];
+    }
+    return difference == 0 ? 0 : sqrt(difference) / (sqrt(size) + sqrt(terms));
+}
+
+/* A sum over many tokens may be small beside its terms: then they are what the error is measured
+ * by. */
+static double error_by_terms(const bench_call *c, const part *p, const gt_tensor *t,
+                             const double *got, const double *truth) {
+    test_args args;
+    double error;
+    part_arguments(c, p, 1, &args);
+    run_truth(c, p, &args);
+    error = relative_error(got, truth, array_of(&args, t), part_count(c, p, t));
+    free_arguments(c, &args);
+    return error;
+}
+
+/* Whether one output is within its tolerance; *worst grows to its error. */
+static int check_output(bench_call *c, const part *p, const gt_tensor *t, const double *truth,
+                        double *worst) {
+    double tolerance = tolerance_of(c, t);
+    double *got = gather(c, p, t, view_of(c, t).data);
+    double error = relative_error(got, truth, NULL, part_count(c, p, t));
+    if (error > tolerance && t->use[c->pass] == 'g') error = error_by_terms(c, p, t, got, truth);
+    free(got);
+    if (!isnan(*worst) && !(error <= *worst)) *worst = error;
+    if (error <= tolerance) return 1;
+    snprintf(c->complaint, sizeof c->complaint, "%s is wrong, relative error %.2e", t->name, error);
+    return 0;
+}
+
+static int check_part(bench_call *c, const part *p, double *worst) {
+    test_args args;
+    int ok = 1, outputs = 0;
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) outputs += is_compared(c, p, t);
+    if (!outputs) return 1;
+    part_arguments(c, p, 0, &args);
+    run_truth(c, p, &args);
+    for (const gt_tensor *t = c->op->tensors; t->name; t++)
+        if (is_compared(c, p, t)) ok &= check_output(c, p, t, array_of(&args, t), worst);
+    free_arguments(c, &args);
+    return ok;
+}
+
+int bench_check(bench_call *c, double *worst) {
+    double work = 1;
+    int ok = 1, parts = 0;
+    *worst = 0;
+    for (const gt_size *s = c->op->sizes; s->letter; s++)
+        work *= (double)c->dims.n[s->letter - 'A'];
+    for (int i = 0; i < CUTS; i++) {
+        if (work <= WHOLE || strcmp(cuts[i].op, c->row.op)) continue;
+        part p = make_part(c, cuts[i].letters, cuts[i].count);
+        ok &= check_part(c, &p, worst);
+        parts++;
+    }
+    if (parts) return ok;
+    part p = whole_part(c);
+    return check_part(c, &p, worst);
+}

@@ -1,0 +1,429 @@
+#!/usr/bin/env python3
+"""Times public implementations of the bench's operators on a GPU, as the bench times its own:
+
+    build/bench/gt_bench --list | python3 bench/peers.py --csv peers.csv
+    build/bench/gt_bench --peers peers.csv
+
+The list on standard input, or --rows FILE (a CSV of the bench serves, too), says what to time.
+Per row: cold L2, CUDA events, median after warm-ups.  fwd is a forward call that autograd records,
+inf one under no_grad, bwd the backward call alone.  rel_err is that of a forward call against
+float64, on two heads, four channels or eight rows; nan for bwd.  mem_mib is the peak beyond inputs,
+outputs and gradients.
+
+Needs PyTorch.  A peer that is not installed is named at the end, with where to get it; --rwkv takes
+the folder RWKV-v5/cuda of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel."""
+import argparse
+import functools
+import importlib
+import os
+import re
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {'f32': torch.float32, 'bf16': torch.bfloat16, 'f16': torch.float16}
+WHERE = {
+    'fla': 'pip install flash-linear-attention (github.com/fla-org/flash-linear-attention)',
+    'mamba_ssm': 'pip install mamba-ssm --no-build-isolation (github.com/state-spaces/mamba)',
+    'causal_conv1d':
+        'pip install causal-conv1d --no-build-isolation (github.com/Dao-AILab/causal-conv1d)',
+    'rwkv': '--rwkv with RWKV-v5/cuda of github.com/BlinkDL/RWKV-LM',
+}
+WARM_UPS, LEAST_RUNS, MOST_RUNS, BUDGET_MS = 4, 10, 100, 200
+missing = {}  # peer: why
+
+
+# ---- peers that may not be there -----------------------------------------------------------------
+
+def find(package, module, name):
+    """The function, or None."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # a broken extension fails in many ways
+        missing.setdefault(package, f'{type(error).__name__}: {error}')
+        return None
+
+
+@functools.cache
+def build_rwkv(folder, head):
+    """The original WKV6 kernel as a differentiable function of r k v w u, or None.  The head size
+    and the most tokens are compiled in."""
+    from torch.utils.cpp_extension import load
+    try:
+        load('wkv6', [f'{folder}/wkv6_op.cpp', f'{folder}/wkv6_cuda.cu'], is_python_module=False,
+             extra_cuda_cflags=['-O3', '--use_fast_math', f'-D_N_={head}', '-D_T_=4096'])
+    except Exception as error:
+        missing.setdefault('rwkv', ' '.join(str(error).split())[:200])
+        return None
+
+    class Wkv6(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, r, k, v, w, u):
+            B, T, H, N = r.shape
+            y = torch.empty_like(v)
+            torch.ops.wkv6.forward(B, T, H * N, H, r, k, v, w, u, y)
+            ctx.save_for_backward(r, k, v, w, u)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            inputs = ctx.saved_tensors
+            B, T, H, N = inputs[0].shape
+            grads = [torch.empty_like(inputs[0]) for _ in range(4)]
+            du = torch.empty(B, H * N, dtype=dy.dtype, device=dy.device)
+            torch.ops.wkv6.backward(B, T, H * N, H, *inputs, dy.contiguous(), *grads, du)
+            return *grads, du.sum(0).view(H, N)
+
+    return Wkv6.apply
+
+
+# ---- operators -----------------------------------------------------------------------------------
+# Each gives cases: inputs, the peers by name as functions of them, and how to check a forward
+# result: the reference on a part of the inputs in float64, and the same part of a result.
+
+class Case:
+    def __init__(self, inputs, peers, reference, part):
+        self.inputs, self.reference, self.part = inputs, reference, part
+        self.peers = {name: peer for name, peer in peers.items() if peer}
+
+
+def randn(*shape, dtype=torch.float32, mean=0.0, spread=1.0):
+    return (torch.randn(*shape, device='cuda') * spread + mean).to(dtype)
+
+
+def wkv6_loop(r, k, v, log_w, u):
+    state = torch.zeros(*r.shape[::2], r.shape[3], v.shape[3], dtype=r.dtype, device=r.device)
+    decay, y = log_w.exp(), []
+    for t in range(r.shape[1]):
+        new = k[:, t, :, :, None] * v[:, t, :, None, :]
+        y.append(torch.einsum('bhn,bhnv->bhv', r[:, t], state + u[:, :, None] * new))
+        state = decay[:, t, :, :, None] * state + new
+    return torch.stack(y, 1)
+
+
+def wkv6(n, words, dtype, options):
+    B, T, H, N = n['B'], n['T'], n['H'], n['N']
+    r, k, v = (randn(B, T, H, N, dtype=dtype, spread=.5) for _ in range(3))
+    raw = randn(B, T, H, N, dtype=dtype, mean=-6)
+    log_w, u = -raw.float().exp(), randn(H, N, dtype=dtype, spread=.5)
+    chunk = find('fla', 'fla.ops.rwkv6', 'chunk_rwkv6')
+    recurrent = find('fla', 'fla.ops.rwkv6', 'fused_recurrent_rwkv6')
+    peers = {'fla chunk': chunk and (lambda *x: chunk(*x, scale=1.0)[0])}
+    if B * H >= 128:  # it is one block per head: hopeless for few
+        peers['fla recurrent'] = recurrent and (lambda *x: recurrent(*x, scale=1.0)[0])
+    if T <= 256:
+        peers['torch loop'] = wkv6_loop
+
+    def reference(r, k, v, log_w, u):
+        return wkv6_loop(*(x[:, :, :2].double() for x in (r, k, v, log_w)), u[:2].double())
+
+    def part(y):
+        return y[:, :, :2]
+
+    cases = [Case([r, k, v, log_w.to(dtype), u], peers, reference, part)]
+    if not options.rwkv:
+        missing.setdefault('rwkv', 'no folder was given')
+    elif dtype == torch.bfloat16 and T <= 4096 and N == 64:
+        original = {'rwkv cuda': build_rwkv(options.rwkv, N)}
+        cases.append(Case([r, k, v, raw, u], original, lambda r, k, v, raw, u: reference(
+            r, k, v, -raw.double().exp(), u), part))
+    return cases
+
+
+def ssd(n, words, dtype, options):
+    B, T, H, P, N, G = n['B'], n['T'], n['H'], n['P'], n['N'], n.get('G', 1)
+    x, dt = randn(B, T, H, P, dtype=dtype), randn(B, T, H, dtype=dtype, spread=.5)
+    A = -1 - 15 * torch.rand(H, device='cuda')
+    Bm, Cm = (randn(B, T, G, N, dtype=dtype) for _ in range(2))
+    D, bias = randn(H, mean=1, spread=.3), randn(H, mean=-4, spread=.2)
+    gate = [randn(B, T, H, P, dtype=dtype)] if 'z' in words else []
+    scan = find('mamba_ssm', 'mamba_ssm.ops.triton.ssd_combined', 'mamba_chunk_scan_combined')
+
+    def chunked(size):
+        return scan and (lambda x, dt, A, Bm, Cm, D, bias, z=None: scan(
+            x, dt, A, Bm, Cm, size, D=D, z=z, dt_bias=bias, dt_softplus=True))
+
+    def reference(x, dt, A, Bm, Cm, D, bias, z=None):
+        x, dt, A, D, bias = (t[..., :2].double() if t.dim() < 4 else t[:, :, :2].double()
+                             for t in (x, dt, A, D, bias))
+        Bm, Cm = (t[:, :, 0].double() for t in (Bm, Cm))
+        step, y = F.softplus(dt + bias), []
+        state = torch.zeros(B, 2, P, N, dtype=torch.float64, device='cuda')
+        for t in range(T):
+            state = (step[:, t] * A).exp()[..., None, None] * state + torch.einsum(
+                'bh,bhp,bn->bhpn', step[:, t], x[:, t], Bm[:, t])
+            y.append(torch.einsum('bhpn,bn->bhp', state, Cm[:, t]) + D[:, None] * x[:, t])
+        y = torch.stack(y, 1)
+        return y if z is None else y * F.silu(z[:, :, :2].double())
+
+    peers = {f'mamba_ssm chunk {size}': chunked(size) for size in (128, 256)}
+    return [Case([x, dt, A, Bm, Cm, D, bias, *gate], peers, reference, lambda y: y[:, :, :2])]
+
+
+def selective_scan(n, words, dtype, options):
+    B, T, D, N = n['B'], n['T'], n['D'], n['N']
+    u, dt = randn(B, D, T, dtype=dtype), randn(B, D, T, dtype=dtype, spread=.5)
+    A = -1 - 15 * torch.rand(D, N, device='cuda')
+    Bm, Cm = (randn(B, 1, N, T, dtype=dtype) for _ in range(2))
+    skip, bias = randn(D, mean=1, spread=.3), randn(D, mean=-4, spread=.2)
+    gate = [randn(B, D, T, dtype=dtype)] if 'z' in words else []
+    scan = find('mamba_ssm', 'mamba_ssm.ops.selective_scan_interface', 'selective_scan_fn')
+
+    def reference(u, dt, A, Bm, Cm, skip, bias, z=None):
+        u, dt = u[:, :4].double(), dt[:, :4].double()
+        A, skip, bias = A[:4].double(), skip[:4].double(), bias[:4].double()
+        Bm, Cm = Bm[:, 0].double(), Cm[:, 0].double()
+        step, y = F.softplus(dt + bias[:, None]), []
+        state = torch.zeros(B, 4, N, dtype=torch.float64, device='cuda')
+        for t in range(T):
+            state = (step[:, :, t, None] * A).exp() * state + (
+                step[:, :, t] * u[:, :, t])[..., None] * Bm[:, None, :, t]
+            y.append((state * Cm[:, None, :, t]).sum(-1) + skip * u[:, :, t])
+        y = torch.stack(y, 2)
+        return y if z is None else y * F.silu(z[:, :4].double())
+
+    peers = {'mamba_ssm cuda': scan and (lambda u, dt, A, Bm, Cm, skip, bias, z=None: scan(
+        u, dt, A, Bm, Cm, skip, z, bias, True))}
+    return [Case([u, dt, A, Bm, Cm, skip, bias, *gate], peers, reference, lambda y: y[:, :4])]
+
+
+def conv1d(n, words, dtype, options):
+    B, T, D, W = n['B'], n['T'], n['D'], n['W']
+    x = randn(B, D, T, dtype=dtype)
+    if 'BTD' in words:
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    weight, bias = randn(D, W, dtype=dtype), randn(D, dtype=dtype)
+    conv = find('causal_conv1d', 'causal_conv1d', 'causal_conv1d_fn')
+
+    def torch_conv(x, weight, bias):
+        return F.silu(F.conv1d(x, weight[:, None], bias, padding=W - 1, groups=D)[..., :T])
+
+    def reference(x, weight, bias):
+        x = F.pad(x[:, :4].double(), (W - 1, 0))
+        return F.silu(F.conv1d(x, weight[:4, None].double(), bias[:4].double(), groups=4))
+
+    peers = {'torch': torch_conv, 'causal_conv1d': conv and (
+        lambda x, weight, bias: conv(x, weight, bias, activation='silu'))}
+    return [Case([x, weight, bias], peers, reference, lambda y: y[:, :4])]
+
+
+def compiled(function):
+    return torch.compile(function, dynamic=False)
+
+
+def first_rows(tensors, is_row):
+    return [t[:8].double() if is_row(t) else t.double() for t in tensors]
+
+
+def rowwise(inputs, function, more=None):
+    """Functions of rows: torch as it is, and compiled."""
+    rows = inputs[0].shape[0]
+
+    def reference(*x):
+        return function(*first_rows(x, lambda t: t.dim() == 2 and t.shape[0] == rows))
+
+    return [Case(inputs, {'torch': function, 'torch.compile': compiled(function), **(more or {})},
+                 reference, lambda y: y[:8])]
+
+
+def rmsnorm_linear(n, words, dtype, options):
+    M, D, O = n['M'], n['D'], n['O']
+    fla = find('fla', 'fla.modules.layernorm', 'rms_norm_linear')
+
+    def function(x, gamma, weight):
+        return F.linear(F.rms_norm(x, (D,), gamma, 1e-5), weight)
+
+    inputs = [randn(M, D, dtype=dtype), randn(D, dtype=dtype, mean=1, spread=.3),
+              randn(O, D, dtype=dtype, spread=.03)]
+    return rowwise(inputs, function, {'fla': fla and (
+        lambda x, gamma, weight: fla(x, gamma, None, weight, None, eps=1e-5))})
+
+
+def norm_mix(n, words, dtype, options):
+    M, D = n['M'], n['D']
+
+    def function(a, b, residual, gain_a, gain_b):
+        return residual + F.rms_norm(a, (D,), gain_a, 1e-5) + F.rms_norm(b, (D,), gain_b, 1e-5)
+
+    return rowwise([randn(M, D, dtype=dtype) for _ in range(3)] +
+                   [randn(D, dtype=dtype, mean=1, spread=.3) for _ in range(2)], function)
+
+
+def norm_gate(n, words, dtype, options):
+    M, D = n['M'], n['D']
+    gamma = randn(D, dtype=dtype, mean=1, spread=.3)
+    x, z = (randn(M, D, dtype=dtype) for _ in range(2))
+    if 'RMS' in words:
+        gated = find('mamba_ssm', 'mamba_ssm.ops.triton.layernorm_gated', 'rmsnorm_fn')
+
+        def rms(x, z, gamma):
+            return F.rms_norm(x * F.silu(z), (D,), gamma, 1e-5)
+
+        return rowwise([x, z, gamma], rms, {'mamba_ssm': gated and (lambda x, z, gamma: gated(
+            x, gamma, None, z=z, eps=1e-5, norm_before_gate=False))})
+
+    def heads(x, z, gamma, beta):
+        return F.group_norm(x, D // int(words[-1]), gamma, beta, 64e-5) * F.silu(z)
+
+    return rowwise([x, z, gamma, randn(D, dtype=dtype)], heads)
+
+
+OPERATORS = {f.__name__: f for f in (wkv6, ssd, selective_scan, conv1d, rmsnorm_linear, norm_mix,
+                                     norm_gate)}
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+class Clock:
+    def __init__(self):
+        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')
+
+    def once(self, run, before=lambda: None):
+        before()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop)
+
+    def median(self, run, before=lambda: None, is_quick=False):
+        for _ in range(WARM_UPS):
+            last = self.once(run, before)
+        runs = 1 if is_quick else int(min(max(BUDGET_MS / last, LEAST_RUNS), MOST_RUNS))
+        return statistics.median(self.once(run, before) for _ in range(runs))
+
+    def copy_bandwidth(self):
+        source = torch.ones(1 << 30, dtype=torch.uint8, device='cuda')
+        target = torch.empty_like(source)
+        return 2 * source.numel() / self.median(lambda: target.copy_(source))  # bytes per ms
+
+
+def bytes_of(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def peak_of(run):
+    """What run returns, and the bytes that were in use at most, beyond those before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = run()
+    torch.cuda.synchronize()
+    return result, torch.cuda.max_memory_allocated() - before
+
+
+def time_peer(clock, case, peer, is_quick):
+    """Per pass (ms, compulsory bytes, relative error, extra bytes)."""
+    plain = case.inputs
+    leaves = [x.detach().requires_grad_(True) for x in plain]
+
+    def no_grad():
+        with torch.no_grad():
+            return peer(*plain)
+
+    y, peak = peak_of(no_grad)
+    with torch.no_grad():
+        truth, part = case.reference(*plain), case.part(y).double()
+        error = float((part - truth).norm() / truth.norm())
+        del truth, part
+    size, result = bytes_of(plain) + bytes_of([y]), {}
+    result['inf'] = clock.median(no_grad, is_quick=is_quick), size, error, peak - bytes_of([y])
+    dy = torch.randn_like(y)
+    del y
+
+    def recorded():
+        y = peer(*leaves)
+        y.backward(dy, retain_graph=True)
+        return y
+
+    y, peak = peak_of(recorded)
+    gradients = bytes_of(leaves)
+
+    def forget():
+        for x in leaves:
+            x.grad = None
+
+    result['fwd'] = (clock.median(lambda: peer(*leaves), is_quick=is_quick), size, error,
+                     peak - bytes_of([y]) - gradients)
+    result['bwd'] = (clock.median(lambda: y.backward(dy, retain_graph=True), forget, is_quick),
+                     size + gradients, float('nan'), peak - bytes_of([y]) - gradients)
+    return result
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+def read_rows(file):
+    """(op, dtype, shape) -> passes, of the rows of the kernels."""
+    rows = {}
+    for line in file:
+        field = line.strip().split(',')
+        if len(field) >= 5 and field[2] == 'gt' and field[1] != 'step':
+            rows.setdefault((field[0], field[3], field[4]), []).append(field[1])
+    return rows
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rows', metavar='FILE', help='rows to time, instead of standard input')
+    parser.add_argument('--csv', metavar='FILE', help='write the rows to FILE too')
+    parser.add_argument('--filter', metavar='TEXT', default='',
+                        help="only rows that hold TEXT, for example 'wkv6 bf16'")
+    parser.add_argument('--quick', action='store_true', help='one timed run per row')
+    parser.add_argument('--rwkv', metavar='FOLDER', help='sources of the original WKV6 kernel')
+    return parser.parse_args()
+
+
+def run_row(clock, case, peer, is_quick, bandwidth, row, passes, write):
+    op, name, dtype, shape = row
+    try:
+        result = time_peer(clock, case, peer, is_quick)
+    except Exception as error:  # the other peers are still worth their time
+        text = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+        write(f'# failed: {op},{name},{dtype},{shape}: {text}')
+        return
+    for p in passes:
+        ms, size, error, extra = result[p]
+        write(f'{op},{p},{name},{dtype},{shape},{ms:.4f},{size / bandwidth:.6f},{error:.3e},'
+              f'{max(extra, 0) / 2**20:.3f}')
+
+
+def main():
+    options = parse_options()
+    with open(options.rows) if options.rows else sys.stdin as file:
+        rows = read_rows(file)
+    if not rows:
+        sys.exit("no rows: give the output of 'gt_bench --list'")
+    if not torch.cuda.is_available():
+        sys.exit('PyTorch finds no GPU')
+    out = open(options.csv, 'w') if options.csv else open(os.devnull, 'w')
+
+    def write(line):
+        print(line, flush=True)
+        print(line, file=out, flush=True)
+
+    clock = Clock()
+    bandwidth = clock.copy_bandwidth()
+    gpu = torch.cuda.get_device_name()
+    write(f'# gpu: {gpu}; copies {bandwidth * 1e-6:.1f} GB/s, read + written')
+    write(f'# torch: {torch.__version__}, CUDA {torch.version.cuda}')
+    write('op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib')
+    for (op, dtype, shape), passes in rows.items():
+        if options.filter not in f'{op} {dtype} {shape}' or op not in OPERATORS:
+            continue
+        sizes = {letter: int(n) for letter, n in re.findall(r'\b([A-Z])(\d+)\b', shape)}
+        for case in OPERATORS[op](sizes, shape.split(), DTYPES[dtype], options):
+            for name, peer in case.peers.items():
+                row = (op, name, dtype, shape)
+                run_row(clock, case, peer, options.quick, bandwidth, row, passes, write)
+        torch.cuda.empty_cache()
+    for peer, why in missing.items():
+        print(f'not timed: {peer} ({why}); {WHERE[peer]}', file=sys.stderr)
+
+
+if __name__ == '__main__':
+    main()
