@@ -243,10 +243,7 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
 }
 
 /* Derivative of silu. */
-GT_DEV float dsilu(float z) {
-    const float s = sigmoid(z);
-    return s * fma_rn(z, 1.0f - s, 1.0f);
-}
+GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
 
 /* What is made of a decay, kept finite: a state of zero stays zero under any growth. */
 GT_DEV float finite(float value) {

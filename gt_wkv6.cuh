@@ -1636,8 +1636,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *   back      (1) row warps make R, K, E, row and value warps load the leaf;  (2) row warps: S dy, H v,
  *             rowsum, G; value warps: dv, C, G^T;  (3) all: a channel by 8 lanes x 4 quarters of the
  *             tokens: dr, dk, dg, du
- * operands: tf32 where K, R or H^T enter; bf16 for S dy and H v (their rounding, 2^-9, is that of the
- *     outputs).
+ * operands: tf32 where K, R or H enter; S is saved, and enters S dy and the rowsum, as bf16 (its
+ *     rounding, 2^-9, is that of the outputs).
  * shared, N = 64: S before 7 leaves 56 KB (the first is the checkpoint), R, K, log decays, S dy, H v
  *     28 KB, v, dy, C 7 KB: two blocks on a multiprocessor with 227 KB.
  * tensor cores per leaf, N = 64: 4 x (16 + 8 + 8 + 16) + 4 x (16 + 16 + 4 + 16) + 16.
@@ -1954,6 +1954,17 @@ GT_DEV void prepare_back(const BackwardParams& p, const BackwardBlock<C>& me,
                        4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.warp), sum);
 }
 
+/* Two accumulator tiles, tokens by the rows 16 warp .. + 15 of a state, to [16, N] fp32. */
+template <class C>
+GT_DEV void store_token_rows(const BackwardBlock<C>& me, const float (&sum)[2][4], int to) {
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) { /* tile e / 2, rows g + 8 (e % 2) */
+        const uint32_t cell =
+            4 * ((me.g + e % 2 * 8) * C::PITCH + 16 * me.warp + e / 2 * 8 + 2 * me.j);
+        sts<float2>(me.smem + to + cell, {sum[e / 2][2 * (e % 2)], sum[e / 2][2 * (e % 2) + 1]});
+    }
+}
+
 /* x [16, N] times the transposed rows of a packed state: x bf16 at `from`, result [16 tokens, rows
  * 16 warp ..] fp32 at `to`. */
 template <class C>
@@ -1968,18 +1979,31 @@ GT_DEV void times_state_rows(const BackwardBlock<C>& me, int from, const uint32_
         mma_bf16(sum[0], a, packed[2 * kk][0], packed[2 * kk + 1][0]);
         mma_bf16(sum[1], a, packed[2 * kk][1], packed[2 * kk + 1][1]);
     }
+    store_token_rows<C>(me, sum, to);
+}
+
+/* The same in tf32 with the accumulators themselves. */
+template <class C>
+GT_DEV void times_state_rows(const BackwardBlock<C>& me, int from, const float (&state)[C::NT][4],
+                             int to) {
+    float sum[2][4] = {};
+    const uint32_t row = me.smem + from + 2 * (me.g * C::PITCH + 2 * me.j);
     GT_UNROLL
-    for (int e = 0; e < 4; e++) { /* tile e / 2, rows g + 8 (e % 2) */
-        const uint32_t cell = 4 * ((me.g + e % 2 * 8) * C::PITCH + 16 * me.warp + e / 2 * 8 + 2 * me.j);
-        sts<float2>(me.smem + to + cell, {sum[e / 2][2 * (e % 2)], sum[e / 2][2 * (e % 2) + 1]});
+    for (int nt = 0; nt < C::NT; nt++) {
+        const uint32_t low = lds<uint32_t>(row + 16 * nt);
+        const uint32_t high = lds<uint32_t>(row + 16 * nt + 16 * C::PITCH);
+        const float x[4] = {unpack_bf16_lo(low), unpack_bf16_lo(high), unpack_bf16_hi(low),
+                            unpack_bf16_hi(high)};
+        mma_tf32(sum[0], x, state[nt][0], state[nt][1]);
+        mma_tf32(sum[1], x, state[nt][2], state[nt][3]);
     }
+    store_token_rows<C>(me, sum, to);
 }
 
 /* Back, (2), row warps.  packed: S before the leaf. */
 template <class C>
 GT_DEV void row_warp_leaf(const BackwardBlock<C>& me, const uint32_t (&S)[C::NT][2],
                           float (&G)[C::NT][4]) {
-    uint32_t H[C::NT][2];
     float low = 0.0f, high = 0.0f;
     times_state_rows<C>(me, C::DY, S, C::SDY);
     scale_rows<C>(me, C::SCALE, G); /* H */
@@ -1998,8 +2022,7 @@ GT_DEV void row_warp_leaf(const BackwardBlock<C>& me, const uint32_t (&S)[C::NT]
         sts<float>(me.smem + C::ROWSUM + 4 * (16 * me.warp + me.g), low);
         sts<float>(me.smem + C::ROWSUM + 4 * (16 * me.warp + me.g + 8), high);
     }
-    pack_state<C>(G, H);
-    times_state_rows<C>(me, C::VALUES, H, C::HV);
+    times_state_rows<C>(me, C::VALUES, G, C::HV);
     float a[2][4];
     load_transposed<C>(me, C::R, 16 * me.warp, a);
     add_outer<C>(me, a, C::DY, G);
