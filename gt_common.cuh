@@ -831,6 +831,14 @@ private:
     size_t used_ = 0;
 };
 
+/* `count` floats in a caller's buffer of any alignment; *bytes is what such a buffer must have. */
+static inline float* floats_in(const void* buffer, int64_t count, size_t* bytes) {
+    Arena arena(const_cast<void*>(buffer));
+    float* floats = arena.take<float>(count);
+    *bytes = arena.bytes();
+    return floats;
+}
+
 static inline gt_status check_workspace(const void* workspace, size_t bytes, size_t need) {
     if (need == 0 || (workspace && bytes >= need)) return GT_OK;
     if (!workspace)

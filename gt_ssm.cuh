@@ -1353,7 +1353,8 @@ static inline gt_status launch_backward(const gt_ssd_args& a, BackwardPlan& plan
     const int64_t rows = a.B * checkpoints_of(a.T), state = a.H * a.P * a.N;
     const bool shared = a.dstate_in && a.state_in_shared;
     gt_status status;
-    s.checkpoints = static_cast<const float*>(a.saved);
+    size_t bytes;
+    s.checkpoints = floats_in(a.saved, checkpoint_count(a), &bytes);
     if (!a.saved && (status = recompute_checkpoints(a, plan, stream)) != GT_OK) return status;
     s.dstate_out = a.dstate_out;
     s.dstate_in = shared ? plan.dstate_sum : a.dstate_in;
@@ -1402,7 +1403,8 @@ static inline gt_status forward(const gt_ssd_args& a, bool is_step, gt_stream st
     p.y_at = a.y_stride;
     p.state_in = is_step ? a.state_out : a.state_in;
     p.state_out = a.state_out;
-    p.checkpoints = is_step ? nullptr : static_cast<float*>(a.saved);
+    size_t bytes;
+    p.checkpoints = is_step ? nullptr : floats_in(a.saved, checkpoint_count(a), &bytes);
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;
     p.slots = a.slots;
@@ -2028,7 +2030,8 @@ static inline gt_status launch_backward(const gt_selective_scan_args& a, Backwar
     BackwardParams& p = plan.params;
     const bool shared = a.dstate_in && a.state_in_shared;
     gt_status status;
-    p.checkpoints = static_cast<const float*>(a.saved);
+    size_t bytes;
+    p.checkpoints = floats_in(a.saved, checkpoint_count(a), &bytes);
     if (!a.saved && (status = recompute_checkpoints(a, plan, stream)) != GT_OK) return status;
     p.dstate_out = a.dstate_out;
     p.dstate_in = shared ? plan.dstate_sum : a.dstate_in;
@@ -2074,7 +2077,8 @@ static inline gt_status forward(const gt_selective_scan_args& a, bool is_step, g
     p.y_at = a.y_stride;
     p.state_in = is_step ? a.state_out : a.state_in;
     p.state_out = a.state_out;
-    p.checkpoints = is_step ? nullptr : static_cast<float*>(a.saved);
+    size_t bytes;
+    p.checkpoints = is_step ? nullptr : floats_in(a.saved, checkpoint_count(a), &bytes);
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;
     p.slots = a.slots;
@@ -2093,7 +2097,8 @@ GT_API gt_status gt_ssd_forward(const gt_ssd_args* args, gt_stream stream) {
     gt_ssd_args a;
     gt_status status = gt::ssd::prepare(GT_FORWARD, args, &a);
     if (status != GT_OK) return status;
-    const size_t saved = 4 * (size_t)gt::ssd::checkpoint_count(a);
+    size_t saved;
+    gt::floats_in(a.saved, gt::ssd::checkpoint_count(a), &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK) return status;
     return gt::ssd::forward(a, false, stream);
 }
@@ -2109,7 +2114,8 @@ GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
     gt_status status = gt::ssd::prepare(GT_BACKWARD, args, &a);
     if (status != GT_OK) return status;
     gt::ssd::BackwardPlan plan = gt::ssd::plan_backward(a);
-    const size_t saved = 4 * (size_t)gt::ssd::checkpoint_count(a);
+    size_t saved;
+    gt::floats_in(a.saved, gt::ssd::checkpoint_count(a), &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
@@ -2124,7 +2130,7 @@ GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
     sizes.backward = gt::ssd::plan_backward(a).bytes;
-    sizes.saved = 4 * (size_t)gt::ssd::checkpoint_count(a);
+    gt::floats_in(nullptr, gt::ssd::checkpoint_count(a), &sizes.saved);
     *need = sizes;
     return GT_OK;
 }
@@ -2133,7 +2139,8 @@ GT_API gt_status gt_selective_scan_forward(const gt_selective_scan_args* args, g
     gt_selective_scan_args a;
     gt_status status = gt::scan::prepare(GT_FORWARD, args, &a);
     if (status != GT_OK) return status;
-    const size_t saved = 4 * (size_t)gt::scan::checkpoint_count(a);
+    size_t saved;
+    gt::floats_in(a.saved, gt::scan::checkpoint_count(a), &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK) return status;
     return gt::scan::forward(a, false, stream);
 }
@@ -2149,7 +2156,8 @@ GT_API gt_status gt_selective_scan_backward(const gt_selective_scan_args* args, 
     gt_status status = gt::scan::prepare(GT_BACKWARD, args, &a);
     if (status != GT_OK) return status;
     gt::scan::BackwardPlan plan = gt::scan::plan_backward(a);
-    const size_t saved = 4 * (size_t)gt::scan::checkpoint_count(a);
+    size_t saved;
+    gt::floats_in(a.saved, gt::scan::checkpoint_count(a), &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
@@ -2165,7 +2173,7 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
     sizes.backward = gt::scan::plan_backward(a).bytes;
-    sizes.saved = 4 * (size_t)gt::scan::checkpoint_count(a);
+    gt::floats_in(nullptr, gt::scan::checkpoint_count(a), &sizes.saved);
     *need = sizes;
     return GT_OK;
 }

@@ -2480,12 +2480,9 @@ static inline int64_t checkpoint_count(const gt_wkv6_args& a) {
     return a.B * a.H * ((a.T + CHECKPOINT - 1) / CHECKPOINT) * a.N * a.V;
 }
 
-/* Where forward leaves the states, in a caller's buffer of any alignment. */
-static inline float* checkpoints_in(void* saved, const gt_wkv6_args& a, size_t* bytes) {
-    Arena arena(saved);
-    float* checkpoints = arena.take<float>(checkpoint_count(a));
-    *bytes = arena.bytes();
-    return checkpoints;
+/* Where forward leaves the states for backward. */
+static inline float* checkpoints_in(const void* saved, const gt_wkv6_args& a, size_t* bytes) {
+    return floats_in(saved, checkpoint_count(a), bytes);
 }
 
 /* The pieces of backward's workspace. */
