@@ -450,8 +450,8 @@ struct Source {
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
                        int64_t first, int row, int column, int direction) {
         leaf_bytes = direction * LEAF * at_.t * element;
-        next = static_cast<const char*>(data) +
-               (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element;
+        next = static_cast<const char*>(data);
+        if (next) next += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element;
     }
 
     GT_METHOD void copy(uint32_t to, bool inside) {
@@ -994,9 +994,9 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     float* checkpoints = p.checkpoints ? p.checkpoints + (span.head * chunks +
                                                           span.start / CHECKPOINT) * C::N * C::N
                                        : nullptr;
-    typename C::T* y_out = static_cast<typename C::T*>(p.y) +
-                           at(p.y_at, span.b, span.start, span.h) + me.column0 +
-                           2 * C::TILES * me.j;
+    typename C::T* y_out = static_cast<typename C::T*>(p.y);
+    if (y_out)
+        y_out += at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
 
     for (int leaf = 0; leaf < span.steps; leaf += 2) {
         if (checkpoints && leaf % LEAVES == 0 && leaf < span.leaves)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sets up what is missing, builds, and runs all tests.  Arguments are options of "meson setup", such as
-# -Dcuda=disabled; BUILD is the build folder.
+# -Dcuda=disabled; BUILD is the build folder, SUITES the suites to run if not all, such as "api emu".
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/tests/setup.sh"
@@ -12,4 +12,6 @@ elif [ $# -gt 0 ]; then
     meson setup --reconfigure "$build" "$root" "$@"
 fi
 meson compile -C "$build"
-meson test -C "$build" --no-rebuild --print-errorlogs
+set --
+for suite in ${SUITES-}; do set -- "$@" --suite "$suite"; done
+meson test -C "$build" --no-rebuild --print-errorlogs "$@"
