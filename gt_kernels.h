@@ -52,8 +52,9 @@
  *               bound from sizes, flags and the current device; any alignment is right.
  *   segments    number of pieces the time axis is cut into and computed in parallel; 0 = chosen from
  *               sizes and device only.  With segments fixed a batch element's result does not depend
- *               on B or on its neighbours.
- *   cu_seqlens  (reserved, must be NULL) packed sequences, see the struct.
+ *               on B or on its neighbours, nor that of a packed sequence on the others.
+ *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
+ *               gt_wkv6_args.  Of the other operators reserved, must be NULL.
  *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  Bad
  *               arguments are found before anything is launched or written.  The library never
  *               prints, exits, throws, allocates device memory, synchronises, or uses a stream it was
@@ -237,7 +238,7 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *     dv_t = G_t^T k_t + (sum_n r u k) dy_t          du  = sum_{b,t} b_t r_t.k_t
  *     dw_t = dL/dw as given: log: d_t . rowsum(G_t . S_{t-1}); raw: that times -exp(w_t), and 0 where
  *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
- * Any decay is right, exact zeros included; nothing is clamped.  T = 0 copies the state. */
+ * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */
@@ -262,10 +263,20 @@ typedef struct gt_wkv6_args {
                                            [H,N,V], summed over the batch, accumulates */
     gt_stride r_stride, k_stride, w_stride, v_stride, y_stride;
     gt_stride dy_stride, dr_stride, dk_stride, dw_stride, dv_stride;
-    /* reserved: packed sequences on the device.  B = 1, T = capacity in tokens; sequence s is
-     * [cu_seqlens[s], cu_seqlens[s+1]); *seq_count sequences (NULL: seq_capacity of them). */
-    const int32_t *cu_seqlens, *seq_count;
-    int64_t seq_capacity;
+    /* Packed sequences, forward and backward.  With seq_capacity > 0, B is 1 and sequence s has the
+     * tokens cu_seqlens[s] to cu_seqlens[s+1]-1, for s below *seq_count; cu_seqlens starts with 0
+     * and never falls, so that sequences follow one another and may be empty.  States are
+     * [seq_capacity,H,N,V], one for each sequence, or shared by all; du is summed over all;
+     * segments are pieces of each.
+     * T and seq_capacity are capacities, for which saved and workspace are sized.  What is used of
+     * them stands in device memory that the host never reads: a captured graph may be replayed for
+     * other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no sequence: they are not
+     * read, and y and the gradients are 0 there.  States from row *seq_count on are neither read
+     * nor written.  The CPU twin checks the contents of the two arrays, the kernels trust them.
+     * Not yet in the kernels, which answer GT_ERROR_UNSUPPORTED. */
+    const int32_t *cu_seqlens; /* in  [seq_capacity+1], of which *seq_count+1 are read */
+    const int32_t *seq_count;  /* in  [1], 0 to seq_capacity; NULL = seq_capacity */
+    int64_t seq_capacity;      /* 0 = not packed */
     /* step only: states live in a pool of slot_capacity rows (0 = B), batch element b uses row
      * slots[b] (NULL: row b).  A row outside the pool skips the element: its y is 0.  Two elements
      * must not use the same row. */
@@ -282,9 +293,10 @@ GT_API gt_status gt_wkv6_forward(const gt_wkv6_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: r k v w dy; u and state_in as given to forward. */
 GT_API gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream);
 /* 1 to 16 new tokens per batch element; state_out is read and updated in place (state_in: NULL or the
- * same pointer).  Equals forward on the same tokens up to rounding. */
+ * same pointer).  Equals forward on the same tokens up to rounding.  Not for packed sequences. */
 GT_API gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
-/* Needs sizes, dtypes, flags and segments; of the pointers only whether they are NULL matters. */
+/* Needs sizes, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
+ * matters. */
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
 GT_REF_API gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
 GT_REF_API gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
@@ -647,6 +659,7 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #define gt_no_cuda GT_SYMBOL(no_cuda)
 #define gt_check_range GT_SYMBOL(check_range)
 #define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
+#define gt_resolve_packed GT_SYMBOL(resolve_packed)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
 #define gt_op_wkv6 GT_SYMBOL(op_wkv6)
@@ -656,6 +669,13 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #define gt_op_rmsnorm_linear GT_SYMBOL(op_rmsnorm_linear)
 #define gt_op_norm_mix GT_SYMBOL(op_norm_mix)
 #define gt_op_norm_gate GT_SYMBOL(op_norm_gate)
+
+/* A function for the host and for kernels. */
+#ifdef __CUDACC__
+#define GT_INLINE static __host__ __device__ inline
+#else
+#define GT_INLINE static inline
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -723,7 +743,8 @@ GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t val
                                 int64_t max);
 
 /* The fields that the recurrent operators share: sets S (states read) and Q (states written), refuses
- * what is reserved or belongs to another pass. */
+ * what is reserved or belongs to another pass.  gt_resolve_packed takes packed sequences, too, and
+ * sets C and E, the lengths of cu_seqlens and seq_count: 0 if the call is not packed. */
 typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
@@ -731,6 +752,7 @@ typedef struct gt_recurrence {
     const int32_t *cu_seqlens, *seq_count, *slots;
 } gt_recurrence;
 GT_API gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
+GT_API gt_status gt_resolve_packed(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
  * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers. */
@@ -740,6 +762,45 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
 /* The view of one tensor in a prepared struct. */
 GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
                           const gt_dims *dims);
+
+/* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays
+ * of one entry per chunk, chunk c of sequence s has place cu_seqlens[s] / size + s + c.  No two
+ * chunks share a place and all places are below T / size + seq_capacity, because from s to s + 1
+ * the sum cu_seqlens[s] / size + s grows by at least the number of chunks of s.  So the host, which
+ * knows the capacities only, can size the arrays and start a block per place, and the block finds
+ * by gt_chunk_at which chunk it has, if any. */
+typedef struct gt_chunk {
+    int64_t sequence;    /* -1 = none has this place */
+    int64_t first, last; /* tokens first ... last-1 */
+} gt_chunk;
+
+GT_INLINE int64_t gt_chunk_places(int64_t T, int64_t seq_capacity, int64_t size) {
+    return T / size + seq_capacity;
+}
+
+GT_INLINE int64_t gt_chunk_place(const int32_t *cu_seqlens, int64_t size, int64_t sequence,
+                                 int64_t chunk) {
+    return cu_seqlens[sequence] / size + sequence + chunk;
+}
+
+GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t size,
+                               int64_t place) {
+    gt_chunk c = {-1, 0, 0};
+    int64_t low = 0, high = count; /* the last sequence whose first place is at most `place` */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (gt_chunk_place(cu_seqlens, size, middle, 0) <= place)
+            low = middle;
+        else
+            high = middle;
+    }
+    if (low == count) return c;
+    c.first = cu_seqlens[low] + (place - gt_chunk_place(cu_seqlens, size, low, 0)) * size;
+    if (c.first >= cu_seqlens[low + 1]) return c;
+    c.sequence = low;
+    c.last = c.first + size < cu_seqlens[low + 1] ? c.first + size : cu_seqlens[low + 1];
+    return c;
+}
 
 GT_API const gt_op *gt_op_wkv6(void);
 GT_API const gt_op *gt_op_ssd(void);
@@ -837,16 +898,13 @@ GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t val
                    (long long)min, (long long)max);
 }
 
-GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
+/* Of a batch. */
+static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
     if ((status = gt_check_range(GT_ERROR_VALUE, "segments", f->segments, 0, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "state_in_shared", f->state_in_shared, 0, 1)))
         return status;
-    if (f->cu_seqlens || f->seq_count || f->seq_capacity)
-        return gt_fail(GT_ERROR_UNSUPPORTED, "%s is set: packed sequences are reserved, not yet "
-                                             "implemented",
-                       f->cu_seqlens ? "cu_seqlens" : f->seq_count ? "seq_count" : "seq_capacity");
     *Q = f->B;
     *S = f->state_in_shared ? 1 : f->B;
     if (pass == GT_QUERY) return GT_OK;
@@ -865,6 +923,47 @@ GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_d
     if ((status = gt_check_range(GT_ERROR_SIZE, "T", f->T, 0, 16))) return status;
     *Q = f->slot_capacity ? f->slot_capacity : f->B;
     return gt_check_range(GT_ERROR_SIZE, "slot_capacity", *Q, f->slots ? 0 : f->B, GT_MAX_SIZE);
+}
+
+static const char *gt_packed_field(const gt_recurrence *f) {
+    return f->cu_seqlens ? "cu_seqlens" : f->seq_count ? "seq_count" : "seq_capacity";
+}
+
+GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
+    if (f->cu_seqlens || f->seq_count || f->seq_capacity)
+        return gt_fail(GT_ERROR_UNSUPPORTED,
+                       "%s is set: packed sequences are reserved, not yet implemented",
+                       gt_packed_field(f));
+    return gt_resolve_states(f, pass, dims);
+}
+
+GT_API gt_status gt_resolve_packed(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
+    gt_status status =
+        gt_check_range(GT_ERROR_SIZE, "seq_capacity", f->seq_capacity, 0, INT32_MAX - 1);
+    if (status != GT_OK) return status;
+    if (f->seq_capacity == 0) {
+        if (f->cu_seqlens || f->seq_count)
+            return gt_fail(GT_ERROR_SIZE, "seq_capacity = 0: %s is set, so it must be at least 1",
+                           gt_packed_field(f));
+        return gt_resolve_states(f, pass, dims);
+    }
+    if (pass == GT_STEP)
+        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: a step has no packed sequences",
+                       (long long)f->seq_capacity);
+    if (f->B != 1)
+        return gt_fail(GT_ERROR_SIZE, "B = %lld: must be 1 with packed sequences", (long long)f->B);
+    if (f->T > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "T = %lld: at most %lld tokens with packed sequences",
+                       (long long)f->T, (long long)INT32_MAX);
+    if (pass != GT_QUERY && !f->cu_seqlens)
+        return gt_fail(GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = %lld",
+                       (long long)f->seq_capacity);
+    if ((status = gt_resolve_states(f, pass, dims)) != GT_OK) return status;
+    dims->n['Q' - 'A'] = f->seq_capacity;
+    dims->n['S' - 'A'] = f->state_in_shared ? 1 : f->seq_capacity;
+    dims->n['C' - 'A'] = f->seq_capacity + 1;
+    dims->n['E' - 'A'] = 1;
+    return GT_OK;
 }
 
 /* ---- views and overlap ---- */

@@ -90,6 +90,24 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
         memset(to, 0, (size_t)n * sizeof(real));
 }
 
+/* Checks the contents of cu_seqlens and seq_count, which the kernels trust, and sets the number of
+ * sequences. */
+static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int32_t *seq_count,
+                                            int64_t capacity, int64_t T, int64_t *count) {
+    *count = seq_count ? *seq_count : capacity;
+    if (*count < 0 || *count > capacity)
+        return gt_fail(GT_ERROR_VALUE, "*seq_count = %lld: must be 0 to seq_capacity (%lld)",
+                       (long long)*count, (long long)capacity);
+    if (cu_seqlens[0] != 0)
+        return gt_fail(GT_ERROR_VALUE, "cu_seqlens[0] = %d: must be 0", (int)cu_seqlens[0]);
+    for (int64_t s = 1; s <= *count; s++)
+        if (cu_seqlens[s] < cu_seqlens[s - 1] || cu_seqlens[s] > T)
+            return gt_fail(GT_ERROR_VALUE,
+                           "cu_seqlens[%lld] = %d: must be %d (the one before) to T (%lld)",
+                           (long long)s, (int)cu_seqlens[s], (int)cu_seqlens[s - 1], (long long)T);
+    return GT_OK;
+}
+
 /* Scratch for `count` numbers, never NULL on success even if count is 0. */
 static inline gt_status ref_scratch(real **scratch, int64_t count) {
     *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));

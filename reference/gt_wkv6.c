@@ -3,8 +3,8 @@
  *     y_t = S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t       reads S before token t
  *     S  <- diag(d_t) S + k_t v_t^T
  *
- * Peng et al. 2024, arXiv:2404.05892.  Work is split over heads; the batch is walked in order inside
- * a head, so sums over the batch have one fixed order. */
+ * Peng et al. 2024, arXiv:2404.05892.  Work is split over heads; the sequences, those of a batch or
+ * packed ones, are walked in order inside a head, so sums over them have one fixed order. */
 #include "gt_ref.h"
 
 enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
@@ -18,6 +18,32 @@ static real wkv6_decay(const gt_wkv6_args *a, real w) {
 static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
     if (d == 0) return 0;
     return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * exp(w);
+}
+
+/* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
+typedef struct wkv6_sequence {
+    int64_t b, first, last, row;
+} wkv6_sequence;
+
+static gt_status wkv6_count_sequences(const gt_wkv6_args *a, int64_t *count) {
+    *count = a->B;
+    return a->seq_capacity == 0 ? GT_OK
+                                : ref_check_sequences(a->cu_seqlens, a->seq_count, a->seq_capacity,
+                                                      a->T, count);
+}
+
+static wkv6_sequence wkv6_sequence_at(const gt_wkv6_args *a, int64_t s) {
+    wkv6_sequence batch = {s, 0, a->T, s};
+    if (a->seq_capacity == 0) return batch;
+    return (wkv6_sequence){0, a->cu_seqlens[s], a->cu_seqlens[s + 1], s};
+}
+
+/* Writes 0 to the tokens of a packed call that belong to no sequence. */
+static void wkv6_clear_rest(const gt_wkv6_args *a, int64_t count, int64_t h, void *data,
+                            gt_dtype dtype, gt_stride stride, int64_t n) {
+    int64_t t = a->seq_capacity && data ? a->cu_seqlens[count] : a->T;
+    for (; t < a->T; t++)
+        for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, 0, t, h) + i, 0);
 }
 
 /* The inputs of one token of one head, as numbers; d is the decay. */
@@ -71,33 +97,37 @@ static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
 
 /* Forward and step of all heads; `a` is prepared. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
-    int64_t NV = a->N * a->V, per_head = NV + wkv6_token_count(a);
+    int64_t NV = a->N * a->V, per_head = NV + wkv6_token_count(a), count;
     real *scratch;
-    gt_status status = ref_scratch(&scratch, a->H * per_head);
-    if (status != GT_OK) return status;
+    gt_status status = wkv6_count_sequences(a, &count);
+    if (status != GT_OK || (status = ref_scratch(&scratch, a->H * per_head)) != GT_OK)
+        return status;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
         real *S = scratch + h * per_head;
         wkv6_token x = wkv6_token_in(a, S + NV);
-        for (int64_t b = 0; b < a->B; b++) {
-            int64_t row = step && a->slots ? a->slots[b] : b;
-            if (step && (row < 0 || row >= a->slot_capacity)) {
+        for (int64_t s = 0; s < count; s++) {
+            wkv6_sequence q = wkv6_sequence_at(a, s);
+            if (step && a->slots) q.row = a->slots[s];
+            if (step && (q.row < 0 || q.row >= a->slot_capacity)) {
                 memset(x.dy, 0, (size_t)a->V * sizeof(real));
                 for (int64_t t = 0; t < a->T; t++)
-                    ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x.dy, a->V);
+                    ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.dy, a->V);
                 continue;
             }
-            int64_t row_in = a->state_in_shared ? 0 : row;
+            int64_t row_in = a->state_in_shared ? 0 : q.row;
             ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * NV, NV);
-            for (int64_t t = 0; t < a->T; t++) {
-                wkv6_load(a, b, t, h, &x);
+            for (int64_t t = q.first; t < q.last; t++) {
+                wkv6_load(a, q.b, t, h, &x);
                 wkv6_output(a, h, &x, S, x.dy);
-                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x.dy, a->V);
+                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.dy, a->V);
                 wkv6_advance(a, &x, S);
             }
             if (a->state_out)
-                memcpy((real *)a->state_out + (row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
+                memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S,
+                       (size_t)NV * sizeof(real));
         }
+        wkv6_clear_rest(a, count, h, a->y, a->dtype, a->y_stride, a->V);
     }
     free(scratch);
     return GT_OK;
@@ -136,31 +166,33 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
 
 /* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
  * states: one per chunk; replay: WKV6_CHUNK more. */
-static void wkv6_sequence_backward(const gt_wkv6_args *a, int64_t b, int64_t h, wkv6_token *x,
-                                   real *states, real *replay, real *G, real *du) {
-    int64_t NV = a->N * a->V, chunks = (a->T + WKV6_CHUNK - 1) / WKV6_CHUNK;
-    int64_t row_in = a->state_in_shared ? 0 : b;
+static void wkv6_sequence_backward(const gt_wkv6_args *a, const wkv6_sequence *q, int64_t h,
+                                   wkv6_token *x, real *states, real *replay, real *G, real *du) {
+    int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
+    int64_t row_in = a->state_in_shared ? 0 : q->row;
     ref_copy_state(states, a->state_in, (row_in * a->H + h) * NV, NV);
     for (int64_t c = 1; c < chunks; c++) {
+        int64_t end = q->first + c * WKV6_CHUNK;
         memcpy(states + c * NV, states + (c - 1) * NV, (size_t)NV * sizeof(real));
-        for (int64_t t = (c - 1) * WKV6_CHUNK; t < c * WKV6_CHUNK; t++) {
-            wkv6_load(a, b, t, h, x);
+        for (int64_t t = end - WKV6_CHUNK; t < end; t++) {
+            wkv6_load(a, q->b, t, h, x);
             wkv6_advance(a, x, states + c * NV);
         }
     }
-    ref_copy_state(G, a->dstate_out, (b * a->H + h) * NV, NV);
+    ref_copy_state(G, a->dstate_out, (q->row * a->H + h) * NV, NV);
     for (int64_t c = chunks - 1; c >= 0; c--) {
-        int64_t first = c * WKV6_CHUNK, last = first + WKV6_CHUNK < a->T ? first + WKV6_CHUNK : a->T;
+        int64_t first = q->first + c * WKV6_CHUNK;
+        int64_t last = first + WKV6_CHUNK < q->last ? first + WKV6_CHUNK : q->last;
         memcpy(replay, states + c * NV, (size_t)NV * sizeof(real));
         for (int64_t t = first; t + 1 < last; t++) {
             real *S = replay + (t + 1 - first) * NV;
             memcpy(S, S - NV, (size_t)NV * sizeof(real));
-            wkv6_load(a, b, t, h, x);
+            wkv6_load(a, q->b, t, h, x);
             wkv6_advance(a, x, S);
         }
         for (int64_t t = last - 1; t >= first; t--) {
-            wkv6_load(a, b, t, h, x);
-            wkv6_token_backward(a, b, t, h, replay + (t - first) * NV, x, G, du);
+            wkv6_load(a, q->b, t, h, x);
+            wkv6_token_backward(a, q->b, t, h, replay + (t - first) * NV, x, G, du);
         }
     }
 }
@@ -183,8 +215,9 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_wkv6_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
-    if (status != GT_OK) return status;
-    /* per head: chunk states, replayed states, G, the batch sum of G, du, one token */
+    int64_t count;
+    if (status != GT_OK || (status = wkv6_count_sequences(&a, &count)) != GT_OK) return status;
+    /* per head: chunk states, replayed states, G, the sum of G over the sequences, du, one token */
     int64_t NV = a.N * a.V, chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
     int64_t per_head = (chunks + WKV6_CHUNK + 2) * NV + a.N + wkv6_token_count(&a);
     real *scratch;
@@ -196,12 +229,17 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
         real *G = replay + WKV6_CHUNK * NV, *G_sum = G + NV, *du = G_sum + NV;
         wkv6_token x = wkv6_token_in(&a, du + a.N);
         memset(G_sum, 0, (size_t)(NV + a.N) * sizeof(real));
-        for (int64_t b = 0; b < a.B; b++) {
-            wkv6_sequence_backward(&a, b, h, &x, states, replay, G, du);
+        for (int64_t s = 0; s < count; s++) {
+            wkv6_sequence q = wkv6_sequence_at(&a, s);
+            wkv6_sequence_backward(&a, &q, h, &x, states, replay, G, du);
             if (a.dstate_in && !a.state_in_shared)
-                memcpy((real *)a.dstate_in + (b * a.H + h) * NV, G, (size_t)NV * sizeof(real));
+                memcpy((real *)a.dstate_in + (s * a.H + h) * NV, G, (size_t)NV * sizeof(real));
             for (int64_t i = 0; i < NV; i++) G_sum[i] += G[i];
         }
+        wkv6_clear_rest(&a, count, h, a.dr, a.dtype, a.dr_stride, a.N);
+        wkv6_clear_rest(&a, count, h, a.dk, a.dtype, a.dk_stride, a.N);
+        wkv6_clear_rest(&a, count, h, a.dw, a.w_dtype, a.dw_stride, a.N);
+        wkv6_clear_rest(&a, count, h, a.dv, a.dtype, a.dv_stride, a.V);
         for (int64_t n = 0; n < a.N; n++) ref_grad(a.du, h * a.N + n, du[n], a.accumulate);
         if (a.state_in_shared)
             for (int64_t i = 0; i < NV; i++)

@@ -181,7 +181,7 @@ static void check_sums(const test_runner *r, const test_case *c, gt_pass pass,
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-void test_batch_splits(const test_runner *r, const test_case *c, double tolerance) {
+static void split_batch(const test_runner *r, const test_case *c, double tolerance) {
     char letter = is_recurrent(c) ? 'B' : 'M';
     test_case whole = with_accumulate(c, 0), one = whole;
     int64_t batch = test_get_size(c, letter);
@@ -204,6 +204,61 @@ void test_batch_splits(const test_runner *r, const test_case *c, double toleranc
     }
 }
 
+/* Sequence s of a packed case, whose arrays are *in, as a batch of one: its case, and its arrays in
+ * *alone. */
+static test_case cut_sequence(const test_case *c, gt_pass pass, const test_values *in, int64_t s,
+                              test_values *alone) {
+    int64_t first = test_sequence_at(c, in, s), n = test_sequence_at(c, in, s + 1) - first;
+    test_case one = *c;
+    test_values cut;
+    test_cut(c, pass, in, 'T', first, n, &cut);
+    test_set_size(&one, 'T', n);
+    test_cut(&one, pass, &cut, 'B', s, 1, alone);
+    set_array(alone, c, "cu_seqlens", NULL);
+    set_array(alone, c, "seq_count", NULL);
+    test_set_sequences(&one, 0, 0);
+    test_free(&cut);
+    return one;
+}
+
+/* Arrays of 0 for the outputs of *out that are no sums. */
+static void make_joined(const test_case *c, gt_pass pass, const test_values *out,
+                        test_values *joined) {
+    const gt_op *op = test_table(c);
+    memset(joined, 0, sizeof *joined);
+    for (int i = 0; op->tensors[i].name; i++)
+        if (out->of[i] &&
+            (test_axis(c, &op->tensors[i], 'T') >= 0 || test_axis(c, &op->tensors[i], 'B') >= 0))
+            joined->of[i] = test_array(test_count(c, pass, &op->tensors[i]), 0);
+}
+
+static void split_packed(const test_runner *r, const test_case *c, double tolerance) {
+    test_case whole = with_accumulate(c, 0);
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        test_values in, out, joined, sums = {{NULL}};
+        test_inputs(&whole, (gt_pass)pass, &in);
+        test_run(r, &whole, (gt_pass)pass, &in, TEST_ALL, &out);
+        make_joined(&whole, (gt_pass)pass, &out, &joined);
+        for (int64_t s = 0; s < test_sequences(&whole, &in); s++) {
+            test_values one_in, one_out;
+            test_case one = cut_sequence(&whole, (gt_pass)pass, &in, s, &one_in);
+            test_run(r, &one, (gt_pass)pass, &one_in, TEST_ALL, &one_out);
+            test_paste(&one, &whole, (gt_pass)pass, &one_out, 'T', test_sequence_at(c, &in, s),
+                       &joined);
+            test_paste(&one, &whole, (gt_pass)pass, &one_out, 'B', s, &joined);
+            add_part(&one, &one_out, 'B', &sums);
+            test_free(&one_in), test_free(&one_out);
+        }
+        test_same(r, &whole, (gt_pass)pass, "each alone", &joined, &out, tolerance);
+        check_sums(r, &whole, (gt_pass)pass, &in, &sums, &out);
+        test_free(&in), test_free(&out), test_free(&joined), test_free(&sums);
+    }
+}
+
+void test_batch_splits(const test_runner *r, const test_case *c, double tolerance) {
+    (test_is_packed(c) ? split_packed : split_batch)(r, c, tolerance);
+}
+
 void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance) {
     test_case shared = with_accumulate(c, 0), each;
     if (!is_recurrent(c) || test_is_absent(c, tensor_of(c, "state_in"))) return;
@@ -212,9 +267,12 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
     test_set_flag(&each, test_op_of(c->op)->state_in_shared, 0);
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
         const gt_tensor *state = tensor_of(c, "state_in");
-        int64_t batch = test_get_size(c, 'B'), n = test_count(&shared, (gt_pass)pass, state);
+        int64_t size[4], batch, n = test_count(&shared, (gt_pass)pass, state);
         test_values in, out_shared, out_each, sums = {{NULL}};
-        double *one, *all = test_array(batch * n, 0), *dstate;
+        double *one, *all, *dstate;
+        test_shape(&each, (gt_pass)pass, state, size);
+        batch = size[0];
+        all = test_array(batch * n, 0);
         test_inputs(&shared, (gt_pass)pass, &in);
         test_run(r, &shared, (gt_pass)pass, &in, TEST_ALL, &out_shared);
         one = *array_of(&in, c, "state_in");
@@ -292,7 +350,7 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
 void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance) {
     time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
     double *handed_over;
-    if (!is_recurrent(c) || at > test_get_size(c, 'T') ||
+    if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') ||
         test_is_absent(c, tensor_of(c, "state_out")) ||
         test_is_absent(c, tensor_of(c, "dstate_in")))
         return;
@@ -350,6 +408,50 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
     test_run(r, c, GT_STEP, &in, TEST_ALL, &out);
     test_same(r, c, GT_STEP, "forward", &out, &expected, tolerance);
     test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
+}
+
+/* A step of n tokens from token `at` on: y into *joined, the state into *state. */
+static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at,
+                      int64_t n, double **state, test_values *joined) {
+    test_case step = *c;
+    test_values in, out;
+    test_cut(c, GT_FORWARD, all, 'T', at, n, &in);
+    test_set_size(&step, 'T', n);
+    set_array(&in, c, "state_in", NULL);
+    set_array(&in, c, "state_out", *state);
+    test_run(r, &step, GT_STEP, &in, TEST_ALL, &out);
+    *state = take_array(&out, c, "state_out");
+    test_paste(&step, c, GT_FORWARD, &out, 'T', at, joined);
+    test_free(&in), test_free(&out);
+}
+
+void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most,
+                      double tolerance) {
+    test_case whole = *c, prefill;
+    int64_t T = test_get_size(c, 'T');
+    test_values in, in_prefill, out, joined = {{NULL}}, expected;
+    double *state;
+    if (!is_recurrent(c) || test_is_packed(c) || at > T ||
+        test_get_flag(c, test_op_of(c->op)->state_in_shared) ||
+        test_is_absent(c, tensor_of(c, "state_out")))
+        return;
+    test_set_slots(&whole, 0);
+    prefill = whole;
+    test_set_size(&prefill, 'T', at);
+    test_inputs(&whole, GT_FORWARD, &in);
+    test_run(r, &whole, GT_FORWARD, &in, TEST_ALL, &expected);
+    test_cut(&whole, GT_FORWARD, &in, 'T', 0, at, &in_prefill);
+    test_run(r, &prefill, GT_FORWARD, &in_prefill, TEST_ALL, &out);
+    test_paste(&prefill, &whole, GT_FORWARD, &out, 'T', 0, &joined);
+    state = take_array(&out, c, "state_out");
+    for (int64_t n; at < T; at += n) {
+        n = T - at < most ? T - at : most;
+        take_step(r, &whole, &in, at, n, &state, &joined);
+    }
+    set_array(&joined, c, "state_out", state);
+    test_same(r, &whole, GT_FORWARD, "prefill and steps", &joined, &expected, tolerance);
+    test_free(&in), test_free(&in_prefill), test_free(&out);
+    test_free(&joined), test_free(&expected);
 }
 
 /* ---- exact zeros ----------------------------------------------------------------------------- */

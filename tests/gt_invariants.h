@@ -28,12 +28,15 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
 void test_accumulate_adds(const test_runner *r, const test_case *c);
 /* A shared state is that state in every batch element, its gradient their sum. */
 void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance);
-/* The batch elements one by one; parameter gradients are their sum. */
+/* The batch elements, or packed sequences, one by one; parameter gradients are their sum. */
 void test_batch_splits(const test_runner *r, const test_case *c, double tolerance);
 /* The first `at` tokens, then the rest from the state handed over; backward likewise in reverse. */
 void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance);
 /* A step is a forward from its slots; skipped elements give 0 and other slots keep their bits. */
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* The first `at` tokens by forward, the rest in steps of up to `most` tokens: as all at once. */
+void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most,
+                      double tolerance);
 /* wkv6: where the decay is exactly 0, so is dw. */
 void test_zero_decay_is_flat(const test_runner *r, const test_case *c);
 /* ssd: a limit of dt exactly reached lets the gradient pass, beyond it the gradient is 0. */

@@ -215,8 +215,9 @@ static int is_output(const gt_tensor *t, gt_pass pass) {
     return strchr("Oogs", t->use[pass]) != NULL;
 }
 static int is_used(const gt_tensor *t, gt_pass pass) { return t->use[pass] != '-'; }
+/* cu_seqlens by packed calls, and only those have it. */
 static int is_required(const gt_tensor *t, gt_pass pass) {
-    return strchr("IOs", t->use[pass]) != NULL;
+    return strchr("IOs", t->use[pass]) != NULL || !strcmp(t->name, "cu_seqlens");
 }
 static const gt_tensor *find_tensor(const gt_op *op, const char *name) {
     const gt_tensor *t = op->tensors;
@@ -232,6 +233,7 @@ typedef struct call {
     const operator_entry *e;
     const gt_op *op;
     gt_pass pass;
+    int is_packed;
     _Alignas(16) char args[ARGS_BYTES], good[ARGS_BYTES];
     _Alignas(16) char filled[ARGS_BYTES]; /* the valid call, prepared */
     gt_dims dims;
@@ -270,7 +272,24 @@ static void fill_small(char *memory, size_t bytes) {
     }
 }
 
-/* variant 0: defaults; 1: bf16 with an fp32 companion, and the optional size. */
+static int takes_packed(const gt_op *op) { return find_tensor(op, "cu_seqlens") != NULL; }
+
+/* Elements of a tensor in the valid call: of cu_seqlens and seq_count none, if it is not packed. */
+static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).count; }
+
+/* Whether the call has the tensor at all. */
+static int is_in_call(call *c, const gt_tensor *t) {
+    return is_used(t, c->pass) && count_in(c, t) > 0;
+}
+
+/* Integers that are right for every tensor of them: 0, 1, ... as slots, and as cu_seqlens of
+ * sequences of one token. */
+static void fill_integers(char *memory, int64_t count) {
+    for (int32_t i = 0; i < count; i++) memcpy(memory + 4 * i, &i, 4);
+}
+
+/* variant 0: defaults; 1: bf16 with an fp32 companion, and the optional size; 2: packed
+ * sequences. */
 static void build_call(call *c, const operator_entry *e, gt_pass pass, int variant) {
     c->e = e;
     c->op = e->table();
@@ -283,6 +302,11 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
         if (c->op->companion_offset) set_int(c->args, c->op->companion_offset, GT_F32);
         if (e->extra_size) set_int64(c->args, e->extra_size, e->extra_value);
     }
+    c->is_packed = variant == 2;
+    if (c->is_packed) {
+        set_int64(c->args, c->op->sizes[0].offset, 1);
+        set_int64(c->args, e->at.seq_capacity, 2);
+    }
     gt_status status = gt_prepare(c->op, GT_QUERY, GT_HOST, c->args, c->filled, &c->dims);
     check(status == GT_OK, "%s: sample sizes refused: %s", c->op->name, gt_last_error());
     fill_small(c->memory, sizeof c->memory);
@@ -290,13 +314,14 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         gt_view v = view_in(c, t);
         check(t - c->op->tensors < MAX_TENSORS, "%s: MAX_TENSORS is too small", c->op->name);
-        check(v.count > 0, "%s: a letter of the shape of %s has no size", c->op->name, t->name);
+        check(v.count > 0 || strpbrk(t->shape, "CE"), "%s: a letter of the shape of %s has no size",
+              c->op->name, t->name);
         check(span(&v) <= PLACE / 4, "%s: %s is too large for its place", c->op->name, t->name);
-        if (!is_used(t, pass)) continue;
+        if (!is_in_call(c, t)) continue;
         set_pointer(c->args, t->offset, place_of(c, t));
-        for (int32_t i = 0; t->kind == 'i' && i < v.count; i++)
-            memcpy(place_of(c, t) + 4 * i, &i, 4);
+        if (t->kind == 'i') fill_integers(place_of(c, t), v.count);
     }
+    if (c->is_packed) memcpy(place_of(c, find_tensor(c->op, "seq_count")), &(int32_t){2}, 4);
     memcpy(c->good, c->args, ARGS_BYTES);
     memcpy(c->before, c->memory, sizeof c->memory);
 }
@@ -372,7 +397,7 @@ static void test_null_args(call *c) {
 static void test_null_pointers(call *c) {
     const gt_tensor *dz = find_tensor(c->op, "dz");
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
-        if (!is_used(t, c->pass)) continue;
+        if (!is_in_call(c, t)) continue;
         set_pointer(c->args, t->offset, NULL);
         if (dz && !strcmp(t->name, "z")) {
             if (c->pass == GT_BACKWARD) {
@@ -394,7 +419,7 @@ static void test_null_pointers(call *c) {
 static void test_alignment(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         char text[100];
-        if (!is_used(t, c->pass)) continue;
+        if (!is_in_call(c, t)) continue;
         snprintf(text, sizeof text, "%s = %p", t->name, (void *)(place_of(c, t) + 1));
         set_pointer(c->args, t->offset, place_of(c, t) + 1);
         expect_refused(c, GT_ERROR_ALIGNMENT, "%s", text);
@@ -438,8 +463,9 @@ static void test_huge_sizes(call *c) {
 
 static void test_empty(call *c) {
     for (const gt_size *s = c->op->sizes; s->letter; s++) {
-        if (s->min > 0) continue;
+        if (s->min > 0 || (c->is_packed && s->letter == 'B')) continue;
         set_int64(c->args, s->offset, 0);
+        if (c->is_packed) memset(place_of(c, find_tensor(c->op, "cu_seqlens")), 0, 3 * 4);
         for (const gt_tensor *t = c->op->tensors; t->name; t++)
             if (strchr(t->shape, s->letter) || (s->letter == 'B' && strpbrk(t->shape, "SQ")))
                 set_pointer(c->args, t->offset, NULL);
@@ -518,10 +544,10 @@ static void test_bad_strides(call *c) {
 static void test_self_overlap(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         static const gt_stride shifted[] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}};
-        if (!t->stride_offset || !is_used(t, c->pass)) continue;
+        if (!t->stride_offset || !is_in_call(c, t)) continue;
         for (int i = 0; i < (t->shape[0] == 'M' ? 1 : 3); i++) {
             if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default there */
-            if (i == 2 && c->dims.n[t->shape[2] - 'A'] == 1) continue;
+            if (i > 0 && c->dims.n[t->shape[i == 1 ? 0 : 2] - 'A'] == 1) continue;
             set_stride(c->args, t, shifted[i]);
             if (is_output(t, c->pass))
                 expect_refused(c, GT_ERROR_STRIDE, "%s_stride = ", t->name);
@@ -618,7 +644,7 @@ static void test_head_pair(call *c, const gt_tensor *out, const gt_tensor *other
 static void test_overlap(call *c) {
     for (const gt_tensor *out = c->op->tensors; out->name; out++) {
         for (const gt_tensor *other = c->op->tensors; other->name; other++) {
-            if (out == other || !is_output(out, c->pass) || !is_used(other, c->pass)) continue;
+            if (out == other || !is_output(out, c->pass) || !is_in_call(c, other)) continue;
             test_overlap_pair(c, out, other);
             if (!out->stride_offset || !other->stride_offset) continue;
             test_column_pair(c, out, other);
@@ -635,12 +661,6 @@ static void test_overlap(call *c) {
 static void test_recurrent(call *c) {
     recurrent_fields at = c->e->at;
     if (!at.state_in_shared) return;
-    set_pointer(c->args, at.cu_seqlens, c->memory);
-    expect_refused_always(c, GT_ERROR_UNSUPPORTED, "cu_seqlens is set");
-    set_pointer(c->args, at.seq_count, c->memory);
-    expect_refused_always(c, GT_ERROR_UNSUPPORTED, "seq_count is set");
-    set_int64(c->args, at.seq_capacity, 1);
-    expect_refused_always(c, GT_ERROR_UNSUPPORTED, "seq_capacity is set");
     set_int(c->args, at.state_in_shared, -1);
     expect_refused_always(c, GT_ERROR_VALUE, "state_in_shared = -1");
     set_int(c->args, at.state_in_shared, 2);
@@ -648,6 +668,115 @@ static void test_recurrent(call *c) {
     if (!at.segments) return;
     set_int64(c->args, at.segments, -1);
     expect_refused_always(c, GT_ERROR_VALUE, "segments = -1");
+}
+
+static void test_no_packed(call *c) {
+    recurrent_fields at = c->e->at;
+    int is_reserved = !takes_packed(c->op);
+    gt_status status = is_reserved ? GT_ERROR_UNSUPPORTED : GT_ERROR_SIZE;
+    set_pointer(c->args, at.cu_seqlens, c->memory);
+    expect_refused_always(c, status, "cu_seqlens is set");
+    set_pointer(c->args, at.seq_count, c->memory);
+    expect_refused_always(c, status, "seq_count is set");
+    set_int64(c->args, at.seq_capacity, 1);
+    if (is_reserved)
+        expect_refused_always(c, status, "seq_capacity is set");
+    else if (c->pass == GT_STEP)
+        expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: a step has no");
+    else
+        expect_refused_always(c, status, "B = 2: must be 1 with packed");
+}
+
+/* Contents of cu_seqlens and seq_count that only the twins look at. */
+static void expect_contents_refused(call *c, int32_t cu0, int32_t cu1, int32_t cu2, int32_t count,
+                                    const char *text) {
+    const int32_t cu[] = {cu0, cu1, cu2};
+    char before[sizeof c->memory];
+    memcpy(place_of(c, find_tensor(c->op, "cu_seqlens")), cu, sizeof cu);
+    memcpy(place_of(c, find_tensor(c->op, "seq_count")), &count, sizeof count);
+    memcpy(before, c->memory, sizeof before);
+    check_refusal(c, GT_HOST, c->pass, c->e->ref[c->pass](c->args), GT_ERROR_VALUE, text);
+    check(!memcmp(c->memory, before, sizeof before), "'%s': memory changed", text);
+    memcpy(c->memory, c->before, sizeof c->memory);
+}
+
+static void test_packed(call *c) {
+    recurrent_fields at = c->e->at;
+    const gt_size *B = &c->op->sizes[0], *T = &c->op->sizes[1];
+    set_int64(c->args, at.seq_capacity, -1);
+    expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = -1");
+    set_int64(c->args, at.seq_capacity, INT32_MAX);
+    expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = 2147483647");
+    set_int64(c->args, at.seq_capacity, INT64_MIN);
+    expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = -9223372036854775808");
+    set_pointer(c->args, at.cu_seqlens, NULL);
+    expect_refused(c, GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = 2");
+    set_pointer(c->args, at.cu_seqlens, NULL); /* a query needs no pointers */
+    check(prepare(c, GT_QUERY) == GT_OK, "workspace of a packed call: %s", gt_last_error());
+    memcpy(c->args, c->good, ARGS_BYTES);
+    set_int64(c->args, B->offset, 0);
+    expect_refused_always(c, GT_ERROR_SIZE, "B = 0: must be 1");
+    set_int64(c->args, B->offset, 2);
+    expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1");
+    set_int64(c->args, T->offset, (int64_t)INT32_MAX + 1);
+    expect_refused_always(c, GT_ERROR_SIZE, "T = 2147483648: at most 2147483647");
+    expect_contents_refused(c, 1, 1, 2, 2, "cu_seqlens[0] = 1: must be 0");
+    expect_contents_refused(c, -1, 1, 2, 2, "cu_seqlens[0] = -1: must be 0");
+    expect_contents_refused(c, 1, 1, 2, 0, "cu_seqlens[0] = 1: must be 0");
+    expect_contents_refused(c, 0, -1, 2, 2, "cu_seqlens[1] = -1: must be 0 ");
+    expect_contents_refused(c, 0, 2, 1, 2, "cu_seqlens[2] = 1: must be 2 ");
+    expect_contents_refused(c, 0, 1, 4, 2,
+                            "cu_seqlens[2] = 4: must be 1 (the one before) to T (3)");
+    expect_contents_refused(c, 0, INT32_MAX, 2, 1, "cu_seqlens[1] = 2147483647: must be 0 ");
+    expect_contents_refused(c, 0, 1, 2, -1, "*seq_count = -1: must be 0 to seq_capacity (2)");
+    expect_contents_refused(c, 0, 1, 2, 3, "*seq_count = 3: must be 0 to seq_capacity (2)");
+    set_pointer(c->args, at.seq_count, NULL);
+    expect_contents_refused(c, 0, 1, 4, 0, "cu_seqlens[2] = 4");
+    memcpy(c->args, c->good, ARGS_BYTES);
+    /* what lies beyond the sequences in use may be anything */
+    memset(place_of(c, find_tensor(c->op, "cu_seqlens")) + 8, 0xff, 4);
+    memcpy(place_of(c, find_tensor(c->op, "seq_count")), &(int32_t){1}, 4);
+    expect_accepted(c, "two numbers of cu_seqlens in use");
+}
+
+/* ---- chunks of packed sequences -------------------------------------------------------------- */
+
+/* Every token of every sequence lies in the chunk that its place leads to, and all other places
+ * lead to none. */
+static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T,
+                         int64_t size) {
+    int64_t places = gt_chunk_places(T, capacity, size), found = 0, expected = 0;
+    int ok = 1;
+    for (int64_t place = 0; place < places; place++)
+        found += gt_chunk_at(cu_seqlens, count, size, place).sequence >= 0;
+    for (int64_t s = 0; s < count; s++) {
+        int64_t first = cu_seqlens[s], n = cu_seqlens[s + 1] - first;
+        for (int64_t c = 0; c * size < n; c++, expected++) {
+            int64_t place = gt_chunk_place(cu_seqlens, size, s, c);
+            gt_chunk at = gt_chunk_at(cu_seqlens, count, size, place);
+            int64_t last = (c + 1) * size < n ? (c + 1) * size : n;
+            ok &= place < places && at.sequence == s && at.first == first + c * size &&
+                  at.last == first + last;
+        }
+    }
+    check(ok && found == expected,
+          "%lld chunks of %lld tokens have places, %lld of %lld sequences have %lld",
+          (long long)found, (long long)size, (long long)count, (long long)capacity,
+          (long long)expected);
+}
+
+static void test_chunks(void) {
+    static const int64_t sizes[] = {1, 2, 3, 64, 128};
+    random_state = 7;
+    for (int i = 0; i < 2000; i++) {
+        int32_t cu_seqlens[41] = {0};
+        int64_t count = random_below(41), size = sizes[i % 5];
+        int64_t longest = 1 + random_below(3 * size + 1);
+        for (int64_t s = 0; s < count; s++)
+            cu_seqlens[s + 1] = cu_seqlens[s] + (int32_t)(one_in(3) ? 0 : random_below(longest));
+        for (int64_t unused = 0; unused < 2; unused++)
+            check_chunks(cu_seqlens, count, count + unused, cu_seqlens[count] + unused, size);
+    }
 }
 
 static void test_no_slots(call *c) {
@@ -717,6 +846,10 @@ static void test_call(call *c) {
     test_self_overlap(c);
     test_overlap(c);
     test_recurrent(c);
+    if (c->is_packed)
+        test_packed(c);
+    else if (c->e->at.slots)
+        test_no_packed(c);
     if (c->e->at.slots && c->pass != GT_STEP) test_no_slots(c);
     if (c->e->at.slots && c->pass == GT_FORWARD) test_shared_alias(c, "state_out", "state_in");
     if (c->e->at.slots && c->pass == GT_BACKWARD) test_shared_alias(c, "dstate_in", "dstate_out");
@@ -915,6 +1048,15 @@ static int64_t random_stride(void) {
     return one_in(2) ? 0 : 1 + random_below(24);
 }
 
+static void make_packed(fuzz *f) {
+    set_int64(f->args, f->e->at.seq_capacity, one_in(50) ? -1 : 1 + random_below(3));
+    if (!one_in(50)) set_int64(f->args, f->op->sizes[0].offset, 1);
+}
+
+static int is_packed(const fuzz *f) {
+    return f->e->at.seq_capacity && get_int64(f->args, f->e->at.seq_capacity) > 0;
+}
+
 static void random_fields(fuzz *f) {
     static const double numbers[] = {0, 1, 2, -1, 0.5};
     for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
@@ -929,7 +1071,7 @@ static void random_fields(fuzz *f) {
     }
     if (f->e->at.state_in_shared) {
         if (one_in(4)) set_int(f->args, f->e->at.state_in_shared, 1);
-        if (one_in(100)) set_int64(f->args, f->e->at.seq_capacity, 1);
+        if (one_in(takes_packed(f->op) ? 3 : 100)) make_packed(f);
         if (f->e->at.segments) set_int64(f->args, f->e->at.segments, random_below(3));
         if (f->pass == GT_STEP && one_in(2))
             set_int64(f->args, f->e->at.slot_capacity, random_below(5));
@@ -943,7 +1085,8 @@ static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t r
     int64_t at = random_below(columns ? row : window) / 4 * 4;
     if (one_in(40)) at += random_below(4);
     if (one_in(3) && !is_required(t, f->pass)) return;
-    if (one_in(100) || (t->kind == 'i' && f->pass != GT_STEP)) return;
+    if (one_in(100) || (t->kind == 'i' && !is_used(t, f->pass))) return;
+    if (strpbrk(t->shape, "CE") && !is_packed(f)) return;
     set_pointer(f->args, t->offset, f->memory + FUZZ_MEMORY / 4 + at);
     if (!t->stride_offset) return;
     if (columns) {
@@ -1055,17 +1198,40 @@ static int elements_overlap(const fuzz *f) {
     return 0;
 }
 
+/* Numbers for cu_seqlens and seq_count that are right even if the two share memory: 0, 1, ... up to
+ * T.  Leaves in `saved` what stood there. */
+static void write_sequences(fuzz *f, int32_t saved[8]) {
+    char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
+    char *seq_count = get_pointer(f->args, find_tensor(f->op, "seq_count"));
+    int64_t capacity = get_int64(f->args, f->e->at.seq_capacity), T = f->dims.n['T' - 'A'];
+    memcpy(saved, cu_seqlens, (size_t)(capacity + 1) * 4);
+    if (seq_count) memcpy(&saved[7], seq_count, 4);
+    if (seq_count) memcpy(seq_count, &(int32_t){(int32_t)capacity}, 4);
+    for (int32_t i = 0; i <= capacity; i++)
+        memcpy(cu_seqlens + 4 * i, &(int32_t){i < T ? i : (int32_t)T}, 4);
+}
+
+static void restore_sequences(fuzz *f, const int32_t saved[8]) {
+    char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
+    char *seq_count = get_pointer(f->args, find_tensor(f->op, "seq_count"));
+    memcpy(cu_seqlens, saved, (size_t)(get_int64(f->args, f->e->at.seq_capacity) + 1) * 4);
+    if (seq_count) memcpy(seq_count, &saved[7], 4);
+}
+
 /* Runs the twin if all elements lie in the memory; only written elements may change. */
 static void run_accepted(fuzz *f, int number) {
     uintptr_t first = (uintptr_t)f->memory, end = first + FUZZ_MEMORY;
     int changed = 0;
+    int32_t saved[8];
     for (const gt_size *s = f->op->sizes; s->letter; s++)
         if (f->dims.n[s->letter - 'A'] > 64) return;
     for (int i = 0; i < f->count; i++)
         if (f->elements[i].at < first || f->elements[i].at + (uintptr_t)f->elements[i].bytes > end)
             return;
     f->run++;
+    if (is_packed(f)) write_sequences(f, saved);
     check(f->e->ref[f->pass](f->args) == GT_OK, "fuzz %d: %s", number, gt_last_error());
+    if (is_packed(f)) restore_sequences(f, saved);
     for (int i = 0; i < f->count; i++)
         if (f->elements[i].written)
             memcpy(f->memory + (f->elements[i].at - first), f->before + (f->elements[i].at - first),
@@ -1135,12 +1301,14 @@ int main(void) {
     test_defaults();
     for (const operator_entry *e = operators; e < operators + OPERATORS; e++) {
         for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
-            for (int variant = 0; e->ref[pass] && variant < 2; variant++) {
+            int variants = takes_packed(e->table()) && pass != GT_STEP ? 3 : 2;
+            for (int variant = 0; e->ref[pass] && variant < variants; variant++) {
                 build_call(&c, e, (gt_pass)pass, variant);
                 test_call(&c);
             }
         }
     }
+    test_chunks();
     test_fuzz();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

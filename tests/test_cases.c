@@ -38,13 +38,13 @@ ROWWISE(norm_gate)
         gt_op_##op, {op##_forward, op##_backward, op##_step},                                      \
             {op##_forward64, op##_backward64, op##_step64},                                        \
             {op##_forward_device, op##_backward_device, op##_step_device}, op##_need,              \
-            AT(op, state_in_shared), AT(op, slot_capacity), segments, saved, saved_bytes,          \
-            AT(op, workspace), AT(op, workspace_bytes)                                             \
+            AT(op, state_in_shared), AT(op, slot_capacity), AT(op, seq_capacity), segments, saved, \
+            saved_bytes, AT(op, workspace), AT(op, workspace_bytes)                                \
     }
 #define ROWWISE_OP(op, saved, saved_bytes)                                                         \
     {                                                                                              \
         gt_op_##op, {op##_forward, op##_backward, NULL}, {op##_forward64, op##_backward64, NULL},  \
-            {op##_forward_device, op##_backward_device, NULL}, op##_need, 0, 0, 0, saved,          \
+            {op##_forward_device, op##_backward_device, NULL}, op##_need, 0, 0, 0, 0, saved,       \
             saved_bytes, AT(op, workspace), AT(op, workspace_bytes)                                \
     }
 
@@ -73,9 +73,12 @@ const test_op *test_op_of(const char *name) {
 static int is(const char *a, const char *b) { return !strcmp(a, b); }
 
 double test_constant(const char *op, const char *tensor) {
+    static const char *const none[] = {"z", "slots", "cu_seqlens", "seq_count"};
     (void)op;
     if (is(tensor, "gamma") || is(tensor, "gain_a") || is(tensor, "gain_b")) return 1;
-    return is(tensor, "z") || is(tensor, "slots") ? NAN : 0;
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        if (is(tensor, none[i])) return NAN;
+    return 0;
 }
 
 /* Means and spreads of a trained model, roughly; A, dt and the log decay by their logarithms. */
@@ -404,6 +407,54 @@ const test_case test_case_table[] = {
 
     {.op = NULL}};
 
+/* ---- packed sequences ------------------------------------------------------------------------ */
+
+#define PACKED(...) .args.wkv6 = {.B = 1, __VA_ARGS__}, .op = "wkv6"
+#define LENGTHS(...)                                                                               \
+    .packed = {sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t), (const int64_t[]){__VA_ARGS__}}
+#define RANDOM_LENGTHS(count) .packed = {count, NULL}
+
+const test_case test_packed_cases[] = {
+    {PACKED(.T = 6, .H = 2, .N = 3, .seq_capacity = 3), .name = "three", LENGTHS(3, 1, 2)},
+    {PACKED(.T = 5, .H = 1, .N = 2, .seq_capacity = 1), .name = "one", LENGTHS(5)},
+    {PACKED(.T = 5, .H = 2, .N = 3, .V = 2, .seq_capacity = 7, .decay = GT_DECAY_LOG),
+     .name = "empty ones", LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED(.T = 6, .H = 2, .N = 2, .seq_capacity = 5), .name = "below the capacities",
+     LENGTHS(2, 0, 2)},
+    {PACKED(.T = 4, .H = 2, .N = 2, .seq_capacity = 4), .name = "all in use", .absent = "seq_count",
+     LENGTHS(1, 0, 2, 1)},
+    {PACKED(.T = 4, .H = 1, .N = 2, .V = 3, .seq_capacity = 3), .name = "room for tokens",
+     .absent = "seq_count", LENGTHS(1, 1, 0)},
+    {PACKED(.T = 3, .H = 2, .N = 2, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED(.T = 0, .H = 2, .N = 2, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED(.T = 5, .H = 1, .N = 3, .seq_capacity = 3), .name = "no u, no states",
+     .absent = "u " NO_STATES, LENGTHS(2, 3)},
+    {PACKED(.T = 5, .H = 2, .N = 2, .seq_capacity = 4, .state_in_shared = 1),
+     .name = "shared state", LENGTHS(2, 0, 2)},
+    {PACKED(.T = 3, .H = 2, .N = 2, .seq_capacity = 2, .state_in_shared = 1),
+     .name = "none, shared state", .packed = {0, NULL}},
+    {PACKED(.T = 6, .H = 1, .N = 3, .seq_capacity = 2), .name = "zero decays", LENGTHS(3, 3),
+     .fill = {{"w", -3, 1, 200, 0.3}}},
+    {PACKED(.T = 205, .H = 2, .N = 3, .V = 2, .seq_capacity = 6), .name = "around chunks",
+     .level = TEST_SMALL, LENGTHS(63, 1, 64, 0, 65)},
+    {PACKED(.T = 300, .H = 1, .N = 4, .seq_capacity = 3, .state_in_shared = 1),
+     .name = "around more chunks, shared state", .level = TEST_SMALL, LENGTHS(129, 1, 128)},
+    {PACKED(.T = 90, .H = 2, .N = 2, .seq_capacity = 40), .name = "many",
+     .level = TEST_SMALL, RANDOM_LENGTHS(37)},
+    {PACKED(.T = 260, .H = 2, .N = 64, .seq_capacity = 12), .name = "64", .level = TEST_MEDIUM,
+     LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 64, 65)},
+    {PACKED(.T = 500, .H = 1, .N = 16, .V = 40, .seq_capacity = 300, .decay = GT_DECAY_LOG),
+     .name = "16 by 40, hundreds", .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED(.T = 400, .H = 2, .N = 32, .seq_capacity = 9), .name = "32, hard resets, slices of 331",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 331, .fill = {{"w", -9, 0.5, 5, 0.03}},
+     RANDOM_LENGTHS(8)},
+    {PACKED(.T = 6000, .H = 2, .N = 64, .seq_capacity = 300), .name = "64, hundreds",
+     .level = TEST_LARGE, RANDOM_LENGTHS(290)},
+    {PACKED(.T = 3000, .H = 1, .N = 128, .seq_capacity = 5), .name = "128, long beside short",
+     .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
+
+    {.op = NULL}};
+
 /* ---- random cases ---------------------------------------------------------------------------- */
 
 static int64_t pick(test_random *r, int64_t n) { return (int64_t)(test_next(r) % (uint64_t)n); }
@@ -505,4 +556,15 @@ void test_draw_case(const char *op, uint64_t seed, int64_t most, test_case *c) {
     } else {
         test_set_size(c, 'M', 1 + pick(&r, 2 * most));
     }
+}
+
+void test_draw_packed(const char *op, uint64_t seed, int64_t most, test_case *c) {
+    test_random r = {seed};
+    int64_t count = pick(&r, 6), unused = pick(&r, 3);
+    test_draw_case(op, seed, most, c);
+    c->name = "drawn, packed";
+    test_set_size(c, 'B', 1);
+    test_set_size(c, 'T', pick(&r, 4 * most + 1));
+    test_set_sequences(c, count, count + unused ? count + unused : 1);
+    if (count && !unused && !*c->absent) c->absent = "seq_count";
 }

@@ -15,15 +15,21 @@ static const gt_dtype dtypes[][2] = {
     {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SIZE = 20 };
 
-/* Calls check(case) for the operator's cases up to a level, with the d-th dtypes. */
-static void for_cases(const char *op, test_level level, int d, void (*check)(const test_case *c)) {
-    for (const test_case *at = test_case_table; at->op; at++) {
+static void for_table(const test_case *table, const char *op, test_level level, int d,
+                      void (*check)(const test_case *c)) {
+    for (const test_case *at = table; at->op; at++) {
         test_case c = *at;
         if (strcmp(c.op, op) || c.level > level) continue;
         if (dtypes[d][1] && !test_table(&c)->companion_offset) continue;
         test_set_dtype(&c, dtypes[d][0], dtypes[d][1]);
         check(&c);
     }
+}
+
+/* Calls check(case) for the operator's cases up to a level, with the d-th dtypes. */
+static void for_cases(const char *op, test_level level, int d, void (*check)(const test_case *c)) {
+    for_table(test_case_table, op, level, d, check);
+    for_table(test_packed_cases, op, level, d, check);
 }
 
 static void for_all_dtypes(const char *op, test_level level, void (*check)(const test_case *c)) {
@@ -51,6 +57,15 @@ static void time_splits(const test_case *c) {
     for (int64_t at = 0; at <= T; at += T > 20 ? 21 : 1)
         test_time_splits(&test_twin, c, at, tolerance);
     test_time_splits(&test_twin, c, 64, tolerance);
+}
+
+/* At every split of a short sequence, at some of a long one. */
+static void steps_agree(const test_case *c) {
+    int64_t T = test_get_size(c, 'T'), stride = T > 20 ? 21 : 1;
+    for (int64_t at = 0; at <= T; at += stride) {
+        test_steps_agree(&test_twin, c, at, 1 + at / stride % 3, 0);
+        test_steps_agree(&test_twin, c, at, 16, 0);
+    }
 }
 
 #ifdef _OPENMP
@@ -164,6 +179,13 @@ static void check_operator(const char *op) {
         test_set_dtype(&c, dtypes[seed % DTYPES][0], dtypes[seed % DTYPES][1]);
         truth_holds(&c);
     }
+    for (uint64_t seed = 1; test_takes_packed(op) && seed <= DRAWN; seed++) {
+        test_case c;
+        test_draw_packed(op, seed, DRAWN_SIZE, &c);
+        test_set_dtype(&c, dtypes[seed % DTYPES][0], dtypes[seed % DTYPES][1]);
+        truth_holds(&c);
+        batch_splits(&c);
+    }
     test_group(op, "random cases against the truth");
     for_all_dtypes(op, TEST_MEDIUM, repeats);
     test_group(op, "a second run gives the same bits");
@@ -178,7 +200,7 @@ static void check_operator(const char *op) {
     for_cases(op, TEST_SMALL, 0, accumulate_adds);
     test_group(op, "accumulate adds");
     for_all_dtypes(op, TEST_SMALL, batch_splits);
-    test_group(op, "batch elements one by one");
+    test_group(op, "batch elements and packed sequences, one by one");
     if (test_op_of(op)->twin[GT_STEP]) {
         for_all_dtypes(op, TEST_SMALL, shared_agrees);
         test_group(op, "a shared state is one for each");
@@ -187,6 +209,8 @@ static void check_operator(const char *op) {
         test_group(op, "the time cut in two");
         for_all_dtypes(op, TEST_SMALL, step_agrees);
         test_group(op, "a step is a forward");
+        for_all_dtypes(op, TEST_SMALL, steps_agree);
+        test_group(op, "prefill at any split, then steps");
     }
     if (!strcmp(op, "wkv6")) {
         for_all_dtypes(op, TEST_MEDIUM, zero_decay_is_flat);

@@ -35,6 +35,30 @@ static double silu(double x) { return x == -INFINITY ? 0 : x / (1 + exp(-x)); }
 
 /* ---- wkv6 ------------------------------------------------------------------------------------ */
 
+/* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
+typedef struct sequence {
+    int64_t b, row, first, last;
+} sequence;
+
+static sequence wkv6_sequence(const formula *f, int64_t row) {
+    sequence q = {row, row, 0, f->c->args.wkv6.T};
+    if (!test_is_packed(f->c)) return q;
+    q.b = 0;
+    q.first = test_sequence_at(f->c, f->in, row);
+    q.last = test_sequence_at(f->c, f->in, row + 1);
+    return q;
+}
+
+/* The sequence of a token; -1 as its row: none. */
+static sequence wkv6_sequence_of(const formula *f, int64_t b, int64_t t) {
+    const sequence none = {0, -1, 0, 0};
+    if (!test_is_packed(f->c)) return wkv6_sequence(f, b);
+    for (int64_t s = 0; s < test_sequences(f->c, f->in); s++)
+        if (t >= test_sequence_at(f->c, f->in, s) && t < test_sequence_at(f->c, f->in, s + 1))
+            return wkv6_sequence(f, s);
+    return none;
+}
+
 /* prod_{first <= m < last} d_m */
 static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h,
                          int64_t n) {
@@ -47,25 +71,29 @@ static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t las
 }
 
 /* Element [n,j] of the state before token t. */
-static double wkv6_state(const formula *f, int64_t b, int64_t t, int64_t h, int64_t n, int64_t j) {
-    double S = wkv6_decay(f, b, 0, t, h, n) * value(f, "state_in", b, h, n, j);
-    for (int64_t s = 0; s < t; s++)
-        S += wkv6_decay(f, b, s + 1, t, h, n) * value(f, "k", b, s, h, n) *
-             value(f, "v", b, s, h, j);
+static double wkv6_state(const formula *f, sequence q, int64_t t, int64_t h, int64_t n, int64_t j) {
+    double S = wkv6_decay(f, q.b, q.first, t, h, n) * value(f, "state_in", q.row, h, n, j);
+    for (int64_t s = q.first; s < t; s++)
+        S += wkv6_decay(f, q.b, s + 1, t, h, n) * value(f, "k", q.b, s, h, n) *
+             value(f, "v", q.b, s, h, j);
     return S;
 }
 
 static double wkv6_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t j) {
+    const sequence q = wkv6_sequence_of(f, b, t);
     double y = 0;
-    for (int64_t n = 0; n < f->c->args.wkv6.N; n++)
+    for (int64_t n = 0; n < f->c->args.wkv6.N && q.row >= 0; n++)
         y += value(f, "r", b, t, h, n) *
-             (wkv6_state(f, b, t, h, n, j) +
+             (wkv6_state(f, q, t, h, n, j) +
               value(f, "u", h, n, 0, 0) * value(f, "k", b, t, h, n) * value(f, "v", b, t, h, j));
     return y;
 }
 
-static double wkv6_state_out(const formula *f, int64_t b, int64_t h, int64_t n, int64_t j) {
-    return wkv6_state(f, b, f->c->args.wkv6.T, h, n, j);
+/* The harness sees states that belong to no sequence as 0. */
+static double wkv6_state_out(const formula *f, int64_t row, int64_t h, int64_t n, int64_t j) {
+    if (test_is_packed(f->c) && row >= test_sequences(f->c, f->in)) return 0;
+    const sequence q = wkv6_sequence(f, row);
+    return wkv6_state(f, q, q.last, h, n, j);
 }
 
 /* ---- ssd and selective_scan ------------------------------------------------------------------ */
@@ -245,6 +273,15 @@ static void check_operator(const op_formulas *o) {
         check_case(&c, o);
     }
     test_group(o->op, "the formula, random cases");
+    if (!test_takes_packed(o->op)) return;
+    for (const test_case *c = test_packed_cases; c->op; c++)
+        if (!strcmp(c->op, o->op) && c->level == TEST_TINY) check_case(c, o);
+    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+        test_case c;
+        test_draw_packed(o->op, seed, DRAWN_SIZE, &c);
+        check_case(&c, o);
+    }
+    test_group(o->op, "the formula, packed sequences");
 }
 
 int main(int argc, char **argv) {
