@@ -788,12 +788,14 @@ static inline gt_status report(cudaError_t error, const char* what) {
 /* What launchers need to know of the current device. */
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
+    int shared_bytes;                        /* that a block may have */
 };
 
 static inline gt_status current_device(Device* device) {
 #ifdef GT_EMU
     device->multiprocessors = 4;
     device->compute_capability = 90;
+    device->shared_bytes = 227 * 1024;
     return GT_OK;
 #else
     int id = 0, major = 0, minor = 0;
@@ -804,6 +806,9 @@ static inline gt_status current_device(Device* device) {
         error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, id);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&device->shared_bytes,
+                                       cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
     device->compute_capability = 10 * major + minor;
     if (error != cudaSuccess) return report(error, "device");
     if (device->compute_capability < 75)

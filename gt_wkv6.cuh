@@ -51,7 +51,7 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     dims->n['V' - 'A'] = a->V;
     if ((status = gt_check_range(GT_ERROR_SIZE, "V", a->V, 1, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)))
+        (status = gt_resolve_packed(&f, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
@@ -74,6 +74,8 @@ GT_API const gt_op *gt_op_wkv6(void) {
         {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
         {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-s", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I-", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i-", NULL},
         {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
@@ -104,9 +106,18 @@ namespace wkv6 {
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
 constexpr int LEAF = 16;        /* tokens handled together */
-constexpr int CHECKPOINT = 128; /* tokens between the states that forward leaves for backward */
+constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves for backward */
 constexpr int LEAVES = CHECKPOINT / LEAF;
 constexpr int MAX_SIZE = 256;   /* of N and V */
+
+/* States that forward keeps for backward: bf16 for bf16 activations in the sizes that have kernels on
+ * tensor cores, else fp32. */
+template <class T>
+using StateOf = typename std::conditional<std::is_same<T, bf16>::value, bf16, float>::type;
+
+GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
+    return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
+}
 
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
@@ -163,7 +174,9 @@ struct ForwardParams {
     void* y; /* NULL: only states are wanted, and r is not read */
     gt_stride y_at;
     const float* state_in;
-    float *state_out, *checkpoints; /* checkpoints [B,H,ceil(T/128),N,V] */
+    float* state_out;
+    void* checkpoints; /* [B,H,ceil(T/CHECKPOINT),N,V] */
+    gt_dtype checkpoint_dtype;
     int state_in_shared, is_step;
     const int32_t* slots;
     int64_t slot_capacity;
@@ -260,18 +273,30 @@ GT_DEV float forward_token(uint32_t smem, int token, int slice, int column, floa
 }
 
 /* Copies a thread's 32 rows of its column from or to a state [N,V]; rows and columns outside are 0. */
-template <int SLICES, bool STORE, class Pointer>
-GT_DEV void move_column(Pointer state, const Problem& in, int slice, int column, float (&s)[32]) {
+template <int SLICES, bool STORE, class T>
+GT_DEV void move_column(T* state, const Problem& in, int slice, int column, float (&s)[32]) {
     GT_UNROLL
     for (int i = 0; i < 32; i++) {
         const int n = 4 * (slice + SLICES * (i / 4)) + i % 4;
         const bool inside = n < in.N && column < in.V;
         if constexpr (STORE) {
-            if (inside) state[(int64_t)n * in.V + column] = s[i];
+            if (inside) Element<T>::store(state, (int64_t)n * in.V + column, s[i]);
         } else {
             s[i] = state && inside ? state[(int64_t)n * in.V + column] : 0.0f;
         }
     }
+}
+
+/* The same to a checkpoint. */
+template <int SLICES>
+GT_DEV void store_checkpoint(const ForwardParams& p, int64_t index, int slice, int column,
+                             float (&s)[32]) {
+    const Problem& in = p.in;
+    index *= (int64_t)in.N * in.V;
+    if (p.checkpoint_dtype == GT_BF16)
+        move_column<SLICES, true>(static_cast<bf16*>(p.checkpoints) + index, in, slice, column, s);
+    else
+        move_column<SLICES, true>(static_cast<float*>(p.checkpoints) + index, in, slice, column, s);
 }
 
 template <int SLICES, bool REVERSE>
@@ -297,8 +322,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
         const int64_t leaf = REVERSE ? leaves - 1 - i : i, first = leaf * LEAF;
         const bool enters = REVERSE ? i == 0 || leaf % LEAVES == LEAVES - 1 : leaf % LEAVES == 0;
         if (p.checkpoints && enters)
-            move_column<SLICES, true>(p.checkpoints + (head * chunks + leaf / LEAVES) * NV, in, slice,
-                                      column0 + column, state);
+            store_checkpoint<SLICES>(p, head * chunks + leaf / LEAVES, slice, column0 + column, state);
         load_forward_tile<SLICES>(p, smem, b, h, first, column0);
         const int tokens = (int)(in.T - first < LEAF ? in.T - first : LEAF);
         for (int step = 0; step < tokens; step++) {
@@ -339,20 +363,23 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     pairs: 17 KB at N = 64; two buffers and the rings: 66 KB.
  * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order. */
-template <class T_, class W_, int N_>
+template <class T_, class W_, int N_, int TURNS_ = 1>
 struct TensorTraits {
     using T = T_;
     using W = W_;
+    using State = StateOf<T>;
     static constexpr int N = N_;
     static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
-    static constexpr int TILES = N == 128 ? 2 : 4;
+    static constexpr int TILES = N == 128 || (N == 64 && TURNS_ == 2) ? 2 : 4;
     static constexpr int COLUMNS = 8 * TILES;
     static constexpr int MT = TILES / 2, NT = N / 8;
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
-    static constexpr int PREP_WARPS = HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
+    static constexpr int TURNS = TURNS_; /* preparing warps of a group that take leaves in turn */
+    static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
+    static constexpr int MEETING = 32 * (HEADS * GROUPS + STATE_WARPS); /* threads of a barrier */
     /* leaves in flight to a preparing warp's own ring: r, k, w by rows of 16 channels, v by lanes */
-    static constexpr int AHEAD = N != 128 ? 4 : sizeof(W) == 2 ? 2 : 1;
+    static constexpr int AHEAD = N != 128 ? 4 / TURNS : sizeof(W) == 2 ? 2 : 1;
     static constexpr int RING_R = 0, RING_K = 512, RING_W = 1024;
     static constexpr int RING_V = RING_W + LEAF * 16 * (int)sizeof(W), STAGE = RING_V + 512;
     static constexpr int PITCH = N + 8;
@@ -365,7 +392,10 @@ struct TensorTraits {
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS * AHEAD * STAGE;
-    static_assert(SMEM <= 99 * 1024, "fits every architecture");
+    /* reverse: a row piece of S, 2 TILES neighbours, per lane and eighth row, behind all that */
+    static constexpr int PIECE = 2 * TILES * (int)sizeof(State);
+    static constexpr int S_PIECES = STATE_WARPS * NT * 32 * PIECE;
+    static_assert(SMEM + (N == 128 ? 0 : S_PIECES) <= 99 * 1024, "fits every architecture");
     static_assert(GROUPS * 4 <= 64, "slow flags");
 };
 
@@ -386,12 +416,15 @@ struct TensorParams {
     void* y; /* NULL: only states are wanted */
     gt_stride y_at;
     const float* state_in;
-    float *state_out, *checkpoints;
+    float* state_out;
+    void* checkpoints;      /* [B,H,chunks,N,N], of StateOf<T> */
+    const void* S;          /* reverse: S before each chunk, and ... */
+    float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,chunks,PARTS,N]; NULL: not wanted */
     int state_in_shared;
     int segments, segment_tokens; /* a multiple of CHECKPOINT */
     int local;                    /* writes segment_states and segment_decays, nothing else */
     float* segment_states;        /* [B,H,segments,N,N], NULL if segments = 1 */
-    float* segment_decays;        /* [B,H,segments,N]: log2 of the decay through a segment */
+    float* segment_decays;        /* [B,H,segments,2,N]: log2 of the decay through a segment, two terms */
 };
 
 /* One head's segment. */
@@ -446,10 +479,10 @@ struct Source {
     const char* next;
     int64_t leaf_bytes;
 
-    /* first: token of the first leaf; direction: 1 or -1 */
+    /* first: token of the first leaf; leaves: from one copied to the next */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
-                       int64_t first, int row, int column, int direction) {
-        leaf_bytes = direction * LEAF * at_.t * element;
+                       int64_t first, int row, int column, int leaves) {
+        leaf_bytes = leaves * LEAF * at_.t * element;
         next = static_cast<const char*>(data);
         if (next) next += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element;
     }
@@ -554,6 +587,7 @@ GT_DEV float leaf_decay(float bits) {
 }
 
 GT_DEV float to_tf32(float x) { return as_float(as_uint(x) + 0x1000u); } /* nearest; mma drops the rest */
+GT_DEV float exact_tf32(float x) { return as_float((as_uint(x) + 0x1000u) & 0xffffe000u); }
 
 /* Exclusive prefix over the 4 lanes of a channel pair (lanes 8 apart) and the total. */
 GT_DEV float scan_quads(float x, int quad, float* total) {
@@ -703,7 +737,8 @@ template <class C, bool REVERSE>
 GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     const Problem& in = p.in;
     Preparer<C> me;
-    const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS; /* 0: uniform addresses */
+    const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
+    const int turn = warp_id() / (C::HEADS * C::GROUPS);
     me.group = warp_id() % C::GROUPS;
     me.quad = lane_id() / 8;
     me.channel = 16 * me.group + 2 * (lane_id() % 8);
@@ -720,8 +755,9 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.raw = in.decay == GT_DECAY_RAW;
     const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
     const int64_t b = span.b, h = span.h;
-    const int steps = span.steps, direction = REVERSE ? -1 : 1;
-    const int64_t first = span.start + (REVERSE ? (steps - 1) * LEAF : 0);
+    const int steps = span.steps, direction = REVERSE ? -C::TURNS : C::TURNS;
+    const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
+    const int64_t first = span.start + leaf_at(turn) * LEAF;
     me.tokens = span.tokens;
     constexpr int ELEMENT = sizeof(typename C::T), PIECES = sizeof(typename C::W) / 2;
     const int row = lane_id() / 2, column = 16 * me.group + lane_id() % 2 * 8;
@@ -737,32 +773,37 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
     me.bits[0] = me.bits[1] = 0.0f;
 
-    const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
-    for (int i = 0; i < C::AHEAD; i++) me.template copy<!REVERSE>(leaf_at(i), i < steps, i);
-    for (int i = 0; i < steps; i += 2) {
-        GT_UNROLL
-        for (int buffer = 0; buffer < 2; buffer++) {
-            const int step = i + buffer, stage = step % C::AHEAD;
-            if (step >= steps) break;
-            cp_async_wait<C::AHEAD - 1>();
-            sync_warp();
-            const RawLeaf<C> x = me.template read<!REVERSE>(stage);
-            if (step >= 2) bar_sync(EMPTY + buffer, C::THREADS);
-            if constexpr (REVERSE) {
-                prepare_reverse<C>(me, x, leaf_at(step), buffer);
-            } else {
-                prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
-            }
-            bar_arrive(FULL + buffer, C::THREADS);
-            sync_warp(); /* the stage is read */
-            const int next = step + C::AHEAD;
-            me.template copy<!REVERSE>(leaf_at(next), next < steps, stage);
+    /* the leaf of a step; the next in its place */
+    const auto prepare = [&](int step, int buffer) {
+        const int stage = step / C::TURNS % C::AHEAD, next = step + C::TURNS * C::AHEAD;
+        cp_async_wait<C::AHEAD - 1>();
+        sync_warp();
+        const RawLeaf<C> x = me.template read<!REVERSE>(stage);
+        if (step >= 2) bar_sync(EMPTY + buffer, C::MEETING);
+        if constexpr (REVERSE) {
+            prepare_reverse<C>(me, x, leaf_at(step), buffer);
+        } else {
+            prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
+        }
+        bar_arrive(FULL + buffer, C::MEETING);
+        sync_warp(); /* the stage is read */
+        me.template copy<!REVERSE>(leaf_at(next), next < steps, stage);
+    };
+    for (int i = 0; i < C::AHEAD; i++)
+        me.template copy<!REVERSE>(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
+    if constexpr (C::TURNS == 2) {
+        for (int step = turn; step < steps; step += 2) prepare(step, turn);
+    } else {
+        for (int step = 0; step < steps; step += 2) {
+            prepare(step, 0);
+            if (step + 1 < steps) prepare(step + 1, 1);
         }
     }
     if (p.local && span.exists && me.quad == 0) {
-        float* bits = p.segment_decays + span.item * C::N + me.channel;
+        float* bits = p.segment_decays + (span.item * 2 + turn) * C::N + me.channel;
         bits[0] = -me.bits[0];
         bits[1] = -me.bits[1];
+        if (C::TURNS == 1) bits[C::N] = bits[C::N + 1] = 0.0f;
     }
 }
 
@@ -785,6 +826,36 @@ GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
         words[COUNT - 2] = x.word[0];
         words[COUNT - 1] = x.word[1];
     }
+}
+
+/* 2 TILES neighbours of a state in memory, in pieces of up to 16 bytes. */
+template <int TILES>
+GT_DEV void store_row(float* to, const float (&x)[2 * TILES]) {
+    GT_UNROLL
+    for (int i = 0; i < TILES / 2; i++)
+        stg<float4>(to + 4 * i, {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
+}
+
+template <int TILES>
+GT_DEV void store_row(bf16* to, const float (&x)[2 * TILES]) {
+    Vec<bf16, 2 * TILES> packed;
+    packed.set(x);
+    stg<Vec<bf16, 2 * TILES>>(to, packed);
+}
+
+/* Sum of x[i] times the COUNT elements in shared memory at `addr`. */
+template <class State, int COUNT>
+GT_DEV float dot_piece(const float (&x)[COUNT], uint32_t addr) {
+    constexpr int BYTES = COUNT * (int)sizeof(State) < 16 ? COUNT * (int)sizeof(State) : 16;
+    constexpr int STEP = BYTES / (int)sizeof(State);
+    float sum = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i += STEP) {
+        const Vec<State, STEP> y = lds<Vec<State, STEP>>(addr + i * (int)sizeof(State));
+        GT_UNROLL
+        for (int e = 0; e < STEP; e++) sum = fma_rn(x[i + e], y.get(e), sum);
+    }
+    return sum;
 }
 
 /* A state warp: its columns of S^T, and where it stands. */
@@ -821,27 +892,62 @@ struct StateWarp {
         flags = buffer0 + C::SLOW;
     }
 
-    /* rows n, values column0 + 2 TILES (g/2) ...: 2 TILES neighbours after swapping with lane ^ 4, which
-     * leaves lanes with even g the even rows and the others the odd ones */
-    GT_METHOD void store(float* state) const {
+    /* Row 8 nt + 2j, for lanes with odd g the next, of values gathered_column(): 2 TILES neighbours, got by swapping
+     * with lane ^ 4. */
+    GT_METHOD void gather_row(int nt, float (&x)[2 * C::TILES]) const {
         const bool odd = g & 1;
         GT_UNROLL
+        for (int i = 0; i < C::TILES; i++) {
+            const float even_row = S[i / 2][nt][2 * (i % 2)];
+            const float odd_row = S[i / 2][nt][2 * (i % 2) + 1];
+            const float other = shfl_xor(odd ? even_row : odd_row, 4);
+            x[2 * i] = odd ? other : even_row;
+            x[2 * i + 1] = odd ? odd_row : other;
+        }
+    }
+
+    GT_METHOD int gathered_column() const { return column0 + 2 * C::TILES * (g / 2); }
+
+    template <class State>
+    GT_METHOD void store(State* state) const {
+        GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
-            float row[2 * C::TILES];
+            float x[2 * C::TILES];
+            gather_row(nt, x);
+            if (exists)
+                store_row<C::TILES>(state + (int64_t)(8 * nt + 2 * j + g % 2) * C::N + gathered_column(), x);
+        }
+    }
+
+    /* Starts copies of the same elements of another state; `pieces`: the lane's in shared memory. */
+    template <class State>
+    GT_METHOD void fetch(const State* other, uint32_t pieces) const {
+        if (!exists) return;
+        other += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
+        GT_UNROLL
+        for (int nt = 0; nt < C::NT; nt++)
             GT_UNROLL
-            for (int i = 0; i < C::TILES; i++) {
-                const float even_row = S[i / 2][nt][2 * (i % 2)];
-                const float odd_row = S[i / 2][nt][2 * (i % 2) + 1];
-                const float other = shfl_xor(odd ? even_row : odd_row, 4);
-                row[2 * i] = odd ? other : even_row;
-                row[2 * i + 1] = odd ? odd_row : other;
-            }
+            for (int i = 0; i < C::PIECE; i += 16)
+                cp_async<C::PIECE < 16 ? C::PIECE : 16>(
+                    pieces + 32 * C::PIECE * nt + i,
+                    other + 8 * nt * C::N + i / (int)sizeof(State));
+        cp_async_commit();
+    }
+
+    /* store(), and sums[n] = this warp's part of rowsum(S . G): this is G, S has been fetched. */
+    template <class State>
+    GT_METHOD void store_with_rowsum(State* state, uint32_t pieces, float* sums) const {
+        cp_async_wait<0>();
+        GT_UNROLL
+        for (int nt = 0; nt < C::NT; nt++) {
+            float x[2 * C::TILES], sum = 0.0f;
+            gather_row(nt, x);
+            if (exists) sum = dot_piece<State, 2 * C::TILES>(x, pieces + 32 * C::PIECE * nt);
+            sum += shfl_xor(sum, 8);
+            sum += shfl_xor(sum, 16);
             if (!exists) continue;
-            float* to = state + (int64_t)(8 * nt + 2 * j + odd) * C::N + column0 + 2 * C::TILES * (g / 2);
-            GT_UNROLL
-            for (int i = 0; i < C::TILES / 2; i++)
-                stg<float4>(to + 4 * i,
-                            {row[4 * i], row[4 * i + 1], row[4 * i + 2], row[4 * i + 3]});
+            store_row<C::TILES>(state + (int64_t)(8 * nt + 2 * j + g % 2) * C::N + gathered_column(), x);
+            if (g < 2) sums[8 * nt + 2 * j + g] = sum;
         }
     }
 
@@ -991,9 +1097,9 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     me.exists = span.exists;
     load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
     const int chunks = ((int)in.T + CHECKPOINT - 1) / CHECKPOINT;
-    float* checkpoints = p.checkpoints ? p.checkpoints + (span.head * chunks +
-                                                          span.start / CHECKPOINT) * C::N * C::N
-                                       : nullptr;
+    typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
+    if (checkpoints)
+        checkpoints += (span.head * chunks + span.start / CHECKPOINT) * C::N * C::N;
     typename C::T* y_out = static_cast<typename C::T*>(p.y);
     if (y_out)
         y_out += at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
@@ -1005,7 +1111,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
         for (int buffer = 0; buffer < 2; buffer++) {
             if (leaf + buffer >= span.steps) break;
             float y[C::TILES][4] = {};
-            bar_sync(FULL + buffer, C::THREADS);
+            bar_sync(FULL + buffer, C::MEETING);
             uint32_t slow[C::GROUPS], any = 0;
             lds_words(slow, me.flags + buffer * C::BUFFER);
             GT_UNROLL
@@ -1018,7 +1124,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
                 update_state_warp<C, true>(me, buffer * C::BUFFER, slow);
             }
             if (leaf + buffer + 2 < span.steps)
-                bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
+                bar_arrive(EMPTY + buffer, C::MEETING); /* is awaited */
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
                 const int t = (leaf + buffer) * LEAF + 2 * me.g + half;
@@ -1048,12 +1154,18 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_C
 }
 
 /* ---- G backwards in time, on tensor cores ------------------------------------------------------------------
- * The same block, roles and buffers; (k, v) are (r, dy), the leaves come last to first, and
+ * The same block, roles and buffers, but two warps of a group prepare leaves in turn, each for its own
+ * buffer (N = 128: one; there are no registers for more); (k, v) are (r, dy), the leaves come last to first,
+ * and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
  * needs no growing factor.  Leaves G after every chunk (the checkpoints) and before the first token.
  * bytes: r, w, dy once, checkpoints and states once. */
+template <class T, class W, int N>
+using ReverseTraits = TensorTraits<T, W, N, N == 128 ? 1 : 2>;
+
 template <class C>
 GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
+    using State = typename C::State;
     const Problem& in = p.in;
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
     StateWarp<C> me;
@@ -1066,6 +1178,11 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
 
+    const uint32_t pieces = smem + C::SMEM + (warp * C::NT * 32 + lane_id()) * C::PIECE;
+    const int64_t first_chunk = span.head * chunks + span.start / CHECKPOINT;
+    const State* S = static_cast<const State*>(p.S) + first_chunk * C::N * C::N;
+
+    if (p.rowsums) me.fetch(S + (int64_t)((span.leaves - 1) / LEAVES) * C::N * C::N, pieces);
     load_first_state<C>(p, span, span.head, me);
     for (int i = 0; i < span.steps; i += 2) {
         GT_UNROLL
@@ -1073,12 +1190,20 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
             const int leaf = span.steps - 1 - i - buffer;
             if (leaf < 0) break;
             if (p.checkpoints && leaf < span.leaves &&
-                (leaf == span.leaves - 1 || leaf % LEAVES == LEAVES - 1))
-                me.store(p.checkpoints + (span.head * chunks + span.start / CHECKPOINT +
-                                          leaf / LEAVES) * C::N * C::N);
-            bar_sync(FULL + buffer, C::THREADS);
+                (leaf == span.leaves - 1 || leaf % LEAVES == LEAVES - 1)) {
+                const int chunk = leaf / LEAVES;
+                State* to = static_cast<State*>(p.checkpoints) + (first_chunk + chunk) * C::N * C::N;
+                if (p.rowsums) {
+                    me.store_with_rowsum(to, pieces, p.rowsums + ((first_chunk + chunk) * C::PARTS +
+                                                                  warp % C::PARTS) * C::N);
+                    if (chunk > 0) me.fetch(S + (int64_t)(chunk - 1) * C::N * C::N, pieces);
+                } else {
+                    me.store(to);
+                }
+            }
+            bar_sync(FULL + buffer, C::MEETING);
             update_state_warp<C, true>(me, buffer * C::BUFFER, scale_first);
-            if (leaf >= 2) bar_arrive(EMPTY + buffer, C::THREADS); /* is awaited */
+            if (leaf >= 2) bar_arrive(EMPTY + buffer, C::MEETING); /* is awaited */
         }
     }
     store_last_state<C>(p, span, span.segment == 0, me);
@@ -1114,7 +1239,8 @@ GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     for (int k = 0; k < p.segments; k++) {
         const int64_t item = head * p.segments + (p.reverse ? p.segments - 1 - k : k);
         float* cell = p.segment_states + item * p.NN + element;
-        const Scale scale = scale_of_log(p.segment_decays[item * p.N + n] * LN_2);
+        const float* bits = p.segment_decays + item * 2 * p.N + n;
+        const Scale scale = scale_of_log((bits[0] + bits[p.N]) * LN_2);
         const float sum = *cell;
         *cell = S;
         S = rescale(scale.keep, scale.factor, S, sum);
@@ -1122,7 +1248,7 @@ GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
- * A fixed number of blocks of 256 threads; each takes chunks of 8 leaves in turn, all chunks being
+ * A fixed number of blocks of 256 threads; each takes chunks of 4 leaves in turn, all chunks being
  * independent once S before and G after each are known.  For one chunk:
  *   1 what needs the states, COLUMNS columns of them at a time: roll S forward through the leaves, park
  *     the state before each, then walk back through them with G.  Leaves in the block's scratch
@@ -1132,13 +1258,14 @@ GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
  * shared, 1: one state [N, COLUMNS+4] (S, then G), the leaf's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
  *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
  *     [16,N], C and A [16,16]: 22 KB.
- * scratch of a block, in global memory and small enough to stay in L2: 230 KB.
+ * scratch of a block, in global memory and small enough to stay in L2: 115 KB.
  * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
  *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
  * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
 struct ChunkParams {
     Problem in;
-    const float *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V]: S before, G after each chunk */
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V]: S before, G after each chunk */
+    gt_dtype S_dtype, G_dtype;
     const uint32_t* only; /* [B,H,chunks]: chunks to do, NULL = all */
     void *dr, *dk, *dw, *dv;
     gt_stride dr_at, dk_at, dw_at, dv_at;
@@ -1318,13 +1445,14 @@ GT_DEV void update_state(const ChunkParams& p, const SweepBlock& s, int left, in
     sync_threads();
 }
 
-/* Shared state <- its columns of a state [N,V] in global memory, 0 outside. */
-GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const float* from) {
+/* Shared state <- its columns of the checkpoint [N,V] at `first`, 0 outside. */
+GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const void* from, gt_dtype dtype,
+                       int64_t first) {
     for (int i = thread_id(); i < p.rows * p.columns; i += SWEEP_THREADS) {
         const int n = i / p.columns, j = i % p.columns;
         const bool inside = n < p.in.N && s.column0 + j < p.in.V;
         sts<float>(s.smem + 4 * (s.at.state + n * p.pitch + j),
-                   inside ? from[(int64_t)n * p.in.V + s.column0 + j] : 0.0f);
+                   inside ? load_as(from, dtype, first + (int64_t)n * p.in.V + s.column0 + j) : 0.0f);
     }
     sync_threads();
 }
@@ -1332,7 +1460,7 @@ GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const float* f
 /* Part 1 for one tile of columns. */
 GT_DEV void sweep_tile(const ChunkParams& p, const SweepBlock& s, int leaves, int64_t state) {
     const int64_t parked = (int64_t)p.rows * p.columns;
-    load_state(p, s, p.S_checkpoints + state);
+    load_state(p, s, p.S_checkpoints, p.S_dtype, state);
     for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: S before each leaf */
         const int64_t first = s.start + leaf * LEAF;
         for (int i = thread_id(); i < p.rows * (p.columns / 4); i += SWEEP_THREADS) {
@@ -1345,7 +1473,7 @@ GT_DEV void sweep_tile(const ChunkParams& p, const SweepBlock& s, int leaves, in
         sync_threads();
         if (leaf + 1 < leaves) update_state(p, s, s.at.Qk, s.at.v);
     }
-    load_state(p, s, p.G_checkpoints + state);
+    load_state(p, s, p.G_checkpoints, p.G_dtype, state);
     for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
         const int64_t first = s.start + leaf * LEAF;
         load_sweep_leaf(p, s, first);
@@ -1588,8 +1716,17 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     l.C = l.v + 2 * LEAF * (in.N > in.V ? in.N : in.V);
     l.A = l.C + LEAF * LEAF;
 
-    for (int64_t item = block_x(); item < in.B * in.H * p.chunks; item += grid_x()) {
-        if (p.only && !p.only[item]) continue;
+    const int64_t items = in.B * in.H * p.chunks;
+    for (int64_t i = 0, item = block_x(); item < items; i++, item += grid_x()) {
+        if (p.only) { /* mostly none: 32 at a time */
+            const int64_t mine = item + lane_id() * (int64_t)grid_x();
+            if (i % 32 == 0 && !warp_any(mine < items && p.only[mine])) {
+                i += 31;
+                item += 31 * (int64_t)grid_x();
+                continue;
+            }
+            if (!p.only[item]) continue;
+        }
         const int64_t chunk = item % p.chunks;
         s.b = l.b = item / p.chunks / in.H;
         s.h = l.h = item / p.chunks % in.H;
@@ -1621,71 +1758,90 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     }
 }
 
-/* ---- backward of a chunk, on tensor cores: N = V in 32, 64, bf16 activations ------------------------------------
- * With R and K as in forward and H = E . G, a leaf is
- *     dr = P . (dy S^T + tril(C) K) + u k b       dk = 2^c' . (v H^T + triu(C) R) + u r b
- *     dv = K H + triu(A^T) dy                     G <- H + R^T dy
- *     dg_t = rowsum(S . H) + sum_{j<t} K_j (H v_j) + sum_{i>t} R_i (S dy_i + sum_{j<t} C_ij K_j)
- * (tril, triu strict; b = diag C; c' = c_(t+1)): the plain backward of linear attention, and a dg made
- * of sums alone.  A chunk with a leaf that needs the slow form is left to backward_chunk_kernel.
+/* ---- backward of a chunk, on tensor cores: N = V in 32, 64, 128, 16-bit activations ---------------------------
+ * All chunks of 64 tokens in parallel, from S before and G after each; four leaves a, b, ... of 16 tokens.
+ * With c_t = -log2 of the decays before token t of its leaf, c_16 those of the whole leaf, E = 2^-c_16,
+ *     R_t = r_t 2^-c_t (from the leaf's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
+ *     C_ij = <dy_i, v_j>                              both in [-|r|,|r|], [-|k|,|k|]: no overflow
+ * a row of leaf a (of leaf b) is taken through the leaves between by one factor E each, as Horner's rule:
+ *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
+ *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
+ *     dr_i = 2^-c_i (2^c_16 X_i) + k_(i-1) C_(i,i-1) + u k_i C_ii
+ *     dk_j = 2^c_(j+1) Z_j + r_(j+1) C_(j+1,j) + u r_j C_jj
+ *     dv_b = (K_b 2^c_16 R_b^T)' dy_b + K_b R_(b+1)^T dy_(b+1) + K_b E_(b+1) R_(b+2)^T dy_(b+2) .. + K_b E.. G
+ * Neighbours i = j+1 have no decay between them and are kept out of X and Z (tril, triu: two off the
+ * diagonal), so that all that X and Z hold carries at least one decay.  Then, from the pairs across the
+ * chunk's first token, and per token what begins and what ends,
+ *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
+ *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
+ * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with
+ * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
+ * SLOW_LIMIT; a chunk with a leaf beyond it is left to backward_chunk_kernel.
  *
- * grid B*H*chunks, block 2 N/16 warps: all chunks in parallel.  Row warps hold 16 rows of S, then of G,
- * value warps 16 values of G^T, as accumulators (N/2 registers).
- *   rolling   the value warps make K of the next leaf while the row warps save their part of S as bf16
- *             and take S to the next leaf; one barrier a leaf
- *   back      (1) row warps make R, K, E, row and value warps load the leaf;  (2) row warps: S dy, H v,
- *             rowsum, G; value warps: dv, C, G^T;  (3) all: a channel by 8 lanes x 4 quarters of the
- *             tokens: dr, dk, dg, du
- * operands: tf32 where K, R or H enter; S is saved, and enters S dy and the rowsum, as bf16 (its
- *     rounding, 2^-9, is that of the outputs).
- * shared, N = 64: S before 7 leaves 56 KB (the first is the checkpoint), R, K, log decays, S dy, H v
- *     28 KB, v, dy, C 7 KB: two blocks on a multiprocessor with 227 KB.
- * tensor cores per leaf, N = 64: 4 x (16 + 8 + 8 + 16) + 4 x (16 + 16 + 4 + 16) + 16.
- * bytes: k, v, w twice, r, dy once, states, gradients once: 1.2 KB per token and head at N = 64. */
+ * grid B*H*chunks, block 8 warps: R warps (X, dr) and K warps (dv, then Z, dk), one of each a leaf; they
+ * meet three times.  Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
+ * registers: X or Z [16,64] as accumulators, 32; dv N/2; K_b as left operand, 32.
+ * operands: S, G, v, dy and C's factors 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their
+ *     rounding, 2^-9, is that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.
+ *     f16: kept as fp32, rounded here to f16 with a power of two a row.
+ * channels of accumulators: tile 2q + e, column c is channel 16 q + 2c + e, so that a lane has four
+ *     neighbours, and one 64-bit load feeds two products.  Rows: g is token 2g, g + 8 token 2g + 1.
+ * K lies in cells of two tokens by two channels, in the order of a left operand's registers; half of a
+ *     cell is a right operand.
+ * shared, N = 64: R, K, sums [64,68] fp32 51 KB, v, dy 16 KB, S, G 16 KB: two blocks on a multiprocessor.
+ * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
+ * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G. */
+enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
+
 struct BackwardParams {
-    Problem in;
-    const float *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V] */
-    uint32_t* slow;                             /* [B,H,chunks]: 1 = not done here */
-    void *dr, *dk, *dw, *dv;
-    gt_stride dr_at, dk_at, dw_at, dv_at;
-    float* du; /* [B,chunks,H,N] or NULL */
-    int chunks;
+    struct Tensor {
+        void* data;
+        gt_stride at; /* below 2^31 bytes from token to token */
+        int element;  /* bytes */
+    } tensors[TENSORS];
+    int64_t H;
+    int T, chunks;
+    bool raw; /* decay = exp(-exp(w)) */
+    const float* u;
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V] */
+    const float* rowsums; /* [B,H,chunks,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
+    uint32_t* slow;       /* [B,H,chunks]: 1 = not done here */
+    float* du;            /* [B,chunks,H,N] or NULL */
 };
 
-template <class W_, int N_>
+template <class T_, class W_, int N_>
 struct BackwardTraits {
-    using T = bf16;
+    using T = T_;
     using W = W_;
+    using State = StateOf<T>;
     static constexpr int N = N_;
-    static constexpr int GROUPS = N / 16; /* row warps, and value warps */
-    static constexpr int THREADS = 64 * GROUPS;
-    static constexpr int NT = N / 8, KT = N / 16;
-    static constexpr int PITCH = N + 8;  /* of rows of fp32, and of rows of v and dy */
-    static constexpr int CELLS = N / 2 + 4;
-    static constexpr int C_PITCH = 20;
-    /* offsets in bytes; K by cells and R by rows are of one size, and the rolling phase uses them, and
-     * v and dy, as its two buffers */
-    static constexpr int R = 0, K = R + LEAF * PITCH * 4;
-    static constexpr int VALUES = K + LEAF * PITCH * 4, DY = VALUES + LEAF * PITCH * 2;
-    static constexpr int SCALE = DY + LEAF * PITCH * 2, BONUS = SCALE + 2 * 4 * N;
-    static constexpr int C = BONUS + 4 * LEAF * GROUPS, CT = C + 4 * LEAF * C_PITCH;
-    static constexpr int DIAGONAL = CT + 4 * LEAF * C_PITCH, SLOW = DIAGONAL + 4 * LEAF;
-    static constexpr int SDY = SLOW + 64, HV = SDY + LEAF * PITCH * 4;
-    static constexpr int LOGS = HV + LEAF * PITCH * 4;     /* -log2 d_t */
-    static constexpr int SUMS = LOGS + LEAF * PITCH * 4;   /* c_t, row 16: c_16 */
-    static constexpr int ROWSUM = SUMS + (LEAF + 1) * PITCH * 4;
-    static constexpr int SAVED = ROWSUM + 4 * N; /* S before leaves 1 .. 7, packed accumulators */
-    static constexpr int SAVED_LEAF = N * N * 2;
-    static constexpr int SMEM = SAVED + (LEAVES - 1) * SAVED_LEAF;
-    static_assert(LEAF / 2 * CELLS * 16 == LEAF * PITCH * 4, "cells take the room of rows");
-    static_assert(SMEM <= 99 * 1024, "fits every architecture");
-};
-
-/* Two channels by 4 tokens of a leaf: what a preparing lane of either phase has. */
-template <class C>
-struct BackwardRaw {
-    Pair<bf16> r[4], k[4];
-    Pair<typename C::W> w[4];
+    static constexpr int CHANNELS = N < 64 ? N : 64; /* of a slice */
+    static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
+    static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
+    static constexpr int THREADS = 2 * 32 * LEAVES;
+    static constexpr int PITCH = CHANNELS + 4;                /* of rows of fp32 */
+    static constexpr int FP32_ROWS = 4 * CHECKPOINT * PITCH;
+    static constexpr int CELL_ROW = 8 * CHANNELS + 32;        /* bytes of a row of K's cells */
+    static_assert(CHECKPOINT / 2 * CELL_ROW == FP32_ROWS, "cells take the room of rows");
+    static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS;    /* fp32 [4,CHANNELS] */
+    /* offsets in bytes */
+    static constexpr int R = 0, K = R + FP32_ROWS, SUMS = K + FP32_ROWS; /* SUMS: c_(t+1) */
+    static constexpr int VALUES = SUMS + FP32_ROWS, DY = VALUES + 2 * CHECKPOINT * N;
+    static constexpr int S = DY + 2 * CHECKPOINT * N, G = S + 2 * CHANNELS * N;
+    static constexpr int E = G + 2 * CHANNELS * N;
+    static constexpr int GROWTH = E + PER_LEAF;       /* 2^c_16 */
+    static constexpr int FIRST = GROWTH + PER_LEAF;   /* sum_i R_i (S dy_i) */
+    static constexpr int DU = FIRST + PER_LEAF;
+    static constexpr int ROWSUM_PARTS = ReverseTraits<T, W, N>::PARTS;
+    static constexpr int PARTS = 2 * THREADS / CHANNELS, PART = CHECKPOINT / PARTS; /* of dg's sums */
+    static constexpr int PART_SUMS = DU + PER_LEAF;
+    static constexpr int BONUS = PART_SUMS + 4 * PARTS * CHANNELS;
+    static constexpr int NEAR = BONUS + 4 * CHECKPOINT * GROUPS; /* [warp,16]: C_tt, neighbour */
+    static constexpr int S_SCALE = NEAR + 8 * LEAF * 2 * LEAVES, G_SCALE = S_SCALE + 4 * CHANNELS;
+    static constexpr int BASES = G_SCALE + 4 * CHANNELS; /* offsets of the chunk's first token */
+    static constexpr int SLOW = BASES + 8 * TENSORS;
+    static constexpr int SMEM = SLOW + 4 * LEAVES * GROUPS;
+    static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
 };
 
 template <class C>
@@ -1693,623 +1849,803 @@ struct BackwardBlock {
     uint32_t smem;
     int64_t b, h;
     int first_token, tokens; /* of the chunk */
-    int leaves;
-    int warp;  /* row warp or value warp */
-    bool is_row_warp;
-    int g, j;           /* lane / 4, lane % 4 */
-    int quad, channel;  /* as a preparing lane: tokens 4 quad .., channels channel, channel + 1 */
+    int leaf;                /* of the warp */
+    int slice0;              /* first channel of the slice */
+    int g, j;                /* lane / 4, lane % 4 */
 };
 
-template <class T>
-GT_DEV void store_element(void* data, int64_t i, float value) {
-    Element<T>::store(static_cast<T*>(data), i, value);
-}
-
-template <class T>
-GT_DEV const T* element_at(const void* data, gt_stride at_, int64_t b, int64_t t, int64_t h, int i) {
-    return static_cast<const T*>(data) + at(at_, b, t, h) + i;
-}
-
-template <class C, bool WITH_R>
-GT_DEV void load_raw(const BackwardParams& p, const BackwardBlock<C>& me, int leaf,
-                     BackwardRaw<C>& x) {
-    const Problem& in = p.in;
-    const int64_t t0 = me.first_token + leaf * LEAF + 4 * me.quad;
-    const int left = me.tokens - leaf * LEAF - 4 * me.quad;
-    x = {};
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        if (i >= left) break;
-        if (WITH_R)
-            x.r[i] = ldg<Pair<bf16>>(
-                element_at<bf16>(in.r, in.r_at, me.b, t0 + i, me.h, me.channel));
-        x.k[i] = ldg<Pair<bf16>>(element_at<bf16>(in.k, in.k_at, me.b, t0 + i, me.h, me.channel));
-        x.w[i] = ldg<Pair<typename C::W>>(
-            element_at<typename C::W>(in.w, in.w_at, me.b, t0 + i, me.h, me.channel));
+/* Byte offset of 8 neighbours in a tile of 16-bit rows: pieces are swapped so that 8 rows in a row, and 8
+ * rows of one parity, lie in different banks. */
+template <int N>
+GT_DEV uint32_t row_piece(int row, int piece) {
+    if constexpr (N == 32) {
+        const int line = row / 2;
+        return 128 * line + 16 * (((row & 1) * 4 + piece) ^ (line & 7));
+    } else {
+        return 2 * N * row + 16 * (piece ^ ((row ^ row >> 3) & 7));
     }
 }
 
-/* A value warp's share of a leaf of v or dy: 8 neighbours of one token, 0 beyond the sequence. */
+/* Bytes from the start of every tensor to the chunk: once, since 64-bit strides are dear. */
 template <class C>
-GT_DEV uint4 load_row_piece(const BackwardBlock<C>& me, const void* data, gt_stride at_, int leaf) {
-    const int thread = 32 * me.warp + lane_id(), row = thread / (C::N / 8);
-    uint4 x = {0, 0, 0, 0};
-    if (leaf * LEAF + row < me.tokens)
-        x = ldg<uint4>(element_at<bf16>(data, at_, me.b, me.first_token + leaf * LEAF + row, me.h,
-                                        thread % (C::N / 8) * 8));
-    return x;
+GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me) {
+    const int i = thread_id();
+    if (i >= TENSORS) return;
+    const BackwardParams::Tensor& x = p.tensors[i];
+    sts<int64_t>(me.smem + C::BASES + 8 * i, at(x.at, me.b, me.first_token, me.h) * x.element);
+}
+
+/* Where token t of the chunk is. */
+template <class T, class C>
+GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
+    const int bytes = (int)p.tensors[tensor].at.t * (int)sizeof(T);
+    const int64_t base = lds<int64_t>(me.smem + C::BASES + 8 * tensor);
+    return reinterpret_cast<T*>(static_cast<char*>(p.tensors[tensor].data) +
+                                (base + (int64_t)t * bytes));
+}
+
+/* The same; of the nearest token of the sequence, if t is none. */
+template <class T, class C>
+GT_DEV T* near_row(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
+    t = t < me.tokens ? t : me.tokens - 1;
+    return row_of<T>(p, me, tensor, t > 0 ? t : 0);
 }
 
 template <class C>
-GT_DEV void store_row_piece(const BackwardBlock<C>& me, int offset, uint4 x) {
-    const int thread = 32 * me.warp + lane_id();
-    sts<uint4>(me.smem + offset +
-                   2 * (thread / (C::N / 8) * C::PITCH + thread % (C::N / 8) * 8), x);
+struct BackwardRaw { /* 2 channels of 4 tokens */
+    Pair<typename C::T> r[4], k[4];
+    Pair<typename C::W> w[4];
+};
+
+/* From token on, where the three tensors are; moves on by `skip` tokens after 4. */
+template <class C>
+struct RawRows {
+    const typename C::T *r, *k;
+    const typename C::W* w;
+
+    GT_METHOD void load(const BackwardParams& p, int left, int skip, BackwardRaw<C>& x) {
+        x = {};
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            if (i < left) {
+                x.r[i] = ldg<Pair<typename C::T>>(r);
+                x.k[i] = ldg<Pair<typename C::T>>(k);
+                x.w[i] = ldg<Pair<typename C::W>>(w);
+            }
+            const int step = i < 3 ? 1 : skip - 3;
+            r += step * (int)p.tensors[OF_R].at.t;
+            k += step * (int)p.tensors[OF_K].at.t;
+            w += step * (int)p.tensors[OF_W].at.t;
+        }
+    }
+};
+
+/* v and dy of the chunk, zeros beyond the sequence. */
+template <class C>
+GT_DEV void copy_tokens(const BackwardParams& p, const BackwardBlock<C>& me) {
+    using T = typename C::T;
+    constexpr int PIECES = C::N / 8;
+    GT_UNROLL
+    for (int i = 0; i < CHECKPOINT * PIECES / C::THREADS; i++) {
+        const int x = thread_id() + i * C::THREADS, token = x / PIECES, piece = x % PIECES;
+        const int bytes = token < me.tokens ? 16 : 0;
+        const uint32_t cell = me.smem + row_piece<C::N>(token, piece);
+        cp_async<16>(cell + C::VALUES, near_row<T>(p, me, OF_V, token) + 8 * piece, bytes);
+        cp_async<16>(cell + C::DY, near_row<T>(p, me, OF_DY, token) + 8 * piece, bytes);
+    }
 }
 
-/* -log2 of a lane's decays (0 beyond the sequence), their exclusive sums over the leaf and the total. */
+/* A slice of a state as 16-bit rows at `to`; f16: times 2^(14 - e) with 2^e the largest of the row, and
+ * what undoes that at `scales`. */
 template <class C>
-GT_DEV void decay_sums(const BackwardParams& p, const BackwardBlock<C>& me, const BackwardRaw<C>& x,
-                       int leaf, float (&h)[4][2], float (&c)[2], float (&total)[2]) {
+GT_DEV void load_state(const BackwardBlock<C>& me, const void* states, int64_t state, int to,
+                       int scales) {
+    const typename C::State* from =
+        static_cast<const typename C::State*>(states) + state + me.slice0 * C::N;
+    if constexpr (std::is_same<typename C::State, bf16>::value) {
+        constexpr int PIECES = C::N / 8;
+        constexpr int COUNT = C::CHANNELS * PIECES;
+        GT_UNROLL
+        for (int i = 0; i < (COUNT + C::THREADS - 1) / C::THREADS; i++) {
+            const int x = thread_id() + i * C::THREADS, n = x / PIECES, piece = x % PIECES;
+            if (COUNT % C::THREADS && x >= COUNT) break;
+            cp_async<16>(me.smem + to + row_piece<C::N>(n, piece), from + 8 * x);
+        }
+    } else {
+        constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES;
+        const int n = thread_id() / LANES, lane = thread_id() % LANES;
+        float4 x[QUADS];
+        float largest = 0.0f;
+        GT_UNROLL
+        for (int i = 0; i < QUADS; i++) x[i] = ldg<float4>(from + n * C::N + 4 * (lane + LANES * i));
+        GT_UNROLL
+        for (int i = 0; i < QUADS; i++)
+            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
+                                           fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
+        GT_UNROLL
+        for (int mask = 1; mask < LANES; mask <<= 1) largest = fmaxf(largest, shfl_xor(largest, mask));
+        int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
+        if (exponent < -126) exponent = -126;
+        const float undo = as_float((uint32_t)(exponent + 127) << 23);
+        const float scale = as_float((uint32_t)(127 - exponent) << 23);
+        if (lane == 0) sts<float>(me.smem + scales + 4 * n, undo);
+        GT_UNROLL
+        for (int i = 0; i < QUADS; i++) {
+            const int column = 4 * (lane + LANES * i);
+            sts<uint2>(me.smem + to + row_piece<C::N>(n, column / 8) + 2 * (column % 8),
+                       {pack_f16(x[i].x * scale, x[i].y * scale),
+                        pack_f16(x[i].z * scale, x[i].w * scale)});
+        }
+    }
+}
+
+/* R, K, sums, E and the bonus of 16 channels of a leaf. */
+template <class C>
+GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
+                          const BackwardRaw<C>& x, int leaf, int group) {
     constexpr float LOG2_LOG2_E = 0.52876637f;
-    const int left = me.tokens - leaf * LEAF - 4 * me.quad;
-    const bool raw = p.in.decay == GT_DECAY_RAW;
+    const int quad = lane_id() / 8, channel = 16 * group + lane_id() % 8 * 2; /* of the slice */
+    const int token = LEAF * leaf + 4 * quad;
+    float h[4][2], c[2], total[2], bonus[4];
+    const float2 u = p.u ? ldg<float2>(p.u + me.h * C::N + me.slice0 + channel) : float2{0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const float w[2] = {x.w[i].lo(), x.w[i].hi()};
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            h[i][e] = raw ? ex2_approx(fma_rn(w[e], LOG2_E, LOG2_LOG2_E)) : -w[e] * LOG2_E;
-            if (i >= left) h[i][e] = 0.0f;
+            h[i][e] = p.raw ? ex2_approx(fma_rn(w[e], LOG2_E, LOG2_LOG2_E)) : -w[e] * LOG2_E;
+            if (token + i >= me.tokens) h[i][e] = 0.0f;
         }
     }
     GT_UNROLL
     for (int e = 0; e < 2; e++)
-        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
-}
-
-/* Columns of rows with bit 2 set are swapped by xor 24, as in forward. */
-template <class C>
-GT_DEV uint32_t row_cell(int row, int column) {
-    return 4 * (row * C::PITCH + (column ^ (row & 4 ? 24 : 0)));
-}
-
-/* Rolling: K of a leaf by rows, v and E into the leaf's buffer; notes a slow leaf. */
-template <class C>
-GT_DEV void prepare_roll(const BackwardParams& p, const BackwardBlock<C>& me,
-                         const BackwardRaw<C>& x, uint4 v, int leaf) {
-    float h[4][2], c[2], total[2];
-    const int buffer = leaf % 2;
-    decay_sums<C>(p, me, x, leaf, h, c, total);
-    if (warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT)) &&
-        lane_id() == 0)
-        sts<uint32_t>(me.smem + C::SLOW + 4 * me.warp, 1);
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        c[0] += h[i][0];
-        c[1] += h[i][1];
-        float2 k;
-        k.x = to_tf32(x.k[i].lo() * ex2_approx(c[0]));
-        k.y = to_tf32(x.k[i].hi() * ex2_approx(c[1]));
-        sts<float2>(me.smem + (buffer ? C::K : C::R) + row_cell<C>(4 * me.quad + i, me.channel), k);
-    }
-    if (me.quad < 2)
-        sts<float>(me.smem + C::SCALE + 4 * (buffer * C::N + me.channel + me.quad),
-                   leaf_decay(me.quad ? total[1] : total[0]));
-    store_row_piece<C>(me, buffer ? C::DY : C::VALUES, v);
-}
-
-/* Left operand [16 rows, 16 tokens] of X^T for rows row0 + g, + 8 of X stored by tokens: k-steps of 8
- * tokens, the inner index permuted as in forward. */
-template <class C>
-GT_DEV void load_transposed(const BackwardBlock<C>& me, int offset, int row0, float (&a)[2][4]) {
-    GT_UNROLL
-    for (int half = 0; half < 2; half++)
-        GT_UNROLL
-        for (int e = 0; e < 4; e++)
-            a[half][e] = lds<float>(me.smem + offset + row_cell<C>(8 * half + 2 * me.j + e / 2,
-                                                                  row0 + me.g + e % 2 * 8));
-}
-
-/* state[16 rows, N] += X^T y: a as load_transposed gives it, y [16, N] bf16 at `offset`. */
-template <class C>
-GT_DEV void add_outer(const BackwardBlock<C>& me, const float (&a)[2][4], int offset,
-                      float (&state)[C::NT][4]) {
-    const int matrix = lane_id() / 8, row = lane_id() % 8 + matrix % 2 * 8;
-    GT_UNROLL
-    for (int pair = 0; pair < C::KT; pair++) {
-        uint32_t x[4];
-        ldmatrix_x4_trans(x, me.smem + offset + 2 * (row * C::PITCH + 16 * pair + matrix / 2 * 8));
-        GT_UNROLL
-        for (int i = 0; i < 4; i++)
-            mma_tf32(state[2 * pair + i / 2], a[i % 2], unpack_bf16_lo(x[i]), unpack_bf16_hi(x[i]));
-    }
-}
-
-/* Rows row0 + g, + 8 of a state [N,N] in global memory. */
-template <class C>
-GT_DEV void load_state_rows(const BackwardBlock<C>& me, const float* from, float (&state)[C::NT][4]) {
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++)
-        GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const float2 x =
-                ldg<float2>(from + (16 * me.warp + me.g + 8 * half) * C::N + 8 * nt + 2 * me.j);
-            state[nt][2 * half] = x.x;
-            state[nt][2 * half + 1] = x.y;
-        }
-}
-
-/* The accumulators as packed pairs: [tile] rows g, then rows g + 8. */
-template <class C>
-GT_DEV void pack_state(const float (&state)[C::NT][4], uint32_t (&packed)[C::NT][2]) {
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++) {
-        packed[nt][0] = pack_bf16(state[nt][0], state[nt][1]);
-        packed[nt][1] = pack_bf16(state[nt][2], state[nt][3]);
-    }
-}
-
-template <class C>
-GT_DEV uint32_t saved_cell(const BackwardBlock<C>& me, int leaf, int piece) {
-    return me.smem + C::SAVED + (leaf - 1) * C::SAVED_LEAF +
-           16 * ((me.warp * (C::NT / 2) + piece) * 32 + lane_id());
-}
-
-/* Rows of an accumulator state by their decays. */
-template <class C>
-GT_DEV void scale_rows(const BackwardBlock<C>& me, int offset, float (&state)[C::NT][4]) {
-    const uint32_t cell = me.smem + offset + 4 * (16 * me.warp + me.g);
-    const float low = lds<float>(cell), high = lds<float>(cell + 32);
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++)
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) state[nt][e] *= e < 2 ? low : high;
-}
-
-/* S through the chunk; saves it before leaves 1, 2, ... */
-template <class C>
-GT_DEV void roll_states(const BackwardParams& p, const BackwardBlock<C>& me, const float* S_start) {
-    if (thread_id() < 16) sts<uint32_t>(me.smem + C::SLOW + 4 * thread_id(), 0);
-    sync_threads();
-    if (me.is_row_warp) {
-        float S[C::NT][4];
-        load_state_rows<C>(me, S_start, S);
-        for (int leaf = 0; leaf < me.leaves; leaf++) {
-            if (leaf > 0) {
-                uint32_t packed[C::NT][2];
-                pack_state<C>(S, packed);
-                GT_UNROLL
-                for (int i = 0; i < C::NT / 2; i++)
-                    sts<uint4>(saved_cell<C>(me, leaf, i), {packed[2 * i][0], packed[2 * i][1],
-                                                           packed[2 * i + 1][0], packed[2 * i + 1][1]});
-            }
-            sync_threads();
-            const int buffer = leaf % 2;
-            float a[2][4];
-            load_transposed<C>(me, buffer ? C::K : C::R, 16 * me.warp, a);
-            add_outer<C>(me, a, buffer ? C::DY : C::VALUES, S);
-            scale_rows<C>(me, C::SCALE + 4 * buffer * C::N, S);
-        }
-    } else {
-        constexpr int AHEAD = 4; /* leaves */
-        BackwardRaw<C> x[AHEAD];
-        uint4 v[AHEAD];
-        GT_UNROLL
-        for (int i = 0; i < AHEAD; i++) {
-            load_raw<C, false>(p, me, i, x[i]);
-            v[i] = load_row_piece<C>(me, p.in.v, p.in.v_at, i);
-        }
-        for (int first = 0; first < me.leaves; first += AHEAD) {
-            GT_UNROLL
-            for (int i = 0; i < AHEAD; i++) {
-                const int leaf = first + i;
-                if (leaf >= me.leaves) break;
-                prepare_roll<C>(p, me, x[i], v[i], leaf);
-                load_raw<C, false>(p, me, leaf + AHEAD, x[i]);
-                v[i] = load_row_piece<C>(me, p.in.v, p.in.v_at, leaf + AHEAD);
-                sync_threads();
-            }
-        }
-    }
-    sync_threads();
-}
-
-/* Back, (1): R by rows, K by cells, logs, sums, E, bonus. */
-template <class C>
-GT_DEV void prepare_back(const BackwardParams& p, const BackwardBlock<C>& me,
-                         const BackwardRaw<C>& x, float u0, float u1, int leaf) {
-    float h[4][2], c[2], total[2], bonus[4];
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), quad, &total[e]);
+    const bool slow = warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT));
+    if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * (leaf * C::GROUPS + group), slow);
     float4 cell;
-    decay_sums<C>(p, me, x, leaf, h, c, total);
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        const int t = 4 * me.quad + i;
         const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
-        sts<float2>(me.smem + C::LOGS + 4 * (t * C::PITCH + me.channel), {h[i][0], h[i][1]});
-        sts<float2>(me.smem + C::SUMS + 4 * (t * C::PITCH + me.channel), {c[0], c[1]});
-        sts<float2>(me.smem + C::R + row_cell<C>(t, me.channel),
-                    {to_tf32(r0 * ex2_approx(-c[0])), to_tf32(r1 * ex2_approx(-c[1]))});
+        const uint32_t row = me.smem + 4 * ((token + i) * C::PITCH + channel);
+        /* rounded in full: dg takes away with R and K what the tensor cores added with them */
+        sts<float2>(row + C::R, {exact_tf32(r0 * ex2_approx(-c[0])), exact_tf32(r1 * ex2_approx(-c[1]))});
         c[0] += h[i][0];
         c[1] += h[i][1];
-        const float k_low = to_tf32(k0 * ex2_approx(c[0])), k_high = to_tf32(k1 * ex2_approx(c[1]));
+        sts<float2>(row + C::SUMS, {c[0], c[1]});
+        const float low = exact_tf32(k0 * ex2_approx(c[0] - total[0]));
+        const float high = exact_tf32(k1 * ex2_approx(c[1] - total[1]));
         if (i % 2 == 0) {
-            cell.x = k_low;
-            cell.z = k_high;
+            cell.x = low;
+            cell.z = high;
         } else {
-            cell.y = k_low;
-            cell.w = k_high;
-            sts<float4>(me.smem + C::K + 16 * (t / 2 * C::CELLS + me.channel / 2), cell);
+            cell.y = low;
+            cell.w = high;
+            sts<float4>(me.smem + C::K + (token + i) / 2 * C::CELL_ROW + 8 * channel, cell);
         }
-        bonus[i] = fma_rn(r1, k1 * u1, r0 * (k0 * u0));
+        bonus[i] = fma_rn(r1, k1 * u.y, r0 * (k0 * u.x));
     }
-    if (me.quad == 3)
-        sts<float2>(me.smem + C::SUMS + 4 * (LEAF * C::PITCH + me.channel), {c[0], c[1]});
-    if (me.quad < 2)
-        sts<float>(me.smem + C::SCALE + 4 * (me.channel + me.quad),
-                   leaf_decay(me.quad ? total[1] : total[0]));
+    if (quad < 2) {
+        const uint32_t cell = me.smem + 4 * (leaf * C::CHANNELS + channel + quad);
+        const float bits = quad ? total[1] : total[0];
+        sts<float>(cell + C::E, leaf_decay(bits));
+        sts<float>(cell + C::GROWTH, ex2_approx(bits));
+    }
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0)
         sts<float>(me.smem + C::BONUS +
-                       4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.warp), sum);
+                       4 * ((token + bonus_token()) * C::GROUPS + group), sum);
 }
 
-/* Two accumulator tiles, tokens by the rows 16 warp .. + 15 of a state, to [16, N] fp32. */
 template <class C>
-GT_DEV void store_token_rows(const BackwardBlock<C>& me, const float (&sum)[2][4], int to) {
+GT_DEV void prepare_slice(const BackwardParams& p, const BackwardBlock<C>& me) {
+    constexpr int TASKS = C::GROUPS / 2, STEP = 2 * LEAVES / C::GROUPS; /* of a warp; leaves between */
+    const int group = warp_id() % C::GROUPS, leaf = warp_id() / C::GROUPS;
+    const int token = LEAF * leaf + lane_id() / 8 * 4;
+    const int channel = me.slice0 + 16 * group + lane_id() % 8 * 2;
+    BackwardRaw<C> x[TASKS];
+    RawRows<C> rows = {row_of<typename C::T>(p, me, OF_R, token) + channel,
+                       row_of<typename C::T>(p, me, OF_K, token) + channel,
+                       row_of<typename C::W>(p, me, OF_W, token) + channel};
     GT_UNROLL
-    for (int e = 0; e < 4; e++) { /* tile e / 2, rows g + 8 (e % 2) */
-        const uint32_t cell =
-            4 * ((me.g + e % 2 * 8) * C::PITCH + 16 * me.warp + e / 2 * 8 + 2 * me.j);
-        sts<float2>(me.smem + to + cell, {sum[e / 2][2 * (e % 2)], sum[e / 2][2 * (e % 2) + 1]});
-    }
+    for (int i = 0; i < TASKS; i++)
+        rows.load(p, me.tokens - token - LEAF * STEP * i, LEAF * STEP, x[i]);
+    GT_UNROLL
+    for (int i = 0; i < TASKS; i++) prepare_group<C>(p, me, x[i], leaf + STEP * i, group);
 }
 
-/* x [16, N] times the transposed rows of a packed state: x bf16 at `from`, result [16 tokens, rows
- * 16 warp ..] fp32 at `to`. */
+/* Left operand: 16 tokens of the warp's leaf by 16 values from 16 kk, in 16-bit rows at `from`. */
 template <class C>
-GT_DEV void times_state_rows(const BackwardBlock<C>& me, int from, const uint32_t (&packed)[C::NT][2],
-                             int to) {
-    float sum[2][4] = {};
-    const int row = lane_id() % 16, column = lane_id() / 16 * 8;
+GT_DEV void load_tokens(const BackwardBlock<C>& me, int from, int kk, uint32_t (&a)[4]) {
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    ldmatrix_x4(a, me.smem + from +
+                       row_piece<C::N>(LEAF * me.leaf + 2 * i + matrix % 2, 2 * kk + matrix / 2));
+}
+
+/* sum = tokens at `from` times a state's slice: [16 tokens, channels]. */
+template <class C>
+GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, float (&sum)[C::TILES][4]) {
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
-    for (int kk = 0; kk < C::KT; kk++) {
+    for (int kk = 0; kk < C::N / 16; kk++) {
         uint32_t a[4];
-        ldmatrix_x4(a, me.smem + from + 2 * (row * C::PITCH + 16 * kk + column));
-        mma_bf16(sum[0], a, packed[2 * kk][0], packed[2 * kk + 1][0]);
-        mma_bf16(sum[1], a, packed[2 * kk][1], packed[2 * kk + 1][1]);
-    }
-    store_token_rows<C>(me, sum, to);
-}
-
-/* The same in tf32 with the accumulators themselves. */
-template <class C>
-GT_DEV void times_state_rows(const BackwardBlock<C>& me, int from, const float (&state)[C::NT][4],
-                             int to) {
-    float sum[2][4] = {};
-    const uint32_t row = me.smem + from + 2 * (me.g * C::PITCH + 2 * me.j);
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++) {
-        const uint32_t low = lds<uint32_t>(row + 16 * nt);
-        const uint32_t high = lds<uint32_t>(row + 16 * nt + 16 * C::PITCH);
-        const float x[4] = {unpack_bf16_lo(low), unpack_bf16_lo(high), unpack_bf16_hi(low),
-                            unpack_bf16_hi(high)};
-        mma_tf32(sum[0], x, state[nt][0], state[nt][1]);
-        mma_tf32(sum[1], x, state[nt][2], state[nt][3]);
-    }
-    store_token_rows<C>(me, sum, to);
-}
-
-/* Back, (2), row warps.  packed: S before the leaf. */
-template <class C>
-GT_DEV void row_warp_leaf(const BackwardBlock<C>& me, const uint32_t (&S)[C::NT][2],
-                          float (&G)[C::NT][4]) {
-    float low = 0.0f, high = 0.0f;
-    times_state_rows<C>(me, C::DY, S, C::SDY);
-    scale_rows<C>(me, C::SCALE, G); /* H */
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++) {
-        low = fma_rn(unpack_bf16_lo(S[nt][0]), G[nt][0], low);
-        low = fma_rn(unpack_bf16_hi(S[nt][0]), G[nt][1], low);
-        high = fma_rn(unpack_bf16_lo(S[nt][1]), G[nt][2], high);
-        high = fma_rn(unpack_bf16_hi(S[nt][1]), G[nt][3], high);
-    }
-    low += shfl_xor(low, 1);
-    high += shfl_xor(high, 1);
-    low += shfl_xor(low, 2);
-    high += shfl_xor(high, 2);
-    if (me.j == 0) {
-        sts<float>(me.smem + C::ROWSUM + 4 * (16 * me.warp + me.g), low);
-        sts<float>(me.smem + C::ROWSUM + 4 * (16 * me.warp + me.g + 8), high);
-    }
-    times_state_rows<C>(me, C::VALUES, G, C::HV);
-    float a[2][4];
-    load_transposed<C>(me, C::R, 16 * me.warp, a);
-    add_outer<C>(me, a, C::DY, G);
-}
-
-/* C, strictly lower, both ways round, and its diagonal: columns 8 warp .. of value warps 0 and 1. */
-template <class C>
-GT_DEV void token_products(const BackwardBlock<C>& me) {
-    float c[4] = {};
-    const int row = lane_id() % 16, column = lane_id() / 16 * 8;
-    GT_UNROLL
-    for (int kk = 0; kk < C::KT; kk += 2) {
-        uint32_t b[4];
-        ldmatrix_x4(b, me.smem + C::VALUES + 2 * ((8 * me.warp + lane_id() % 8) * C::PITCH + 16 * kk +
-                                                 lane_id() / 8 * 8));
+        load_tokens<C>(me, from, kk, a);
         GT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            uint32_t a[4];
-            ldmatrix_x4(a, me.smem + C::DY + 2 * (row * C::PITCH + 16 * (kk + i) + column));
-            mma_bf16(c, a, b[2 * i], b[2 * i + 1]);
+        for (int q = 0; q < C::GROUPS; q++) {
+            uint32_t x[4];
+            ldmatrix_x4(x, me.smem + state + row_piece<C::N>(16 * q + 2 * i + matrix / 2,
+                                                            2 * kk + matrix % 2));
+            mma<typename C::T>(sum[2 * q], a, x[0], x[1]);
+            mma<typename C::T>(sum[2 * q + 1], a, x[2], x[3]);
         }
     }
+}
+
+/* c = products of the warp's tokens at `from` with the tokens of another leaf at `other`: rows as above,
+ * tile e, column c is token 8e + c. */
+template <class C>
+GT_DEV void token_products(const BackwardBlock<C>& me, int from, int other, int leaf,
+                           float (&c)[2][4]) {
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
-    for (int e = 0; e < 4; e++) {
-        const int i = me.g + e / 2 * 8, j = 8 * me.warp + 2 * me.j + e % 2;
-        const float lower = j < i ? c[e] : 0.0f;
-        sts<float>(me.smem + C::C + 4 * (i * C::C_PITCH + j), lower);
-        sts<float>(me.smem + C::CT + 4 * (j * C::C_PITCH + i), lower);
-        if (i == j) sts<float>(me.smem + C::DIAGONAL + 4 * i, c[e]);
+    for (int x = 0; x < 8; x++) c[x / 4][x % 4] = 0.0f;
+    GT_UNROLL
+    for (int kk = 0; kk < C::N / 16; kk++) {
+        uint32_t a[4], b[4];
+        load_tokens<C>(me, from, kk, a);
+        ldmatrix_x4(b, me.smem + other + row_piece<C::N>(LEAF * leaf + 8 * (matrix / 2) + i,
+                                                        2 * kk + matrix % 2));
+        mma<typename C::T>(c[0], a, b[0], b[1]);
+        mma<typename C::T>(c[1], a, b[2], b[3]);
     }
 }
 
-/* Back, (2), value warps: G holds values 16 warp + g, + 8 by channels. */
+/* The columns of tile e of products of tokens as a left operand. */
+GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
+    a[0] = to_tf32(c[0]), a[1] = to_tf32(c[2]), a[2] = to_tf32(c[1]), a[3] = to_tf32(c[3]);
+}
+
+/* sum += c R, R of a leaf */
 template <class C>
-GT_DEV void value_warp_leaf(const BackwardParams& p, const BackwardBlock<C>& me, int leaf,
-                            float (&G)[C::NT][4]) {
-    float dv[2][4] = {}, A[2][4] = {};
+GT_DEV void add_R(const BackwardBlock<C>& me, const float (&c)[2][4], int leaf,
+                  float (&sum)[C::TILES][4]) {
     GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++) { /* H; dv = K H; A^T = K R^T */
-        const float2 scale = lds<float2>(me.smem + C::SCALE + 4 * (8 * nt + 2 * me.j));
+    for (int e = 0; e < 2; e++) {
+        float a[4];
+        left_of(c[e], a);
+        const uint32_t row =
+            me.smem + C::R + 4 * ((LEAF * leaf + 8 * e + 2 * me.j) * C::PITCH + 2 * me.g);
         GT_UNROLL
-        for (int e = 0; e < 4; e++) G[nt][e] *= e % 2 ? scale.y : scale.x;
-        const float4 cell = lds<float4>(me.smem + C::K + 16 * (me.g * C::CELLS + 4 * nt + me.j));
-        const float k[4] = {cell.x, cell.y, cell.z, cell.w};
-        mma_tf32(dv[0], k, G[nt][0], G[nt][1]);
-        mma_tf32(dv[1], k, G[nt][2], G[nt][3]);
-        GT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            const float2 r =
-                lds<float2>(me.smem + C::R + row_cell<C>(me.g + 8 * i, 8 * nt + 2 * me.j));
-            mma_tf32(A[i], k, r.x, r.y);
+        for (int q = 0; q < C::GROUPS; q++) {
+            const float2 b0 = lds<float2>(row + 64 * q), b1 = lds<float2>(row + 4 * C::PITCH + 64 * q);
+            mma_tf32(sum[2 * q], a, b0.x, b1.x);
+            mma_tf32(sum[2 * q + 1], a, b0.y, b1.y);
         }
     }
-    /* rows: tokens 2g, 2g + 1; columns: 8i + 2j, + 1.  Kept above the diagonal, the bonus on it. */
+}
+
+/* sum += c K, K of a leaf */
+template <class C>
+GT_DEV void add_K(const BackwardBlock<C>& me, const float (&c)[2][4], int leaf,
+                  float (&sum)[C::TILES][4]) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        float a[4];
+        left_of(c[e], a);
+        const uint32_t row =
+            me.smem + C::K + (LEAF / 2 * leaf + 4 * e + me.j) * C::CELL_ROW + 16 * me.g;
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++) {
+            const float4 b = lds<float4>(row + 128 * q);
+            mma_tf32(sum[2 * q], a, b.x, b.y);
+            mma_tf32(sum[2 * q + 1], a, b.z, b.w);
+        }
+    }
+}
+
+/* A lane's 4 channels 16 q + 4 j .. of row g (half 0) or g + 8 (half 1). */
+template <class C>
+GT_DEV float4 channels_of(const float (&sum)[C::TILES][4], int q, int half) {
+    return {sum[2 * q][2 * half], sum[2 * q + 1][2 * half], sum[2 * q][2 * half + 1],
+            sum[2 * q + 1][2 * half + 1]};
+}
+
+template <class C>
+GT_DEV void set_channels(float (&sum)[C::TILES][4], int q, int half, float4 x) {
+    sum[2 * q][2 * half] = x.x, sum[2 * q + 1][2 * half] = x.y;
+    sum[2 * q][2 * half + 1] = x.z, sum[2 * q + 1][2 * half + 1] = x.w;
+}
+
+GT_DEV float4 mul4(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+GT_DEV float4 mul4(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
+GT_DEV float4 fma4(float4 a, float4 b, float4 c) {
+    return {fma_rn(a.x, b.x, c.x), fma_rn(a.y, b.y, c.y), fma_rn(a.z, b.z, c.z), fma_rn(a.w, b.w, c.w)};
+}
+GT_DEV float4 fma4(float4 a, float b, float4 c) {
+    return {fma_rn(a.x, b, c.x), fma_rn(a.y, b, c.y), fma_rn(a.z, b, c.z), fma_rn(a.w, b, c.w)};
+}
+
+/* Channels by a vector in shared memory. */
+template <class C>
+GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, float (&sum)[C::TILES][4]) {
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) {
+        const float4 scale = lds<float4>(me.smem + offset + 4 * (16 * q + 4 * me.j));
+        set_channels<C>(sum, q, 0, mul4(channels_of<C>(sum, q, 0), scale));
+        set_channels<C>(sum, q, 1, mul4(channels_of<C>(sum, q, 1), scale));
+    }
+}
+
+/* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
+ * of the upper. */
+template <int LEFT, int COUNT>
+GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
+    const bool upper = lane_id() & bit;
+    GT_UNROLL
+    for (int i = 0; i < LEFT; i++) {
+        const float own = upper ? x[LEFT + i] : x[i], other = upper ? x[i] : x[LEFT + i];
+        x[i] = own + shfl_xor(other, bit);
+    }
+}
+
+/* Sums x[4 q + e] of channel 16 q + 4 j + e over the lanes g, into a row of CHANNELS floats. */
+template <class C>
+GT_DEV void sum_tokens(const BackwardBlock<C>& me, const float4 (&x)[C::GROUPS], uint32_t offset) {
+    constexpr int COUNT = C::CHANNELS / 4;
+    float sum[COUNT];
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++)
+        sum[4 * q] = x[q].x, sum[4 * q + 1] = x[q].y, sum[4 * q + 2] = x[q].z, sum[4 * q + 3] = x[q].w;
+    halve_sums<COUNT / 2>(sum, 16);
+    halve_sums<COUNT / 4>(sum, 8);
+    halve_sums<COUNT / 8>(sum, 4);
+    GT_UNROLL
+    for (int i = 0; i < COUNT / 8; i++) {
+        const int index = COUNT / 8 * me.g + i;
+        sts<float>(me.smem + offset + 4 * (16 * (index / 4) + 4 * me.j + index % 4), sum[i]);
+    }
+}
+
+template <class T>
+GT_DEV float4 widen(const Vec<T, 4>& x) { return {x.get(0), x.get(1), x.get(2), x.get(3)}; }
+
+template <class T>
+GT_DEV void store4(T* to, float4 x) {
+    Vec<T, 4> packed;
+    packed.set({x.x, x.y, x.z, x.w});
+    stg<Vec<T, 4>>(to, packed);
+}
+
+/* C_tt and the product with the neighbour, of the warp's 16 tokens. */
+template <class C>
+GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
+    return me.smem + C::NEAR + 8 * (LEAF * warp_id() + token);
+}
+
+/* R warp: X of its leaf; writes dr, and leaves R 2^c_16 X in `sum`. */
+template <class C>
+GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
+    using T = typename C::T;
+    const int a = me.leaf;
+    const uint32_t own_R = C::R + 4 * ((LEAF * a + 2 * me.g) * C::PITCH + 4 * me.j);
+    float c[2][4];
+    float4 first[C::GROUPS];
+    GT_UNROLL
+    for (int x = 0; x < C::TILES * 4; x++) sum[x / 4][x % 4] = 0.0f;
+    times_state<C>(me, C::DY, C::S, sum);
+    if constexpr (!std::is_same<typename C::State, bf16>::value)
+        scale_channels<C>(me, C::S_SCALE, sum);
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) { /* the chunk's first token carries no decay */
+        const float4 R0 = lds<float4>(me.smem + own_R + 64 * q);
+        const float4 R1 = lds<float4>(me.smem + own_R + 4 * C::PITCH + 64 * q);
+        first[q] = mul4(mul4(R0, channels_of<C>(sum, q, 0)), a == 0 && me.g == 0 ? 0.0f : 1.0f);
+        first[q] = fma4(R1, channels_of<C>(sum, q, 1), first[q]);
+    }
+    sum_tokens<C>(me, first, C::FIRST + 4 * a * C::CHANNELS);
+
+    if (me.g == 0 && me.j == 3) sts<float>(near_cell(me, 0) + 4, 0.0f); /* it is in S */
+    for (int b = 0; b < a; b++) {
+        token_products<C>(me, C::DY, C::VALUES, b, c);
+        if (b == a - 1 && me.g == 0 && me.j == 3) {
+            sts<float>(near_cell(me, 0) + 4, c[1][1]);
+            c[1][1] = 0.0f;
+        }
+        scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
+        add_K<C>(me, c, b, sum);
+    }
+    token_products<C>(me, C::DY, C::VALUES, a, c);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
+        float& cell = c[x / 4][x % 4];
+        if (j == i || j + 1 == i) sts<float>(near_cell(me, i) + (j == i ? 0 : 4), cell);
+        if (j + 1 >= i) cell = 0.0f;
+    }
+    scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
+    add_K<C>(me, c, a, sum);
+    sync_warp();
+
+    const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
+                            lds<float2>(near_cell(me, 2 * me.g + 1))};
+    /* beyond the chunk any token will do: what it is multiplied with is 0 */
+    const int t = LEAF * a + 2 * me.g, n0 = me.slice0 + 4 * me.j;
+    Vec<T, 4> k_raw[C::GROUPS][3], r_raw[C::GROUPS][2];
+    {
+        const T *k[3], *r[2];
+        GT_UNROLL
+        for (int i = 0; i < 3; i++) k[i] = near_row<T>(p, me, OF_K, t + i - 1) + n0;
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) r[i] = near_row<T>(p, me, OF_R, t + i) + n0;
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++) {
+            GT_UNROLL
+            for (int i = 0; i < 3; i++) k_raw[q][i] = ldg<Vec<T, 4>>(k[i] + 16 * q);
+            GT_UNROLL
+            for (int i = 0; i < 2; i++) r_raw[q][i] = ldg<Vec<T, 4>>(r[i] + 16 * q);
+        }
+    }
+    T* const dr_rows[2] = {near_row<T>(p, me, OF_DR, t) + n0, near_row<T>(p, me, OF_DR, t + 1) + n0};
+    const bool store[2] = {p.tensors[OF_DR].data && t < me.tokens,
+                           p.tensors[OF_DR].data && t + 1 < me.tokens};
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) {
+        const int channel = 16 * q + 4 * me.j;
+        const float4 u = p.u ? ldg<float4>(p.u + me.h * C::N + n0 + 16 * q) : float4{0, 0, 0, 0};
+        const float4 k[3] = {widen(k_raw[q][0]), widen(k_raw[q][1]), widen(k_raw[q][2])};
+        const float4 r[2] = {widen(r_raw[q][0]), widen(r_raw[q][1])};
+        const float4 growth = lds<float4>(me.smem + C::GROWTH + 4 * (a * C::CHANNELS + channel));
+        float4 du = {0, 0, 0, 0};
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const float4 X = mul4(channels_of<C>(sum, q, half), growth);
+            float4 dr = X; /* 2^-c_t X */
+            if (half || me.g) {
+                const float4 c = lds<float4>(me.smem + C::SUMS + 4 * ((t + half - 1) * C::PITCH + channel));
+                dr = mul4(dr, {ex2_approx(-c.x), ex2_approx(-c.y), ex2_approx(-c.z), ex2_approx(-c.w)});
+            }
+            const float4 k_near = mul4(k[half + 1], near[half].x);
+            dr = fma4(u, k_near, fma4(k[half], near[half].y, dr));
+            if (store[half]) store4(dr_rows[half] + 16 * q, dr);
+            du = fma4(r[half], k_near, du);
+            set_channels<C>(sum, q, half,
+                            mul4(lds<float4>(me.smem + own_R + 4 * half * C::PITCH + 64 * q), X));
+        }
+        first[q] = du;
+    }
+    if (p.du) sum_tokens<C>(me, first, C::DU + 4 * a * C::CHANNELS);
+}
+
+/* K warp: Z of its leaf; writes dk, and leaves K 2^c_16 Z in `sum`. */
+template <class C>
+GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
+    using T = typename C::T;
+    const int b = me.leaf;
+    float c[2][4];
+    GT_UNROLL
+    for (int x = 0; x < C::TILES * 4; x++) sum[x / 4][x % 4] = 0.0f;
+    times_state<C>(me, C::VALUES, C::G, sum);
+    if constexpr (!std::is_same<typename C::State, bf16>::value)
+        scale_channels<C>(me, C::G_SCALE, sum);
+    if (me.g == 7 && me.j == 0) sts<float>(near_cell(me, LEAF - 1) + 4, 0.0f); /* it is in G */
+    for (int a = LEAVES - 1; a > b; a--) {
+        token_products<C>(me, C::VALUES, C::DY, a, c);
+        if (a == b + 1 && me.g == 7 && me.j == 0) {
+            sts<float>(near_cell(me, LEAF - 1) + 4, c[0][2]);
+            c[0][2] = 0.0f;
+        }
+        scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
+        add_R<C>(me, c, a, sum);
+    }
+    token_products<C>(me, C::VALUES, C::DY, b, c);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int j = 2 * me.g + x % 4 / 2, i = 8 * (x / 4) + 2 * me.j + x % 2;
+        float& cell = c[x / 4][x % 4];
+        if (i == j || i == j + 1) sts<float>(near_cell(me, j) + (i == j ? 0 : 4), cell);
+        if (i <= j + 1) cell = 0.0f;
+    }
+    scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
+    add_R<C>(me, c, b, sum);
+    sync_warp();
+
+    const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
+                            lds<float2>(near_cell(me, 2 * me.g + 1))};
+    const int t = LEAF * b + 2 * me.g, n0 = me.slice0 + 4 * me.j;
+    Vec<T, 4> r_raw[C::GROUPS][3];
+    {
+        const T* r[3];
+        GT_UNROLL
+        for (int i = 0; i < 3; i++) r[i] = near_row<T>(p, me, OF_R, t + i) + n0;
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++)
+            GT_UNROLL
+            for (int i = 0; i < 3; i++) r_raw[q][i] = ldg<Vec<T, 4>>(r[i] + 16 * q);
+    }
+    T* const dk_rows[2] = {near_row<T>(p, me, OF_DK, t) + n0, near_row<T>(p, me, OF_DK, t + 1) + n0};
+    const bool store[2] = {p.tensors[OF_DK].data && t < me.tokens,
+                           p.tensors[OF_DK].data && t + 1 < me.tokens};
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) {
+        const int channel = 16 * q + 4 * me.j;
+        const float4 u = p.u ? ldg<float4>(p.u + me.h * C::N + n0 + 16 * q) : float4{0, 0, 0, 0};
+        const float4 r[3] = {widen(r_raw[q][0]), widen(r_raw[q][1]), widen(r_raw[q][2])};
+        const float4 growth = lds<float4>(me.smem + C::GROWTH + 4 * (b * C::CHANNELS + channel));
+        const uint32_t cell = me.smem + C::K + t / 2 * C::CELL_ROW + 8 * channel;
+        const float4 K0 = lds<float4>(cell), K1 = lds<float4>(cell + 16);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const float4 Z = channels_of<C>(sum, q, half);
+            const float4 after =
+                lds<float4>(me.smem + C::SUMS + 4 * ((t + half) * C::PITCH + channel));
+            float4 dk = {ex2_approx(after.x), ex2_approx(after.y), ex2_approx(after.z),
+                         ex2_approx(after.w)};
+            dk = fma4(r[half + 1], near[half].y, mul4(dk, Z));
+            dk = fma4(mul4(u, r[half]), near[half].x, dk);
+            if (store[half]) store4(dk_rows[half] + 16 * q, dk);
+            const float4 K = half ? float4{K0.y, K0.w, K1.y, K1.w} : float4{K0.x, K0.z, K1.x, K1.z};
+            set_channels<C>(sum, q, half, mul4(mul4(K, growth), Z));
+        }
+    }
+}
+
+/* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
+template <class C>
+GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
+                   float (&dv)[C::VALUE_TILES][4]) {
+    using Unpack = Element<typename C::T>;
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        float a[4];
+        left_of(A[e], a);
+        GT_UNROLL
+        for (int x = 0; x < C::N / 32; x++) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, me.smem + C::DY +
+                                     row_piece<C::N>(LEAF * leaf + 2 * i + e, 4 * x + matrix));
+            GT_UNROLL
+            for (int y = 0; y < 4; y++)
+                mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
+        }
+    }
+}
+
+/* A^T = K_b (as `left`) R_a^T */
+template <class C>
+GT_DEV void pair_products(const BackwardBlock<C>& me, const float (&left)[C::TILES][4], int leaf,
+                          float (&A)[2][4]) {
+    const uint32_t row = me.smem + C::R + 4 * ((LEAF * leaf + 2 * me.g) * C::PITCH + 2 * me.j);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
+    GT_UNROLL
+    for (int kk = 0; kk < C::TILES; kk++) {
+        const float2 r0 = lds<float2>(row + 32 * kk), r1 = lds<float2>(row + 4 * C::PITCH + 32 * kk);
+        mma_tf32(A[0], left[kk], r0.x, r0.y);
+        mma_tf32(A[1], left[kk], r1.x, r1.y);
+    }
+}
+
+/* out = left . (a vector of channels), as the left operand of a product over channels */
+template <class C>
+GT_DEV void scale_left(const BackwardBlock<C>& me, uint32_t offset, const float (&left)[C::TILES][4],
+                       float (&out)[C::TILES][4]) {
+    GT_UNROLL
+    for (int kk = 0; kk < C::TILES; kk++) {
+        const float2 scale = lds<float2>(me.smem + offset + 4 * (8 * kk + 2 * me.j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) out[kk][e] = to_tf32(left[kk][e] * (e < 2 ? scale.x : scale.y));
+    }
+}
+
+/* K warp: what the slice's channels add to dv of its leaf. */
+template <class C>
+GT_DEV void v_warp(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
+    using Unpack = Element<typename C::T>;
+    const int b = me.leaf;
+    const uint32_t row = me.smem + C::K + (LEAF / 2 * b + me.g) * C::CELL_ROW + 16 * me.j;
+    float K[C::TILES][4], A[2][4];
+    GT_UNROLL
+    for (int kk = 0; kk < C::TILES; kk++) {
+        const float4 cell = lds<float4>(row + 64 * kk);
+        K[kk][0] = cell.x, K[kk][1] = cell.y, K[kk][2] = cell.z, K[kk][3] = cell.w;
+    }
+    {
+        float grown[C::TILES][4];
+        scale_left<C>(me, C::GROWTH + 4 * b * C::CHANNELS, K, grown);
+        pair_products<C>(me, grown, b, A);
+    }
     float bonus[2] = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < 2 * C::GROUPS; i++)
-        bonus[i / C::GROUPS] += lds<float>(me.smem + C::BONUS + 4 * (2 * me.g * C::GROUPS + i));
-    float left[2][4];
+        bonus[i / C::GROUPS] +=
+            lds<float>(me.smem + C::BONUS + 4 * ((LEAF * b + 2 * me.g) * C::GROUPS + i));
     GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const bool above = me.j + 4 * i > me.g, on = me.j + 4 * i == me.g;
-        left[i][0] = to_tf32(above ? A[i][0] : on ? bonus[0] : 0.0f);
-        left[i][2] = to_tf32(above || on ? A[i][1] : 0.0f);
-        left[i][1] = to_tf32(above ? A[i][2] : 0.0f);
-        left[i][3] = to_tf32(above ? A[i][3] : on ? bonus[1] : 0.0f);
+    for (int x = 0; x < 8; x++) {
+        const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
+        float& cell = A[x / 4][x % 4];
+        cell = i > j ? cell : i == j ? bonus[x % 4 / 2] : 0.0f;
     }
-    const int matrix = lane_id() / 8, row = lane_id() % 8 + matrix % 2 * 8;
-    uint32_t x[4];
-    ldmatrix_x4_trans(x, me.smem + C::DY + 2 * (row * C::PITCH + 16 * me.warp + matrix / 2 * 8));
-    GT_UNROLL
-    for (int i = 0; i < 4; i++)
-        mma_tf32(dv[i / 2], left[i % 2], unpack_bf16_lo(x[i]), unpack_bf16_hi(x[i]));
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) { /* token 2g + i % 2, values 8 (i / 2) + 2j, + 1 */
-        const int t = leaf * LEAF + 2 * me.g + i % 2;
-        if (p.dv && t < me.tokens)
-            stg<uint32_t>(static_cast<bf16*>(p.dv) + at(p.dv_at, me.b, me.first_token + t, me.h) +
-                              16 * me.warp + 8 * (i / 2) + 2 * me.j,
-                          pack_bf16(dv[i / 2][2 * (i % 2)], dv[i / 2][2 * (i % 2) + 1]));
+    add_dv<C>(me, A, b, dv);
+    for (int a = b + 1; a < LEAVES; a++) {
+        pair_products<C>(me, K, a, A);
+        add_dv<C>(me, A, a, dv);
+        scale_left<C>(me, C::E + 4 * a * C::CHANNELS, K, K);
     }
-    if (me.warp < 2) token_products<C>(me);
-
-    /* G^T <- H^T + dy^T R */
-    const float a[2][4] = {{unpack_bf16_lo(x[0]), unpack_bf16_lo(x[2]), unpack_bf16_hi(x[0]),
-                            unpack_bf16_hi(x[2])},
-                           {unpack_bf16_lo(x[1]), unpack_bf16_lo(x[3]), unpack_bf16_hi(x[1]),
-                            unpack_bf16_hi(x[3])}};
+    if constexpr (!std::is_same<typename C::State, bf16>::value) scale_left<C>(me, C::G_SCALE, K, K);
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++)
+    for (int kk = 0; kk < C::TILES; kk++)
         GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int t = 8 * half + 2 * me.j, n = 8 * nt + me.g;
-            mma_tf32(G[nt], a[half], lds<float>(me.smem + C::R + row_cell<C>(t, n)),
-                     lds<float>(me.smem + C::R + row_cell<C>(t + 1, n)));
-        }
-}
-
-/* Sums x[t] over the 4 quarters of a warp; x[i] becomes the sum for t = 4i + quarter. */
-GT_DEV void sum_quarters(const float (&x)[LEAF], int quarter, float (&sum)[4]) {
-    float half[8];
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) { /* of every 4 tokens keep 0, 1 or 2, 3 */
-        const float a = x[i / 2 * 4 + i % 2], b = x[i / 2 * 4 + i % 2 + 2];
-        half[i] = (quarter & 2 ? b : a) + shfl_xor(quarter & 2 ? a : b, 16);
-    }
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const float a = half[2 * i], b = half[2 * i + 1];
-        sum[i] = (quarter & 1 ? b : a) + shfl_xor(quarter & 1 ? a : b, 8);
-    }
-}
-
-/* Back, (3): a lane has channel n and tokens 4s + quarter. */
-template <class C>
-GT_DEV void channel_leaf(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int n,
-                         int quarter, float u, float& du) {
-    float R[LEAF], K[LEAF], dR[4], dK[4], own_R[4], own_K[4], first[4], dg[LEAF], part[4];
-    GT_UNROLL
-    for (int t = 0; t < LEAF; t++) R[t] = lds<float>(me.smem + C::R + row_cell<C>(t, n));
-    GT_UNROLL
-    for (int t = 0; t < LEAF; t += 2) {
-        const float2 k =
-            lds<float2>(me.smem + C::K + 16 * (t / 2 * C::CELLS + n / 2) + 8 * (n % 2));
-        K[t] = k.x;
-        K[t + 1] = k.y;
-    }
-    GT_UNROLL
-    for (int s = 0; s < 4; s++) {
-        const int t = 4 * s + quarter;
-        dR[s] = lds<float>(me.smem + C::SDY + 4 * (t * C::PITCH + n));
-        dK[s] = lds<float>(me.smem + C::HV + 4 * (t * C::PITCH + n));
-        own_R[s] = lds<float>(me.smem + C::R + row_cell<C>(t, n));
-        own_K[s] = lds<float>(me.smem + C::K + 16 * (t / 2 * C::CELLS + n / 2) + 8 * (n % 2) +
-                              4 * (t % 2));
-        first[s] = own_K[s] * dK[s]; /* K_j (H v_j) */
-    }
-    /* dR = S dy + tril(C) K in the order of time, with the part of dg that ends in these tokens; dg also
-     * collects K_j (H v_j) of the tokens before */
-    float before = 0.0f;
-    GT_UNROLL
-    for (int t4 = 0; t4 < 4; t4++) {
-        float c[4][4];
-        GT_UNROLL
-        for (int s = t4; s < 4; s++) {
-            const float4 x =
-                lds<float4>(me.smem + C::C + 4 * ((4 * s + quarter) * C::C_PITCH + 4 * t4));
-            c[s][0] = x.x, c[s][1] = x.y, c[s][2] = x.z, c[s][3] = x.w;
-        }
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) {
-            const int t = 4 * t4 + e;
-            float sum = before;
+        for (int x = 0; x < C::N / 32; x++) {
+            uint32_t g[4];
+            ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, 4 * x + matrix));
             GT_UNROLL
-            for (int s = t4; s < 4; s++) {
-                const float r = s > t4 || quarter > e ? own_R[s] : 0.0f; /* tokens after t only */
-                sum = fma_rn(r, dR[s], sum);
-                dR[s] = fma_rn(c[s][e], K[t], dR[s]);
-            }
-            dg[t] = sum;
-            if (e == quarter) before += first[t4];
+            for (int y = 0; y < 4; y++)
+                mma_tf32(dv[4 * x + y], K[kk], Unpack::lo(g[y]), Unpack::hi(g[y]));
         }
-    }
-    GT_UNROLL
-    for (int i4 = 0; i4 < 4; i4++) /* dK = H v + triu(C) R */
-        GT_UNROLL
-        for (int s = 0; s <= i4; s++) {
-            const float4 c =
-                lds<float4>(me.smem + C::CT + 4 * ((4 * s + quarter) * C::C_PITCH + 4 * i4));
-            dK[s] = fma_rn(c.x, R[4 * i4], dK[s]);
-            dK[s] = fma_rn(c.y, R[4 * i4 + 1], dK[s]);
-            dK[s] = fma_rn(c.z, R[4 * i4 + 2], dK[s]);
-            dK[s] = fma_rn(c.w, R[4 * i4 + 3], dK[s]);
-        }
-    sum_quarters(dg, quarter, part);
-    const float rowsum = lds<float>(me.smem + C::ROWSUM + 4 * n);
-    const int64_t first_token = me.first_token + leaf * LEAF + quarter;
-    int64_t dr_at = at(p.dr_at, me.b, first_token, me.h) + n;
-    int64_t dk_at = at(p.dk_at, me.b, first_token, me.h) + n;
-    int64_t dw_at = at(p.dw_at, me.b, first_token, me.h) + n;
-    GT_UNROLL
-    for (int s = 0; s < 4; s++) {
-        const int t = 4 * s + quarter, token = leaf * LEAF + t;
-        const float c0 = lds<float>(me.smem + C::SUMS + 4 * (t * C::PITCH + n));
-        const float c1 = lds<float>(me.smem + C::SUMS + 4 * ((t + 1) * C::PITCH + n));
-        const float h = lds<float>(me.smem + C::LOGS + 4 * (t * C::PITCH + n));
-        const float b = lds<float>(me.smem + C::DIAGONAL + 4 * t);
-        const float r = own_R[s] * ex2_approx(c0), k = own_K[s] * ex2_approx(-c1);
-        float dw = rowsum + part[s];
-        if (p.in.decay == GT_DECAY_RAW) dw *= -h * LN_2; /* log d = -h ln 2 */
-        du = fma_rn(b * r, k, du);
-        if (token >= me.tokens) continue;
-        if (p.dr)
-            store_element<bf16>(p.dr, dr_at, fma_rn(ex2_approx(-c0), dR[s], u * k * b));
-        if (p.dk)
-            store_element<bf16>(p.dk, dk_at, fma_rn(ex2_approx(c1), dK[s], u * r * b));
-        if (p.dw) store_element<typename C::W>(p.dw, dw_at, dw);
-        dr_at += 4 * p.dr_at.t;
-        dk_at += 4 * p.dk_at.t;
-        dw_at += 4 * p.dw_at.t;
-    }
 }
 
 template <class C>
-GT_KERNEL(C::THREADS, C::N == 32 ? 4 : 2)
+GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
+                     const float (&dv)[C::VALUE_TILES][4]) {
+    GT_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int t = LEAF * me.leaf + 2 * me.g + half;
+        if (!p.tensors[OF_DV].data || t >= me.tokens) continue;
+        typename C::T* to = row_of<typename C::T>(p, me, OF_DV, t) + 2 * me.j;
+        GT_UNROLL
+        for (int i = 0; i < C::VALUE_TILES; i++)
+            stg<uint32_t>(to + 8 * i, Element<typename C::T>::pack(dv[i][2 * half], dv[i][2 * half + 1]));
+    }
+}
+
+/* What a thread makes of dw: 2 channels of PART tokens; and what it needs from global memory. */
+template <class C>
+struct DwPart {
+    int channel, part, t0; /* channel of the slice, part, its first token */
+    Pair<typename C::W> w[C::PART];
+    float2 rowsum;
+
+    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
+        using W = typename C::W;
+        channel = thread_id() % (C::CHANNELS / 2) * 2;
+        part = thread_id() / (C::CHANNELS / 2);
+        t0 = part * C::PART;
+        const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
+        GT_UNROLL
+        for (int i = 0; i < C::PART; i++) {
+            w[i] = {};
+            if (t0 + i < me.tokens) w[i] = ldg<Pair<W>>(row);
+            row += (int)p.tensors[OF_W].at.t;
+        }
+        const float* sums =
+            p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + me.slice0 + channel;
+        rowsum = {0.0f, 0.0f};
+        GT_UNROLL
+        for (int i = 0; i < C::ROWSUM_PARTS; i++) {
+            const float2 x = ldg<float2>(sums + i * C::N);
+            rowsum.x += x.x;
+            rowsum.y += x.y;
+        }
+    }
+};
+
+/* dw of a slice: R 2^c_16 X lies where R was, K 2^c_16 Z where K was. */
+template <class C>
+GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const DwPart<C>& own) {
+    using W = typename C::W;
+    constexpr float LOG2_LOG2_E = 0.52876637f;
+    float2 dg[C::PART], sum = {0.0f, 0.0f};
+    GT_UNROLL
+    for (int i = 0; i < C::PART; i++) {
+        const uint32_t cell = me.smem + 4 * ((own.t0 + i) * C::PITCH + own.channel);
+        if (own.t0 + i > 0) {
+            const float2 begins = lds<float2>(cell + C::K - 4 * C::PITCH), ends = lds<float2>(cell + C::R);
+            sum.x += begins.x - ends.x;
+            sum.y += begins.y - ends.y;
+        }
+        dg[i] = sum;
+    }
+    sts<float2>(me.smem + C::PART_SUMS + 4 * (own.part * C::CHANNELS + own.channel), sum);
+    float2 first = own.rowsum; /* dg of the chunk's first token, Horner from the last leaf */
+    GT_UNROLL
+    for (int a = LEAVES - 1; a >= 0; a--) {
+        const float2 E = lds<float2>(me.smem + C::E + 4 * (a * C::CHANNELS + own.channel));
+        const float2 x = lds<float2>(me.smem + C::FIRST + 4 * (a * C::CHANNELS + own.channel));
+        first.x = fma_rn(first.x, E.x, x.x);
+        first.y = fma_rn(first.y, E.y, x.y);
+    }
+    sync_threads();
+    GT_UNROLL
+    for (int i = 0; i < C::PARTS - 1; i++) {
+        if (i >= own.part) break;
+        const float2 x = lds<float2>(me.smem + C::PART_SUMS + 4 * (i * C::CHANNELS + own.channel));
+        first.x += x.x;
+        first.y += x.y;
+    }
+    W* row = row_of<W>(p, me, OF_DW, own.t0) + me.slice0 + own.channel;
+    GT_UNROLL
+    for (int i = 0; i < C::PART; i++) {
+        float2 dw = {first.x + dg[i].x, first.y + dg[i].y};
+        if (p.raw) { /* log d = -exp(w) */
+            dw.x *= -LN_2 * ex2_approx(fma_rn(own.w[i].lo(), LOG2_E, LOG2_LOG2_E));
+            dw.y *= -LN_2 * ex2_approx(fma_rn(own.w[i].hi(), LOG2_E, LOG2_LOG2_E));
+        }
+        Vec<W, 2> packed;
+        packed.set({dw.x, dw.y});
+        if (own.t0 + i < me.tokens) stg<Vec<W, 2>>(row, packed);
+        row += (int)p.tensors[OF_DW].at.t;
+    }
+}
+
+/* What a warp kept of dg, to where R (of R warps) or K was. */
+template <class C>
+GT_DEV void store_ends(const BackwardBlock<C>& me, int to, const float (&sum)[C::TILES][4]) {
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++)
+        GT_UNROLL
+        for (int half = 0; half < 2; half++)
+            sts<float4>(me.smem + to + 4 * ((LEAF * me.leaf + 2 * me.g + half) * C::PITCH + 16 * q +
+                                            4 * me.j), channels_of<C>(sum, q, half));
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::N == 32 ? 3 : C::N == 64 ? 2 : 1)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    const Problem& in = p.in;
     BackwardBlock<C> me;
     const int64_t head = block_x() / p.chunks, chunk = block_x() % p.chunks;
     const int64_t state = (int64_t)block_x() * C::N * C::N;
     me.smem = smem_base();
-    me.b = head / in.H;
-    me.h = head % in.H;
+    me.b = head / p.H;
+    me.h = head % p.H;
     me.first_token = (int)chunk * CHECKPOINT;
-    me.tokens = (int)(in.T - me.first_token < CHECKPOINT ? in.T - me.first_token : CHECKPOINT);
-    me.leaves = (me.tokens + LEAF - 1) / LEAF;
-    me.is_row_warp = warp_id() < C::GROUPS;
-    me.warp = warp_id() % C::GROUPS;
+    me.tokens = p.T - me.first_token < CHECKPOINT ? p.T - me.first_token : CHECKPOINT;
+    me.leaf = warp_id() % LEAVES;
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
-    me.quad = lane_id() / 8;
-    me.channel = 16 * me.warp + lane_id() % 8 * 2;
+    const bool is_r_warp = warp_id() < LEAVES;
 
-    roll_states<C>(p, me, p.S_checkpoints + state);
-    bool slow = false;
-    for (int i = 0; i < C::GROUPS; i++) slow |= lds<uint32_t>(me.smem + C::SLOW + 4 * i) != 0;
-    if (thread_id() == 0) p.slow[block_x()] = slow;
-    if (slow) return;
+    float dv[C::VALUE_TILES][4] = {};
+    store_bases<C>(p, me);
+    sync_threads();
+    copy_tokens<C>(p, me);
+    for (int slice = 0; slice < C::SLICES; slice++) {
+        me.slice0 = slice * C::CHANNELS;
+        load_state<C>(me, p.S_checkpoints, state, C::S, C::S_SCALE);
+        load_state<C>(me, p.G_checkpoints, state, C::G, C::G_SCALE);
+        cp_async_commit();
+        prepare_slice<C>(p, me);
+        cp_async_wait<0>();
+        sync_threads();
+        uint32_t slow = 0;
+        for (int i = 0; i < LEAVES * C::GROUPS; i++) slow |= lds<uint32_t>(me.smem + C::SLOW + 4 * i);
+        if (thread_id() == 0) p.slow[block_x()] = slow;
+        if (slow) return;
 
-    const int n = 8 * warp_id() + lane_id() % 8, quarter = lane_id() / 8;
-    const float u = in.u ? in.u[me.h * C::N + n] : 0.0f;
-    const float u0 = in.u ? in.u[me.h * C::N + me.channel] : 0.0f;
-    const float u1 = in.u ? in.u[me.h * C::N + me.channel + 1] : 0.0f;
-    float G[C::NT][4], du = 0.0f;
-    BackwardRaw<C> x = {};
-    uint4 v = {0, 0, 0, 0}, dy = {0, 0, 0, 0};
-    const auto load = [&](int leaf) {
-        if (me.is_row_warp) {
-            load_raw<C, true>(p, me, leaf, x);
+        float sum[C::TILES][4];
+        if (is_r_warp) {
+            r_warp<C>(p, me, sum);
         } else {
-            v = load_row_piece<C>(me, in.v, in.v_at, leaf);
-            dy = load_row_piece<C>(me, in.dy, in.dy_at, leaf);
+            if (p.tensors[OF_DV].data) v_warp<C>(me, dv);
+            k_warp<C>(p, me, sum);
         }
-    };
-    load(me.leaves - 1);
-    if (me.is_row_warp) {
-        load_state_rows<C>(me, p.G_checkpoints + state, G);
-    } else {
-        GT_UNROLL
-        for (int i = 0; i < C::NT * 4; i++)
-            G[i / 4][i % 4] = p.G_checkpoints[state + (8 * (i / 4) + 2 * me.j + i % 2) * C::N +
-                                              16 * me.warp + me.g + i % 4 / 2 * 8];
+        DwPart<C> own = {};
+        if (p.tensors[OF_DW].data) own.load(p, me);
+        sync_threads();
+        if (p.du && thread_id() < C::CHANNELS) {
+            float du = 0.0f;
+            for (int a = 0; a < LEAVES; a++)
+                du += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
+            p.du[((me.b * p.chunks + chunk) * p.H + me.h) * C::N + me.slice0 + thread_id()] = du;
+        }
+        if (p.tensors[OF_DW].data) {
+            store_ends<C>(me, is_r_warp ? C::R : C::K, sum);
+            sync_threads();
+            store_dw<C>(p, me, own);
+        }
+        if (slice + 1 < C::SLICES) sync_threads();
     }
-    for (int leaf = me.leaves - 1; leaf >= 0; leaf--) {
-        if (me.is_row_warp) {
-            prepare_back<C>(p, me, x, u0, u1, leaf);
-        } else {
-            store_row_piece<C>(me, C::VALUES, v);
-            store_row_piece<C>(me, C::DY, dy);
-        }
-        if (leaf > 0) load(leaf - 1);
-        sync_threads();
-        if (me.is_row_warp) {
-            uint32_t S[C::NT][2];
-            if (leaf == 0) {
-                float start[C::NT][4];
-                load_state_rows<C>(me, p.S_checkpoints + state, start);
-                pack_state<C>(start, S);
-            } else {
-                GT_UNROLL
-                for (int i = 0; i < C::NT / 2; i++) {
-                    const uint4 s = lds<uint4>(saved_cell<C>(me, leaf, i));
-                    S[2 * i][0] = s.x, S[2 * i][1] = s.y, S[2 * i + 1][0] = s.z,
-                    S[2 * i + 1][1] = s.w;
-                }
-            }
-            row_warp_leaf<C>(me, S, G);
-        } else {
-            value_warp_leaf<C>(p, me, leaf, G);
-        }
-        sync_threads();
-        channel_leaf<C>(p, me, leaf, n, quarter, u, du);
-        sync_threads();
-    }
-    du += shfl_xor(du, 8);
-    du += shfl_xor(du, 16);
-    if (p.du && quarter == 0) p.du[((me.b * p.chunks + chunk) * in.H + me.h) * C::N + n] = du;
+    if (!is_r_warp) store_dv<C>(p, me, dv);
 }
 
 /* ---- launchers -------------------------------------------------------------------------------------------- */
@@ -2369,11 +2705,11 @@ static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
 
 template <bool REVERSE, class T, class W, int N>
 static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
-    using C = TensorTraits<T, W, N>;
+    using C = typename std::conditional<REVERSE, ReverseTraits<T, W, N>, TensorTraits<T, W, N>>::type;
     const int64_t blocks = (p.in.B * p.in.H * p.segments + C::HEADS - 1) / C::HEADS;
     if constexpr (REVERSE)
         return run("wkv6 reverse_tensor_kernel", reverse_tensor_kernel<C>, blocks, C::THREADS,
-                   C::SMEM, stream, p);
+                   C::SMEM + (p.rowsums ? C::S_PIECES : 0), stream, p);
     else
         return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS,
                    C::SMEM, stream, p);
@@ -2402,7 +2738,7 @@ struct Segments {
 };
 
 static inline Segments cut_time(const gt_wkv6_args& a, const Device& device) {
-    constexpr int LEAST = 2 * CHECKPOINT; /* tokens of a segment that are worth a block */
+    constexpr int LEAST = 4 * CHECKPOINT; /* tokens of a segment that are worth a block */
     const int64_t blocks = a.N == 32 ? (a.B * a.H + 1) / 2 : a.B * a.H;
     const int64_t room = (a.N == 128 ? 1 : 2) * (int64_t)device.multiprocessors;
     int64_t count = a.segments;
@@ -2426,7 +2762,7 @@ static inline void take_segments(Arena& arena, const gt_wkv6_args& a, const Segm
     *states = *decays = nullptr;
     if (cut.count == 1) return;
     *states = arena.take<float>(a.B * a.H * cut.count * a.N * a.N);
-    *decays = arena.take<float>(a.B * a.H * cut.count * a.N);
+    *decays = arena.take<float>(a.B * a.H * cut.count * 2 * a.N);
 }
 
 /* One walk through time, in one launch or in three. */
@@ -2437,6 +2773,7 @@ static gt_status launch_tensor_any(TensorParams p, gt_stream stream) {
     local.local = 1;
     local.y = nullptr;
     local.checkpoints = nullptr;
+    local.rowsums = nullptr;
     ScanParams scan = {};
     scan.state_in = p.state_in;
     scan.segment_states = p.segment_states, scan.segment_decays = p.segment_decays;
@@ -2459,7 +2796,7 @@ static inline size_t forward_workspace(const gt_wkv6_args& a, const Device& devi
     return arena.bytes();
 }
 
-static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& device, float* checkpoints,
+static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& device, void* checkpoints,
                                       gt_stream stream) {
     const Segments cut = cut_time(a, device);
     Arena arena(a.workspace);
@@ -2476,19 +2813,26 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
     return launch_tensor_any<false>(p, stream);
 }
 
-static inline int64_t checkpoint_count(const gt_wkv6_args& a) {
-    return a.B * a.H * ((a.T + CHECKPOINT - 1) / CHECKPOINT) * a.N * a.V;
+/* Checkpoints of states in the arena, at its next place. */
+static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype) {
+    const int64_t count = a.B * a.H * ((a.T + CHECKPOINT - 1) / CHECKPOINT) * a.N * a.V;
+    if (dtype == GT_BF16) return arena.take<bf16>(count);
+    return arena.take<float>(count);
 }
 
 /* Where forward leaves the states for backward. */
-static inline float* checkpoints_in(const void* saved, const gt_wkv6_args& a, size_t* bytes) {
-    return floats_in(saved, checkpoint_count(a), bytes);
+static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, size_t* bytes) {
+    Arena arena(const_cast<void*>(saved));
+    void* checkpoints = take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V));
+    *bytes = arena.bytes();
+    return checkpoints;
 }
 
 /* The pieces of backward's workspace. */
 struct BackwardPlan {
     ChunkParams chunk;
-    float *S_checkpoints, *G_checkpoints;
+    void *S_checkpoints, *G_checkpoints;
+    float* rowsums;         /* [B,H,chunks,rowsum_parts(),N], for backward_tensor_kernel */
     bool shared_gradient; /* dstate_in is a sum over the batch: of dstate_sum [B,H,N,V] */
     float* dstate_sum;
     uint32_t* slow; /* [B,H,chunks]: chunks that backward_tensor_kernel leaves */
@@ -2497,6 +2841,12 @@ struct BackwardPlan {
     int64_t blocks;
     size_t bytes;
 };
+
+static inline int rowsum_parts(const gt_wkv6_args& a) {
+    return a.N == 32   ? ReverseTraits<bf16, bf16, 32>::PARTS
+           : a.N == 64 ? ReverseTraits<bf16, bf16, 64>::PARTS
+                       : ReverseTraits<bf16, bf16, 128>::PARTS;
+}
 
 static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
     BackwardPlan plan = {};
@@ -2514,8 +2864,12 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     c.scratch_size = (c.scratch_size + 63) / 64 * 64;
     plan.blocks = a.B * a.H * c.chunks;
     if (plan.blocks > 2 * device.multiprocessors) plan.blocks = 2 * device.multiprocessors;
-    if (!a.saved) plan.S_checkpoints = arena.take<float>(checkpoint_count(a));
-    plan.G_checkpoints = arena.take<float>(checkpoint_count(a));
+    c.S_dtype = state_dtype(a.dtype, a.N, a.V);
+    c.G_dtype = backward_fits(a, device) ? c.S_dtype : GT_F32;
+    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype);
+    plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype);
+    if (fits_tensor_cores(a, device))
+        plan.rowsums = arena.take<float>(a.B * a.H * c.chunks * rowsum_parts(a) * a.N);
     c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     plan.slow = arena.take<uint32_t>(a.B * a.H * c.chunks);
     if (a.du) c.du = arena.take<float>(a.B * c.chunks * a.H * a.N);
@@ -2552,13 +2906,23 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.state_in = a.state_in;
     p.state_in_shared = a.state_in_shared;
     p.checkpoints = plan.S_checkpoints;
+    p.checkpoint_dtype = plan.chunk.S_dtype;
     plan.chunk.S_checkpoints = plan.S_checkpoints;
     return launch_tokens<false>(p, stream);
 }
 
+/* Whether backward_tensor_kernel can do it, given that the sweep of G can. */
+static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
+    const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
+    using Sweep = ReverseTraits<f16, f16, 128>;
+    return (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_PIECES) && aligned(a.dv, a.dv_stride, 2, 4) &&
+           aligned(a.dr, a.dr_stride, 2, 8) && aligned(a.dk, a.dk_stride, 2, 8) &&
+           aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
+}
+
 /* G after every chunk, and dstate_in. */
-static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, bool tensor,
-                                           gt_stream stream) {
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
+                                           const Device& device, bool tensor, gt_stream stream) {
     plan.chunk.G_checkpoints = plan.G_checkpoints;
     if (tensor) {
         TensorParams t = {};
@@ -2570,6 +2934,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.dstate_out;
         t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
+        if (a.dw && chunks_fit(a, device)) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.segments = plan.cut.count, t.segment_tokens = plan.cut.tokens;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         return launch_tensor_any<true>(t, stream);
@@ -2583,35 +2948,54 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.state_in = a.dstate_out;
     p.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
     p.checkpoints = plan.G_checkpoints;
+    p.checkpoint_dtype = plan.chunk.G_dtype;
     return launch_tokens<true>(p, stream);
 }
 
-static inline bool chunks_fit(const gt_wkv6_args& a) {
-    return a.dtype == GT_BF16 && a.N <= 64 && aligned(a.dv, a.dv_stride, 2, 4);
+template <class T, class W, int N>
+static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams& p,
+                                    gt_stream stream) {
+    using C = BackwardTraits<T, W, N>;
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.chunks,
+               C::THREADS, C::SMEM, stream, p);
 }
 
-template <class W, int N>
-static gt_status launch_chunks_with(const BackwardParams& p, gt_stream stream) {
-    using C = BackwardTraits<W, N>;
-    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>,
-               p.in.B * p.in.H * p.chunks, C::THREADS, C::SMEM, stream, p);
+template <class T, class W>
+static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, gt_stream stream) {
+    if (a.N == 32) return launch_chunks_with<T, W, 32>(a, p, stream);
+    if (a.N == 64) return launch_chunks_with<T, W, 64>(a, p, stream);
+    return launch_chunks_with<T, W, 128>(a, p, stream);
 }
 
 static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
     const ChunkParams& c = plan.chunk;
+    const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
     BackwardParams p = {};
-    p.in = c.in;
+    const auto set = [&](int i, const void* data, gt_stride at_, int element) {
+        p.tensors[i] = {const_cast<void*>(data), at_, element};
+    };
+    set(OF_R, a.r, a.r_stride, 2);
+    set(OF_K, a.k, a.k_stride, 2);
+    set(OF_W, a.w, a.w_stride, w_size);
+    set(OF_V, a.v, a.v_stride, 2);
+    set(OF_DY, a.dy, a.dy_stride, 2);
+    set(OF_DR, a.dr, a.dr_stride, 2);
+    set(OF_DK, a.dk, a.dk_stride, 2);
+    set(OF_DW, a.dw, a.dw_stride, w_size);
+    set(OF_DV, a.dv, a.dv_stride, 2);
+    p.H = a.H, p.T = (int)a.T;
+    p.raw = a.decay == GT_DECAY_RAW;
+    p.u = a.u;
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
+    p.rowsums = plan.rowsums;
     p.slow = plan.slow;
-    p.dr = c.dr, p.dk = c.dk, p.dw = c.dw, p.dv = c.dv;
-    p.dr_at = c.dr_at, p.dk_at = c.dk_at, p.dw_at = c.dw_at, p.dv_at = c.dv_at;
     p.du = c.du;
     p.chunks = (int)c.chunks;
-    if (a.w_dtype == GT_F32)
-        return a.N == 32 ? launch_chunks_with<float, 32>(p, stream)
-                         : launch_chunks_with<float, 64>(p, stream);
-    return a.N == 32 ? launch_chunks_with<bf16, 32>(p, stream)
-                     : launch_chunks_with<bf16, 64>(p, stream);
+    if (a.dtype == GT_BF16)
+        return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
+                                   : launch_chunks_of<bf16, bf16>(a, p, stream);
+    return a.w_dtype == GT_F32 ? launch_chunks_of<f16, float>(a, p, stream)
+                               : launch_chunks_of<f16, f16>(a, p, stream);
 }
 
 static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan,
@@ -2622,9 +3006,9 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     const int part2 = leaf_smem((int)a.N, (int)a.V);
     gt_status status;
     if ((status = make_S_checkpoints(a, plan, tensor, stream)) != GT_OK ||
-        (status = make_G_checkpoints(a, plan, tensor, stream)) != GT_OK)
+        (status = make_G_checkpoints(a, plan, device, tensor, stream)) != GT_OK)
         return status;
-    if (tensor && chunks_fit(a)) {
+    if (tensor && chunks_fit(a, device)) {
         if ((status = launch_chunks(a, plan, stream)) != GT_OK) return status;
         c.only = plan.slow;
     }
@@ -2651,13 +3035,17 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_
         return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
     if (a->V > MAX_SIZE)
         return gt_fail(GT_ERROR_UNSUPPORTED, "V = %lld: at most %d", (long long)a->V, MAX_SIZE);
+    if (a->seq_capacity)
+        return gt_fail(GT_ERROR_UNSUPPORTED, "seq_capacity = %lld: packed sequences are not yet "
+                                             "implemented",
+                       (long long)a->seq_capacity);
     return current_device(device);
 }
 
 static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Device& device,
                                 gt_stream stream) {
     size_t bytes;
-    float* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
+    void* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
     if (!is_step && forward_fits(a, device)) return launch_tensor(a, device, checkpoints, stream);
     ForwardParams p = {};
     p.in = problem_of(a);
@@ -2666,6 +3054,7 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
     p.state_in = is_step ? a.state_out : a.state_in;
     p.state_out = a.state_out;
     p.checkpoints = checkpoints;
+    p.checkpoint_dtype = state_dtype(a.dtype, a.N, a.V);
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;
     p.slots = a.slots;

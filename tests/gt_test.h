@@ -40,7 +40,7 @@ typedef struct test_op {
     gt_status (*device[3])(const void *args, gt_stream stream);
     gt_status (*workspace)(const void *args, gt_workspace *need);
     /* offsets of fields that the table does not list; 0 = the operator has none */
-    size_t state_in_shared, slot_capacity, segments;
+    size_t state_in_shared, slot_capacity, seq_capacity, segments;
     size_t saved, saved_bytes, workspace_at, workspace_bytes;
 } test_op;
 
@@ -75,6 +75,12 @@ typedef union test_args {
     gt_norm_gate_args norm_gate;
 } test_args;
 
+/* The sequences of a packed call; args.seq_capacity says that it is one. */
+typedef struct test_packed {
+    int64_t count;
+    const int64_t *lengths; /* NULL: random, some of them 0, of nearly all tokens together */
+} test_packed;
+
 typedef struct test_case {
     const char *op, *name;
     const char *absent; /* names of tensors whose pointers are NULL, separated by spaces */
@@ -85,6 +91,7 @@ typedef struct test_case {
     int64_t row;       /* TEST_SLICES: elements in a row of the buffers, 0 = just enough, odd */
     int in_place;      /* outputs that may equal an input do */
     int no_difference; /* has no derivative somewhere: not for difference quotients */
+    test_packed packed;
     test_args args;    /* sizes and flags; the harness sets pointers, strides and dtypes */
 } test_case;
 
@@ -94,11 +101,14 @@ typedef struct test_values {
 } test_values;
 
 /* test_cases.c */
-extern const test_case test_case_table[]; /* ends with op NULL */
+extern const test_case test_case_table[];   /* ends with op NULL */
+extern const test_case test_packed_cases[]; /* the same; packed sequences */
 const test_op *test_op_of(const char *name);
 extern const char *const test_op_names[]; /* ends with NULL */
 /* A case with random sizes up to about `most`, flags, absent tensors and layout. */
 void test_draw_case(const char *op, uint64_t seed, int64_t most, test_case *c);
+/* The same with packed sequences; only for operators that take them. */
+void test_draw_packed(const char *op, uint64_t seed, int64_t most, test_case *c);
 
 /* How a case draws one of its tensors. */
 typedef enum test_map { TEST_AS_IS, TEST_EXP, TEST_NEGATIVE_EXP } test_map;
@@ -115,7 +125,10 @@ int test_is_absent(const test_case *c, const gt_tensor *t);
 int test_is_input(const gt_tensor *t, gt_pass pass);  /* read, 's' included */
 int test_is_output(const gt_tensor *t, gt_pass pass); /* written, 's' included */
 int test_accumulates(const test_case *c, const gt_tensor *t);
-/* Which of the tensor's indices `letter` is, -1 = none; 'B' is that of the states, too. */
+int test_takes_packed(const char *op); /* whether the operator takes packed sequences */
+int test_is_packed(const test_case *c);
+/* Which of the tensor's indices `letter` is, -1 = none; 'B' is that of the states, too, and in a
+ * packed case of the states alone. */
 int test_axis(const test_case *c, const gt_tensor *t, char letter);
 
 int64_t test_get_size(const test_case *c, char letter);
@@ -123,6 +136,7 @@ void test_set_size(test_case *c, char letter, int64_t n);
 int test_get_flag(const test_case *c, size_t offset); /* 0 if the operator has no such field */
 void test_set_flag(test_case *c, size_t offset, int value);
 void test_set_slots(test_case *c, int64_t capacity);
+void test_set_sequences(test_case *c, int64_t count, int64_t capacity); /* 0, 0: not packed */
 void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion); /* DEFAULT: as dtype */
 gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);        /* of its elements */
 
@@ -144,8 +158,12 @@ double test_round(double value, gt_dtype dtype);
 /* The case's seed plus that of the environment variable GT_TEST_SEED. */
 uint64_t test_seed(const test_case *c);
 
-/* All that `pass` reads: its inputs, and what accumulating and in-place outputs hold before. */
+/* All that `pass` reads: its inputs, and what accumulating and in-place outputs hold before.  Of a
+ * packed case, what belongs to no sequence is 0 in *in; in memory test_run makes it NaN. */
 void test_inputs(const test_case *c, gt_pass pass, test_values *in);
+/* The number of sequences of a packed case, and where sequence s starts. */
+int64_t test_sequences(const test_case *c, const test_values *in);
+int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s);
 double *test_array(int64_t count, double value);
 void test_copy(const test_case *c, gt_pass pass, const test_values *from, test_values *to);
 void test_free(test_values *v);
@@ -163,8 +181,11 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
 typedef struct test_tolerance {
     double activations[4]; /* outputs stored as bf16, fp16 */
     double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients,
-                              in an fp32 call or with an fp32 companion also activations */
+                              in an fp32 call also activations */
+    double companions[4];  /* fp32 dw and ddt beside activations of that dtype */
     double terms[4];       /* what may be added for parameter gradients, relative to their terms */
+    int rounds_factors;    /* products are formed of rounded factors: where they cancel, an error is
+                              small beside them, but not beside the output */
 } test_tolerance;
 
 typedef struct test_runner test_runner;

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # run_gpu.sh [STEP...]: builds, tests and benches on a machine with an NVIDIA GPU.
 #
-#   STEP       build api cpu gpu memcheck racecheck initcheck bench; all of them if none is named
+#   STEP       build api cpu gpu memcheck racecheck initcheck bench; all of them if none is named.
+#              "build" compiles what the steps named with it need, or everything; without it each
+#              step compiles what it needs itself.
 #   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
+#   BUILD      build folder (build-gpu)
 #   GPU_ARCHS  architectures to compile for (that of the first GPU)
+#   LIMIT      seconds that a sanitizer may take for one operator (900)
 #   GT_COMMIT  the commit that is tested, where there is no .git
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 root=$PWD
 build=${BUILD:-$root/build-gpu}
 out=${OUT:-$build/out}
@@ -15,17 +19,29 @@ summary=$out/summary.txt
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v meson >/dev/null || ! command -v ninja >/dev/null; then . "$root/tests/setup.sh"; fi
 steps=${*:-build api cpu gpu memcheck racecheck initcheck bench}
+operators=(wkv6 ssd selective_scan conv1d rmsnorm_linear norm_mix norm_gate)
 failed=0
 
 gpu_query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
 
 architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 
+# The line of a log that tells most: of Meson, of all sanitizers together, or of a test program.
+summarise() {
+    awk '/^Ok:/ { ok = $2 " tests" }
+         /ERROR SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
+         /^[0-9]+ passed/ { passed += $1; bad += $3 }
+         END { if (ok) print ok
+               else if (n) printf "%d errors in %d programs, %d checks passed, %d failed\n",
+                                  errors, n, passed, bad
+               else if (passed) printf "%d checks passed, %d failed\n", passed, bad }' "$1"
+}
+
 # step NAME COMMAND...: runs the command if the step is asked for, its output in NAME.log
 step() {
     local name=$1 started=$SECONDS status=0 result
     shift
-    case " $steps " in *" $name "*) ;; *) return ;; esac
+    asked "$name" || return
     "$@" >"$out/$name.log" 2>&1 || status=$?
     case $status in
     0) result=passed ;;
@@ -38,36 +54,67 @@ step() {
         ;;
     esac
     printf '%-10s %-8s %4d s  %s\n' "$name" "$result" $((SECONDS - started)) \
-        "$(grep -E '^[0-9]+ passed|ERROR SUMMARY|^Ok:' "$out/$name.log" | tail -n 1)" |
-        tee -a "$summary"
+        "$(summarise "$out/$name.log")" | tee -a "$summary"
 }
+
+# asked NAME...: whether one of the steps is asked for
+asked() {
+    local name
+    for name; do
+        case " $steps " in *" $name "*) return 0 ;; esac
+    done
+    return 1
+}
+
+configure() {
+    [ -f "$build/build.ninja" ] || meson setup "$build" "$root" -Dcuda=enabled \
+        -Dbuildtype=release "-Dgpu_archs=${GPU_ARCHS:-$(architecture)}"
+}
+
+compile() { configure && ninja -C "$build" "$@"; }
 
 build() {
-    local options=("-Dgpu_archs=${GPU_ARCHS:-$(architecture)}" -Dcuda=enabled -Dbuildtype=release)
-    if [ ! -f "$build/build.ninja" ]; then
-        meson setup "$build" "$root" "${options[@]}" || return
+    local targets=()
+    if asked gpu memcheck racecheck initcheck; then
+        targets+=(tests/test_kernels_gpu tests/test_gpu_large)
     fi
-    ninja -C "$build"
+    if asked bench; then targets+=(bench/gt_bench); fi
+    if asked api cpu; then targets=(); fi
+    compile "${targets[@]}"
 }
 
-suite() { meson test -C "$build" --no-rebuild --print-errorlogs --suite "$1"; }
+# Meson first compiles what the suite needs.
+suite() { configure && meson test -C "$build" --print-errorlogs --suite "$1"; }
 
 # Nothing may be skipped here.
 gpu() { suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt"; }
 
-# sanitize TOOL OPTION...: the last options, from --, are the test program's
+# sanitize TOOL OPTION...: the last options, from --, are the test program's.  One process for each
+# operator, at the same time.
 sanitize() {
-    local tool=$1 options=()
+    local tool=$1 options=() op logs=() processes=() status=0 i
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
         shift
     done
-    compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 20 "${options[@]}" \
-        "$build/tests/test_kernels_gpu" "${@:2}"
+    compile tests/test_kernels_gpu || return
+    for op in "${operators[@]}"; do
+        logs+=("$out/$tool.$op.log")
+        timeout "${LIMIT:-900}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            --print-limit 20 "${options[@]}" "$build/tests/test_kernels_gpu" "${@:2}" "$op" \
+            >"$out/$tool.$op.log" 2>&1 &
+        processes+=($!)
+    done
+    for i in "${!processes[@]}"; do
+        wait "${processes[i]}" || { status=1 && echo "FAILED: $tool of ${operators[i]}"; }
+    done
+    cat "${logs[@]}"
+    rm -f "${logs[@]}"
+    return $status
 }
 
-bench() { ninja -C "$build" bench/gt_bench && "$build/bench/gt_bench" --csv "$out/bench.csv"; }
+bench() { compile bench/gt_bench && "$build/bench/gt_bench" --csv "$out/bench.csv"; }
 
 {
     echo "commit     ${GT_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}"

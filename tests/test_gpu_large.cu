@@ -34,7 +34,7 @@ static void must(gt_status status) {
 
 /* Parameters and activations; states and the sums over the batch are left out. */
 static bool is_used(const Call &k, const gt_tensor *t) {
-    return t->use[k.pass] != '-' && t->use[k.pass] != 'g' && t->shape[0] != 'S' &&
+    return t->use[k.pass] != '-' && t->use[k.pass] != 'g' && t->kind != 'i' && t->shape[0] != 'S' &&
            t->shape[0] != 'Q';
 }
 

@@ -16,6 +16,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 static int is_short, is_once, is_exact;
 
@@ -231,24 +234,42 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* ---- runners --------------------------------------------------------------------------------- */
 
-/* By the dtype of the call. */
-#define TOLERANCE                                                                                  \
-    { 0, 1e-5, 3e-3, 1e-3 }
-static const double tolerance[] = TOLERANCE;
-#define RUNNER(mode)                                                                               \
-    {                                                                                              \
-        "the kernel", run_kernels, mode, 0, {                                                      \
-            TOLERANCE, TOLERANCE, TOLERANCE                                                        \
-        }                                                                                          \
-    }
+/* Of an output that is stored as bf16 or fp16 rounding takes at most 2^-8 or 2^-11, and 0.4 of that
+ * on average; the largest seen is 0.9 of the limit, where few elements make up most of a tensor. */
+#define ACTIVATIONS                                                                                \
+    { 0, 1e-5, 3e-3, 7e-4 }
+/* From 16-bit numbers, which fp32 holds exactly, fp32 arithmetic takes as little as from fp32. */
+#define IN_FP32                                                                                    \
+    { 0, 1e-5, 1e-5, 1e-5 }
+
+/* What fp32 outputs of 16-bit calls lose where the kernels round on the way. */
+static const struct {
+    const char *op;
+    test_tolerance tolerance;
+} tolerances[] = {
+    /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so
+     * are fp16's factors of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit
+     * (seen: 1.7e-3) */
+    {"wkv6",
+     {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 5e-4}, {0, 1e-5, 5e-4, 5e-4}, 1}},
+    /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
+    {"rmsnorm_linear", {ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1}},
+    {NULL, {ACTIVATIONS, IN_FP32, IN_FP32, IN_FP32, 0}}};
 
 static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
-static const test_runner plain = RUNNER(&plain_mode), with_saved = RUNNER(&saved_mode);
+static test_runner plain = {.name = "the kernel", .run = run_kernels, .context = &plain_mode};
+static test_runner with_saved = {.name = "the kernel", .run = run_kernels, .context = &saved_mode};
+
+static void set_tolerances(const char *op) {
+    int i = 0;
+    while (tolerances[i].op && strcmp(tolerances[i].op, op)) i++;
+    plain.tolerance = with_saved.tolerance = tolerances[i].tolerance;
+}
 
 static double tolerance_of(const test_case *c) {
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
-    return tolerance[dtype];
+    return plain.tolerance.activations[dtype];
 }
 
 /* Two results that are both within the tolerance. */
@@ -385,7 +406,7 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
 }
 
 static void refuses_less(const test_case *c) {
-    const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}}};
+    const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}, {0}, 0}};
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, out;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
@@ -401,7 +422,8 @@ static void refuses_less(const test_case *c) {
 static machine_mode mode_checked;
 
 static void mode_agrees(const test_case *c) {
-    const test_runner other = RUNNER(&mode_checked);
+    test_runner other = plain;
+    other.context = &mode_checked;
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, a, b;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
@@ -703,12 +725,20 @@ static void for_large(const char *op, check_case *check) {
     }
 }
 
+/* With one thread: those of the double twins would wake for each of 70000 batch elements. */
 static void for_many(const char *op, check_case *check) {
+#ifdef _OPENMP
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+#endif
     for (const test_case *at = many; at->op; at++) {
         test_case c = *at;
         c.name = "many";
         if (!strcmp(c.op, op)) check(&c);
     }
+#ifdef _OPENMP
+    omp_set_num_threads(threads);
+#endif
 }
 
 /* ---- all checks of an operator --------------------------------------------------------------- */
@@ -840,6 +870,7 @@ int main(int argc, char **argv) {
         int is_asked = first == argc;
         for (int k = first; k < argc; k++) is_asked |= !strcmp(argv[k], test_op_names[i]);
         if (!is_asked) continue;
+        set_tolerances(test_op_names[i]);
         if (mode)
             check_modes(test_op_names[i], mode);
         else
