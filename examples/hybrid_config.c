@@ -31,6 +31,7 @@ typedef struct row {
 #define BIG 1e9
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1 */
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
 static const row rows[] = {
     {"Data", .kind = SECTION},
@@ -70,6 +71,15 @@ static const row rows[] = {
     {"Device", .kind = SECTION},
     {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
      "auto, cuda or cpu; auto takes CUDA if it works"},
+    {"dtype", CHOICE, AT(dtype), "NAME", "f32", "bf16", 0, 0, 0, dtypes,
+     "of the activations: f32, bf16 or f16; the CPU knows f32 alone"},
+    {"check", FLAG, AT(check), NULL, "no",
+     .help =
+         "no training: forward and backward of one batch on the device and on the CPU, compared "
+         "tensor by tensor; status 4 if they differ by more than rounding"},
+    {"bench", STRING, AT(bench), "T,T,...", "",
+     .help =
+         "no training: time forward and backward of --batch windows (8) of T tokens; prints CSV"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,
@@ -374,6 +384,7 @@ gt_status hy_options_default(hy_options *o, int cuda) {
         if (status != GT_OK) return status;
         o->given[i] = 0;
     }
+    if (*o->bench && !given(o, AT(batch))) o->batch = 8;
     if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
     if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
@@ -432,6 +443,6 @@ void hy_options_help(FILE *out) {
           "not\n"
           "depend on it.\n"
           "Exit status: 0 done, 1 run failed, 2 bad option, 3 a gate failed with --gates-strict,\n"
-          "130 interrupted.\n",
+          "4 --check found a difference, 130 interrupted.\n",
           out);
 }

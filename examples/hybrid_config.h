@@ -17,6 +17,9 @@ typedef struct hy_options {
     double lr, min_lr, weight_decay, clip;
     int stateful;
     char device[HY_TEXT_MAX];
+    char dtype[HY_TEXT_MAX];
+    int check;
+    char bench[HY_TEXT_MAX];
     int64_t eval_every, eval_tokens, log_every;
     char csv[HY_TEXT_MAX];
     int64_t sample, sample_every;

@@ -104,7 +104,7 @@ typedef struct layer_acts {
     float *decay;          /* [M,C] raw decay, fp32 */
     void *kvrg;            /* [4,M,C] */
     void *wkv, *wkv_gated; /* [M,C] */
-    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt */
+    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row */
     float *A;              /* [Hm] */
     void *conv;            /* [M,I+2S]: x, B, C */
     void *ssd, *ssd_gated; /* [M,I] */
@@ -188,6 +188,7 @@ struct hy_model {
     int accumulate; /* of that backward */
     float loss_scale;
     int64_t steps;
+    int judged; /* 1: hy_model_result has seen the last step */
 };
 
 const hy_config *hy_model_config(const hy_model *m) {
@@ -196,6 +197,10 @@ const hy_config *hy_model_config(const hy_model *m) {
 
 static int64_t in_rows(const hy_model *m) {
     return 2 * m->I + 2 * STATE + m->Hm;
+}
+/* Their length in memory: padded, so that each begins at a multiple of 16 bytes. */
+static int64_t in_row(const hy_model *m) {
+    return (in_rows(m) + 7) / 8 * 8;
 }
 static int64_t conv_rows(const hy_model *m) {
     return m->I + 2 * STATE;
@@ -543,7 +548,7 @@ static linear rwkv_out_of(const hy_model *m, int l) {
 }
 static linear mamba_in_of(const hy_model *m, int l) {
     return (linear){.inputs = m->C, .outputs = in_rows(m), .weight = m->layer[l].in,
-                    .x = m->acts[l].norm, .y = m->acts[l].in};
+                    .x = m->acts[l].norm, .y = m->acts[l].in, .y_row = in_row(m)};
 }
 static linear mamba_out_of(const hy_model *m, int l, const pass *p) {
     return (linear){.inputs = m->I, .outputs = m->C, .weight = m->layer[l].mamba_out,
@@ -681,7 +686,7 @@ static gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
                             .dx = act_at(m, m->grad.in, m->I),
                             .dweight = grad_of(m, m->layer[l].conv_weight),
                             .dbias = grad_of(m, m->layer[l].conv_bias),
-                            .x_stride = {.t = in_rows(m)}, .dx_stride = {.t = in_rows(m)},
+                            .x_stride = {.t = in_row(m)}, .dx_stride = {.t = in_row(m)},
                             .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
@@ -705,9 +710,9 @@ static gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
                          .dBm = act_at(m, m->grad.conv, B), .dCm = act_at(m, m->grad.conv, C),
                          .dA = m->grad.A, .ddt_bias = grad_of(m, m->layer[l].dt_bias),
                          .dDskip = grad_of(m, m->layer[l].Dskip), .x_stride = {.t = conv},
-                         .dt_stride = {.t = in_rows(m)}, .Bm_stride = {.t = conv},
+                         .dt_stride = {.t = in_row(m)}, .Bm_stride = {.t = conv},
                          .Cm_stride = {.t = conv}, .dx_stride = {.t = conv},
-                         .ddt_stride = {.t = in_rows(m)}, .dBm_stride = {.t = conv},
+                         .ddt_stride = {.t = in_row(m)}, .dBm_stride = {.t = conv},
                          .dCm_stride = {.t = conv}, .saved = p->keep_saved ? a->ssd_saved : NULL,
                          .saved_bytes = p->keep_saved ? m->ssd_saved_bytes : 0,
                          .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
@@ -720,7 +725,7 @@ static gt_norm_gate_args mamba_norm_of(const hy_model *m, int l, const pass *p) 
                                .z = a->in, .gamma = value_of(m, m->layer[l].mamba_norm),
                                .y = a->ssd_gated, .dy = m->grad.ssd_gated, .dx = m->grad.ssd,
                                .dz = m->grad.in, .dgamma = grad_of(m, m->layer[l].mamba_norm),
-                               .z_stride = in_rows(m), .dz_stride = in_rows(m),
+                               .z_stride = in_row(m), .dz_stride = in_row(m),
                                .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
@@ -852,7 +857,7 @@ static void take_layer(arena *a, hy_model *m, layer_acts *x) {
     x->kvrg = take_acts(a, m, PROJECTIONS * MC);
     x->wkv = take_acts(a, m, MC);
     x->wkv_gated = take_acts(a, m, MC);
-    x->in = take_acts(a, m, M * in_rows(m));
+    x->in = take_acts(a, m, M * in_row(m));
     x->A = take_fp32(a, m, m->Hm);
     x->conv = take_acts(a, m, M * conv_rows(m));
     x->ssd = take_acts(a, m, M * m->I);
@@ -901,7 +906,7 @@ static void take_backward(arena *a, hy_model *m) {
     g->ssd_gated = take_acts(a, m, M * m->I);
     g->ssd = take_acts(a, m, M * m->I);
     g->conv = take_acts(a, m, M * conv_rows(m));
-    g->in = take_acts(a, m, M * in_rows(m));
+    g->in = take_acts(a, m, M * in_row(m));
     g->A = take_fp32(a, m, m->Hm);
 }
 
@@ -1437,6 +1442,7 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
 
 static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
     double t = (double)++m->steps;
+    m->judged = 0;
     const double control[HY_CONTROLS] = {[HY_LR] = o->lr,
                                          [HY_BETA1] = o->beta1,
                                          [HY_BETA2] = o->beta2,
@@ -1468,18 +1474,43 @@ static gt_status update_params(hy_model *m) {
     return m->be->adamw(m->be, &adamw);
 }
 
+gt_status hy_model_scale_loss(hy_model *m, float scale) {
+    const double number = scale;
+    m->loss_scale = scale;
+    return m->be->write(m->be, fp32_at(m, m->control, HY_LOSS_SCALE), GT_F32, &number, 1);
+}
+
 gt_status hy_model_update(hy_model *m, const hy_optimizer *optimizer) {
     TRY(upload_control(m, optimizer));
     return update_params(m);
 }
 
-enum { SLOT_TRAIN }; /* of hy_backend.run */
+enum { SLOT_GRADIENT, SLOT_TRAIN }; /* of hy_backend.run */
 
-static gt_status train_uploaded(void *model) {
+static gt_status gradient_uploaded(void *model) {
     hy_model *m = model;
     TRY(forward_training(m));
-    TRY(hy_model_backward(m, 0));
-    return update_params(m);
+    return hy_model_backward(m, 0);
+}
+
+static gt_status train_uploaded(void *model) {
+    TRY(gradient_uploaded(model));
+    return update_params(model);
+}
+
+/* What a recorded run leaves on the host is the same every time, but is not left by a replay. */
+static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)) {
+    m->accumulate = 0;
+    gt_status status = m->be->run(m->be, slot, record, m);
+    m->trained.M = 0;
+    return status;
+}
+
+gt_status hy_model_gradient(hy_model *m, const int32_t *tokens, const int32_t *targets,
+                            const int32_t *keep) {
+    TRY(upload_batch(m, tokens, targets));
+    TRY(upload_keep(m, keep));
+    return run_uploaded(m, SLOT_GRADIENT, gradient_uploaded);
 }
 
 gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets,
@@ -1488,7 +1519,7 @@ gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targ
     TRY(upload_keep(m, keep));
     m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
     TRY(upload_control(m, optimizer));
-    return m->be->run(m->be, SLOT_TRAIN, train_uploaded, m);
+    return run_uploaded(m, SLOT_TRAIN, train_uploaded);
 }
 
 gt_status hy_model_result(hy_model *m, hy_result *r) {
@@ -1499,7 +1530,68 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
     r->loss = total[1] > 0 ? total[0] / total[1] : 0;
     r->entropy = total[1] > 0 ? total[2] / total[1] : 0;
     r->skipped = !isfinite(r->norm[HY_GROUPS]);
+    if (r->skipped && !m->judged) m->steps--; /* AdamW counts the steps that it took */
+    m->judged = 1;
     return GT_OK;
+}
+
+/* ---- what forward computed ----------------------------------------------------------------- */
+
+typedef struct activation {
+    const char *name;
+    const void *data;
+    int64_t columns;
+    gt_dtype dtype; /* 0 = of the activations */
+} activation;
+
+/* Of one layer, in the order of their computation. */
+enum { LAYER_ACTIVATIONS = 14 };
+static void layer_activations(const hy_model *m, int l, activation *list) {
+    const layer_acts *a = &m->acts[l];
+    int64_t C = m->C;
+    const activation all[LAYER_ACTIVATIONS] = {
+        {"norm", a->norm, C, 0},
+        {"rwkv.offsets", a->offsets, MIXES * C, 0},
+        {"rwkv.mixed_wkvrg", a->mixed, MIXES * C, 0},
+        {"rwkv.decay", a->decay, C, GT_F32},
+        {"rwkv.kvrg", a->kvrg, PROJECTIONS * C, 0},
+        {"rwkv.wkv", a->wkv, C, 0},
+        {"rwkv.gated", a->wkv_gated, C, 0},
+        {"mamba.conv", a->conv, conv_rows(m), 0},
+        {"mamba.ssd", a->ssd, m->I, 0},
+        {"mamba.gated", a->ssd_gated, m->I, 0},
+        {"branches", a->branches, 2 * C, 0},
+        {"mix", a->middle, C, 0},
+        {"ffn.up", a->up, FFN * C, 0},
+        {"output", l + 1 < m->L ? m->acts[l + 1].x : m->x_last, C, 0}};
+    memcpy(list, all, sizeof all);
+}
+
+int hy_model_activation_count(const hy_model *m) {
+    return (int)m->L * LAYER_ACTIVATIONS + 1;
+}
+
+hy_activation hy_model_activation(const hy_model *m, int i) {
+    activation list[LAYER_ACTIVATIONS], a = {"logits", m->logits, m->V, 0};
+    hy_activation shown;
+    int l = i / LAYER_ACTIVATIONS;
+    if (l < m->L) {
+        layer_activations(m, l, list);
+        a = list[i % LAYER_ACTIVATIONS];
+        snprintf(shown.name, sizeof shown.name, "layers.%d.%s", l, a.name);
+    } else {
+        snprintf(shown.name, sizeof shown.name, "%s", a.name);
+    }
+    shown.data = a.data;
+    shown.count = m->M * a.columns;
+    shown.dtype = a.dtype ? a.dtype : m->be->dtype;
+    return shown;
+}
+
+gt_status hy_model_read_activation(hy_model *m, int i, double *numbers) {
+    TRY(check_number("activation", i, 0, hy_model_activation_count(m) - 1));
+    hy_activation a = hy_model_activation(m, i);
+    return m->be->read(m->be, numbers, a.data, a.dtype, a.count);
 }
 
 /* ---- decoding ------------------------------------------------------------------------------ */

@@ -132,10 +132,30 @@ gt_status hy_model_forward(hy_model *model, const int32_t *tokens, const int32_t
 gt_status hy_model_backward(hy_model *model, int accumulate);
 gt_status hy_model_update(hy_model *model, const hy_optimizer *optimizer);
 
+/* Forward and backward in one, the way hy_model_train does them. */
+gt_status hy_model_gradient(hy_model *model, const int32_t *tokens, const int32_t *targets,
+                            const int32_t *keep);
+
+/* The loss scale of backward until the next hy_model_train or hy_model_update; at first it is 1. */
+gt_status hy_model_scale_loss(hy_model *model, float scale);
+
 /* Loss of a batch from zero states, without gradients; carried states and parameters do not change.
  * Adds to *loss_sum and *targets_counted, so that unequal batches average correctly. */
 gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *targets,
                         double *loss_sum, int64_t *targets_counted);
+
+/* ---- what forward computed ---------------------------------------------------------------------
+ * The activations of the last forward, up to the backward that uses them up. */
+typedef struct hy_activation {
+    char name[48]; /* "layers.0.rwkv.wkv" */
+    int64_t count;
+    const void *data; /* memory of the backend */
+    gt_dtype dtype;
+} hy_activation;
+
+int hy_model_activation_count(const hy_model *model);
+hy_activation hy_model_activation(const hy_model *model, int i); /* 0 to count - 1 */
+gt_status hy_model_read_activation(hy_model *model, int i, double *numbers);
 
 /* ---- decoding ---------------------------------------------------------------------------------
  * One sequence with states of its own: the cost of a token does not depend on how many came before.

@@ -50,14 +50,6 @@ gt_status hy_fail(gt_status status, const char *format, ...) {
 const char *hy_last_error(void) {
     return hy_error_text;
 }
-
-#ifndef HY_WITH_CUDA
-gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype) {
-    (void)dtype;
-    *backend = NULL;
-    return hy_fail(GT_ERROR_NO_CUDA, "this program was built without CUDA");
-}
-#endif
 #endif
 
 static gt_status cpu_check_dtype(const char *op, gt_dtype dtype) {

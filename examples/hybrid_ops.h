@@ -1,11 +1,11 @@
 /* What a hybrid model needs beside the operators of gt_kernels.h, and the backend: a table of
  * functions through which the model runs on whatever machine there is.
  *
- * hybrid_ops.c is the CPU backend.  Conventions are those of gt_kernels.h: one argument struct
- * serves forward and backward, the last index is fastest, a gradient pointer that is NULL is not
- * computed, accumulate = 1 adds into parameter gradients, results repeat bit for bit.  void *
- * arrays hold the dtype of the struct, float * arrays are fp32 always.  All arrays are packed
- * unless a stride is given. */
+ * hybrid_ops.c is the CPU backend, hybrid_ops.cu with the kernels in hybrid_ops.cuh the CUDA one.
+ * Conventions are those of gt_kernels.h: one argument struct serves forward and backward, the last
+ * index is fastest, a gradient pointer that is NULL is not computed, accumulate = 1 adds into
+ * parameter gradients, results repeat bit for bit.  void * arrays hold the dtype of the struct,
+ * float * arrays are fp32 always.  All arrays are packed unless a stride is given. */
 #ifndef HYBRID_OPS_H
 #define HYBRID_OPS_H
 
@@ -255,7 +255,7 @@ struct hy_backend {
     gt_status (*synchronize)(hy_backend *);
 
     /* Scratch of the operators below.  memory = NULL: sets *bytes to what is needed; else the
-     * backend uses the memory (of *bytes) from now on. */
+     * backend uses the memory (of *bytes) from now on, so it must live until other is given. */
     gt_status (*scratch)(hy_backend *, const hy_limits *, void *memory, size_t *bytes);
 
     /* Does what record(arg) does.  Every call with the same slot makes the same calls with the same

@@ -1,8 +1,10 @@
 /* hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text, on a GPU or on the CPU.
  *
  * From here: hybrid_config (options), hybrid_data (text and batches), hybrid_model (the model),
- * hybrid_ops (what it computes with), hybrid_gates (health checks).  main is at the end. */
+ * hybrid_ops (what it computes with), hybrid_gates (health checks), hybrid_check (GPU against CPU).
+ * main is at the end. */
 #define _XOPEN_SOURCE 700 /* sigaction, clock_gettime, getrusage */
+#include "hybrid_check.h"
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
@@ -15,9 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EXIT_BAD_OPTION = 2, EXIT_GATE = 3, EXIT_INTERRUPTED = 130 };
+enum { EXIT_BAD_OPTION = 2, EXIT_GATE = 3, EXIT_CHECK = 4, EXIT_INTERRUPTED = 130 };
 enum { RECENT = 20 };     /* steps behind the averages that are printed and judged */
 enum { G3_STEPS = 1000 }; /* gate G3 looks at the training after this many steps */
+enum { SPEED_FROM = 100, SPEED_TO = 500 }; /* steps between which the speed is measured */
+/* The loss scale of fp16 starts at about so much per token, as the gradient is that of a mean over
+ * tokens; it halves when the gradient overflows and doubles after so many good steps. */
+enum { SCALE_PER_TOKEN = 4, SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 };
 enum { GATES_MAX = 16 };
 #define MIB (1024.0 * 1024.0)
 
@@ -44,8 +50,13 @@ typedef struct trainer {
     double start, shown; /* times of the first step and of the last progress line, in seconds */
 
     recent recent;
-    int64_t steps, tokens; /* done */
-    double train_seconds;  /* without evaluations and samples */
+    int64_t steps, tokens;     /* done */
+    double train_seconds;      /* without evaluations and samples */
+    double aside;              /* seconds spent on these */
+    double speed_start, speed; /* between SPEED_FROM and SPEED_TO, tokens/s; 0: not reached */
+    int64_t speed_tokens;
+    double loss_scale;   /* of fp16, else 1 */
+    int64_t scale_steps; /* good steps at this scale */
     double first_loss, held_out;
     hy_gate gates[GATES_MAX];
     int gate_count, gates_at_start;
@@ -125,7 +136,7 @@ static int recent_count(const recent *r) {
 static double recent_mean(const recent *r, const double *values) {
     double sum = 0;
     for (int i = 0; i < recent_count(r); i++) sum += values[i];
-    return sum / recent_count(r);
+    return recent_count(r) ? sum / recent_count(r) : (double)NAN;
 }
 
 static double recent_speed(const recent *r) { /* tokens per second */
@@ -348,6 +359,38 @@ static gt_status evaluate(trainer *t, int64_t limit, double *loss) {
     return status;
 }
 
+/* Refuses a step that went wrong, but for gradients that overflow in fp16: these are left out, and
+ * the loss scale follows. */
+static gt_status judge_step(trainer *t, const hy_result *result) {
+    int scaled = t->backend->dtype == GT_F16;
+    if (!isfinite(result->loss))
+        return hy_fail(GT_ERROR_VALUE,
+                       "step %lld: the loss is not finite (%g); a smaller lr may help",
+                       (long long)t->steps, result->loss);
+    if (result->skipped && (!scaled || t->loss_scale <= 1))
+        return hy_fail(GT_ERROR_VALUE,
+                       "step %lld: the gradient is not finite (loss %g); a smaller lr may help",
+                       (long long)t->steps, result->loss);
+    if (result->skipped) {
+        t->loss_scale /= 2;
+        t->scale_steps = 0;
+    } else if (scaled && ++t->scale_steps == SCALE_STEPS && t->loss_scale < SCALE_MAX) {
+        t->loss_scale *= 2;
+        t->scale_steps = 0;
+    }
+    return GT_OK;
+}
+
+/* Wall clock from step SPEED_FROM to SPEED_TO, without evaluations and samples. */
+static void measure_speed(trainer *t) {
+    if (t->steps == SPEED_FROM) {
+        t->speed_start = now() - t->aside;
+        t->speed_tokens = t->tokens;
+    } else if (t->steps == SPEED_TO) {
+        t->speed = (double)(t->tokens - t->speed_tokens) / (now() - t->aside - t->speed_start);
+    }
+}
+
 /* One optimiser step on the batch at hand. */
 static gt_status train_step(trainer *t, double lr, hy_result *result) {
     const hy_options *o = &t->options;
@@ -356,7 +399,8 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
                                     .beta2 = 0.95f,
                                     .eps = 1e-8f,
                                     .weight_decay = (float)o->weight_decay,
-                                    .max_norm = (float)o->clip};
+                                    .max_norm = (float)o->clip,
+                                    .loss_scale = (float)t->loss_scale};
     const int32_t *keep = o->stateful ? t->batch.keep : NULL;
     double start = now();
     gt_status status = hy_model_train(t->model, t->batch.input, t->batch.target, keep, &optimizer);
@@ -365,15 +409,9 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
     t->steps++;
     t->tokens += result->targets;
     t->train_seconds += now() - start;
-    if (!isfinite(result->loss))
-        return hy_fail(GT_ERROR_VALUE,
-                       "step %lld: the loss is not finite (%g); a smaller lr may help",
-                       (long long)t->steps, result->loss);
-    if (result->skipped)
-        return hy_fail(GT_ERROR_VALUE,
-                       "step %lld: the gradient is not finite (loss %g); a smaller lr may help",
-                       (long long)t->steps, result->loss);
-    recent_add(&t->recent, result, now() - start);
+    measure_speed(t);
+    if ((status = judge_step(t, result)) != GT_OK) return status;
+    if (!result->skipped) recent_add(&t->recent, result, now() - start);
     if (t->steps == 1) t->first_loss = result->loss;
     return GT_OK;
 }
@@ -439,19 +477,22 @@ static int due(int64_t step, int64_t every) {
 /* What follows a step: gates, held-out loss, log, progress line, sample. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
-    double held_out = NAN;
+    double held_out = NAN, start = now();
     gt_status status = GT_OK;
     if (t->steps == G3_STEPS) add_gate(t, training_gate(t));
     if (last || due(t->steps, o->eval_every)) {
         status = evaluate(t, last ? 0 : o->eval_tokens, &held_out);
         t->held_out = held_out;
+        t->aside += now() - start;
     }
     write_csv(t, result, held_out, lr);
     if (t->terminal ? last || now() - t->shown > 0.1 : last || due(t->steps, o->log_every))
         print_progress(t);
     if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
         end_progress(t);
+        start = now();
         status = generate(t);
+        t->aside += now() - start;
     }
     return status;
 }
@@ -467,7 +508,8 @@ static gt_status train(trainer *t) {
         if (t->steps == 0) t->start = now();
         if (status == GT_OK) status = train_step(t, lr, &result);
         if (status != GT_OK) break;
-        if (t->steps == 1) {
+        if (t->recent.steps == 1 &&
+            !t->gates_at_start) { /* the first that fp16 did not leave out */
             add_gate(t, balance_gate(t));
             print_gates(t, "before training, on the first batch", 0);
             t->gates_at_start = t->gate_count;
@@ -480,21 +522,23 @@ static gt_status train(trainer *t) {
     return status;
 }
 
-/* ---- main ----------------------------------------------------------------------------------- */
+/* ---- setting up ------------------------------------------------------------------------------ */
+
+static gt_dtype dtype_of(const char *name) {
+    return !strcmp(name, "f32") ? GT_F32 : !strcmp(name, "f16") ? GT_F16 : GT_BF16;
+}
 
 /* Opens the device that the options ask for, and says why it is this one. */
 static gt_status open_backend(trainer *t) {
-    const char *wanted = t->options.device;
+    const char *wanted = t->options.device, *dtype = t->options.dtype;
     gt_status status;
     if (!strcmp(wanted, "cpu")) {
+        if (*dtype && dtype_of(dtype) != GT_F32)
+            return hy_fail(GT_ERROR_VALUE, "dtype: '%s': the CPU computes in f32", dtype);
         snprintf(t->why, sizeof t->why, "as --device says");
         return hy_backend_cpu(&t->backend);
     }
-    status = gt_device_supported(-1);
-    if (status != GT_OK)
-        hy_fail(status, "%s", gt_last_error());
-    else
-        status = hy_backend_cuda(&t->backend, GT_BF16);
+    status = hy_backend_cuda(&t->backend, dtype_of(dtype));
     if (status == GT_OK) {
         snprintf(t->why, sizeof t->why, "CUDA works here");
         return GT_OK;
@@ -536,7 +580,7 @@ static gt_status load_text(trainer *t, const char *program) {
     return status;
 }
 
-static gt_status create_model(trainer *t) {
+static void choose_config(trainer *t) {
     const hy_options *o = &t->options;
     int count;
     const hy_config *list = hy_model_list(&count);
@@ -545,6 +589,10 @@ static gt_status create_model(trainer *t) {
     if (o->hidden) t->config.hidden = (int)o->hidden, t->config.heads = 0;
     if (o->layers) t->config.layers = (int)o->layers;
     t->config.stateful = o->stateful;
+}
+
+static gt_status create_model(trainer *t) {
+    const hy_options *o = &t->options;
     gt_status status =
         hy_model_plan(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
     if (status != GT_OK) return status;
@@ -560,18 +608,100 @@ static gt_status create_model(trainer *t) {
     return status;
 }
 
+/* ---- instead of training --------------------------------------------------------------------- */
+
+/* One batch on the device and on the CPU; *failures counts the tensors that differ. */
+static gt_status check_device(trainer *t, int *failures) {
+    const hy_options *o = &t->options;
+    hy_backend *cpu;
+    if (!strcmp(t->backend->name, "cpu"))
+        return hy_fail(GT_ERROR_NO_DEVICE, "check: there is no other device than the CPU: %s",
+                       t->why);
+    gt_status status = hy_backend_cpu(&cpu);
+    if (status != GT_OK) return status;
+    status = hy_batch_create(&t->batch, o->batch, o->seq);
+    if (status == GT_OK) {
+        hy_batch_random(&t->batch, &t->text, &t->random);
+        status = hy_check(t->backend, cpu, &t->config, t->text.vocab, (int)o->batch, (int)o->seq,
+                          (uint64_t)o->seed, t->batch.input, t->batch.target, stdout, failures);
+    }
+    cpu->close(cpu);
+    return status;
+}
+
+/* Seconds of forward and backward, in the mean of RUNS. */
+static gt_status time_gradient(trainer *t, double *seconds) {
+    enum { WARM_UP = 10, RUNS = 100 };
+    double start = 0;
+    gt_status status = GT_OK;
+    for (int run = 0; run < WARM_UP + RUNS && status == GT_OK; run++) {
+        if (run == WARM_UP) start = now();
+        status = hy_model_gradient(t->model, t->batch.input, t->batch.target, NULL);
+        if (status == GT_OK) status = t->backend->synchronize(t->backend);
+    }
+    *seconds = (now() - start) / RUNS;
+    return status;
+}
+
+static gt_status bench_row(trainer *t) {
+    static const char *const dtypes[] = {"f32", "f32", "bf16", "f16"};
+    const hy_options *o = &t->options;
+    double seconds, tokens = (double)(o->batch * o->seq);
+    gt_status status = hy_text_fits(&t->text, o->seq);
+    if (status == GT_OK) status = create_model(t);
+    if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
+    if (status != GT_OK) return status;
+    hy_batch_random(&t->batch, &t->text, &t->random);
+    if ((status = time_gradient(t, &seconds)) != GT_OK) return status;
+    printf("%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f\n", t->config.name, t->backend->name,
+           dtypes[t->backend->dtype], (long long)o->batch, (long long)o->seq,
+           (long long)t->plan.parameters, tokens / seconds,
+           tokens / seconds / (double)t->plan.parameters, seconds * 1e3, memory_mib(t),
+           memory_mib(t) * 1024 / tokens);
+    fflush(stdout);
+    hy_model_destroy(t->model);
+    t->model = NULL;
+    hy_batch_free(&t->batch);
+    return GT_OK;
+}
+
+static gt_status bench(trainer *t) {
+    char *at = t->options.bench;
+    printf("# %s; forward and backward, mean of 100 runs after 10\n"
+           "model,device,dtype,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,"
+           "latency_ms,peak_mib,kb_per_token\n",
+           t->backend->device);
+    for (;;) {
+        char *end;
+        long long seq = strtoll(at, &end, 10);
+        if (end == at || (*end && *end != ',') || seq < 1 || seq > 1 << 20)
+            return hy_fail(GT_ERROR_VALUE, "bench: '%s' is not a list of lengths such as 256,512",
+                           at);
+        t->options.seq = seq;
+        gt_status status = bench_row(t);
+        if (status != GT_OK || !*end) return status;
+        at = end + 1;
+    }
+}
+
+/* ---- main ----------------------------------------------------------------------------------- */
+
 /* Everything before the first step. */
 static gt_status set_up(trainer *t, const char *program) {
     const hy_options *o = &t->options;
     gt_status status = open_backend(t);
     if (status == GT_OK) status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
     if (status == GT_OK) status = load_text(t, program);
-    if (status != GT_OK || o->list_models) return status;
+    choose_config(t);
+    t->random = (uint64_t)o->seed;
+    if (status != GT_OK || o->list_models || o->check || *o->bench) return status;
     status = create_model(t);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status == GT_OK && o->stateful) status = hy_tracks_create(&t->tracks, &t->text, o->batch);
     if (status == GT_OK) status = open_csv(t);
-    t->random = (uint64_t)o->seed;
+    t->loss_scale = 1;
+    if (t->backend->dtype == GT_F16)
+        t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
     t->terminal = isatty(STDOUT_FILENO);
     return status;
@@ -585,6 +715,9 @@ static void print_final(const trainer *t) {
     printf("time           %s, of which training %.1f s: %s tokens/s\n",
            duration(now() - t->start).text, t->train_seconds,
            grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
+    if (t->speed > 0)
+        printf("speed          steps %d to %d: %s tokens/s by the clock, evaluations left out\n",
+               SPEED_FROM, SPEED_TO, grouped((int64_t)t->speed).text);
     printf("memory         %.1f MiB\n", memory_mib(t));
     printf("gates          %d PASS, %d WARN, %d FAIL\n", count_gates(t, HY_PASS),
            count_gates(t, HY_WARN), count_gates(t, HY_FAIL));
@@ -644,9 +777,26 @@ static void stop_spinning(char **argv) {
 #endif
 }
 
+/* What the options ask for, after set_up; the exit status. */
+static int act(trainer *t) {
+    int differences = 0;
+    if (t->options.list_models) {
+        print_models(t);
+        return 0;
+    }
+    if (t->options.check) {
+        if (check_device(t, &differences) != GT_OK) return fail(EXIT_FAILURE);
+        return differences ? EXIT_CHECK : 0;
+    }
+    if (*t->options.bench) return bench(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (run(t) != GT_OK) return fail(EXIT_FAILURE);
+    if (interrupted) return EXIT_INTERRUPTED;
+    return t->options.gates_strict && count_gates(t, HY_FAIL) ? EXIT_GATE : 0;
+}
+
 int main(int argc, char **argv) {
     static trainer t;
-    int status = 0;
+    int status;
     stop_spinning(argv);
     if (hy_options_parse(&t.options, argc, argv) != GT_OK) return fail(EXIT_BAD_OPTION);
     if (t.options.help) {
@@ -656,14 +806,8 @@ int main(int argc, char **argv) {
     gt_status error = set_up(&t, argv[0]);
     if (error != GT_OK)
         status = fail(error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);
-    else if (t.options.list_models)
-        print_models(&t);
-    else if (run(&t) != GT_OK)
-        status = fail(EXIT_FAILURE);
-    else if (interrupted)
-        status = EXIT_INTERRUPTED;
-    else if (t.options.gates_strict && count_gates(&t, HY_FAIL))
-        status = EXIT_GATE;
+    else
+        status = act(&t);
     clean_up(&t);
     return status;
 }

@@ -1,6 +1,8 @@
 /* Tests of hybrid_train: its options, its data, its gates, and the program itself from end to end.
  *
- *     test_train PROGRAM        PROGRAM is the built hybrid_train */
+ *     test_train PROGRAM            PROGRAM is the built hybrid_train
+ *     test_train PROGRAM device     only what it does with --device cuda; the program may be the
+ * one that emulates a GPU */
 #define _XOPEN_SOURCE 700
 #include "hybrid_config.h"
 #include "hybrid_data.h"
@@ -109,6 +111,8 @@ static void test_options_defaults(void) {
     memset(&cuda, 0, sizeof cuda);
     CHECK(hy_options_default(&cuda, 1) == GT_OK);
     CHECK(!strcmp(cuda.model, "HY") && cuda.batch == 16 && cuda.seq == 128);
+    CHECK(!strcmp(o.dtype, "f32") && !strcmp(cuda.dtype, "bf16") && !o.check && !*o.bench);
+    CHECK(parse(&o, "--bench 8,16") == GT_OK && !strcmp(o.bench, "8,16") && o.batch == 8);
     CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value is no default */
     char *argv[] = {"hybrid_train", "--batch", "3", NULL};
     CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
@@ -140,6 +144,7 @@ static void test_options_refused(void) {
     CHECK(refused("--model 5m", "'5m'", "nearest is 5M"));
     CHECK(refused("--model GF-HR", "'GF-HR'", "nearest is GF-RH"));
     CHECK(refused("--device gpu", "'gpu'", "nearest is cpu"));
+    CHECK(refused("--dtype fp16", "'fp16'", "nearest is f16"));
     CHECK(refused("--steps 0", "steps: '0'", "nearest is 1"));
     CHECK(refused("--steps -4", "steps: '-4'", "nearest is 1"));
     CHECK(refused("--steps 12x", "'12x'", "nearest is 12"));
@@ -517,6 +522,7 @@ static void write_greek(void) {
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", word, after);
     }
     write_file("greek.txt", text, used);
+    write_file("short_greek.txt", text, 3000);
 }
 
 #define TINY "--device cpu --model HY --hidden 32 --layers 2 --batch 4 --seq 32 "
@@ -659,7 +665,7 @@ static void test_help(void) {
         "batch",        "seq",         "lr",       "min-lr",       "warmup",     "weight-decay",
         "clip",         "seed",        "stateful", "device",       "eval-every", "eval-tokens",
         "log-every",    "csv",         "sample",   "sample-every", "prompt",     "temperature",
-        "gates-strict", "list-models", "help"};
+        "gates-strict", "list-models", "help",     "dtype",        "check",      "bench"};
     char *out;
     CHECK(run_program(&out, "--help") == 0);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -678,6 +684,11 @@ static void test_errors(void) {
     CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "'steps'"));
     CHECK(says(2, "--model XY", "'XY'", "nearest is HY"));
     CHECK(says(2, "--data no-such-text", "no-such-text", "No such file"));
+    CHECK(says(2, "--device cpu --dtype bf16", "dtype: 'bf16'", "the CPU computes in f32"));
+    CHECK(says(1, TINY_GREEK "--check", "check: ", "no other device than the CPU"));
+    CHECK(says(1, TINY_GREEK "--bench 8,x", "bench: 'x'", "such as 256,512"));
+    CHECK(says(1, TINY "--data short.txt --seq 4 --bench 9", "too short for one window",
+               "at most 8"));
     CHECK(says(2, TINY_GREEK "--prompt \\x01", "prompt: ", "does not occur"));
     CHECK(says(2, TINY "--data short.txt", "too short for one window", "at most 8"));
     CHECK(says(2, TINY "--data empty.txt", "empty.txt", "empty"));
@@ -688,13 +699,16 @@ static void test_errors(void) {
 /* Without CUDA: auto says why it took the CPU, cuda is an error.  With it both train. */
 static void test_device(void) {
     const char *rest = "--data greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 --steps 2";
-    char line[256];
-    int works = gt_device_supported(-1) == GT_OK;
+    char line[256], why[256];
+    hy_backend *cuda;
+    int works = hy_backend_cuda(&cuda, GT_BF16) == GT_OK;
+    snprintf(why, sizeof why, "%s", hy_last_error());
+    if (works) cuda->close(cuda);
     snprintf(line, sizeof line, "--device auto %s", rest);
     CHECK(says(0, line, works ? "device      " : "no CUDA (", "held-out loss "));
     snprintf(line, sizeof line, "--device cuda %s", rest);
     CHECK(works ? says(0, line, "device      ", "held-out loss ")
-                : says(1, line, "device cuda: ", gt_last_error()));
+                : says(1, line, "device cuda: ", why));
 }
 
 /* A text of all byte values at random, and one of two: nothing to learn, but it must run. */
@@ -803,15 +817,99 @@ static void test_terminal(void) {
     close(master);
 }
 
-int main(int argc, char **argv) {
-    const char *path = argc > 1 ? argv[1] : getenv("HYBRID_TRAIN");
-    snprintf(folder, sizeof folder, "/tmp/test_train.XXXXXX");
-    if (!path || !realpath(path, program) || access(program, X_OK) || !mkdtemp(folder) ||
-        chdir(folder)) {
-        fprintf(stderr, "usage: test_train PROGRAM, the built hybrid_train\n");
-        return 2;
+/* ---- --bench, and what needs a device ---------------------------------------------------------
+ */
+
+/* Two rows, each with a positive number in every column after the first three. */
+static void check_bench(const char *device) {
+    char *out, *save;
+    int rows = 0;
+    CHECK(run_program(&out,
+                      "%s --data greek.txt --model HY --hidden 32 --layers 1 --batch 2 "
+                      "--bench 8,16",
+                      device) == 0);
+    for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        char name[16], where[16], dtype[16];
+        double x[8] = {0};
+        if (sscanf(line, "%15[^,],%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name, where,
+                   dtype, x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7) < 11)
+            continue;
+        rows++;
+        CHECK(x[0] == 2 && x[1] == 8 * rows && x[2] > 0 && x[3] > 0 && x[4] > 0 && x[5] > 0);
+        CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 &&
+              fabs(x[3] * x[5] / 1e3 / (2 * x[1]) - 1) < 0.01);
+        CHECK(fabs(x[6] * 1024 / (2 * x[1]) / x[7] - 1) < 0.05);
     }
-    write_greek();
+    CHECK(rows == 2);
+    free(out);
+}
+
+static void test_bench(void) {
+    check_bench("--device cpu");
+}
+
+#define ON_DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
+static const char *const dtypes[] = {"f32", "bf16", "f16"};
+
+/* 77 if the program finds no GPU; what else keeps it from working fails the tests. */
+static int device_is_absent(void) {
+    char *out;
+    int status = run_program(&out, ON_DEVICE "--steps 1");
+    int absent = status == 1 && (strstr(out, "no CUDA-capable device") ||
+                                 strstr(out, "driver version is insufficient"));
+    if (absent) printf("SKIP: %s", out);
+    free(out);
+    return absent;
+}
+
+static void test_device_bench(void) {
+    check_bench("--device cuda");
+}
+
+static void test_device_check(void) {
+    for (int i = 0; i < 3; i++) {
+        char line[256];
+        snprintf(line, sizeof line, ON_DEVICE "--hidden 64 --check --dtype %s", dtypes[i]);
+        CHECK(says(0, line, "gradient  layers.0.rwkv.mix_up", "0 over the limit"));
+    }
+}
+
+/* In every dtype it learns as the CPU does, and repeats. */
+static void test_device_trains(void) {
+    const char *rest =
+        "--steps 12 --lr 0.01 --eval-every 5 --eval-tokens 64 --sample 5 --csv run.csv";
+    char *cpu;
+    CHECK(run_program(&cpu, ON_DEVICE "--device cpu %s", rest) == 0);
+    for (int i = 0; i < 3; i++) {
+        char *out[2], *numbers[2];
+        int rows;
+        for (int k = 0; k < 2; k++) {
+            if (!CHECK(run_program(&out[k], ON_DEVICE "--dtype %s %s", dtypes[i], rest) == 0))
+                puts(out[k]);
+            numbers[k] = numbers_of("run.csv", &rows);
+            CHECK(rows == 13);
+        }
+        CHECK(!strcmp(numbers[0], numbers[1]) && final_loss(out[0]) == final_loss(out[1]));
+        printf("  %s: held-out loss %.4f, on the CPU %.4f\n", dtypes[i], final_loss(out[0]),
+               final_loss(cpu));
+        CHECK(fabs(final_loss(out[0]) - final_loss(cpu)) < (i ? 0.1 : 1e-3));
+        for (int k = 0; k < 2; k++) free(out[k]), free(numbers[k]);
+    }
+    free(cpu);
+}
+
+/* Carried states, and every way to mix the branches. */
+static void test_device_models(void) {
+    static const char *const models[] = {"HY", "GF", "WS", "RF", "CP"};
+    for (int i = 0; i < 5; i++) {
+        char line[256];
+        snprintf(line, sizeof line, ON_DEVICE "--model %s --steps 3 --sample 0 --stateful",
+                 models[i]);
+        CHECK(says(0, line, models[i], "held-out loss "));
+    }
+}
+
+static void test_all(void) {
     run_case("options: defaults", test_options_defaults);
     run_case("options: values", test_options_values);
     run_case("options: refused", test_options_refused);
@@ -828,6 +926,7 @@ int main(int argc, char **argv) {
     run_case("program: help", test_help);
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);
+    run_case("program: bench", test_bench);
     run_case("program: models", test_models);
     run_case("program: learns the fables", test_learns_fables);
     run_case("program: learns another text", test_learns_another_text);
@@ -840,9 +939,33 @@ int main(int argc, char **argv) {
     run_case("program: interrupt", test_interrupt);
     run_case("program: interrupt twice", test_interrupt_twice);
     run_case("program: terminal", test_terminal);
+}
+
+static void test_all_on_device(void) {
+    run_case("device: check", test_device_check);
+    run_case("device: trains", test_device_trains);
+    run_case("device: models", test_device_models);
+    run_case("device: bench", test_device_bench);
+}
+
+int main(int argc, char **argv) {
+    const char *path = argc > 1 ? argv[1] : getenv("HYBRID_TRAIN");
+    int on_device = argc > 2 && !strcmp(argv[2], "device"), absent = 0;
+    snprintf(folder, sizeof folder, "/tmp/test_train.XXXXXX");
+    if (!path || !realpath(path, program) || access(program, X_OK) || !mkdtemp(folder) ||
+        chdir(folder)) {
+        fprintf(stderr, "usage: test_train PROGRAM [device], the built hybrid_train\n");
+        return 2;
+    }
+    write_greek();
+    if (!on_device)
+        test_all();
+    else if (!(absent = device_is_absent()))
+        test_all_on_device();
     char command[128];
     snprintf(command, sizeof command, "cd / && rm -rf %s", folder);
     if (system(command)) printf("cannot remove %s\n", folder);
+    if (absent) return 77;
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
 }

@@ -1,0 +1,202 @@
+#include "hybrid_check.h"
+#include <math.h>
+#include <stdlib.h>
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        gt_status status_ = (call);                                                                \
+        if (status_ != GT_OK) return status_;                                                      \
+    } while (0)
+
+/* Deep models amplify rounding, and some gradients are small sums of large terms.  So the limit of
+ * each tensor is measured: `nudged` is the true model with every parameter moved by a random part
+ * of the device's unit roundoff, and what that does to a tensor, in the mean of some trials, is
+ * what a single rounding does.  The device rounds at every operator. */
+enum { TRIALS = 4 };
+static const double allowed = 10;   /* times what a single rounding does ... */
+static const double base_units = 8; /* ... and so many unit roundoffs in any case */
+
+typedef struct check {
+    hy_model *device, *truth, *nudged;
+    const int32_t *tokens, *targets;
+    double unit;                               /* roundoff of the device */
+    double *got, *expected;                    /* room for the largest tensor */
+    double *activation_nudge, *gradient_nudge; /* squares of relative changes, summed */
+    FILE *out;
+    int failures;
+} check;
+
+/* |a - b| / |b|; NaN if any is NaN */
+static double distance(const double *a, const double *b, int64_t n) {
+    double d = 0, s = 0;
+    for (int64_t i = 0; i < n; i++) {
+        d += (a[i] - b[i]) * (a[i] - b[i]);
+        s += b[i] * b[i];
+    }
+    return d == 0 ? 0 : sqrt(d / (s > 0 ? s : 1e-300));
+}
+
+static double noise(uint64_t *state) { /* -1 to 1 */
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 11) / 4503599627370496.0 - 1;
+}
+
+/* Some initial values are zero, and hide what is behind them: moves every number a little, in both
+ * models alike. */
+static gt_status shake(check *c) {
+    uint64_t state = 1;
+    for (int i = 0; i < hy_model_param_count(c->truth); i++) {
+        TRY(hy_model_read(c->truth, HY_VALUE, i, c->got));
+        for (int64_t k = 0; k < hy_model_param(c->truth, i)->count; k++)
+            c->got[k] += 0.01 * noise(&state);
+        TRY(hy_model_write(c->device, i, c->got));
+        TRY(hy_model_write(c->truth, i, c->got));
+    }
+    return GT_OK;
+}
+
+static gt_status nudge(check *c, int trial) {
+    uint64_t state = (uint64_t)trial + 2;
+    for (int i = 0; i < hy_model_param_count(c->truth); i++) {
+        TRY(hy_model_read(c->truth, HY_VALUE, i, c->got));
+        for (int64_t k = 0; k < hy_model_param(c->truth, i)->count; k++)
+            c->got[k] *= 1 + c->unit * noise(&state);
+        TRY(hy_model_write(c->nudged, i, c->got));
+    }
+    return hy_model_forward(c->nudged, c->tokens, c->targets, NULL);
+}
+
+static gt_status read_activations(check *c, hy_model *m, int i) {
+    TRY(hy_model_read_activation(m, i, c->got));
+    return hy_model_read_activation(c->truth, i, c->expected);
+}
+
+static gt_status read_gradients(check *c, hy_model *m, int i) {
+    TRY(hy_model_read(m, HY_GRADIENT, i, c->got));
+    return hy_model_read(c->truth, HY_GRADIENT, i, c->expected);
+}
+
+static double squared_change(const check *c, int64_t n) {
+    double change = distance(c->got, c->expected, n);
+    return change * change;
+}
+
+/* Before any backward, which uses up the activations. */
+static gt_status measure_activations(check *c) {
+    for (int trial = 0; trial < TRIALS; trial++) {
+        TRY(nudge(c, trial));
+        for (int i = 0; i < hy_model_activation_count(c->truth); i++) {
+            TRY(read_activations(c, c->nudged, i));
+            c->activation_nudge[i] += squared_change(c, hy_model_activation(c->truth, i).count);
+        }
+    }
+    return GT_OK;
+}
+
+static gt_status measure_gradients(check *c) {
+    for (int trial = 0; trial < TRIALS; trial++) {
+        TRY(nudge(c, trial));
+        TRY(hy_model_backward(c->nudged, 0));
+        for (int i = 0; i < hy_model_param_count(c->truth); i++) {
+            TRY(read_gradients(c, c->nudged, i));
+            c->gradient_nudge[i] += squared_change(c, hy_model_param(c->truth, i)->count);
+        }
+    }
+    return GT_OK;
+}
+
+static void report(check *c, const char *kind, const char *name, int64_t n, double nudge) {
+    double error = distance(c->got, c->expected, n);
+    double limit = allowed * sqrt(nudge / TRIALS) + base_units * c->unit;
+    int good = error <= limit;
+    c->failures += !good;
+    if (c->out || !good)
+        fprintf(c->out ? c->out : stdout, "  %-9s %-34s %.1e  %.1e%s\n", kind, name, error, limit,
+                good ? "" : "  FAIL");
+}
+
+static gt_status check_activations(check *c) {
+    for (int i = 0; i < hy_model_activation_count(c->truth); i++) {
+        hy_activation a = hy_model_activation(c->truth, i);
+        TRY(read_activations(c, c->device, i));
+        report(c, "forward", a.name, a.count, c->activation_nudge[i]);
+    }
+    return GT_OK;
+}
+
+static gt_status check_gradients(check *c) {
+    for (int i = 0; i < hy_model_param_count(c->truth); i++) {
+        const hy_param *p = hy_model_param(c->truth, i);
+        TRY(read_gradients(c, c->device, i));
+        report(c, "gradient", p->name, p->count, c->gradient_nudge[i]);
+    }
+    return GT_OK;
+}
+
+static gt_status check_batch(check *c) {
+    TRY(hy_model_forward(c->device, c->tokens, c->targets, NULL));
+    TRY(hy_model_forward(c->truth, c->tokens, c->targets, NULL));
+    TRY(measure_activations(c));
+    TRY(check_activations(c));
+    TRY(hy_model_backward(c->device, 0));
+    TRY(hy_model_backward(c->truth, 0));
+    TRY(measure_gradients(c));
+    return check_gradients(c);
+}
+
+static gt_status make_room(check *c) {
+    int activations = hy_model_activation_count(c->truth), params = hy_model_param_count(c->truth);
+    int64_t most = 1;
+    for (int i = 0; i < activations; i++) {
+        int64_t n = hy_model_activation(c->truth, i).count;
+        if (most < n) most = n;
+    }
+    for (int i = 0; i < params; i++)
+        if (most < hy_model_param(c->truth, i)->count) most = hy_model_param(c->truth, i)->count;
+    c->got = malloc((size_t)most * sizeof *c->got);
+    c->expected = malloc((size_t)most * sizeof *c->expected);
+    c->activation_nudge = calloc((size_t)activations, sizeof *c->activation_nudge);
+    c->gradient_nudge = calloc((size_t)params, sizeof *c->gradient_nudge);
+    if (c->got && c->expected && c->activation_nudge && c->gradient_nudge) return GT_OK;
+    return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)most);
+}
+
+/* A power of two near the number of tokens: as loss scale it makes the gradient that of a sum,
+ * whose terms fp16 can hold. */
+static float loss_scale(int64_t tokens) {
+    float scale = 1;
+    while (scale * 2 <= (float)tokens) scale *= 2;
+    return scale;
+}
+
+static gt_status create_models(check *c, hy_backend *device, hy_backend *truth,
+                               const hy_config *config, int vocab, int B, int T, uint64_t seed) {
+    TRY(hy_model_create(device, config, vocab, B, T, seed, &c->device));
+    TRY(hy_model_create(truth, config, vocab, B, T, seed, &c->truth));
+    TRY(hy_model_create(truth, config, vocab, B, T, seed, &c->nudged));
+    TRY(make_room(c));
+    if (device->dtype == GT_F16) TRY(hy_model_scale_loss(c->device, loss_scale((int64_t)B * T)));
+    return shake(c);
+}
+
+gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *config, int vocab, int B,
+                   int T, uint64_t seed, const int32_t *tokens, const int32_t *targets, FILE *out,
+                   int *failures) {
+    static const double units[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
+    check c = {.tokens = tokens, .targets = targets, .unit = units[device->dtype], .out = out};
+    gt_status status = create_models(&c, device, truth, config, vocab, B, T, seed);
+    if (status == GT_OK && out)
+        fprintf(out, "tensor: relative error on %s, and the most that is allowed\n",
+                device->device);
+    if (status == GT_OK) status = check_batch(&c);
+    if (status == GT_OK && out) fprintf(out, "%d over the limit\n", c.failures);
+    *failures = c.failures;
+    free(c.got);
+    free(c.expected);
+    free(c.activation_nudge);
+    free(c.gradient_nudge);
+    hy_model_destroy(c.device);
+    hy_model_destroy(c.truth);
+    hy_model_destroy(c.nudged);
+    return status;
+}

@@ -1,0 +1,430 @@
+/* The CUDA backend: the kernels of gt_kernels.h and of hybrid_ops.cuh, products by cuBLASLt, all on
+ * one stream.  Steps are recorded as CUDA graphs.
+ *
+ * Results repeat bit for bit: cuBLASLt may choose among algorithms that add up in one order (no
+ * split sums through atomics), chooses by shape alone, and its choice is kept. */
+#include "hybrid_ops.cuh"
+
+#include <cublasLt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+namespace hy {
+
+constexpr size_t STAGING_BYTES = 4 << 20;
+constexpr size_t WORKSPACE_BYTES = 32 << 20; /* as cuBLAS takes for itself on sm_90 */
+
+/* What cuBLASLt is asked for; all bytes are compared. */
+struct PlanKey {
+    int64_t M, N, K, lda, ldb, ldc, count, a_step, b_step, c_step;
+    int32_t trans_a, trans_b, dtype, c_dtype;
+    uint32_t a_alignment, b_alignment, c_alignment, reads_c;
+};
+
+struct Plan {
+    PlanKey key;
+    bool found; /* false: there is no algorithm for it */
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+/* A sequence of calls that was made once, and from the second time on is replayed. */
+struct Recording {
+    int slot;
+    void* arg;
+    cudaGraphExec_t graph; /* NULL: made once so far */
+};
+
+struct CudaMachine : Machine {
+    cublasLtHandle_t cublas;
+    std::vector<Plan> plans;
+    std::vector<Recording> recordings;
+    char* staging; /* pinned; what is beyond staging_used is free */
+    size_t staging_used;
+};
+
+static CudaMachine& cuda(hy_backend* be) { return *static_cast<CudaMachine*>(be); }
+
+static gt_status check(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return GT_OK;
+    (void)cudaGetLastError();
+    return hy_fail(error == cudaErrorMemoryAllocation ? GT_ERROR_MEMORY : GT_ERROR_CUDA, "%s: %s",
+                   what, cudaGetErrorString(error));
+}
+
+static gt_status check(cublasStatus_t status, const char* what) {
+    if (status == CUBLAS_STATUS_SUCCESS) return GT_OK;
+    return hy_fail(GT_ERROR_CUDA, "%s: %s", what, cublasLtGetStatusString(status));
+}
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        const gt_status status_ = (call);                                                          \
+        if (status_ != GT_OK) return status_;                                                      \
+    } while (0)
+#define TRY_CUDA(call) TRY(check(call, #call))
+
+/* ---- memory -----------------------------------------------------------------------------------
+ * Host memory is copied through the pinned staging buffer: uploads go on while the caller does. */
+
+static gt_status synchronize(hy_backend* be) {
+    CudaMachine& m = cuda(be);
+    m.staging_used = 0;
+    return check(cudaStreamSynchronize(m.stream), "a kernel");
+}
+
+/* Moves `bytes` in pieces of whole 256 bytes, but for the last one; fill(piece, first, n) provides
+ * bytes first ... first + n. */
+template <class Fill>
+static gt_status upload_pieces(hy_backend* be, void* to, size_t bytes, Fill fill) {
+    CudaMachine& m = cuda(be);
+    for (size_t done = 0, n; done < bytes; done += n) {
+        if (STAGING_BYTES - m.staging_used < 256) TRY(synchronize(be));
+        n = std::min(bytes - done, STAGING_BYTES - m.staging_used);
+        char* piece = m.staging + m.staging_used;
+        fill(piece, done, n);
+        m.staging_used += (n + 255) / 256 * 256;
+        TRY_CUDA(cudaMemcpyAsync(static_cast<char*>(to) + done, piece, n, cudaMemcpyHostToDevice,
+                                 m.stream));
+    }
+    return GT_OK;
+}
+
+template <class Take>
+static gt_status download_pieces(hy_backend* be, const void* from, size_t bytes, Take take) {
+    CudaMachine& m = cuda(be);
+    TRY(synchronize(be));
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = std::min(bytes - done, STAGING_BYTES);
+        TRY_CUDA(cudaMemcpyAsync(m.staging, static_cast<const char*>(from) + done, n,
+                                 cudaMemcpyDeviceToHost, m.stream));
+        TRY(synchronize(be));
+        take(m.staging, done, n);
+    }
+    return GT_OK;
+}
+
+static gt_status upload(hy_backend* be, void* to, const void* host, size_t bytes) {
+    return upload_pieces(be, to, bytes, [&](char* piece, size_t first, size_t n) {
+        memcpy(piece, static_cast<const char*>(host) + first, n);
+    });
+}
+
+static gt_status download(hy_backend* be, void* host, const void* from, size_t bytes) {
+    return download_pieces(be, from, bytes, [&](const char* piece, size_t first, size_t n) {
+        memcpy(static_cast<char*>(host) + first, piece, n);
+    });
+}
+
+static gt_status write(hy_backend* be, void* to, gt_dtype dtype, const double* host, int64_t n) {
+    const size_t size = size_of(dtype);
+    return upload_pieces(be, to, (size_t)n * size, [&](char* piece, size_t first, size_t bytes) {
+        for (size_t i = 0; i < bytes / size; i++)
+            put_number(piece, dtype, (int64_t)i, host[first / size + i]);
+    });
+}
+
+static gt_status read(hy_backend* be, double* host, const void* from, gt_dtype dtype, int64_t n) {
+    const size_t size = size_of(dtype);
+    const auto take = [&](const char* piece, size_t first, size_t bytes) {
+        for (size_t i = 0; i < bytes / size; i++)
+            host[first / size + i] = get_number(piece, dtype, (int64_t)i);
+    };
+    return download_pieces(be, from, (size_t)n * size, take);
+}
+
+static gt_status copy(hy_backend* be, void* to, const void* from, size_t bytes) {
+    if (!bytes) return GT_OK;
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda(be).stream),
+                 "copy");
+}
+
+static gt_status zero(hy_backend* be, void* to, size_t bytes) {
+    if (!bytes) return GT_OK;
+    return check(cudaMemsetAsync(to, 0, bytes, cuda(be).stream), "zero");
+}
+
+static void forget_recordings(CudaMachine& m) {
+    for (const Recording& r : m.recordings)
+        if (r.graph) (void)cudaGraphExecDestroy(r.graph);
+    m.recordings.clear();
+}
+
+static gt_status alloc(hy_backend* be, void** memory, size_t bytes) {
+    char what[64];
+    (void)be;
+    snprintf(what, sizeof what, "%.1f MiB", (double)bytes / 1048576.0);
+    return check(cudaMalloc(memory, bytes), what);
+}
+
+/* Recordings hold addresses, so they go with any memory. */
+static void release(hy_backend* be, void* memory) {
+    if (!memory) return;
+    (void)synchronize(be);
+    forget_recordings(cuda(be));
+    (void)cudaFree(memory);
+}
+
+/* ---- recordings ------------------------------------------------------------------------------ */
+
+static gt_status record_graph(CudaMachine& m, cudaGraphExec_t* exec,
+                              gt_status (*record)(void* arg), void* arg) {
+    cudaGraph_t graph = nullptr;
+    TRY_CUDA(cudaStreamBeginCapture(m.stream, cudaStreamCaptureModeThreadLocal));
+    const gt_status recorded = record(arg);
+    const cudaError_t ended = cudaStreamEndCapture(m.stream, &graph);
+    gt_status status = recorded;
+    if (recorded == GT_OK) status = check(ended, "recording a graph");
+    if (status == GT_OK) status = check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
+    if (graph) (void)cudaGraphDestroy(graph);
+    return status;
+}
+
+/* The first time the calls are just made: that settles cuBLASLt's plans and loads all kernels. */
+static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), void* arg) {
+    CudaMachine& m = cuda(be);
+    for (Recording& r : m.recordings) {
+        if (r.slot != slot || r.arg != arg) continue;
+        if (!r.graph) TRY(record_graph(m, &r.graph, record, arg));
+        return check(cudaGraphLaunch(r.graph, m.stream), "launching a graph");
+    }
+    m.recordings.push_back({slot, arg, nullptr});
+    return record(arg);
+}
+
+/* ---- gemm -------------------------------------------------------------------------------------
+ * cuBLASLt counts by columns: a matrix stored by rows is the transpose of what it sees.  So it is
+ * asked for c^T = op(b)^T op(a)^T, with b as its first matrix and a as its second. */
+
+static cudaDataType_t data_type(gt_dtype dtype) {
+    return dtype == GT_BF16 ? CUDA_R_16BF : dtype == GT_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* The largest power of two, at most 256, that divides the address of every product's matrix. */
+static uint32_t alignment_of(const void* matrix, int64_t step, int64_t count, gt_dtype dtype) {
+    uint64_t bits = (uintptr_t)matrix | 256;
+    if (count > 1) bits |= (uint64_t)step * size_of(dtype);
+    return (uint32_t)(bits & (~bits + 1));
+}
+
+static PlanKey plan_key(const hy_gemm_args& g) {
+    PlanKey key;
+    memset(&key, 0, sizeof key);
+    key.M = g.M, key.N = g.N, key.K = g.K;
+    key.lda = g.lda, key.ldb = g.ldb, key.ldc = g.ldc, key.count = g.count;
+    if (g.count > 1) key.a_step = g.a_step, key.b_step = g.b_step, key.c_step = g.c_step;
+    key.trans_a = g.trans_a, key.trans_b = g.trans_b;
+    key.dtype = g.dtype, key.c_dtype = g.c_dtype;
+    key.a_alignment = alignment_of(g.a, g.a_step, g.count, g.dtype);
+    key.b_alignment = alignment_of(g.b, g.b_step, g.count, g.dtype);
+    key.c_alignment = alignment_of(g.c, g.c_step, g.count, g.c_dtype);
+    key.reads_c = g.beta != 0.0f;
+    return key;
+}
+
+static gt_status make_layout(cublasLtMatrixLayout_t* layout, gt_dtype dtype, int64_t rows,
+                             int64_t columns, int64_t ld, int64_t count, int64_t step) {
+    const int32_t batch = (int32_t)count;
+    TRY(check(cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)rows,
+                                         (uint64_t)columns, ld),
+              "cublasLtMatrixLayoutCreate"));
+    if (count == 1) return GT_OK;
+    TRY(check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                               sizeof batch),
+              "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT"));
+    return check(cublasLtMatrixLayoutSetAttribute(
+                     *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step),
+                 "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET");
+}
+
+static gt_status describe(Plan* plan) {
+    const PlanKey& k = plan->key;
+    const cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const gt_dtype dtype = (gt_dtype)k.dtype;
+    TRY(check(cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+              "cublasLtMatmulDescCreate"));
+    TRY(check(cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &first,
+                                             sizeof first),
+              "CUBLASLT_MATMUL_DESC_TRANSA"));
+    TRY(check(cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                             sizeof second),
+              "CUBLASLT_MATMUL_DESC_TRANSB"));
+    TRY(make_layout(&plan->b, dtype, k.trans_b ? k.K : k.N, k.trans_b ? k.N : k.K, k.ldb, k.count,
+                    k.b_step));
+    TRY(make_layout(&plan->a, dtype, k.trans_a ? k.M : k.K, k.trans_a ? k.K : k.M, k.lda, k.count,
+                    k.a_step));
+    return make_layout(&plan->c, (gt_dtype)k.c_dtype, k.N, k.M, k.ldc, k.count, k.c_step);
+}
+
+/* Sums that are split over blocks may only be added up in a step of their own. */
+static gt_status set_preference(cublasLtMatmulPreference_t preference, const PlanKey& k,
+                                size_t workspace_bytes) {
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint64_t bytes = workspace_bytes;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t name;
+        const void* value;
+        size_t size;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &k.b_alignment, sizeof k.b_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &k.a_alignment, sizeof k.a_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &k.c_alignment, sizeof k.c_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &k.c_alignment, sizeof k.c_alignment},
+    };
+    for (const auto& a : attributes)
+        TRY(check(cublasLtMatmulPreferenceSetAttribute(preference, a.name, a.value, a.size),
+                  "cublasLtMatmulPreferenceSetAttribute"));
+    return GT_OK;
+}
+
+static gt_status choose_algorithm(const CudaMachine& m, Plan* plan) {
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result;
+    int count = 0;
+    TRY(check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate"));
+    gt_status status = set_preference(preference, plan->key, m.workspace_bytes);
+    if (status == GT_OK) {
+        const cublasStatus_t found =
+            cublasLtMatmulAlgoGetHeuristic(m.cublas, plan->product, plan->b, plan->a, plan->c,
+                                           plan->c, preference, 1, &result, &count);
+        plan->found = found == CUBLAS_STATUS_SUCCESS && count > 0;
+        if (plan->found) plan->algorithm = result.algo;
+        if (found != CUBLAS_STATUS_SUCCESS && found != CUBLAS_STATUS_NOT_SUPPORTED)
+            status = check(found, "cublasLtMatmulAlgoGetHeuristic");
+    }
+    (void)cublasLtMatmulPreferenceDestroy(preference);
+    return status;
+}
+
+static void free_plan(const Plan& plan) {
+    if (plan.product) (void)cublasLtMatmulDescDestroy(plan.product);
+    for (cublasLtMatrixLayout_t layout : {plan.a, plan.b, plan.c})
+        if (layout) (void)cublasLtMatrixLayoutDestroy(layout);
+}
+
+static void forget_plans(CudaMachine& m) {
+    for (const Plan& plan : m.plans) free_plan(plan);
+    m.plans.clear();
+}
+
+static gt_status find_plan(CudaMachine& m, const PlanKey& key, const Plan** plan) {
+    for (const Plan& known : m.plans)
+        if (!memcmp(&known.key, &key, sizeof key)) {
+            *plan = &known;
+            return GT_OK;
+        }
+    Plan made = {};
+    made.key = key;
+    gt_status status = describe(&made);
+    if (status == GT_OK) status = choose_algorithm(m, &made);
+    if (status != GT_OK) {
+        free_plan(made);
+        return status;
+    }
+    m.plans.push_back(made);
+    *plan = &m.plans.back();
+    return GT_OK;
+}
+
+static gt_status gemm(hy_backend* be, const hy_gemm_args* args) {
+    CudaMachine& m = cuda(be);
+    const hy_gemm_args g = resolve_gemm(args);
+    const Plan* plan;
+    if (g.M == 0 || g.N == 0) return GT_OK;
+    if (g.K == 0) return plain_product(m, g); /* leaves beta c */
+    TRY(find_plan(m, plan_key(g), &plan));
+    if (!plan->found) return plain_product(m, g);
+    return check(cublasLtMatmul(m.cublas, plan->product, &g.alpha, g.b, plan->b, g.a, plan->a,
+                                &g.beta, g.c, plan->c, g.c, plan->c, &plan->algorithm, m.workspace,
+                                m.workspace_bytes, m.stream),
+                 "cublasLtMatmul");
+}
+
+/* Plans and recordings count on the workspace. */
+static gt_status cuda_scratch(hy_backend* be, const hy_limits* limits, void* memory,
+                              size_t* bytes) {
+    if (memory) {
+        forget_plans(cuda(be));
+        forget_recordings(cuda(be));
+    }
+    return scratch(be, limits, memory, bytes);
+}
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+static void close(hy_backend* be) {
+    CudaMachine& m = cuda(be);
+    if (m.stream) (void)cudaStreamSynchronize(m.stream);
+    forget_recordings(m);
+    forget_plans(m);
+    if (m.cublas) (void)cublasLtDestroy(m.cublas);
+    if (m.staging) (void)cudaFreeHost(m.staging);
+    if (m.stream) (void)cudaStreamDestroy(m.stream);
+    delete &m;
+}
+
+static gt_status describe_device(CudaMachine& m) {
+    static const char* const names[] = {"fp32", "fp32", "bf16", "fp16"};
+    int id;
+    cudaDeviceProp properties;
+    size_t total;
+    TRY_CUDA(cudaGetDevice(&id));
+    TRY_CUDA(cudaGetDeviceProperties(&properties, id));
+    TRY_CUDA(cudaMemGetInfo(&m.memory_free, &total));
+    snprintf(m.device, sizeof m.device, "%.80s, sm_%d%d, %s", properties.name, properties.major,
+             properties.minor, names[m.dtype]);
+    return GT_OK;
+}
+
+static gt_status open(CudaMachine& m) {
+    TRY_CUDA(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking));
+    TRY_CUDA(cudaMallocHost(reinterpret_cast<void**>(&m.staging), STAGING_BYTES));
+    TRY(check(cublasLtCreate(&m.cublas), "cublasLtCreate"));
+    return describe_device(m);
+}
+
+static void set_machine(CudaMachine& m) {
+    m.name = "cuda";
+    m.workspace_want = WORKSPACE_BYTES;
+    set_operators(&m);
+    m.close = close;
+    m.alloc = alloc;
+    m.release = release;
+    m.upload = upload;
+    m.download = download;
+    m.write = write;
+    m.read = read;
+    m.copy = copy;
+    m.zero = zero;
+    m.synchronize = synchronize;
+    m.scratch = cuda_scratch;
+    m.run = run;
+    m.gemm = gemm;
+}
+
+} /* namespace hy */
+
+extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
+    *backend = nullptr;
+    gt_status status = gt_device_supported(-1);
+    if (status != GT_OK) return hy_fail(status, "%s", gt_last_error());
+    hy::CudaMachine* m = new (std::nothrow) hy::CudaMachine();
+    if (!m) return hy_fail(GT_ERROR_MEMORY, "no memory for a backend");
+    m->dtype = dtype == GT_DTYPE_DEFAULT ? GT_F32 : dtype;
+    hy::set_machine(*m);
+    status = hy::open(*m);
+    if (status != GT_OK) {
+        hy::close(m);
+        return status;
+    }
+    *backend = m;
+    return GT_OK;
+}
