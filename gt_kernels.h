@@ -272,8 +272,7 @@ typedef struct gt_wkv6_args {
      * them stands in device memory that the host never reads: a captured graph may be replayed for
      * other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no sequence: they are not
      * read, and y and the gradients are 0 there.  States from row *seq_count on are neither read
-     * nor written.  The CPU twin checks the contents of the two arrays, the kernels trust them.
-     * Not yet in the kernels, which answer GT_ERROR_UNSUPPORTED. */
+     * nor written.  The CPU twin checks the contents of the two arrays, the kernels trust them. */
     const int32_t *cu_seqlens; /* in  [seq_capacity+1], of which *seq_count+1 are read */
     const int32_t *seq_count;  /* in  [1], 0 to seq_capacity; NULL = seq_capacity */
     int64_t seq_capacity;      /* 0 = not packed */

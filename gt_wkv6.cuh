@@ -119,9 +119,17 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
     return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
 }
 
+/* Packed sequences; cu_seqlens is NULL if the call has none, and a sequence is a batch element. */
+struct Packing {
+    const int32_t *cu_seqlens, *seq_count;
+    int64_t capacity;
+};
+
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
     int64_t B, T, H;
+    int64_t sequences; /* B, or the capacity for packed ones */
+    Packing packing;
     int N, V;
     gt_dtype dtype, w_dtype;
     gt_decay decay;
@@ -134,6 +142,30 @@ struct Problem {
 
 GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
     return b * s.b + t * s.t + h * s.h;
+}
+
+/* Where a sequence lies.  All chunks of a head have places in one row, for every batch element. */
+struct Sequence {
+    bool exists;
+    int64_t b, first, tokens; /* the first token of batch element b */
+    int64_t place;            /* of its first chunk */
+};
+
+GT_DEV int64_t sequence_count(const Packing& p) { return p.seq_count ? *p.seq_count : p.capacity; }
+
+GT_DEV Sequence sequence_at(const Problem& p, int64_t s) {
+    const int32_t* cu_seqlens = p.packing.cu_seqlens;
+    if (!cu_seqlens) return {true, s, 0, p.T, 0};
+    if (s >= sequence_count(p.packing)) return {false, 0, 0, 0, 0};
+    return {true, 0, cu_seqlens[s], cu_seqlens[s + 1] - cu_seqlens[s],
+            gt_chunk_place(cu_seqlens, CHECKPOINT, s, 0)};
+}
+
+/* The chunk at a place; its sequence is -1 if there is none. */
+GT_DEV gt_chunk chunk_at(const Packing& p, int64_t T, int64_t place) {
+    if (p.cu_seqlens) return gt_chunk_at(p.cu_seqlens, sequence_count(p), CHECKPOINT, place);
+    const int64_t first = place * CHECKPOINT;
+    return {0, first, T - first < CHECKPOINT ? T : first + CHECKPOINT};
 }
 
 /* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
@@ -162,7 +194,7 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
  * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
  * REVERSE runs it so, with y = NULL, and leaves G after every chunk of CHECKPOINT tokens.
- * grid B*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
+ * grid sequences*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
  * shared: r, k and the decay as (keep, factor) of 16 tokens, v of the block's columns, the bonus
@@ -175,8 +207,9 @@ struct ForwardParams {
     gt_stride y_at;
     const float* state_in;
     float* state_out;
-    void* checkpoints; /* [B,H,ceil(T/CHECKPOINT),N,V] */
+    void* checkpoints; /* [B,H,places,N,V] */
     gt_dtype checkpoint_dtype;
+    int64_t places;
     int state_in_shared, is_step;
     const int32_t* slots;
     int64_t slot_capacity;
@@ -195,17 +228,17 @@ struct ForwardTraits {
     static_assert(SMEM <= 99 * 1024, "fits every architecture");
 };
 
-/* Fills the block's shared tile with tokens first .. first+15; beyond the sequence and the sizes the
- * inputs are 0 and the decay is 1. */
+/* Fills the block's shared tile with tokens first .. first+15; beyond `end` and the sizes the inputs are
+ * 0 and the decay is 1. */
 template <int SLICES>
 GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, int64_t h,
-                              int64_t first, int column0) {
+                              int64_t first, int64_t end, int column0) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
     constexpr int TOKENS = C::ROWS < C::THREADS ? C::ROWS / 8 : LEAF; /* of a thread */
     for (int i = thread_id(); i < C::ROWS * (LEAF / TOKENS); i += C::THREADS) {
         const int n = i % C::ROWS, token = i / C::ROWS * TOKENS;
-        const int64_t t = first + token, left = n < in.N ? in.T - t : 0;
+        const int64_t t = first + token, left = n < in.N ? end - t : 0;
         float r[TOKENS], k[TOKENS], w[TOKENS];
         load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, p.y ? left : 0);
         load_column(k, in.k, in.dtype, at(in.k_at, b, t, h) + n, in.k_at.t, left);
@@ -226,7 +259,7 @@ GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, 
         const int j = column0 + column;
         const int64_t t = first + token;
         float v[COUNT];
-        load_column(v, in.v, in.dtype, at(in.v_at, b, t, h) + j, in.v_at.t, j < in.V ? in.T - t : 0);
+        load_column(v, in.v, in.dtype, at(in.v_at, b, t, h) + j, in.v_at.t, j < in.V ? end - t : 0);
         GT_UNROLL
         for (int x = 0; x < COUNT; x++)
             sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
@@ -305,11 +338,13 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const int64_t tile = block_x() % p.tiles, head = block_x() / p.tiles;
-    const int64_t b = head / in.H, h = head % in.H;
+    const int64_t h = head % in.H;
+    const Sequence seq = sequence_at(in, head / in.H);
+    if (!seq.exists) return;
     const int column0 = (int)tile * C::COLUMNS;
     const int slice = thread_id() % SLICES, column = thread_id() / SLICES;
     const int64_t NV = (int64_t)in.N * in.V;
-    const int64_t row = p.is_step && p.slots ? p.slots[b] : b;
+    const int64_t row = p.is_step && p.slots ? p.slots[head / in.H] : head / in.H;
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
 
     float state[32];
@@ -317,19 +352,20 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const float* state_in = p.state_in && !skipped ? p.state_in + (row_in * in.H + h) * NV : nullptr;
     move_column<SLICES, false>(state_in, in, slice, column0 + column, state);
 
-    const int64_t leaves = (in.T + LEAF - 1) / LEAF, chunks = (leaves + LEAVES - 1) / LEAVES;
+    const int64_t leaves = (seq.tokens + LEAF - 1) / LEAF, end = seq.first + seq.tokens;
+    const int64_t place0 = (seq.b * in.H + h) * p.places + seq.place;
     for (int64_t i = 0; i < leaves; i++) {
-        const int64_t leaf = REVERSE ? leaves - 1 - i : i, first = leaf * LEAF;
+        const int64_t leaf = REVERSE ? leaves - 1 - i : i, first = seq.first + leaf * LEAF;
         const bool enters = REVERSE ? i == 0 || leaf % LEAVES == LEAVES - 1 : leaf % LEAVES == 0;
         if (p.checkpoints && enters)
-            store_checkpoint<SLICES>(p, head * chunks + leaf / LEAVES, slice, column0 + column, state);
-        load_forward_tile<SLICES>(p, smem, b, h, first, column0);
-        const int tokens = (int)(in.T - first < LEAF ? in.T - first : LEAF);
+            store_checkpoint<SLICES>(p, place0 + leaf / LEAVES, slice, column0 + column, state);
+        load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0);
+        const int tokens = (int)(end - first < LEAF ? end - first : LEAF);
         for (int step = 0; step < tokens; step++) {
             const int token = REVERSE ? tokens - 1 - step : step;
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
             if (p.y && slice == 0 && column0 + column < in.V)
-                store_as(p.y, in.dtype, at(p.y_at, b, first + token, h) + column0 + column,
+                store_as(p.y, in.dtype, at(p.y_at, seq.b, first + token, h) + column0 + column,
                          skipped ? 0.0f : y);
         }
         sync_threads();
@@ -348,7 +384,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  * under 2^-6) takes the slow form for that leaf: K holds k_t prod_{m>t} d_m, its part of A is made by
  * running products, and S is scaled before the update.  No decay is clamped in either form.
  *
- * grid ceil(B*H/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
+ * grid ceil(sequences*H*segments/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
  * of 4 consecutive tokens, so that the running sums cross lanes twice); and N / COLUMNS state warps a
  * head.  They meet at named barriers, two buffers deep; cp.async runs AHEAD leaves ahead.
  * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
@@ -409,46 +445,86 @@ GT_DEV constexpr int value_column(int v) {
 constexpr int FULL = 1, EMPTY = 3; /* named barriers, + buffer */
 constexpr float SLOW_LIMIT = 100.0f; /* of c_16: leaves 2^27 of fp32's range for |k| and for sums */
 
-/* The time axis may be cut into segments, each walked by a block of its own: first every segment from
- * a zero state (local = 1), then scan_segments_kernel, then again from the states found. */
+/* How the tokens of a sequence are cut into segments: `tokens` each, a multiple of CHECKPOINT. */
+struct Segments {
+    int count, tokens;
+};
+
+GT_HD Segments cut_tokens(int T, int segments) {
+    int tokens = (T + segments - 1) / segments;
+    tokens = (tokens + CHECKPOINT - 1) / CHECKPOINT * CHECKPOINT;
+    if (tokens == 0) tokens = CHECKPOINT;
+    const int count = (T + tokens - 1) / tokens;
+    return {count < 1 ? 1 : count, tokens};
+}
+
+/* A sequence may be cut into segments, each walked by a block of its own: first every segment from a zero
+ * state (local = 1), but for that which the walk ends with; then scan_segments_kernel, then again from
+ * the states found.  Of packed sequences the device finds the lengths, and so the segments. */
 struct TensorParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
     gt_stride y_at;
     const float* state_in;
     float* state_out;
-    void* checkpoints;      /* [B,H,chunks,N,N], of StateOf<T> */
+    void* checkpoints;      /* [B,H,places,N,N], of StateOf<T> */
     const void* S;          /* reverse: S before each chunk, and ... */
-    float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,chunks,PARTS,N]; NULL: not wanted */
+    float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,places,PARTS,N]; NULL: not wanted */
+    int places;
     int state_in_shared;
-    int segments, segment_tokens; /* a multiple of CHECKPOINT */
-    int local;                    /* writes segment_states and segment_decays, nothing else */
-    float* segment_states;        /* [B,H,segments,N,N], NULL if segments = 1 */
-    float* segment_decays;        /* [B,H,segments,2,N]: log2 of the decay through a segment, two terms */
+    Segments segments;     /* of every sequence; packed: the most of any, with that of T */
+    int local;             /* writes segment_states and segment_decays, nothing else */
+    float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
+    float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
 };
 
 /* One head's segment. */
 struct Span {
     bool exists;
-    int64_t item, head, b, h; /* item = head * segments + segment */
-    int segment, start, tokens, leaves;
-    int steps; /* leaves that every span of the launch walks; those beyond `leaves` are empty */
+    bool starts, ends;        /* first and last of its sequence, in the order of time */
+    int64_t item, head, b, h; /* head: of its sequence; item = head * segments + segment */
+    int64_t place;            /* of its first chunk, among those of all heads */
+    int start, tokens, leaves;
+    int steps; /* leaves that every span of the block walks; those beyond `leaves` are empty */
 };
 
-GT_DEV Span span_of(const TensorParams& p, int64_t item) {
+GT_DEV Segments segments_of(const Problem& in, const Sequence& seq, Segments most) {
+    return in.packing.cu_seqlens ? cut_tokens((int)seq.tokens, most.count) : most;
+}
+
+template <bool REVERSE>
+GT_DEV Span span_at(const TensorParams& p, int64_t item) {
     Span s;
-    const int64_t heads = p.in.B * p.in.H;
-    s.exists = item < heads * p.segments;
-    s.item = s.exists ? item : 0;
-    s.head = s.item / p.segments;
-    s.segment = (int)(s.item % p.segments);
-    s.b = s.head / p.in.H;
+    const bool inside = item < p.in.sequences * p.in.H * p.segments.count;
+    s.item = inside ? item : 0;
+    s.head = s.item / p.segments.count;
+    const int segment = (int)(s.item % p.segments.count);
+    const Sequence seq = sequence_at(p.in, s.head / p.in.H);
+    const Segments cut = segments_of(p.in, seq, p.segments);
+    s.starts = segment == 0;
+    s.ends = segment == cut.count - 1;
+    s.exists = inside && seq.exists && segment < cut.count &&
+               !(p.local && (REVERSE ? s.starts : s.ends));
+    s.b = seq.b;
     s.h = s.head % p.in.H;
-    s.start = s.segment * p.segment_tokens;
-    const int left = (int)p.in.T - s.start;
-    s.tokens = s.exists ? (left < p.segment_tokens ? left : p.segment_tokens) : 0;
+    const int before = segment * cut.tokens, left = (int)seq.tokens - before;
+    s.start = (int)seq.first + before;
+    s.tokens = s.exists ? (left < cut.tokens ? left : cut.tokens) : 0;
     s.leaves = (s.tokens + LEAF - 1) / LEAF;
-    s.steps = ((p.in.T < p.segment_tokens ? (int)p.in.T : p.segment_tokens) + LEAF - 1) / LEAF;
+    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT;
+    return s;
+}
+
+/* That of the block's head `sub`. */
+template <class C, bool REVERSE>
+GT_DEV Span span_of(const TensorParams& p, int sub) {
+    const int64_t first = (int64_t)block_x() * C::HEADS;
+    Span s = span_at<REVERSE>(p, first + sub);
+    s.steps = s.leaves;
+    if constexpr (C::HEADS == 2) {
+        const int other = span_at<REVERSE>(p, first + 1 - sub).leaves;
+        s.steps = other > s.steps ? other : s.steps;
+    }
     return s;
 }
 
@@ -753,7 +829,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
-    const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
+    const Span span = span_of<C, REVERSE>(p, sub);
     const int64_t b = span.b, h = span.h;
     const int steps = span.steps, direction = REVERSE ? -C::TURNS : C::TURNS;
     const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
@@ -1068,38 +1144,35 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::G
 template <class C>
 GT_DEV void load_first_state(const TensorParams& p, const Span& span, int64_t row, StateWarp<C>& me) {
     constexpr int64_t NV = C::N * C::N;
-    const float* from = p.segments > 1 ? p.segment_states + span.item * NV
+    const float* from = p.segments.count > 1 ? p.segment_states + span.item * NV
                         : p.state_in   ? p.state_in + row * NV
                                        : nullptr;
     me.load(span.exists && !p.local ? from : nullptr);
 }
 
-/* The state after it; `ends`: the span is the last of its sequence, in the order it is walked. */
+/* The state after it; `is_last`: the walk of its sequence ends here. */
 template <class C>
-GT_DEV void store_last_state(const TensorParams& p, const Span& span, bool ends,
+GT_DEV void store_last_state(const TensorParams& p, const Span& span, bool is_last,
                              const StateWarp<C>& me) {
     constexpr int64_t NV = C::N * C::N;
     if (p.local)
         me.store(p.segment_states + span.item * NV);
-    else if (ends && p.state_out)
+    else if (is_last && p.state_out)
         me.store(p.state_out + span.head * NV);
 }
 
 template <class C>
 GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     using E = Element<typename C::T>;
-    const Problem& in = p.in;
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
     StateWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
-    const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
+    const Span span = span_of<C, false>(p, sub);
     me.exists = span.exists;
     load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
-    const int chunks = ((int)in.T + CHECKPOINT - 1) / CHECKPOINT;
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
-    if (checkpoints)
-        checkpoints += (span.head * chunks + span.start / CHECKPOINT) * C::N * C::N;
+    if (checkpoints) checkpoints += span.place * C::N * C::N;
     typename C::T* y_out = static_cast<typename C::T*>(p.y);
     if (y_out)
         y_out += at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
@@ -1141,7 +1214,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             }
         }
     }
-    store_last_state<C>(p, span, span.segment == p.segments - 1, me);
+    store_last_state<C>(p, span, span.ends, me);
 }
 
 template <class C>
@@ -1166,23 +1239,20 @@ using ReverseTraits = TensorTraits<T, W, N, N == 128 ? 1 : 2>;
 template <class C>
 GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
-    const Problem& in = p.in;
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
     StateWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
-    const Span span = span_of(p, (int64_t)block_x() * C::HEADS + sub);
+    const Span span = span_of<C, true>(p, sub);
     me.exists = span.exists;
-    const int chunks = ((int)in.T + CHECKPOINT - 1) / CHECKPOINT;
     uint32_t scale_first[C::GROUPS];
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
 
     const uint32_t pieces = smem + C::SMEM + (warp * C::NT * 32 + lane_id()) * C::PIECE;
-    const int64_t first_chunk = span.head * chunks + span.start / CHECKPOINT;
-    const State* S = static_cast<const State*>(p.S) + first_chunk * C::N * C::N;
+    const State* S = static_cast<const State*>(p.S) + span.place * C::N * C::N;
 
-    if (p.rowsums) me.fetch(S + (int64_t)((span.leaves - 1) / LEAVES) * C::N * C::N, pieces);
+    if (p.rowsums && span.leaves) me.fetch(S + (int64_t)((span.leaves - 1) / LEAVES) * C::N * C::N, pieces);
     load_first_state<C>(p, span, span.head, me);
     for (int i = 0; i < span.steps; i += 2) {
         GT_UNROLL
@@ -1192,9 +1262,9 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
             if (p.checkpoints && leaf < span.leaves &&
                 (leaf == span.leaves - 1 || leaf % LEAVES == LEAVES - 1)) {
                 const int chunk = leaf / LEAVES;
-                State* to = static_cast<State*>(p.checkpoints) + (first_chunk + chunk) * C::N * C::N;
+                State* to = static_cast<State*>(p.checkpoints) + (span.place + chunk) * C::N * C::N;
                 if (p.rowsums) {
-                    me.store_with_rowsum(to, pieces, p.rowsums + ((first_chunk + chunk) * C::PARTS +
+                    me.store_with_rowsum(to, pieces, p.rowsums + ((span.place + chunk) * C::PARTS +
                                                                   warp % C::PARTS) * C::N);
                     if (chunk > 0) me.fetch(S + (int64_t)(chunk - 1) * C::N * C::N, pieces);
                 } else {
@@ -1206,7 +1276,7 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
             if (leaf >= 2) bar_arrive(EMPTY + buffer, C::MEETING); /* is awaited */
         }
     }
-    store_last_state<C>(p, span, span.segment == 0, me);
+    store_last_state<C>(p, span, span.starts, me);
 }
 
 template <class C>
@@ -1221,29 +1291,33 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) reverse_tensor_kernel(const GT_GRID_C
 /* ---- states between segments -----------------------------------------------------------------------------
  * segment_states: from what each segment adds to a zero state, to the state that each starts from,
  *     S <- state_in;   for every segment, in the order of the walk:   (its sum, S) <- (S, D . S + its sum)
- * grid over B*H*N*N/256 elements, a thread each.  bytes: the segment states once each way. */
+ * The last segment's sum is not needed, and not there.
+ * grid over sequences*H*N*N/256 elements, a thread each.  bytes: the segment states once each way. */
 struct ScanParams {
-    const float* state_in; /* [B,H,N,N] or [H,N,N], NULL = 0 */
-    float* segment_states;
-    const float* segment_decays;
-    int64_t heads, H, NN;
-    int N, segments, state_in_shared, reverse;
+    TensorParams walk;
+    int reverse;
 };
 
 GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
-    const int64_t i = (int64_t)block_x() * 256 + thread_id();
-    if (i >= p.heads * p.NN) return;
-    const int64_t head = i / p.NN, element = i % p.NN, n = element / p.N;
-    const int64_t row = p.state_in_shared ? head % p.H : head;
-    float S = p.state_in ? p.state_in[row * p.NN + element] : 0.0f;
-    for (int k = 0; k < p.segments; k++) {
-        const int64_t item = head * p.segments + (p.reverse ? p.segments - 1 - k : k);
-        float* cell = p.segment_states + item * p.NN + element;
-        const float* bits = p.segment_decays + item * 2 * p.N + n;
-        const Scale scale = scale_of_log((bits[0] + bits[p.N]) * LN_2);
-        const float sum = *cell;
-        *cell = S;
-        S = rescale(scale.keep, scale.factor, S, sum);
+    const Problem& in = p.walk.in;
+    const int64_t i = (int64_t)block_x() * 256 + thread_id(), NN = (int64_t)in.N * in.N;
+    const int64_t head = i / NN, element = i % NN, n = element / in.N;
+    if (head >= in.sequences * in.H) return;
+    const Sequence seq = sequence_at(in, head / in.H);
+    if (!seq.exists) return;
+    const int count = segments_of(in, seq, p.walk.segments).count;
+    const int64_t row = p.walk.state_in_shared ? head % in.H : head;
+    float S = p.walk.state_in ? p.walk.state_in[row * NN + element] : 0.0f;
+    for (int k = 0; k < count; k++) {
+        const int64_t item = head * p.walk.segments.count + (p.reverse ? count - 1 - k : k);
+        float* cell = p.walk.segment_states + item * NN + element;
+        const float before = S;
+        if (k + 1 < count) {
+            const float* bits = p.walk.segment_decays + item * 2 * in.N + n;
+            const Scale scale = scale_of_log((bits[0] + bits[in.N]) * LN_2);
+            S = rescale(scale.keep, scale.factor, S, *cell);
+        }
+        *cell = before;
     }
 }
 
@@ -1264,14 +1338,14 @@ GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
  * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
 struct ChunkParams {
     Problem in;
-    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V]: S before, G after each chunk */
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V]: S before, G after each chunk */
     gt_dtype S_dtype, G_dtype;
-    const uint32_t* only; /* [B,H,chunks]: chunks to do, NULL = all */
+    const uint32_t* only; /* [B,H,places]: chunks to do, NULL = all */
     void *dr, *dk, *dw, *dv;
     gt_stride dr_at, dk_at, dw_at, dv_at;
-    float* du;      /* partial sums [B,chunks,H,N] or NULL */
+    float* du;      /* partial sums [B,places,H,N] or NULL */
     float* scratch; /* [blocks, scratch_size] */
-    int64_t chunks, scratch_size;
+    int64_t places, scratch_size;
     int tiles, columns, pitch; /* tiles of the state; its row in shared memory; multiples of 4 */
     int rows;                  /* N rounded up to 4 */
 };
@@ -1299,7 +1373,7 @@ GT_HD SweepLayout sweep_layout(int rows, int columns, int pitch) {
 struct SweepBlock { /* where a block stands */
     uint32_t smem;
     SweepLayout at;
-    int64_t b, h, start; /* first token of the chunk */
+    int64_t b, h, start, end; /* tokens of the chunk */
     int tile, column0;
     float *parked, *Sdy, *Gv, *Gk, *SG; /* parts of its scratch */
 };
@@ -1308,7 +1382,7 @@ struct SweepBlock { /* where a block stands */
 GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < p.rows; n += SWEEP_THREADS) {
-        const int64_t left = n < in.N ? in.T - first : 0;
+        const int64_t left = n < in.N ? s.end - first : 0;
         float g[LEAF], r[LEAF], k[LEAF], product = 1.0f, sum = 0.0f;
         load_column(g, in.w, in.w_dtype, at(in.w_at, s.b, first, s.h) + n, in.w_at.t, left);
         load_column(r, in.r, in.dtype, at(in.r_at, s.b, first, s.h) + n, in.r_at.t, left);
@@ -1333,7 +1407,7 @@ GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t f
     }
     for (int i = thread_id(); i < 4 * p.columns; i += SWEEP_THREADS) {
         const int column = i % p.columns, token = i / p.columns * 4, j = s.column0 + column;
-        const int64_t t = first + token, left = j < in.V ? in.T - t : 0;
+        const int64_t t = first + token, left = j < in.V ? s.end - t : 0;
         float v[4], dy[4];
         load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
         load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
@@ -1508,12 +1582,13 @@ GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, in
         sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
 }
 
-/* r, k, d, v, dy of the leaf; tokens beyond the sequence have 0, 0, 1, 0, 0. */
+/* r, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
 GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
         const int n = i % in.N, token = i / in.N * 4;
-        const int64_t t = s.first + token, left = in.T - t;
+        const int64_t t = s.first + token;
+        const int left = s.tokens - token;
         float r[4], k[4], d[4];
         load_column(r, in.r, in.dtype, at(in.r_at, s.b, t, s.h) + n, in.r_at.t, left);
         load_column(k, in.k, in.dtype, at(in.k_at, s.b, t, s.h) + n, in.k_at.t, left);
@@ -1526,7 +1601,8 @@ GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
     }
     for (int i = thread_id(); i < 4 * in.V; i += 256) {
         const int j = i % in.V, token = i / in.V * 4;
-        const int64_t t = s.first + token, left = in.T - t;
+        const int64_t t = s.first + token;
+        const int left = s.tokens - token;
         float v[4], dy[4];
         load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
         load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
@@ -1716,7 +1792,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     l.C = l.v + 2 * LEAF * (in.N > in.V ? in.N : in.V);
     l.A = l.C + LEAF * LEAF;
 
-    const int64_t items = in.B * in.H * p.chunks;
+    const int64_t items = in.B * in.H * p.places;
     for (int64_t i = 0, item = block_x(); item < items; i++, item += grid_x()) {
         if (p.only) { /* mostly none: 32 at a time */
             const int64_t mine = item + lane_id() * (int64_t)grid_x();
@@ -1727,12 +1803,13 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
             }
             if (!p.only[item]) continue;
         }
-        const int64_t chunk = item % p.chunks;
-        s.b = l.b = item / p.chunks / in.H;
-        s.h = l.h = item / p.chunks % in.H;
-        s.start = chunk * CHECKPOINT;
-        const int64_t tokens = in.T - s.start < CHECKPOINT ? in.T - s.start : CHECKPOINT;
-        const int leaves = (int)((tokens + LEAF - 1) / LEAF);
+        const int64_t place = item % p.places;
+        s.b = l.b = item / p.places / in.H;
+        s.h = l.h = item / p.places % in.H;
+        const gt_chunk chunk = chunk_at(in.packing, in.T, place);
+        if (chunk.sequence < 0) continue;
+        s.start = chunk.first, s.end = chunk.last;
+        const int leaves = (int)((s.end - s.start + LEAF - 1) / LEAF);
         for (s.tile = 0; s.tile < p.tiles; s.tile++) {
             s.column0 = s.tile * p.columns;
             sweep_tile(p, s, leaves, item * in.N * in.V);
@@ -1741,7 +1818,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
         float du = 0.0f; /* of channel thread_id(); N is at most 256 */
         for (int leaf = 0; leaf < leaves; leaf++) {
             l.first = s.start + leaf * LEAF;
-            l.tokens = (int)(in.T - l.first < LEAF ? in.T - l.first : LEAF);
+            l.tokens = (int)(s.end - l.first < LEAF ? s.end - l.first : LEAF);
             l.leaf = leaf;
             load_leaf(p, l);
             pair_products(p, l);
@@ -1754,7 +1831,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
             sync_threads();
         }
         if (p.du && thread_id() < in.N)
-            p.du[((l.b * p.chunks + chunk) * in.H + l.h) * in.N + thread_id()] = du;
+            p.du[((l.b * p.places + place) * in.H + l.h) * in.N + thread_id()] = du;
     }
 }
 
@@ -1778,7 +1855,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
  * SLOW_LIMIT; a chunk with a leaf beyond it is left to backward_chunk_kernel.
  *
- * grid B*H*chunks, block 8 warps: R warps (X, dr) and K warps (dv, then Z, dk), one of each a leaf; they
+ * grid B*H*places, block 8 warps: R warps (X, dr) and K warps (dv, then Z, dk), one of each a leaf; they
  * meet three times.  Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
  * registers: X or Z [16,64] as accumulators, 32; dv N/2; K_b as left operand, 32.
  * operands: S, G, v, dy and C's factors 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their
@@ -1800,13 +1877,14 @@ struct BackwardParams {
         int element;  /* bytes */
     } tensors[TENSORS];
     int64_t H;
-    int T, chunks;
+    int T, places;
+    Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
     const float* u;
-    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunks,N,V] */
-    const float* rowsums; /* [B,H,chunks,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
-    uint32_t* slow;       /* [B,H,chunks]: 1 = not done here */
-    float* du;            /* [B,chunks,H,N] or NULL */
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V] */
+    const float* rowsums; /* [B,H,places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
+    uint32_t* slow;       /* [B,H,places]: 1 = not done here */
+    float* du;            /* [B,places,H,N] or NULL */
 };
 
 template <class T_, class W_, int N_>
@@ -1839,7 +1917,7 @@ struct BackwardTraits {
     static constexpr int NEAR = BONUS + 4 * CHECKPOINT * GROUPS; /* [warp,16]: C_tt, neighbour */
     static constexpr int S_SCALE = NEAR + 8 * LEAF * 2 * LEAVES, G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int BASES = G_SCALE + 4 * CHANNELS; /* offsets of the chunk's first token */
-    static constexpr int SLOW = BASES + 8 * TENSORS;
+    static constexpr int TOKENS = BASES + 8 * TENSORS, SLOW = TOKENS + 8;
     static constexpr int SMEM = SLOW + 4 * LEAVES * GROUPS;
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
 };
@@ -1848,10 +1926,11 @@ template <class C>
 struct BackwardBlock {
     uint32_t smem;
     int64_t b, h;
-    int first_token, tokens; /* of the chunk */
-    int leaf;                /* of the warp */
-    int slice0;              /* first channel of the slice */
-    int g, j;                /* lane / 4, lane % 4 */
+    int leaf;   /* of the warp */
+    int slice0; /* first channel of the slice */
+    int g, j;   /* lane / 4, lane % 4 */
+
+    GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
 };
 
 /* Byte offset of 8 neighbours in a tile of 16-bit rows: pieces are swapped so that 8 rows in a row, and 8
@@ -1866,13 +1945,15 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     }
 }
 
-/* Bytes from the start of every tensor to the chunk: once, since 64-bit strides are dear. */
+/* Bytes from the start of every tensor to the chunk: once, since 64-bit strides are dear; and how many
+ * tokens it has, for want of registers. */
 template <class C>
-GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me) {
+GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me, const gt_chunk& chunk) {
     const int i = thread_id();
+    if (i == TENSORS) sts<int>(me.smem + C::TOKENS, (int)(chunk.last - chunk.first));
     if (i >= TENSORS) return;
     const BackwardParams::Tensor& x = p.tensors[i];
-    sts<int64_t>(me.smem + C::BASES + 8 * i, at(x.at, me.b, me.first_token, me.h) * x.element);
+    sts<int64_t>(me.smem + C::BASES + 8 * i, at(x.at, me.b, chunk.first, me.h) * x.element);
 }
 
 /* Where token t of the chunk is. */
@@ -1886,8 +1967,8 @@ GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor
 
 /* The same; of the nearest token of the sequence, if t is none. */
 template <class T, class C>
-GT_DEV T* near_row(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
-    t = t < me.tokens ? t : me.tokens - 1;
+GT_DEV T* near_row(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int tokens, int t) {
+    t = t < tokens ? t : tokens - 1;
     return row_of<T>(p, me, tensor, t > 0 ? t : 0);
 }
 
@@ -1925,13 +2006,14 @@ template <class C>
 GT_DEV void copy_tokens(const BackwardParams& p, const BackwardBlock<C>& me) {
     using T = typename C::T;
     constexpr int PIECES = C::N / 8;
+    const int tokens = me.tokens();
     GT_UNROLL
     for (int i = 0; i < CHECKPOINT * PIECES / C::THREADS; i++) {
         const int x = thread_id() + i * C::THREADS, token = x / PIECES, piece = x % PIECES;
-        const int bytes = token < me.tokens ? 16 : 0;
+        const int bytes = token < tokens ? 16 : 0;
         const uint32_t cell = me.smem + row_piece<C::N>(token, piece);
-        cp_async<16>(cell + C::VALUES, near_row<T>(p, me, OF_V, token) + 8 * piece, bytes);
-        cp_async<16>(cell + C::DY, near_row<T>(p, me, OF_DY, token) + 8 * piece, bytes);
+        cp_async<16>(cell + C::VALUES, near_row<T>(p, me, OF_V, tokens, token) + 8 * piece, bytes);
+        cp_async<16>(cell + C::DY, near_row<T>(p, me, OF_DY, tokens, token) + 8 * piece, bytes);
     }
 }
 
@@ -1982,7 +2064,7 @@ GT_DEV void load_state(const BackwardBlock<C>& me, const void* states, int64_t s
 /* R, K, sums, E and the bonus of 16 channels of a leaf. */
 template <class C>
 GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
-                          const BackwardRaw<C>& x, int leaf, int group) {
+                          const BackwardRaw<C>& x, int tokens, int leaf, int group) {
     constexpr float LOG2_LOG2_E = 0.52876637f;
     const int quad = lane_id() / 8, channel = 16 * group + lane_id() % 8 * 2; /* of the slice */
     const int token = LEAF * leaf + 4 * quad;
@@ -1994,7 +2076,7 @@ GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             h[i][e] = p.raw ? ex2_approx(fma_rn(w[e], LOG2_E, LOG2_LOG2_E)) : -w[e] * LOG2_E;
-            if (token + i >= me.tokens) h[i][e] = 0.0f;
+            if (token + i >= tokens) h[i][e] = 0.0f;
         }
     }
     GT_UNROLL
@@ -2042,15 +2124,16 @@ GT_DEV void prepare_slice(const BackwardParams& p, const BackwardBlock<C>& me) {
     const int group = warp_id() % C::GROUPS, leaf = warp_id() / C::GROUPS;
     const int token = LEAF * leaf + lane_id() / 8 * 4;
     const int channel = me.slice0 + 16 * group + lane_id() % 8 * 2;
+    const int tokens = me.tokens();
     BackwardRaw<C> x[TASKS];
     RawRows<C> rows = {row_of<typename C::T>(p, me, OF_R, token) + channel,
                        row_of<typename C::T>(p, me, OF_K, token) + channel,
                        row_of<typename C::W>(p, me, OF_W, token) + channel};
     GT_UNROLL
     for (int i = 0; i < TASKS; i++)
-        rows.load(p, me.tokens - token - LEAF * STEP * i, LEAF * STEP, x[i]);
+        rows.load(p, tokens - token - LEAF * STEP * i, LEAF * STEP, x[i]);
     GT_UNROLL
-    for (int i = 0; i < TASKS; i++) prepare_group<C>(p, me, x[i], leaf + STEP * i, group);
+    for (int i = 0; i < TASKS; i++) prepare_group<C>(p, me, x[i], tokens, leaf + STEP * i, group);
 }
 
 /* Left operand: 16 tokens of the warp's leaf by 16 values from 16 kk, in 16-bit rows at `from`. */
@@ -2268,14 +2351,14 @@ GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
     const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
                             lds<float2>(near_cell(me, 2 * me.g + 1))};
     /* beyond the chunk any token will do: what it is multiplied with is 0 */
-    const int t = LEAF * a + 2 * me.g, n0 = me.slice0 + 4 * me.j;
+    const int t = LEAF * a + 2 * me.g, n0 = me.slice0 + 4 * me.j, tokens = me.tokens();
     Vec<T, 4> k_raw[C::GROUPS][3], r_raw[C::GROUPS][2];
     {
         const T *k[3], *r[2];
         GT_UNROLL
-        for (int i = 0; i < 3; i++) k[i] = near_row<T>(p, me, OF_K, t + i - 1) + n0;
+        for (int i = 0; i < 3; i++) k[i] = near_row<T>(p, me, OF_K, tokens, t + i - 1) + n0;
         GT_UNROLL
-        for (int i = 0; i < 2; i++) r[i] = near_row<T>(p, me, OF_R, t + i) + n0;
+        for (int i = 0; i < 2; i++) r[i] = near_row<T>(p, me, OF_R, tokens, t + i) + n0;
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             GT_UNROLL
@@ -2284,9 +2367,9 @@ GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
             for (int i = 0; i < 2; i++) r_raw[q][i] = ldg<Vec<T, 4>>(r[i] + 16 * q);
         }
     }
-    T* const dr_rows[2] = {near_row<T>(p, me, OF_DR, t) + n0, near_row<T>(p, me, OF_DR, t + 1) + n0};
-    const bool store[2] = {p.tensors[OF_DR].data && t < me.tokens,
-                           p.tensors[OF_DR].data && t + 1 < me.tokens};
+    T* const dr_rows[2] = {near_row<T>(p, me, OF_DR, tokens, t) + n0, near_row<T>(p, me, OF_DR, tokens, t + 1) + n0};
+    const bool store[2] = {p.tensors[OF_DR].data && t < tokens,
+                           p.tensors[OF_DR].data && t + 1 < tokens};
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
         const int channel = 16 * q + 4 * me.j;
@@ -2350,20 +2433,20 @@ GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
 
     const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
                             lds<float2>(near_cell(me, 2 * me.g + 1))};
-    const int t = LEAF * b + 2 * me.g, n0 = me.slice0 + 4 * me.j;
+    const int t = LEAF * b + 2 * me.g, n0 = me.slice0 + 4 * me.j, tokens = me.tokens();
     Vec<T, 4> r_raw[C::GROUPS][3];
     {
         const T* r[3];
         GT_UNROLL
-        for (int i = 0; i < 3; i++) r[i] = near_row<T>(p, me, OF_R, t + i) + n0;
+        for (int i = 0; i < 3; i++) r[i] = near_row<T>(p, me, OF_R, tokens, t + i) + n0;
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++)
             GT_UNROLL
             for (int i = 0; i < 3; i++) r_raw[q][i] = ldg<Vec<T, 4>>(r[i] + 16 * q);
     }
-    T* const dk_rows[2] = {near_row<T>(p, me, OF_DK, t) + n0, near_row<T>(p, me, OF_DK, t + 1) + n0};
-    const bool store[2] = {p.tensors[OF_DK].data && t < me.tokens,
-                           p.tensors[OF_DK].data && t + 1 < me.tokens};
+    T* const dk_rows[2] = {near_row<T>(p, me, OF_DK, tokens, t) + n0, near_row<T>(p, me, OF_DK, tokens, t + 1) + n0};
+    const bool store[2] = {p.tensors[OF_DK].data && t < tokens,
+                           p.tensors[OF_DK].data && t + 1 < tokens};
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
         const int channel = 16 * q + 4 * me.j;
@@ -2488,10 +2571,11 @@ GT_DEV void v_warp(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
 template <class C>
 GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
                      const float (&dv)[C::VALUE_TILES][4]) {
+    const int tokens = me.tokens();
     GT_UNROLL
     for (int half = 0; half < 2; half++) {
         const int t = LEAF * me.leaf + 2 * me.g + half;
-        if (!p.tensors[OF_DV].data || t >= me.tokens) continue;
+        if (!p.tensors[OF_DV].data || t >= tokens) continue;
         typename C::T* to = row_of<typename C::T>(p, me, OF_DV, t) + 2 * me.j;
         GT_UNROLL
         for (int i = 0; i < C::VALUE_TILES; i++)
@@ -2512,10 +2596,11 @@ struct DwPart {
         part = thread_id() / (C::CHANNELS / 2);
         t0 = part * C::PART;
         const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
+        const int tokens = me.tokens();
         GT_UNROLL
         for (int i = 0; i < C::PART; i++) {
             w[i] = {};
-            if (t0 + i < me.tokens) w[i] = ldg<Pair<W>>(row);
+            if (t0 + i < tokens) w[i] = ldg<Pair<W>>(row);
             row += (int)p.tensors[OF_W].at.t;
         }
         const float* sums =
@@ -2564,6 +2649,7 @@ GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const 
         first.y += x.y;
     }
     W* row = row_of<W>(p, me, OF_DW, own.t0) + me.slice0 + own.channel;
+    const int tokens = me.tokens();
     GT_UNROLL
     for (int i = 0; i < C::PART; i++) {
         float2 dw = {first.x + dg[i].x, first.y + dg[i].y};
@@ -2573,7 +2659,7 @@ GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const 
         }
         Vec<W, 2> packed;
         packed.set({dw.x, dw.y});
-        if (own.t0 + i < me.tokens) stg<Vec<W, 2>>(row, packed);
+        if (own.t0 + i < tokens) stg<Vec<W, 2>>(row, packed);
         row += (int)p.tensors[OF_DW].at.t;
     }
 }
@@ -2593,20 +2679,20 @@ template <class C>
 GT_KERNEL(C::THREADS, C::N == 32 ? 3 : C::N == 64 ? 2 : 1)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     BackwardBlock<C> me;
-    const int64_t head = block_x() / p.chunks, chunk = block_x() % p.chunks;
+    const int64_t head = block_x() / p.places, place = block_x() % p.places;
     const int64_t state = (int64_t)block_x() * C::N * C::N;
     me.smem = smem_base();
     me.b = head / p.H;
     me.h = head % p.H;
-    me.first_token = (int)chunk * CHECKPOINT;
-    me.tokens = p.T - me.first_token < CHECKPOINT ? p.T - me.first_token : CHECKPOINT;
+    const gt_chunk chunk = chunk_at(p.packing, p.T, place);
     me.leaf = warp_id() % LEAVES;
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
     const bool is_r_warp = warp_id() < LEAVES;
+    if (chunk.sequence < 0) return;
 
     float dv[C::VALUE_TILES][4] = {};
-    store_bases<C>(p, me);
+    store_bases<C>(p, me, chunk);
     sync_threads();
     copy_tokens<C>(p, me);
     for (int slice = 0; slice < C::SLICES; slice++) {
@@ -2636,7 +2722,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             float du = 0.0f;
             for (int a = 0; a < LEAVES; a++)
                 du += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
-            p.du[((me.b * p.chunks + chunk) * p.H + me.h) * C::N + me.slice0 + thread_id()] = du;
+            p.du[((me.b * p.places + place) * p.H + me.h) * C::N + me.slice0 + thread_id()] = du;
         }
         if (p.tensors[OF_DW].data) {
             store_ends<C>(me, is_r_warp ? C::R : C::K, sum);
@@ -2648,7 +2734,59 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     if (!is_r_warp) store_dv<C>(p, me, dv);
 }
 
+/* ---- what no packed sequence has ---------------------------------------------------------------------------
+ * Zeros in the outputs of tokens from cu_seqlens[*seq_count] on; and in what sums are taken of: the states
+ * of unused sequences, and all places of chunks, before those that are used are written.
+ * grid fixed, block 8 warps; a warp takes rows of a token and head in turn.  bytes: the zeros. */
+struct ClearParams {
+    struct Output {
+        void* data;
+        gt_stride at;
+        gt_dtype dtype;
+        int size;
+    } outputs[4];
+    int count;
+    Packing packing;
+    int64_t T, H;
+    float* states; /* [capacity,state_size] or NULL */
+    int64_t state_size;
+    float* du; /* [places,H,N] or NULL */
+    uint32_t* slow; /* [H,places] or NULL */
+    int64_t places, N;
+};
+
+GT_KERNEL(256, 1) clear_rest_kernel(const GT_GRID_CONSTANT ClearParams p) {
+    const int64_t sequences = sequence_count(p.packing), first = p.packing.cu_seqlens[sequences];
+    const int64_t rows = (p.T - first) * p.H;
+    const int64_t thread = (int64_t)block_x() * 256 + thread_id(), threads = (int64_t)grid_x() * 256;
+    for (int64_t row = thread / 32; row < rows; row += threads / 32) {
+        for (int i = 0; i < p.count; i++) {
+            const ClearParams::Output& x = p.outputs[i];
+            const int64_t start = at(x.at, 0, first + row / p.H, row % p.H);
+            for (int n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n, 0.0f);
+        }
+    }
+    for (int64_t i = thread; p.slow && i < p.H * p.places; i += threads) p.slow[i] = 0;
+    for (int64_t i = thread; p.du && i < p.H * p.places * p.N; i += threads) p.du[i] = 0.0f;
+    int64_t i = sequences * p.state_size + thread;
+    for (; p.states && i < p.packing.capacity * p.state_size; i += threads) p.states[i] = 0.0f;
+}
+
 /* ---- launchers -------------------------------------------------------------------------------------------- */
+
+static inline Packing packing_of(const gt_wkv6_args& a) {
+    return {a.cu_seqlens, a.seq_count, a.seq_capacity};
+}
+
+/* Sequences that there may be, and places for the chunks of a head. */
+static inline int64_t sequences_of(const gt_wkv6_args& a) {
+    return a.seq_capacity ? a.seq_capacity : a.B;
+}
+
+static inline int64_t places_of(const gt_wkv6_args& a) {
+    return a.seq_capacity ? gt_chunk_places(a.T, a.seq_capacity, CHECKPOINT)
+                          : (a.T + CHECKPOINT - 1) / CHECKPOINT;
+}
 
 static inline Problem problem_of(const gt_wkv6_args& a) {
     Problem in = {};
@@ -2657,16 +2795,32 @@ static inline Problem problem_of(const gt_wkv6_args& a) {
     in.dtype = a.dtype, in.w_dtype = a.w_dtype, in.decay = a.decay;
     in.r = a.r, in.k = a.k, in.w = a.w, in.v = a.v, in.dy = a.dy;
     in.u = a.u;
+    in.sequences = sequences_of(a), in.packing = packing_of(a);
     in.r_at = a.r_stride, in.k_at = a.k_stride, in.w_at = a.w_stride, in.v_at = a.v_stride;
     in.dy_at = a.dy_stride;
     return in;
+}
+
+static inline void add_output(ClearParams& p, void* data, gt_stride at_, gt_dtype dtype, int64_t size) {
+    if (data) p.outputs[p.count++] = {data, at_, dtype, (int)size};
+}
+
+static inline gt_status clear_rest(const gt_wkv6_args& a, ClearParams p, const Device& device,
+                                   gt_stream stream) {
+    if (a.seq_capacity == 0 || (p.count == 0 && !p.states && !p.slow)) return GT_OK;
+    p.packing = packing_of(a);
+    p.T = a.T, p.H = a.H, p.N = a.N;
+    p.places = places_of(a);
+    p.state_size = a.H * a.N * a.V;
+    return run("wkv6 clear_rest_kernel", clear_rest_kernel, 2 * device.multiprocessors, 256, 0, stream,
+               p);
 }
 
 template <int SLICES, bool REVERSE>
 static gt_status launch_tokens_with(ForwardParams p, gt_stream stream) {
     using C = ForwardTraits<SLICES>;
     p.tiles = (p.in.V + C::COLUMNS - 1) / C::COLUMNS;
-    return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, p.in.B * p.in.H * p.tiles,
+    return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, p.in.sequences * p.in.H * p.tiles,
                C::THREADS, C::SMEM, stream, p);
 }
 
@@ -2706,7 +2860,8 @@ static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
 template <bool REVERSE, class T, class W, int N>
 static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
     using C = typename std::conditional<REVERSE, ReverseTraits<T, W, N>, TensorTraits<T, W, N>>::type;
-    const int64_t blocks = (p.in.B * p.in.H * p.segments + C::HEADS - 1) / C::HEADS;
+    const int64_t items = p.in.sequences * p.in.H * p.segments.count;
+    const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
     if constexpr (REVERSE)
         return run("wkv6 reverse_tensor_kernel", reverse_tensor_kernel<C>, blocks, C::THREADS,
                    C::SMEM + (p.rowsums ? C::S_PIECES : 0), stream, p);
@@ -2733,27 +2888,21 @@ static gt_status launch_tensor_once(const TensorParams& p, gt_stream stream) {
 }
 
 /* How the time axis is cut: from sizes and device, or as the caller wishes. */
-struct Segments {
-    int count, tokens;
-};
-
 static inline Segments cut_time(const gt_wkv6_args& a, const Device& device) {
     constexpr int LEAST = 4 * CHECKPOINT; /* tokens of a segment that are worth a block */
-    const int64_t blocks = a.N == 32 ? (a.B * a.H + 1) / 2 : a.B * a.H;
+    const int64_t heads = sequences_of(a) * a.H, blocks = a.N == 32 ? (heads + 1) / 2 : heads;
     const int64_t room = (a.N == 128 ? 1 : 2) * (int64_t)device.multiprocessors;
     int64_t count = a.segments;
     if (count == 0) {
         count = blocks > 0 ? room / blocks : 1;
         if (count > a.T / LEAST) count = a.T / LEAST;
     }
+    const int64_t most = (a.T + CHECKPOINT - 1) / CHECKPOINT;
+    if (count > most) count = most;
     if (count < 1) count = 1;
-    Segments cut;
-    const int64_t tokens = (a.T + count - 1) / count;
-    cut.tokens = (int)(tokens + CHECKPOINT - 1) / CHECKPOINT * CHECKPOINT;
-    if (cut.tokens == 0) cut.tokens = CHECKPOINT;
-    cut.count = (int)((a.T + cut.tokens - 1) / cut.tokens);
-    if (cut.count < 1) cut.count = 1;
-    return cut;
+    const Segments cut = cut_tokens((int)a.T, (int)count);
+    /* packed sequences are cut by the number wished for: it stands for that of any length */
+    return a.seq_capacity ? Segments{(int)count, cut.tokens} : cut;
 }
 
 /* Workspace of a walk in segments. */
@@ -2761,29 +2910,25 @@ static inline void take_segments(Arena& arena, const gt_wkv6_args& a, const Segm
                                  float** states, float** decays) {
     *states = *decays = nullptr;
     if (cut.count == 1) return;
-    *states = arena.take<float>(a.B * a.H * cut.count * a.N * a.N);
-    *decays = arena.take<float>(a.B * a.H * cut.count * 2 * a.N);
+    *states = arena.take<float>(sequences_of(a) * a.H * cut.count * a.N * a.N);
+    *decays = arena.take<float>(sequences_of(a) * a.H * cut.count * 2 * a.N);
 }
 
 /* One walk through time, in one launch or in three. */
 template <bool REVERSE>
 static gt_status launch_tensor_any(TensorParams p, gt_stream stream) {
-    if (p.segments == 1) return launch_tensor_once<REVERSE>(p, stream);
+    if (p.segments.count == 1) return launch_tensor_once<REVERSE>(p, stream);
+    const int64_t elements = p.in.sequences * p.in.H * p.in.N * p.in.N;
     TensorParams local = p;
     local.local = 1;
     local.y = nullptr;
     local.checkpoints = nullptr;
     local.rowsums = nullptr;
-    ScanParams scan = {};
-    scan.state_in = p.state_in;
-    scan.segment_states = p.segment_states, scan.segment_decays = p.segment_decays;
-    scan.heads = p.in.B * p.in.H, scan.H = p.in.H, scan.NN = (int64_t)p.in.N * p.in.N;
-    scan.N = p.in.N, scan.segments = p.segments;
-    scan.state_in_shared = p.state_in_shared, scan.reverse = REVERSE;
+    const ScanParams scan = {p, REVERSE};
     gt_status status;
     if ((status = launch_tensor_once<REVERSE>(local, stream)) != GT_OK ||
-        (status = run("wkv6 scan_segments_kernel", scan_segments_kernel,
-                      (scan.heads * scan.NN + 255) / 256, 256, 0, stream, scan)) != GT_OK)
+        (status = run("wkv6 scan_segments_kernel", scan_segments_kernel, (elements + 255) / 256, 256,
+                      0, stream, scan)) != GT_OK)
         return status;
     return launch_tensor_once<REVERSE>(p, stream);
 }
@@ -2808,14 +2953,15 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
     p.state_out = a.state_out;
     p.checkpoints = checkpoints;
     p.state_in_shared = a.state_in_shared;
-    p.segments = cut.count, p.segment_tokens = cut.tokens;
+    p.places = (int)places_of(a);
+    p.segments = cut;
     take_segments(arena, a, cut, &p.segment_states, &p.segment_decays);
     return launch_tensor_any<false>(p, stream);
 }
 
 /* Checkpoints of states in the arena, at its next place. */
 static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype) {
-    const int64_t count = a.B * a.H * ((a.T + CHECKPOINT - 1) / CHECKPOINT) * a.N * a.V;
+    const int64_t count = a.B * a.H * places_of(a) * a.N * a.V;
     if (dtype == GT_BF16) return arena.take<bf16>(count);
     return arena.take<float>(count);
 }
@@ -2832,10 +2978,10 @@ static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, siz
 struct BackwardPlan {
     ChunkParams chunk;
     void *S_checkpoints, *G_checkpoints;
-    float* rowsums;         /* [B,H,chunks,rowsum_parts(),N], for backward_tensor_kernel */
-    bool shared_gradient; /* dstate_in is a sum over the batch: of dstate_sum [B,H,N,V] */
+    float* rowsums;         /* [B,H,places,rowsum_parts(),N], for backward_tensor_kernel */
+    bool shared_gradient; /* dstate_in is a sum over the sequences: of dstate_sum [sequences,H,N,V] */
     float* dstate_sum;
-    uint32_t* slow; /* [B,H,chunks]: chunks that backward_tensor_kernel leaves */
+    uint32_t* slow; /* [B,H,places]: chunks that backward_tensor_kernel leaves */
     Segments cut;
     float *segment_states, *segment_decays;
     int64_t blocks;
@@ -2859,25 +3005,26 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     if (c.columns > limit) c.columns = limit;
     c.pitch = c.columns + 4;
     c.tiles = (int)(a.V + c.columns - 1) / c.columns;
-    c.chunks = (a.T + CHECKPOINT - 1) / CHECKPOINT;
+    c.places = places_of(a);
     c.scratch_size = LEAVES * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + LEAVES * a.N;
     c.scratch_size = (c.scratch_size + 63) / 64 * 64;
-    plan.blocks = a.B * a.H * c.chunks;
+    plan.blocks = a.B * a.H * c.places;
     if (plan.blocks > 2 * device.multiprocessors) plan.blocks = 2 * device.multiprocessors;
     c.S_dtype = state_dtype(a.dtype, a.N, a.V);
     c.G_dtype = backward_fits(a, device) ? c.S_dtype : GT_F32;
     if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype);
     plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype);
     if (fits_tensor_cores(a, device))
-        plan.rowsums = arena.take<float>(a.B * a.H * c.chunks * rowsum_parts(a) * a.N);
+        plan.rowsums = arena.take<float>(a.B * a.H * c.places * rowsum_parts(a) * a.N);
     c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
-    plan.slow = arena.take<uint32_t>(a.B * a.H * c.chunks);
-    if (a.du) c.du = arena.take<float>(a.B * c.chunks * a.H * a.N);
+    plan.slow = arena.take<uint32_t>(a.B * a.H * c.places);
+    if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
     plan.shared_gradient = a.dstate_in && a.state_in_shared;
-    if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(a.B * a.H * a.N * a.V);
-    plan.cut = cut_time(a, device);
-    if (fits_tensor_cores(a, device))
+    if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(sequences_of(a) * a.H * a.N * a.V);
+    if (fits_tensor_cores(a, device)) {
+        plan.cut = cut_time(a, device);
         take_segments(arena, a, plan.cut, &plan.segment_states, &plan.segment_decays);
+    }
     plan.bytes = arena.bytes();
     c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
     c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
@@ -2896,7 +3043,8 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.state_in;
         t.state_in_shared = a.state_in_shared;
         t.checkpoints = plan.S_checkpoints;
-        t.segments = plan.cut.count, t.segment_tokens = plan.cut.tokens;
+        t.places = (int)places_of(a);
+        t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         plan.chunk.S_checkpoints = plan.S_checkpoints;
         return launch_tensor_any<false>(t, stream);
@@ -2906,6 +3054,7 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.state_in = a.state_in;
     p.state_in_shared = a.state_in_shared;
     p.checkpoints = plan.S_checkpoints;
+    p.places = places_of(a);
     p.checkpoint_dtype = plan.chunk.S_dtype;
     plan.chunk.S_checkpoints = plan.S_checkpoints;
     return launch_tokens<false>(p, stream);
@@ -2935,7 +3084,8 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
         if (a.dw && chunks_fit(a, device)) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
-        t.segments = plan.cut.count, t.segment_tokens = plan.cut.tokens;
+        t.places = (int)places_of(a);
+        t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         return launch_tensor_any<true>(t, stream);
     }
@@ -2948,6 +3098,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.state_in = a.dstate_out;
     p.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
     p.checkpoints = plan.G_checkpoints;
+    p.places = places_of(a);
     p.checkpoint_dtype = plan.chunk.G_dtype;
     return launch_tokens<true>(p, stream);
 }
@@ -2956,7 +3107,7 @@ template <class T, class W, int N>
 static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams& p,
                                     gt_stream stream) {
     using C = BackwardTraits<T, W, N>;
-    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.chunks,
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.places,
                C::THREADS, C::SMEM, stream, p);
 }
 
@@ -2984,13 +3135,14 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     set(OF_DW, a.dw, a.dw_stride, w_size);
     set(OF_DV, a.dv, a.dv_stride, 2);
     p.H = a.H, p.T = (int)a.T;
+    p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
     p.u = a.u;
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
     p.rowsums = plan.rowsums;
     p.slow = plan.slow;
     p.du = c.du;
-    p.chunks = (int)c.chunks;
+    p.places = (int)c.places;
     if (a.dtype == GT_BF16)
         return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
                                    : launch_chunks_of<bf16, bf16>(a, p, stream);
@@ -3004,8 +3156,15 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     const bool tensor = backward_fits(a, device);
     const int part1 = 4 * sweep_layout(c.rows, c.columns, c.pitch).end;
     const int part2 = leaf_smem((int)a.N, (int)a.V);
+    ClearParams rest = {};
     gt_status status;
-    if ((status = make_S_checkpoints(a, plan, tensor, stream)) != GT_OK ||
+    add_output(rest, a.dr, a.dr_stride, a.dtype, a.N);
+    add_output(rest, a.dk, a.dk_stride, a.dtype, a.N);
+    add_output(rest, a.dw, a.dw_stride, a.w_dtype, a.N);
+    add_output(rest, a.dv, a.dv_stride, a.dtype, a.V);
+    rest.states = plan.dstate_sum, rest.du = c.du, rest.slow = plan.slow;
+    if ((status = clear_rest(a, rest, device, stream)) != GT_OK ||
+        (status = make_S_checkpoints(a, plan, tensor, stream)) != GT_OK ||
         (status = make_G_checkpoints(a, plan, device, tensor, stream)) != GT_OK)
         return status;
     if (tensor && chunks_fit(a, device)) {
@@ -3015,11 +3174,12 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     if ((status = run("wkv6 backward_chunk_kernel", backward_chunk_kernel, plan.blocks,
                       SWEEP_THREADS, part1 > part2 ? part1 : part2, stream, c)) != GT_OK)
         return status;
-    if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.chunks, a.H * a.N, a.accumulate,
+    if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,
                                       stream)) != GT_OK)
         return status;
     if (plan.shared_gradient)
-        return reduce_rows(plan.dstate_sum, a.dstate_in, a.B, a.H * a.N * a.V, a.accumulate, stream);
+        return reduce_rows(plan.dstate_sum, a.dstate_in, sequences_of(a), a.H * a.N * a.V, a.accumulate,
+                           stream);
     return GT_OK;
 }
 
@@ -3035,10 +3195,6 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_
         return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
     if (a->V > MAX_SIZE)
         return gt_fail(GT_ERROR_UNSUPPORTED, "V = %lld: at most %d", (long long)a->V, MAX_SIZE);
-    if (a->seq_capacity)
-        return gt_fail(GT_ERROR_UNSUPPORTED, "seq_capacity = %lld: packed sequences are not yet "
-                                             "implemented",
-                       (long long)a->seq_capacity);
     return current_device(device);
 }
 
@@ -3046,6 +3202,10 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
                                 gt_stream stream) {
     size_t bytes;
     void* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
+    ClearParams rest = {};
+    add_output(rest, a.y, a.y_stride, a.dtype, a.V);
+    const gt_status status = clear_rest(a, rest, device, stream);
+    if (status != GT_OK) return status;
     if (!is_step && forward_fits(a, device)) return launch_tensor(a, device, checkpoints, stream);
     ForwardParams p = {};
     p.in = problem_of(a);
@@ -3054,6 +3214,7 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
     p.state_in = is_step ? a.state_out : a.state_in;
     p.state_out = a.state_out;
     p.checkpoints = checkpoints;
+    p.places = places_of(a);
     p.checkpoint_dtype = state_dtype(a.dtype, a.N, a.V);
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # run_gpu.sh [STEP...]: builds, tests and benches on a machine with an NVIDIA GPU.
 #
-#   STEP       build api cpu gpu memcheck racecheck initcheck bench; all of them if none is named.
+#   STEP       build api cpu gpu train memcheck racecheck initcheck bench; all of them if none is named.
 #              "build" compiles what the steps named with it need, or everything; without it each
 #              step compiles what it needs itself.
 #   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
 #   BUILD      build folder (build-gpu)
+#   TEXT       a text to train on in step train: 510 steps of 64 x 256 tokens
 #   GPU_ARCHS  architectures to compile for (that of the first GPU)
 #   LIMIT      seconds that a sanitizer may take for one operator (900)
 #   GT_COMMIT  the commit that is tested, where there is no .git
@@ -18,7 +19,7 @@ mkdir -p "$out"
 summary=$out/summary.txt
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v meson >/dev/null || ! command -v ninja >/dev/null; then . "$root/tests/setup.sh"; fi
-steps=${*:-build api cpu gpu memcheck racecheck initcheck bench}
+steps=${*:-build api cpu gpu train memcheck racecheck initcheck bench}
 operators=(wkv6 ssd selective_scan conv1d rmsnorm_linear norm_mix norm_gate)
 failed=0
 
@@ -30,8 +31,11 @@ architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 summarise() {
     awk '/^Ok:/ { ok = $2 " tests" }
          /ERROR SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
+         /^held-out loss/ { loss = $3 }
+         /^speed/ { speed = $6 " tokens/s" }
          /^[0-9]+ passed/ { passed += $1; bad += $3 }
          END { if (ok) print ok
+               else if (loss) printf "held-out loss %s, %s\n", loss, speed
                else if (n) printf "%d errors in %d programs, %d checks passed, %d failed\n",
                                   errors, n, passed, bad
                else if (passed) printf "%d checks passed, %d failed\n", passed, bad }' "$1"
@@ -78,6 +82,8 @@ build() {
     if asked gpu memcheck racecheck initcheck; then
         targets+=(tests/test_kernels_gpu tests/test_gpu_large)
     fi
+    if asked gpu; then targets+=(tests/test_hybrid_ops tests/test_train); fi
+    if asked gpu train; then targets+=(examples/hybrid_train); fi
     if asked bench; then targets+=(bench/gt_bench); fi
     if asked api cpu; then targets=(); fi
     compile "${targets[@]}"
@@ -114,6 +120,18 @@ sanitize() {
     return $status
 }
 
+# One step against the CPU, whole-model times (model.csv), and a model trained on $TEXT.
+train() {
+    compile examples/hybrid_train || return
+    local program=$build/examples/hybrid_train
+    "$program" --device cuda --check --dtype f32 --batch 2 --seq 128 &&
+        "$program" --device cuda --check --dtype bf16 --layers 2 --batch 2 --seq 128 &&
+        "$program" --device cuda --check --dtype f16 --layers 2 --batch 2 --seq 128 &&
+        "$program" --device cuda --bench 256,512,1024,2048,4096 >"$out/model.csv" || return
+    [ -z "${TEXT-}" ] || "$program" --device cuda --data "$TEXT" --batch 64 --seq 256 --steps 510 \
+        --lr 0.004 --weight-decay 1
+}
+
 bench() { compile bench/gt_bench && "$build/bench/gt_bench" --csv "$out/bench.csv"; }
 
 {
@@ -126,6 +144,7 @@ step build build
 step api suite api
 step cpu suite cpu
 step gpu gpu
+step train train
 step memcheck sanitize memcheck --leak-check full -- --short --exact
 # racecheck takes no account of bar.arrive: kernels with producers and consumers, which the
 # emulation checks by happens-before, are left out.

@@ -177,6 +177,20 @@ static void add_pass(call *k, const test_op *op, gt_pass pass, const test_args *
     k->job.args[k->job.passes++] = *args;
 }
 
+/* Where the machine finds what packed sequences there are. */
+static void note_sequences(call *k, const test_op *op, const test_args *args) {
+    static const char *const names[] = {"cu_seqlens", "seq_count"};
+    const gt_op *table = op->table();
+    int64_t capacity = 0;
+    if (op->seq_capacity)
+        memcpy(&capacity, (const char *)args + op->seq_capacity, sizeof capacity);
+    for (int i = 0; i < 2 && capacity; i++) {
+        size_t offset = table->tensors[test_find(table, names[i])].offset;
+        memcpy(&k->job.sequences[i], (const char *)args + offset, sizeof(char *));
+        if (k->job.sequences[i]) k->job.sequence_counts[i] = i ? 1 : capacity + 1;
+    }
+}
+
 static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void *args, char *block,
                            size_t bytes, const machine_mode *mode) {
     const gt_op *table = op->table();
@@ -190,6 +204,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
         upload(k, table, &mine, block, block, bytes);
         k->job.block = k->of[0].image;
         k->job.bytes = bytes;
+        note_sequences(k, op, &mine);
     }
     if (status == GT_OK && mode->gives_saved && op->saved && pass != GT_STEP) {
         status = give_saved(k, op, &mine);
@@ -363,11 +378,14 @@ static void time_splits(const test_case *c) {
     if (T > 64) test_time_splits(&plain, c, 64, twice(c));
 }
 
-/* With segments fixed, what a batch element gives depends on nothing else; rows may be tiled. */
+/* With segments fixed, what a batch element or packed sequence gives depends on nothing else; rows
+ * may be tiled. */
 static void batch_splits(const test_case *c) {
     test_case fixed = *c;
-    set_segments(&fixed, 1);
-    test_batch_splits(&plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
+    for (int64_t segments = 1; segments <= (test_is_packed(c) ? 2 : 1); segments++) {
+        set_segments(&fixed, segments);
+        test_batch_splits(&plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
+    }
 }
 
 /* A workspace or saved that lacks one byte is refused, and nothing is written. */
@@ -522,11 +540,9 @@ static void set_next_dtypes(test_case *c, int n) {
         while (!set_dtypes(c, ++d)) continue;
 }
 
-/* The operator's cases of the table up to a level, with the d-th dtypes; d = -1: each with the
- * next. */
-static void for_cases(const char *op, test_level level, int d, check_case *check) {
-    int n = 0;
-    for (const test_case *at = test_case_table; at->op; at++) {
+static int for_table(const test_case *table, const char *op, test_level level, int d, int n,
+                     check_case *check) {
+    for (const test_case *at = table; at->op; at++) {
         test_case c = *at;
         if (strcmp(c.op, op) || c.level > level) continue;
         if (d < 0)
@@ -535,6 +551,14 @@ static void for_cases(const char *op, test_level level, int d, check_case *check
             continue;
         check(&c);
     }
+    return n;
+}
+
+/* The operator's cases of the tables up to a level, with the d-th dtypes; d = -1: each with the
+ * next. */
+static void for_cases(const char *op, test_level level, int d, check_case *check) {
+    int n = for_table(test_case_table, op, level, d, 0, check);
+    for_table(test_packed_cases, op, level, d, n, check);
 }
 
 static void for_all_dtypes(const char *op, test_level level, check_case *check) {
@@ -545,6 +569,10 @@ static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *
     for (uint64_t seed = 1; seed <= count; seed++) {
         test_case c;
         test_draw_case(op, seed, most, &c);
+        set_next_dtypes(&c, (int)seed);
+        check(&c);
+        if (!test_takes_packed(op)) continue;
+        test_draw_packed(op, seed, most, &c);
         set_next_dtypes(&c, (int)seed);
         check(&c);
     }
@@ -669,12 +697,13 @@ static double work(const test_case *c) {
     return product;
 }
 
+static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED, TEST_SHIFTED, TEST_PACKED,
+                                      TEST_SLICES, TEST_PACKED, TEST_GAPS,    TEST_TIME_LAST};
+
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
 static void sweep(const char *op, const int64_t *times, double most_work, int count,
                   check_case *check) {
-    static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED, TEST_SHIFTED, TEST_PACKED,
-                                          TEST_SLICES, TEST_PACKED, TEST_GAPS,    TEST_TIME_LAST};
     int n = 0;
     for (const test_case *size = sizes; size->op; size++) {
         for (const int64_t *time = times; *time >= 0; time++) {
@@ -692,6 +721,29 @@ static void sweep(const char *op, const int64_t *times, double most_work, int co
                 set_next_dtypes(&c, n);
                 check(&c);
             }
+        }
+    }
+}
+
+/* Packed sequences in every size; the rest is the next each time. */
+static void sweep_packed(const char *op, double most_work, int count, check_case *check) {
+    static const int64_t lengths[] = {0, 65, 1, 0, 130, 17};
+    int n = 0;
+    for (const test_case *size = sizes; size->op && test_takes_packed(op); size++) {
+        test_case c = *size;
+        if (strcmp(c.op, op)) continue;
+        test_set_size(&c, 'B', 1);
+        test_set_size(&c, 'T', 213 + n % 2 * 5);
+        if (work(&c) > most_work) continue;
+        test_set_sequences(&c, 6, 6 + n % 3);
+        c.packed.lengths = lengths;
+        for (int i = 0; i < count; i++, n++) {
+            c.seed = (uint64_t)n;
+            c.layout = layouts[n % 8];
+            set_regime(&c, n);
+            set_segments(&c, n % 4);
+            set_next_dtypes(&c, n + 1);
+            check(&c);
         }
     }
 }
@@ -716,12 +768,15 @@ static const test_case many[] = {
 
 /* Those of the highest level. */
 static void for_large(const char *op, check_case *check) {
-    for (const test_case *at = test_case_table; at->op; at++) {
-        test_case c = *at;
-        if (strcmp(c.op, op) || c.level < TEST_LARGE) continue;
-        c.seed = (uint64_t)(at - test_case_table);
-        set_next_dtypes(&c, (int)c.seed);
-        check(&c);
+    static const test_case *const tables[] = {test_case_table, test_packed_cases};
+    for (int i = 0; i < 2; i++) {
+        for (const test_case *at = tables[i]; at->op; at++) {
+            test_case c = *at;
+            if (strcmp(c.op, op) || c.level < TEST_LARGE) continue;
+            c.seed = (uint64_t)(at - tables[i]);
+            set_next_dtypes(&c, (int)c.seed);
+            check(&c);
+        }
     }
 }
 
@@ -767,6 +822,7 @@ static void check_briefly(const char *op) {
     for_cases(op, TEST_SMALL, -1, truth_holds);
     test_group(op, "against the truth");
     sweep(op, times, machine_is_slow && is_exact ? 1e6 : 5e6, 1, truth_holds_by_turns);
+    sweep_packed(op, 5e6, 1, truth_holds_by_turns);
     test_group(op, "sizes and times");
     for_drawn(op, 10, 20, truth_holds_by_turns);
     test_group(op, "random cases against the truth");
@@ -785,6 +841,7 @@ static void check_fully(const char *op) {
     test_group(op, "large, and more than 65535 of each index");
     sweep(op, times, 5e6, 3, truth_holds_by_turns);
     sweep(op, long_times, 2e7, 1, truth_holds_by_turns);
+    sweep_packed(op, 2e7, 2 * DTYPES, truth_holds_by_turns);
     test_group(op, "sizes, times, decays and layouts");
     for_drawn(op, 200, 40, truth_holds_by_turns);
     test_group(op, "random cases against the truth");
@@ -807,7 +864,8 @@ static void check_properties(const char *op) {
     for_cases(op, level, -1, null_agrees);
     test_group(op, "NULL is the constant stated");
     for_cases(op, level, -1, batch_splits);
-    test_group(op, "batch elements one by one");
+    sweep_packed(op, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
+    test_group(op, "batch elements and packed sequences one by one");
     for_cases(op, level, -1, refuses_less);
     test_group(op, "too little workspace or saved");
     if (test_op_of(op)->twin[GT_STEP]) {

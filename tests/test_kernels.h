@@ -15,7 +15,7 @@ typedef struct machine_mode {
     uint64_t schedule; /* emulation: the order in which warps run */
     int gives_saved;   /* backward reads what forward saved */
     int copies;        /* that many of the same call at once, each on a stream of its own; 0 = 1 */
-    int is_captured;   /* recorded into a graph, which is replayed on fresh data */
+    int is_captured;   /* recorded into a graph, which is replayed on fresh data and other lengths */
     int has_pending_error; /* the caller has not yet asked for an error of his own */
 } machine_mode;
 
@@ -26,6 +26,8 @@ typedef struct machine_job {
     int passes;
     char *block; /* machine memory of the last pass's tensors */
     size_t bytes;
+    char *sequences[2]; /* in it, cu_seqlens and seq_count of packed sequences */
+    int64_t sequence_counts[2];
 } machine_job;
 
 /* 0, or the exit code of the program: 77 = skipped, this computer has no such machine. */
