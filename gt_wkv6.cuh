@@ -934,12 +934,24 @@ GT_DEV float dot_piece(const float (&x)[COUNT], uint32_t addr) {
     return sum;
 }
 
+/* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
+ * of the upper. */
+template <int LEFT, int COUNT>
+GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
+    const bool upper = lane_id() & bit;
+    GT_UNROLL
+    for (int i = 0; i < LEFT; i++) {
+        const float own = upper ? x[LEFT + i] : x[i], other = upper ? x[i] : x[LEFT + i];
+        x[i] = own + shfl_xor(other, bit);
+    }
+}
+
 /* A state warp: its columns of S^T, and where it stands. */
 template <class C>
 struct StateWarp {
     float S[C::MT][C::NT][4];
     int g, j;         /* lane / 4, lane % 4 */
-    int column0;      /* first of its values */
+    int column0; /* first of its values */
     bool exists;
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
     uint32_t row[4];    /* K, row g, columns 2j */
@@ -986,19 +998,19 @@ struct StateWarp {
 
     template <class State>
     GT_METHOD void store(State* state) const {
+        if (!exists) return;
+        state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             float x[2 * C::TILES];
             gather_row(nt, x);
-            if (exists)
-                store_row<C::TILES>(state + (int64_t)(8 * nt + 2 * j + g % 2) * C::N + gathered_column(), x);
+            store_row<C::TILES>(state + 8 * nt * C::N, x);
         }
     }
 
     /* Starts copies of the same elements of another state; `pieces`: the lane's in shared memory. */
     template <class State>
     GT_METHOD void fetch(const State* other, uint32_t pieces) const {
-        if (!exists) return;
         other += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++)
@@ -1013,18 +1025,28 @@ struct StateWarp {
     /* store(), and sums[n] = this warp's part of rowsum(S . G): this is G, S has been fetched. */
     template <class State>
     GT_METHOD void store_with_rowsum(State* state, uint32_t pieces, float* sums) const {
+        if (!exists) return;
+        float sum[C::NT / 2]; /* over the lanes of a row, which are 16 and 8 apart */
+        state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         cp_async_wait<0>();
         GT_UNROLL
-        for (int nt = 0; nt < C::NT; nt++) {
-            float x[2 * C::TILES], sum = 0.0f;
-            gather_row(nt, x);
-            if (exists) sum = dot_piece<State, 2 * C::TILES>(x, pieces + 32 * C::PIECE * nt);
-            sum += shfl_xor(sum, 8);
-            sum += shfl_xor(sum, 16);
-            if (!exists) continue;
-            store_row<C::TILES>(state + (int64_t)(8 * nt + 2 * j + g % 2) * C::N + gathered_column(), x);
-            if (g < 2) sums[8 * nt + 2 * j + g] = sum;
+        for (int i = 0; i < C::NT / 2; i++) {
+            float pair[2];
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                const int nt = i + C::NT / 2 * e;
+                float x[2 * C::TILES];
+                gather_row(nt, x);
+                store_row<C::TILES>(state + 8 * nt * C::N, x);
+                pair[e] = dot_piece<State, 2 * C::TILES>(x, pieces + 32 * C::PIECE * nt);
+            }
+            halve_sums<1>(pair, 16);
+            sum[i] = pair[0];
         }
+        halve_sums<C::NT / 4>(sum, 8);
+        GT_UNROLL
+        for (int i = 0; i < C::NT / 4; i++)
+            sums[8 * (C::NT / 4 * (g / 2) + i) + 2 * j + g % 2] = sum[i];
     }
 
     /* rows 8 nt + 2j and + 1 by their decays */
@@ -1155,6 +1177,7 @@ template <class C>
 GT_DEV void store_last_state(const TensorParams& p, const Span& span, bool is_last,
                              const StateWarp<C>& me) {
     constexpr int64_t NV = C::N * C::N;
+    if (!span.exists) return;
     if (p.local)
         me.store(p.segment_states + span.item * NV);
     else if (is_last && p.state_out)
@@ -1169,7 +1192,6 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
     const Span span = span_of<C, false>(p, sub);
-    me.exists = span.exists;
     load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.place * C::N * C::N;
@@ -1214,7 +1236,8 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             }
         }
     }
-    store_last_state<C>(p, span, span.ends, me);
+    const Span same = span_of<C, false>(p, sub); /* found again: no registers keep it */
+    store_last_state<C>(p, same, same.ends, me);
 }
 
 template <class C>
@@ -1373,8 +1396,8 @@ GT_HD SweepLayout sweep_layout(int rows, int columns, int pitch) {
 struct SweepBlock { /* where a block stands */
     uint32_t smem;
     SweepLayout at;
-    int64_t b, h, start, end; /* tokens of the chunk */
-    int tile, column0;
+    int64_t b, h, start; /* first token of the chunk */
+    int tokens, tile, column0;
     float *parked, *Sdy, *Gv, *Gk, *SG; /* parts of its scratch */
 };
 
@@ -1382,7 +1405,7 @@ struct SweepBlock { /* where a block stands */
 GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < p.rows; n += SWEEP_THREADS) {
-        const int64_t left = n < in.N ? s.end - first : 0;
+        const int left = n < in.N ? s.tokens - (int)(first - s.start) : 0;
         float g[LEAF], r[LEAF], k[LEAF], product = 1.0f, sum = 0.0f;
         load_column(g, in.w, in.w_dtype, at(in.w_at, s.b, first, s.h) + n, in.w_at.t, left);
         load_column(r, in.r, in.dtype, at(in.r_at, s.b, first, s.h) + n, in.r_at.t, left);
@@ -1407,7 +1430,8 @@ GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t f
     }
     for (int i = thread_id(); i < 4 * p.columns; i += SWEEP_THREADS) {
         const int column = i % p.columns, token = i / p.columns * 4, j = s.column0 + column;
-        const int64_t t = first + token, left = j < in.V ? s.end - t : 0;
+        const int64_t t = first + token;
+        const int left = j < in.V ? s.tokens - (int)(t - s.start) : 0;
         float v[4], dy[4];
         load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
         load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
@@ -1808,8 +1832,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
         s.h = l.h = item / p.places % in.H;
         const gt_chunk chunk = chunk_at(in.packing, in.T, place);
         if (chunk.sequence < 0) continue;
-        s.start = chunk.first, s.end = chunk.last;
-        const int leaves = (int)((s.end - s.start + LEAF - 1) / LEAF);
+        s.start = chunk.first, s.tokens = (int)(chunk.last - chunk.first);
+        const int leaves = (s.tokens + LEAF - 1) / LEAF;
         for (s.tile = 0; s.tile < p.tiles; s.tile++) {
             s.column0 = s.tile * p.columns;
             sweep_tile(p, s, leaves, item * in.N * in.V);
@@ -1818,7 +1842,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
         float du = 0.0f; /* of channel thread_id(); N is at most 256 */
         for (int leaf = 0; leaf < leaves; leaf++) {
             l.first = s.start + leaf * LEAF;
-            l.tokens = (int)(s.end - l.first < LEAF ? s.end - l.first : LEAF);
+            l.tokens = s.tokens - leaf * LEAF < LEAF ? s.tokens - leaf * LEAF : LEAF;
             l.leaf = leaf;
             load_leaf(p, l);
             pair_products(p, l);
@@ -1865,7 +1889,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *     neighbours, and one 64-bit load feeds two products.  Rows: g is token 2g, g + 8 token 2g + 1.
  * K lies in cells of two tokens by two channels, in the order of a left operand's registers; half of a
  *     cell is a right operand.
- * shared, N = 64: R, K, sums [64,68] fp32 51 KB, v, dy 16 KB, S, G 16 KB: two blocks on a multiprocessor.
+ * shared, N = 64: R, K, sums [64,64] fp32 48 KB, v, dy 16 KB, S, G 16 KB: two blocks on a multiprocessor.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G. */
 enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
@@ -1876,8 +1900,7 @@ struct BackwardParams {
         gt_stride at; /* below 2^31 bytes from token to token */
         int element;  /* bytes */
     } tensors[TENSORS];
-    int64_t H;
-    int T, places;
+    int H, T, places;
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
     const float* u;
@@ -1897,10 +1920,12 @@ struct BackwardTraits {
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * LEAVES;
-    static constexpr int PITCH = CHANNELS + 4;                /* of rows of fp32 */
-    static constexpr int FP32_ROWS = 4 * CHECKPOINT * PITCH;
-    static constexpr int CELL_ROW = 8 * CHANNELS + 32;        /* bytes of a row of K's cells */
-    static_assert(CHECKPOINT / 2 * CELL_ROW == FP32_ROWS, "cells take the room of rows");
+    /* on a multiprocessor; with three f16 would spill */
+    static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
+    static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
+    /* what is left for dg, over R, K and, in part, SUMS */
+    static constexpr int ENDS_PITCH = CHANNELS + 8, ENDS = 4 * CHECKPOINT * ENDS_PITCH;
+    static_assert(2 * ENDS <= 3 * FP32_ROWS, "within R, K and SUMS");
     static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS;    /* fp32 [4,CHANNELS] */
     /* offsets in bytes */
     static constexpr int R = 0, K = R + FP32_ROWS, SUMS = K + FP32_ROWS; /* SUMS: c_(t+1) */
@@ -1925,7 +1950,7 @@ struct BackwardTraits {
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int64_t b, h;
+    int b, h;
     int leaf;   /* of the warp */
     int slice0; /* first channel of the slice */
     int g, j;   /* lane / 4, lane % 4 */
@@ -1970,6 +1995,26 @@ template <class T, class C>
 GT_DEV T* near_row(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int tokens, int t) {
     t = t < tokens ? t : tokens - 1;
     return row_of<T>(p, me, tensor, t > 0 ? t : 0);
+}
+
+/* Byte offset of a channel in R or SUMS.  Pieces of 16 bytes are swapped, so that in different banks lie:
+ * 8 bytes of every other row of 8 in any order of channels, 16 bytes of two such rows, and of rows 4 apart. */
+template <class C>
+GT_DEV uint32_t fp32_cell(int row, int channel) {
+    const int m = row / 2, swap = ((m ^ m >> 1) & 1) << 2 | (m & 2);
+    return 4 * (row * C::CHANNELS + (channel ^ swap << 2));
+}
+
+/* The same 16 q channels on, or 8 kk: the swapping leaves one exclusive or. */
+GT_DEV uint32_t add_16(uint32_t cell, int q) { return (cell ^ q % 2 * 64) + q / 2 * 128; }
+GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 4 * 32) + kk / 4 * 128; }
+
+/* Byte offset of a cell of K: two tokens by two channels from an even one.  Swapped alike, for 2 neighbouring
+ * cells of 4 rows, 4 neighbours or every other cell of 2 rows. */
+template <class C>
+GT_DEV uint32_t cell_of_K(int pair, int channel) {
+    const int swap = ((pair ^ pair >> 1) & 1) << 2 | (pair & 3);
+    return 8 * pair * C::CHANNELS + 16 * (channel / 2 ^ swap);
 }
 
 template <class C>
@@ -2088,12 +2133,12 @@ GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
-        const uint32_t row = me.smem + 4 * ((token + i) * C::PITCH + channel);
+        const uint32_t at_ = me.smem + fp32_cell<C>(token + i, channel);
         /* rounded in full: dg takes away with R and K what the tensor cores added with them */
-        sts<float2>(row + C::R, {exact_tf32(r0 * ex2_approx(-c[0])), exact_tf32(r1 * ex2_approx(-c[1]))});
+        sts<float2>(at_ + C::R, {exact_tf32(r0 * ex2_approx(-c[0])), exact_tf32(r1 * ex2_approx(-c[1]))});
         c[0] += h[i][0];
         c[1] += h[i][1];
-        sts<float2>(row + C::SUMS, {c[0], c[1]});
+        sts<float2>(at_ + C::SUMS, {c[0], c[1]});
         const float low = exact_tf32(k0 * ex2_approx(c[0] - total[0]));
         const float high = exact_tf32(k1 * ex2_approx(c[1] - total[1]));
         if (i % 2 == 0) {
@@ -2102,7 +2147,7 @@ GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
         } else {
             cell.y = low;
             cell.w = high;
-            sts<float4>(me.smem + C::K + (token + i) / 2 * C::CELL_ROW + 8 * channel, cell);
+            sts<float4>(me.smem + C::K + cell_of_K<C>((token + i) / 2, channel), cell);
         }
         bonus[i] = fma_rn(r1, k1 * u.y, r0 * (k0 * u.x));
     }
@@ -2136,49 +2181,49 @@ GT_DEV void prepare_slice(const BackwardParams& p, const BackwardBlock<C>& me) {
     for (int i = 0; i < TASKS; i++) prepare_group<C>(p, me, x[i], tokens, leaf + STEP * i, group);
 }
 
-/* Left operand: 16 tokens of the warp's leaf by 16 values from 16 kk, in 16-bit rows at `from`. */
+/* The 16 tokens of the warp's leaf in 16-bit rows at `from`, as left operands of 16 values each. */
 template <class C>
-GT_DEV void load_tokens(const BackwardBlock<C>& me, int from, int kk, uint32_t (&a)[4]) {
+GT_DEV void load_tokens(const BackwardBlock<C>& me, int from, uint32_t (&a)[C::N / 16][4]) {
     const int matrix = lane_id() / 8, i = lane_id() % 8;
-    ldmatrix_x4(a, me.smem + from +
-                       row_piece<C::N>(LEAF * me.leaf + 2 * i + matrix % 2, 2 * kk + matrix / 2));
+    GT_UNROLL
+    for (int kk = 0; kk < C::N / 16; kk++)
+        ldmatrix_x4(a[kk], me.smem + from + row_piece<C::N>(LEAF * me.leaf + 2 * i + matrix % 2,
+                                                           2 * kk + matrix / 2));
 }
 
-/* sum = tokens at `from` times a state's slice: [16 tokens, channels]. */
+/* sum += the tokens times a state's slice: [16 tokens, channels]. */
 template <class C>
-GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, float (&sum)[C::TILES][4]) {
+GT_DEV void times_state(const BackwardBlock<C>& me, const uint32_t (&tokens)[C::N / 16][4], int state,
+                        float (&sum)[C::TILES][4]) {
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
-        uint32_t a[4];
-        load_tokens<C>(me, from, kk, a);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             uint32_t x[4];
             ldmatrix_x4(x, me.smem + state + row_piece<C::N>(16 * q + 2 * i + matrix / 2,
                                                             2 * kk + matrix % 2));
-            mma<typename C::T>(sum[2 * q], a, x[0], x[1]);
-            mma<typename C::T>(sum[2 * q + 1], a, x[2], x[3]);
+            mma<typename C::T>(sum[2 * q], tokens[kk], x[0], x[1]);
+            mma<typename C::T>(sum[2 * q + 1], tokens[kk], x[2], x[3]);
         }
     }
 }
 
-/* c = products of the warp's tokens at `from` with the tokens of another leaf at `other`: rows as above,
- * tile e, column c is token 8e + c. */
+/* c = products of the warp's tokens with those of another leaf at `other`: tile e, column c is token
+ * 8e + c. */
 template <class C>
-GT_DEV void token_products(const BackwardBlock<C>& me, int from, int other, int leaf,
-                           float (&c)[2][4]) {
+GT_DEV void token_products(const BackwardBlock<C>& me, const uint32_t (&tokens)[C::N / 16][4],
+                           int other, int leaf, float (&c)[2][4]) {
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
     for (int x = 0; x < 8; x++) c[x / 4][x % 4] = 0.0f;
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
-        uint32_t a[4], b[4];
-        load_tokens<C>(me, from, kk, a);
+        uint32_t b[4];
         ldmatrix_x4(b, me.smem + other + row_piece<C::N>(LEAF * leaf + 8 * (matrix / 2) + i,
                                                         2 * kk + matrix % 2));
-        mma<typename C::T>(c[0], a, b[0], b[1]);
-        mma<typename C::T>(c[1], a, b[2], b[3]);
+        mma<typename C::T>(c[0], tokens[kk], b[0], b[1]);
+        mma<typename C::T>(c[1], tokens[kk], b[2], b[3]);
     }
 }
 
@@ -2195,11 +2240,12 @@ GT_DEV void add_R(const BackwardBlock<C>& me, const float (&c)[2][4], int leaf,
     for (int e = 0; e < 2; e++) {
         float a[4];
         left_of(c[e], a);
-        const uint32_t row =
-            me.smem + C::R + 4 * ((LEAF * leaf + 8 * e + 2 * me.j) * C::PITCH + 2 * me.g);
+        const uint32_t R = me.smem + C::R;
+        const uint32_t row = fp32_cell<C>(LEAF * leaf + 8 * e + 2 * me.j, 2 * me.g);
         GT_UNROLL
-        for (int q = 0; q < C::GROUPS; q++) {
-            const float2 b0 = lds<float2>(row + 64 * q), b1 = lds<float2>(row + 4 * C::PITCH + 64 * q);
+        for (int q = 0; q < C::GROUPS; q++) { /* rows of a pair are swapped alike */
+            const uint32_t cell = R + add_16(row, q);
+            const float2 b0 = lds<float2>(cell), b1 = lds<float2>(cell + 4 * C::CHANNELS);
             mma_tf32(sum[2 * q], a, b0.x, b1.x);
             mma_tf32(sum[2 * q + 1], a, b0.y, b1.y);
         }
@@ -2215,7 +2261,7 @@ GT_DEV void add_K(const BackwardBlock<C>& me, const float (&c)[2][4], int leaf,
         float a[4];
         left_of(c[e], a);
         const uint32_t row =
-            me.smem + C::K + (LEAF / 2 * leaf + 4 * e + me.j) * C::CELL_ROW + 16 * me.g;
+            me.smem + C::K + cell_of_K<C>(LEAF / 2 * leaf + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float4 b = lds<float4>(row + 128 * q);
@@ -2258,18 +2304,6 @@ GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, float (&
     }
 }
 
-/* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
- * of the upper. */
-template <int LEFT, int COUNT>
-GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
-    const bool upper = lane_id() & bit;
-    GT_UNROLL
-    for (int i = 0; i < LEFT; i++) {
-        const float own = upper ? x[LEFT + i] : x[i], other = upper ? x[i] : x[LEFT + i];
-        x[i] = own + shfl_xor(other, bit);
-    }
-}
-
 /* Sums x[4 q + e] of channel 16 q + 4 j + e over the lanes g, into a row of CHANNELS floats. */
 template <class C>
 GT_DEV void sum_tokens(const BackwardBlock<C>& me, const float4 (&x)[C::GROUPS], uint32_t offset) {
@@ -2309,26 +2343,29 @@ template <class C>
 GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
     using T = typename C::T;
     const int a = me.leaf;
-    const uint32_t own_R = C::R + 4 * ((LEAF * a + 2 * me.g) * C::PITCH + 4 * me.j);
+    const uint32_t own = fp32_cell<C>(LEAF * a + 2 * me.g, 4 * me.j); /* and the row after it */
+    const auto own_R = [&](int q, int half) {
+        return lds<float4>(me.smem + C::R + add_16(own, q) + 4 * half * C::CHANNELS);
+    };
     float c[2][4];
     float4 first[C::GROUPS];
     GT_UNROLL
     for (int x = 0; x < C::TILES * 4; x++) sum[x / 4][x % 4] = 0.0f;
-    times_state<C>(me, C::DY, C::S, sum);
+    uint32_t dy[C::N / 16][4];
+    load_tokens<C>(me, C::DY, dy);
+    times_state<C>(me, dy, C::S, sum);
     if constexpr (!std::is_same<typename C::State, bf16>::value)
         scale_channels<C>(me, C::S_SCALE, sum);
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) { /* the chunk's first token carries no decay */
-        const float4 R0 = lds<float4>(me.smem + own_R + 64 * q);
-        const float4 R1 = lds<float4>(me.smem + own_R + 4 * C::PITCH + 64 * q);
-        first[q] = mul4(mul4(R0, channels_of<C>(sum, q, 0)), a == 0 && me.g == 0 ? 0.0f : 1.0f);
-        first[q] = fma4(R1, channels_of<C>(sum, q, 1), first[q]);
+        first[q] = mul4(mul4(own_R(q, 0), channels_of<C>(sum, q, 0)), a == 0 && me.g == 0 ? 0.0f : 1.0f);
+        first[q] = fma4(own_R(q, 1), channels_of<C>(sum, q, 1), first[q]);
     }
     sum_tokens<C>(me, first, C::FIRST + 4 * a * C::CHANNELS);
 
     if (me.g == 0 && me.j == 3) sts<float>(near_cell(me, 0) + 4, 0.0f); /* it is in S */
     for (int b = 0; b < a; b++) {
-        token_products<C>(me, C::DY, C::VALUES, b, c);
+        token_products<C>(me, dy, C::VALUES, b, c);
         if (b == a - 1 && me.g == 0 && me.j == 3) {
             sts<float>(near_cell(me, 0) + 4, c[1][1]);
             c[1][1] = 0.0f;
@@ -2336,7 +2373,7 @@ GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
         scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
         add_K<C>(me, c, b, sum);
     }
-    token_products<C>(me, C::DY, C::VALUES, a, c);
+    token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
@@ -2352,6 +2389,7 @@ GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
                             lds<float2>(near_cell(me, 2 * me.g + 1))};
     /* beyond the chunk any token will do: what it is multiplied with is 0 */
     const int t = LEAF * a + 2 * me.g, n0 = me.slice0 + 4 * me.j, tokens = me.tokens();
+    const uint32_t before = fp32_cell<C>(t - 1, 4 * me.j);
     Vec<T, 4> k_raw[C::GROUPS][3], r_raw[C::GROUPS][2];
     {
         const T *k[3], *r[2];
@@ -2383,15 +2421,14 @@ GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
             const float4 X = mul4(channels_of<C>(sum, q, half), growth);
             float4 dr = X; /* 2^-c_t X */
             if (half || me.g) {
-                const float4 c = lds<float4>(me.smem + C::SUMS + 4 * ((t + half - 1) * C::PITCH + channel));
+                const float4 c = lds<float4>(me.smem + C::SUMS + add_16(half ? own : before, q));
                 dr = mul4(dr, {ex2_approx(-c.x), ex2_approx(-c.y), ex2_approx(-c.z), ex2_approx(-c.w)});
             }
             const float4 k_near = mul4(k[half + 1], near[half].x);
             dr = fma4(u, k_near, fma4(k[half], near[half].y, dr));
             if (store[half]) store4(dr_rows[half] + 16 * q, dr);
             du = fma4(r[half], k_near, du);
-            set_channels<C>(sum, q, half,
-                            mul4(lds<float4>(me.smem + own_R + 4 * half * C::PITCH + 64 * q), X));
+            set_channels<C>(sum, q, half, mul4(own_R(q, half), X));
         }
         first[q] = du;
     }
@@ -2406,12 +2443,14 @@ GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
     float c[2][4];
     GT_UNROLL
     for (int x = 0; x < C::TILES * 4; x++) sum[x / 4][x % 4] = 0.0f;
-    times_state<C>(me, C::VALUES, C::G, sum);
+    uint32_t v[C::N / 16][4];
+    load_tokens<C>(me, C::VALUES, v);
+    times_state<C>(me, v, C::G, sum);
     if constexpr (!std::is_same<typename C::State, bf16>::value)
         scale_channels<C>(me, C::G_SCALE, sum);
     if (me.g == 7 && me.j == 0) sts<float>(near_cell(me, LEAF - 1) + 4, 0.0f); /* it is in G */
     for (int a = LEAVES - 1; a > b; a--) {
-        token_products<C>(me, C::VALUES, C::DY, a, c);
+        token_products<C>(me, v, C::DY, a, c);
         if (a == b + 1 && me.g == 7 && me.j == 0) {
             sts<float>(near_cell(me, LEAF - 1) + 4, c[0][2]);
             c[0][2] = 0.0f;
@@ -2419,7 +2458,7 @@ GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
         scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
         add_R<C>(me, c, a, sum);
     }
-    token_products<C>(me, C::VALUES, C::DY, b, c);
+    token_products<C>(me, v, C::DY, b, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int j = 2 * me.g + x % 4 / 2, i = 8 * (x / 4) + 2 * me.j + x % 2;
@@ -2434,6 +2473,9 @@ GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
     const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
                             lds<float2>(near_cell(me, 2 * me.g + 1))};
     const int t = LEAF * b + 2 * me.g, n0 = me.slice0 + 4 * me.j, tokens = me.tokens();
+    const uint32_t own = fp32_cell<C>(t, 4 * me.j); /* and the row after it */
+    const uint32_t own_K[2] = {me.smem + C::K + cell_of_K<C>(t / 2, 4 * me.j),
+                               me.smem + C::K + cell_of_K<C>(t / 2, 4 * me.j + 2)};
     Vec<T, 4> r_raw[C::GROUPS][3];
     {
         const T* r[3];
@@ -2453,13 +2495,12 @@ GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
         const float4 u = p.u ? ldg<float4>(p.u + me.h * C::N + n0 + 16 * q) : float4{0, 0, 0, 0};
         const float4 r[3] = {widen(r_raw[q][0]), widen(r_raw[q][1]), widen(r_raw[q][2])};
         const float4 growth = lds<float4>(me.smem + C::GROWTH + 4 * (b * C::CHANNELS + channel));
-        const uint32_t cell = me.smem + C::K + t / 2 * C::CELL_ROW + 8 * channel;
-        const float4 K0 = lds<float4>(cell), K1 = lds<float4>(cell + 16);
+        const float4 K0 = lds<float4>(own_K[0] + 128 * q), K1 = lds<float4>(own_K[1] + 128 * q);
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
             const float4 Z = channels_of<C>(sum, q, half);
             const float4 after =
-                lds<float4>(me.smem + C::SUMS + 4 * ((t + half) * C::PITCH + channel));
+                lds<float4>(me.smem + C::SUMS + add_16(own, q) + 4 * half * C::CHANNELS);
             float4 dk = {ex2_approx(after.x), ex2_approx(after.y), ex2_approx(after.z),
                          ex2_approx(after.w)};
             dk = fma4(r[half + 1], near[half].y, mul4(dk, Z));
@@ -2497,12 +2538,13 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
 template <class C>
 GT_DEV void pair_products(const BackwardBlock<C>& me, const float (&left)[C::TILES][4], int leaf,
                           float (&A)[2][4]) {
-    const uint32_t row = me.smem + C::R + 4 * ((LEAF * leaf + 2 * me.g) * C::PITCH + 2 * me.j);
+    const uint32_t row = fp32_cell<C>(LEAF * leaf + 2 * me.g, 2 * me.j), R = me.smem + C::R;
     GT_UNROLL
     for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
-        const float2 r0 = lds<float2>(row + 32 * kk), r1 = lds<float2>(row + 4 * C::PITCH + 32 * kk);
+        const uint32_t cell = R + add_8(row, kk);
+        const float2 r0 = lds<float2>(cell), r1 = lds<float2>(cell + 4 * C::CHANNELS);
         mma_tf32(A[0], left[kk], r0.x, r0.y);
         mma_tf32(A[1], left[kk], r1.x, r1.y);
     }
@@ -2525,11 +2567,11 @@ template <class C>
 GT_DEV void v_warp(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int b = me.leaf;
-    const uint32_t row = me.smem + C::K + (LEAF / 2 * b + me.g) * C::CELL_ROW + 16 * me.j;
+    const uint32_t row = cell_of_K<C>(LEAF / 2 * b + me.g, 2 * me.j);
     float K[C::TILES][4], A[2][4];
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
-        const float4 cell = lds<float4>(row + 64 * kk);
+        const float4 cell = lds<float4>(me.smem + C::K + add_16(row, kk));
         K[kk][0] = cell.x, K[kk][1] = cell.y, K[kk][2] = cell.z, K[kk][3] = cell.w;
     }
     {
@@ -2615,7 +2657,7 @@ struct DwPart {
     }
 };
 
-/* dw of a slice: R 2^c_16 X lies where R was, K 2^c_16 Z where K was. */
+/* dw of a slice: R 2^c_16 X lies at 0, K 2^c_16 Z at ENDS. */
 template <class C>
 GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const DwPart<C>& own) {
     using W = typename C::W;
@@ -2623,9 +2665,10 @@ GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const 
     float2 dg[C::PART], sum = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < C::PART; i++) {
-        const uint32_t cell = me.smem + 4 * ((own.t0 + i) * C::PITCH + own.channel);
+        const uint32_t cell = me.smem + 4 * ((own.t0 + i) * C::ENDS_PITCH + own.channel);
         if (own.t0 + i > 0) {
-            const float2 begins = lds<float2>(cell + C::K - 4 * C::PITCH), ends = lds<float2>(cell + C::R);
+            const float2 begins = lds<float2>(cell + C::ENDS - 4 * C::ENDS_PITCH);
+            const float2 ends = lds<float2>(cell);
             sum.x += begins.x - ends.x;
             sum.y += begins.y - ends.y;
         }
@@ -2664,22 +2707,22 @@ GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const 
     }
 }
 
-/* What a warp kept of dg, to where R (of R warps) or K was. */
+/* What a warp kept of dg, to where R and K were. */
 template <class C>
 GT_DEV void store_ends(const BackwardBlock<C>& me, int to, const float (&sum)[C::TILES][4]) {
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++)
         GT_UNROLL
         for (int half = 0; half < 2; half++)
-            sts<float4>(me.smem + to + 4 * ((LEAF * me.leaf + 2 * me.g + half) * C::PITCH + 16 * q +
-                                            4 * me.j), channels_of<C>(sum, q, half));
+            sts<float4>(me.smem + to + 4 * ((LEAF * me.leaf + 2 * me.g + half) * C::ENDS_PITCH +
+                                            16 * q + 4 * me.j), channels_of<C>(sum, q, half));
 }
 
 template <class C>
-GT_KERNEL(C::THREADS, C::N == 32 ? 3 : C::N == 64 ? 2 : 1)
+GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     BackwardBlock<C> me;
-    const int64_t head = block_x() / p.places, place = block_x() % p.places;
+    const int head = block_x() / p.places, place = block_x() % p.places;
     const int64_t state = (int64_t)block_x() * C::N * C::N;
     me.smem = smem_base();
     me.b = head / p.H;
@@ -2722,10 +2765,10 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             float du = 0.0f;
             for (int a = 0; a < LEAVES; a++)
                 du += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
-            p.du[((me.b * p.places + place) * p.H + me.h) * C::N + me.slice0 + thread_id()] = du;
+            p.du[(((int64_t)me.b * p.places + place) * p.H + me.h) * C::N + me.slice0 + thread_id()] = du;
         }
         if (p.tensors[OF_DW].data) {
-            store_ends<C>(me, is_r_warp ? C::R : C::K, sum);
+            store_ends<C>(me, is_r_warp ? 0 : C::ENDS, sum);
             sync_threads();
             store_dw<C>(p, me, own);
         }
@@ -3134,7 +3177,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     set(OF_DK, a.dk, a.dk_stride, 2);
     set(OF_DW, a.dw, a.dw_stride, w_size);
     set(OF_DV, a.dv, a.dv_stride, 2);
-    p.H = a.H, p.T = (int)a.T;
+    p.H = (int)a.H, p.T = (int)a.T;
     p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
     p.u = a.u;
