@@ -952,7 +952,6 @@ struct StateWarp {
     float S[C::MT][C::NT][4];
     int g, j;         /* lane / 4, lane % 4 */
     int column0; /* first of its values */
-    bool exists;
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
     uint32_t row[4];    /* K, row g, columns 2j */
     uint32_t column[4]; /* K, row 2j, column g */
@@ -998,7 +997,6 @@ struct StateWarp {
 
     template <class State>
     GT_METHOD void store(State* state) const {
-        if (!exists) return;
         state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
@@ -1025,7 +1023,6 @@ struct StateWarp {
     /* store(), and sums[n] = this warp's part of rowsum(S . G): this is G, S has been fetched. */
     template <class State>
     GT_METHOD void store_with_rowsum(State* state, uint32_t pieces, float* sums) const {
-        if (!exists) return;
         float sum[C::NT / 2]; /* over the lanes of a row, which are 16 and 8 apart */
         state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         cp_async_wait<0>();
@@ -1267,7 +1264,6 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
     const Span span = span_of<C, true>(p, sub);
-    me.exists = span.exists;
     uint32_t scale_first[C::GROUPS];
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
