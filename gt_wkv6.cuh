@@ -381,7 +381,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     y = R S + A v           S <- E . (S + K^T v)       E = 2^-c_16
  * One pair of operands serves the pairs inside the leaf, the output and the state.  2^c grows, but it
  * is bounded: a group of 16 channels in which some c_16 reaches SLOW_LIMIT (a hard reset, or 16 decays
- * under 2^-6) takes the slow form for that leaf: K holds k_t prod_{m>t} d_m, its part of A is made by
+ * under 2^-4) takes the slow form for that leaf: K holds k_t prod_{m>t} d_m, its part of A is made by
  * running products, and S is scaled before the update.  No decay is clamped in either form.
  *
  * grid ceil(sequences*H*segments/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
@@ -443,7 +443,7 @@ GT_DEV constexpr int value_column(int v) {
 }
 
 constexpr int FULL = 1, EMPTY = 3; /* named barriers, + buffer */
-constexpr float SLOW_LIMIT = 100.0f; /* of c_16: leaves 2^27 of fp32's range for |k| and for sums */
+constexpr float SLOW_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
 
 /* How the tokens of a sequence are cut into segments: `tokens` each, a multiple of CHECKPOINT. */
 struct Segments {
@@ -2554,7 +2554,8 @@ GT_DEV void scale_left(const BackwardBlock<C>& me, uint32_t offset, const float 
     for (int kk = 0; kk < C::TILES; kk++) {
         const float2 scale = lds<float2>(me.smem + offset + 4 * (8 * kk + 2 * me.j));
         GT_UNROLL
-        for (int e = 0; e < 4; e++) out[kk][e] = to_tf32(left[kk][e] * (e < 2 ? scale.x : scale.y));
+        for (int e = 0; e < 4; e++) /* exact: what is left of a rounding would add up */
+            out[kk][e] = exact_tf32(left[kk][e] * (e < 2 ? scale.x : scale.y));
     }
 }
 
