@@ -1252,7 +1252,7 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_C
  * and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
  * needs no growing factor.  Leaves G after every chunk (the checkpoints) and before the first token.
- * bytes: r, w, dy once, checkpoints and states once. */
+ * bytes: r, w, dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G). */
 template <class T, class W, int N>
 using ReverseTraits = TensorTraits<T, W, N, N == 128 ? 1 : 2>;
 
@@ -1859,7 +1859,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * All chunks of 64 tokens in parallel, from S before and G after each; four leaves a, b, ... of 16 tokens.
  * With c_t = -log2 of the decays before token t of its leaf, c_16 those of the whole leaf, E = 2^-c_16,
  *     R_t = r_t 2^-c_t (from the leaf's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
- *     C_ij = <dy_i, v_j>                              both in [-|r|,|r|], [-|k|,|k|]: no overflow
+ *     C_ij = <dy_i, v_j>
+ * where R and K never exceed r and k,
  * a row of leaf a (of leaf b) is taken through the leaves between by one factor E each, as Horner's rule:
  *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
  *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
@@ -1876,7 +1877,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * SLOW_LIMIT; a chunk with a leaf beyond it is left to backward_chunk_kernel.
  *
  * grid B*H*places, block 8 warps: R warps (X, dr) and K warps (dv, then Z, dk), one of each a leaf; they
- * meet three times.  Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
+ * meet when offsets, operands, products, ends and partial sums of dg are there.  Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
  * registers: X or Z [16,64] as accumulators, 32; dv N/2; K_b as left operand, 32.
  * operands: S, G, v, dy and C's factors 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their
  *     rounding, 2^-9, is that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.
