@@ -1919,36 +1919,39 @@ struct BackwardTraits {
     static constexpr int THREADS = 2 * 32 * LEAVES;
     /* on a multiprocessor; with three f16 would spill */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
+    /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
+    static constexpr int LANES = CHANNELS / 4, SPLIT = 32 / LANES, PART = LEAF / SPLIT;
+    static constexpr int PARTS = CHECKPOINT / PART;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
-    /* what is left for dg, over R, K and, in part, SUMS */
-    static constexpr int ENDS_PITCH = CHANNELS + 8, ENDS = 4 * CHECKPOINT * ENDS_PITCH;
-    static_assert(2 * ENDS <= 3 * FP32_ROWS, "within R, K and SUMS");
-    static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS;    /* fp32 [4,CHANNELS] */
+    static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS; /* fp32 [4,CHANNELS] */
     /* offsets in bytes */
-    static constexpr int R = 0, K = R + FP32_ROWS, SUMS = K + FP32_ROWS; /* SUMS: c_(t+1) */
-    static constexpr int VALUES = SUMS + FP32_ROWS, DY = VALUES + 2 * CHECKPOINT * N;
+    static constexpr int R = 0, K = R + FP32_ROWS;
+    static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + 2 * CHECKPOINT * CHANNELS;
+    static constexpr int VALUES = RAW_K + 2 * CHECKPOINT * CHANNELS;
+    static constexpr int DY = VALUES + 2 * CHECKPOINT * N;
     static constexpr int S = DY + 2 * CHECKPOINT * N, G = S + 2 * CHANNELS * N;
-    static constexpr int E = G + 2 * CHANNELS * N;
-    static constexpr int GROWTH = E + PER_LEAF;       /* 2^c_16 */
-    static constexpr int FIRST = GROWTH + PER_LEAF;   /* sum_i R_i (S dy_i) */
+    /* X and Z, once the products are made: over v, dy, S, G; N = 128: over S, G */
+    static constexpr int X = N == 128 ? S : VALUES, Z = X + FP32_ROWS;
+    static constexpr int E = G + 2 * CHANNELS * N > Z + FP32_ROWS ? G + 2 * CHANNELS * N : Z + FP32_ROWS;
+    static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
+    static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
     static constexpr int DU = FIRST + PER_LEAF;
     static constexpr int ROWSUM_PARTS = ReverseTraits<T, W, N>::PARTS;
-    static constexpr int PARTS = 2 * THREADS / CHANNELS, PART = CHECKPOINT / PARTS; /* of dg's sums */
-    static constexpr int PART_SUMS = DU + PER_LEAF;
-    static constexpr int BONUS = PART_SUMS + 4 * PARTS * CHANNELS;
-    static constexpr int NEAR = BONUS + 4 * CHECKPOINT * GROUPS; /* [warp,16]: C_tt, neighbour */
-    static constexpr int S_SCALE = NEAR + 8 * LEAF * 2 * LEAVES, G_SCALE = S_SCALE + 4 * CHANNELS;
+    static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
+    static constexpr int BONUS = PART_SUMS + 4 * PARTS * CHANNELS; /* [64,2] */
+    static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
+    static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int BASES = G_SCALE + 4 * CHANNELS; /* offsets of the chunk's first token */
-    static constexpr int TOKENS = BASES + 8 * TENSORS, SLOW = TOKENS + 8;
-    static constexpr int SMEM = SLOW + 4 * LEAVES * GROUPS;
+    static constexpr int TOKENS = BASES + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
+    static constexpr int SMEM = SLOW + 4 * 2 * LEAVES;
+    static_assert(SLOW % 16 == 0 && NEAR % 16 == 0, "read by 16 bytes");
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
 };
 
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int b, h;
-    int leaf;   /* of the warp */
+    int leaf;   /* of the warp, in products */
     int slice0; /* first channel of the slice */
     int g, j;   /* lane / 4, lane % 4 */
 
@@ -1967,15 +1970,21 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     }
 }
 
-/* Bytes from the start of every tensor to the chunk: once, since 64-bit strides are dear; and how many
- * tokens it has, for want of registers. */
+/* Where the chunk is, found once since 64-bit strides and divisions are dear: bytes from the start of every
+ * tensor to it, its number of tokens (0: no chunk here) and its head. */
 template <class C>
-GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me, const gt_chunk& chunk) {
+GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me) {
     const int i = thread_id();
-    if (i == TENSORS) sts<int>(me.smem + C::TOKENS, (int)(chunk.last - chunk.first));
-    if (i >= TENSORS) return;
-    const BackwardParams::Tensor& x = p.tensors[i];
-    sts<int64_t>(me.smem + C::BASES + 8 * i, at(x.at, me.b, chunk.first, me.h) * x.element);
+    if (i > TENSORS) return;
+    const int head = block_x() / p.places, b = head / p.H, h = head % p.H;
+    const gt_chunk chunk = chunk_at(p.packing, p.T, block_x() % p.places);
+    if (i == TENSORS) {
+        sts<int>(me.smem + C::TOKENS, chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first));
+        sts<int>(me.smem + C::HEAD, h);
+    } else {
+        const BackwardParams::Tensor& x = p.tensors[i];
+        sts<int64_t>(me.smem + C::BASES + 8 * i, at(x.at, b, chunk.first, h) * x.element);
+    }
 }
 
 /* Where token t of the chunk is. */
@@ -2014,34 +2023,84 @@ GT_DEV uint32_t cell_of_K(int pair, int channel) {
     return 8 * pair * C::CHANNELS + 16 * (channel / 2 ^ swap);
 }
 
+/* What a thread has of a slice outside the products: 2 channels of PART tokens of a leaf. */
 template <class C>
-struct BackwardRaw { /* 2 channels of 4 tokens */
-    Pair<typename C::T> r[4], k[4];
-    Pair<typename C::W> w[4];
-};
+struct ChannelPart {
+    int leaf, part, t0; /* part: of the leaf; t0: its first token */
+    int channel;        /* of the slice */
+    Pair<typename C::W> w[C::PART];
 
-/* From token on, where the three tensors are; moves on by `skip` tokens after 4. */
-template <class C>
-struct RawRows {
-    const typename C::T *r, *k;
-    const typename C::W* w;
+    GT_METHOD void place() {
+        leaf = warp_id() / 2;
+        part = lane_id() / C::LANES;
+        t0 = LEAF * leaf + C::PART * part;
+        channel = warp_id() % 2 * (C::CHANNELS / 2) + lane_id() % C::LANES * 2;
+    }
 
-    GT_METHOD void load(const BackwardParams& p, int left, int skip, BackwardRaw<C>& x) {
-        x = {};
+    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
+        using W = typename C::W;
+        const int left = me.tokens() - t0, step = (int)p.tensors[OF_W].at.t;
+        const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            if (i < left) {
-                x.r[i] = ldg<Pair<typename C::T>>(r);
-                x.k[i] = ldg<Pair<typename C::T>>(k);
-                x.w[i] = ldg<Pair<typename C::W>>(w);
+        for (int i = 0; i < C::PART; i++) {
+            w[i] = {};
+            if (i < left) w[i] = ldg<Pair<W>>(row);
+            row += step;
+        }
+    }
+
+    /* h = -log2 of the decays, 0 beyond the sequence; c = their sum from the leaf's start to the part;
+     * total = that of the leaf */
+    GT_METHOD void decays(const BackwardParams& p, const BackwardBlock<C>& me, float (&h)[C::PART][2],
+                          float (&c)[2], float (&total)[2]) const {
+        constexpr float LOG2_LOG2_E = 0.52876637f;
+        const int left = me.tokens() - t0;
+        float sum[2] = {0.0f, 0.0f};
+        GT_UNROLL
+        for (int i = 0; i < C::PART; i++) {
+            const float x[2] = {w[i].lo(), w[i].hi()};
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                h[i][e] = p.raw ? ex2_approx(fma_rn(x[e], LOG2_E, LOG2_LOG2_E)) : -x[e] * LOG2_E;
+                if (i >= left) h[i][e] = 0.0f;
+                sum[e] += h[i][e];
             }
-            const int step = i < 3 ? 1 : skip - 3;
-            r += step * (int)p.tensors[OF_R].at.t;
-            k += step * (int)p.tensors[OF_K].at.t;
-            w += step * (int)p.tensors[OF_W].at.t;
+        }
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            if constexpr (C::SPLIT == 2) {
+                const float other = shfl_xor(sum[e], 16);
+                total[e] = sum[e] + other;
+                c[e] = part ? other : 0.0f;
+            } else {
+                c[e] = scan_quads(sum[e], part, &total[e]);
+            }
         }
     }
 };
+
+/* Byte offset of a channel in the 16-bit rows of r or k; rows PART apart lie in different banks. */
+template <class C>
+GT_DEV uint32_t raw_cell(int row, int channel) {
+    const int swap = (row >> 3 & 1) << 6 | (C::CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);
+    return (2 * (row * C::CHANNELS + channel)) ^ swap;
+}
+
+/* r and k of a slice, zeros beyond the sequence. */
+template <class C>
+GT_DEV void copy_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
+    using T = typename C::T;
+    constexpr int PIECES = C::CHANNELS / 8;
+    const int tokens = me.tokens();
+    GT_UNROLL
+    for (int i = 0; i < CHECKPOINT * PIECES / C::THREADS; i++) {
+        const int x = thread_id() + i * C::THREADS, token = x / PIECES, channel = x % PIECES * 8;
+        const int bytes = token < tokens ? 16 : 0, from = me.slice0 + channel;
+        const uint32_t cell = me.smem + raw_cell<C>(token, channel);
+        cp_async<16>(cell + C::RAW_R, near_row<T>(p, me, OF_R, tokens, token) + from, bytes);
+        cp_async<16>(cell + C::RAW_K, near_row<T>(p, me, OF_K, tokens, token) + from, bytes);
+    }
+}
 
 /* v and dy of the chunk, zeros beyond the sequence. */
 template <class C>
@@ -2103,39 +2162,27 @@ GT_DEV void load_state(const BackwardBlock<C>& me, const void* states, int64_t s
     }
 }
 
-/* R, K, sums, E and the bonus of 16 channels of a leaf. */
+/* R, K, E, growth and bonus of the thread's part of a slice. */
 template <class C>
-GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
-                          const BackwardRaw<C>& x, int tokens, int leaf, int group) {
-    constexpr float LOG2_LOG2_E = 0.52876637f;
-    const int quad = lane_id() / 8, channel = 16 * group + lane_id() % 8 * 2; /* of the slice */
-    const int token = LEAF * leaf + 4 * quad;
-    float h[4][2], c[2], total[2], bonus[4];
-    const float2 u = p.u ? ldg<float2>(p.u + me.h * C::N + me.slice0 + channel) : float2{0.0f, 0.0f};
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const float w[2] = {x.w[i].lo(), x.w[i].hi()};
-        GT_UNROLL
-        for (int e = 0; e < 2; e++) {
-            h[i][e] = p.raw ? ex2_approx(fma_rn(w[e], LOG2_E, LOG2_LOG2_E)) : -w[e] * LOG2_E;
-            if (token + i >= tokens) h[i][e] = 0.0f;
-        }
-    }
-    GT_UNROLL
-    for (int e = 0; e < 2; e++)
-        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), quad, &total[e]);
+GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own) {
+    using Raw = Pair<typename C::T>;
+    float h[C::PART][2], c[2], total[2], bonus[C::PART];
+    const int n = lds<int>(me.smem + C::HEAD) * C::N + me.slice0 + own.channel;
+    const float2 u = p.u ? ldg<float2>(p.u + n) : float2{0.0f, 0.0f};
+    own.decays(p, me, h, c, total);
     const bool slow = warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT));
-    if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * (leaf * C::GROUPS + group), slow);
+    if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
     float4 cell;
     GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
-        const uint32_t at_ = me.smem + fp32_cell<C>(token + i, channel);
+    for (int i = 0; i < C::PART; i++) {
+        const uint32_t raw = me.smem + raw_cell<C>(own.t0 + i, own.channel);
+        const Raw r = lds<Raw>(raw + C::RAW_R), k = lds<Raw>(raw + C::RAW_K);
+        const float r0 = r.lo(), r1 = r.hi(), k0 = k.lo(), k1 = k.hi();
         /* rounded in full: dg takes away with R and K what the tensor cores added with them */
-        sts<float2>(at_ + C::R, {exact_tf32(r0 * ex2_approx(-c[0])), exact_tf32(r1 * ex2_approx(-c[1]))});
+        sts<float2>(me.smem + C::R + fp32_cell<C>(own.t0 + i, own.channel),
+                    {exact_tf32(r0 * ex2_approx(-c[0])), exact_tf32(r1 * ex2_approx(-c[1]))});
         c[0] += h[i][0];
         c[1] += h[i][1];
-        sts<float2>(at_ + C::SUMS, {c[0], c[1]});
         const float low = exact_tf32(k0 * ex2_approx(c[0] - total[0]));
         const float high = exact_tf32(k1 * ex2_approx(c[1] - total[1]));
         if (i % 2 == 0) {
@@ -2144,38 +2191,19 @@ GT_DEV void prepare_group(const BackwardParams& p, const BackwardBlock<C>& me,
         } else {
             cell.y = low;
             cell.w = high;
-            sts<float4>(me.smem + C::K + cell_of_K<C>((token + i) / 2, channel), cell);
+            sts<float4>(me.smem + C::K + cell_of_K<C>((own.t0 + i) / 2, own.channel), cell);
         }
         bonus[i] = fma_rn(r1, k1 * u.y, r0 * (k0 * u.x));
     }
-    if (quad < 2) {
-        const uint32_t cell = me.smem + 4 * (leaf * C::CHANNELS + channel + quad);
-        const float bits = quad ? total[1] : total[0];
-        sts<float>(cell + C::E, leaf_decay(bits));
-        sts<float>(cell + C::GROWTH, ex2_approx(bits));
-    }
-    const float sum = sum_bonus(bonus);
-    if ((lane_id() & 4) == 0)
-        sts<float>(me.smem + C::BONUS +
-                       4 * ((token + bonus_token()) * C::GROUPS + group), sum);
-}
-
-template <class C>
-GT_DEV void prepare_slice(const BackwardParams& p, const BackwardBlock<C>& me) {
-    constexpr int TASKS = C::GROUPS / 2, STEP = 2 * LEAVES / C::GROUPS; /* of a warp; leaves between */
-    const int group = warp_id() % C::GROUPS, leaf = warp_id() / C::GROUPS;
-    const int token = LEAF * leaf + lane_id() / 8 * 4;
-    const int channel = me.slice0 + 16 * group + lane_id() % 8 * 2;
-    const int tokens = me.tokens();
-    BackwardRaw<C> x[TASKS];
-    RawRows<C> rows = {row_of<typename C::T>(p, me, OF_R, token) + channel,
-                       row_of<typename C::T>(p, me, OF_K, token) + channel,
-                       row_of<typename C::W>(p, me, OF_W, token) + channel};
-    GT_UNROLL
-    for (int i = 0; i < TASKS; i++)
-        rows.load(p, tokens - token - LEAF * STEP * i, LEAF * STEP, x[i]);
-    GT_UNROLL
-    for (int i = 0; i < TASKS; i++) prepare_group<C>(p, me, x[i], tokens, leaf + STEP * i, group);
+    const uint32_t scales = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
+    if (own.part == 0) sts<float2>(scales + C::E, {leaf_decay(total[0]), leaf_decay(total[1])});
+    if (own.part == 1) sts<float2>(scales + C::GROWTH, {ex2_approx(total[0]), ex2_approx(total[1])});
+    if constexpr (C::PART == 8) halve_sums<4>(bonus, 8);
+    halve_sums<2>(bonus, 4);
+    halve_sums<1>(bonus, 2);
+    const float sum = bonus[0] + shfl_xor(bonus[0], 1);
+    if (lane_id() % 2 == 0)
+        sts<float>(me.smem + C::BONUS + 8 * (own.t0 + lane_id() / 2 % C::PART) + 4 * (warp_id() % 2), sum);
 }
 
 /* The 16 tokens of the warp's leaf in 16-bit rows at `from`, as left operands of 16 values each. */
@@ -2319,139 +2347,72 @@ GT_DEV void sum_tokens(const BackwardBlock<C>& me, const float4 (&x)[C::GROUPS],
     }
 }
 
-template <class T>
-GT_DEV float4 widen(const Vec<T, 4>& x) { return {x.get(0), x.get(1), x.get(2), x.get(3)}; }
-
-template <class T>
-GT_DEV void store4(T* to, float4 x) {
-    Vec<T, 4> packed;
-    packed.set({x.x, x.y, x.z, x.w});
-    stg<Vec<T, 4>>(to, packed);
-}
-
-/* C_tt and the product with the neighbour, of the warp's 16 tokens. */
+/* Products of a token and of its neighbours, for what carries no decay. */
 template <class C>
 GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
-    return me.smem + C::NEAR + 8 * (LEAF * warp_id() + token);
+    return me.smem + C::NEAR + 8 * token;
 }
 
-/* R warp: X of its leaf; writes dr, and leaves R 2^c_16 X in `sum`. */
+/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, its part of dg_0. */
 template <class C>
-GT_DEV void r_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
-    using T = typename C::T;
+GT_DEV void make_X(const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
     const int a = me.leaf;
-    const uint32_t own = fp32_cell<C>(LEAF * a + 2 * me.g, 4 * me.j); /* and the row after it */
-    const auto own_R = [&](int q, int half) {
-        return lds<float4>(me.smem + C::R + add_16(own, q) + 4 * half * C::CHANNELS);
-    };
+    const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     float c[2][4];
-    float4 first[C::GROUPS];
-    GT_UNROLL
-    for (int x = 0; x < C::TILES * 4; x++) sum[x / 4][x % 4] = 0.0f;
     uint32_t dy[C::N / 16][4];
     load_tokens<C>(me, C::DY, dy);
     times_state<C>(me, dy, C::S, sum);
     if constexpr (!std::is_same<typename C::State, bf16>::value)
         scale_channels<C>(me, C::S_SCALE, sum);
-    GT_UNROLL
-    for (int q = 0; q < C::GROUPS; q++) { /* the chunk's first token carries no decay */
-        first[q] = mul4(mul4(own_R(q, 0), channels_of<C>(sum, q, 0)), a == 0 && me.g == 0 ? 0.0f : 1.0f);
-        first[q] = fma4(own_R(q, 1), channels_of<C>(sum, q, 1), first[q]);
+    {
+        const uint32_t R = me.smem + C::R, own = fp32_cell<C>(LEAF * a + 2 * me.g, 4 * me.j);
+        const float carries = a == 0 && me.g == 0 ? 0.0f : 1.0f; /* the chunk's first token: no decay */
+        float4 first[C::GROUPS];
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++) {
+            const uint32_t cell = R + add_16(own, q);
+            first[q] = mul4(mul4(lds<float4>(cell), channels_of<C>(sum, q, 0)), carries);
+            first[q] = fma4(lds<float4>(cell + 4 * C::CHANNELS), channels_of<C>(sum, q, 1), first[q]);
+        }
+        sum_tokens<C>(me, first, C::FIRST + 4 * a * C::CHANNELS);
     }
-    sum_tokens<C>(me, first, C::FIRST + 4 * a * C::CHANNELS);
-
-    if (me.g == 0 && me.j == 3) sts<float>(near_cell(me, 0) + 4, 0.0f); /* it is in S */
+    float before = 0.0f; /* of the chunk's first token: it is in S */
     for (int b = 0; b < a; b++) {
         token_products<C>(me, dy, C::VALUES, b, c);
-        if (b == a - 1 && me.g == 0 && me.j == 3) {
-            sts<float>(near_cell(me, 0) + 4, c[1][1]);
+        if (b == a - 1 && corner) {
+            before = c[1][1];
             c[1][1] = 0.0f;
         }
         scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
         add_K<C>(me, c, b, sum);
     }
+    if (corner) sts<float>(near_cell(me, LEAF * a) + 4, before);
+    if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
     token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
         float& cell = c[x / 4][x % 4];
-        if (j == i || j + 1 == i) sts<float>(near_cell(me, i) + (j == i ? 0 : 4), cell);
+        if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
         if (j + 1 >= i) cell = 0.0f;
     }
     scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
     add_K<C>(me, c, a, sum);
-    sync_warp();
-
-    const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
-                            lds<float2>(near_cell(me, 2 * me.g + 1))};
-    /* beyond the chunk any token will do: what it is multiplied with is 0 */
-    const int t = LEAF * a + 2 * me.g, n0 = me.slice0 + 4 * me.j, tokens = me.tokens();
-    const uint32_t before = fp32_cell<C>(t - 1, 4 * me.j);
-    Vec<T, 4> k_raw[C::GROUPS][3], r_raw[C::GROUPS][2];
-    {
-        const T *k[3], *r[2];
-        GT_UNROLL
-        for (int i = 0; i < 3; i++) k[i] = near_row<T>(p, me, OF_K, tokens, t + i - 1) + n0;
-        GT_UNROLL
-        for (int i = 0; i < 2; i++) r[i] = near_row<T>(p, me, OF_R, tokens, t + i) + n0;
-        GT_UNROLL
-        for (int q = 0; q < C::GROUPS; q++) {
-            GT_UNROLL
-            for (int i = 0; i < 3; i++) k_raw[q][i] = ldg<Vec<T, 4>>(k[i] + 16 * q);
-            GT_UNROLL
-            for (int i = 0; i < 2; i++) r_raw[q][i] = ldg<Vec<T, 4>>(r[i] + 16 * q);
-        }
-    }
-    T* const dr_rows[2] = {near_row<T>(p, me, OF_DR, tokens, t) + n0, near_row<T>(p, me, OF_DR, tokens, t + 1) + n0};
-    const bool store[2] = {p.tensors[OF_DR].data && t < tokens,
-                           p.tensors[OF_DR].data && t + 1 < tokens};
-    GT_UNROLL
-    for (int q = 0; q < C::GROUPS; q++) {
-        const int channel = 16 * q + 4 * me.j;
-        const float4 u = p.u ? ldg<float4>(p.u + me.h * C::N + n0 + 16 * q) : float4{0, 0, 0, 0};
-        const float4 k[3] = {widen(k_raw[q][0]), widen(k_raw[q][1]), widen(k_raw[q][2])};
-        const float4 r[2] = {widen(r_raw[q][0]), widen(r_raw[q][1])};
-        const float4 growth = lds<float4>(me.smem + C::GROWTH + 4 * (a * C::CHANNELS + channel));
-        float4 du = {0, 0, 0, 0};
-        GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const float4 X = mul4(channels_of<C>(sum, q, half), growth);
-            float4 dr = X; /* 2^-c_t X */
-            if (half || me.g) {
-                const float4 c = lds<float4>(me.smem + C::SUMS + add_16(half ? own : before, q));
-                dr = mul4(dr, {ex2_approx(-c.x), ex2_approx(-c.y), ex2_approx(-c.z), ex2_approx(-c.w)});
-            }
-            const float4 k_near = mul4(k[half + 1], near[half].x);
-            dr = fma4(u, k_near, fma4(k[half], near[half].y, dr));
-            if (store[half]) store4(dr_rows[half] + 16 * q, dr);
-            du = fma4(r[half], k_near, du);
-            set_channels<C>(sum, q, half, mul4(own_R(q, half), X));
-        }
-        first[q] = du;
-    }
-    if (p.du) sum_tokens<C>(me, first, C::DU + 4 * a * C::CHANNELS);
 }
 
-/* K warp: Z of its leaf; writes dk, and leaves K 2^c_16 Z in `sum`. */
+/* Z of the leaf, but for its last factor 2^c_16. */
 template <class C>
-GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
-    using T = typename C::T;
+GT_DEV void make_Z(const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
     const int b = me.leaf;
     float c[2][4];
-    GT_UNROLL
-    for (int x = 0; x < C::TILES * 4; x++) sum[x / 4][x % 4] = 0.0f;
     uint32_t v[C::N / 16][4];
     load_tokens<C>(me, C::VALUES, v);
     times_state<C>(me, v, C::G, sum);
     if constexpr (!std::is_same<typename C::State, bf16>::value)
         scale_channels<C>(me, C::G_SCALE, sum);
-    if (me.g == 7 && me.j == 0) sts<float>(near_cell(me, LEAF - 1) + 4, 0.0f); /* it is in G */
     for (int a = LEAVES - 1; a > b; a--) {
         token_products<C>(me, v, C::DY, a, c);
-        if (a == b + 1 && me.g == 7 && me.j == 0) {
-            sts<float>(near_cell(me, LEAF - 1) + 4, c[0][2]);
-            c[0][2] = 0.0f;
-        }
+        if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
         scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
         add_R<C>(me, c, a, sum);
     }
@@ -2459,54 +2420,22 @@ GT_DEV void k_warp(const BackwardParams& p, const BackwardBlock<C>& me, float (&
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int j = 2 * me.g + x % 4 / 2, i = 8 * (x / 4) + 2 * me.j + x % 2;
-        float& cell = c[x / 4][x % 4];
-        if (i == j || i == j + 1) sts<float>(near_cell(me, j) + (i == j ? 0 : 4), cell);
-        if (i <= j + 1) cell = 0.0f;
+        if (i <= j + 1) c[x / 4][x % 4] = 0.0f;
     }
     scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
     add_R<C>(me, c, b, sum);
-    sync_warp();
+}
 
-    const float2 near[2] = {lds<float2>(near_cell(me, 2 * me.g)),
-                            lds<float2>(near_cell(me, 2 * me.g + 1))};
-    const int t = LEAF * b + 2 * me.g, n0 = me.slice0 + 4 * me.j, tokens = me.tokens();
-    const uint32_t own = fp32_cell<C>(t, 4 * me.j); /* and the row after it */
-    const uint32_t own_K[2] = {me.smem + C::K + cell_of_K<C>(t / 2, 4 * me.j),
-                               me.smem + C::K + cell_of_K<C>(t / 2, 4 * me.j + 2)};
-    Vec<T, 4> r_raw[C::GROUPS][3];
-    {
-        const T* r[3];
-        GT_UNROLL
-        for (int i = 0; i < 3; i++) r[i] = near_row<T>(p, me, OF_R, tokens, t + i) + n0;
-        GT_UNROLL
-        for (int q = 0; q < C::GROUPS; q++)
-            GT_UNROLL
-            for (int i = 0; i < 3; i++) r_raw[q][i] = ldg<Vec<T, 4>>(r[i] + 16 * q);
-    }
-    T* const dk_rows[2] = {near_row<T>(p, me, OF_DK, tokens, t) + n0, near_row<T>(p, me, OF_DK, tokens, t + 1) + n0};
-    const bool store[2] = {p.tensors[OF_DK].data && t < tokens,
-                           p.tensors[OF_DK].data && t + 1 < tokens};
+/* X or Z of the leaf to shared memory, where it lies as R does. */
+template <class C>
+GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const float (&sum)[C::TILES][4]) {
+    const uint32_t own = fp32_cell<C>(LEAF * me.leaf + 2 * me.g, 4 * me.j);
     GT_UNROLL
-    for (int q = 0; q < C::GROUPS; q++) {
-        const int channel = 16 * q + 4 * me.j;
-        const float4 u = p.u ? ldg<float4>(p.u + me.h * C::N + n0 + 16 * q) : float4{0, 0, 0, 0};
-        const float4 r[3] = {widen(r_raw[q][0]), widen(r_raw[q][1]), widen(r_raw[q][2])};
-        const float4 growth = lds<float4>(me.smem + C::GROWTH + 4 * (b * C::CHANNELS + channel));
-        const float4 K0 = lds<float4>(own_K[0] + 128 * q), K1 = lds<float4>(own_K[1] + 128 * q);
+    for (int q = 0; q < C::GROUPS; q++)
         GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const float4 Z = channels_of<C>(sum, q, half);
-            const float4 after =
-                lds<float4>(me.smem + C::SUMS + add_16(own, q) + 4 * half * C::CHANNELS);
-            float4 dk = {ex2_approx(after.x), ex2_approx(after.y), ex2_approx(after.z),
-                         ex2_approx(after.w)};
-            dk = fma4(r[half + 1], near[half].y, mul4(dk, Z));
-            dk = fma4(mul4(u, r[half]), near[half].x, dk);
-            if (store[half]) store4(dk_rows[half] + 16 * q, dk);
-            const float4 K = half ? float4{K0.y, K0.w, K1.y, K1.w} : float4{K0.x, K0.z, K1.x, K1.z};
-            set_channels<C>(sum, q, half, mul4(mul4(K, growth), Z));
-        }
-    }
+        for (int half = 0; half < 2; half++)
+            sts<float4>(me.smem + to + add_16(own, q) + 4 * half * C::CHANNELS,
+                        channels_of<C>(sum, q, half));
 }
 
 /* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
@@ -2560,9 +2489,9 @@ GT_DEV void scale_left(const BackwardBlock<C>& me, uint32_t offset, const float 
     }
 }
 
-/* K warp: what the slice's channels add to dv of its leaf. */
+/* What the slice's channels add to dv of the leaf. */
 template <class C>
-GT_DEV void v_warp(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
+GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int b = me.leaf;
     const uint32_t row = cell_of_K<C>(LEAF / 2 * b + me.g, 2 * me.j);
@@ -2577,11 +2506,8 @@ GT_DEV void v_warp(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
         scale_left<C>(me, C::GROWTH + 4 * b * C::CHANNELS, K, grown);
         pair_products<C>(me, grown, b, A);
     }
-    float bonus[2] = {0.0f, 0.0f};
-    GT_UNROLL
-    for (int i = 0; i < 2 * C::GROUPS; i++)
-        bonus[i / C::GROUPS] +=
-            lds<float>(me.smem + C::BONUS + 4 * ((LEAF * b + 2 * me.g) * C::GROUPS + i));
+    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * b + 2 * me.g));
+    const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
@@ -2623,156 +2549,176 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
     }
 }
 
-/* What a thread makes of dw: 2 channels of PART tokens; and what it needs from global memory. */
+/* The thread's part of dr, dk, dw and du, from X and Z of the slice. */
 template <class C>
-struct DwPart {
-    int channel, part, t0; /* channel of the slice, part, its first token */
-    Pair<typename C::W> w[C::PART];
-    float2 rowsum;
-
-    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
-        using W = typename C::W;
-        channel = thread_id() % (C::CHANNELS / 2) * 2;
-        part = thread_id() / (C::CHANNELS / 2);
-        t0 = part * C::PART;
-        const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
-        const int tokens = me.tokens();
-        GT_UNROLL
-        for (int i = 0; i < C::PART; i++) {
-            w[i] = {};
-            if (t0 + i < tokens) w[i] = ldg<Pair<W>>(row);
-            row += (int)p.tensors[OF_W].at.t;
-        }
-        const float* sums =
-            p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + me.slice0 + channel;
-        rowsum = {0.0f, 0.0f};
-        GT_UNROLL
-        for (int i = 0; i < C::ROWSUM_PARTS; i++) {
-            const float2 x = ldg<float2>(sums + i * C::N);
-            rowsum.x += x.x;
-            rowsum.y += x.y;
-        }
-    }
-};
-
-/* dw of a slice: R 2^c_16 X lies at 0, K 2^c_16 Z at ENDS. */
-template <class C>
-GT_DEV void store_dw(const BackwardParams& p, const BackwardBlock<C>& me, const DwPart<C>& own) {
+GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own) {
+    using T = typename C::T;
     using W = typename C::W;
-    constexpr float LOG2_LOG2_E = 0.52876637f;
-    float2 dg[C::PART], sum = {0.0f, 0.0f};
+    using Raw = Pair<T>;
+    constexpr int PART = C::PART;
+    const int left = me.tokens() - own.t0, n = me.slice0 + own.channel;
+    const uint32_t leaf_cell = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
+    const float2 growth = lds<float2>(leaf_cell + C::GROWTH);
+    const float2 u = p.u ? ldg<float2>(p.u + lds<int>(me.smem + C::HEAD) * C::N + n) : float2{0.0f, 0.0f};
+    const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
+    float2 first = {0.0f, 0.0f}; /* dg of the chunk's first token */
     GT_UNROLL
-    for (int i = 0; i < C::PART; i++) {
-        const uint32_t cell = me.smem + 4 * ((own.t0 + i) * C::ENDS_PITCH + own.channel);
-        if (own.t0 + i > 0) {
-            const float2 begins = lds<float2>(cell + C::ENDS - 4 * C::ENDS_PITCH);
-            const float2 ends = lds<float2>(cell);
-            sum.x += begins.x - ends.x;
-            sum.y += begins.y - ends.y;
-        }
-        dg[i] = sum;
+    for (int i = 0; p.tensors[OF_DW].data && i < C::ROWSUM_PARTS; i++) {
+        const float2 x = ldg<float2>(sums + i * C::N);
+        first.x += x.x;
+        first.y += x.y;
     }
-    sts<float2>(me.smem + C::PART_SUMS + 4 * (own.part * C::CHANNELS + own.channel), sum);
-    float2 first = own.rowsum; /* dg of the chunk's first token, Horner from the last leaf */
+    float h[PART][2], c[2], total[2];
+    own.decays(p, me, h, c, total);
+    T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
+    T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
+    const bool to_dr = p.tensors[OF_DR].data, to_dk = p.tensors[OF_DK].data;
+    const auto raw = [&](int of, int t) { return lds<Raw>(me.smem + of + raw_cell<C>(t, own.channel)); };
+    Raw k_before = {}, r = raw(C::RAW_R, own.t0);
+    if (own.t0) k_before = raw(C::RAW_K, own.t0 - 1);
+    float2 near = lds<float2>(near_cell(me, own.t0));
+    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f};
     GT_UNROLL
-    for (int a = LEAVES - 1; a >= 0; a--) {
-        const float2 E = lds<float2>(me.smem + C::E + 4 * (a * C::CHANNELS + own.channel));
-        const float2 x = lds<float2>(me.smem + C::FIRST + 4 * (a * C::CHANNELS + own.channel));
+    for (int i = 0; i < PART; i += 2) {
+        const float4 K = lds<float4>(me.smem + C::K + cell_of_K<C>((own.t0 + i) / 2, own.channel));
+        const uint32_t rows = me.smem + fp32_cell<C>(own.t0 + i, own.channel);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const int t = own.t0 + i + e;
+            const float2 X_ = lds<float2>(rows + C::X + 4 * e * C::CHANNELS);
+            const float2 Z = lds<float2>(rows + C::Z + 4 * e * C::CHANNELS);
+            const float2 R = lds<float2>(rows + C::R + 4 * e * C::CHANNELS);
+            const Raw k = raw(C::RAW_K, t);
+            Raw r_next = {};
+            if (t + 1 < CHECKPOINT) r_next = raw(C::RAW_R, t + 1);
+            const float2 next = lds<float2>(near_cell(me, t + 1)); /* for the last: its second is 0 */
+            const float2 X = {X_.x * growth.x, X_.y * growth.y};
+            const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
+            const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
+            Vec<T, 2> packed;
+            packed.set({fma_rn(u.x, k_near.x, fma_rn(k_before.lo(), near.y, X.x * ex2_approx(-c[0]))),
+                        fma_rn(u.y, k_near.y, fma_rn(k_before.hi(), near.y, X.y * ex2_approx(-c[1])))});
+            if (to_dr && i + e < left) stg<Vec<T, 2>>(dr_row, packed);
+            c[0] += h[i + e][0];
+            c[1] += h[i + e][1];
+            packed.set({fma_rn(u.x, r_near.x, fma_rn(r_next.lo(), next.y, Z.x * ex2_approx(c[0]))),
+                        fma_rn(u.y, r_near.y, fma_rn(r_next.hi(), next.y, Z.y * ex2_approx(c[1])))});
+            if (to_dk && i + e < left) stg<Vec<T, 2>>(dk_row, packed);
+            dr_row += (int)p.tensors[OF_DR].at.t;
+            dk_row += (int)p.tensors[OF_DK].at.t;
+            du.x = fma_rn(r.lo(), k_near.x, du.x);
+            du.y = fma_rn(r.hi(), k_near.y, du.y);
+            if (t > 0) { /* what ends here leaves */
+                sum.x = fma_rn(-R.x, X.x, sum.x);
+                sum.y = fma_rn(-R.y, X.y, sum.y);
+            }
+            dg[i + e] = sum;
+            sum.x = fma_rn((e ? K.y : K.x) * growth.x, Z.x, sum.x);
+            sum.y = fma_rn((e ? K.w : K.z) * growth.y, Z.y, sum.y);
+            k_before = k, r = r_next, near = next;
+        }
+    }
+    const int part = C::SPLIT * own.leaf + own.part; /* of the chunk */
+    sts<float2>(me.smem + C::PART_SUMS + 4 * (part * C::CHANNELS + own.channel), sum);
+    for (int bit = C::LANES; bit < 32; bit *= 2) {
+        du.x += shfl_xor(du.x, bit);
+        du.y += shfl_xor(du.y, bit);
+    }
+    if (own.part == 0) sts<float2>(leaf_cell + C::DU, du);
+    GT_UNROLL
+    for (int a = LEAVES - 1; a >= 0; a--) { /* Horner from the last leaf */
+        const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
+        const float2 E = lds<float2>(cell + C::E), x = lds<float2>(cell + C::FIRST);
         first.x = fma_rn(first.x, E.x, x.x);
         first.y = fma_rn(first.y, E.y, x.y);
     }
     sync_threads();
+    if (p.du && thread_id() < C::CHANNELS) {
+        float x = 0.0f;
+        for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
+        const int head = block_x() / p.places, place = block_x() % p.places;
+        p.du[(((int64_t)(head / p.H) * p.places + place) * p.H + head % p.H) * C::N + me.slice0 + thread_id()] = x;
+    }
+    if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
     for (int i = 0; i < C::PARTS - 1; i++) {
-        if (i >= own.part) break;
+        if (i >= part) break;
         const float2 x = lds<float2>(me.smem + C::PART_SUMS + 4 * (i * C::CHANNELS + own.channel));
         first.x += x.x;
         first.y += x.y;
     }
-    W* row = row_of<W>(p, me, OF_DW, own.t0) + me.slice0 + own.channel;
-    const int tokens = me.tokens();
+    W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
     GT_UNROLL
-    for (int i = 0; i < C::PART; i++) {
+    for (int i = 0; i < PART; i++) {
         float2 dw = {first.x + dg[i].x, first.y + dg[i].y};
-        if (p.raw) { /* log d = -exp(w) */
-            dw.x *= -LN_2 * ex2_approx(fma_rn(own.w[i].lo(), LOG2_E, LOG2_LOG2_E));
-            dw.y *= -LN_2 * ex2_approx(fma_rn(own.w[i].hi(), LOG2_E, LOG2_LOG2_E));
+        if (p.raw) { /* log2 d = -h, and h is its own derivative by w */
+            dw.x *= -LN_2 * h[i][0];
+            dw.y *= -LN_2 * h[i][1];
         }
         Vec<W, 2> packed;
         packed.set({dw.x, dw.y});
-        if (own.t0 + i < tokens) stg<Vec<W, 2>>(row, packed);
+        if (i < left) stg<Vec<W, 2>>(row, packed);
         row += (int)p.tensors[OF_DW].at.t;
     }
-}
-
-/* What a warp kept of dg, to where R and K were. */
-template <class C>
-GT_DEV void store_ends(const BackwardBlock<C>& me, int to, const float (&sum)[C::TILES][4]) {
-    GT_UNROLL
-    for (int q = 0; q < C::GROUPS; q++)
-        GT_UNROLL
-        for (int half = 0; half < 2; half++)
-            sts<float4>(me.smem + to + 4 * ((LEAF * me.leaf + 2 * me.g + half) * C::ENDS_PITCH +
-                                            16 * q + 4 * me.j), channels_of<C>(sum, q, half));
 }
 
 template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     BackwardBlock<C> me;
-    const int head = block_x() / p.places, place = block_x() % p.places;
+    ChannelPart<C> own;
     const int64_t state = (int64_t)block_x() * C::N * C::N;
+    const bool makes_dv = warp_id() < LEAVES;
     me.smem = smem_base();
-    me.b = head / p.H;
-    me.h = head % p.H;
-    const gt_chunk chunk = chunk_at(p.packing, p.T, place);
     me.leaf = warp_id() % LEAVES;
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
-    const bool is_r_warp = warp_id() < LEAVES;
-    if (chunk.sequence < 0) return;
+    own.place();
 
     float dv[C::VALUE_TILES][4] = {};
-    store_bases<C>(p, me, chunk);
+    store_bases<C>(p, me);
     sync_threads();
-    copy_tokens<C>(p, me);
+    if (me.tokens() == 0) return;
     for (int slice = 0; slice < C::SLICES; slice++) {
         me.slice0 = slice * C::CHANNELS;
+        copy_raw<C>(p, me);
+        cp_async_commit();
+        if (slice == 0) copy_tokens<C>(p, me);
+        own.load(p, me);
         load_state<C>(me, p.S_checkpoints, state, C::S, C::S_SCALE);
         load_state<C>(me, p.G_checkpoints, state, C::G, C::G_SCALE);
         cp_async_commit();
-        prepare_slice<C>(p, me);
+        cp_async_wait<1>();
+        sync_threads();
+        prepare_part<C>(p, me, own);
         cp_async_wait<0>();
         sync_threads();
         uint32_t slow = 0;
-        for (int i = 0; i < LEAVES * C::GROUPS; i++) slow |= lds<uint32_t>(me.smem + C::SLOW + 4 * i);
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const uint4 x = lds<uint4>(me.smem + C::SLOW + 16 * i);
+            slow |= x.x | x.y | x.z | x.w;
+        }
         if (thread_id() == 0) p.slow[block_x()] = slow;
         if (slow) return;
 
-        float sum[C::TILES][4];
-        if (is_r_warp) {
-            r_warp<C>(p, me, sum);
-        } else {
-            if (p.tensors[OF_DV].data) v_warp<C>(me, dv);
-            k_warp<C>(p, me, sum);
-        }
-        DwPart<C> own = {};
-        if (p.tensors[OF_DW].data) own.load(p, me);
-        sync_threads();
-        if (p.du && thread_id() < C::CHANNELS) {
-            float du = 0.0f;
-            for (int a = 0; a < LEAVES; a++)
-                du += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
-            p.du[(((int64_t)me.b * p.places + place) * p.H + me.h) * C::N + me.slice0 + thread_id()] = du;
-        }
-        if (p.tensors[OF_DW].data) {
-            store_ends<C>(me, is_r_warp ? 0 : C::ENDS, sum);
+        if (makes_dv) {
+            if (p.tensors[OF_DV].data) add_slice_dv<C>(me, dv);
+            if (slice + 1 == C::SLICES) store_dv<C>(p, me, dv);
+            own.load(p, me);
             sync_threads();
-            store_dw<C>(p, me, own);
+        } else {
+            float X[C::TILES][4] = {}, Z[C::TILES][4] = {};
+            make_X<C>(me, X);
+            make_Z<C>(me, Z);
+            own.load(p, me);
+            sync_threads(); /* v, dy, S, G are read */
+            store_rows<C>(me, C::X, X);
+            store_rows<C>(me, C::Z, Z);
         }
-        if (slice + 1 < C::SLICES) sync_threads();
+        sync_threads();
+        finish_part<C>(p, me, own);
     }
-    if (!is_r_warp) store_dv<C>(p, me, dv);
 }
 
 /* ---- what no packed sequence has ---------------------------------------------------------------------------
