@@ -32,7 +32,7 @@
  *                  log1p_unit softplus sigmoid sigmoid_fast silu silu_derivative
  *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
- *   global memory  ldg stg
+ *   global memory  ldg stg global_pointer
  *   ordering       sync_warp (W) sync_threads bar_sync bar_arrive (W)
  *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum warp_any movmatrix_trans (W)
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
@@ -557,6 +557,13 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
         sts<uint32_t>(addr + 4 * i, word);
     }
 #endif
+}
+
+/* A pointer that was kept in shared memory, known again to be one to global memory. */
+template <class T>
+GT_DEV T* global_pointer(void* pointer) {
+    __builtin_assume(__isGlobal(pointer));
+    return static_cast<T*>(pointer);
 }
 
 GT_DEV void cp_async_commit() {

@@ -1927,7 +1927,8 @@ struct BackwardTraits {
     /* offsets in bytes */
     static constexpr int R = 0, K = R + FP32_ROWS;
     static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + 2 * CHECKPOINT * CHANNELS;
-    static constexpr int VALUES = RAW_K + 2 * CHECKPOINT * CHANNELS;
+    static constexpr int RAW_W = RAW_K + 2 * CHECKPOINT * CHANNELS; /* 16-bit w; fp32: no room */
+    static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? 2 * CHECKPOINT * CHANNELS : 0);
     static constexpr int DY = VALUES + 2 * CHECKPOINT * N;
     static constexpr int S = DY + 2 * CHECKPOINT * N, G = S + 2 * CHANNELS * N;
     /* X and Z, once the products are made: over v, dy, S, G; N = 128: over S, G */
@@ -1941,8 +1942,8 @@ struct BackwardTraits {
     static constexpr int BONUS = PART_SUMS + 4 * PARTS * CHANNELS; /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
-    static constexpr int BASES = G_SCALE + 4 * CHANNELS; /* offsets of the chunk's first token */
-    static constexpr int TOKENS = BASES + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
+    static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
+    static constexpr int TOKENS = PLACE + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
     static constexpr int SMEM = SLOW + 4 * 2 * LEAVES;
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0, "read by 16 bytes");
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
@@ -1970,10 +1971,10 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     }
 }
 
-/* Where the chunk is, found once since 64-bit strides and divisions are dear: bytes from the start of every
- * tensor to it, its number of tokens (0: no chunk here) and its head. */
+/* Where a chunk is, found once since 64-bit strides and divisions are dear: its first token in every tensor, its
+ * number of tokens (0: no chunk here) and its head. */
 template <class C>
-GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me) {
+GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me) {
     const int i = thread_id();
     if (i > TENSORS) return;
     const int head = block_x() / p.places, b = head / p.H, h = head % p.H;
@@ -1983,7 +1984,8 @@ GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me) {
         sts<int>(me.smem + C::HEAD, h);
     } else {
         const BackwardParams::Tensor& x = p.tensors[i];
-        sts<int64_t>(me.smem + C::BASES + 8 * i, at(x.at, b, chunk.first, h) * x.element);
+        sts<char*>(me.smem + C::PLACE + 8 * i,
+                   static_cast<char*>(x.data) + at(x.at, b, chunk.first, h) * x.element);
     }
 }
 
@@ -1991,36 +1993,25 @@ GT_DEV void store_bases(const BackwardParams& p, const BackwardBlock<C>& me) {
 template <class T, class C>
 GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
     const int bytes = (int)p.tensors[tensor].at.t * (int)sizeof(T);
-    const int64_t base = lds<int64_t>(me.smem + C::BASES + 8 * tensor);
-    return reinterpret_cast<T*>(static_cast<char*>(p.tensors[tensor].data) +
-                                (base + (int64_t)t * bytes));
+    return global_pointer<T>(lds<char*>(me.smem + C::PLACE + 8 * tensor) + (int64_t)t * bytes);
 }
 
-/* The same; of the nearest token of the sequence, if t is none. */
-template <class T, class C>
-GT_DEV T* near_row(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int tokens, int t) {
-    t = t < tokens ? t : tokens - 1;
-    return row_of<T>(p, me, tensor, t > 0 ? t : 0);
-}
-
-/* Byte offset of a channel in R or SUMS.  Pieces of 16 bytes are swapped, so that in different banks lie:
- * 8 bytes of every other row of 8 in any order of channels, 16 bytes of two such rows, and of rows 4 apart. */
+/* Byte offset of a cell of R, K, X or Z: two tokens by two channels from an even one.  Cells are swapped so
+ * that in different banks lie 8 neighbours, 4 of 2 rows, 2 of 4 rows. */
 template <class C>
-GT_DEV uint32_t fp32_cell(int row, int channel) {
-    const int m = row / 2, swap = ((m ^ m >> 1) & 1) << 2 | (m & 2);
-    return 4 * (row * C::CHANNELS + (channel ^ swap << 2));
-}
-
-/* The same 16 q channels on, or 8 kk: the swapping leaves one exclusive or. */
-GT_DEV uint32_t add_16(uint32_t cell, int q) { return (cell ^ q % 2 * 64) + q / 2 * 128; }
-GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 4 * 32) + kk / 4 * 128; }
-
-/* Byte offset of a cell of K: two tokens by two channels from an even one.  Swapped alike, for 2 neighbouring
- * cells of 4 rows, 4 neighbours or every other cell of 2 rows. */
-template <class C>
-GT_DEV uint32_t cell_of_K(int pair, int channel) {
+GT_DEV uint32_t cell_of(int pair, int channel) {
     const int swap = ((pair ^ pair >> 1) & 1) << 2 | (pair & 3);
     return 8 * pair * C::CHANNELS + 16 * (channel / 2 ^ swap);
+}
+
+/* The cell 8 kk channels on: the swapping leaves one exclusive or. */
+GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 2 * 64) + kk / 2 * 128; }
+
+/* Byte offset of a channel in the 16-bit rows of r, k or w; rows PART apart lie in different banks. */
+template <class C>
+GT_DEV uint32_t raw_cell(int row, int channel) {
+    const int swap = (row >> 3 & 1) << 6 | (C::CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);
+    return (2 * (row * C::CHANNELS + channel)) ^ swap;
 }
 
 /* What a thread has of a slice outside the products: 2 channels of PART tokens of a leaf. */
@@ -2028,7 +2019,6 @@ template <class C>
 struct ChannelPart {
     int leaf, part, t0; /* part: of the leaf; t0: its first token */
     int channel;        /* of the slice */
-    Pair<typename C::W> w[C::PART];
 
     GT_METHOD void place() {
         leaf = warp_id() / 2;
@@ -2037,35 +2027,45 @@ struct ChannelPart {
         channel = warp_id() % 2 * (C::CHANNELS / 2) + lane_id() % C::LANES * 2;
     }
 
-    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
+    using Decays = Pair<typename C::W>[C::PART];
+
+    /* w of the part; beyond the sequence what is no decay */
+    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me, Decays& w) const {
         using W = typename C::W;
-        const int left = me.tokens() - t0, step = (int)p.tensors[OF_W].at.t;
-        const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
-        GT_UNROLL
-        for (int i = 0; i < C::PART; i++) {
-            w[i] = {};
-            if (i < left) w[i] = ldg<Pair<W>>(row);
-            row += step;
+        if constexpr (sizeof(W) == 2) {
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++)
+                w[i] = lds<Pair<W>>(me.smem + C::RAW_W + raw_cell<C>(t0 + i, channel));
+        } else {
+            const int left = me.tokens() - t0, step = (int)p.tensors[OF_W].at.t;
+            const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
+            const float none = p.raw ? -INFINITY : 0.0f;
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++) {
+                w[i] = {{none, none}};
+                if (i < left) w[i] = ldg<Pair<W>>(row);
+                row += step;
+            }
         }
     }
 
-    /* h = -log2 of the decays, 0 beyond the sequence; c = their sum from the leaf's start to the part;
-     * total = that of the leaf */
-    GT_METHOD void decays(const BackwardParams& p, const BackwardBlock<C>& me, float (&h)[C::PART][2],
-                          float (&c)[2], float (&total)[2]) const {
+    /* h = -log2 of the decays; c = their sum from the leaf's start to the part; total = that of the leaf */
+    GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
+                          float (&total)[2]) const {
         constexpr float LOG2_LOG2_E = 0.52876637f;
-        const int left = me.tokens() - t0;
-        float sum[2] = {0.0f, 0.0f};
-        GT_UNROLL
-        for (int i = 0; i < C::PART; i++) {
-            const float x[2] = {w[i].lo(), w[i].hi()};
+        if (p.raw) { /* a branch, since all lanes take the same */
             GT_UNROLL
-            for (int e = 0; e < 2; e++) {
-                h[i][e] = p.raw ? ex2_approx(fma_rn(x[e], LOG2_E, LOG2_LOG2_E)) : -x[e] * LOG2_E;
-                if (i >= left) h[i][e] = 0.0f;
-                sum[e] += h[i][e];
+            for (int i = 0; i < C::PART; i++) {
+                h[i][0] = ex2_approx(fma_rn(w[i].lo(), LOG2_E, LOG2_LOG2_E));
+                h[i][1] = ex2_approx(fma_rn(w[i].hi(), LOG2_E, LOG2_LOG2_E));
             }
+        } else {
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++) h[i][0] = -w[i].lo() * LOG2_E, h[i][1] = -w[i].hi() * LOG2_E;
         }
+        float sum[2] = {h[0][0], h[0][1]};
+        GT_UNROLL
+        for (int i = 1; i < C::PART; i++) sum[0] += h[i][0], sum[1] += h[i][1];
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             if constexpr (C::SPLIT == 2) {
@@ -2079,43 +2079,43 @@ struct ChannelPart {
     }
 };
 
-/* Byte offset of a channel in the 16-bit rows of r or k; rows PART apart lie in different banks. */
-template <class C>
-GT_DEV uint32_t raw_cell(int row, int channel) {
-    const int swap = (row >> 3 & 1) << 6 | (C::CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);
-    return (2 * (row * C::CHANNELS + channel)) ^ swap;
+/* COUNT 16-bit elements from `column` on of every token to shared memory, 8 of them at cell(token, first);
+ * pairs of them are `none` beyond the sequence. */
+template <class C, int COUNT, class Cell>
+GT_DEV void copy_rows(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int column,
+                      uint32_t none, const Cell& cell) {
+    using T = uint16_t;
+    constexpr int PIECES = COUNT / 8, ROWS = C::THREADS / PIECES;
+    const int row = thread_id() / PIECES, first = thread_id() % PIECES * 8, tokens = me.tokens();
+    const T* from = row_of<T>(p, me, tensor, row) + column + first;
+    GT_UNROLL
+    for (int i = 0; i < CHECKPOINT / ROWS; i++) {
+        const uint32_t to = me.smem + cell(row + ROWS * i, first);
+        if (row + ROWS * i < tokens) {
+            cp_async<16>(to, from);
+        } else { /* copies that fill with zeros cost more instructions */
+            sts<uint4>(to, {none, none, none, none});
+        }
+        from += ROWS * (int)p.tensors[tensor].at.t;
+    }
 }
 
-/* r and k of a slice, zeros beyond the sequence. */
 template <class C>
 GT_DEV void copy_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
-    using T = typename C::T;
-    constexpr int PIECES = C::CHANNELS / 8;
-    const int tokens = me.tokens();
-    GT_UNROLL
-    for (int i = 0; i < CHECKPOINT * PIECES / C::THREADS; i++) {
-        const int x = thread_id() + i * C::THREADS, token = x / PIECES, channel = x % PIECES * 8;
-        const int bytes = token < tokens ? 16 : 0, from = me.slice0 + channel;
-        const uint32_t cell = me.smem + raw_cell<C>(token, channel);
-        cp_async<16>(cell + C::RAW_R, near_row<T>(p, me, OF_R, tokens, token) + from, bytes);
-        cp_async<16>(cell + C::RAW_K, near_row<T>(p, me, OF_K, tokens, token) + from, bytes);
-    }
+    using E = Element<typename C::W>;
+    const auto to = [](int region) { return [=](int t, int n) { return region + raw_cell<C>(t, n); }; };
+    copy_rows<C, C::CHANNELS>(p, me, OF_R, me.slice0, 0, to(C::RAW_R));
+    copy_rows<C, C::CHANNELS>(p, me, OF_K, me.slice0, 0, to(C::RAW_K));
+    if constexpr (sizeof(typename C::W) == 2)
+        copy_rows<C, C::CHANNELS>(p, me, OF_W, me.slice0, p.raw ? E::pack(-INFINITY, -INFINITY) : 0,
+                                  to(C::RAW_W));
 }
 
-/* v and dy of the chunk, zeros beyond the sequence. */
 template <class C>
-GT_DEV void copy_tokens(const BackwardParams& p, const BackwardBlock<C>& me) {
-    using T = typename C::T;
-    constexpr int PIECES = C::N / 8;
-    const int tokens = me.tokens();
-    GT_UNROLL
-    for (int i = 0; i < CHECKPOINT * PIECES / C::THREADS; i++) {
-        const int x = thread_id() + i * C::THREADS, token = x / PIECES, piece = x % PIECES;
-        const int bytes = token < tokens ? 16 : 0;
-        const uint32_t cell = me.smem + row_piece<C::N>(token, piece);
-        cp_async<16>(cell + C::VALUES, near_row<T>(p, me, OF_V, tokens, token) + 8 * piece, bytes);
-        cp_async<16>(cell + C::DY, near_row<T>(p, me, OF_DY, tokens, token) + 8 * piece, bytes);
-    }
+GT_DEV void copy_values(const BackwardParams& p, const BackwardBlock<C>& me) {
+    const auto to = [](int region) { return [=](int t, int v) { return region + row_piece<C::N>(t, v / 8); }; };
+    copy_rows<C, C::N>(p, me, OF_V, 0, 0, to(C::VALUES));
+    copy_rows<C, C::N>(p, me, OF_DY, 0, 0, to(C::DY));
 }
 
 /* A slice of a state as 16-bit rows at `to`; f16: times 2^(14 - e) with 2^e the largest of the row, and
@@ -2164,36 +2164,33 @@ GT_DEV void load_state(const BackwardBlock<C>& me, const void* states, int64_t s
 
 /* R, K, E, growth and bonus of the thread's part of a slice. */
 template <class C>
-GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own) {
+GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
+                         const typename ChannelPart<C>::Decays& w) {
     using Raw = Pair<typename C::T>;
     float h[C::PART][2], c[2], total[2], bonus[C::PART];
     const int n = lds<int>(me.smem + C::HEAD) * C::N + me.slice0 + own.channel;
     const float2 u = p.u ? ldg<float2>(p.u + n) : float2{0.0f, 0.0f};
-    own.decays(p, me, h, c, total);
+    own.decays(p, w, h, c, total);
     const bool slow = warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT));
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
-    float4 cell;
+    float R[4], K[4]; /* a cell */
     GT_UNROLL
     for (int i = 0; i < C::PART; i++) {
         const uint32_t raw = me.smem + raw_cell<C>(own.t0 + i, own.channel);
         const Raw r = lds<Raw>(raw + C::RAW_R), k = lds<Raw>(raw + C::RAW_K);
-        const float r0 = r.lo(), r1 = r.hi(), k0 = k.lo(), k1 = k.hi();
-        /* rounded in full: dg takes away with R and K what the tensor cores added with them */
-        sts<float2>(me.smem + C::R + fp32_cell<C>(own.t0 + i, own.channel),
-                    {exact_tf32(r0 * ex2_approx(-c[0])), exact_tf32(r1 * ex2_approx(-c[1]))});
-        c[0] += h[i][0];
-        c[1] += h[i][1];
-        const float low = exact_tf32(k0 * ex2_approx(c[0] - total[0]));
-        const float high = exact_tf32(k1 * ex2_approx(c[1] - total[1]));
-        if (i % 2 == 0) {
-            cell.x = low;
-            cell.z = high;
-        } else {
-            cell.y = low;
-            cell.w = high;
-            sts<float4>(me.smem + C::K + cell_of_K<C>((own.t0 + i) / 2, own.channel), cell);
+        const float r_[2] = {r.lo(), r.hi()}, k_[2] = {k.lo(), k.hi()};
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            /* rounded in full: dg takes away with R and K what the tensor cores added with them */
+            R[i % 2 * 2 + e] = exact_tf32(r_[e] * ex2_approx(-c[e]));
+            c[e] += h[i][e];
+            K[i % 2 * 2 + e] = exact_tf32(k_[e] * ex2_approx(c[e] - total[e]));
         }
-        bonus[i] = fma_rn(r1, k1 * u.y, r0 * (k0 * u.x));
+        bonus[i] = fma_rn(r_[1], k_[1] * u.y, r_[0] * (k_[0] * u.x));
+        if (i % 2 == 0) continue;
+        const uint32_t cell = me.smem + cell_of<C>((own.t0 + i) / 2, own.channel);
+        sts<float4>(cell + C::R, {R[0], R[1], R[2], R[3]});
+        sts<float4>(cell + C::K, {K[0], K[1], K[2], K[3]});
     }
     const uint32_t scales = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
     if (own.part == 0) sts<float2>(scales + C::E, {leaf_decay(total[0]), leaf_decay(total[1])});
@@ -2206,49 +2203,59 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
         sts<float>(me.smem + C::BONUS + 8 * (own.t0 + lane_id() / 2 % C::PART) + 4 * (warp_id() % 2), sum);
 }
 
-/* The 16 tokens of the warp's leaf in 16-bit rows at `from`, as left operands of 16 values each. */
+/* The 16 tokens of a leaf in 16-bit rows at `from`, as a left operand of the values from 16 kk on. */
 template <class C>
-GT_DEV void load_tokens(const BackwardBlock<C>& me, int from, uint32_t (&a)[C::N / 16][4]) {
+GT_DEV void load_left(const BackwardBlock<C>& me, int from, int leaf, int kk, uint32_t (&a)[4]) {
     const int matrix = lane_id() / 8, i = lane_id() % 8;
-    GT_UNROLL
-    for (int kk = 0; kk < C::N / 16; kk++)
-        ldmatrix_x4(a[kk], me.smem + from + row_piece<C::N>(LEAF * me.leaf + 2 * i + matrix % 2,
-                                                           2 * kk + matrix / 2));
+    ldmatrix_x4(a, me.smem + from + row_piece<C::N>(LEAF * leaf + 8 * (matrix % 2) + i, 2 * kk + matrix / 2));
 }
 
-/* sum += the tokens times a state's slice: [16 tokens, channels]. */
+/* The same as two right operands. */
 template <class C>
-GT_DEV void times_state(const BackwardBlock<C>& me, const uint32_t (&tokens)[C::N / 16][4], int state,
-                        float (&sum)[C::TILES][4]) {
+GT_DEV void load_right(const BackwardBlock<C>& me, int from, int leaf, int kk, uint32_t (&b)[4]) {
     const int matrix = lane_id() / 8, i = lane_id() % 8;
+    ldmatrix_x4(b, me.smem + from + row_piece<C::N>(LEAF * leaf + 8 * (matrix / 2) + i, 2 * kk + matrix % 2));
+}
+
+/* Sums of a leaf, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
+ * column c token 8e + c.  So a lane's part of two tiles is a cell. */
+template <class C>
+struct Sums {
+    float tile[C::GROUPS][2][4];
+};
+
+/* sum = a state's slice times the warp's tokens */
+template <class C>
+GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>& sum) {
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    sum = {};
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
+        uint32_t b[4];
+        load_right<C>(me, from, me.leaf, kk, b);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
-            uint32_t x[4];
-            ldmatrix_x4(x, me.smem + state + row_piece<C::N>(16 * q + 2 * i + matrix / 2,
-                                                            2 * kk + matrix % 2));
-            mma<typename C::T>(sum[2 * q], tokens[kk], x[0], x[1]);
-            mma<typename C::T>(sum[2 * q + 1], tokens[kk], x[2], x[3]);
+            uint32_t a[4];
+            ldmatrix_x4(a, me.smem + state + row_piece<C::N>(16 * q + 2 * i + matrix % 2, 2 * kk + matrix / 2));
+            mma<typename C::T>(sum.tile[q][0], a, b[0], b[1]);
+            mma<typename C::T>(sum.tile[q][1], a, b[2], b[3]);
         }
     }
 }
 
-/* c = products of the warp's tokens with those of another leaf at `other`: tile e, column c is token
- * 8e + c. */
+/* c = products of the warp's tokens at `from`, rows, with those of another leaf, at `other`: tile e, column c is
+ * token 8e + c. */
 template <class C>
-GT_DEV void token_products(const BackwardBlock<C>& me, const uint32_t (&tokens)[C::N / 16][4],
-                           int other, int leaf, float (&c)[2][4]) {
-    const int matrix = lane_id() / 8, i = lane_id() % 8;
+GT_DEV void token_products(const BackwardBlock<C>& me, int from, int other, int leaf, float (&c)[2][4]) {
     GT_UNROLL
     for (int x = 0; x < 8; x++) c[x / 4][x % 4] = 0.0f;
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
-        uint32_t b[4];
-        ldmatrix_x4(b, me.smem + other + row_piece<C::N>(LEAF * leaf + 8 * (matrix / 2) + i,
-                                                        2 * kk + matrix % 2));
-        mma<typename C::T>(c[0], tokens[kk], b[0], b[1]);
-        mma<typename C::T>(c[1], tokens[kk], b[2], b[3]);
+        uint32_t a[4], b[4]; /* read again and again: there are no registers to keep them */
+        load_left<C>(me, from, me.leaf, kk, a);
+        load_right<C>(me, other, leaf, kk, b);
+        mma<typename C::T>(c[0], a, b[0], b[1]);
+        mma<typename C::T>(c[1], a, b[2], b[3]);
     }
 }
 
@@ -2257,93 +2264,31 @@ GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
     a[0] = to_tf32(c[0]), a[1] = to_tf32(c[2]), a[2] = to_tf32(c[1]), a[3] = to_tf32(c[3]);
 }
 
-/* sum += c R, R of a leaf */
+/* sum += (R or K of a leaf)^T c^T */
 template <class C>
-GT_DEV void add_R(const BackwardBlock<C>& me, const float (&c)[2][4], int leaf,
-                  float (&sum)[C::TILES][4]) {
+GT_DEV void add_leaf(const BackwardBlock<C>& me, const float (&c)[2][4], int from, int leaf, Sums<C>& sum) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        float a[4];
-        left_of(c[e], a);
-        const uint32_t R = me.smem + C::R;
-        const uint32_t row = fp32_cell<C>(LEAF * leaf + 8 * e + 2 * me.j, 2 * me.g);
-        GT_UNROLL
-        for (int q = 0; q < C::GROUPS; q++) { /* rows of a pair are swapped alike */
-            const uint32_t cell = R + add_16(row, q);
-            const float2 b0 = lds<float2>(cell), b1 = lds<float2>(cell + 4 * C::CHANNELS);
-            mma_tf32(sum[2 * q], a, b0.x, b1.x);
-            mma_tf32(sum[2 * q + 1], a, b0.y, b1.y);
-        }
-    }
-}
-
-/* sum += c K, K of a leaf */
-template <class C>
-GT_DEV void add_K(const BackwardBlock<C>& me, const float (&c)[2][4], int leaf,
-                  float (&sum)[C::TILES][4]) {
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) {
-        float a[4];
-        left_of(c[e], a);
-        const uint32_t row =
-            me.smem + C::K + cell_of_K<C>(LEAF / 2 * leaf + 4 * e + me.j, 2 * me.g);
+        const uint32_t cell = me.smem + from + cell_of<C>(LEAF / 2 * leaf + 4 * e + me.j, 2 * me.g);
+        const float b[4] = {to_tf32(c[e][0]), to_tf32(c[e][1]), to_tf32(c[e][2]), to_tf32(c[e][3])};
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
-            const float4 b = lds<float4>(row + 128 * q);
-            mma_tf32(sum[2 * q], a, b.x, b.y);
-            mma_tf32(sum[2 * q + 1], a, b.z, b.w);
+            const float4 x = lds<float4>(cell + 128 * q);
+            const float a[4] = {x.x, x.y, x.z, x.w};
+            mma_tf32(sum.tile[q][0], a, b[0], b[1]);
+            mma_tf32(sum.tile[q][1], a, b[2], b[3]);
         }
     }
-}
-
-/* A lane's 4 channels 16 q + 4 j .. of row g (half 0) or g + 8 (half 1). */
-template <class C>
-GT_DEV float4 channels_of(const float (&sum)[C::TILES][4], int q, int half) {
-    return {sum[2 * q][2 * half], sum[2 * q + 1][2 * half], sum[2 * q][2 * half + 1],
-            sum[2 * q + 1][2 * half + 1]};
-}
-
-template <class C>
-GT_DEV void set_channels(float (&sum)[C::TILES][4], int q, int half, float4 x) {
-    sum[2 * q][2 * half] = x.x, sum[2 * q + 1][2 * half] = x.y;
-    sum[2 * q][2 * half + 1] = x.z, sum[2 * q + 1][2 * half + 1] = x.w;
-}
-
-GT_DEV float4 mul4(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
-GT_DEV float4 mul4(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
-GT_DEV float4 fma4(float4 a, float4 b, float4 c) {
-    return {fma_rn(a.x, b.x, c.x), fma_rn(a.y, b.y, c.y), fma_rn(a.z, b.z, c.z), fma_rn(a.w, b.w, c.w)};
-}
-GT_DEV float4 fma4(float4 a, float b, float4 c) {
-    return {fma_rn(a.x, b, c.x), fma_rn(a.y, b, c.y), fma_rn(a.z, b, c.z), fma_rn(a.w, b, c.w)};
 }
 
 /* Channels by a vector in shared memory. */
 template <class C>
-GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, float (&sum)[C::TILES][4]) {
+GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>& sum) {
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
-        const float4 scale = lds<float4>(me.smem + offset + 4 * (16 * q + 4 * me.j));
-        set_channels<C>(sum, q, 0, mul4(channels_of<C>(sum, q, 0), scale));
-        set_channels<C>(sum, q, 1, mul4(channels_of<C>(sum, q, 1), scale));
-    }
-}
-
-/* Sums x[4 q + e] of channel 16 q + 4 j + e over the lanes g, into a row of CHANNELS floats. */
-template <class C>
-GT_DEV void sum_tokens(const BackwardBlock<C>& me, const float4 (&x)[C::GROUPS], uint32_t offset) {
-    constexpr int COUNT = C::CHANNELS / 4;
-    float sum[COUNT];
-    GT_UNROLL
-    for (int q = 0; q < C::GROUPS; q++)
-        sum[4 * q] = x[q].x, sum[4 * q + 1] = x[q].y, sum[4 * q + 2] = x[q].z, sum[4 * q + 3] = x[q].w;
-    halve_sums<COUNT / 2>(sum, 16);
-    halve_sums<COUNT / 4>(sum, 8);
-    halve_sums<COUNT / 8>(sum, 4);
-    GT_UNROLL
-    for (int i = 0; i < COUNT / 8; i++) {
-        const int index = COUNT / 8 * me.g + i;
-        sts<float>(me.smem + offset + 4 * (16 * (index / 4) + 4 * me.j + index % 4), sum[i]);
+        const float2 scale = lds<float2>(me.smem + offset + 4 * (16 * q + 2 * me.g));
+        GT_UNROLL
+        for (int x = 0; x < 8; x++) sum.tile[q][x / 4][x % 4] *= x % 4 < 2 ? scale.x : scale.y;
     }
 }
 
@@ -2353,89 +2298,99 @@ GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
 }
 
+/* The leaf's part of dg_0, from S dy: what R_i (S dy_i) sums up to, but for the chunk's first token, which carries
+ * no decay. */
+template <class C>
+GT_DEV void store_first(const BackwardBlock<C>& me, const Sums<C>& sum) {
+    constexpr int COUNT = 2 * C::GROUPS;
+    const float carries = me.leaf == 0 && me.j == 0 ? 0.0f : 1.0f;
+    float first[COUNT];
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) {
+        const uint32_t cell = me.smem + C::R + 128 * q;
+        const float4 R0 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + me.j, 2 * me.g));
+        const float4 R1 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + 4 + me.j, 2 * me.g));
+        const float(&x)[2][4] = sum.tile[q];
+        first[2 * q] = fma_rn(R1.z, x[1][1], fma_rn(R1.x, x[1][0], fma_rn(R0.z, x[0][1], R0.x * x[0][0] * carries)));
+        first[2 * q + 1] =
+            fma_rn(R1.w, x[1][3], fma_rn(R1.y, x[1][2], fma_rn(R0.w, x[0][3], R0.y * x[0][2] * carries)));
+    }
+    halve_sums<COUNT / 2>(first, 2);
+    halve_sums<COUNT / 4>(first, 1);
+    GT_UNROLL
+    for (int x = 0; x < COUNT / 4; x++) {
+        const int i = COUNT / 2 * (me.j / 2) + COUNT / 4 * (me.j % 2) + x;
+        sts<float>(me.smem + C::FIRST + 4 * (me.leaf * C::CHANNELS + 16 * (i / 2) + 2 * me.g + i % 2), first[x]);
+    }
+}
+
 /* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, its part of dg_0. */
 template <class C>
-GT_DEV void make_X(const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
+GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int a = me.leaf;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
-    float c[2][4];
-    uint32_t dy[C::N / 16][4];
-    load_tokens<C>(me, C::DY, dy);
-    times_state<C>(me, dy, C::S, sum);
-    if constexpr (!std::is_same<typename C::State, bf16>::value)
-        scale_channels<C>(me, C::S_SCALE, sum);
-    {
-        const uint32_t R = me.smem + C::R, own = fp32_cell<C>(LEAF * a + 2 * me.g, 4 * me.j);
-        const float carries = a == 0 && me.g == 0 ? 0.0f : 1.0f; /* the chunk's first token: no decay */
-        float4 first[C::GROUPS];
-        GT_UNROLL
-        for (int q = 0; q < C::GROUPS; q++) {
-            const uint32_t cell = R + add_16(own, q);
-            first[q] = mul4(mul4(lds<float4>(cell), channels_of<C>(sum, q, 0)), carries);
-            first[q] = fma4(lds<float4>(cell + 4 * C::CHANNELS), channels_of<C>(sum, q, 1), first[q]);
-        }
-        sum_tokens<C>(me, first, C::FIRST + 4 * a * C::CHANNELS);
-    }
-    float before = 0.0f; /* of the chunk's first token: it is in S */
+    float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
+    times_state<C>(me, C::DY, C::S, sum);
+    if constexpr (!std::is_same<typename C::State, bf16>::value) scale_channels<C>(me, C::S_SCALE, sum);
+    store_first<C>(me, sum);
     for (int b = 0; b < a; b++) {
-        token_products<C>(me, dy, C::VALUES, b, c);
+        token_products<C>(me, C::DY, C::VALUES, b, c);
         if (b == a - 1 && corner) {
             before = c[1][1];
             c[1][1] = 0.0f;
         }
         scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
-        add_K<C>(me, c, b, sum);
+        add_leaf<C>(me, c, C::K, b, sum);
     }
     if (corner) sts<float>(near_cell(me, LEAF * a) + 4, before);
     if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
-    token_products<C>(me, dy, C::VALUES, a, c);
+    token_products<C>(me, C::DY, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
-        const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
+        const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
         float& cell = c[x / 4][x % 4];
         if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
         if (j + 1 >= i) cell = 0.0f;
     }
     scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
-    add_K<C>(me, c, a, sum);
+    add_leaf<C>(me, c, C::K, a, sum);
 }
 
 /* Z of the leaf, but for its last factor 2^c_16. */
 template <class C>
-GT_DEV void make_Z(const BackwardBlock<C>& me, float (&sum)[C::TILES][4]) {
+GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int b = me.leaf;
     float c[2][4];
-    uint32_t v[C::N / 16][4];
-    load_tokens<C>(me, C::VALUES, v);
-    times_state<C>(me, v, C::G, sum);
-    if constexpr (!std::is_same<typename C::State, bf16>::value)
-        scale_channels<C>(me, C::G_SCALE, sum);
+    times_state<C>(me, C::VALUES, C::G, sum);
+    if constexpr (!std::is_same<typename C::State, bf16>::value) scale_channels<C>(me, C::G_SCALE, sum);
     for (int a = LEAVES - 1; a > b; a--) {
-        token_products<C>(me, v, C::DY, a, c);
+        token_products<C>(me, C::VALUES, C::DY, a, c);
         if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
         scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
-        add_R<C>(me, c, a, sum);
+        add_leaf<C>(me, c, C::R, a, sum);
     }
-    token_products<C>(me, v, C::DY, b, c);
+    token_products<C>(me, C::VALUES, C::DY, b, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
-        const int j = 2 * me.g + x % 4 / 2, i = 8 * (x / 4) + 2 * me.j + x % 2;
+        const int j = me.g + x % 4 / 2 * 8, i = 8 * (x / 4) + 2 * me.j + x % 2;
         if (i <= j + 1) c[x / 4][x % 4] = 0.0f;
     }
     scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
-    add_R<C>(me, c, b, sum);
+    add_leaf<C>(me, c, C::R, b, sum);
 }
 
-/* X or Z of the leaf to shared memory, where it lies as R does. */
+/* X or Z of the leaf to shared memory; a cell has the two tokens of its first channel, then of its second. */
 template <class C>
-GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const float (&sum)[C::TILES][4]) {
-    const uint32_t own = fp32_cell<C>(LEAF * me.leaf + 2 * me.g, 4 * me.j);
+GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     GT_UNROLL
-    for (int q = 0; q < C::GROUPS; q++)
+    for (int e = 0; e < 2; e++) {
+        const uint32_t cell = me.smem + to + cell_of<C>(LEAF / 2 * me.leaf + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
-        for (int half = 0; half < 2; half++)
-            sts<float4>(me.smem + to + add_16(own, q) + 4 * half * C::CHANNELS,
-                        channels_of<C>(sum, q, half));
+        for (int q = 0; q < C::GROUPS; q++) {
+            const float(&x)[4] = sum.tile[q][e];
+            sts<float4>(cell + 128 * q, {x[0], x[1], x[2], x[3]});
+        }
+    }
 }
 
 /* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
@@ -2460,52 +2415,67 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
     }
 }
 
-/* A^T = K_b (as `left`) R_a^T */
+/* K of a leaf as left operands, and factors of the channels that it is to be used with.  The tensor core drops
+ * bits; the factors start from TF32_MEAN, so that it does not make products smaller in the mean. */
+constexpr float TF32_MEAN = 1.0f + 0.69f / 2048.0f;
+
 template <class C>
-GT_DEV void pair_products(const BackwardBlock<C>& me, const float (&left)[C::TILES][4], int leaf,
-                          float (&A)[2][4]) {
-    const uint32_t row = fp32_cell<C>(LEAF * leaf + 2 * me.g, 2 * me.j), R = me.smem + C::R;
+struct LeafK {
+    float K[C::TILES][4];
+    float2 factor[C::TILES];
+
+    GT_METHOD void scaled(int kk, float (&left)[4]) const {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) left[e] = K[kk][e] * (e < 2 ? factor[kk].x : factor[kk].y);
+    }
+
+    GT_METHOD void set_factor(float x) {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {x, x};
+    }
+
+    /* by a vector in shared memory */
+    GT_METHOD void multiply_factor(const BackwardBlock<C>& me, uint32_t offset) {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) {
+            const float2 x = lds<float2>(me.smem + offset + 4 * (8 * kk + 2 * me.j));
+            factor[kk] = {factor[kk].x * x.x, factor[kk].y * x.y};
+        }
+    }
+};
+
+/* A^T = K_b R_a^T: tile e, column c is token 2c + e of leaf a */
+template <class C>
+GT_DEV void pair_products(const BackwardBlock<C>& me, const LeafK<C>& left, int leaf, float (&A)[2][4]) {
+    const uint32_t row = me.smem + C::R + cell_of<C>(LEAF / 2 * leaf + me.g, 2 * me.j);
     GT_UNROLL
     for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
-        const uint32_t cell = R + add_8(row, kk);
-        const float2 r0 = lds<float2>(cell), r1 = lds<float2>(cell + 4 * C::CHANNELS);
-        mma_tf32(A[0], left[kk], r0.x, r0.y);
-        mma_tf32(A[1], left[kk], r1.x, r1.y);
+        float a[4];
+        left.scaled(kk, a);
+        const float4 b = lds<float4>(add_8(row, kk));
+        mma_tf32(A[0], a, b.x, b.y);
+        mma_tf32(A[1], a, b.z, b.w);
     }
 }
 
-/* out = left . (a vector of channels), as the left operand of a product over channels */
-template <class C>
-GT_DEV void scale_left(const BackwardBlock<C>& me, uint32_t offset, const float (&left)[C::TILES][4],
-                       float (&out)[C::TILES][4]) {
-    GT_UNROLL
-    for (int kk = 0; kk < C::TILES; kk++) {
-        const float2 scale = lds<float2>(me.smem + offset + 4 * (8 * kk + 2 * me.j));
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) /* exact: what is left of a rounding would add up */
-            out[kk][e] = exact_tf32(left[kk][e] * (e < 2 ? scale.x : scale.y));
-    }
-}
-
-/* What the slice's channels add to dv of the leaf. */
+/* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
 template <class C>
 GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int b = me.leaf;
-    const uint32_t row = cell_of_K<C>(LEAF / 2 * b + me.g, 2 * me.j);
-    float K[C::TILES][4], A[2][4];
+    const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
+    LeafK<C> left;
+    float A[2][4];
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
-        const float4 cell = lds<float4>(me.smem + C::K + add_16(row, kk));
-        K[kk][0] = cell.x, K[kk][1] = cell.y, K[kk][2] = cell.z, K[kk][3] = cell.w;
+        const float4 cell = lds<float4>(add_8(row, kk));
+        left.K[kk][0] = cell.x, left.K[kk][1] = cell.z, left.K[kk][2] = cell.y, left.K[kk][3] = cell.w;
     }
-    {
-        float grown[C::TILES][4];
-        scale_left<C>(me, C::GROWTH + 4 * b * C::CHANNELS, K, grown);
-        pair_products<C>(me, grown, b, A);
-    }
+    left.set_factor(TF32_MEAN);
+    left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
+    pair_products<C>(me, left, b, A);
     const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * b + 2 * me.g));
     const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
     GT_UNROLL
@@ -2515,23 +2485,26 @@ GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES]
         cell = i > j ? cell : i == j ? bonus[x % 4 / 2] : 0.0f;
     }
     add_dv<C>(me, A, b, dv);
+    left.set_factor(TF32_MEAN);
     for (int a = b + 1; a < LEAVES; a++) {
-        pair_products<C>(me, K, a, A);
+        pair_products<C>(me, left, a, A);
         add_dv<C>(me, A, a, dv);
-        scale_left<C>(me, C::E + 4 * a * C::CHANNELS, K, K);
+        left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
     }
-    if constexpr (!std::is_same<typename C::State, bf16>::value) scale_left<C>(me, C::G_SCALE, K, K);
+    if constexpr (!std::is_same<typename C::State, bf16>::value) left.multiply_factor(me, C::G_SCALE);
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
-    for (int kk = 0; kk < C::TILES; kk++)
+    for (int kk = 0; kk < C::TILES; kk++) {
+        float a[4];
+        left.scaled(kk, a);
         GT_UNROLL
         for (int x = 0; x < C::N / 32; x++) {
             uint32_t g[4];
             ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, 4 * x + matrix));
             GT_UNROLL
-            for (int y = 0; y < 4; y++)
-                mma_tf32(dv[4 * x + y], K[kk], Unpack::lo(g[y]), Unpack::hi(g[y]));
+            for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(g[y]), Unpack::hi(g[y]));
         }
+    }
 }
 
 template <class C>
@@ -2551,7 +2524,8 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
 
 /* The thread's part of dr, dk, dw and du, from X and Z of the slice. */
 template <class C>
-GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own) {
+GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
+                        const typename ChannelPart<C>::Decays& w) {
     using T = typename C::T;
     using W = typename C::W;
     using Raw = Pair<T>;
@@ -2569,7 +2543,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         first.y += x.y;
     }
     float h[PART][2], c[2], total[2];
-    own.decays(p, me, h, c, total);
+    own.decays(p, w, h, c, total);
+    float to_end[2] = {total[0] - c[0], total[1] - c[1]};
     T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
     T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
     const bool to_dr = p.tensors[OF_DR].data, to_dk = p.tensors[OF_DK].data;
@@ -2577,30 +2552,31 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     Raw k_before = {}, r = raw(C::RAW_R, own.t0);
     if (own.t0) k_before = raw(C::RAW_K, own.t0 - 1);
     float2 near = lds<float2>(near_cell(me, own.t0));
-    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f};
+    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: over 2^c_16, less what the parts before add */
     GT_UNROLL
     for (int i = 0; i < PART; i += 2) {
-        const float4 K = lds<float4>(me.smem + C::K + cell_of_K<C>((own.t0 + i) / 2, own.channel));
-        const uint32_t rows = me.smem + fp32_cell<C>(own.t0 + i, own.channel);
+        const uint32_t cell = me.smem + cell_of<C>((own.t0 + i) / 2, own.channel);
+        const float4 R2 = lds<float4>(cell + C::R), K2 = lds<float4>(cell + C::K);
+        const float4 X2 = lds<float4>(cell + C::X), Z2 = lds<float4>(cell + C::Z);
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             const int t = own.t0 + i + e;
-            const float2 X_ = lds<float2>(rows + C::X + 4 * e * C::CHANNELS);
-            const float2 Z = lds<float2>(rows + C::Z + 4 * e * C::CHANNELS);
-            const float2 R = lds<float2>(rows + C::R + 4 * e * C::CHANNELS);
+            const float2 R = e ? float2{R2.z, R2.w} : float2{R2.x, R2.y};
+            const float2 K = e ? float2{K2.z, K2.w} : float2{K2.x, K2.y};
+            const float2 X = e ? float2{X2.y, X2.w} : float2{X2.x, X2.z};
+            const float2 Z = e ? float2{Z2.y, Z2.w} : float2{Z2.x, Z2.z};
             const Raw k = raw(C::RAW_K, t);
             Raw r_next = {};
             if (t + 1 < CHECKPOINT) r_next = raw(C::RAW_R, t + 1);
             const float2 next = lds<float2>(near_cell(me, t + 1)); /* for the last: its second is 0 */
-            const float2 X = {X_.x * growth.x, X_.y * growth.y};
             const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
             const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
             Vec<T, 2> packed;
-            packed.set({fma_rn(u.x, k_near.x, fma_rn(k_before.lo(), near.y, X.x * ex2_approx(-c[0]))),
-                        fma_rn(u.y, k_near.y, fma_rn(k_before.hi(), near.y, X.y * ex2_approx(-c[1])))});
+            packed.set({fma_rn(u.x, k_near.x, fma_rn(k_before.lo(), near.y, X.x * ex2_approx(to_end[0]))),
+                        fma_rn(u.y, k_near.y, fma_rn(k_before.hi(), near.y, X.y * ex2_approx(to_end[1])))});
             if (to_dr && i + e < left) stg<Vec<T, 2>>(dr_row, packed);
-            c[0] += h[i + e][0];
-            c[1] += h[i + e][1];
+            GT_UNROLL
+            for (int x = 0; x < 2; x++) c[x] += h[i + e][x], to_end[x] -= h[i + e][x];
             packed.set({fma_rn(u.x, r_near.x, fma_rn(r_next.lo(), next.y, Z.x * ex2_approx(c[0]))),
                         fma_rn(u.y, r_near.y, fma_rn(r_next.hi(), next.y, Z.y * ex2_approx(c[1])))});
             if (to_dk && i + e < left) stg<Vec<T, 2>>(dk_row, packed);
@@ -2613,13 +2589,14 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
                 sum.y = fma_rn(-R.y, X.y, sum.y);
             }
             dg[i + e] = sum;
-            sum.x = fma_rn((e ? K.y : K.x) * growth.x, Z.x, sum.x);
-            sum.y = fma_rn((e ? K.w : K.z) * growth.y, Z.y, sum.y);
+            sum.x = fma_rn(K.x, Z.x, sum.x);
+            sum.y = fma_rn(K.y, Z.y, sum.y);
             k_before = k, r = r_next, near = next;
         }
     }
     const int part = C::SPLIT * own.leaf + own.part; /* of the chunk */
-    sts<float2>(me.smem + C::PART_SUMS + 4 * (part * C::CHANNELS + own.channel), sum);
+    sts<float2>(me.smem + C::PART_SUMS + 4 * (part * C::CHANNELS + own.channel),
+                {sum.x * growth.x, sum.y * growth.y});
     for (int bit = C::LANES; bit < 32; bit *= 2) {
         du.x += shfl_xor(du.x, bit);
         du.y += shfl_xor(du.y, bit);
@@ -2650,7 +2627,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
     GT_UNROLL
     for (int i = 0; i < PART; i++) {
-        float2 dw = {first.x + dg[i].x, first.y + dg[i].y};
+        float2 dw = {fma_rn(dg[i].x, growth.x, first.x), fma_rn(dg[i].y, growth.y, first.y)};
         if (p.raw) { /* log2 d = -h, and h is its own derivative by w */
             dw.x *= -LN_2 * h[i][0];
             dw.y *= -LN_2 * h[i][1];
@@ -2676,21 +2653,23 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     own.place();
 
     float dv[C::VALUE_TILES][4] = {};
-    store_bases<C>(p, me);
+    store_place<C>(p, me);
     sync_threads();
     if (me.tokens() == 0) return;
     for (int slice = 0; slice < C::SLICES; slice++) {
         me.slice0 = slice * C::CHANNELS;
         copy_raw<C>(p, me);
         cp_async_commit();
-        if (slice == 0) copy_tokens<C>(p, me);
-        own.load(p, me);
+        if (slice == 0) copy_values<C>(p, me);
+        typename ChannelPart<C>::Decays w;
+        if constexpr (sizeof(typename C::W) > 2) own.load(p, me, w);
         load_state<C>(me, p.S_checkpoints, state, C::S, C::S_SCALE);
         load_state<C>(me, p.G_checkpoints, state, C::G, C::G_SCALE);
         cp_async_commit();
         cp_async_wait<1>();
         sync_threads();
-        prepare_part<C>(p, me, own);
+        if constexpr (sizeof(typename C::W) == 2) own.load(p, me, w);
+        prepare_part<C>(p, me, own, w);
         cp_async_wait<0>();
         sync_threads();
         uint32_t slow = 0;
@@ -2705,19 +2684,18 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         if (makes_dv) {
             if (p.tensors[OF_DV].data) add_slice_dv<C>(me, dv);
             if (slice + 1 == C::SLICES) store_dv<C>(p, me, dv);
-            own.load(p, me);
             sync_threads();
         } else {
-            float X[C::TILES][4] = {}, Z[C::TILES][4] = {};
+            Sums<C> X, Z;
             make_X<C>(me, X);
             make_Z<C>(me, Z);
-            own.load(p, me);
             sync_threads(); /* v, dy, S, G are read */
-            store_rows<C>(me, C::X, X);
-            store_rows<C>(me, C::Z, Z);
+            store_sums<C>(me, C::X, X);
+            store_sums<C>(me, C::Z, Z);
         }
+        own.load(p, me, w);
         sync_threads();
-        finish_part<C>(p, me, own);
+        finish_part<C>(p, me, own, w);
     }
 }
 

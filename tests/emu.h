@@ -1426,6 +1426,11 @@ void cp_async(uint32_t addr, const void* source, int copied = BYTES,
     emu::machine.copy(addr, source, BYTES, copied, site);
 }
 
+template <class T>
+T* global_pointer(void* pointer) {
+    return static_cast<T*>(pointer);
+}
+
 inline void cp_async_commit() { emu::machine.commit_copies(); }
 
 template <int N>
