@@ -1939,7 +1939,8 @@ struct BackwardTraits {
     static constexpr int DU = FIRST + PER_LEAF;
     static constexpr int ROWSUM_PARTS = ReverseTraits<T, W, N>::PARTS;
     static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
-    static constexpr int BONUS = PART_SUMS + 4 * PARTS * CHANNELS; /* [64,2] */
+    static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * CHANNELS;
+    static constexpr int BONUS = U + 4 * CHANNELS; /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
@@ -2039,10 +2040,9 @@ struct ChannelPart {
         } else {
             const int left = me.tokens() - t0, step = (int)p.tensors[OF_W].at.t;
             const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
-            const float none = p.raw ? -INFINITY : 0.0f;
             GT_UNROLL
             for (int i = 0; i < C::PART; i++) {
-                w[i] = {{none, none}};
+                w[i].value.x = w[i].value.y = p.raw ? -INFINITY : 0.0f;
                 if (i < left) w[i] = ldg<Pair<W>>(row);
                 row += step;
             }
@@ -2118,6 +2118,19 @@ GT_DEV void copy_values(const BackwardParams& p, const BackwardBlock<C>& me) {
     copy_rows<C, C::N>(p, me, OF_DY, 0, 0, to(C::DY));
 }
 
+/* u and rowsum(S . G) of a slice: here, where their latency is one with that of the other inputs. */
+template <class C>
+GT_DEV void copy_channels(const BackwardParams& p, const BackwardBlock<C>& me) {
+    const int channel = thread_id(), n = me.slice0 + channel;
+    if (channel >= C::CHANNELS) return;
+    const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
+    float rowsum = 0.0f;
+    GT_UNROLL
+    for (int i = 0; p.tensors[OF_DW].data && i < C::ROWSUM_PARTS; i++) rowsum += ldg<float>(sums + i * C::N);
+    sts<float>(me.smem + C::ROWSUM + 4 * channel, rowsum);
+    sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + lds<int>(me.smem + C::HEAD) * C::N + n) : 0.0f);
+}
+
 /* A slice of a state as 16-bit rows at `to`; f16: times 2^(14 - e) with 2^e the largest of the row, and
  * what undoes that at `scales`. */
 template <class C>
@@ -2168,8 +2181,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
                          const typename ChannelPart<C>::Decays& w) {
     using Raw = Pair<typename C::T>;
     float h[C::PART][2], c[2], total[2], bonus[C::PART];
-    const int n = lds<int>(me.smem + C::HEAD) * C::N + me.slice0 + own.channel;
-    const float2 u = p.u ? ldg<float2>(p.u + n) : float2{0.0f, 0.0f};
+    const float2 u = lds<float2>(me.smem + C::U + 4 * own.channel);
     own.decays(p, w, h, c, total);
     const bool slow = warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT));
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
@@ -2533,15 +2545,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     const int left = me.tokens() - own.t0, n = me.slice0 + own.channel;
     const uint32_t leaf_cell = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
     const float2 growth = lds<float2>(leaf_cell + C::GROWTH);
-    const float2 u = p.u ? ldg<float2>(p.u + lds<int>(me.smem + C::HEAD) * C::N + n) : float2{0.0f, 0.0f};
-    const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
-    float2 first = {0.0f, 0.0f}; /* dg of the chunk's first token */
-    GT_UNROLL
-    for (int i = 0; p.tensors[OF_DW].data && i < C::ROWSUM_PARTS; i++) {
-        const float2 x = ldg<float2>(sums + i * C::N);
-        first.x += x.x;
-        first.y += x.y;
-    }
+    const float2 u = lds<float2>(me.smem + C::U + 4 * own.channel);
     float h[PART][2], c[2], total[2];
     own.decays(p, w, h, c, total);
     float to_end[2] = {total[0] - c[0], total[1] - c[1]};
@@ -2602,6 +2606,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         du.y += shfl_xor(du.y, bit);
     }
     if (own.part == 0) sts<float2>(leaf_cell + C::DU, du);
+    float2 first = lds<float2>(me.smem + C::ROWSUM + 4 * own.channel); /* dg of the chunk's first token */
     GT_UNROLL
     for (int a = LEAVES - 1; a >= 0; a--) { /* Horner from the last leaf */
         const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
@@ -2666,6 +2671,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         load_state<C>(me, p.S_checkpoints, state, C::S, C::S_SCALE);
         load_state<C>(me, p.G_checkpoints, state, C::G, C::G_SCALE);
         cp_async_commit();
+        copy_channels<C>(p, me);
         cp_async_wait<1>();
         sync_threads();
         if constexpr (sizeof(typename C::W) == 2) own.load(p, me, w);
