@@ -33,7 +33,8 @@
  *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *   global memory  ldg stg global_pointer
- *   ordering       sync_warp (W) sync_threads bar_sync bar_arrive (W)
+ *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_arrive (W)
+ *                  mbarrier_wait (W)
  *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum warp_any movmatrix_trans (W)
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   host           Grid launch; report current_device Arena check_workspace check_saved run
@@ -43,7 +44,7 @@
  *
  * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
  * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
- * mma_tf32).
+ * mma_tf32, mbarriers).
  */
 #ifndef GT_COMMON_CUH
 #define GT_COMMON_CUH
@@ -435,15 +436,24 @@ GT_HD float silu_derivative(float x, float sigmoid_x) {
  * |                                    | after a barrier that follows                             |
  * | sync_warp()                        | bar.warp.sync: orders memory between the lanes of a warp |
  * | sync_threads()                     | bar.sync 0 for the whole block                           |
- * | bar_sync(id, n), bar_arrive(id, n) | bar.sync, bar.arrive: barrier id (0 to 15; 0 is          |
- * |                                    | sync_threads') completes when n threads, whole warps,    |
- * |                                    | have come; only bar_sync waits                           |
+ * | bar_sync(id, n)                    | bar.sync: waits until n threads, whole warps, have come  |
+ * |                                    | to barrier id (0 to 15; 0 is sync_threads')              |
+ * | mbarrier_init(addr, n)             | mbarrier.init: a barrier of 8 aligned bytes for n        |
+ * |                                    | arriving threads, whole warps; a sync_threads comes      |
+ * |                                    | before its use.  Its phases have parities 0, 1, 0 ...    |
+ * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
+ * |                                    | begins the next.  Each thread of the warp counts: with   |
+ * |                                    | one for all, behind sync_warp, racecheck sees hazards    |
+ * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
+ * |                                    | parity is complete; that before the first, of parity 1,  |
+ * |                                    | counts as complete                                       |
  * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
  * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
  * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
  * | warp_any(c)                        | whether c holds in any lane                              |
  *
- * Only sync_warp and the barriers order one lane's memory accesses before another's. */
+ * Only sync_warp and the barriers order one lane's memory accesses before another's: an arrival
+ * those before it, for whoever waits for its phase. */
 
 #ifndef GT_EMU
 
@@ -586,8 +596,42 @@ GT_DEV void bar_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-GT_DEV void bar_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+GT_DEV void mbarrier_init(uint32_t addr, int threads) {
+#if GT_SM80
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(addr), "r"(threads) : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_arrive(uint32_t addr) {
+#if GT_SM80
+    asm volatile(
+        "{ .reg .b64 state;\n"
+        "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(addr)
+        : "memory");
+#else
+    __trap();
+#endif
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define GT_MBARRIER_WAIT "mbarrier.try_wait.parity" /* sleeps a while */
+#else
+#define GT_MBARRIER_WAIT "mbarrier.test_wait.parity"
+#endif
+
+GT_DEV void mbarrier_wait(uint32_t addr, int parity) {
+#if GT_SM80
+    asm volatile(
+        "{ .reg .pred complete;\n"
+        "AGAIN: " GT_MBARRIER_WAIT ".shared.b64 complete, [%0], %1;\n"
+        "@!complete bra AGAIN; }" ::"r"(addr),
+        "r"(parity)
+        : "memory");
+#else
+    __trap();
+#endif
 }
 
 /* T is float, int32_t or uint32_t. */

@@ -386,7 +386,8 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *
  * grid ceil(sequences*H*segments/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
  * of 4 consecutive tokens, so that the running sums cross lanes twice); and N / COLUMNS state warps a
- * head.  They meet at named barriers, two buffers deep; cp.async runs AHEAD leaves ahead.
+ * head.  They hand over two buffers, each with two mbarriers (FULL: the preparing warps arrive, EMPTY: the
+ * state warps); cp.async runs AHEAD leaves ahead.
  * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
  *     B operand of R S as it stands, with the inner index permuted alike in R.  tf32 operands: their
  *     error of 2^-12 vanishes under the rounding of y, their range is that of fp32.
@@ -413,7 +414,6 @@ struct TensorTraits {
     static constexpr int TURNS = TURNS_; /* preparing warps of a group that take leaves in turn */
     static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
-    static constexpr int MEETING = 32 * (HEADS * GROUPS + STATE_WARPS); /* threads of a barrier */
     /* leaves in flight to a preparing warp's own ring: r, k, w by rows of 16 channels, v by lanes */
     static constexpr int AHEAD = N != 128 ? 4 / TURNS : sizeof(W) == 2 ? 2 : 1;
     static constexpr int RING_R = 0, RING_K = 512, RING_W = 1024;
@@ -423,7 +423,8 @@ struct TensorTraits {
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
     static constexpr int R = 0, K = R + LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
     static constexpr int SCALE = VALUES + LEAF * PITCH * 2, BONUS = SCALE + 4 * N;
-    static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, PAIRS = SLOW + 64;
+    static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
+    static constexpr int PAIRS = SLOW + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS;
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
@@ -432,7 +433,7 @@ struct TensorTraits {
     static constexpr int PIECE = 2 * TILES * (int)sizeof(State);
     static constexpr int S_PIECES = STATE_WARPS * NT * 32 * PIECE;
     static_assert(SMEM + (N == 128 ? 0 : S_PIECES) <= 99 * 1024, "fits every architecture");
-    static_assert(GROUPS * 4 <= 64, "slow flags");
+    static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
 };
 
 /* Column of the stored tile for value v (even): tile i, columns 2j, 2j + 1. */
@@ -442,7 +443,6 @@ GT_DEV constexpr int value_column(int v) {
     return v - o + 8 * i + 2 * j;
 }
 
-constexpr int FULL = 1, EMPTY = 3; /* named barriers, + buffer */
 constexpr float SLOW_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
 
 /* How the tokens of a sequence are cut into segments: `tokens` each, a multiple of CHECKPOINT. */
@@ -485,7 +485,6 @@ struct Span {
     int64_t item, head, b, h; /* head: of its sequence; item = head * segments + segment */
     int64_t place;            /* of its first chunk, among those of all heads */
     int start, tokens, leaves;
-    int steps; /* leaves that every span of the block walks; those beyond `leaves` are empty */
 };
 
 GT_DEV Segments segments_of(const Problem& in, const Sequence& seq, Segments most) {
@@ -518,14 +517,7 @@ GT_DEV Span span_at(const TensorParams& p, int64_t item) {
 /* That of the block's head `sub`. */
 template <class C, bool REVERSE>
 GT_DEV Span span_of(const TensorParams& p, int sub) {
-    const int64_t first = (int64_t)block_x() * C::HEADS;
-    Span s = span_at<REVERSE>(p, first + sub);
-    s.steps = s.leaves;
-    if constexpr (C::HEADS == 2) {
-        const int other = span_at<REVERSE>(p, first + 1 - sub).leaves;
-        s.steps = other > s.steps ? other : s.steps;
-    }
-    return s;
+    return span_at<REVERSE>(p, (int64_t)block_x() * C::HEADS + sub);
 }
 
 /* Two neighbouring elements as they come from memory. */
@@ -831,7 +823,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.raw = in.decay == GT_DECAY_RAW;
     const Span span = span_of<C, REVERSE>(p, sub);
     const int64_t b = span.b, h = span.h;
-    const int steps = span.steps, direction = REVERSE ? -C::TURNS : C::TURNS;
+    const int steps = span.leaves, direction = REVERSE ? -C::TURNS : C::TURNS;
     const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
     const int64_t first = span.start + leaf_at(turn) * LEAF;
     me.tokens = span.tokens;
@@ -855,13 +847,13 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         cp_async_wait<C::AHEAD - 1>();
         sync_warp();
         const RawLeaf<C> x = me.template read<!REVERSE>(stage);
-        if (step >= 2) bar_sync(EMPTY + buffer, C::MEETING);
+        mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
         if constexpr (REVERSE) {
             prepare_reverse<C>(me, x, leaf_at(step), buffer);
         } else {
             prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
         }
-        bar_arrive(FULL + buffer, C::MEETING);
+        mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
         sync_warp(); /* the stage is read */
         me.template copy<!REVERSE>(leaf_at(next), next < steps, stage);
     };
@@ -957,6 +949,7 @@ struct StateWarp {
     uint32_t column[4]; /* K, row 2j, column g */
     uint32_t cells;     /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
+    uint32_t full, empty; /* mbarriers */
 
     GT_METHOD void place(uint32_t buffer0) {
         g = lane_id() / 4;
@@ -977,6 +970,8 @@ struct StateWarp {
         scales = buffer0 + C::SCALE + 8 * j;
         pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
         flags = buffer0 + C::SLOW;
+        full = buffer0 + C::FULL;
+        empty = buffer0 + C::EMPTY;
     }
 
     /* Row 8 nt + 2j, for lanes with odd g the next, of values gathered_column(): 2 TILES neighbours, got by swapping
@@ -1196,14 +1191,14 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     if (y_out)
         y_out += at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
 
-    for (int leaf = 0; leaf < span.steps; leaf += 2) {
-        if (checkpoints && leaf % LEAVES == 0 && leaf < span.leaves)
+    for (int leaf = 0; leaf < span.leaves; leaf += 2) {
+        if (checkpoints && leaf % LEAVES == 0)
             me.store(checkpoints + leaf / LEAVES * C::N * C::N);
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
-            if (leaf + buffer >= span.steps) break;
+            if (leaf + buffer >= span.leaves) break;
             float y[C::TILES][4] = {};
-            bar_sync(FULL + buffer, C::MEETING);
+            mbarrier_wait(me.full + buffer * C::BUFFER, leaf / 2 % 2);
             uint32_t slow[C::GROUPS], any = 0;
             lds_words(slow, me.flags + buffer * C::BUFFER);
             GT_UNROLL
@@ -1215,8 +1210,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             } else {
                 update_state_warp<C, true>(me, buffer * C::BUFFER, slow);
             }
-            if (leaf + buffer + 2 < span.steps)
-                bar_arrive(EMPTY + buffer, C::MEETING); /* is awaited */
+            mbarrier_arrive(me.empty + buffer * C::BUFFER);
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
                 const int t = (leaf + buffer) * LEAF + 2 * me.g + half;
@@ -1237,8 +1231,20 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     store_last_state<C>(p, same, same.ends, me);
 }
 
+/* Before the roles: a thread for each buffer of a head. */
+template <class C>
+GT_DEV void init_mbarriers(uint32_t smem) {
+    if (thread_id() < 2 * C::HEADS) {
+        const uint32_t buffer = smem + thread_id() * C::HEAD_BUFFER;
+        mbarrier_init(buffer + C::FULL, 32 * C::GROUPS);
+        mbarrier_init(buffer + C::EMPTY, 32 * C::PARTS);
+    }
+    sync_threads();
+}
+
 template <class C>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    init_mbarriers<C>(smem_base());
     if (warp_id() < C::PREP_WARPS) {
         prepare_role<C, false>(p, smem_base());
     } else {
@@ -1273,13 +1279,12 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
 
     if (p.rowsums && span.leaves) me.fetch(S + (int64_t)((span.leaves - 1) / LEAVES) * C::N * C::N, pieces);
     load_first_state<C>(p, span, span.head, me);
-    for (int i = 0; i < span.steps; i += 2) {
+    for (int last = span.leaves - 1; last >= 0; last -= 2) {
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
-            const int leaf = span.steps - 1 - i - buffer;
+            const int leaf = last - buffer;
             if (leaf < 0) break;
-            if (p.checkpoints && leaf < span.leaves &&
-                (leaf == span.leaves - 1 || leaf % LEAVES == LEAVES - 1)) {
+            if (p.checkpoints && (leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0)) {
                 const int chunk = leaf / LEAVES;
                 State* to = static_cast<State*>(p.checkpoints) + (span.place + chunk) * C::N * C::N;
                 if (p.rowsums) {
@@ -1290,9 +1295,9 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
                     me.store(to);
                 }
             }
-            bar_sync(FULL + buffer, C::MEETING);
+            mbarrier_wait(me.full + buffer * C::BUFFER, (span.leaves - 1 - last) / 2 % 2);
             update_state_warp<C, true>(me, buffer * C::BUFFER, scale_first);
-            if (leaf >= 2) bar_arrive(EMPTY + buffer, C::MEETING); /* is awaited */
+            mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
     }
     store_last_state<C>(p, span, span.starts, me);
@@ -1300,6 +1305,7 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
 
 template <class C>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) reverse_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    init_mbarriers<C>(smem_base());
     if (warp_id() < C::PREP_WARPS) {
         prepare_role<C, true>(p, smem_base());
     } else {

@@ -1,12 +1,22 @@
 /* Times every operator and pass, and checks the very run that it timed: its outputs, or a part of
  * them, against the double reference on the same inputs.  What fails is printed as FAIL, without a
- * time.  See --help. */
+ * time.  See --help.
+ *
+ * With BENCH_PTX it is gt_bench_ptx, linked with a wkv6 that has no machine code, only PTX. */
 #include "bench.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifdef BENCH_PTX
+static const char gpu_impl[] = "gt_ptx", only_op[] = "wkv6";
+enum { HAS_HOST_ROWS = 0 };
+#else
+static const char gpu_impl[] = "gt", only_op[] = "";
+enum { HAS_HOST_ROWS = 1 };
+#endif
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
@@ -172,6 +182,7 @@ static const struct {
 
 static const char help_text[] =
     "usage: gt_bench [--filter TEXT] [--quick] [--csv FILE] [--peers FILE] [--list] [--help]\n"
+    "       gt_bench_ptx, with the same options, times wkv6 alone, as gt_ptx\n"
     "  --filter TEXT  only rows that hold TEXT, for example 'wkv6 bwd gt' or 'bf16'\n"
     "  --quick        one timed run per row\n"
     "  --csv FILE     write the rows to FILE too\n"
@@ -179,7 +190,9 @@ static const char help_text[] =
     "  --list         print the rows for GPUs as CSV and run none\n"
     "columns:\n"
     "  pass      fwd: saves what bwd reads; inf: forward that saves nothing\n"
-    "  impl      gt: the kernels on the GPU; ref: the CPU twin, plain C\n"
+    "  impl      gt: the kernels on the GPU; ref: the CPU twin, plain C; gt_ptx: the kernels as\n"
+    "            the driver compiles them from PTX of compute_80, which is what a GPU newer than\n"
+    "            those built for runs\n"
     "  ms        median of repeated runs after warm-ups; on the GPU with its L2 flushed\n"
     "  GB/s      compulsory bytes (each input read once, each output written once) per time\n"
     "  floor     ms in which memory copies as many bytes; on a CPU a cache may be faster\n"
@@ -407,11 +420,11 @@ static void print_machine(report *r, const char *name) {
 
 static void print_start(report *r, const bench_call *c) {
     if (!r->op || strcmp(r->op, c->row.op))
-        printf("\n%s\n%-5s %-4s %-5s %-26s %10s %11s %8s %8s %8s %7s %8s %8s %8s %7s\n", c->row.op,
+        printf("\n%s\n%-5s %-6s %-5s %-26s %10s %11s %8s %8s %8s %7s %8s %8s %8s %7s\n", c->row.op,
                "pass", "impl", "dtype", "shape", "ms", "tokens/s", "GB/s", "floor", "x floor",
                "TFLOP/s", "MiB", "error", "x ref", "x peer");
     r->op = c->row.op;
-    printf("%-5s %-4s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)],
+    printf("%-5s %-6s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)],
            c->shape);
 }
 
@@ -470,7 +483,7 @@ static int is_wanted(const report *r, const bench_call *c) {
     char text[160];
     snprintf(text, sizeof text, "%s %s %s %s %s", c->row.op, pass_name(c), c->machine->impl,
              dtype_names[bench_dtype(c)], c->shape);
-    return strstr(text, r->o.filter) != NULL;
+    return strstr(text, r->o.filter) && (!*only_op || !strcmp(c->row.op, only_op));
 }
 
 /* Room for the arrays, and for copies of parts of them while they are compared. */
@@ -514,7 +527,7 @@ static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pa
     bench_call c;
     bench_open(&c, r->machine, row, dtype, pass, is_inference);
     if (is_wanted(r, &c))
-        printf("%s,%s,gt,%s,%s\n", c.row.op, pass_name(&c), dtype_names[dtype], c.shape);
+        printf("%s,%s,%s,%s,%s\n", c.row.op, pass_name(&c), gpu_impl, dtype_names[dtype], c.shape);
 }
 
 typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
@@ -552,7 +565,7 @@ int main(int argc, char **argv) {
     report r = {.o = parse_options(argc, argv)};
     const char *reason = "";
     if (r.o.list) {
-        bench_machine any_gpu = {.impl = "gt", .has_saved = 1};
+        bench_machine any_gpu = {.impl = gpu_impl, .has_saved = 1};
         r.machine = &any_gpu;
         puts("op,pass,impl,dtype,shape");
         for_rows(&r, gpu_rows, COUNT(gpu_rows), list_row);
@@ -561,10 +574,10 @@ int main(int argc, char **argv) {
     if (r.o.peers) read_peers(&r.peers, r.o.peers);
     if (r.o.csv) r.csv = open_file(r.o.csv, "w");
     print_facts(&r);
-    const bench_machine *gpu = bench_gpu(&reason);
+    const bench_machine *gpu = bench_gpu(gpu_impl, &reason);
     if (!gpu) print_fact(&r, "gpu", "not measured: %s", reason);
     if (r.csv) fprintf(r.csv, "op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib\n");
-    run_rows(&r, &bench_host, "cpu", host_rows, COUNT(host_rows));
+    if (HAS_HOST_ROWS) run_rows(&r, &bench_host, "cpu", host_rows, COUNT(host_rows));
     if (gpu) run_rows(&r, gpu, "gpu", gpu_rows, COUNT(gpu_rows));
     free(r.peers.of);
     free(r.twins.of);

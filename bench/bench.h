@@ -67,7 +67,7 @@ double bench_median(double *values, int count); /* sorts them */
 
 /* Where calls run.  What fails here ends the program; what a call answers is returned. */
 typedef struct bench_machine {
-    const char *impl; /* who computes there: ref = the CPU twins, gt = the kernels */
+    const char *impl; /* who computes there: ref = the CPU twins; gt, gt_ptx = the kernels */
     int has_saved;    /* calls take saved and workspace */
     int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
     int warm_ups, least_runs;
@@ -91,7 +91,7 @@ typedef struct bench_machine {
 
 extern const bench_machine bench_host;
 /* NULL, and the reason, if this computer or this build has none. */
-const bench_machine *bench_gpu(const char **reason);
+const bench_machine *bench_gpu(const char *impl, const char **reason);
 
 /* ---- one call -------------------------------------------------------------------------------- */
 

@@ -188,16 +188,17 @@ double copy_bandwidth() {
     return 2.0 * static_cast<double>(bytes) / bench_median(ms, RUNS);
 }
 
-const bench_machine gpu = {"gt",           1,         1,        4,       10,   200,    describe,
-                           copy_bandwidth, available, allocate, release, fill, poison, copy,
-                           gather,         run,       time_run};
+bench_machine gpu = {"",        1,        1,       4,    10,     200,  describe, copy_bandwidth,
+                     available, allocate, release, fill, poison, copy, gather,   run,
+                     time_run};
 
 } /* namespace */
 
-const bench_machine *bench_gpu(const char **reason) {
+const bench_machine *bench_gpu(const char *impl, const char **reason) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error == cudaSuccess && devices == 0) error = cudaErrorNoDevice;
+    gpu.impl = impl;
     if (error == cudaSuccess) return &gpu;
     *reason = cudaGetErrorString(error);
     cudaGetLastError(); /* it has been dealt with */

@@ -135,7 +135,8 @@ const bench_machine bench_host = {
 };
 
 #ifndef BENCH_GPU
-const bench_machine *bench_gpu(const char **reason) {
+const bench_machine *bench_gpu(const char *impl, const char **reason) {
+    (void)impl;
     *reason = "built without CUDA";
     return NULL;
 }

@@ -5,20 +5,26 @@
     build/bench/gt_bench --peers peers.csv
 
 The list on standard input, or --rows FILE (a CSV of the bench serves, too), says what to time.
-Per row: cold L2, CUDA events, median after warm-ups.  fwd is a forward call that autograd records,
-inf one under no_grad, bwd the backward call alone.  rel_err is that of a forward call against
-float64, on two heads, four channels or eight rows; nan for bwd.  mem_mib is the peak beyond inputs,
-outputs and gradients.
+Per row: cold L2, CUDA events, median after warm-ups; a call is enqueued while the GPU is still
+busy, so that launches cost nothing.  fwd is a forward call that autograd records, inf one under
+no_grad, bwd the backward call alone.  rel_err is that of a forward call against float64, on two
+heads, four channels or eight rows; nan for bwd.  mem_mib is the peak beyond inputs, outputs and
+gradients; of bwd with what forward has saved.  Triton kernels are tuned anew for each row, which
+takes minutes a row until Triton's cache on disk has all their variants.
 
 Needs PyTorch.  A peer that is not installed is named at the end, with where to get it; --rwkv takes
-the folder RWKV-v5/cuda of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel."""
+the folder RWKV-v5/cuda of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel.  The other WKV6
+peers get the logarithm of the decay, whose making is not timed."""
 import argparse
 import functools
+import gc
 import importlib
+import math
 import os
 import re
 import statistics
 import sys
+import time
 
 import torch
 import torch.nn.functional as F
@@ -53,9 +59,10 @@ def build_rwkv(folder, head):
     from torch.utils.cpp_extension import load
     try:
         load('wkv6', [f'{folder}/wkv6_op.cpp', f'{folder}/wkv6_cuda.cu'], is_python_module=False,
-             extra_cuda_cflags=['-O3', '--use_fast_math', f'-D_N_={head}', '-D_T_=4096'])
+             extra_cuda_cflags=['-O3', '--use_fast_math', '--extra-device-vectorization',
+                                f'-D_N_={head}', '-D_T_=4096'])
     except Exception as error:
-        missing.setdefault('rwkv', ' '.join(str(error).split())[:200])
+        missing.setdefault('rwkv', ' '.join(str(error).split())[-400:])
         return None
 
     class Wkv6(torch.autograd.Function):
@@ -79,6 +86,20 @@ def build_rwkv(folder, head):
     return Wkv6.apply
 
 
+def tune_anew():
+    """Triton keeps the best variant of a kernel under a key that need not hold the sizes: it would
+    be the best of an earlier row.  There are hundreds of variants: 10 ms for each have to do."""
+    if 'triton' not in sys.modules:
+        return
+    from triton.runtime.autotuner import Autotuner
+    from triton.testing import do_bench
+    for tuner in gc.get_objects():
+        if issubclass(type(tuner), Autotuner):
+            tuner.cache.clear()
+            tuner.cache_results = False
+            tuner.do_bench = functools.partial(do_bench, warmup=5, rep=10)
+
+
 # ---- operators -----------------------------------------------------------------------------------
 # Each gives cases: inputs, the peers by name as functions of them, and how to check a forward
 # result: the reference on a part of the inputs in float64, and the same part of a result.
@@ -88,19 +109,29 @@ class Case:
         self.inputs, self.reference, self.part = inputs, reference, part
         self.peers = {name: peer for name, peer in peers.items() if peer}
 
+    @functools.cached_property
+    def truth(self):
+        with torch.no_grad():
+            return self.reference(*self.inputs)
+
+    def error_of(self, result):
+        return float((self.part(result).double() - self.truth).norm() / self.truth.norm())
+
 
 def randn(*shape, dtype=torch.float32, mean=0.0, spread=1.0):
     return (torch.randn(*shape, device='cuda') * spread + mean).to(dtype)
 
 
 def wkv6_loop(r, k, v, log_w, u):
-    state = torch.zeros(*r.shape[::2], r.shape[3], v.shape[3], dtype=r.dtype, device=r.device)
-    decay, y = log_w.exp(), []
-    for t in range(r.shape[1]):
-        new = k[:, t, :, :, None] * v[:, t, :, None, :]
-        y.append(torch.einsum('bhn,bhnv->bhv', r[:, t], state + u[:, :, None] * new))
-        state = decay[:, t, :, :, None] * state + new
-    return torch.stack(y, 1)
+    given, dtype = r.dtype, torch.promote_types(r.dtype, torch.float32)  # decays are near one
+    r, k, v, log_w, u = (x.to(dtype) for x in (r, k, v, log_w, u))
+    state = torch.zeros(*r.shape[::2], r.shape[3], v.shape[3], dtype=dtype, device=r.device)
+    y = []
+    for r_t, k_t, v_t, decay in zip(*(x.unbind(1) for x in (r, k, v, log_w.exp()))):
+        new = k_t[..., None] * v_t[..., None, :]
+        y.append(torch.einsum('bhn,bhnv->bhv', r_t, state + u[..., None] * new))
+        state = decay[..., None] * state + new
+    return torch.stack(y, 1).to(given)
 
 
 def wkv6(n, words, dtype, options):
@@ -277,24 +308,33 @@ OPERATORS = {f.__name__: f for f in (wkv6, ssd, selective_scan, conv1d, rmsnorm_
 # ---- measuring -----------------------------------------------------------------------------------
 
 class Clock:
+    FLUSH_MS = .03  # at least, on any GPU of today
+    MOST_FLUSHES = 200
+
     def __init__(self):
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')
 
-    def once(self, run, before=lambda: None):
+    def once(self, run, before, flushes):
+        """ms that the GPU takes, and ms that the host takes to enqueue it."""
         before()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.zero_()
+        for _ in range(flushes):
+            self.flush.zero_()
         start.record()
+        begin = time.perf_counter()
         run()
+        host_ms = (time.perf_counter() - begin) * 1e3
         stop.record()
         stop.synchronize()
-        return start.elapsed_time(stop)
+        return start.elapsed_time(stop), host_ms
 
     def median(self, run, before=lambda: None, is_quick=False):
+        flushes = 1
         for _ in range(WARM_UPS):
-            last = self.once(run, before)
+            last, host_ms = self.once(run, before, flushes)
+            flushes = min(1 + math.ceil(host_ms / self.FLUSH_MS), self.MOST_FLUSHES)
         runs = 1 if is_quick else int(min(max(BUDGET_MS / last, LEAST_RUNS), MOST_RUNS))
-        return statistics.median(self.once(run, before) for _ in range(runs))
+        return statistics.median(self.once(run, before, flushes)[0] for _ in range(runs))
 
     def copy_bandwidth(self):
         source = torch.ones(1 << 30, dtype=torch.uint8, device='cuda')
@@ -307,13 +347,12 @@ def bytes_of(tensors):
 
 
 def peak_of(run):
-    """What run returns, and the bytes that were in use at most, beyond those before."""
+    """What run returns, and the bytes that were in use at most."""
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     result = run()
     torch.cuda.synchronize()
-    return result, torch.cuda.max_memory_allocated() - before
+    return result, torch.cuda.max_memory_allocated()
 
 
 def time_peer(clock, case, peer, is_quick):
@@ -325,32 +364,32 @@ def time_peer(clock, case, peer, is_quick):
         with torch.no_grad():
             return peer(*plain)
 
-    y, peak = peak_of(no_grad)
-    with torch.no_grad():
-        truth, part = case.reference(*plain), case.part(y).double()
-        error = float((part - truth).norm() / truth.norm())
-        del truth, part
-    size, result = bytes_of(plain) + bytes_of([y]), {}
-    result['inf'] = clock.median(no_grad, is_quick=is_quick), size, error, peak - bytes_of([y])
-    dy = torch.randn_like(y)
-    del y
-
-    def recorded():
-        y = peer(*leaves)
+    def backward():
         y.backward(dy, retain_graph=True)
-        return y
-
-    y, peak = peak_of(recorded)
-    gradients = bytes_of(leaves)
 
     def forget():
         for x in leaves:
             x.grad = None
 
+    y = no_grad()  # tunes: not to be in a peak
+    error, dy = case.error_of(y), torch.randn_like(y)
+    y = peer(*leaves)
+    backward()
+    gradients = bytes_of(leaves)
+    size = bytes_of(plain) + bytes_of([y])
+    y = None
+    forget()
+
+    needed = torch.cuda.memory_allocated() + bytes_of([dy])  # all of a forward call, with y
+    y, peak = peak_of(no_grad)
+    y, result = None, {}
+    result['inf'] = clock.median(no_grad, is_quick=is_quick), size, error, peak - needed
+    y, peak = peak_of(lambda: peer(*leaves))
     result['fwd'] = (clock.median(lambda: peer(*leaves), is_quick=is_quick), size, error,
-                     peak - bytes_of([y]) - gradients)
-    result['bwd'] = (clock.median(lambda: y.backward(dy, retain_graph=True), forget, is_quick),
-                     size + gradients, float('nan'), peak - bytes_of([y]) - gradients)
+                     peak - needed)
+    _, peak = peak_of(backward)
+    result['bwd'] = (clock.median(backward, forget, is_quick), size + gradients, float('nan'),
+                     peak - needed - gradients)
     return result
 
 
@@ -383,7 +422,7 @@ def run_row(clock, case, peer, is_quick, bandwidth, row, passes, write):
     try:
         result = time_peer(clock, case, peer, is_quick)
     except Exception as error:  # the other peers are still worth their time
-        text = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+        text = ' '.join(f'{type(error).__name__}: {error}'.split())[:150]
         write(f'# failed: {op},{name},{dtype},{shape}: {text}')
         return
     for p in passes:
@@ -412,15 +451,18 @@ def main():
     write(f'# gpu: {gpu}; copies {bandwidth * 1e-6:.1f} GB/s, read + written')
     write(f'# torch: {torch.__version__}, CUDA {torch.version.cuda}')
     write('op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib')
+    torch.manual_seed(0)
     for (op, dtype, shape), passes in rows.items():
         if options.filter not in f'{op} {dtype} {shape}' or op not in OPERATORS:
             continue
         sizes = {letter: int(n) for letter, n in re.findall(r'\b([A-Z])(\d+)\b', shape)}
-        for case in OPERATORS[op](sizes, shape.split(), DTYPES[dtype], options):
+        cases = OPERATORS[op](sizes, shape.split(), DTYPES[dtype], options)
+        tune_anew()
+        for case in cases:
             for name, peer in case.peers.items():
                 row = (op, name, dtype, shape)
                 run_row(clock, case, peer, options.quick, bandwidth, row, passes, write)
-        torch.cuda.empty_cache()
+                torch.cuda.empty_cache()
     for peer, why in missing.items():
         print(f'not timed: {peer} ({why}); {WHERE[peer]}', file=sys.stderr)
 

@@ -16,18 +16,22 @@
  *   alignment     shared and vector global accesses, cp.async and ldmatrix rows
  *   uninitialised shared memory starts as "never written" (NaN pattern) in every block
  *   races         Two accesses to a shared cell (2 bytes), one of them a write, must be ordered.
- *                 Warps are ordered by barriers only: a vector clock per warp, joined at bar_sync.
- *                 Lanes of one warp are ordered by sync_warp and the barriers, as in the PTX memory
- *                 model: each begins a new epoch of the warp.  set_strict(false) lets the other
- *                 collectives order them too, as they do where a warp runs in step.  The verdict
- *                 depends on the barriers executed, not on the order in which accesses happen.
+ *                 Warps are ordered by barriers only: a vector clock per warp, joined at bar_sync,
+ *                 and at mbarrier_wait with what the arrivals of the complete phase released.
+ *                 Lanes of one warp are ordered by sync_warp and the barriers (by mbarriers only
+ *                 where an arrival comes back through a wait), as in the PTX memory model.
+ *                 set_strict(false) lets the other collectives order them too, as they do where a
+ *                 warp runs in step.  The verdict depends on the barriers executed, not on the
+ *                 order in which accesses happen.
  *   in flight     The destination of a cp.async holds NaN patterns from issue until the issuing
  *                 thread's wait, which is when the copy lands; any access between is a fault.
  *   copies        lengths, and copies still in flight when their thread returns
  *   divergence    all 32 lanes meet at the same kind of collective, and for those that PTX calls
  *                 .aligned (mma, ldmatrix, movmatrix, bar) at the same source line
- *   barriers      ids, counts that are whole warps and agree, a warp arriving twice in one phase,
- *                 deadlock, arrivals left over at the end of the block
+ *   barriers      ids, counts that are whole warps and agree, deadlock
+ *   mbarriers     use before the initialisation or not ordered after it, a warp arriving twice in
+ *                 one phase, a phase that ends before a waiting warp has seen the one before (it
+ *                 could mistake the next for it), deadlock, arrivals left over at the end
  *   bank conflicts are counted, not faulted: stats() and traffic().  The lanes' accesses between
  *                 two collectives are grouped into warp instructions by source line and order.
  *                 8-byte accesses take two wavefronts, 16-byte ones four: one per 16 and 8 lanes.
@@ -349,7 +353,9 @@ inline uint32_t stamp_of(uint32_t epoch, uint32_t thread) { return epoch << 10 |
 inline uint32_t epoch_of(uint32_t stamp) { return stamp >> 10; }
 inline uint32_t thread_of(uint32_t stamp) { return stamp & 1023; }
 
-/* Clock[w]: the last epoch of warp w whose accesses are ordered before what follows. */
+/* Clock[w]: the last epoch of warp w whose accesses are ordered before what follows.  A warp's own
+ * entry may lag behind its epoch: an arrival at an mbarrier ends an epoch for those who wait for
+ * it, but does not order the warp's lanes. */
 struct Clock {
     uint32_t epoch[MAX_WARPS];
 
@@ -370,9 +376,8 @@ public:
 
     /* Both return the first cell that is in the wrong state or not ordered, or -1, and then the
      * stamp of the access in conflict.  `me` is the accessing thread, or ~0 for a whole warp. */
-    int64_t read(uint32_t first, uint32_t count, int warp, uint32_t lane, const Clock& before,
-                 uint32_t* conflict) {
-        const uint32_t now = before.epoch[warp] + 1;
+    int64_t read(uint32_t first, uint32_t count, int warp, uint32_t lane, uint32_t now,
+                 const Clock& before, uint32_t* conflict) {
         const uint32_t me = lane == WHOLE_WARP ? ~0u : (uint32_t)warp * LANES + lane;
         uint32_t* last_read = &last_read_[(size_t)warp * cells_];
         const uint32_t warp_bit = 1u << warp;
@@ -389,8 +394,9 @@ public:
                     *conflict = written;
                 }
             }
+            const bool unordered = last_read[i] >> 6 > before.epoch[warp];
             const bool shared =
-                (readers_[i] & warp_bit) && last_read[i] >> 6 == now && last_read[i] != my_read;
+                (readers_[i] & warp_bit) && unordered && (last_read[i] & 63) != lane;
             last_read[i] = shared ? now << 6 | WHOLE_WARP : my_read;
             readers_[i] |= warp_bit;
         }
@@ -439,7 +445,8 @@ private:
     size_t cells_ = 0;
     std::vector<uint32_t> writer_;    /* stamp of the last write */
     std::vector<uint32_t> readers_;   /* warps that have read since */
-    std::vector<uint32_t> last_read_; /* [warp][cell] epoch << 6 | lane; WHOLE_WARP for several */
+    std::vector<uint32_t> last_read_; /* [warp][cell] epoch << 6 | lane; WHOLE_WARP for several
+                                         that no barrier has ordered since */
 };
 
 /* ---- bank conflicts -------------------------------------------------------------------------- */
@@ -604,11 +611,20 @@ private:
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
-enum class Op { SHUFFLE, SYNC_WARP, BARRIER_SYNC, BARRIER_ARRIVE, LDMATRIX, MOVMATRIX, MMA };
+enum class Op {
+    SHUFFLE,
+    SYNC_WARP,
+    MBARRIER_ARRIVE,
+    MBARRIER_WAIT,
+    BARRIER_SYNC, /* from here on .aligned */
+    LDMATRIX,
+    MOVMATRIX,
+    MMA
+};
 
 inline const char* op_name(Op op) {
-    static const char* const names[] = {"shuffle",  "sync_warp", "bar_sync", "bar_arrive",
-                                        "ldmatrix", "movmatrix", "mma"};
+    static const char* const names[] = {"shuffle",  "sync_warp", "mbarrier_arrive", "mbarrier_wait",
+                                        "bar_sync", "ldmatrix",  "movmatrix",       "mma"};
     return names[(int)op];
 }
 
@@ -627,22 +643,36 @@ struct Thread {
 struct Warp {
     uint32_t live;  /* lanes that have not returned */
     uint32_t ready; /* lanes that can run on */
-    int waits_for;  /* barrier that holds the whole warp, or -1 */
+    bool waits;     /* a barrier holds the whole warp */
     int arrived;    /* lanes at the collective described by op and site */
     int first_lane;
     Op op;
     Site site;
     void* operands[LANES];
-    Clock before; /* before[own warp] + 1 is the warp's epoch */
+    uint32_t epoch; /* of its accesses now */
+    Clock before;
     AccessLog log;
 };
 
 struct Barrier {
-    int expected, arrived; /* threads; expected is set by the first arrival of a phase */
-    uint32_t warps;        /* that have arrived */
+    int expected, arrived; /* threads; expected is set by the first that comes */
     uint32_t waiting;
     Clock clock;
 };
+
+struct Mbarrier {
+    uint32_t addr;
+    int expected, arrived; /* threads, in the current phase */
+    uint32_t phase;        /* the current one, from 0 */
+    uint32_t warps;        /* that have arrived in it */
+    uint32_t waiting;      /* for its end */
+    uint32_t waiters;      /* warps that have ever waited */
+    uint32_t seen;         /* of these: that know that the phase before is complete */
+    Clock arriving;        /* what the arrivals of the current phase release */
+    Clock complete;        /* what those of the phase before did */
+};
+
+constexpr uint64_t MBARRIER_MARK = 0x7265697272616d62u; /* what its memory holds */
 
 struct Launch {
     const void* kernel;
@@ -800,7 +830,7 @@ public:
             w.op = op;
             w.site = site;
             w.first_lane = lane();
-        } else if (w.op != op || (op != Op::SHUFFLE && op != Op::SYNC_WARP && w.site != site)) {
+        } else if (w.op != op || (op >= Op::BARRIER_SYNC && w.site != site)) {
             report(Fault::DIVERGENCE, site, "at %s while lane %d of the warp is at %s in %s:%d",
                    op_name(op), w.first_lane, op_name(w.op), w.site.name(), w.site.line);
             abandon();
@@ -814,12 +844,11 @@ public:
         w.arrived = 0;
         stats_.collectives++;
         w.log.flush(traffic_);
-        const bool orders =
-            !strict_ || op == Op::SYNC_WARP || op == Op::BARRIER_SYNC || op == Op::BARRIER_ARRIVE;
+        const bool orders = !strict_ || op == Op::SYNC_WARP || op == Op::BARRIER_SYNC;
         if (orders) next_epoch(w);
         perform(reinterpret_cast<Operands**>(w.operands));
         if (orders && op == Op::LDMATRIX) next_epoch(w);
-        if (w.waits_for >= 0) {
+        if (w.waits) {
             w.ready = 0;
             give_way(false);
             return;
@@ -828,14 +857,13 @@ public:
         if (--patience_ <= 0) enter(-1, false);
     }
 
-    void arrive(int id, int threads, bool wait, Site site) {
+    void sync(int id, int threads, Site site) {
         if (id < 0 || id >= BARRIERS || threads <= 0 || threads % LANES != 0 ||
             threads > launch.threads) {
             report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads,
                    launch.threads);
             abandon();
         }
-        const int w = thread / LANES;
         Barrier& b = barriers_[id];
         if (b.arrived == 0) b.expected = threads;
         if (b.expected != threads) {
@@ -843,18 +871,66 @@ public:
                    b.expected);
             abandon();
         }
-        if (b.warps >> w & 1) {
-            report(Fault::BARRIER, site, "warp %d arrives twice at barrier %d in one phase", w, id);
+        b.arrived += LANES;
+        b.clock.join(warp_->before, launch.warps);
+        b.waiting |= own_bit();
+        warp_->waits = true;
+        if (b.arrived < b.expected) return;
+        release(b.waiting, b.clock);
+        memset(&b, 0, sizeof b);
+    }
+
+    /* -- mbarriers -- */
+
+    void init_mbarrier(uint32_t addr, int threads, Site site) {
+        if (!legal(addr, 8, 8, "mbarrier", site)) return;
+        if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
+            report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads,
+                   launch.threads);
             abandon();
         }
-        b.arrived += LANES;
-        b.warps |= 1u << w;
-        b.clock.join(warp_->before, launch.warps);
-        if (wait) {
-            b.waiting |= 1u << w;
-            warp_->waits_for = id;
+        write(addr, 8, stamp(), site);
+        memcpy(&smem_[addr - SMEM_BASE], &MBARRIER_MARK, 8);
+        Mbarrier fresh = {};
+        fresh.addr = addr;
+        fresh.expected = threads;
+        for (Mbarrier& m : mbarriers_) {
+            if (m.addr != addr) continue;
+            m = fresh;
+            return;
         }
-        if (b.arrived == b.expected) complete(b);
+        mbarriers_.push_back(fresh);
+    }
+
+    void arrive(uint32_t addr, Site site) {
+        Mbarrier& m = mbarrier_at(addr, "mbarrier_arrive", site);
+        if (m.warps & own_bit()) {
+            report(Fault::BARRIER, site, "warp %d arrives twice at %s in one phase", warp_index(),
+                   mbarrier_name(m).c_str());
+            abandon();
+        }
+        m.warps |= own_bit();
+        m.arriving.join(warp_->before, launch.warps);
+        m.arriving.epoch[warp_index()] = warp_->epoch;
+        begin_epoch(*warp_);
+        m.arrived += LANES;
+        if (m.arrived == m.expected) complete(m, site);
+    }
+
+    void wait(uint32_t addr, int parity, Site site) {
+        Mbarrier& m = mbarrier_at(addr, "mbarrier_wait", site);
+        if (parity != 0 && parity != 1) {
+            report(Fault::BARRIER, site, "parity %d at %s", parity, mbarrier_name(m).c_str());
+            abandon();
+        }
+        m.waiters |= own_bit();
+        if ((int)(m.phase % 2) == parity) {
+            m.waiting |= own_bit();
+            warp_->waits = true;
+        } else {
+            m.seen |= own_bit();
+            warp_->before.join(m.complete, launch.warps);
+        }
     }
 
 private:
@@ -873,13 +949,20 @@ private:
     Thread& current() { return threads_[thread]; }
 
     uint32_t stamp() const {
-        return stamp_of(warp_->before.epoch[thread / LANES] + 1, (uint32_t)thread);
+        return stamp_of(warp_->epoch, (uint32_t)thread);
     }
 
+    int warp_index() const { return thread / LANES; }
+    uint32_t own_bit() const { return 1u << warp_index(); }
+
+    void begin_epoch(Warp& w) {
+        if (++w.epoch >= EPOCH_IN_FLIGHT - 1) internal_error("a warp met too often in one block");
+    }
+
+    /* Orders the lanes' accesses until now before those that follow. */
     void next_epoch(Warp& w) {
-        if (++w.before.epoch[&w - warps_] >= EPOCH_IN_FLIGHT - 2) {
-            internal_error("a warp met too often in one block");
-        }
+        w.before.epoch[&w - warps_] = w.epoch;
+        begin_epoch(w);
     }
 
     /* -- scheduling -- */
@@ -900,7 +983,7 @@ private:
         }
         const bool good = live_warps_ == 0;
         abandoned_ = !good;
-        if (good) check_barriers_idle();
+        if (good) check_mbarriers_idle();
         return good;
     }
 
@@ -909,6 +992,7 @@ private:
         std::fill(smem_.begin(), smem_.end(), (uint8_t)0xff);
         history_.start_block(launch.smem_bytes, launch.warps);
         memset(barriers_, 0, sizeof barriers_);
+        mbarriers_.clear();
         for (int i = 0; i < launch.threads; i++) {
             threads_[i].fiber.start(thread_entry, i, abandoned_);
             threads_[i].copies.clear();
@@ -917,8 +1001,9 @@ private:
         for (int i = 0; i < launch.warps; i++) {
             Warp& w = warps_[i];
             w.live = w.ready = ALL_LANES;
-            w.waits_for = -1;
+            w.waits = false;
             w.arrived = 0;
+            w.epoch = 1;
             memset(&w.before, 0, sizeof w.before);
             w.log.clear();
         }
@@ -934,7 +1019,7 @@ private:
         if (abandoned_) return false;
         if (warp_->live == 0) {
             live_warps_--;
-        } else if (warp_->ready == 0 && warp_->waits_for < 0) {
+        } else if (warp_->ready == 0 && !warp_->waits) {
             thread = index * LANES + warp_->first_lane;
             report(Fault::DIVERGENCE, warp_->site, "%d lanes are at %s, the others have returned",
                    warp_->arrived, op_name(warp_->op));
@@ -1005,7 +1090,8 @@ private:
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
         const int64_t bad =
-            history_.read(offset / 2, bytes / 2, thread / LANES, lane, warp_->before, &conflict);
+            history_.read(offset / 2, bytes / 2, warp_index(), lane, warp_->epoch, warp_->before,
+                          &conflict);
         if (bad >= 0) report_conflict("read", bad, conflict, site);
         memcpy(value, &smem_[offset], bytes);
     }
@@ -1039,36 +1125,77 @@ private:
 
     /* -- barriers -- */
 
-    void complete(Barrier& b) {
-        for (int w = 0; w < launch.warps; w++) {
-            if (!(b.waiting >> w & 1)) continue;
-            warps_[w].before.join(b.clock, launch.warps);
-            warps_[w].waits_for = -1;
-            warps_[w].ready = warps_[w].live;
+    void release(uint32_t waiting, const Clock& clock) {
+        for (; waiting; waiting &= waiting - 1) {
+            Warp& w = warps_[lowest_bit(waiting)];
+            w.before.join(clock, launch.warps);
+            w.waits = false;
+            w.ready = w.live;
         }
-        memset(&b, 0, sizeof b);
+    }
+
+    void complete(Mbarrier& m, Site site) {
+        if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting) {
+            report(Fault::BARRIER, site,
+                   "a phase of %s ends before warp %d has seen the end of the one before",
+                   mbarrier_name(m).c_str(), lowest_bit(late));
+            abandon();
+        }
+        release(m.waiting, m.arriving);
+        m.seen = m.waiting;
+        m.waiting = m.warps = 0;
+        m.arrived = 0;
+        m.phase++;
+        m.complete = m.arriving;
+        memset(&m.arriving, 0, sizeof m.arriving);
+    }
+
+    Mbarrier& mbarrier_at(uint32_t addr, const char* what, Site site) {
+        if (!legal(addr, 8, 8, what, site)) abandon();
+        uint64_t mark;
+        memcpy(&mark, &smem_[addr - SMEM_BASE], 8);
+        if (mark != MBARRIER_MARK) {
+            report(Fault::BARRIER, site, "%s at smem_base() + %u, where no mbarrier is", what,
+                   addr - SMEM_BASE);
+            abandon();
+        }
+        read(&mark, addr, 8, WHOLE_WARP, site);
+        for (Mbarrier& m : mbarriers_) {
+            if (m.addr == addr) return m;
+        }
+        internal_error("a mark without an mbarrier");
+    }
+
+    static std::string mbarrier_name(const Mbarrier& m) {
+        return "the mbarrier at smem_base() + " + std::to_string(m.addr - SMEM_BASE);
     }
 
     void report_deadlock() {
         std::string text;
         Site site = launch.site;
-        for (int id = 0; id < BARRIERS; id++) {
-            const Barrier& b = barriers_[id];
-            if (!b.waiting) continue;
-            const int waiting = lowest_bit(b.waiting);
+        const auto add = [&](const std::string& name, uint32_t waits, int arrived, int expected) {
+            if (!waits) return;
+            const int waiting = lowest_bit(waits);
             site = warps_[waiting].site;
             thread = waiting * LANES;
-            text += (text.empty() ? "barrier " : ", barrier ") + std::to_string(id) + " has " +
-                    std::to_string(b.arrived) + " of " + std::to_string(b.expected) + " threads";
+            text += (text.empty() ? "" : ", ") + name + " has " + std::to_string(arrived) + " of " +
+                    std::to_string(expected) + " threads";
+        };
+        for (int id = 0; id < BARRIERS; id++) {
+            const Barrier& b = barriers_[id];
+            add("barrier " + std::to_string(id), b.waiting, b.arrived, b.expected);
+        }
+        for (const Mbarrier& m : mbarriers_) {
+            add(mbarrier_name(m), m.waiting, m.arrived, m.expected);
         }
         report(Fault::DEADLOCK, site, "%s", text.c_str());
     }
 
-    void check_barriers_idle() {
-        for (int id = 0; id < BARRIERS; id++) {
-            if (barriers_[id].arrived == 0) continue;
-            report(Fault::BARRIER, launch.site, "barrier %d is left with %d of %d threads", id,
-                   barriers_[id].arrived, barriers_[id].expected);
+    void check_mbarriers_idle() {
+        for (const Mbarrier& m : mbarriers_) {
+            if (m.arrived == 0) continue;
+            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads",
+                   mbarrier_name(m).c_str(), m.arrived, m.expected);
         }
     }
 
@@ -1078,6 +1205,7 @@ private:
     Thread threads_[MAX_THREADS];
     Warp warps_[MAX_WARPS];
     Barrier barriers_[BARRIERS];
+    std::vector<Mbarrier> mbarriers_;
     Warp* warp_ = nullptr;
     int live_warps_ = 0;
     int patience_ = 0; /* collectives until another warp may run */
@@ -1353,10 +1481,9 @@ struct BarrierCall {
     int id, threads;
 };
 
-inline void barrier(int id, int threads, bool wait, Site site) {
+inline void barrier(int id, int threads, Site site) {
     BarrierCall mine = {id, threads};
-    const Op op = wait ? Op::BARRIER_SYNC : Op::BARRIER_ARRIVE;
-    machine.meet(op, site, mine, [wait, site](BarrierCall** lanes) {
+    machine.meet(Op::BARRIER_SYNC, site, mine, [site](BarrierCall** lanes) {
         const BarrierCall first = *lanes[0];
         for (int lane = 1; lane < LANES; lane++) {
             if (lanes[lane]->id == first.id && lanes[lane]->threads == first.threads) continue;
@@ -1364,7 +1491,31 @@ inline void barrier(int id, int threads, bool wait, Site site) {
                            first.id, lane, lanes[lane]->id);
             machine.abandon();
         }
-        machine.arrive(first.id, first.threads, wait, site);
+        machine.sync(first.id, first.threads, site);
+    });
+}
+
+struct MbarrierCall {
+    uint32_t addr;
+    int parity;
+};
+
+inline void mbarrier(Op op, uint32_t addr, int parity, Site site) {
+    MbarrierCall mine = {addr, parity};
+    machine.meet(op, site, mine, [op, site](MbarrierCall** lanes) {
+        const MbarrierCall first = *lanes[0];
+        for (int lane = 1; lane < LANES; lane++) {
+            if (lanes[lane]->addr == first.addr && lanes[lane]->parity == first.parity) continue;
+            machine.report(Fault::BARRIER, site,
+                           "lanes 0 and %d are at mbarriers %u bytes apart, parities %d and %d",
+                           lane, lanes[lane]->addr - first.addr, first.parity, lanes[lane]->parity);
+            machine.abandon();
+        }
+        if (op == Op::MBARRIER_ARRIVE) {
+            machine.arrive(first.addr, site);
+        } else {
+            machine.wait(first.addr, first.parity, site);
+        }
     });
 }
 
@@ -1443,13 +1594,20 @@ inline void sync_warp(emu::Site site = emu::Site::here()) {
     emu::machine.meet(emu::Op::SYNC_WARP, site, nothing, [](char**) {});
 }
 inline void bar_sync(int id, int threads, emu::Site site = emu::Site::here()) {
-    emu::barrier(id, threads, true, site);
-}
-inline void bar_arrive(int id, int threads, emu::Site site = emu::Site::here()) {
-    emu::barrier(id, threads, false, site);
+    emu::barrier(id, threads, site);
 }
 inline void sync_threads(emu::Site site = emu::Site::here()) {
-    emu::barrier(0, emu::machine.launch.threads, true, site);
+    emu::barrier(0, emu::machine.launch.threads, site);
+}
+
+inline void mbarrier_init(uint32_t addr, int threads, emu::Site site = emu::Site::here()) {
+    emu::machine.init_mbarrier(addr, threads, site);
+}
+inline void mbarrier_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
+    emu::mbarrier(emu::Op::MBARRIER_ARRIVE, addr, 0, site);
+}
+inline void mbarrier_wait(uint32_t addr, int parity, emu::Site site = emu::Site::here()) {
+    emu::mbarrier(emu::Op::MBARRIER_WAIT, addr, parity, site);
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 #   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
 #   BUILD      build folder (build-gpu)
 #   TEXT       a text to train on in step train: 510 steps of 64 x 256 tokens
+#   PEERS      times to compare with in step bench: a CSV of bench/peers.py
 #   GPU_ARCHS  architectures to compile for (that of the first GPU)
 #   LIMIT      seconds that a sanitizer may take for one operator (900)
 #   GT_COMMIT  the commit that is tested, where there is no .git
@@ -84,7 +85,7 @@ build() {
     fi
     if asked gpu; then targets+=(tests/test_hybrid_ops tests/test_train); fi
     if asked gpu train; then targets+=(examples/hybrid_train); fi
-    if asked bench; then targets+=(bench/gt_bench); fi
+    if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx); fi
     if asked api cpu; then targets=(); fi
     compile "${targets[@]}"
 }
@@ -132,7 +133,16 @@ train() {
         --lr 0.004 --weight-decay 1
 }
 
-bench() { compile bench/gt_bench && "$build/bench/gt_bench" --csv "$out/bench.csv"; }
+# The rows of both programs in one file.
+bench() {
+    local program status=0
+    compile bench/gt_bench bench/gt_bench_ptx || return
+    for program in gt_bench gt_bench_ptx; do
+        "$build/bench/$program" --csv "$out/$program.csv" ${PEERS:+--peers "$PEERS"} || status=$?
+    done
+    awk '!/^op,/ || !heads++' "$out/gt_bench.csv" "$out/gt_bench_ptx.csv" >"$out/bench.csv" &&
+        rm "$out/gt_bench.csv" "$out/gt_bench_ptx.csv" && return $status
+}
 
 {
     echo "commit     ${GT_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}"
@@ -146,10 +156,7 @@ step cpu suite cpu
 step gpu gpu
 step train train
 step memcheck sanitize memcheck --leak-check full -- --short --exact
-# racecheck takes no account of bar.arrive: kernels with producers and consumers, which the
-# emulation checks by happens-before, are left out.
-step racecheck sanitize racecheck \
-    --kernel-regex-exclude 'kre=wkv6.*(forward|reverse)_tensor_kernel' -- --once --exact
+step racecheck sanitize racecheck -- --once --exact
 step initcheck sanitize initcheck -- --short --exact
 step bench bench
 echo

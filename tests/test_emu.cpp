@@ -537,10 +537,16 @@ enum class Plant {
     NOTHING,
     WAIT_TOO_LAX,      /* cp_async_wait leaves the tile in use in flight */
     NO_LOADED_BARRIER, /* producers read each other's copies without a barrier */
+    NO_INIT,           /* mbarriers are used that nobody has initialised, */
+    UNORDERED_INIT,    /* or without a barrier after it */
     NO_FULL_ARRIVE,    /* the consumer waits for tiles that are never announced */
-    NO_EMPTY_BARRIER,  /* producers overwrite tiles that the consumer may still read */
-    WRONG_FULL_COUNT,  /* the two sides disagree on the number of threads */
-    COUNT_TOO_LARGE,   /* both wait for more threads than ever come */
+    NO_EMPTY_WAIT,     /* producers overwrite tiles that the consumer may still read */
+    NO_EMPTY_ARRIVE,   /* the consumer never gives a tile back, */
+    EARLY_EMPTY,       /* or before it has read it */
+    WRONG_PARITY,      /* the consumer takes the phase before for the tile's */
+    FULL_TOO_SMALL,    /* one of two producers completes a phase */
+    FULL_TOO_LARGE,    /* more threads are expected than ever arrive */
+    TWO_ARRIVALS,      /* producers arrive twice for a tile */
     LEFTOVER_ARRIVAL,  /* one arrival too many at the end */
 };
 
@@ -552,11 +558,13 @@ struct PipelineParams {
 };
 
 /* Two producer warps load tiles of 64 x float4 through a ring of three and pass the rows, reversed
- * and doubled, to a consumer warp through two buffers. */
+ * and doubled, to a consumer warp through two buffers, each with two mbarriers. */
 struct Pipeline {
     static constexpr int PRODUCERS = 64, THREADS = 96, RING = 3, TILE_BYTES = 64 * 16;
-    static constexpr int BUFFERS = RING * TILE_BYTES, SMEM_BYTES = (RING + 2) * TILE_BYTES;
-    static constexpr int LOADED = 1, FULL = 2, EMPTY = 4; /* barriers; FULL, EMPTY per buffer */
+    static constexpr int BUFFERS = RING * TILE_BYTES;
+    static constexpr int FULL = BUFFERS + 2 * TILE_BYTES, EMPTY = FULL + 16; /* + 8 buffer */
+    static constexpr int SMEM_BYTES = EMPTY + 16;
+    static constexpr int LOADED = 1; /* barrier */
 };
 
 GT_DEV void load_tile(const PipelineParams& p, int tile) {
@@ -581,34 +589,43 @@ GT_DEV void produce(const PipelineParams& p) {
         load_tile(p, tile + 2);
         const uint32_t slot = smem_base() + (tile % Pipeline::RING) * Pipeline::TILE_BYTES;
         const float4 v = lds<float4>(slot + 16 * (63 - me));
-        if (tile >= 2 && p.plant != Plant::NO_EMPTY_BARRIER) {
-            bar_sync(Pipeline::EMPTY + tile % 2, Pipeline::THREADS);
-        }
+        if (p.plant != Plant::NO_EMPTY_WAIT)
+            mbarrier_wait(smem_base() + Pipeline::EMPTY + 8 * (tile % 2), (tile / 2 + 1) % 2);
         sts<float4>(smem_base() + Pipeline::BUFFERS + tile % 2 * Pipeline::TILE_BYTES + 16 * me,
                     float4{2 * v.x, 2 * v.y, 2 * v.z, 2 * v.w});
-        if (p.plant != Plant::NO_FULL_ARRIVE) {
-            bar_arrive(Pipeline::FULL + tile % 2,
-                       Pipeline::THREADS - (p.plant == Plant::WRONG_FULL_COUNT ? 32 : 0));
-        }
+        const uint32_t full = smem_base() + Pipeline::FULL + 8 * (tile % 2);
+        if (p.plant != Plant::NO_FULL_ARRIVE) mbarrier_arrive(full);
+        if (p.plant == Plant::TWO_ARRIVALS) mbarrier_arrive(full);
     }
-    if (p.plant == Plant::LEFTOVER_ARRIVAL) bar_arrive(Pipeline::EMPTY, Pipeline::THREADS);
+    if (p.plant == Plant::LEFTOVER_ARRIVAL && warp_id() == 0)
+        mbarrier_arrive(smem_base() + Pipeline::FULL);
 }
 
 GT_DEV void consume(const PipelineParams& p) {
     for (int tile = 0; tile < p.tiles; tile++) {
-        bar_sync(Pipeline::FULL + tile % 2, Pipeline::THREADS);
+        const int parity = (tile / 2 + (p.plant == Plant::WRONG_PARITY)) % 2;
+        mbarrier_wait(smem_base() + Pipeline::FULL + 8 * (tile % 2), parity);
         const uint32_t buffer = smem_base() + Pipeline::BUFFERS + tile % 2 * Pipeline::TILE_BYTES;
+        const uint32_t empty = smem_base() + Pipeline::EMPTY + 8 * (tile % 2);
         const float4 v = lds<float4>(buffer + 16 * lane_id());
+        if (p.plant == Plant::EARLY_EMPTY) mbarrier_arrive(empty);
         const float4 w = lds<float4>(buffer + 16 * (lane_id() + 32));
         p.out[tile * 32 + lane_id()] = v.x + v.y + v.z + v.w + w.x + w.y + w.z + w.w;
-        if (tile + 2 < p.tiles && p.plant != Plant::NO_EMPTY_BARRIER) {
-            bar_arrive(Pipeline::EMPTY + tile % 2, Pipeline::THREADS);
-        }
+        if (p.plant != Plant::EARLY_EMPTY && p.plant != Plant::NO_EMPTY_ARRIVE)
+            mbarrier_arrive(empty);
     }
 }
 
 GT_KERNEL(Pipeline::THREADS, 1) pipeline_kernel(const GT_GRID_CONSTANT PipelineParams p) {
-    if (p.plant == Plant::COUNT_TOO_LARGE && warp_id() < 2) bar_sync(7, Pipeline::THREADS);
+    if (thread_id() < 2 && p.plant != Plant::NO_INIT) { /* a thread for each buffer */
+        const uint32_t buffer = smem_base() + 8 * thread_id();
+        const int wrong = p.plant == Plant::FULL_TOO_SMALL   ? -32
+                          : p.plant == Plant::FULL_TOO_LARGE ? 32
+                                                             : 0;
+        mbarrier_init(buffer + Pipeline::FULL, Pipeline::PRODUCERS + wrong);
+        mbarrier_init(buffer + Pipeline::EMPTY, Pipeline::THREADS - Pipeline::PRODUCERS);
+    }
+    if (p.plant != Plant::UNORDERED_INIT) sync_threads();
     if (thread_id() < Pipeline::PRODUCERS) {
         produce(p);
     } else {
@@ -637,11 +654,11 @@ static bool run_pipeline(Plant plant) {
 
 static void test_pipeline() {
     bool right = true;
-    for (int seed = 1; seed <= 8; seed++) {
+    for (int seed = 1; seed <= 64; seed++) {
         emu::set_seed(seed);
         right = run_pipeline(Plant::NOTHING) && right;
     }
-    check(right, "sound pipeline: right results under 8 schedules");
+    check(right, "sound pipeline: right results under 64 schedules");
     check_clean("sound pipeline");
 
     /* Which of two faults it is can depend on the schedule. */
@@ -654,16 +671,22 @@ static void test_pipeline() {
          "cp_async_wait off by one"},
         {Plant::NO_LOADED_BARRIER, emu::Fault::RACE, emu::Fault::IN_FLIGHT,
          "missing barrier between loads and reads"},
+        {Plant::NO_INIT, emu::Fault::BARRIER, emu::Fault::BARRIER, "no mbarrier_init"},
+        {Plant::UNORDERED_INIT, emu::Fault::RACE, emu::Fault::BARRIER,
+         "missing barrier after mbarrier_init"},
         {Plant::NO_FULL_ARRIVE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK, "missing arrive"},
-        {Plant::NO_EMPTY_BARRIER, emu::Fault::RACE, emu::Fault::BARRIER,
-         "missing barrier before reuse"},
-        {Plant::WRONG_FULL_COUNT, emu::Fault::BARRIER, emu::Fault::DEADLOCK, "wrong barrier count"},
-        {Plant::COUNT_TOO_LARGE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK,
-         "barrier for more threads than come"},
+        {Plant::NO_EMPTY_WAIT, emu::Fault::RACE, emu::Fault::BARRIER, "missing wait before reuse"},
+        {Plant::NO_EMPTY_ARRIVE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK,
+         "buffer never given back"},
+        {Plant::EARLY_EMPTY, emu::Fault::RACE, emu::Fault::RACE, "arrive before the last read"},
+        {Plant::WRONG_PARITY, emu::Fault::RACE, emu::Fault::DEADLOCK, "wrong parity"},
+        {Plant::FULL_TOO_SMALL, emu::Fault::RACE, emu::Fault::DEADLOCK, "count too small"},
+        {Plant::FULL_TOO_LARGE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK, "count too large"},
+        {Plant::TWO_ARRIVALS, emu::Fault::BARRIER, emu::Fault::BARRIER, "two arrivals for one"},
         {Plant::LEFTOVER_ARRIVAL, emu::Fault::BARRIER, emu::Fault::BARRIER, "arrival left over"},
     };
     for (const auto& c : cases) {
-        for (int seed = 1; seed <= 4; seed++) {
+        for (int seed = 1; seed <= 8; seed++) {
             emu::set_seed(seed);
             run_pipeline(c.plant);
             check_caught(c.name, emu::faults(c.fault) ? c.fault : c.or_fault, "pipeline_kernel");
@@ -766,9 +789,75 @@ GT_KERNEL(32, 1) barrier_id_kernel(const GT_GRID_CONSTANT NoParams) {
 
 GT_KERNEL(64, 1) partial_warp_kernel(const GT_GRID_CONSTANT NoParams) { bar_sync(1, 48); }
 
-GT_KERNEL(64, 1) twice_kernel(const GT_GRID_CONSTANT NoParams) {
-    if (warp_id() == 0) bar_arrive(1, 64);
+GT_KERNEL(96, 1) barrier_count_kernel(const GT_GRID_CONSTANT NoParams) {
+    if (warp_id() < 2) bar_sync(1, warp_id() == 0 ? 64 : 96);
+}
+
+GT_KERNEL(64, 1) barrier_alone_kernel(const GT_GRID_CONSTANT NoParams) {
     if (warp_id() == 0) bar_sync(1, 64);
+}
+
+GT_KERNEL(32, 1) too_few_kernel(const GT_GRID_CONSTANT NoParams) { bar_sync(1, 64); }
+
+GT_DEV void init_one_mbarrier(int threads) {
+    if (thread_id() == 0) mbarrier_init(smem_base() + 256, threads);
+    sync_threads();
+}
+
+GT_KERNEL(64, 1) mbarrier_half_warp_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(48);
+}
+
+GT_KERNEL(32, 1) mbarrier_misaligned_kernel(const GT_GRID_CONSTANT NoParams) {
+    mbarrier_init(smem_base() + 8 * thread_id() + 4, 32);
+}
+
+GT_KERNEL(32, 1) mbarrier_overwritten_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    if (thread_id() == 0) sts<float>(smem_base() + 256, 1.0f);
+    sync_threads();
+    mbarrier_arrive(smem_base() + 256);
+}
+
+/* A warp's own arrival orders nothing between its lanes until a wait brings it back. */
+GT_KERNEL(32, 1) mbarrier_lanes_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    sts<float>(my_word(), 1.0f);
+    mbarrier_arrive(smem_base() + 256);
+    lds<float>(my_word() ^ 4);
+}
+
+GT_KERNEL(32, 1) mbarrier_lanes_reuse_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    sts<float>(my_word(), 1.0f);
+    sync_warp();
+    lds<float>(my_word() ^ 4);
+    mbarrier_arrive(smem_base() + 256);
+    const float value = lds<float>(my_word());
+    sts<float>(my_word(), value); /* the other lane's read is not ordered before */
+}
+
+GT_KERNEL(32, 1) mbarrier_round_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    sts<float>(my_word(), 1.0f);
+    mbarrier_arrive(smem_base() + 256);
+    mbarrier_wait(smem_base() + 256, 0);
+    const float value = lds<float>(my_word() ^ 4);
+    mbarrier_arrive(smem_base() + 256);
+    mbarrier_wait(smem_base() + 256, 1);
+    sts<float>(my_word(), value);
+}
+
+/* What is written after an arrival is not part of what it releases. */
+GT_KERNEL(64, 1) mbarrier_late_write_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    if (warp_id() == 0) {
+        mbarrier_arrive(smem_base() + 256);
+        sts<float>(my_word(), 1.0f);
+    } else {
+        mbarrier_wait(smem_base() + 256, 0);
+        lds<float>(my_word() ^ 128);
+    }
 }
 
 GT_KERNEL(32, 1) early_read_kernel(const GT_GRID_CONSTANT NoParams p) {
@@ -817,7 +906,21 @@ static void test_faults() {
          "lanes at different barrier instructions"},
         {barrier_id_kernel, "barrier_id", 32, emu::Fault::BARRIER, "lanes at different barriers"},
         {partial_warp_kernel, "partial_warp", 64, emu::Fault::BARRIER, "barrier for half a warp"},
-        {twice_kernel, "twice", 64, emu::Fault::BARRIER, "warp arrives twice"},
+        {barrier_count_kernel, "barrier_count", 96, emu::Fault::BARRIER, "two counts of a barrier"},
+        {barrier_alone_kernel, "barrier_alone", 64, emu::Fault::DEADLOCK, "half a barrier"},
+        {too_few_kernel, "too_few", 32, emu::Fault::BARRIER, "barrier for more than the block"},
+        {mbarrier_half_warp_kernel, "mbarrier_half_warp", 64, emu::Fault::BARRIER,
+         "mbarrier for half a warp"},
+        {mbarrier_misaligned_kernel, "mbarrier_misaligned", 32, emu::Fault::ALIGNMENT,
+         "misaligned mbarrier"},
+        {mbarrier_overwritten_kernel, "mbarrier_overwritten", 32, emu::Fault::BARRIER,
+         "overwritten mbarrier"},
+        {mbarrier_lanes_kernel, "mbarrier_lanes", 32, emu::Fault::RACE,
+         "arrive between lanes of a warp"},
+        {mbarrier_lanes_reuse_kernel, "mbarrier_lanes_reuse", 32, emu::Fault::RACE,
+         "arrive between a read and a write of other lanes"},
+        {mbarrier_late_write_kernel, "mbarrier_late_write", 64, emu::Fault::RACE,
+         "write after an arrive"},
         {early_read_kernel, "early_read", 32, emu::Fault::IN_FLIGHT, "read before cp_async_wait"},
         {uncommitted_kernel, "uncommitted", 32, emu::Fault::COPY, "copy never committed"},
         {odd_copy_kernel, "odd_copy", 32, emu::Fault::COPY, "cp_async of 3 bytes"},
@@ -828,6 +931,8 @@ static void test_faults() {
                NoParams{reinterpret_cast<float*>(sink.data())});
         check_caught(c.name, c.fault, c.kernel_name);
     }
+    launch(mbarrier_round_kernel, {2}, 32, 512, nullptr, NoParams{nullptr});
+    check_clean("arrive and wait of one warp");
 }
 
 static void test_strict_order() {
