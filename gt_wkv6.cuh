@@ -429,10 +429,11 @@ struct TensorTraits {
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS * AHEAD * STAGE;
-    /* reverse: a row piece of S, 2 TILES neighbours, per lane and eighth row, behind all that */
-    static constexpr int PIECE = 2 * TILES * (int)sizeof(State);
-    static constexpr int S_PIECES = STATE_WARPS * NT * 32 * PIECE;
-    static_assert(SMEM + (N == 128 ? 0 : S_PIECES) <= 99 * 1024, "fits every architecture");
+    /* reverse, behind all that: S of two checkpoints of each head, of one where that is too much */
+    static constexpr int S_ROW = N * (int)sizeof(State), S_BYTES = N * S_ROW; /* bytes */
+    static constexpr int COPIES = sizeof(State) == 2 ? 2 : 1;
+    static constexpr int S_COPIES = COPIES * HEADS * S_BYTES;
+    static_assert(SMEM + (N == 128 ? 0 : S_COPIES) <= 99 * 1024, "fits every architecture");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
 };
 
@@ -911,15 +912,22 @@ GT_DEV void store_row(bf16* to, const float (&x)[2 * TILES]) {
     stg<Vec<bf16, 2 * TILES>>(to, packed);
 }
 
-/* Sum of x[i] times the COUNT elements in shared memory at `addr`. */
+/* Byte offset of 16 bytes of a row of S in shared memory: they are swapped so that 8 rows lie in different banks,
+ * and rows 8 apart alike. */
+template <class C>
+GT_DEV uint32_t S_piece(int row, int piece) {
+    if constexpr (C::S_ROW == 64) return 128 * (row / 2) + 16 * ((row % 2 * 4 + piece) ^ row / 2 % 4);
+    return C::S_ROW * row + 16 * (piece ^ row % 8);
+}
+
+/* Sum of x[i] times the COUNT elements at `addr`; the piece after the first is its neighbour. */
 template <class State, int COUNT>
 GT_DEV float dot_piece(const float (&x)[COUNT], uint32_t addr) {
-    constexpr int BYTES = COUNT * (int)sizeof(State) < 16 ? COUNT * (int)sizeof(State) : 16;
-    constexpr int STEP = BYTES / (int)sizeof(State);
+    constexpr int PIECE = 16 / (int)sizeof(State), STEP = COUNT < PIECE ? COUNT : PIECE;
     float sum = 0.0f;
     GT_UNROLL
     for (int i = 0; i < COUNT; i += STEP) {
-        const Vec<State, STEP> y = lds<Vec<State, STEP>>(addr + i * (int)sizeof(State));
+        const Vec<State, STEP> y = lds<Vec<State, STEP>>(i ? addr ^ 16 : addr);
         GT_UNROLL
         for (int e = 0; e < STEP; e++) sum = fma_rn(x[i + e], y.get(e), sum);
     }
@@ -1001,26 +1009,14 @@ struct StateWarp {
         }
     }
 
-    /* Starts copies of the same elements of another state; `pieces`: the lane's in shared memory. */
+    /* store(), and sums[n] = this warp's part of rowsum(S . G): this is G, S lies in shared memory. */
     template <class State>
-    GT_METHOD void fetch(const State* other, uint32_t pieces) const {
-        other += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
-        GT_UNROLL
-        for (int nt = 0; nt < C::NT; nt++)
-            GT_UNROLL
-            for (int i = 0; i < C::PIECE; i += 16)
-                cp_async<C::PIECE < 16 ? C::PIECE : 16>(
-                    pieces + 32 * C::PIECE * nt + i,
-                    other + 8 * nt * C::N + i / (int)sizeof(State));
-        cp_async_commit();
-    }
-
-    /* store(), and sums[n] = this warp's part of rowsum(S . G): this is G, S has been fetched. */
-    template <class State>
-    GT_METHOD void store_with_rowsum(State* state, uint32_t pieces, float* sums) const {
+    GT_METHOD void store_with_rowsum(State* state, uint32_t other, float* sums) const {
         float sum[C::NT / 2]; /* over the lanes of a row, which are 16 and 8 apart */
-        state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
-        cp_async_wait<0>();
+        const int row = 2 * j + g % 2;
+        const int byte = gathered_column() * (int)sizeof(State);
+        const uint32_t cell = other + S_piece<C>(row, byte / 16) + byte % 16;
+        state += (int64_t)row * C::N + gathered_column();
         GT_UNROLL
         for (int i = 0; i < C::NT / 2; i++) {
             float pair[2];
@@ -1030,7 +1026,7 @@ struct StateWarp {
                 float x[2 * C::TILES];
                 gather_row(nt, x);
                 store_row<C::TILES>(state + 8 * nt * C::N, x);
-                pair[e] = dot_piece<State, 2 * C::TILES>(x, pieces + 32 * C::PIECE * nt);
+                pair[e] = dot_piece<State>(x, cell + 8 * nt * C::S_ROW);
             }
             halve_sums<1>(pair, 16);
             sum[i] = pair[0];
@@ -1274,10 +1270,27 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
 
-    const uint32_t pieces = smem + C::SMEM + (warp * C::NT * 32 + lane_id()) * C::PIECE;
-    const State* S = static_cast<const State*>(p.S) + span.place * C::N * C::N;
+    const uint32_t copies = smem + C::SMEM + sub * C::COPIES * C::S_BYTES;
+    const auto meet = [&] { bar_sync(1 + sub, 32 * C::PARTS); };
+    /* S of a chunk, by all state warps of the head */
+    const auto fetch = [&](int chunk) {
+        if (chunk < 0) return;
+        const char* from = static_cast<const char*>(p.S) + (span.place + chunk) * C::S_BYTES;
+        constexpr int COUNT = C::S_BYTES / 16 / (32 * C::PARTS), STEP = C::COPIES == 2 ? 1 : COUNT; /* spills least */
+        GT_NO_UNROLL
+        for (int i = 0; i < COUNT; i += STEP) {
+            GT_UNROLL
+            for (int k = i; k < i + STEP; k++) {
+                const int x = 32 * (C::PARTS * k + warp % C::PARTS) + lane_id();
+                cp_async<16>(copies + chunk % C::COPIES * C::S_BYTES +
+                                 S_piece<C>(x / (C::S_ROW / 16), x % (C::S_ROW / 16)),
+                             from + 16 * x);
+            }
+        }
+        cp_async_commit();
+    };
 
-    if (p.rowsums && span.leaves) me.fetch(S + (int64_t)((span.leaves - 1) / LEAVES) * C::N * C::N, pieces);
+    if (p.rowsums) fetch((span.leaves + LEAVES - 1) / LEAVES - 1);
     load_first_state<C>(p, span, span.head, me);
     for (int last = span.leaves - 1; last >= 0; last -= 2) {
         GT_UNROLL
@@ -1288,9 +1301,12 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
                 const int chunk = leaf / LEAVES;
                 State* to = static_cast<State*>(p.checkpoints) + (span.place + chunk) * C::N * C::N;
                 if (p.rowsums) {
-                    me.store_with_rowsum(to, pieces, p.rowsums + ((span.place + chunk) * C::PARTS +
-                                                                  warp % C::PARTS) * C::N);
-                    if (chunk > 0) me.fetch(S + (int64_t)(chunk - 1) * C::N * C::N, pieces);
+                    cp_async_wait<0>();
+                    meet(); /* S is there, and the one after it read */
+                    me.store_with_rowsum(to, copies + chunk % C::COPIES * C::S_BYTES,
+                                         p.rowsums + ((span.place + chunk) * C::PARTS + warp % C::PARTS) * C::N);
+                    if (C::COPIES == 1) meet();
+                    fetch(chunk - 1);
                 } else {
                     me.store(to);
                 }
@@ -2124,18 +2140,31 @@ GT_DEV void copy_values(const BackwardParams& p, const BackwardBlock<C>& me) {
     copy_rows<C, C::N>(p, me, OF_DY, 0, 0, to(C::DY));
 }
 
-/* u and rowsum(S . G) of a slice: here, where their latency is one with that of the other inputs. */
+/* u and rowsum(S . G) of a slice, by its first threads: loaded before the other inputs are, stored after, so that
+ * their latency is one. */
 template <class C>
-GT_DEV void copy_channels(const BackwardParams& p, const BackwardBlock<C>& me) {
-    const int channel = thread_id(), n = me.slice0 + channel;
-    if (channel >= C::CHANNELS) return;
-    const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
-    float rowsum = 0.0f;
-    GT_UNROLL
-    for (int i = 0; p.tensors[OF_DW].data && i < C::ROWSUM_PARTS; i++) rowsum += ldg<float>(sums + i * C::N);
-    sts<float>(me.smem + C::ROWSUM + 4 * channel, rowsum);
-    sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + lds<int>(me.smem + C::HEAD) * C::N + n) : 0.0f);
-}
+struct ChannelInputs {
+    float u, rowsums[C::ROWSUM_PARTS];
+
+    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
+        const int n = me.slice0 + thread_id();
+        if (thread_id() >= C::CHANNELS) return;
+        const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
+        GT_UNROLL
+        for (int i = 0; i < C::ROWSUM_PARTS; i++)
+            rowsums[i] = p.tensors[OF_DW].data ? ldg<float>(sums + i * C::N) : 0.0f;
+        u = p.u ? ldg<float>(p.u + lds<int>(me.smem + C::HEAD) * C::N + n) : 0.0f;
+    }
+
+    GT_METHOD void store(const BackwardBlock<C>& me) const {
+        if (thread_id() >= C::CHANNELS) return;
+        float rowsum = 0.0f;
+        GT_UNROLL
+        for (int i = 0; i < C::ROWSUM_PARTS; i++) rowsum += rowsums[i];
+        sts<float>(me.smem + C::ROWSUM + 4 * thread_id(), rowsum);
+        sts<float>(me.smem + C::U + 4 * thread_id(), u);
+    }
+};
 
 /* A slice of a state as 16-bit rows at `to`; f16: times 2^(14 - e) with 2^e the largest of the row, and
  * what undoes that at `scales`. */
@@ -2669,6 +2698,8 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     if (me.tokens() == 0) return;
     for (int slice = 0; slice < C::SLICES; slice++) {
         me.slice0 = slice * C::CHANNELS;
+        ChannelInputs<C> channels;
+        channels.load(p, me);
         copy_raw<C>(p, me);
         cp_async_commit();
         if (slice == 0) copy_values<C>(p, me);
@@ -2677,7 +2708,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         load_state<C>(me, p.S_checkpoints, state, C::S, C::S_SCALE);
         load_state<C>(me, p.G_checkpoints, state, C::G, C::G_SCALE);
         cp_async_commit();
-        copy_channels<C>(p, me);
+        channels.store(me);
         cp_async_wait<1>();
         sync_threads();
         if constexpr (sizeof(typename C::W) == 2) own.load(p, me, w);
@@ -2841,7 +2872,7 @@ static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
     const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
     if constexpr (REVERSE)
         return run("wkv6 reverse_tensor_kernel", reverse_tensor_kernel<C>, blocks, C::THREADS,
-                   C::SMEM + (p.rowsums ? C::S_PIECES : 0), stream, p);
+                   C::SMEM + (p.rowsums ? C::S_COPIES : 0), stream, p);
     else
         return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS,
                    C::SMEM, stream, p);
@@ -3041,7 +3072,7 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
     const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
     using Sweep = ReverseTraits<f16, f16, 128>;
-    return (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_PIECES) && aligned(a.dv, a.dv_stride, 2, 4) &&
+    return (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_COPIES) && aligned(a.dv, a.dv_stride, 2, 4) &&
            aligned(a.dr, a.dr_stride, 2, 8) && aligned(a.dk, a.dk_stride, 2, 8) &&
            aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
 }
