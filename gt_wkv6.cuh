@@ -579,17 +579,17 @@ struct Preparer {
     float u0, u1;
     float bits[2]; /* of decay so far, log2 */
     bool raw;      /* decay = exp(-exp(w)) */
+    bool with_r;   /* else states only */
 
     /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
-     * span.  Without r: what only rolls a state. */
-    template <bool WITH_R>
+     * span. */
     GT_METHOD void copy(int leaf, bool exists, int stage) {
         constexpr int PIECES = sizeof(typename C::W) / 2; /* of 16 bytes a lane has of w */
         const uint32_t to = ring + stage * C::STAGE;
         const int left = tokens - leaf * LEAF, row = lane_id() / 2;
         const uint32_t cell = ring_row(row, 32) + lane_id() % 2 * 16;
         if (exists) {
-            if (WITH_R) r.copy(to + C::RING_R + cell, row < left);
+            if (with_r) r.copy(to + C::RING_R + cell, row < left);
             k.copy(to + C::RING_K + cell, row < left);
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
@@ -607,7 +607,6 @@ struct Preparer {
     GT_METHOD int v_column() const { return (32 * group + lane_id()) % (C::N / 8) * 8; }
 
     /* The lane's part of a leaf that has arrived. */
-    template <bool WITH_R>
     GT_METHOD RawLeaf<C> read(int stage) const {
         const uint32_t from = ring + stage * C::STAGE;
         const int pair = lane_id() % 8;
@@ -615,7 +614,7 @@ struct Preparer {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = ring_row(4 * quad + i, 4);
-            if (WITH_R) x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 8 * row + 4 * pair);
+            if (with_r) x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 8 * row + 4 * pair);
             x.k[i] = lds<Pair<typename C::T>>(from + C::RING_K + 8 * row + 4 * pair);
             x.w[i] = lds<Pair<typename C::W>>(from + C::RING_W +
                                               (int)sizeof(typename C::W) * (4 * row + 2 * pair));
@@ -669,6 +668,16 @@ GT_DEV float scan_quads(float x, int quad, float* total) {
     return quad >= 1 ? y : 0.0f;
 }
 
+/* The sum over the later lanes of a channel pair, by additions only: x may be infinite. */
+GT_DEV float sum_later_quads(float x, int quad) {
+    float y = shfl_down(x, 8);
+    float suffix = quad <= 2 ? x + y : x;
+    y = shfl_down(suffix, 16);
+    suffix = quad <= 1 ? suffix + y : suffix;
+    y = shfl_down(suffix, 8);
+    return quad <= 2 ? y : 0.0f;
+}
+
 /* The bonus of 4 tokens of a quad, summed over its 8 lanes; a lane gets that of token bonus_token(), and
  * so 4 tokens take 4 shuffles, not 12. */
 GT_DEV float sum_bonus(const float (&bonus)[4]) {
@@ -693,15 +702,8 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
     const uint32_t from = me.ring + stage * C::STAGE, decays = from + C::RING_W;
     float after[2];
     GT_UNROLL
-    for (int e = 0; e < 2; e++) { /* sum of h over the later quads: add only, h may be infinite */
-        const float sum = h[0][e] + h[1][e] + h[2][e] + h[3][e];
-        float y = shfl_down(sum, 8);
-        float suffix = me.quad <= 2 ? sum + y : sum;
-        y = shfl_down(suffix, 16);
-        suffix = me.quad <= 1 ? suffix + y : suffix;
-        y = shfl_down(suffix, 8);
-        after[e] = me.quad <= 2 ? y : 0.0f;
-    }
+    for (int e = 0; e < 2; e++)
+        after[e] = sum_later_quads(h[0][e] + h[1][e] + h[2][e] + h[3][e], me.quad);
     sync_warp(); /* w and v of the stage are read */
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
@@ -782,6 +784,30 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
+/* The same where only states are wanted: K with decays after the token, as the slow form has it. */
+template <class C>
+GT_DEV void prepare_states(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
+    float h[4][2], total[2], after[2];
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float sum = (h[0][e] + h[1][e]) + (h[2][e] + h[3][e]);
+        after[e] = sum_later_quads(sum, me.quad);
+        total[e] = shfl_idx(after[e] + sum, lane_id() % 8);
+    }
+    GT_UNROLL
+    for (int i = 3; i >= 0; i--) {
+        float2 k;
+        k.x = to_tf32(x.k[i].lo() * ex2_approx(-after[0]));
+        k.y = to_tf32(x.k[i].hi() * ex2_approx(-after[1]));
+        after[0] += h[i][0];
+        after[1] += h[i][1];
+        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
+    }
+    if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, 1);
+    store_scale_and_values<C>(me, x, total, buffer);
+}
+
 /* The same for G backwards in time: K holds r_t 2^-c_t, always in range. */
 template <class C>
 GT_DEV void prepare_reverse(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
@@ -822,6 +848,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
+    me.with_r = !REVERSE && p.y;
     const Span span = span_of<C, REVERSE>(p, sub);
     const int64_t b = span.b, h = span.h;
     const int steps = span.leaves, direction = REVERSE ? -C::TURNS : C::TURNS;
@@ -847,19 +874,21 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         const int stage = step / C::TURNS % C::AHEAD, next = step + C::TURNS * C::AHEAD;
         cp_async_wait<C::AHEAD - 1>();
         sync_warp();
-        const RawLeaf<C> x = me.template read<!REVERSE>(stage);
+        const RawLeaf<C> x = me.read(stage);
         mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
         if constexpr (REVERSE) {
             prepare_reverse<C>(me, x, leaf_at(step), buffer);
+        } else if (!p.y) {
+            prepare_states<C>(me, x, leaf_at(step), buffer);
         } else {
             prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
         }
         mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
         sync_warp(); /* the stage is read */
-        me.template copy<!REVERSE>(leaf_at(next), next < steps, stage);
+        me.copy(leaf_at(next), next < steps, stage);
     };
     for (int i = 0; i < C::AHEAD; i++)
-        me.template copy<!REVERSE>(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
+        me.copy(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
     if constexpr (C::TURNS == 2) {
         for (int step = turn; step < steps; step += 2) prepare(step, turn);
     } else {
@@ -1349,16 +1378,27 @@ GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     const int count = segments_of(in, seq, p.walk.segments).count;
     const int64_t row = p.walk.state_in_shared ? head % in.H : head;
     float S = p.walk.state_in ? p.walk.state_in[row * NN + element] : 0.0f;
-    for (int k = 0; k < count; k++) {
-        const int64_t item = head * p.walk.segments.count + (p.reverse ? count - 1 - k : k);
-        float* cell = p.walk.segment_states + item * NN + element;
-        const float before = S;
-        if (k + 1 < count) {
-            const float* bits = p.walk.segment_decays + item * 2 * in.N + n;
-            const Scale scale = scale_of_log((bits[0] + bits[in.N]) * LN_2);
-            S = rescale(scale.keep, scale.factor, S, *cell);
+    const auto item_of = [&](int k) {
+        return head * p.walk.segments.count + (p.reverse ? count - 1 - k : k);
+    };
+    constexpr int BATCH = 8; /* loads that do not wait for each other */
+    for (int first = 0; first < count; first += BATCH) {
+        float sum[BATCH], bits[BATCH];
+        GT_UNROLL
+        for (int k = 0; k < BATCH; k++) {
+            sum[k] = bits[k] = 0.0f;
+            if (first + k + 1 >= count) continue;
+            const float* decays = p.walk.segment_decays + item_of(first + k) * 2 * in.N + n;
+            sum[k] = p.walk.segment_states[item_of(first + k) * NN + element];
+            bits[k] = decays[0] + decays[in.N];
         }
-        *cell = before;
+        GT_UNROLL
+        for (int k = 0; k < BATCH; k++) {
+            if (first + k >= count) break;
+            p.walk.segment_states[item_of(first + k) * NN + element] = S;
+            const Scale scale = scale_of_log(bits[k] * LN_2);
+            S = rescale(scale.keep, scale.factor, S, sum[k]);
+        }
     }
 }
 
