@@ -400,18 +400,20 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     pairs: 17 KB at N = 64; two buffers and the rings: 66 KB.
  * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order. */
-template <class T_, class W_, int N_, int TURNS_ = 1>
+/* STATES: for walks that want states only, states_tensor_kernel. */
+template <class T_, class W_, int N_, bool STATES_ = false>
 struct TensorTraits {
     using T = T_;
     using W = W_;
     using State = StateOf<T>;
     static constexpr int N = N_;
     static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
-    static constexpr int TILES = N == 128 || (N == 64 && TURNS_ == 2) ? 2 : 4;
+    static constexpr bool STATES = STATES_;
+    static constexpr int TILES = N == 128 || (N == 64 && STATES) ? 2 : 4;
     static constexpr int COLUMNS = 8 * TILES;
     static constexpr int MT = TILES / 2, NT = N / 8;
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
-    static constexpr int TURNS = TURNS_; /* preparing warps of a group that take leaves in turn */
+    static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
     static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
     /* leaves in flight to a preparing warp's own ring: r, k, w by rows of 16 channels, v by lanes */
@@ -579,7 +581,6 @@ struct Preparer {
     float u0, u1;
     float bits[2]; /* of decay so far, log2 */
     bool raw;      /* decay = exp(-exp(w)) */
-    bool with_r;   /* else states only */
 
     /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
      * span. */
@@ -589,7 +590,7 @@ struct Preparer {
         const int left = tokens - leaf * LEAF, row = lane_id() / 2;
         const uint32_t cell = ring_row(row, 32) + lane_id() % 2 * 16;
         if (exists) {
-            if (with_r) r.copy(to + C::RING_R + cell, row < left);
+            if (!C::STATES) r.copy(to + C::RING_R + cell, row < left);
             k.copy(to + C::RING_K + cell, row < left);
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
@@ -614,7 +615,7 @@ struct Preparer {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = ring_row(4 * quad + i, 4);
-            if (with_r) x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 8 * row + 4 * pair);
+            if (!C::STATES) x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 8 * row + 4 * pair);
             x.k[i] = lds<Pair<typename C::T>>(from + C::RING_K + 8 * row + 4 * pair);
             x.w[i] = lds<Pair<typename C::W>>(from + C::RING_W +
                                               (int)sizeof(typename C::W) * (4 * row + 2 * pair));
@@ -804,7 +805,6 @@ GT_DEV void prepare_states(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int b
         after[1] += h[i][1];
         sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
     }
-    if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, 1);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
@@ -848,7 +848,6 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
-    me.with_r = !REVERSE && p.y;
     const Span span = span_of<C, REVERSE>(p, sub);
     const int64_t b = span.b, h = span.h;
     const int steps = span.leaves, direction = REVERSE ? -C::TURNS : C::TURNS;
@@ -876,12 +875,12 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         sync_warp();
         const RawLeaf<C> x = me.read(stage);
         mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
-        if constexpr (REVERSE) {
-            prepare_reverse<C>(me, x, leaf_at(step), buffer);
-        } else if (!p.y) {
-            prepare_states<C>(me, x, leaf_at(step), buffer);
-        } else {
+        if constexpr (!C::STATES) {
             prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
+        } else if constexpr (REVERSE) {
+            prepare_reverse<C>(me, x, leaf_at(step), buffer);
+        } else {
+            prepare_states<C>(me, x, leaf_at(step), buffer);
         }
         mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
         sync_warp(); /* the stage is read */
@@ -1212,9 +1211,8 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.place * C::N * C::N;
-    typename C::T* y_out = static_cast<typename C::T*>(p.y);
-    if (y_out)
-        y_out += at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
+    typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) +
+                           me.column0 + 2 * C::TILES * me.j;
 
     for (int leaf = 0; leaf < span.leaves; leaf += 2) {
         if (checkpoints && leaf % LEAVES == 0)
@@ -1228,12 +1226,10 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             lds_words(slow, me.flags + buffer * C::BUFFER);
             GT_UNROLL
             for (int i = 0; i < C::GROUPS; i++) any |= slow[i];
-            if (any && p.y) {
+            if (any) {
                 state_leaf<C, true>(me, buffer * C::BUFFER, slow, y);
-            } else if (p.y) {
-                state_leaf<C, false>(me, buffer * C::BUFFER, slow, y);
             } else {
-                update_state_warp<C, true>(me, buffer * C::BUFFER, slow);
+                state_leaf<C, false>(me, buffer * C::BUFFER, slow, y);
             }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
             GT_UNROLL
@@ -1243,7 +1239,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
                 GT_UNROLL
                 for (int i = 0; i < C::TILES; i++)
                     pairs[i] = E::pack(y[i][2 * half], y[i][2 * half + 1]);
-                if (t >= span.tokens || !p.y) continue;
+                if (t >= span.tokens) continue;
                 if constexpr (C::TILES == 4) {
                     stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
                 } else {
@@ -1277,24 +1273,26 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_C
     }
 }
 
-/* ---- G backwards in time, on tensor cores ------------------------------------------------------------------
+/* ---- states only: G backwards in time, S of segments, on tensor cores ---------------------------------------
  * The same block, roles and buffers, but two warps of a group prepare leaves in turn, each for its own
- * buffer (N = 128: one; there are no registers for more); (k, v) are (r, dy), the leaves come last to first,
- * and
+ * buffer (N = 128: one; there are no registers for more), and the state is scaled before it is added to, which
+ * needs no growing factor.  Forward
+ *     S <- E . S + sum_t (decay after t . k_t) v_t^T
+ * REVERSE: (k, v) are (r, dy), the leaves come last to first, and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
- * needs no growing factor.  Leaves G after every chunk (the checkpoints) and before the first token.
- * bytes: r, w, dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G). */
+ * Leaves the state before, reverse after, every chunk (the checkpoints) and that which the walk ends with.
+ * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G). */
 template <class T, class W, int N>
-using ReverseTraits = TensorTraits<T, W, N, N == 128 ? 1 : 2>;
+using StatesTraits = TensorTraits<T, W, N, true>;
 
-template <class C>
-GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
+template <class C, bool REVERSE>
+GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
     StateWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
-    const Span span = span_of<C, true>(p, sub);
+    const Span span = span_of<C, REVERSE>(p, sub);
     uint32_t scale_first[C::GROUPS];
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
@@ -1319,17 +1317,19 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
         cp_async_commit();
     };
 
-    if (p.rowsums) fetch((span.leaves + LEAVES - 1) / LEAVES - 1);
-    load_first_state<C>(p, span, span.head, me);
-    for (int last = span.leaves - 1; last >= 0; last -= 2) {
+    if (REVERSE && p.rowsums) fetch((span.leaves + LEAVES - 1) / LEAVES - 1);
+    load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
+    for (int last = span.leaves - 1; last >= 0; last -= 2) { /* the leaf to come, if the walk is reverse */
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
-            const int leaf = last - buffer;
-            if (leaf < 0) break;
-            if (p.checkpoints && (leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0)) {
+            if (last - buffer < 0) break;
+            const int leaf = REVERSE ? last - buffer : span.leaves - 1 - last + buffer;
+            const bool at_checkpoint =
+                REVERSE ? leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0 : leaf % LEAVES == 0;
+            if (p.checkpoints && at_checkpoint) {
                 const int chunk = leaf / LEAVES;
                 State* to = static_cast<State*>(p.checkpoints) + (span.place + chunk) * C::N * C::N;
-                if (p.rowsums) {
+                if (REVERSE && p.rowsums) {
                     cp_async_wait<0>();
                     meet(); /* S is there, and the one after it read */
                     me.store_with_rowsum(to, copies + chunk % C::COPIES * C::S_BYTES,
@@ -1345,16 +1345,16 @@ GT_DEV void reverse_state_role(const TensorParams& p, uint32_t smem) {
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
     }
-    store_last_state<C>(p, span, span.starts, me);
+    store_last_state<C>(p, span, REVERSE ? span.starts : span.ends, me);
 }
 
-template <class C>
-GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) reverse_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+template <class C, bool REVERSE>
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     init_mbarriers<C>(smem_base());
     if (warp_id() < C::PREP_WARPS) {
-        prepare_role<C, true>(p, smem_base());
+        prepare_role<C, REVERSE>(p, smem_base());
     } else {
-        reverse_state_role<C>(p, smem_base());
+        states_role<C, REVERSE>(p, smem_base());
     }
 }
 
@@ -1999,7 +1999,7 @@ struct BackwardTraits {
     static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
     static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
     static constexpr int DU = FIRST + PER_LEAF;
-    static constexpr int ROWSUM_PARTS = ReverseTraits<T, W, N>::PARTS;
+    static constexpr int ROWSUM_PARTS = StatesTraits<T, W, N>::PARTS;
     static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
     static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * CHANNELS;
     static constexpr int BONUS = U + 4 * CHANNELS; /* [64,2] */
@@ -2907,15 +2907,15 @@ static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
 
 template <bool REVERSE, class T, class W, int N>
 static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
-    using C = typename std::conditional<REVERSE, ReverseTraits<T, W, N>, TensorTraits<T, W, N>>::type;
+    using C = TensorTraits<T, W, N>;
+    using States = StatesTraits<T, W, N>;
     const int64_t items = p.in.sequences * p.in.H * p.segments.count;
     const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
-    if constexpr (REVERSE)
-        return run("wkv6 reverse_tensor_kernel", reverse_tensor_kernel<C>, blocks, C::THREADS,
-                   C::SMEM + (p.rowsums ? C::S_COPIES : 0), stream, p);
-    else
-        return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS,
-                   C::SMEM, stream, p);
+    if (REVERSE || !p.y)
+        return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks,
+                   States::THREADS, States::SMEM + (p.rowsums ? States::S_COPIES : 0), stream, p);
+    return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS, C::SMEM,
+               stream, p);
 }
 
 template <bool REVERSE, class T, class W>
@@ -3037,9 +3037,9 @@ struct BackwardPlan {
 };
 
 static inline int rowsum_parts(const gt_wkv6_args& a) {
-    return a.N == 32   ? ReverseTraits<bf16, bf16, 32>::PARTS
-           : a.N == 64 ? ReverseTraits<bf16, bf16, 64>::PARTS
-                       : ReverseTraits<bf16, bf16, 128>::PARTS;
+    return a.N == 32   ? StatesTraits<bf16, bf16, 32>::PARTS
+           : a.N == 64 ? StatesTraits<bf16, bf16, 64>::PARTS
+                       : StatesTraits<bf16, bf16, 128>::PARTS;
 }
 
 static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
@@ -3111,7 +3111,7 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 /* Whether backward_tensor_kernel can do it, given that the sweep of G can. */
 static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
     const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
-    using Sweep = ReverseTraits<f16, f16, 128>;
+    using Sweep = StatesTraits<f16, f16, 128>;
     return (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_COPIES) && aligned(a.dv, a.dv_stride, 2, 4) &&
            aligned(a.dr, a.dr_stride, 2, 8) && aligned(a.dk, a.dk_stride, 2, 8) &&
            aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
