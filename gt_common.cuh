@@ -537,7 +537,15 @@ GT_DEV T ldg(const void* source) {
 
 template <class T>
 GT_DEV void stg(void* target, T value) {
-    *static_cast<T*>(target) = value;
+    if constexpr (sizeof(T) == 16) { /* left to the compiler, it may fall apart into four stores */
+        uint32_t bits[4];
+        memcpy(bits, &value, sizeof value);
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
+                     "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+                     : "memory");
+    } else {
+        *static_cast<T*>(target) = value;
+    }
 }
 
 template <int BYTES>

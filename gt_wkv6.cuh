@@ -421,6 +421,8 @@ struct TensorTraits {
     static constexpr int RING_R = 0, RING_K = 512, RING_W = 1024;
     static constexpr int RING_V = RING_W + LEAF * 16 * (int)sizeof(W), STAGE = RING_V + 512;
     static constexpr int PITCH = N + 8;
+    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, cells of 2 x 2 */
+    static_assert(LEAF / 2 * PAIR_PITCH <= LEAF * PITCH * 4, "within K");
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
     static constexpr int R = 0, K = R + LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
@@ -785,6 +787,15 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
+/* STATES: K as cells, two tokens of a channel, then of the next. */
+template <class C>
+GT_DEV void store_cells(const Preparer<C>& me, const float (&k)[4][2], int buffer) {
+    GT_UNROLL
+    for (int i = 0; i < 4; i += 2)
+        sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH,
+                    {k[i][0], k[i + 1][0], k[i][1], k[i + 1][1]});
+}
+
 /* The same where only states are wanted: K with decays after the token, as the slow form has it. */
 template <class C>
 GT_DEV void prepare_states(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
@@ -796,15 +807,15 @@ GT_DEV void prepare_states(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int b
         after[e] = sum_later_quads(sum, me.quad);
         total[e] = shfl_idx(after[e] + sum, lane_id() % 8);
     }
+    float k[4][2];
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
-        float2 k;
-        k.x = to_tf32(x.k[i].lo() * ex2_approx(-after[0]));
-        k.y = to_tf32(x.k[i].hi() * ex2_approx(-after[1]));
+        k[i][0] = to_tf32(x.k[i].lo() * ex2_approx(-after[0]));
+        k[i][1] = to_tf32(x.k[i].hi() * ex2_approx(-after[1]));
         after[0] += h[i][0];
         after[1] += h[i][1];
-        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
     }
+    store_cells<C>(me, k, buffer);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
@@ -816,15 +827,15 @@ GT_DEV void prepare_reverse(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int 
     GT_UNROLL
     for (int e = 0; e < 2; e++)
         c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
+    float r[4][2];
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        float2 r;
-        r.x = to_tf32(x.k[i].lo() * ex2_approx(-c[0]));
-        r.y = to_tf32(x.k[i].hi() * ex2_approx(-c[1]));
+        r[i][0] = to_tf32(x.k[i].lo() * ex2_approx(-c[0]));
+        r[i][1] = to_tf32(x.k[i].hi() * ex2_approx(-c[1]));
         c[0] += h[i][0];
         c[1] += h[i][1];
-        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, r);
     }
+    store_cells<C>(me, r, buffer);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
@@ -842,7 +853,8 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
     /* row 4 quad, columns xor 24 where bit 2 of the row is set */
     me.k_row = me.buffer0 + C::K +
-               4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0)));
+               (C::STATES ? 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
+                          : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
     me.values =
         me.buffer0 + C::VALUES + 2 * (me.v_row() * C::PITCH + value_column<C>(me.v_column()));
     me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
@@ -940,12 +952,19 @@ GT_DEV void store_row(bf16* to, const float (&x)[2 * TILES]) {
     stg<Vec<bf16, 2 * TILES>>(to, packed);
 }
 
-/* Byte offset of 16 bytes of a row of S in shared memory: they are swapped so that 8 rows lie in different banks,
- * and rows 8 apart alike. */
+/* Byte offset of 16 bytes of a row of S in shared memory: they are swapped so that 8 rows of one parity lie in
+ * different banks, and rows 16 apart alike. */
 template <class C>
 GT_DEV uint32_t S_piece(int row, int piece) {
-    if constexpr (C::S_ROW == 64) return 128 * (row / 2) + 16 * ((row % 2 * 4 + piece) ^ row / 2 % 4);
-    return C::S_ROW * row + 16 * (piece ^ row % 8);
+    if constexpr (C::S_ROW == 64) return 128 * (row / 2) + 16 * ((row % 2 * 4 + piece) ^ row / 2 % 8);
+    return C::S_ROW * row + 16 * (piece ^ row / 2 % 8);
+}
+
+/* The piece of tile nt, where tile 0 has it at `piece`. */
+template <class C>
+GT_DEV uint32_t S_tile(uint32_t piece, int nt) {
+    if constexpr (C::S_ROW == 64) return (piece ^ nt % 2 * 64) + nt / 2 * 16 * 64;
+    return piece + (nt / 2 * 16 + nt % 2) * C::S_ROW;
 }
 
 /* Sum of x[i] times the COUNT elements at `addr`; the piece after the first is its neighbour. */
@@ -981,18 +1000,27 @@ struct StateWarp {
     int g, j;         /* lane / 4, lane % 4 */
     int column0; /* first of its values */
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
-    uint32_t row[4];    /* K, row g, columns 2j */
+    uint32_t row[4];    /* K, row g, columns 2j; STATES: [0], cell of tokens 2j and channels 2g */
     uint32_t column[4]; /* K, row 2j, column g */
     uint32_t cells;     /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
     uint32_t full, empty; /* mbarriers */
+
+    /* Channel of column c of tile nt: tile_channel(nt) + CHANNEL_STEP c.  STATES: two tiles share 16
+     * channels, so that a lane has 4 neighbours. */
+    static constexpr int CHANNEL_STEP = C::STATES ? 2 : 1;
+    static GT_METHOD constexpr int tile_channel(int nt) {
+        return C::STATES ? 16 * (nt / 2) + nt % 2 : 8 * nt;
+    }
+    GT_METHOD int own_channel() const { return CHANNEL_STEP * (2 * j + g % 2); }
 
     GT_METHOD void place(uint32_t buffer0) {
         g = lane_id() / 4;
         j = lane_id() % 4;
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            row[i] = buffer0 + C::K + 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0)));
+            row[i] = buffer0 + C::K + (C::STATES ? j * C::PAIR_PITCH + 16 * g
+                                                 : 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0))));
             column[i] = buffer0 + C::K + 4 * (2 * j * C::PITCH + g + 8 * (i ^ (j & 2 ? 3 : 0)));
         }
         cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
@@ -1003,15 +1031,15 @@ struct StateWarp {
         values_right = buffer0 + C::VALUES +
                        2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
         bonus = buffer0 + C::BONUS + 4 * 2 * g * C::GROUPS;
-        scales = buffer0 + C::SCALE + 8 * j;
+        scales = buffer0 + C::SCALE + 8 * CHANNEL_STEP * j;
         pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
         flags = buffer0 + C::SLOW;
         full = buffer0 + C::FULL;
         empty = buffer0 + C::EMPTY;
     }
 
-    /* Row 8 nt + 2j, for lanes with odd g the next, of values gathered_column(): 2 TILES neighbours, got by swapping
-     * with lane ^ 4. */
+    /* Of channel tile_channel(nt) + own_channel() the values from gathered_column() on: 2 TILES neighbours, got by
+     * swapping with lane ^ 4. */
     GT_METHOD void gather_row(int nt, float (&x)[2 * C::TILES]) const {
         const bool odd = g & 1;
         GT_UNROLL
@@ -1028,12 +1056,12 @@ struct StateWarp {
 
     template <class State>
     GT_METHOD void store(State* state) const {
-        state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
+        state += (int64_t)own_channel() * C::N + gathered_column();
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             float x[2 * C::TILES];
             gather_row(nt, x);
-            store_row<C::TILES>(state + 8 * nt * C::N, x);
+            store_row<C::TILES>(state + tile_channel(nt) * C::N, x);
         }
     }
 
@@ -1041,7 +1069,7 @@ struct StateWarp {
     template <class State>
     GT_METHOD void store_with_rowsum(State* state, uint32_t other, float* sums) const {
         float sum[C::NT / 2]; /* over the lanes of a row, which are 16 and 8 apart */
-        const int row = 2 * j + g % 2;
+        const int row = own_channel();
         const int byte = gathered_column() * (int)sizeof(State);
         const uint32_t cell = other + S_piece<C>(row, byte / 16) + byte % 16;
         state += (int64_t)row * C::N + gathered_column();
@@ -1053,8 +1081,8 @@ struct StateWarp {
                 const int nt = i + C::NT / 2 * e;
                 float x[2 * C::TILES];
                 gather_row(nt, x);
-                store_row<C::TILES>(state + 8 * nt * C::N, x);
-                pair[e] = dot_piece<State>(x, cell + 8 * nt * C::S_ROW);
+                store_row<C::TILES>(state + tile_channel(nt) * C::N, x);
+                pair[e] = dot_piece<State>(x, S_tile<C>(cell, nt));
             }
             halve_sums<1>(pair, 16);
             sum[i] = pair[0];
@@ -1062,10 +1090,10 @@ struct StateWarp {
         halve_sums<C::NT / 4>(sum, 8);
         GT_UNROLL
         for (int i = 0; i < C::NT / 4; i++)
-            sums[8 * (C::NT / 4 * (g / 2) + i) + 2 * j + g % 2] = sum[i];
+            sums[tile_channel(C::NT / 4 * (g / 2) + i) + row] = sum[i];
     }
 
-    /* rows 8 nt + 2j and + 1 by their decays */
+    /* columns 2j and 2j + 1 of a tile by their channels' decays */
     GT_METHOD void scale(int nt, float2 decay) {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
@@ -1075,7 +1103,7 @@ struct StateWarp {
         GT_UNROLL
         for (int x = 0; x < C::MT * C::NT * 4; x++) {
             const int mt = x / 4 / C::NT, nt = x / 4 % C::NT, e = x % 4;
-            const int i = 2 * mt + e / 2, n = 8 * nt + 2 * j + e % 2;
+            const int i = 2 * mt + e / 2, n = tile_channel(nt) + CHANNEL_STEP * (2 * j + e % 2);
             const int column = column0 + 2 * C::TILES * (g / 2) + 2 * i + g % 2;
             S[mt][nt][e] = state ? state[(int64_t)n * C::N + column] : 0.0f;
         }
@@ -1101,19 +1129,37 @@ GT_DEV void update_state_warp(StateWarp<C>& me, int offset, const uint32_t (&slo
             v[mt][half][3] = E::hi(x[2 * half + 1]);
         }
     }
-    GT_UNROLL
-    for (int nt = 0; nt < C::NT; nt++) {
-        const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
-        if (SLOW && slow[nt / 2]) me.scale(nt, scale);
+    if constexpr (C::STATES) {
         GT_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const uint32_t cell =
-                me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
-            const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
+        for (int m = 0; m < C::GROUPS; m++) {
+            const float4 scale = lds<float4>(me.scales + offset + 64 * m);
+            me.scale(2 * m, {scale.x, scale.z});
+            me.scale(2 * m + 1, {scale.y, scale.w});
             GT_UNROLL
-            for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
+            for (int half = 0; half < 2; half++) {
+                const float4 k = lds<float4>(me.row[0] + offset + 128 * m + 4 * half * C::PAIR_PITCH);
+                GT_UNROLL
+                for (int mt = 0; mt < C::MT; mt++) {
+                    mma_tf32(me.S[mt][2 * m], v[mt][half], k.x, k.y);
+                    mma_tf32(me.S[mt][2 * m + 1], v[mt][half], k.z, k.w);
+                }
+            }
         }
-        if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
+    } else {
+        GT_UNROLL
+        for (int nt = 0; nt < C::NT; nt++) {
+            const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
+            if (SLOW && slow[nt / 2]) me.scale(nt, scale);
+            GT_UNROLL
+            for (int half = 0; half < 2; half++) {
+                const uint32_t cell =
+                    me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
+                const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
+                GT_UNROLL
+                for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
+            }
+            if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
+        }
     }
 }
 
