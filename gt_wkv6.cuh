@@ -1997,6 +1997,26 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * shared, N = 64: R, K, sums [64,64] fp32 48 KB, v, dy 16 KB, S, G 16 KB: two blocks on a multiprocessor.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G. */
+/* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
+struct Divider {
+    uint32_t magic, shift;
+    int divisor;
+};
+
+static inline Divider divide_by(int divisor) {
+    uint32_t shift = 0;
+    while ((int64_t)1 << shift < divisor) shift++;
+    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
+    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
+}
+
+GT_DEV int divide(int x, const Divider& by, int* rest) {
+    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
+    const int quotient = (int)((high + (uint32_t)x) >> by.shift);
+    *rest = x - quotient * by.divisor;
+    return quotient;
+}
+
 enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
 
 struct BackwardParams {
@@ -2005,7 +2025,8 @@ struct BackwardParams {
         gt_stride at; /* below 2^31 bytes from token to token */
         int element;  /* bytes */
     } tensors[TENSORS];
-    int H, T, places;
+    Divider H, places;
+    int T;
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
     const float* u;
@@ -2055,6 +2076,7 @@ struct BackwardTraits {
     static constexpr int TOKENS = PLACE + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
     static constexpr int SMEM = SLOW + 4 * 2 * LEAVES;
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0, "read by 16 bytes");
+    static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
 };
 
@@ -2080,22 +2102,34 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     }
 }
 
-/* Where a chunk is, found once since 64-bit strides and divisions are dear: its first token in every tensor, its
- * number of tokens (0: no chunk here) and its head. */
+/* The chunk of this block; sequence < 0: none. */
+struct ChunkPlace {
+    int b, h, place;
+    gt_chunk chunk;
+
+    GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
+};
+
+GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
+    ChunkPlace at;
+    at.b = divide(divide(block_x(), p.places, &at.place), p.H, &at.h);
+    at.chunk = chunk_at(p.packing, p.T, at.place);
+    return at;
+}
+
+/* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in
+ * every tensor, its number of tokens and its head. */
 template <class C>
-GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me) {
-    const int i = thread_id();
-    if (i > TENSORS) return;
-    const int head = block_x() / p.places, b = head / p.H, h = head % p.H;
-    const gt_chunk chunk = chunk_at(p.packing, p.T, block_x() % p.places);
+GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    const int i = lane_id();
     if (i == TENSORS) {
-        sts<int>(me.smem + C::TOKENS, chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first));
-        sts<int>(me.smem + C::HEAD, h);
-    } else {
-        const BackwardParams::Tensor& x = p.tensors[i];
-        sts<char*>(me.smem + C::PLACE + 8 * i,
-                   static_cast<char*>(x.data) + at(x.at, b, chunk.first, h) * x.element);
+        sts<int>(me.smem + C::TOKENS, here.tokens());
+        sts<int>(me.smem + C::HEAD, here.h);
     }
+    if (i >= TENSORS) return;
+    const BackwardParams::Tensor& x = p.tensors[i];
+    sts<char*>(me.smem + C::PLACE + 8 * i,
+               static_cast<char*>(x.data) + at(x.at, here.b, here.chunk.first, here.h) * x.element);
 }
 
 /* Where token t of the chunk is. */
@@ -2187,112 +2221,115 @@ struct ChannelPart {
     }
 };
 
-/* COUNT 16-bit elements from `column` on of every token to shared memory, 8 of them at cell(token, first);
- * pairs of them are `none` beyond the sequence. */
+/* A warp: COUNT 16-bit elements from `column` on of every token of a tensor to shared memory, 8 of them at
+ * cell(token, first); pairs of them are `none` beyond the sequence. */
 template <class C, int COUNT, class Cell>
-GT_DEV void copy_rows(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int column,
-                      uint32_t none, const Cell& cell) {
-    using T = uint16_t;
-    constexpr int PIECES = COUNT / 8, ROWS = C::THREADS / PIECES;
-    const int row = thread_id() / PIECES, first = thread_id() % PIECES * 8, tokens = me.tokens();
-    const T* from = row_of<T>(p, me, tensor, row) + column + first;
-    GT_UNROLL
-    for (int i = 0; i < CHECKPOINT / ROWS; i++) {
-        const uint32_t to = me.smem + cell(row + ROWS * i, first);
-        if (row + ROWS * i < tokens) {
+GT_DEV void copy_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here, int tensor,
+                      int column, uint32_t none, const Cell& cell) {
+    constexpr int PIECES = COUNT / 8, ROWS = 32 / PIECES;
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    const int row = lane_id() / PIECES, first = lane_id() % PIECES * 8, tokens = here.tokens();
+    const uint16_t* from = static_cast<const uint16_t*>(x.data) + at(x.at, here.b, here.chunk.first + row, here.h) +
+                           column + first;
+    const int step = ROWS * (int)x.at.t;
+    if (tokens == CHECKPOINT) { /* copies under a condition cost more instructions */
+        GT_UNROLL
+        for (int i = 0; i < CHECKPOINT; i += ROWS) {
+            cp_async<16>(me.smem + cell(row | i, first), from);
+            from += step;
+        }
+        return;
+    }
+    for (int t = row; t < CHECKPOINT; t += ROWS) {
+        const uint32_t to = me.smem + cell(t, first);
+        if (t < tokens) {
             cp_async<16>(to, from);
-        } else { /* copies that fill with zeros cost more instructions */
+        } else {
             sts<uint4>(to, {none, none, none, none});
         }
-        from += ROWS * (int)p.tensors[tensor].at.t;
+        from += step;
     }
 }
 
+/* A warp: a slice of a state kept as bf16, to rows at `to`. */
 template <class C>
-GT_DEV void copy_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
-    using E = Element<typename C::W>;
-    const auto to = [](int region) { return [=](int t, int n) { return region + raw_cell<C>(t, n); }; };
-    copy_rows<C, C::CHANNELS>(p, me, OF_R, me.slice0, 0, to(C::RAW_R));
-    copy_rows<C, C::CHANNELS>(p, me, OF_K, me.slice0, 0, to(C::RAW_K));
-    if constexpr (sizeof(typename C::W) == 2)
-        copy_rows<C, C::CHANNELS>(p, me, OF_W, me.slice0, p.raw ? E::pack(-INFINITY, -INFINITY) : 0,
-                                  to(C::RAW_W));
+GT_DEV void copy_state(const BackwardBlock<C>& me, const void* states, int to) {
+    constexpr int PIECES = C::N / 8, ROWS = 32 / PIECES;
+    const int row = lane_id() / PIECES, piece = lane_id() % PIECES;
+    const bf16* from = static_cast<const bf16*>(states) + (int64_t)block_x() * C::N * C::N +
+                       me.slice0 * C::N + 8 * lane_id();
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i += ROWS)
+        cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from + i * C::N);
 }
 
+/* A warp: u and rowsum(S . G) of a slice. */
 template <class C>
-GT_DEV void copy_values(const BackwardParams& p, const BackwardBlock<C>& me) {
-    const auto to = [](int region) { return [=](int t, int v) { return region + row_piece<C::N>(t, v / 8); }; };
-    copy_rows<C, C::N>(p, me, OF_V, 0, 0, to(C::VALUES));
-    copy_rows<C, C::N>(p, me, OF_DY, 0, 0, to(C::DY));
-}
-
-/* u and rowsum(S . G) of a slice, by its first threads: loaded before the other inputs are, stored after, so that
- * their latency is one. */
-template <class C>
-struct ChannelInputs {
-    float u, rowsums[C::ROWSUM_PARTS];
-
-    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
-        const int n = me.slice0 + thread_id();
-        if (thread_id() >= C::CHANNELS) return;
+GT_DEV void copy_channels(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS / 32; i++) {
+        const int channel = lane_id() + 32 * i, n = me.slice0 + channel;
         const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
-        GT_UNROLL
-        for (int i = 0; i < C::ROWSUM_PARTS; i++)
-            rowsums[i] = p.tensors[OF_DW].data ? ldg<float>(sums + i * C::N) : 0.0f;
-        u = p.u ? ldg<float>(p.u + lds<int>(me.smem + C::HEAD) * C::N + n) : 0.0f;
-    }
-
-    GT_METHOD void store(const BackwardBlock<C>& me) const {
-        if (thread_id() >= C::CHANNELS) return;
         float rowsum = 0.0f;
         GT_UNROLL
-        for (int i = 0; i < C::ROWSUM_PARTS; i++) rowsum += rowsums[i];
-        sts<float>(me.smem + C::ROWSUM + 4 * thread_id(), rowsum);
-        sts<float>(me.smem + C::U + 4 * thread_id(), u);
+        for (int k = 0; p.tensors[OF_DW].data && k < C::ROWSUM_PARTS; k++) rowsum += ldg<float>(sums + k * C::N);
+        sts<float>(me.smem + C::ROWSUM + 4 * channel, rowsum);
+        sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + here.h * C::N + n) : 0.0f);
     }
-};
+}
 
-/* A slice of a state as 16-bit rows at `to`; f16: times 2^(14 - e) with 2^e the largest of the row, and
- * what undoes that at `scales`. */
+/* Starts the copies of a slice: each warp has a tensor of its own, so that the addresses are few. */
 template <class C>
-GT_DEV void load_state(const BackwardBlock<C>& me, const void* states, int64_t state, int to,
-                       int scales) {
-    const typename C::State* from =
-        static_cast<const typename C::State*>(states) + state + me.slice0 * C::N;
-    if constexpr (std::is_same<typename C::State, bf16>::value) {
-        constexpr int PIECES = C::N / 8;
-        constexpr int COUNT = C::CHANNELS * PIECES;
-        GT_UNROLL
-        for (int i = 0; i < (COUNT + C::THREADS - 1) / C::THREADS; i++) {
-            const int x = thread_id() + i * C::THREADS, n = x / PIECES, piece = x % PIECES;
-            if (COUNT % C::THREADS && x >= COUNT) break;
-            cp_async<16>(me.smem + to + row_piece<C::N>(n, piece), from + 8 * x);
-        }
-    } else {
-        constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES;
-        const int n = thread_id() / LANES, lane = thread_id() % LANES;
-        float4 x[QUADS];
-        float largest = 0.0f;
-        GT_UNROLL
-        for (int i = 0; i < QUADS; i++) x[i] = ldg<float4>(from + n * C::N + 4 * (lane + LANES * i));
-        GT_UNROLL
-        for (int i = 0; i < QUADS; i++)
-            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
-                                           fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
-        GT_UNROLL
-        for (int mask = 1; mask < LANES; mask <<= 1) largest = fmaxf(largest, shfl_xor(largest, mask));
-        int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
-        if (exponent < -126) exponent = -126;
-        const float undo = as_float((uint32_t)(exponent + 127) << 23);
-        const float scale = as_float((uint32_t)(127 - exponent) << 23);
-        if (lane == 0) sts<float>(me.smem + scales + 4 * n, undo);
-        GT_UNROLL
-        for (int i = 0; i < QUADS; i++) {
-            const int column = 4 * (lane + LANES * i);
-            sts<uint2>(me.smem + to + row_piece<C::N>(n, column / 8) + 2 * (column % 8),
-                       {pack_f16(x[i].x * scale, x[i].y * scale),
-                        pack_f16(x[i].z * scale, x[i].w * scale)});
-        }
+GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    constexpr bool KEEPS_BF16 = std::is_same<typename C::State, bf16>::value;
+    const int warp = warp_id();
+    if (warp == OF_R || warp == OF_K || (warp == OF_W && sizeof(typename C::W) == 2)) {
+        const int to = warp == OF_R ? C::RAW_R : warp == OF_K ? C::RAW_K : C::RAW_W;
+        const uint32_t none = warp == OF_W && p.raw ? C::MINUS_INFINITIES : 0;
+        copy_rows<C, C::CHANNELS>(p, me, here, warp, me.slice0, none,
+                                  [=](int t, int n) { return to + raw_cell<C>(t, n); });
+    } else if (warp == OF_V || warp == OF_DY) {
+        const int to = warp == OF_V ? C::VALUES : C::DY;
+        if (me.slice0 == 0)
+            copy_rows<C, C::N>(p, me, here, warp, 0, 0,
+                               [=](int t, int v) { return to + row_piece<C::N>(t, v / 8); });
+    } else if (KEEPS_BF16 && (warp == 5 || warp == 6)) {
+        copy_state<C>(me, warp == 5 ? p.S_checkpoints : p.G_checkpoints, warp == 5 ? C::S : C::G);
+    } else if (warp == 7) {
+        if (me.slice0 == 0) store_place<C>(p, me, here);
+        copy_channels<C>(p, me, here);
+    }
+    cp_async_commit();
+}
+
+/* A slice of a state kept as fp32, as f16 rows at `to`, times 2^(14 - e) with 2^e the largest of the row; what
+ * undoes that at `scales`.  By all threads. */
+template <class C>
+GT_DEV void round_state(const BackwardBlock<C>& me, const void* states, int to, int scales) {
+    const float* from = static_cast<const float*>(states) + (int64_t)block_x() * C::N * C::N + me.slice0 * C::N;
+    constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES;
+    const int n = thread_id() / LANES, lane = thread_id() % LANES;
+    float4 x[QUADS];
+    float largest = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < QUADS; i++) x[i] = ldg<float4>(from + n * C::N + 4 * (lane + LANES * i));
+    GT_UNROLL
+    for (int i = 0; i < QUADS; i++)
+        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
+                                       fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
+    GT_UNROLL
+    for (int mask = 1; mask < LANES; mask <<= 1) largest = fmaxf(largest, shfl_xor(largest, mask));
+    int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
+    if (exponent < -126) exponent = -126;
+    const float undo = as_float((uint32_t)(exponent + 127) << 23);
+    const float scale = as_float((uint32_t)(127 - exponent) << 23);
+    if (lane == 0) sts<float>(me.smem + scales + 4 * n, undo);
+    GT_UNROLL
+    for (int i = 0; i < QUADS; i++) {
+        const int column = 4 * (lane + LANES * i);
+        sts<uint2>(me.smem + to + row_piece<C::N>(n, column / 8) + 2 * (column % 8),
+                   {pack_f16(x[i].x * scale, x[i].y * scale),
+                    pack_f16(x[i].z * scale, x[i].w * scale)});
     }
 }
 
@@ -2739,8 +2776,9 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     if (p.du && thread_id() < C::CHANNELS) {
         float x = 0.0f;
         for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
-        const int head = block_x() / p.places, place = block_x() % p.places;
-        p.du[(((int64_t)(head / p.H) * p.places + place) * p.H + head % p.H) * C::N + me.slice0 + thread_id()] = x;
+        const ChunkPlace here = find_chunk(p);
+        const int64_t row = ((int64_t)here.b * p.places.divisor + here.place) * p.H.divisor + here.h;
+        p.du[row * C::N + me.slice0 + thread_id()] = x;
     }
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
@@ -2770,7 +2808,6 @@ GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     BackwardBlock<C> me;
     ChannelPart<C> own;
-    const int64_t state = (int64_t)block_x() * C::N * C::N;
     const bool makes_dv = warp_id() < LEAVES;
     me.smem = smem_base();
     me.leaf = warp_id() % LEAVES;
@@ -2779,25 +2816,21 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     own.place();
 
     float dv[C::VALUE_TILES][4] = {};
-    store_place<C>(p, me);
-    sync_threads();
-    if (me.tokens() == 0) return;
     for (int slice = 0; slice < C::SLICES; slice++) {
-        me.slice0 = slice * C::CHANNELS;
-        ChannelInputs<C> channels;
-        channels.load(p, me);
-        copy_raw<C>(p, me);
-        cp_async_commit();
-        if (slice == 0) copy_values<C>(p, me);
         typename ChannelPart<C>::Decays w;
-        if constexpr (sizeof(typename C::W) > 2) own.load(p, me, w);
-        load_state<C>(me, p.S_checkpoints, state, C::S, C::S_SCALE);
-        load_state<C>(me, p.G_checkpoints, state, C::G, C::G_SCALE);
-        cp_async_commit();
-        channels.store(me);
-        cp_async_wait<1>();
-        sync_threads();
-        if constexpr (sizeof(typename C::W) == 2) own.load(p, me, w);
+        me.slice0 = slice * C::CHANNELS;
+        {
+            const ChunkPlace here = find_chunk(p);
+            if (here.chunk.sequence < 0) return;
+            copy_inputs<C>(p, me, here);
+        }
+        if constexpr (!std::is_same<typename C::State, bf16>::value) {
+            round_state<C>(me, p.S_checkpoints, C::S, C::S_SCALE);
+            round_state<C>(me, p.G_checkpoints, C::G, C::G_SCALE);
+        }
+        if (warp_id() <= OF_W) cp_async_wait<0>();
+        sync_threads(); /* r, k, w are there, and where the chunk is */
+        own.load(p, me, w);
         prepare_part<C>(p, me, own, w);
         cp_async_wait<0>();
         sync_threads();
@@ -3201,7 +3234,7 @@ template <class T, class W, int N>
 static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams& p,
                                     gt_stream stream) {
     using C = BackwardTraits<T, W, N>;
-    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.places,
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.places.divisor,
                C::THREADS, C::SMEM, stream, p);
 }
 
@@ -3228,7 +3261,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     set(OF_DK, a.dk, a.dk_stride, 2);
     set(OF_DW, a.dw, a.dw_stride, w_size);
     set(OF_DV, a.dv, a.dv_stride, 2);
-    p.H = (int)a.H, p.T = (int)a.T;
+    p.H = divide_by((int)a.H), p.T = (int)a.T;
     p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
     p.u = a.u;
@@ -3236,7 +3269,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     p.rowsums = plan.rowsums;
     p.slow = plan.slow;
     p.du = c.du;
-    p.places = (int)c.places;
+    p.places = divide_by((int)c.places);
     if (a.dtype == GT_BF16)
         return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
                                    : launch_chunks_of<bf16, bf16>(a, p, stream);
