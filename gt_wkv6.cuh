@@ -2709,7 +2709,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     float to_end[2] = {total[0] - c[0], total[1] - c[1]};
     T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
     T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
-    const bool to_dr = p.tensors[OF_DR].data, to_dk = p.tensors[OF_DK].data;
+    const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
     const auto raw = [&](int of, int t) { return lds<Raw>(me.smem + of + raw_cell<C>(t, own.channel)); };
     Raw k_before = {}, r = raw(C::RAW_R, own.t0);
     if (own.t0) k_before = raw(C::RAW_K, own.t0 - 1);
@@ -2736,12 +2736,12 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             Vec<T, 2> packed;
             packed.set({fma_rn(u.x, k_near.x, fma_rn(k_before.lo(), near.y, X.x * ex2_approx(to_end[0]))),
                         fma_rn(u.y, k_near.y, fma_rn(k_before.hi(), near.y, X.y * ex2_approx(to_end[1])))});
-            if (to_dr && i + e < left) stg<Vec<T, 2>>(dr_row, packed);
+            if (i + e < left_dr) stg<Vec<T, 2>>(dr_row, packed);
             GT_UNROLL
             for (int x = 0; x < 2; x++) c[x] += h[i + e][x], to_end[x] -= h[i + e][x];
             packed.set({fma_rn(u.x, r_near.x, fma_rn(r_next.lo(), next.y, Z.x * ex2_approx(c[0]))),
                         fma_rn(u.y, r_near.y, fma_rn(r_next.hi(), next.y, Z.y * ex2_approx(c[1])))});
-            if (to_dk && i + e < left) stg<Vec<T, 2>>(dk_row, packed);
+            if (i + e < left_dk) stg<Vec<T, 2>>(dk_row, packed);
             dr_row += (int)p.tensors[OF_DR].at.t;
             dk_row += (int)p.tensors[OF_DK].at.t;
             du.x = fma_rn(r.lo(), k_near.x, du.x);
@@ -2789,13 +2789,13 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         first.y += x.y;
     }
     W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
+    const float unit = p.raw ? -LN_2 : 1.0f; /* raw: log2 d = -h, and h is its own derivative by w */
+    first = {unit * first.x, unit * first.y};
+    const float2 scale = {unit * growth.x, unit * growth.y};
     GT_UNROLL
     for (int i = 0; i < PART; i++) {
-        float2 dw = {fma_rn(dg[i].x, growth.x, first.x), fma_rn(dg[i].y, growth.y, first.y)};
-        if (p.raw) { /* log2 d = -h, and h is its own derivative by w */
-            dw.x *= -LN_2 * h[i][0];
-            dw.y *= -LN_2 * h[i][1];
-        }
+        float2 dw = {fma_rn(dg[i].x, scale.x, first.x), fma_rn(dg[i].y, scale.y, first.y)};
+        if (p.raw) dw = {dw.x * h[i][0], dw.y * h[i][1]};
         Vec<W, 2> packed;
         packed.set({dw.x, dw.y});
         if (i < left) stg<Vec<W, 2>>(row, packed);
