@@ -2044,15 +2044,12 @@ struct BackwardTraits {
     static constexpr int N = N_;
     static constexpr int CHANNELS = N < 64 ? N : 64; /* of a slice */
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
-    static constexpr int TILES = CHANNELS / 8;
-    /* a leaf's warps: one for dv, one for X and Z; N = 128: two for half of dv each, one for X, one for Z */
-    static constexpr int LEAF_WARPS = N == 128 ? 4 : 2, DV_WARPS = LEAF_WARPS / 2;
-    static constexpr int VALUE_TILES = N / 8 / DV_WARPS; /* of a warp */
-    static constexpr int WARPS = LEAF_WARPS * LEAVES, THREADS = 32 * WARPS;
+    static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
+    static constexpr int THREADS = 2 * 32 * LEAVES;
     /* on a multiprocessor; with three f16 would spill */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
-    /* outside the products: 2 channels of PART tokens a thread, a leaf shared out by channels among its warps */
-    static constexpr int LANES = CHANNELS / LEAF_WARPS / 2, SPLIT = 32 / LANES, PART = LEAF / SPLIT;
+    /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
+    static constexpr int LANES = CHANNELS / 4, SPLIT = 32 / LANES, PART = LEAF / SPLIT;
     static constexpr int PARTS = CHECKPOINT / PART;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
     static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS; /* fp32 [4,CHANNELS] */
@@ -2072,12 +2069,12 @@ struct BackwardTraits {
     static constexpr int ROWSUM_PARTS = StatesTraits<T, W, N>::PARTS;
     static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
     static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * CHANNELS;
-    static constexpr int BONUS = U + 4 * CHANNELS; /* [64,LEAF_WARPS] */
-    static constexpr int NEAR = BONUS + 4 * CHECKPOINT * LEAF_WARPS; /* [64+1]: C_tt, C_(t,t-1) */
+    static constexpr int BONUS = U + 4 * CHANNELS; /* [64,2] */
+    static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
     static constexpr int TOKENS = PLACE + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
-    static constexpr int SMEM = SLOW + 4 * WARPS;
+    static constexpr int SMEM = SLOW + 4 * 2 * LEAVES;
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0, "read by 16 bytes");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
@@ -2087,7 +2084,6 @@ template <class C>
 struct BackwardBlock {
     uint32_t smem;
     int leaf;   /* of the warp, in products */
-    int value0; /* first of its values of dv */
     int slice0; /* first channel of the slice */
     int g, j;   /* lane / 4, lane % 4 */
 
@@ -2168,10 +2164,10 @@ struct ChannelPart {
     int channel;        /* of the slice */
 
     GT_METHOD void place() {
-        leaf = warp_id() / C::LEAF_WARPS;
+        leaf = warp_id() / 2;
         part = lane_id() / C::LANES;
         t0 = LEAF * leaf + C::PART * part;
-        channel = (warp_id() % C::LEAF_WARPS * C::LANES + lane_id() % C::LANES) * 2;
+        channel = warp_id() % 2 * (C::CHANNELS / 2) + lane_id() % C::LANES * 2;
     }
 
     using Decays = Pair<typename C::W>[C::PART];
@@ -2374,8 +2370,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     halve_sums<1>(bonus, 2);
     const float sum = bonus[0] + shfl_xor(bonus[0], 1);
     if (lane_id() % 2 == 0)
-        sts<float>(me.smem + C::BONUS + 4 * (C::LEAF_WARPS * (own.t0 + lane_id() / 2 % C::PART) +
-                                             warp_id() % C::LEAF_WARPS), sum);
+        sts<float>(me.smem + C::BONUS + 8 * (own.t0 + lane_id() / 2 % C::PART) + 4 * (warp_id() % 2), sum);
 }
 
 /* The 16 tokens of a leaf in 16-bit rows at `from`, as a left operand of the values from 16 kk on. */
@@ -2579,10 +2574,10 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
         float a[4];
         left_of(A[e], a);
         GT_UNROLL
-        for (int x = 0; x < C::VALUE_TILES / 4; x++) {
+        for (int x = 0; x < C::N / 32; x++) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, me.smem + C::DY + row_piece<C::N>(LEAF * leaf + 2 * i + e,
-                                                                   me.value0 / 8 + 4 * x + matrix));
+            ldmatrix_x4_trans(b, me.smem + C::DY +
+                                     row_piece<C::N>(LEAF * leaf + 2 * i + e, 4 * x + matrix));
             GT_UNROLL
             for (int y = 0; y < 4; y++)
                 mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
@@ -2651,10 +2646,8 @@ GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES]
     left.set_factor(TF32_MEAN);
     left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
     pair_products<C>(me, left, b, A);
-    float parts[2 * C::LEAF_WARPS], bonus[2] = {0.0f, 0.0f};
-    lds_words(parts, me.smem + C::BONUS + 4 * C::LEAF_WARPS * (LEAF * b + 2 * me.g));
-    GT_UNROLL
-    for (int i = 0; i < 2 * C::LEAF_WARPS; i++) bonus[i / C::LEAF_WARPS] += parts[i];
+    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * b + 2 * me.g));
+    const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
@@ -2675,9 +2668,9 @@ GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES]
         float a[4];
         left.scaled(kk, a);
         GT_UNROLL
-        for (int x = 0; x < C::VALUE_TILES / 4; x++) {
+        for (int x = 0; x < C::N / 32; x++) {
             uint32_t g[4];
-            ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, me.value0 / 8 + 4 * x + matrix));
+            ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, 4 * x + matrix));
             GT_UNROLL
             for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(g[y]), Unpack::hi(g[y]));
         }
@@ -2692,7 +2685,7 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
     for (int half = 0; half < 2; half++) {
         const int t = LEAF * me.leaf + 2 * me.g + half;
         if (!p.tensors[OF_DV].data || t >= tokens) continue;
-        typename C::T* to = row_of<typename C::T>(p, me, OF_DV, t) + me.value0 + 2 * me.j;
+        typename C::T* to = row_of<typename C::T>(p, me, OF_DV, t) + 2 * me.j;
         GT_UNROLL
         for (int i = 0; i < C::VALUE_TILES; i++)
             stg<uint32_t>(to + 8 * i, Element<typename C::T>::pack(dv[i][2 * half], dv[i][2 * half + 1]));
@@ -2815,10 +2808,9 @@ GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     BackwardBlock<C> me;
     ChannelPart<C> own;
-    const int role = warp_id() / LEAVES; /* of the leaf's warps */
+    const bool makes_dv = warp_id() < LEAVES;
     me.smem = smem_base();
     me.leaf = warp_id() % LEAVES;
-    me.value0 = role % C::DV_WARPS * (C::N / C::DV_WARPS);
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
     own.place();
@@ -2844,34 +2836,24 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         sync_threads();
         uint32_t slow = 0;
         GT_UNROLL
-        for (int i = 0; i < C::WARPS / 4; i++) {
+        for (int i = 0; i < 2; i++) {
             const uint4 x = lds<uint4>(me.smem + C::SLOW + 16 * i);
             slow |= x.x | x.y | x.z | x.w;
         }
         if (thread_id() == 0) p.slow[block_x()] = slow;
         if (slow) return;
 
-        if (role < C::DV_WARPS) {
+        if (makes_dv) {
             if (p.tensors[OF_DV].data) add_slice_dv<C>(me, dv);
             if (slice + 1 == C::SLICES) store_dv<C>(p, me, dv);
             sync_threads();
-        } else if constexpr (C::DV_WARPS == 1) {
+        } else {
             Sums<C> X, Z;
             make_X<C>(me, X);
             make_Z<C>(me, Z);
             sync_threads(); /* v, dy, S, G are read */
             store_sums<C>(me, C::X, X);
             store_sums<C>(me, C::Z, Z);
-        } else {
-            Sums<C> sum;
-            const bool makes_X = role == C::DV_WARPS;
-            if (makes_X) {
-                make_X<C>(me, sum);
-            } else {
-                make_Z<C>(me, sum);
-            }
-            sync_threads();
-            store_sums<C>(me, makes_X ? C::X : C::Z, sum);
         }
         own.load(p, me, w);
         sync_threads();

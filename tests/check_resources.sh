@@ -27,7 +27,7 @@ cat >"$out/allowed" <<'END'
 sm_ wkv6::backward_chunk_kernel 24 140 at 128 registers two blocks share a multiprocessor, which is 1.5 times faster (docs/performance.md); what spills are addresses, outside of the inner loops
 sm_ wkv6::forward_tensor_kernel<.*,.128,.false> 32 130 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a leaf
 sm_ wkv6::states_tensor_kernel<.*,.(32|64|128),.*> 40 140 as many warps as fit leave no register idle; what spills is put aside while a checkpoint is written, once in 64 tokens
-sm_ wkv6::backward_tensor_kernel<.*,.(32|64|128)> 40 100 blocks that fill a multiprocessor need 128 or 80 registers a thread; a few addresses of a chunk spill
+sm_ wkv6::backward_tensor_kernel<.*,.(32|64)> 40 100 two or three blocks of 256 threads need 128 or 80 registers a thread; a few addresses of a chunk spill
 END
 
 cat >"$out/compile" <<END
