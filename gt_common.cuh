@@ -1003,10 +1003,12 @@ GT_DEV void load_column(float (&x)[COUNT], const void* data, gt_dtype dtype, int
 }
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
- * out[c] (+)= sum_r in[r][c], r ascending within each of 8 interleaved partial sums, which are then
+ * out[c] (+)= sum_r in[r][c], r ascending within each of 16 interleaved partial sums, which are then
  * added in a fixed order: the result depends on the shape alone.
- * grid ceil(columns/32), block 256 = 8 rows x 32 columns; 1 KB of shared memory; reads rows*columns*4
- * bytes once. */
+ * grid ceil(columns/32), block 512 = 16 rows x 32 columns; 2 KB of shared memory; reads
+ * rows*columns*4 bytes once. */
+constexpr int REDUCED_ROWS = 16; /* at a time */
+
 struct ReduceRowsParams {
     const float* in;
     float* out;
@@ -1014,12 +1016,13 @@ struct ReduceRowsParams {
     int accumulate;
 };
 
-GT_KERNEL(256, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) {
+GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) {
     const int64_t c = (int64_t)block_x() * 32 + lane_id();
     float sum = 0.0f;
-    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += 64) { /* 8 loads in flight */
+    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += 8 * REDUCED_ROWS) { /* 8 loads in flight */
         float x[8];
-        load_column(x, p.in, GT_F32, r * p.columns + c, 8 * p.columns, (p.rows - r + 7) / 8);
+        load_column(x, p.in, GT_F32, r * p.columns + c, REDUCED_ROWS * p.columns,
+                    (p.rows - r + REDUCED_ROWS - 1) / REDUCED_ROWS);
         GT_UNROLL
         for (int i = 0; i < 8; i++) sum += x[i];
     }
@@ -1028,7 +1031,7 @@ GT_KERNEL(256, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) 
     sync_threads();
     if (warp_id() == 0 && c < p.columns) {
         sum = 0.0f;
-        for (int i = 0; i < 8; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
+        for (int i = 0; i < REDUCED_ROWS; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
         p.out[c] = p.accumulate ? p.out[c] + sum : sum;
     }
 }
@@ -1066,7 +1069,8 @@ static inline gt_status device_supported(int device) {
 static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns,
                                     int accumulate, gt_stream stream) {
     const ReduceRowsParams params = {in, out, rows, columns, accumulate};
-    return run("reduce_rows", reduce_rows_kernel, (columns + 31) / 32, 256, 1024, stream, params);
+    return run("reduce_rows", reduce_rows_kernel, (columns + 31) / 32,
+               32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);
 }
 
 } /* namespace gt */

@@ -1984,17 +1984,22 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
  * SLOW_LIMIT; a chunk with a leaf beyond it is left to backward_chunk_kernel.
  *
- * grid B*H*places, block 8 warps: R warps (X, dr) and K warps (dv, then Z, dk), one of each a leaf; they
- * meet when offsets, operands, products, ends and partial sums of dg are there.  Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
- * registers: X or Z [16,64] as accumulators, 32; dv N/2; K_b as left operand, 32.
- * operands: S, G, v, dy and C's factors 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their
- *     rounding, 2^-9, is that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.
- *     f16: kept as fp32, rounded here to f16 with a power of two a row.
- * channels of accumulators: tile 2q + e, column c is channel 16 q + 2c + e, so that a lane has four
- *     neighbours, and one 64-bit load feeds two products.  Rows: g is token 2g, g + 8 token 2g + 1.
- * K lies in cells of two tokens by two channels, in the order of a left operand's registers; half of a
- *     cell is a right operand.
- * shared, N = 64: R, K, sums [64,64] fp32 48 KB, v, dy 16 KB, S, G 16 KB: two blocks on a multiprocessor.
+ * grid B*H*places, block 8 warps.  In turn, with a barrier between:
+ *   copy      a tensor a warp; r, k, w are waited for, v, dy, S, G one phase later
+ *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
+ *   products  a warp a leaf for dv, another for X, then Z
+ *   store     X and Z, over v, dy, S, G
+ *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shared memory; dw
+ * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
+ * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.
+ * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
+ *     that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.  f16: kept as fp32,
+ *     rounded here to f16 with a power of two a row.
+ * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
+ *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
+ *     operand, two right ones (of A), or a lane's accumulators of a tile.
+ * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
+ *     blocks on a multiprocessor.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G. */
 /* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
@@ -3248,6 +3253,7 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
 static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
     const ChunkParams& c = plan.chunk;
     const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
+    if (c.places == 0) return GT_OK;
     BackwardParams p = {};
     const auto set = [&](int i, const void* data, gt_stride at_, int element) {
         p.tensors[i] = {const_cast<void*>(data), at_, element};
