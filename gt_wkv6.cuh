@@ -375,7 +375,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
                                   state);
 }
 
-/* ---- forward on tensor cores: N = V in 32, 64, 128, 16-bit activations -----------------------------------
+/* ---- forward on tensor cores: N = V in 32, 64, 128 -------------------------------------------------------
  * In a leaf, with c_t = -log2 of the product of the decays before token t,
  *     R_t = r_t 2^-c_t        K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
  *     y = R S + A v           S <- E . (S + K^T v)       E = 2^-c_16
@@ -390,7 +390,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  * state warps); cp.async runs AHEAD leaves ahead.
  * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
  *     B operand of R S as it stands, with the inner index permuted alike in R.  tf32 operands: their
- *     error of 2^-12 vanishes under the rounding of y, their range is that of fp32.
+ *     error of 2^-12 vanishes under the rounding of y (fp32: below), their range is that of fp32.
  * columns of a state warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane
  *     ends with 2 TILES neighbouring outputs.  v is stored permuted.
  * rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as cells of 16 bytes, two
@@ -399,7 +399,21 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     set: no bank conflicts in any access), v [16, N+8], E [N], bonus [16,GROUPS], slow groups'
  *     pairs: 17 KB at N = 64; two buffers and the rings: 66 KB.
  * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
- * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order. */
+ * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order.
+ *
+ * fp32 activations (SPLIT): every product is three.  x = its upper 11 bits + rest, both tf32, and
+ *     a b ~ a b + a_rest b + a b_rest
+ * drops 2^-21 of a b.  The tensor core cuts off what is below tf32: as operand, x stands for its upper bits.
+ *   - operands lie in shared memory once, in fp32, and are split where they are used: a mask and a
+ *     subtraction, the same for S.  Twice the shared memory would save a tenth of the instructions.
+ *   - tensor cores round sums towards zero.  So the small products have accumulators of their own, and S is
+ *     none from leaf to leaf: what a leaf adds is summed from zero and added as fp32 does (update_state_split).
+ *   - E near 1 as keep and factor (Scale), not rounded to fp32: a state of 4096 leaves would show it.
+ *   - c below 64 is off by 2^-19 at most, and with it 2^c by 2e-6, where products of R and K are as small; the
+ *     sums of neighbours, whose products are not, share all but the last roundings.  Seen: 7e-7 of y and of states.
+ * v lies in cells as R does (value_cell), in the order of a left operand.
+ * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 leaves deep: 68 KB; N = 128: 102 KB.
+ * registers: S 64, y with the small products 32, A 16. */
 /* STATES: for walks that want states only, states_tensor_kernel. */
 template <class T_, class W_, int N_, bool STATES_ = false>
 struct TensorTraits {
@@ -407,9 +421,10 @@ struct TensorTraits {
     using W = W_;
     using State = StateOf<T>;
     static constexpr int N = N_;
+    static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
     static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
     static constexpr bool STATES = STATES_;
-    static constexpr int TILES = N == 128 || (N == 64 && STATES) ? 2 : 4;
+    static constexpr int TILES = N == 128 || (STATES && (N == 64 || SPLIT)) ? 2 : 4;
     static constexpr int COLUMNS = 8 * TILES;
     static constexpr int MT = TILES / 2, NT = N / 8;
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
@@ -417,16 +432,20 @@ struct TensorTraits {
     static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
     /* leaves in flight to a preparing warp's own ring: r, k, w by rows of 16 channels, v by lanes */
-    static constexpr int AHEAD = N != 128 ? 4 / TURNS : sizeof(W) == 2 ? 2 : 1;
-    static constexpr int RING_R = 0, RING_K = 512, RING_W = 1024;
-    static constexpr int RING_V = RING_W + LEAF * 16 * (int)sizeof(W), STAGE = RING_V + 512;
+    static constexpr int AHEAD = N != 128 ? (SPLIT ? 2 : 4) / TURNS : sizeof(W) == 2 ? 2 : 1;
+    static constexpr int RING_TILE = LEAF * 16 * (int)sizeof(T); /* bytes */
+    static constexpr int RING_R = 0, RING_K = RING_TILE, RING_W = 2 * RING_TILE;
+    static constexpr int RING_V = RING_W + LEAF * 16 * (int)sizeof(W), STAGE = RING_V + RING_TILE;
     static constexpr int PITCH = N + 8;
     static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, cells of 2 x 2 */
     static_assert(LEAF / 2 * PAIR_PITCH <= LEAF * PITCH * 4, "within K");
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
     static constexpr int R = 0, K = R + LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
-    static constexpr int SCALE = VALUES + LEAF * PITCH * 2, BONUS = SCALE + 4 * N;
+    static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row */
+    static constexpr int SCALE =
+        VALUES + (SPLIT ? LEAF / 2 * VALUE_CELLS * 16 : LEAF * PITCH * 2);
+    static constexpr int BONUS = SCALE + (SPLIT ? 8 : 4) * N;
     static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
     static constexpr int PAIRS = SLOW + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS;
@@ -437,7 +456,8 @@ struct TensorTraits {
     static constexpr int S_ROW = N * (int)sizeof(State), S_BYTES = N * S_ROW; /* bytes */
     static constexpr int COPIES = sizeof(State) == 2 ? 2 : 1;
     static constexpr int S_COPIES = COPIES * HEADS * S_BYTES;
-    static_assert(SMEM + (N == 128 ? 0 : S_COPIES) <= 99 * 1024, "fits every architecture");
+    static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_COPIES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
+                  "fits every architecture, or sm_80 and sm_90");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
 };
 
@@ -446,6 +466,15 @@ template <class C>
 GT_DEV constexpr int value_column(int v) {
     const int o = v % C::COLUMNS, i = o / 2 % C::TILES, j = o / (2 * C::TILES);
     return v - o + 8 * i + 2 * j;
+}
+
+/* fp32: byte offset of the cell for value v, a multiple of 4, of a token.  A cell has two tokens by column c
+ * of tiles 2 mt and 2 mt + 1, in the order of a left operand; v and v + 2 are half of it, v + 1 and v + 3 half of
+ * the next. */
+template <class C>
+GT_DEV constexpr int value_cell(int token, int v) {
+    const int o = v % C::COLUMNS, mt = o % (2 * C::TILES) / 4, j = o / (2 * C::TILES);
+    return 16 * (token / 2 * C::VALUE_CELLS + (v - o) / 2 + 8 * mt + 2 * j) + token % 2 * 8;
 }
 
 constexpr float SLOW_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
@@ -539,12 +568,12 @@ struct Pair<float> {
     GT_METHOD float hi() const { return value.y; }
 };
 
-/* What a preparing lane has of a leaf: 2 channels of 4 tokens, and 8 values of v. */
+/* What a preparing lane has of a leaf: 2 channels of 4 tokens, and 8 values of v (fp32: twice 4). */
 template <class C>
 struct RawLeaf {
     Pair<typename C::T> r[4], k[4];
     Pair<typename C::W> w[4];
-    uint4 v;
+    uint4 v[sizeof(typename C::T) / 2];
 };
 
 /* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf. */
@@ -579,50 +608,75 @@ struct Preparer {
     uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
     uint32_t buffer0, ring;
     int tokens; /* of the span; 0 if it does not exist */
-    Source r, k, v, w[sizeof(typename C::W) / 2];
+    static constexpr int PIECES = sizeof(typename C::T) / 2, W_PIECES = sizeof(typename C::W) / 2;
+    Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
     float u0, u1;
-    float bits[2]; /* of decay so far, log2 */
+    float bits[2], bits_rest[2]; /* of decay so far, log2; what their sums have rounded off */
     bool raw;      /* decay = exp(-exp(w)) */
 
     /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
      * span. */
     GT_METHOD void copy(int leaf, bool exists, int stage) {
-        constexpr int PIECES = sizeof(typename C::W) / 2; /* of 16 bytes a lane has of w */
         const uint32_t to = ring + stage * C::STAGE;
-        const int left = tokens - leaf * LEAF, row = lane_id() / 2;
-        const uint32_t cell = ring_row(row, 32) + lane_id() % 2 * 16;
+        const int left = tokens - leaf * LEAF, row = lane_id() / (2 * PIECES);
+        const uint32_t cell = ring_row(row, 32 * PIECES) + lane_id() % (2 * PIECES) * 16;
         if (exists) {
-            if (!C::STATES) r.copy(to + C::RING_R + cell, row < left);
-            k.copy(to + C::RING_K + cell, row < left);
-            GT_UNROLL
-            for (int i = 0; i < PIECES; i++) {
-                const int w_row = lane_id() / (2 * PIECES) + i * LEAF / PIECES;
-                w[i].copy(to + C::RING_W + ring_row(w_row, 32 * PIECES) +
-                              lane_id() % (2 * PIECES) * 16,
-                          w_row < left);
+            if (!C::STATES) r[0].copy(to + C::RING_R + cell, row < left);
+            k[0].copy(to + C::RING_K + cell, row < left);
+            if constexpr (PIECES == 2) { /* 8 tokens on, 64 bytes each: see ring_row */
+                if (!C::STATES) r[1].copy(to + C::RING_R + 512 + (cell ^ 128), row + 8 < left);
+                k[1].copy(to + C::RING_K + 512 + (cell ^ 128), row + 8 < left);
             }
-            v.copy(to + C::RING_V + 16 * lane_id(), v_row() < left);
+            GT_UNROLL
+            for (int i = 0; i < W_PIECES; i++) {
+                const int row = lane_id() / (2 * W_PIECES) + i * LEAF / W_PIECES;
+                w[i].copy(to + C::RING_W + ring_row(row, 32 * W_PIECES) +
+                              lane_id() % (2 * W_PIECES) * 16,
+                          row < left);
+            }
+            GT_UNROLL
+            for (int i = 0; i < PIECES; i++)
+                v[i].copy(to + C::RING_V + 16 * (lane_id() + 32 * i), v_row(i) < left);
         }
         cp_async_commit();
     }
 
-    GT_METHOD int v_row() const { return (32 * group + lane_id()) / (C::N / 8); }
-    GT_METHOD int v_column() const { return (32 * group + lane_id()) % (C::N / 8) * 8; }
+    /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
+    GT_METHOD float log2_decay(int e) const {
+        return C::SPLIT && bits[e] < 1e30f ? -bits[e] - bits_rest[e] : -bits[e];
+    }
+
+    /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a cell. */
+    GT_METHOD int v_row(int i) const {
+        if constexpr (!C::SPLIT) return (32 * group + lane_id()) / (C::N / 8);
+        const int second = lane_id() / 8 % 2;
+        if constexpr (C::N == 32) return 8 * group + lane_id() / 16 * 4 + second + 2 * i;
+        return 256 / C::N * group + second + (C::N == 64 ? 2 * i : 0);
+    }
+    GT_METHOD int v_column(int i) const {
+        if constexpr (!C::SPLIT) return (32 * group + lane_id()) % (C::N / 8) * 8;
+        if constexpr (C::N == 32) return lane_id() % 8 * 4;
+        return (lane_id() % 8 + lane_id() / 16 * 8) * 4 + (C::N == 128 ? 64 * i : 0);
+    }
 
     /* The lane's part of a leaf that has arrived. */
     GT_METHOD RawLeaf<C> read(int stage) const {
         const uint32_t from = ring + stage * C::STAGE;
+        constexpr int SIZE = sizeof(typename C::T);
         const int pair = lane_id() % 8;
         RawLeaf<C> x = {};
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = ring_row(4 * quad + i, 4);
-            if (!C::STATES) x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 8 * row + 4 * pair);
-            x.k[i] = lds<Pair<typename C::T>>(from + C::RING_K + 8 * row + 4 * pair);
+            if (!C::STATES)
+                x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 4 * SIZE * row + 2 * SIZE * pair);
+            x.k[i] = lds<Pair<typename C::T>>(from + C::RING_K + 4 * SIZE * row + 2 * SIZE * pair);
             x.w[i] = lds<Pair<typename C::W>>(from + C::RING_W +
                                               (int)sizeof(typename C::W) * (4 * row + 2 * pair));
         }
-        x.v = lds<uint4>(from + C::RING_V + 16 * lane_id());
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            x.v[i] = lds<uint4>(from + C::RING_V + 16 * (lane_id() + 32 * i));
         return x;
     }
 };
@@ -659,6 +713,34 @@ GT_DEV float leaf_decay(float bits) {
 
 GT_DEV float to_tf32(float x) { return as_float(as_uint(x) + 0x1000u); } /* nearest; mma drops the rest */
 GT_DEV float exact_tf32(float x) { return as_float((as_uint(x) + 0x1000u) & 0xffffe000u); }
+
+/* What the tensor core takes of x, and what it leaves, exactly. */
+GT_DEV float tf32_part(float x) { return as_float(as_uint(x) & 0xffffe000u); }
+GT_DEV float tf32_rest(float x) { return x - tf32_part(x); }
+
+/* x as an operand in shared memory: rounded, or as it is if it will be split where it is used. */
+template <class C>
+GT_DEV float stored_operand(float x) {
+    return C::SPLIT ? x : to_tf32(x);
+}
+
+template <bool SPLIT, int COUNT>
+GT_DEV void set_rests(const float (&x)[COUNT], float (&rest)[COUNT]) {
+    GT_UNROLL
+    for (int i = 0; SPLIT && i < COUNT; i++) rest[i] = tf32_rest(x[i]);
+}
+
+/* c += a b.  SPLIT: in three products, of which `low` gets the small ones: c is rounded (towards zero, by
+ * tensor cores) once less, and the two chains of products run side by side. */
+template <bool SPLIT>
+GT_DEV void mma_split(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_rest)[4],
+                      float b0, float b1) {
+    mma_tf32(c, a, b0, b1);
+    if constexpr (SPLIT) {
+        mma_tf32(low, a_rest, b0, b1);
+        mma_tf32(low, a, tf32_rest(b0), tf32_rest(b1));
+    }
+}
 
 /* Exclusive prefix over the 4 lanes of a channel pair (lanes 8 apart) and the total. */
 GT_DEV float scan_quads(float x, int quad, float* total) {
@@ -702,6 +784,7 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
                          int buffer, int stage) {
     static_assert(C::STAGE - C::RING_W >= 4 * LEAF * LEAF, "room for the decays");
     using E = Element<typename C::T>;
+    constexpr int SIZE = sizeof(typename C::T);
     const uint32_t from = me.ring + stage * C::STAGE, decays = from + C::RING_W;
     float after[2];
     GT_UNROLL
@@ -711,8 +794,8 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
         float2 k;
-        k.x = to_tf32(x.k[i].lo() * ex2_approx(-after[0]));
-        k.y = to_tf32(x.k[i].hi() * ex2_approx(-after[1]));
+        k.x = stored_operand<C>(x.k[i].lo() * ex2_approx(-after[0]));
+        k.y = stored_operand<C>(x.k[i].hi() * ex2_approx(-after[1]));
         sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
         after[0] += h[i][0];
         after[1] += h[i][1];
@@ -725,8 +808,10 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         const int i = pair / LEAF, j = pair % LEAF;
         float sum = 0.0f;
         for (int n = 0; j < i && n < LEAF; n++) {
-            const typename C::T r = lds<typename C::T>(from + C::RING_R + ring_row(i, 32) + 2 * n);
-            const typename C::T k = lds<typename C::T>(from + C::RING_K + ring_row(j, 32) + 2 * n);
+            const typename C::T r =
+                lds<typename C::T>(from + C::RING_R + ring_row(i, 16 * SIZE) + SIZE * n);
+            const typename C::T k =
+                lds<typename C::T>(from + C::RING_K + ring_row(j, 16 * SIZE) + SIZE * n);
             float product = E::load(&r, 0) * E::load(&k, 0);
             for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (LEAF * m + n));
             sum += product;
@@ -738,14 +823,36 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
 template <class C>
 GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const float (&total)[2],
                                    int buffer) {
-    me.bits[0] += total[0];
-    me.bits[1] += total[1];
-    if (me.quad < 2) /* one of the lane's channels each */
-        sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
-    const uint32_t pairs[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) /* permuted: see value_column */
-        sts<uint32_t>(me.values + buffer * C::BUFFER + 2 * value_column<C>(2 * i), pairs[i]);
+    /* values are permuted: see value_column */
+    if constexpr (C::SPLIT) {
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const float sum = me.bits[e] + total[e];
+            me.bits_rest[e] += total[e] - (sum - me.bits[e]);
+            me.bits[e] = sum;
+        }
+        if (me.quad < 2) { /* one of the lane's channels each */
+            const Scale scale = scale_of_log(-(me.quad ? total[1] : total[0]) * LN_2);
+            sts<float>(me.scale + buffer * C::BUFFER, scale.factor);
+            sts<float>(me.scale + buffer * C::BUFFER + 8, scale.keep);
+        }
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const uint32_t to = me.values + buffer * C::BUFFER +
+                                (C::N == 128 ? value_cell<C>(0, 64 * i) : value_cell<C>(2 * i, 0));
+            sts<uint2>(to, {x.v[i].x, x.v[i].z});
+            sts<uint2>(to + 16, {x.v[i].y, x.v[i].w});
+        }
+    } else {
+        me.bits[0] += total[0];
+        me.bits[1] += total[1];
+        if (me.quad < 2)
+            sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+        const uint32_t pairs[4] = {x.v[0].x, x.v[0].y, x.v[0].z, x.v[0].w};
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            sts<uint32_t>(me.values + buffer * C::BUFFER + 2 * value_column<C>(2 * i), pairs[i]);
+    }
 }
 
 /* Turns a leaf into the operands of the state warps. */
@@ -762,7 +869,8 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
-        const float r_low = to_tf32(r0 * ex2_approx(-c[0])), r_high = to_tf32(r1 * ex2_approx(-c[1]));
+        const float r_low = stored_operand<C>(r0 * ex2_approx(-c[0]));
+        const float r_high = stored_operand<C>(r1 * ex2_approx(-c[1]));
         if (i % 2 == 0) {
             cell.x = r_low;
             cell.z = r_high;
@@ -774,8 +882,8 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
         c[0] += h[i][0];
         c[1] += h[i][1];
         float2 k; /* the slow form writes its own over it */
-        k.x = to_tf32(k0 * ex2_approx(c[0]));
-        k.y = to_tf32(k1 * ex2_approx(c[1]));
+        k.x = stored_operand<C>(k0 * ex2_approx(c[0]));
+        k.y = stored_operand<C>(k1 * ex2_approx(c[1]));
         sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
         bonus[i] = fma_rn(r1, k1 * me.u1, r0 * (k0 * me.u0));
     }
@@ -810,8 +918,8 @@ GT_DEV void prepare_states(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int b
     float k[4][2];
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
-        k[i][0] = to_tf32(x.k[i].lo() * ex2_approx(-after[0]));
-        k[i][1] = to_tf32(x.k[i].hi() * ex2_approx(-after[1]));
+        k[i][0] = stored_operand<C>(x.k[i].lo() * ex2_approx(-after[0]));
+        k[i][1] = stored_operand<C>(x.k[i].hi() * ex2_approx(-after[1]));
         after[0] += h[i][0];
         after[1] += h[i][1];
     }
@@ -830,8 +938,8 @@ GT_DEV void prepare_reverse(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int 
     float r[4][2];
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        r[i][0] = to_tf32(x.k[i].lo() * ex2_approx(-c[0]));
-        r[i][1] = to_tf32(x.k[i].hi() * ex2_approx(-c[1]));
+        r[i][0] = stored_operand<C>(x.k[i].lo() * ex2_approx(-c[0]));
+        r[i][1] = stored_operand<C>(x.k[i].hi() * ex2_approx(-c[1]));
         c[0] += h[i][0];
         c[1] += h[i][1];
     }
@@ -841,6 +949,7 @@ GT_DEV void prepare_reverse(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int 
 
 template <class C, bool REVERSE>
 GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
+    constexpr int ELEMENT = sizeof(typename C::T);
     const Problem& in = p.in;
     Preparer<C> me;
     const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
@@ -856,8 +965,10 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
                (C::STATES ? 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
     me.values =
-        me.buffer0 + C::VALUES + 2 * (me.v_row() * C::PITCH + value_column<C>(me.v_column()));
-    me.scale = me.buffer0 + C::SCALE + 4 * (me.channel + (me.quad & 1));
+        me.buffer0 + C::VALUES +
+        (C::SPLIT ? value_cell<C>(me.v_row(0), me.v_column(0))
+                  : 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0))));
+    me.scale = me.buffer0 + C::SCALE + 4 * ((C::SPLIT ? 2 : 1) * me.channel + (me.quad & 1));
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
     const Span span = span_of<C, REVERSE>(p, sub);
@@ -866,19 +977,23 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
     const int64_t first = span.start + leaf_at(turn) * LEAF;
     me.tokens = span.tokens;
-    constexpr int ELEMENT = sizeof(typename C::T), PIECES = sizeof(typename C::W) / 2;
-    const int row = lane_id() / 2, column = 16 * me.group + lane_id() % 2 * 8;
-    me.r.set(in.r, in.r_at, ELEMENT, b, h, first, row, column, direction);
-    me.k.set(in.k, in.k_at, ELEMENT, b, h, first, row, column, direction);
-    me.v.set(in.v, in.v_at, ELEMENT, b, h, first, me.v_row(), me.v_column(), direction);
+    constexpr int PIECES = Preparer<C>::PIECES, W_PIECES = Preparer<C>::W_PIECES;
+    const int row = lane_id() / (2 * PIECES);
+    const int column = 16 * me.group + lane_id() % (2 * PIECES) * (8 / PIECES);
     GT_UNROLL
-    for (int i = 0; i < PIECES; i++)
+    for (int i = 0; i < PIECES; i++) {
+        me.r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row + i * LEAF / PIECES, column, direction);
+        me.k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row + i * LEAF / PIECES, column, direction);
+        me.v[i].set(in.v, in.v_at, ELEMENT, b, h, first, me.v_row(i), me.v_column(i), direction);
+    }
+    GT_UNROLL
+    for (int i = 0; i < W_PIECES; i++)
         me.w[i].set(in.w, in.w_at, sizeof(typename C::W), b, h, first,
-                    lane_id() / (2 * PIECES) + i * LEAF / PIECES,
-                    16 * me.group + lane_id() % (2 * PIECES) * (8 / PIECES), direction);
+                    lane_id() / (2 * W_PIECES) + i * LEAF / W_PIECES,
+                    16 * me.group + lane_id() % (2 * W_PIECES) * (8 / W_PIECES), direction);
     me.u0 = in.u ? in.u[h * C::N + me.channel] : 0.0f;
     me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
-    me.bits[0] = me.bits[1] = 0.0f;
+    me.bits[0] = me.bits[1] = me.bits_rest[0] = me.bits_rest[1] = 0.0f;
 
     /* the leaf of a step; the next in its place */
     const auto prepare = [&](int step, int buffer) {
@@ -910,8 +1025,8 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     }
     if (p.local && span.exists && me.quad == 0) {
         float* bits = p.segment_decays + (span.item * 2 + turn) * C::N + me.channel;
-        bits[0] = -me.bits[0];
-        bits[1] = -me.bits[1];
+        bits[0] = me.log2_decay(0);
+        bits[1] = me.log2_decay(1);
         if (C::TURNS == 1) bits[C::N] = bits[C::N + 1] = 0.0f;
     }
 }
@@ -1001,7 +1116,7 @@ struct StateWarp {
     int column0; /* first of its values */
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
     uint32_t row[4];    /* K, row g, columns 2j; STATES: [0], cell of tokens 2j and channels 2g */
-    uint32_t column[4]; /* K, row 2j, column g */
+    uint32_t column[4]; /* K, row 2j (fp32: 6 - 2j), column g */
     uint32_t cells;     /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
     uint32_t full, empty; /* mbarriers */
@@ -1014,6 +1129,10 @@ struct StateWarp {
     }
     GT_METHOD int own_channel() const { return CHANNEL_STEP * (2 * j + g % 2); }
 
+    /* Of tokens, in the update.  fp32: not j, or the compiler would read v once, for two operands that need
+     * it in different registers. */
+    GT_METHOD int pair() const { return C::SPLIT && !C::STATES ? 3 - j : j; }
+
     GT_METHOD void place(uint32_t buffer0) {
         g = lane_id() / 4;
         j = lane_id() % 4;
@@ -1021,17 +1140,22 @@ struct StateWarp {
         for (int i = 0; i < 4; i++) {
             row[i] = buffer0 + C::K + (C::STATES ? j * C::PAIR_PITCH + 16 * g
                                                  : 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0))));
-            column[i] = buffer0 + C::K + 4 * (2 * j * C::PITCH + g + 8 * (i ^ (j & 2 ? 3 : 0)));
+            column[i] = buffer0 + C::K + 4 * (2 * pair() * C::PITCH + g + 8 * (i ^ (pair() & 2 ? 3 : 0)));
         }
         cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
         /* matrices of 8 tokens by 8 values, in the order of a left operand and of right ones */
         const int matrix = lane_id() / 8, s = lane_id() % 8;
-        values_left = buffer0 + C::VALUES +
-                      2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
-        values_right = buffer0 + C::VALUES +
-                       2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
+        if constexpr (C::SPLIT) {
+            values_left = buffer0 + C::VALUES + value_cell<C>(2 * pair(), column0) + 16 * g;
+            values_right = buffer0 + C::VALUES + value_cell<C>(2 * j, column0) + 16 * g;
+        } else {
+            values_left = buffer0 + C::VALUES +
+                          2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
+            values_right = buffer0 + C::VALUES +
+                           2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
+        }
         bonus = buffer0 + C::BONUS + 4 * 2 * g * C::GROUPS;
-        scales = buffer0 + C::SCALE + 8 * CHANNEL_STEP * j;
+        scales = buffer0 + C::SCALE + (C::SPLIT ? 16 : 8) * CHANNEL_STEP * j;
         pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
         flags = buffer0 + C::SLOW;
         full = buffer0 + C::FULL;
@@ -1099,6 +1223,18 @@ struct StateWarp {
         for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
     }
 
+    /* The same of fp32, to full accuracy: S <- E . (S + added), or with `after` S <- E . S + added; E in
+     * two terms, as Scale has it. */
+    GT_METHOD void rescale_and_add(int nt, float4 scale, const float (&added)[C::MT][4], bool after) {
+        GT_UNROLL
+        for (int x = 0; x < C::MT * 4; x++) {
+            const float factor = x % 2 ? scale.y : scale.x, keep = x % 2 ? scale.w : scale.z;
+            float& cell = S[x / 4][nt][x % 4];
+            const float add = added[x / 4][x % 4];
+            cell = after ? rescale(keep, factor, cell, add) : rescale(keep, factor, cell + add, 0.0f);
+        }
+    }
+
     GT_METHOD void load(const float* state) {
         GT_UNROLL
         for (int x = 0; x < C::MT * C::NT * 4; x++) {
@@ -1110,11 +1246,25 @@ struct StateWarp {
     }
 };
 
+/* Which groups have the slow form.  fp32: in one register, since there are none to spare. */
+struct SlowMask {
+    uint32_t bits;
+    template <int COUNT>
+    GT_METHOD SlowMask(const uint32_t (&flags)[COUNT]) : bits(0) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) bits |= flags[i] << i;
+    }
+    GT_METHOD bool operator[](int group) const { return bits >> group & 1; }
+};
+
+template <class C>
+using SlowGroups = typename std::conditional<C::SPLIT, SlowMask, const uint32_t (&)[C::GROUPS]>::type;
+
 /* S^T <- (S^T + v^T K) . E, or with SLOW, for groups that are, S^T . E + v^T K.  v is read again where
  * state_leaf has read it: as the left operand it needs other registers side by side, and a read is
  * cheaper than the moves. */
 template <class C, bool SLOW>
-GT_DEV void update_state_warp(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::GROUPS]) {
+GT_DEV void update_state_rounded(StateWarp<C>& me, int offset, SlowGroups<C> slow) {
     using E = Element<typename C::T>;
     float v[C::MT][2][4];
     GT_UNROLL
@@ -1163,30 +1313,96 @@ GT_DEV void update_state_warp(StateWarp<C>& me, int offset, const uint32_t (&slo
     }
 }
 
+/* What a leaf adds to a tile of an fp32 state.  It is summed by itself, the small products first: tensor cores
+ * round sums towards zero, which over the leaves of a long memory would take away far more than fp32 does. */
+template <int MT>
+GT_DEV void multiply_split(float (&added)[MT][4], const float (&v)[MT][2][4], const float (&rest)[MT][2][4],
+                           const float (&k)[2][2]) {
+    GT_UNROLL
+    for (int i = 0; i < 2 * MT; i++) {
+        const int mt = i % MT, half = i / MT;
+        mma_tf32(added[mt], rest[mt][half], k[half][0], k[half][1]);
+        mma_tf32(added[mt], v[mt][half], tf32_rest(k[half][0]), tf32_rest(k[half][1]));
+    }
+    GT_UNROLL
+    for (int i = 0; i < 2 * MT; i++)
+        mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
+}
+
+/* The same of fp32, where nothing is rounded to tf32. */
+template <class C, bool SLOW>
+GT_DEV void update_state_split(StateWarp<C>& me, int offset, SlowGroups<C> slow) {
+    float v[C::MT][2][4], rest[C::MT][2][4];
+    GT_UNROLL
+    for (int i = 0; i < 2 * C::MT; i++) {
+        lds_words(v[i / 2][i % 2], me.values_left + offset + value_cell<C>(8 * (i % 2), 4 * (i / 2)));
+        set_rests<true>(v[i / 2][i % 2], rest[i / 2][i % 2]);
+    }
+    if constexpr (C::STATES) {
+        GT_UNROLL
+        for (int m = 0; m < C::GROUPS; m++) {
+            const uint32_t cell = me.row[0] + offset + 128 * m, scales = me.scales + offset + 128 * m;
+            const float4 k[2] = {lds<float4>(cell), lds<float4>(cell + 4 * C::PAIR_PITCH)};
+            const float4 scale[2] = {lds<float4>(scales), lds<float4>(scales + 16)}; /* of 2 channels each */
+            float even[C::MT][4] = {}, odd[C::MT][4] = {};
+            multiply_split<C::MT>(even, v, rest, {{k[0].x, k[0].y}, {k[1].x, k[1].y}});
+            me.rescale_and_add(2 * m, {scale[0].x, scale[1].x, scale[0].z, scale[1].z}, even, SLOW);
+            multiply_split<C::MT>(odd, v, rest, {{k[0].z, k[0].w}, {k[1].z, k[1].w}});
+            me.rescale_and_add(2 * m + 1, {scale[0].y, scale[1].y, scale[0].w, scale[1].w}, odd, SLOW);
+        }
+    } else {
+        GT_UNROLL
+        for (int nt = 0; nt < C::NT; nt++) {
+            float added[C::MT][4] = {}, k[2][2];
+            GT_UNROLL
+            for (int i = 0; i < 4; i++)
+                k[i / 2][i % 2] = lds<float>(me.column[nt % 4] + offset + 128 * (nt / 4) +
+                                             4 * C::PITCH * (8 * (i / 2) + i % 2));
+            multiply_split<C::MT>(added, v, rest, k);
+            const float4 scale = lds<float4>(me.scales + offset + 64 * nt);
+            me.rescale_and_add(nt, scale, added, SLOW && slow[nt / 2]);
+        }
+    }
+}
+
+template <class C, bool SLOW>
+GT_DEV void update_state_warp(StateWarp<C>& me, int offset, SlowGroups<C> slow) {
+    if constexpr (C::SPLIT) {
+        update_state_split<C, SLOW>(me, offset, slow);
+    } else {
+        update_state_rounded<C, SLOW>(me, offset, slow);
+    }
+}
+
 /* One leaf of a state warp: y of 16 tokens into y[tile][4], S to the next leaf.  SLOW: some groups have
  * the slow form. */
 template <class C, bool SLOW>
-GT_DEV void state_leaf(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::GROUPS],
+GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow,
                        float (&y)[C::TILES][4]) {
     using E = Element<typename C::T>;
     const int j = me.j;
 
     /* A = R K^T and y = R S */
-    float A[2][4] = {};
+    float A[2][4] = {}, A_low[2][4] = {}, y_low[C::TILES][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::NT; kk++) {
         const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
         const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        float r_rest[4];
+        set_rests<C::SPLIT>(r, r_rest);
         if (!SLOW || !slow[kk / 2]) {
             const uint32_t row = me.row[kk % 4] + offset + 128 * (kk / 4);
             const float2 k0 = lds<float2>(row), k1 = lds<float2>(row + 8 * C::PITCH * 4);
-            mma_tf32(A[0], r, k0.x, k0.y);
-            mma_tf32(A[1], r, k1.x, k1.y);
+            mma_split<C::SPLIT>(A[0], A_low[0], r, r_rest, k0.x, k0.y);
+            mma_split<C::SPLIT>(A[1], A_low[1], r, r_rest, k1.x, k1.y);
         }
         GT_UNROLL
         for (int i = 0; i < C::TILES; i++)
-            mma_tf32(y[i], r, me.S[i / 2][kk][2 * (i % 2)], me.S[i / 2][kk][2 * (i % 2) + 1]);
+            mma_split<C::SPLIT>(y[i], y_low[i], r, r_rest, me.S[i / 2][kk][2 * (i % 2)],
+                                me.S[i / 2][kk][2 * (i % 2) + 1]);
     }
+    GT_UNROLL
+    for (int i = 0; C::SPLIT && i < 8; i++) A[i / 4][i % 4] += A_low[i / 4][i % 4];
     GT_UNROLL
     for (int i = 0; SLOW && i < C::GROUPS; i++) {
         GT_UNROLL
@@ -1206,20 +1422,42 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, const uint32_t (&slow)[C::G
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
         const bool below = j + 4 * i < me.g, on = j + 4 * i == me.g;
-        A[i][0] = to_tf32(below ? A[i][0] : on ? bonus[0] : 0.0f);
-        A[i][1] = to_tf32(below ? A[i][1] : 0.0f);
-        A[i][2] = to_tf32(below || on ? A[i][2] : 0.0f);
-        A[i][3] = to_tf32(below ? A[i][3] : on ? bonus[1] : 0.0f);
+        A[i][0] = stored_operand<C>(below ? A[i][0] : on ? bonus[0] : 0.0f);
+        A[i][1] = stored_operand<C>(below ? A[i][1] : 0.0f);
+        A[i][2] = stored_operand<C>(below || on ? A[i][2] : 0.0f);
+        A[i][3] = stored_operand<C>(below ? A[i][3] : on ? bonus[1] : 0.0f);
     }
     const float left[2][4] = {{A[0][0], A[0][2], A[0][1], A[0][3]},
                               {A[1][0], A[1][2], A[1][1], A[1][3]}};
-    GT_UNROLL
-    for (int mt = 0; mt < C::MT; mt++) {
-        uint32_t x[4];
-        ldmatrix_x4_trans(x, me.values_right + offset + 32 * mt);
+    if constexpr (C::SPLIT) {
         GT_UNROLL
-        for (int i = 0; i < 4; i++)
-            mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
+        for (int i = 0; i < 2; i++) {
+            float rest[4];
+            set_rests<true>(left[i], rest);
+            GT_UNROLL
+            for (int mt = 0; mt < C::MT; mt++) {
+                float x[4];
+                lds_words(x, me.values_right + offset + value_cell<C>(8 * i, 4 * mt));
+                GT_UNROLL
+                for (int e = 0; e < 2; e++) {
+                    const float b0 = tf32_part(x[e]), b1 = tf32_part(x[e + 2]);
+                    mma_tf32(y[2 * mt + e], left[i], b0, b1);
+                    mma_tf32(y_low[2 * mt + e], rest, b0, b1);
+                    mma_tf32(y_low[2 * mt + e], left[i], x[e] - b0, x[e + 2] - b1);
+                }
+            }
+        }
+        GT_UNROLL
+        for (int i = 0; i < 4 * C::TILES; i++) y[i / 4][i % 4] += y_low[i / 4][i % 4];
+    } else {
+        GT_UNROLL
+        for (int mt = 0; mt < C::MT; mt++) {
+            uint32_t x[4];
+            ldmatrix_x4_trans(x, me.values_right + offset + 32 * mt);
+            GT_UNROLL
+            for (int i = 0; i < 4; i++)
+                mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
+        }
     }
     update_state_warp<C, SLOW>(me, offset, slow);
 }
@@ -1260,18 +1498,20 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) +
                            me.column0 + 2 * C::TILES * me.j;
 
-    for (int leaf = 0; leaf < span.leaves; leaf += 2) {
+    constexpr int STEP = C::SPLIT && C::N == 64 ? 1 : 2; /* two leaves side by side would spill there */
+    for (int leaf = 0; leaf < span.leaves; leaf += STEP) {
         if (checkpoints && leaf % LEAVES == 0)
             me.store(checkpoints + leaf / LEAVES * C::N * C::N);
         GT_UNROLL
-        for (int buffer = 0; buffer < 2; buffer++) {
-            if (leaf + buffer >= span.leaves) break;
+        for (int i = 0; i < STEP; i++) {
+            if (leaf + i >= span.leaves) break;
+            const int buffer = STEP == 1 ? leaf % 2 : i;
             float y[C::TILES][4] = {};
             mbarrier_wait(me.full + buffer * C::BUFFER, leaf / 2 % 2);
             uint32_t slow[C::GROUPS], any = 0;
             lds_words(slow, me.flags + buffer * C::BUFFER);
             GT_UNROLL
-            for (int i = 0; i < C::GROUPS; i++) any |= slow[i];
+            for (int k = 0; k < C::GROUPS; k++) any |= slow[k];
             if (any) {
                 state_leaf<C, true>(me, buffer * C::BUFFER, slow, y);
             } else {
@@ -1280,16 +1520,23 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
-                const int t = (leaf + buffer) * LEAF + 2 * me.g + half;
-                uint32_t pairs[C::TILES];
-                GT_UNROLL
-                for (int i = 0; i < C::TILES; i++)
-                    pairs[i] = E::pack(y[i][2 * half], y[i][2 * half + 1]);
-                if (t >= span.tokens) continue;
-                if constexpr (C::TILES == 4) {
-                    stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
+                const int t = (leaf + i) * LEAF + 2 * me.g + half;
+                if constexpr (C::SPLIT) {
+                    float x[2 * C::TILES];
+                    GT_UNROLL
+                    for (int k = 0; k < 2 * C::TILES; k++) x[k] = y[k / 2][2 * half + k % 2];
+                    if (t < span.tokens) store_row<C::TILES>(y_out + t * p.y_at.t, x);
                 } else {
-                    stg<uint2>(y_out + t * p.y_at.t, {pairs[0], pairs[1]});
+                    uint32_t pairs[C::TILES];
+                    GT_UNROLL
+                    for (int k = 0; k < C::TILES; k++)
+                        pairs[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
+                    if (t >= span.tokens) continue;
+                    if constexpr (C::TILES == 4) {
+                        stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
+                    } else {
+                        stg<uint2>(y_out + t * p.y_at.t, {pairs[0], pairs[1]});
+                    }
                 }
             }
         }
@@ -1363,7 +1610,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         cp_async_commit();
     };
 
-    if (REVERSE && p.rowsums) fetch((span.leaves + LEAVES - 1) / LEAVES - 1);
+    if (REVERSE && !C::SPLIT && p.rowsums) fetch((span.leaves + LEAVES - 1) / LEAVES - 1);
     load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
     for (int last = span.leaves - 1; last >= 0; last -= 2) { /* the leaf to come, if the walk is reverse */
         GT_UNROLL
@@ -1375,7 +1622,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             if (p.checkpoints && at_checkpoint) {
                 const int chunk = leaf / LEAVES;
                 State* to = static_cast<State*>(p.checkpoints) + (span.place + chunk) * C::N * C::N;
-                if (REVERSE && p.rowsums) {
+                if (REVERSE && !C::SPLIT && p.rowsums) {
                     cp_async_wait<0>();
                     meet(); /* S is there, and the one after it read */
                     me.store_with_rowsum(to, copies + chunk % C::COPIES * C::S_BYTES,
@@ -2971,21 +3218,25 @@ static inline bool aligned(const void* data, gt_stride at, int element, int byte
            at.h % n == 0 && at.t < (int64_t)1 << 24;
 }
 
+static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
+
 static inline bool fits_tensor_cores(const gt_wkv6_args& a, const Device& device) {
-    const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
-    return device.compute_capability >= 80 && a.dtype != GT_F32 && a.N == a.V &&
-           a.T < INT32_MAX / 2 && (a.N == 32 || a.N == 64 || a.N == 128) &&
-           aligned(a.r, a.r_stride, 2, 16) && aligned(a.k, a.k_stride, 2, 16) &&
-           aligned(a.w, a.w_stride, w_size, 16) && aligned(a.v, a.v_stride, 2, 16);
+    const int size = size_of(a.dtype);
+    const bool has_room = a.dtype != GT_F32 || a.N < 128 ||
+                          device.shared_bytes >= TensorTraits<float, float, 128>::SMEM;
+    return device.compute_capability >= 80 && has_room && a.N == a.V && a.T < INT32_MAX / 2 &&
+           (a.N == 32 || a.N == 64 || a.N == 128) && aligned(a.r, a.r_stride, size, 16) &&
+           aligned(a.k, a.k_stride, size, 16) &&
+           aligned(a.w, a.w_stride, size_of(a.w_dtype), 16) && aligned(a.v, a.v_stride, size, 16);
 }
 
 static inline bool forward_fits(const gt_wkv6_args& a, const Device& device) {
-    return fits_tensor_cores(a, device) && aligned(a.y, a.y_stride, 2, 16) &&
+    return fits_tensor_cores(a, device) && aligned(a.y, a.y_stride, size_of(a.dtype), 16) &&
            (uintptr_t)a.state_out % 16 == 0;
 }
 
 static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
-    return fits_tensor_cores(a, device) && aligned(a.dy, a.dy_stride, 2, 16) &&
+    return fits_tensor_cores(a, device) && aligned(a.dy, a.dy_stride, size_of(a.dtype), 16) &&
            (uintptr_t)a.dstate_in % 16 == 0;
 }
 
@@ -3012,6 +3263,7 @@ static gt_status launch_tensor_of(const TensorParams& p, gt_stream stream) {
 template <bool REVERSE>
 static gt_status launch_tensor_once(const TensorParams& p, gt_stream stream) {
     const bool w_is_float = p.in.w_dtype == GT_F32;
+    if (p.in.dtype == GT_F32) return launch_tensor_of<REVERSE, float, float>(p, stream);
     if (p.in.dtype == GT_BF16)
         return w_is_float ? launch_tensor_of<REVERSE, bf16, float>(p, stream)
                           : launch_tensor_of<REVERSE, bf16, bf16>(p, stream);
@@ -3146,7 +3398,7 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     c.G_dtype = backward_fits(a, device) ? c.S_dtype : GT_F32;
     if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype);
     plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype);
-    if (fits_tensor_cores(a, device))
+    if (fits_tensor_cores(a, device) && a.dtype != GT_F32)
         plan.rowsums = arena.take<float>(a.B * a.H * c.places * rowsum_parts(a) * a.N);
     c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     plan.slow = arena.take<uint32_t>(a.B * a.H * c.places);
@@ -3196,8 +3448,9 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
     const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
     using Sweep = StatesTraits<f16, f16, 128>;
-    return (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_COPIES) && aligned(a.dv, a.dv_stride, 2, 4) &&
-           aligned(a.dr, a.dr_stride, 2, 8) && aligned(a.dk, a.dk_stride, 2, 8) &&
+    return a.dtype != GT_F32 && (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_COPIES) &&
+           aligned(a.dv, a.dv_stride, 2, 4) && aligned(a.dr, a.dr_stride, 2, 8) &&
+           aligned(a.dk, a.dk_stride, 2, 8) &&
            aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
 }
 

@@ -25,9 +25,12 @@ trap 'rm -rf "$out"' EXIT
 # of stack frame, most bytes of spill stores and loads, and the reason.
 cat >"$out/allowed" <<'END'
 sm_ wkv6::backward_chunk_kernel 24 140 at 128 registers two blocks share a multiprocessor, which is 1.5 times faster (docs/performance.md); what spills are addresses, outside of the inner loops
-sm_ wkv6::forward_tensor_kernel<.*,.128,.false> 32 130 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a leaf
+sm_ wkv6::forward_tensor_kernel<.*,.128,.false> 32 150 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a leaf
 sm_ wkv6::states_tensor_kernel<.*,.(32|64|128),.*> 40 140 as many warps as fit leave no register idle; what spills is put aside while a checkpoint is written, once in 64 tokens
-sm_ wkv6::backward_tensor_kernel<.*,.(32|64)> 40 100 two or three blocks of 256 threads need 128 or 80 registers a thread; a few addresses of a chunk spill
+sm_ wkv6::backward_tensor_kernel<.*,.(32|64|128)> 40 100 two or three blocks of 256 threads need 128 or 80 registers a thread, N = 128 takes all 255; a few addresses of a chunk spill
+sm_ wkv6::forward_tensor_kernel<.*<float,.float,.(32|64),.false> 24 80 fp32: operands in two terms beside a state of 64 registers; what spills are a few addresses
+sm_ wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 64 240 fp32: the same in 128 registers a thread; what spills are addresses and what a slow leaf needs
+sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 40 180 fp32: operands in two terms in 80 registers a thread; what spills are addresses of a leaf and v
 END
 
 cat >"$out/compile" <<END
