@@ -84,8 +84,8 @@ static gt_status count_parts(const Machine& m, const char* name, int64_t wanted,
 
 static gt_status reduce_parts(const Machine& m, float* out, int64_t parts, int64_t columns,
                               int accumulate) {
-    const ReduceRowsParams p = {m.sums, out, parts, columns, accumulate};
-    return enqueue(m, "reduce_rows", reduce_rows_kernel, ceil_div(columns, 32), 1, 1024, p);
+    const gt_status status = reduce_rows(m.sums, out, parts, columns, accumulate, m.stream);
+    return status == GT_OK ? GT_OK : hy_fail(status, "cuda reduce_rows: %s", gt_last_error());
 }
 
 /* ---- what the kernels share ------------------------------------------------------------------ */
