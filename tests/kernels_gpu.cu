@@ -22,6 +22,18 @@ static void must(cudaError_t error, const char *what) {
     exit(1);
 }
 
+/* Memory that is filled is used again, as cudaMalloc and cudaFree take long. */
+struct Block {
+    char *memory;
+    size_t bytes;
+    bool is_free;
+};
+static std::vector<Block> blocks;
+
+static void free_blocks(void) {
+    for (Block &block : blocks) must(cudaFree(block.memory), "cudaFree");
+}
+
 int machine_start(void) {
     int devices = 0;
     const cudaError_t error = cudaGetDeviceCount(&devices);
@@ -31,16 +43,9 @@ int machine_start(void) {
         return 77;
     }
     must(error, "cudaGetDeviceCount");
+    atexit(free_blocks);
     return 0;
 }
-
-/* Memory that is filled is used again, as cudaMalloc and cudaFree take long. */
-struct Block {
-    char *memory;
-    size_t bytes;
-    bool is_free;
-};
-static std::vector<Block> blocks;
 
 static char *allocate(size_t bytes) {
     void *memory;

@@ -31,7 +31,7 @@ architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 # The line of a log that tells most: of Meson, of all sanitizers together, or of a test program.
 summarise() {
     awk '/^Ok:/ { ok = $2 " tests" }
-         /ERROR SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
+         /(ERROR|RACECHECK) SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
          /^held-out loss/ { loss = $3 }
          /^speed/ { speed = $6 " tokens/s" }
          /^[0-9]+ passed/ { passed += $1; bad += $3 }
@@ -81,9 +81,9 @@ compile() { configure && ninja -C "$build" "$@"; }
 build() {
     local targets=()
     if asked gpu memcheck racecheck initcheck; then
-        targets+=(tests/test_kernels_gpu tests/test_gpu_large)
+        targets+=(tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops)
     fi
-    if asked gpu; then targets+=(tests/test_hybrid_ops tests/test_train); fi
+    if asked gpu; then targets+=(tests/test_gpu_large tests/test_train); fi
     if asked gpu train; then targets+=(examples/hybrid_train); fi
     if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx); fi
     if asked api cpu; then targets=(); fi
@@ -96,28 +96,31 @@ suite() { configure && meson test -C "$build" --print-errorlogs --suite "$1"; }
 # Nothing may be skipped here.
 gpu() { suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt"; }
 
-# sanitize TOOL OPTION...: the last options, from --, are the test program's.  One process for each
-# operator, at the same time.
+# sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
+# each operator, for WKV6's hard cases and for the trainer's operators, at the same time.
 sanitize() {
-    local tool=$1 options=() op logs=() processes=() status=0 i
+    local tool=$1 options=() commands=() processes=() status=0 i
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
         shift
     done
-    compile tests/test_kernels_gpu || return
-    for op in "${operators[@]}"; do
-        logs+=("$out/$tool.$op.log")
+    for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
+    commands+=("test_hybrid_ops device")
+    # The hard cases are long; they launch no kernel that the operators' tests do not.
+    [ "$tool" = racecheck ] || commands+=(test_wkv6_hard_gpu)
+    compile tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops || return
+    for i in "${!commands[@]}"; do
+        # shellcheck disable=SC2086 # a command and its options
         timeout "${LIMIT:-900}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-            --print-limit 20 "${options[@]}" "$build/tests/test_kernels_gpu" "${@:2}" "$op" \
-            >"$out/$tool.$op.log" 2>&1 &
+            --print-limit 20 "${options[@]}" "$build/tests/"${commands[i]} >"$out/$tool.$i.log" 2>&1 &
         processes+=($!)
     done
     for i in "${!processes[@]}"; do
-        wait "${processes[i]}" || { status=1 && echo "FAILED: $tool of ${operators[i]}"; }
+        wait "${processes[i]}" || { status=1 && echo "FAILED: $tool of ${commands[i]}"; }
+        cat "$out/$tool.$i.log"
+        rm -f "$out/$tool.$i.log"
     done
-    cat "${logs[@]}"
-    rm -f "${logs[@]}"
     return $status
 }
 
