@@ -2210,7 +2210,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     }
 }
 
-/* ---- backward of a chunk, on tensor cores: N = V in 32, 64, 128, 16-bit activations ---------------------------
+/* ---- backward of a chunk, on tensor cores: N = V in 32, 64, 128 ------------------------------------------------
  * All chunks of 64 tokens in parallel, from S before and G after each; four leaves a, b, ... of 16 tokens.
  * With c_t = -log2 of the decays before token t of its leaf, c_16 those of the whole leaf, E = 2^-c_16,
  *     R_t = r_t 2^-c_t (from the leaf's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
@@ -2248,7 +2248,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
  *     blocks on a multiprocessor.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
- * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G. */
+ * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
+ * fp32 activations: what differs stands before their products, below. */
 /* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
 struct Divider {
     uint32_t magic, shift;
@@ -2293,6 +2294,9 @@ struct BackwardTraits {
     using T = T_;
     using W = W_;
     using State = StateOf<T>;
+    static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
+    static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* states kept as fp32, used as f16 */
+    static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
     static constexpr int N = N_;
     static constexpr int CHANNELS = N < 64 ? N : 64; /* of a slice */
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
@@ -2301,20 +2305,22 @@ struct BackwardTraits {
     /* on a multiprocessor; with three f16 would spill */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
     /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
-    static constexpr int LANES = CHANNELS / 4, SPLIT = 32 / LANES, PART = LEAF / SPLIT;
+    static constexpr int LANES = CHANNELS / 4, LEAF_PARTS = 32 / LANES, PART = LEAF / LEAF_PARTS;
     static constexpr int PARTS = CHECKPOINT / PART;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
     static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS; /* fp32 [4,CHANNELS] */
     /* offsets in bytes */
     static constexpr int R = 0, K = R + FP32_ROWS;
-    static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + 2 * CHECKPOINT * CHANNELS;
-    static constexpr int RAW_W = RAW_K + 2 * CHECKPOINT * CHANNELS; /* 16-bit w; fp32: no room */
-    static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? 2 * CHECKPOINT * CHANNELS : 0);
-    static constexpr int DY = VALUES + 2 * CHECKPOINT * N;
-    static constexpr int S = DY + 2 * CHECKPOINT * N, G = S + 2 * CHANNELS * N;
+    static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* of 16 bits; fp32: no room */
+    static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + (SPLIT ? 0 : RAW_ROWS);
+    static constexpr int RAW_W = RAW_K + (SPLIT ? 0 : RAW_ROWS);
+    static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? RAW_ROWS : 0);
+    static constexpr int DY = VALUES + SIZE * CHECKPOINT * N;
+    static constexpr int S = DY + SIZE * CHECKPOINT * N, G = SPLIT ? S : S + SIZE * CHANNELS * N;
+    static constexpr int STATES_END = G + SIZE * CHANNELS * N;
     /* X and Z, once the products are made: over v, dy, S, G; N = 128: over S, G */
     static constexpr int X = N == 128 ? S : VALUES, Z = X + FP32_ROWS;
-    static constexpr int E = G + 2 * CHANNELS * N > Z + FP32_ROWS ? G + 2 * CHANNELS * N : Z + FP32_ROWS;
+    static constexpr int E = STATES_END > Z + FP32_ROWS ? STATES_END : Z + FP32_ROWS;
     static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
     static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
     static constexpr int DU = FIRST + PER_LEAF;
@@ -2326,8 +2332,10 @@ struct BackwardTraits {
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
     static constexpr int TOKENS = PLACE + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
-    static constexpr int SMEM = SLOW + 4 * 2 * LEAVES;
-    static_assert(SLOW % 16 == 0 && NEAR % 16 == 0, "read by 16 bytes");
+    static constexpr int C_CELLS = SLOW + 4 * 2 * LEAVES; /* fp32: C of two leaves, 10 times */
+    static constexpr int S_READ = C_CELLS + (SPLIT ? 10 * 4 * LEAF * LEAF : 0), G_HERE = S_READ + 8; /* mbarriers */
+    static constexpr int SMEM = G_HERE + 8;
+    static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
 };
@@ -2352,6 +2360,15 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     } else {
         return 2 * N * row + 16 * (piece ^ ((row ^ row >> 3) & 7));
     }
+}
+
+/* Byte offset of 4 neighbours in a tile of fp32 rows.  In different banks lie two neighbours of rows 4, or 2,
+ * apart, and four of rows 1, or 2, apart: the rows that lanes read together. */
+GT_DEV int fp32_swap(int row) { return (row >> 2 & 1) << 1 | ((row ^ row >> 1 ^ row >> 3) & 1) << 2; }
+
+template <int N>
+GT_DEV uint32_t fp32_piece(int row, int piece) {
+    return 4 * N * row + 16 * (piece ^ fp32_swap(row));
 }
 
 /* The chunk of this block; sequence < 0: none. */
@@ -2389,6 +2406,13 @@ template <class T, class C>
 GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
     const int bytes = (int)p.tensors[tensor].at.t * (int)sizeof(T);
     return global_pointer<T>(lds<char*>(me.smem + C::PLACE + 8 * tensor) + (int64_t)t * bytes);
+}
+
+/* The same before that is known to all. */
+template <class T>
+GT_DEV T* global_row(const BackwardParams& p, const ChunkPlace& here, int tensor, int t) {
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    return static_cast<T*>(x.data) + at(x.at, here.b, here.chunk.first + t, here.h);
 }
 
 /* Byte offset of a cell of R, K, X or Z: two tokens by two channels from an even one.  Cells are swapped so
@@ -2432,14 +2456,17 @@ struct ChannelPart {
             for (int i = 0; i < C::PART; i++)
                 w[i] = lds<Pair<W>>(me.smem + C::RAW_W + raw_cell<C>(t0 + i, channel));
         } else {
-            const int left = me.tokens() - t0, step = (int)p.tensors[OF_W].at.t;
-            const W* row = row_of<W>(p, me, OF_W, t0) + me.slice0 + channel;
-            GT_UNROLL
-            for (int i = 0; i < C::PART; i++) {
-                w[i].value.x = w[i].value.y = p.raw ? -INFINITY : 0.0f;
-                if (i < left) w[i] = ldg<Pair<W>>(row);
-                row += step;
-            }
+            load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
+        }
+    }
+
+    /* fp32 w: from the part's first token on, of which there are `left` */
+    GT_METHOD void load_rows(const BackwardParams& p, const float* row, int left, Decays& w) const {
+        GT_UNROLL
+        for (int i = 0; i < C::PART; i++) {
+            w[i].value.x = w[i].value.y = p.raw ? -INFINITY : 0.0f;
+            if (i < left) w[i] = ldg<Pair<float>>(row);
+            row += (int)p.tensors[OF_W].at.t;
         }
     }
 
@@ -2462,7 +2489,7 @@ struct ChannelPart {
         for (int i = 1; i < C::PART; i++) sum[0] += h[i][0], sum[1] += h[i][1];
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            if constexpr (C::SPLIT == 2) {
+            if constexpr (C::LEAF_PARTS == 2) {
                 const float other = shfl_xor(sum[e], 16);
                 total[e] = sum[e] + other;
                 c[e] = part ? other : 0.0f;
@@ -2471,6 +2498,54 @@ struct ChannelPart {
             }
         }
     }
+};
+
+/* r and k of a part: of its token i and, of k, of the one before.  16-bit: where the copies are. */
+template <class C, bool SPLIT = C::SPLIT>
+struct RawPart {
+    using Raw = Pair<typename C::T>;
+    const ChannelPart<C>& own;
+    uint32_t smem;
+
+    GT_METHOD RawPart(const BackwardParams&, const BackwardBlock<C>& me, const ChannelPart<C>& own_)
+        : own(own_), smem(me.smem) {}
+    GT_METHOD Raw load(int of, int t) const { return lds<Raw>(smem + of + raw_cell<C>(t, own.channel)); }
+    GT_METHOD Raw r(int i) const {
+        if (i < C::PART || own.t0 + i < CHECKPOINT) return load(C::RAW_R, own.t0 + i);
+        return {};
+    }
+    GT_METHOD Raw k(int i) const {
+        if (i >= 0 || own.t0 > 0) return load(C::RAW_K, own.t0 + i);
+        return {};
+    }
+};
+
+/* fp32: in registers, from global memory. */
+template <class C>
+struct RawPart<C, true> {
+    using Raw = Pair<float>;
+    Raw rs[C::PART + 1], ks[C::PART + 1];
+
+    GT_METHOD RawPart(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own)
+        : RawPart(p, own, me.tokens() - own.t0, row_of<float>(p, me, OF_R, own.t0) + me.slice0 + own.channel,
+                  row_of<float>(p, me, OF_K, own.t0) + me.slice0 + own.channel) {}
+
+    /* rows: from the part's first token on, of which there are `left` */
+    GT_METHOD RawPart(const BackwardParams& p, const ChannelPart<C>& own, int left, const float* r_row,
+                      const float* k_row) {
+        ks[0].value = rs[C::PART].value = {0.0f, 0.0f};
+        if (own.t0 > 0 && left >= 0) ks[0] = ldg<Raw>(k_row - (int)p.tensors[OF_K].at.t);
+        GT_UNROLL
+        for (int i = 0; i < C::PART; i++) {
+            rs[i].value = ks[i + 1].value = {0.0f, 0.0f};
+            if (i < left) rs[i] = ldg<Raw>(r_row), ks[i + 1] = ldg<Raw>(k_row);
+            r_row += (int)p.tensors[OF_R].at.t;
+            k_row += (int)p.tensors[OF_K].at.t;
+        }
+        if (C::PART < left && own.t0 + C::PART < CHECKPOINT) rs[C::PART] = ldg<Raw>(r_row);
+    }
+    GT_METHOD Raw r(int i) const { return rs[i]; }
+    GT_METHOD Raw k(int i) const { return ks[i + 1]; }
 };
 
 /* A warp: COUNT 16-bit elements from `column` on of every token of a tensor to shared memory, 8 of them at
@@ -2515,18 +2590,46 @@ GT_DEV void copy_state(const BackwardBlock<C>& me, const void* states, int to) {
         cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from + i * C::N);
 }
 
-/* A warp: u and rowsum(S . G) of a slice. */
+/* A warp: half of the chunk's tokens of v or dy as fp32 rows; 0 beyond the sequence. */
+template <class C>
+GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here, int tensor,
+                           int half, int to) {
+    constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    const int piece = lane_id() % PIECES, first = CHECKPOINT / 2 * half + lane_id() / PIECES;
+    const int left = here.tokens() - first;
+    const float* from = static_cast<const float*>(x.data) + at(x.at, here.b, here.chunk.first + first, here.h) +
+                        4 * piece;
+    GT_UNROLL
+    for (int i = 0; i < CHECKPOINT / 2; i += ROWS) {
+        cp_async<16>(me.smem + to + fp32_piece<C::N>(first + i, piece), from, i < left ? 16 : 0);
+        from += ROWS * (int)x.at.t;
+    }
+}
+
+/* A warp: rows of a slice of a state kept as fp32, to where S and then G is. */
+template <class C>
+GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const void* states, int first, int last) {
+    constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
+    const int piece = lane_id() % PIECES;
+    const float* from = static_cast<const float*>(states) + (int64_t)block_x() * C::N * C::N + me.slice0 * C::N;
+    for (int row = first + lane_id() / PIECES; row < last; row += ROWS)
+        cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), from + row * C::N + 4 * piece);
+}
+
+/* A warp: u and rowsum(S . G) of a slice; fp32 has the latter from sum_states(). */
 template <class C>
 GT_DEV void copy_channels(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS / 32; i++) {
         const int channel = lane_id() + 32 * i, n = me.slice0 + channel;
+        sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + here.h * C::N + n) : 0.0f);
+        if (C::SPLIT) continue;
         const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
         float rowsum = 0.0f;
         GT_UNROLL
         for (int k = 0; p.tensors[OF_DW].data && k < C::ROWSUM_PARTS; k++) rowsum += ldg<float>(sums + k * C::N);
         sts<float>(me.smem + C::ROWSUM + 4 * channel, rowsum);
-        sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + here.h * C::N + n) : 0.0f);
     }
 }
 
@@ -2535,7 +2638,12 @@ template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     constexpr bool KEEPS_BF16 = std::is_same<typename C::State, bf16>::value;
     const int warp = warp_id();
-    if (warp == OF_R || warp == OF_K || (warp == OF_W && sizeof(typename C::W) == 2)) {
+    if constexpr (C::SPLIT) {
+        if (warp < 4 && me.slice0 == 0)
+            copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
+        if (warp >= 4 && warp < 7)
+            copy_state_rows<C>(me, p.S_checkpoints, C::CHANNELS * (warp - 4) / 3, C::CHANNELS * (warp - 3) / 3);
+    } else if (warp == OF_R || warp == OF_K || (warp == OF_W && sizeof(typename C::W) == 2)) {
         const int to = warp == OF_R ? C::RAW_R : warp == OF_K ? C::RAW_K : C::RAW_W;
         const uint32_t none = warp == OF_W && p.raw ? C::MINUS_INFINITIES : 0;
         copy_rows<C, C::CHANNELS>(p, me, here, warp, me.slice0, none,
@@ -2547,7 +2655,8 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
                                [=](int t, int v) { return to + row_piece<C::N>(t, v / 8); });
     } else if (KEEPS_BF16 && (warp == 5 || warp == 6)) {
         copy_state<C>(me, warp == 5 ? p.S_checkpoints : p.G_checkpoints, warp == 5 ? C::S : C::G);
-    } else if (warp == 7) {
+    }
+    if (warp == 7) {
         if (me.slice0 == 0) store_place<C>(p, me, here);
         copy_channels<C>(p, me, here);
     }
@@ -2585,10 +2694,17 @@ GT_DEV void round_state(const BackwardBlock<C>& me, const void* states, int to, 
     }
 }
 
+/* An element of R or K.  16 bits: rounded in full, since dg takes away with R and K what the tensor cores added
+ * with them. */
+template <class C>
+GT_DEV float chunk_operand(float x) {
+    return C::SPLIT ? x : exact_tf32(x);
+}
+
 /* R, K, E, growth and bonus of the thread's part of a slice. */
 template <class C>
 GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
-                         const typename ChannelPart<C>::Decays& w) {
+                         const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
     using Raw = Pair<typename C::T>;
     float h[C::PART][2], c[2], total[2], bonus[C::PART];
     const float2 u = lds<float2>(me.smem + C::U + 4 * own.channel);
@@ -2598,15 +2714,14 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     float R[4], K[4]; /* a cell */
     GT_UNROLL
     for (int i = 0; i < C::PART; i++) {
-        const uint32_t raw = me.smem + raw_cell<C>(own.t0 + i, own.channel);
-        const Raw r = lds<Raw>(raw + C::RAW_R), k = lds<Raw>(raw + C::RAW_K);
+        const Raw r = raw.r(i), k = raw.k(i);
         const float r_[2] = {r.lo(), r.hi()}, k_[2] = {k.lo(), k.hi()};
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            /* rounded in full: dg takes away with R and K what the tensor cores added with them */
-            R[i % 2 * 2 + e] = exact_tf32(r_[e] * ex2_approx(-c[e]));
+            const int in_cell = C::SPLIT ? 2 * e + i % 2 : 2 * (i % 2) + e;
+            R[in_cell] = chunk_operand<C>(r_[e] * ex2_approx(-c[e]));
             c[e] += h[i][e];
-            K[i % 2 * 2 + e] = exact_tf32(k_[e] * ex2_approx(c[e] - total[e]));
+            K[in_cell] = chunk_operand<C>(k_[e] * ex2_approx(c[e] - total[e]));
         }
         bonus[i] = fma_rn(r_[1], k_[1] * u.y, r_[0] * (k_[0] * u.x));
         if (i % 2 == 0) continue;
@@ -2753,7 +2868,7 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
     times_state<C>(me, C::DY, C::S, sum);
-    if constexpr (!std::is_same<typename C::State, bf16>::value) scale_channels<C>(me, C::S_SCALE, sum);
+    if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
     store_first<C>(me, sum);
     for (int b = 0; b < a; b++) {
         token_products<C>(me, C::DY, C::VALUES, b, c);
@@ -2784,7 +2899,7 @@ GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int b = me.leaf;
     float c[2][4];
     times_state<C>(me, C::VALUES, C::G, sum);
-    if constexpr (!std::is_same<typename C::State, bf16>::value) scale_channels<C>(me, C::G_SCALE, sum);
+    if constexpr (C::ROUNDED) scale_channels<C>(me, C::G_SCALE, sum);
     for (int a = LEAVES - 1; a > b; a--) {
         token_products<C>(me, C::VALUES, C::DY, a, c);
         if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
@@ -2882,6 +2997,19 @@ GT_DEV void pair_products(const BackwardBlock<C>& me, const LeafK<C>& left, int 
     }
 }
 
+/* A of the leaf itself, transposed as pair_products() has it: later tokens, and the bonus. */
+template <class C>
+GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
+    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * me.leaf + 2 * me.g));
+    const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
+        float& cell = A[x / 4][x % 4];
+        cell = i > j ? cell : i == j ? bonus[x % 4 / 2] : 0.0f;
+    }
+}
+
 /* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
 template <class C>
 GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
@@ -2898,14 +3026,7 @@ GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES]
     left.set_factor(TF32_MEAN);
     left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
     pair_products<C>(me, left, b, A);
-    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * b + 2 * me.g));
-    const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
-    GT_UNROLL
-    for (int x = 0; x < 8; x++) {
-        const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
-        float& cell = A[x / 4][x % 4];
-        cell = i > j ? cell : i == j ? bonus[x % 4 / 2] : 0.0f;
-    }
+    set_bonus<C>(me, A);
     add_dv<C>(me, A, b, dv);
     left.set_factor(TF32_MEAN);
     for (int a = b + 1; a < LEAVES; a++) {
@@ -2913,7 +3034,7 @@ GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES]
         add_dv<C>(me, A, a, dv);
         left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
     }
-    if constexpr (!std::is_same<typename C::State, bf16>::value) left.multiply_factor(me, C::G_SCALE);
+    if constexpr (C::ROUNDED) left.multiply_factor(me, C::G_SCALE);
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
@@ -2944,10 +3065,445 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
     }
 }
 
+/* ---- the products of fp32 activations ----------------------------------------------------------------------
+ * Every product is three, as in forward (SPLIT), made from operands that are split as they are read.  What differs
+ * from 16 bits:
+ *   - X and Z lie tokens by channels: states, tokens, R and K are right operands there, and left ones where dv is
+ *     made (values by tokens), so that each is read in the order of its registers.  C is made once, by the warps of
+ *     X, and kept for Z, which wants its transpose: a cell of two tokens by two serves both.
+ *   - G comes to where S was, as soon as that is read; rowsum(S . G) is made here.
+ *   - r, k, w are read from memory again in the end.
+ *   - loops stay loops where registers allow: unrolled, the code exceeds the instruction cache (44 % of the
+ *     samples waited for it).
+ * rows and columns in products of 16 (two steps of 8): row g and g + 8 are tokens (values) 2g and 2g + 1; inner
+ *     indices j and j + 4 are neighbours.  Tiles 2m and 2m + 1 of X and Z have the even and the odd channels from
+ *     16m on: a lane has 4 neighbours, 4j.. of 16.
+ * shared, N = 64: R, K 32 KB, v, dy 32 KB, S and then G 16 KB, C 10 KB, vectors 9 KB: 98 KB.
+ * tensor cores per leaf, N = 64: 3 x (64 + 64 S dy, G v; 40 C; 80 X, Z; 40 A; 40 + 64 dv) m16n8k8.
+ * bytes: as above at 4 bytes each, r, k, w and G once more from L2: 3.3 KB per token and head. */
+template <int COUNT>
+struct Split {
+    float part[COUNT], rest[COUNT]; /* what the tensor core takes, what that leaves */
+
+    GT_METHOD void set(int i, float x) {
+        part[i] = tf32_part(x);
+        rest[i] = x - part[i];
+    }
+    GT_METHOD void set4(int i, float4 x) {
+        set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w);
+    }
+
+    /* The same of numbers that are not in the order of registers: made by arithmetic, or the compiler moves x to
+     * its place for every product, since it knows what the tensor core drops. */
+    GT_METHOD void reorder4(int i, float4 x) {
+        set4(i, x);
+        part[i] = x.x - rest[i], part[i + 1] = x.y - rest[i + 1];
+        part[i + 2] = x.z - rest[i + 2], part[i + 3] = x.w - rest[i + 3];
+    }
+};
+
+/* Operands of two steps of 8: [4 step + e], [2 step + e]. */
+using SplitLeft = Split<8>;
+using SplitRight = Split<4>;
+
+/* sum = a b.  The small products first: tensor cores cut a sum off at the size that it has. */
+GT_DEV void mma_16(float (&sum)[4], const SplitLeft& a, const SplitRight& b) {
+    const auto add = [&](const float (&x)[8], const float (&y)[4]) {
+        GT_UNROLL
+        for (int s = 0; s < 2; s++) {
+            const float left[4] = {x[4 * s], x[4 * s + 1], x[4 * s + 2], x[4 * s + 3]};
+            mma_tf32(sum, left, y[2 * s], y[2 * s + 1]);
+        }
+    };
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) sum[e] = 0.0f;
+    add(a.rest, b.part);
+    add(a.part, b.rest);
+    add(a.part, b.part);
+}
+
+/* c += a b */
+GT_DEV void add_mma_16(float (&c)[4], const SplitLeft& a, const SplitRight& b) {
+    float sum[4];
+    mma_16(sum, a, b);
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) c[e] += sum[e];
+}
+
+/* Two neighbouring rows as left operand of 16 kk.., a lane's 4 in a row; first: the lane's piece of 16 bytes. */
+GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, SplitLeft& a) {
+    const float4 x = lds<float4>(row0), y = lds<float4>(row1);
+    a.reorder4(0, {x.x, y.x, x.y, y.y});
+    a.reorder4(4, {x.z, y.z, x.w, y.w});
+}
+
+/* X or Z of a leaf. */
+template <class C>
+struct RowSums {
+    float tile[C::GROUPS][2][4];
+};
+
+/* sum = the warp's tokens at `from` times the state's slice */
+template <class C>
+GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& sum) {
+    const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
+    const uint32_t tokens = me.smem + from + 4 * C::N * (LEAF * me.leaf + 2 * me.g);
+    const uint32_t state = me.smem + C::S + 4 * C::N * 2 * me.g;
+    sum = {};
+    GT_NO_UNROLL
+    for (int kk = 0; kk < C::N / 16; kk++) {
+        const int even = swap0 ^ 64 * kk, odd = 4 * C::N + (swap1 ^ 64 * kk);
+        SplitLeft a;
+        load_two_rows(tokens + even, tokens + odd, a);
+        GT_UNROLL
+        for (int m = 0; m < C::GROUPS; m++) {
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                SplitRight b;
+                b.set4(0, lds<float4>(state + (e ? odd : even) + 64 * C::N * m));
+                add_mma_16(sum.tile[m][e], a, b);
+            }
+        }
+    }
+}
+
+/* c = products of dy of the warp's tokens with v of those of another leaf: tile e, column c is token 8e + c. */
+template <class C>
+GT_DEV void row_products(const BackwardBlock<C>& me, int leaf, float (&c)[2][4]) {
+    const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
+    const uint32_t left = me.smem + C::DY + 4 * C::N * (LEAF * me.leaf + 2 * me.g);
+    const uint32_t right = me.smem + C::VALUES + 4 * C::N * (LEAF * leaf + me.g);
+    const int swap = 16 * (me.j ^ fp32_swap(me.g));
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) c[x / 4][x % 4] = 0.0f;
+    GT_NO_UNROLL
+    for (int kk = 0; kk < C::N / 16; kk++) {
+        SplitLeft a;
+        load_two_rows(left + (swap0 ^ 64 * kk), left + 4 * C::N + (swap1 ^ 64 * kk), a);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) { /* 8 rows on, another swap */
+            SplitRight b;
+            b.set4(0, lds<float4>(right + 32 * C::N * e + (swap ^ 64 * e ^ 64 * kk)));
+            add_mma_16(c[e], a, b);
+        }
+    }
+}
+
+/* The cell of C of leaves a >= b: two tokens of a by two of b. */
+template <class C>
+GT_DEV uint32_t C_cell(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
+    const int swap = (pair_a & 1) << 2 | (pair_a & 2);
+    return me.smem + C::C_CELLS + 4 * LEAF * LEAF * (a * (a + 1) / 2 + b) + 128 * pair_a + 16 * (pair_b ^ swap);
+}
+
+/* sum = sum . E of the leaf + c times its rows of R or K */
+template <class C>
+GT_DEV void add_rows(const BackwardBlock<C>& me, const SplitLeft& c, int from, int leaf, RowSums<C>& sum) {
+    const uint32_t rows = me.smem + from + cell_of<C>(LEAF / 2 * leaf + me.j, 2 * me.g);
+    const uint32_t rows8 = me.smem + from + cell_of<C>(LEAF / 2 * leaf + 4 + me.j, 2 * me.g);
+    GT_UNROLL
+    for (int m = 0; m < C::GROUPS; m++) {
+        const float4 E = lds<float4>(me.smem + C::E + 4 * (leaf * C::CHANNELS + 16 * m + 4 * me.j));
+        const float4 x = lds<float4>(rows + 128 * m), y = lds<float4>(rows8 + 128 * m);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            float added[4];
+            SplitRight b;
+            b.set4(0, e ? float4{x.z, x.w, y.z, y.w} : float4{x.x, x.y, y.x, y.y});
+            mma_16(added, c, b);
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float scale = e ? (i % 2 ? E.w : E.y) : (i % 2 ? E.z : E.x);
+                float& cell = sum.tile[m][e][i];
+                cell = fma_rn(cell, scale, added[i]);
+            }
+        }
+    }
+}
+
+/* store_first() of these sums */
+template <class C>
+GT_DEV void store_first_rows(const BackwardBlock<C>& me, const RowSums<C>& sum) {
+    constexpr int COUNT = 4 * C::GROUPS;
+    const float carries = me.leaf == 0 && me.g == 0 ? 0.0f : 1.0f;
+    float first[COUNT];
+    GT_UNROLL
+    for (int m = 0; m < C::GROUPS; m++) {
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) { /* two channels */
+            const float4 R = lds<float4>(me.smem + C::R +
+                                         cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i));
+            const float(&x)[2][4] = sum.tile[m];
+            first[4 * m + 2 * i] = fma_rn(R.y, x[0][2 + i], R.x * x[0][i] * carries);
+            first[4 * m + 2 * i + 1] = fma_rn(R.w, x[1][2 + i], R.z * x[1][i] * carries);
+        }
+    }
+    halve_sums<COUNT / 2>(first, 16);
+    halve_sums<COUNT / 4>(first, 8);
+    halve_sums<COUNT / 8>(first, 4);
+    GT_UNROLL
+    for (int x = 0; x < COUNT / 8; x++) {
+        const int i = COUNT / 8 * (4 * (me.g / 4) + 2 * (me.g / 2 % 2) + me.g % 2) + x;
+        sts<float>(me.smem + C::FIRST + 4 * (me.leaf * C::CHANNELS + 16 * (i / 4) + 4 * me.j + i % 4), first[x]);
+    }
+}
+
+/* Products as left operand, rows as they are. */
+GT_DEV void split_products(const float (&c)[2][4], SplitLeft& a) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) a.reorder4(4 * e, {c[e][0], c[e][2], c[e][1], c[e][3]});
+}
+
+/* make_X() of fp32; leaves C */
+template <class C>
+GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, RowSums<C>& X) {
+    const int a = me.leaf;
+    const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
+    rows_times_state<C>(me, C::DY, X);
+    mbarrier_arrive(me.smem + C::S_READ);
+    store_first_rows<C>(me, X);
+    mbarrier_wait(me.smem + C::S_READ, me.slice0 / C::CHANNELS % 2);
+    constexpr int ROWS = C::CHANNELS / LEAVES;
+    copy_state_rows<C>(me, p.G_checkpoints, ROWS * a, ROWS * (a + 1));
+    cp_async_commit();
+    if (a == 0 && corner) sts<float>(near_cell(me, 0) + 4, 0.0f);                        /* is in S */
+    if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    GT_NO_UNROLL
+    for (int b = 0; b <= a; b++) {
+        float c[2][4];
+        row_products<C>(me, b, c);
+        if (b == a) {
+            GT_UNROLL
+            for (int x = 0; x < 8; x++) {
+                const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
+                float& cell = c[x / 4][x % 4];
+                if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
+                if (j + 1 >= i) cell = 0.0f;
+            }
+        } else if (b == a - 1 && corner) {
+            sts<float>(near_cell(me, LEAF * a) + 4, c[1][1]);
+            c[1][1] = 0.0f;
+        }
+        GT_UNROLL
+        for (int e = 0; e < 2; e++)
+            sts<float4>(C_cell(me, a, b, me.g, 4 * e + me.j), {c[e][0], c[e][1], c[e][2], c[e][3]});
+        SplitLeft left;
+        split_products(c, left);
+        add_rows<C>(me, left, C::K, b, X);
+    }
+}
+
+/* make_Z() of fp32 */
+template <class C>
+GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
+    rows_times_state<C>(me, C::VALUES, Z);
+    GT_NO_UNROLL
+    for (int a = LEAVES - 1; a >= me.leaf; a--) {
+        SplitLeft left;
+        left.set4(0, lds<float4>(C_cell(me, a, me.leaf, me.j, me.g)));
+        left.set4(4, lds<float4>(C_cell(me, a, me.leaf, 4 + me.j, me.g)));
+        add_rows<C>(me, left, C::R, a, Z);
+    }
+}
+
+/* X or Z to shared memory, in the cells that finish_part() reads */
+template <class C>
+GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum) {
+    GT_UNROLL
+    for (int m = 0; m < C::GROUPS; m++) {
+        const float(&x)[2][4] = sum.tile[m];
+        GT_UNROLL
+        for (int i = 0; i < 2; i++)
+            sts<float4>(me.smem + to + cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i),
+                        {x[0][i], x[0][2 + i], x[1][i], x[1][2 + i]});
+    }
+}
+
+/* rowsum(S . G) of a slice, by the warps of dv, that have loaded G by then. */
+template <class C>
+struct StateRows {
+    static constexpr int ROWS = C::CHANNELS / 16; /* of a lane, 4 apart, which it shares with 7 others */
+    static constexpr int PIECES = C::N / 32;
+    float4 G[ROWS][PIECES];
+
+    GT_METHOD int row0(const BackwardBlock<C>& me) const { return C::CHANNELS / LEAVES * me.leaf + lane_id() / 8; }
+
+    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
+        const float* from = static_cast<const float*>(p.G_checkpoints) + (int64_t)block_x() * C::N * C::N +
+                            (me.slice0 + row0(me)) * C::N + 4 * (lane_id() % 8);
+        GT_UNROLL
+        for (int i = 0; i < ROWS; i++) {
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) G[i][k] = ldg<float4>(from + 4 * C::N * i + 32 * k);
+        }
+    }
+
+    GT_METHOD void sum(const BackwardBlock<C>& me) const {
+        float sum[ROWS];
+        GT_UNROLL
+        for (int i = 0; i < ROWS; i++) {
+            sum[i] = 0.0f;
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) {
+                const float4 x = G[i][k];
+                const float4 y =
+                    lds<float4>(me.smem + C::S + fp32_piece<C::N>(row0(me) + 4 * i, lane_id() % 8 + 8 * k));
+                sum[i] = fma_rn(x.x, y.x, fma_rn(x.y, y.y, fma_rn(x.z, y.z, fma_rn(x.w, y.w, sum[i]))));
+            }
+        }
+        int i = lane_id() >> 2 & 1;
+        halve_sums<ROWS / 2>(sum, 4);
+        if constexpr (ROWS == 4) {
+            halve_sums<1>(sum, 2);
+            i = 2 * i + (lane_id() >> 1 & 1);
+        } else {
+            sum[0] += shfl_xor(sum[0], 2);
+        }
+        sum[0] += shfl_xor(sum[0], 1);
+        if (lane_id() % (8 / ROWS) == 0) sts<float>(me.smem + C::ROWSUM + 4 * (row0(me) + 4 * i), sum[0]);
+    }
+};
+
+/* dv += rows of dy or G, transposed, times b; rows: of the lane in both steps.  dv of the warp's leaf is values by
+ * tokens: tile 2m + e, rows g and g + 8 are values 16m + 2g and the next, column c token 2c + e. */
+template <class C>
+GT_DEV void add_columns(const uint32_t (&rows)[4], const SplitRight (&b)[2], float (&dv)[C::VALUE_TILES][4]) {
+    GT_UNROLL
+    for (int m = 0; m < C::N / 16; m++) {
+        SplitLeft a;
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float2 x = lds<float2>((rows[i] ^ 64 * (m % 2)) + 128 * (m / 2));
+            a.set(2 * i, x.x), a.set(2 * i + 1, x.y);
+        }
+        add_mma_16(dv[2 * m], a, b[0]);
+        add_mma_16(dv[2 * m + 1], a, b[1]);
+    }
+}
+
+/* Where a lane's two values of a row are, of the first 16; of the next 16 this xor 64; and 128 for every 32. */
+template <class C>
+GT_DEV uint32_t column_address(const BackwardBlock<C>& me, int from, int row) {
+    static_assert(C::DY % 128 == 0 && C::G % 128 == 0, "as smem_base() is");
+    return me.smem + from + fp32_piece<C::N>(row, me.g / 2) + 8 * (me.g % 2);
+}
+
+/* The factors that R or K of other leaves is to be used with, one for each channel, by the warp's leaf. */
+template <class C>
+GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
+    constexpr int COUNT = C::CHANNELS / 32;
+    const uint32_t to = me.smem + C::DU + 4 * (me.leaf * C::CHANNELS + lane_id());
+    sync_warp();
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) {
+        const float x = by < 0 ? 1.0f : lds<float>(to + 128 * i) * lds<float>(me.smem + by + 4 * (lane_id() + 32 * i));
+        sts<float>(to + 128 * i, x);
+    }
+    sync_warp();
+}
+
+/* The slice's part of dv of the leaf b.  A^T = K_b (R_a . factors)^T: tile e, column c is token 2c + e of leaf a,
+ * as column of K G^T of leaf b. */
+template <class C>
+GT_DEV void add_dv_columns(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
+    const int b = me.leaf;
+    const uint32_t K = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
+    const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
+    const auto scaled = [&](uint32_t cell, int kk) { /* channels 8 kk on */
+        const float4 x = lds<float4>(add_8(cell, kk));
+        const float2 f = lds<float2>(factors + 32 * kk);
+        return float4{x.x * f.x, x.z * f.y, x.y * f.x, x.w * f.y}; /* by tokens */
+    };
+    set_factors<C>(me, -1);
+    GT_NO_UNROLL
+    for (int a = b; a < LEAVES; a++) {
+        const uint32_t R = me.smem + C::R + cell_of<C>(LEAF / 2 * a + me.g, 2 * me.j);
+        float A[2][4] = {};
+        if (a == b) {
+            set_factors<C>(me, C::GROWTH + 4 * b * C::CHANNELS);
+        } else if (a == b + 1) {
+            set_factors<C>(me, -1);
+        } else {
+            set_factors<C>(me, C::E + 4 * (a - 1) * C::CHANNELS);
+        }
+        GT_NO_UNROLL
+        for (int kk = 0; kk < C::TILES; kk += 2) {
+            SplitLeft left;
+            SplitRight right[2];
+            left.set4(0, lds<float4>(add_8(K, kk)));
+            left.set4(4, lds<float4>(add_8(K, kk + 1)));
+            const float4 x = scaled(R, kk), y = scaled(R, kk + 1);
+            right[0].set4(0, {x.x, x.y, y.x, y.y});
+            right[1].set4(0, {x.z, x.w, y.z, y.w});
+            add_mma_16(A[0], left, right[0]);
+            add_mma_16(A[1], left, right[1]);
+        }
+        if (a == b) set_bonus<C>(me, A);
+        /* inner index: tokens 4j + e and 4j + 2 + e of tile e */
+        SplitRight right[2];
+        GT_UNROLL
+        for (int x = 0; x < 8; x++) right[x / 4].set(x % 4, A[x % 4 / 2][x / 4 * 2 + x % 2]);
+        const int t = LEAF * a + 4 * me.j;
+        const uint32_t rows[4] = {column_address<C>(me, C::DY, t), column_address<C>(me, C::DY, t + 2),
+                                  column_address<C>(me, C::DY, t + 1), column_address<C>(me, C::DY, t + 3)};
+        add_columns<C>(rows, right, dv);
+    }
+    set_factors<C>(me, b == LEAVES - 1 ? -1 : C::E + 4 * (LEAVES - 1) * C::CHANNELS);
+    mbarrier_wait(me.smem + C::G_HERE, me.slice0 / C::CHANNELS % 2);
+    GT_NO_UNROLL
+    for (int kk = 0; kk < C::TILES; kk += 2) {
+        const int n = 8 * kk + 2 * me.j;
+        const float4 x = scaled(K, kk), y = scaled(K, kk + 1);
+        SplitRight right[2];
+        right[0].set4(0, {x.x, x.y, y.x, y.y});
+        right[1].set4(0, {x.z, x.w, y.z, y.w});
+        const uint32_t rows[4] = {column_address<C>(me, C::G, n), column_address<C>(me, C::G, n + 1),
+                                  column_address<C>(me, C::G, n + 8), column_address<C>(me, C::G, n + 9)};
+        add_columns<C>(rows, right, dv);
+    }
+}
+
+template <class C>
+GT_DEV void store_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me,
+                             const float (&dv)[C::VALUE_TILES][4]) {
+    const int tokens = me.tokens();
+    GT_UNROLL
+    for (int x = 0; x < 4; x++) {
+        const int e = x / 2, c = x % 2, t = LEAF * me.leaf + 2 * (2 * me.j + c) + e;
+        if (!p.tensors[OF_DV].data || t >= tokens) continue;
+        float* to = row_of<float>(p, me, OF_DV, t) + 2 * me.g;
+        GT_UNROLL
+        for (int m = 0; m < C::N / 16; m++)
+            stg<float2>(to + 16 * m, {dv[2 * m + e][c], dv[2 * m + e][2 + c]});
+    }
+}
+
+template <class C>
+GT_DEV void fp32_products(const BackwardParams& p, const BackwardBlock<C>& me, bool makes_dv, int slice,
+                          const StateRows<C>& states, float (&dv)[C::VALUE_TILES][4]) {
+    if (makes_dv) {
+        states.sum(me);
+        mbarrier_arrive(me.smem + C::S_READ);
+        if (p.tensors[OF_DV].data) add_dv_columns<C>(me, dv);
+        if (slice + 1 == C::SLICES) store_dv_columns<C>(p, me, dv);
+        sync_threads();
+    } else {
+        RowSums<C> X, Z;
+        make_X_rows<C>(p, me, X);
+        cp_async_wait<0>();
+        mbarrier_arrive(me.smem + C::G_HERE);
+        mbarrier_wait(me.smem + C::G_HERE, slice % 2);
+        make_Z_rows<C>(me, Z);
+        sync_threads(); /* v, dy, G are read */
+        store_rows<C>(me, C::X, X);
+        store_rows<C>(me, C::Z, Z);
+    }
+}
+
 /* The thread's part of dr, dk, dw and du, from X and Z of the slice. */
 template <class C>
 GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
-                        const typename ChannelPart<C>::Decays& w) {
+                        const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
     using T = typename C::T;
     using W = typename C::W;
     using Raw = Pair<T>;
@@ -2962,9 +3518,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
     T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
     const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
-    const auto raw = [&](int of, int t) { return lds<Raw>(me.smem + of + raw_cell<C>(t, own.channel)); };
-    Raw k_before = {}, r = raw(C::RAW_R, own.t0);
-    if (own.t0) k_before = raw(C::RAW_K, own.t0 - 1);
+    Raw k_before = raw.k(-1), r = raw.r(0);
     float2 near = lds<float2>(near_cell(me, own.t0));
     float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: over 2^c_16, less what the parts before add */
     GT_UNROLL
@@ -2975,13 +3529,11 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             const int t = own.t0 + i + e;
-            const float2 R = e ? float2{R2.z, R2.w} : float2{R2.x, R2.y};
-            const float2 K = e ? float2{K2.z, K2.w} : float2{K2.x, K2.y};
-            const float2 X = e ? float2{X2.y, X2.w} : float2{X2.x, X2.z};
-            const float2 Z = e ? float2{Z2.y, Z2.w} : float2{Z2.x, Z2.z};
-            const Raw k = raw(C::RAW_K, t);
-            Raw r_next = {};
-            if (t + 1 < CHECKPOINT) r_next = raw(C::RAW_R, t + 1);
+            const auto rows = [=](float4 x) { return e ? float2{x.z, x.w} : float2{x.x, x.y}; };
+            const auto columns = [=](float4 x) { return e ? float2{x.y, x.w} : float2{x.x, x.z}; };
+            const float2 R = C::SPLIT ? columns(R2) : rows(R2), K = C::SPLIT ? columns(K2) : rows(K2);
+            const float2 X = columns(X2), Z = columns(Z2);
+            const Raw k = raw.k(i + e), r_next = raw.r(i + e + 1);
             const float2 next = lds<float2>(near_cell(me, t + 1)); /* for the last: its second is 0 */
             const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
             const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
@@ -3008,7 +3560,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             k_before = k, r = r_next, near = next;
         }
     }
-    const int part = C::SPLIT * own.leaf + own.part; /* of the chunk */
+    const int part = C::LEAF_PARTS * own.leaf + own.part; /* of the chunk */
     sts<float2>(me.smem + C::PART_SUMS + 4 * (part * C::CHANNELS + own.channel),
                 {sum.x * growth.x, sum.y * growth.y});
     for (int bit = C::LANES; bit < 32; bit *= 2) {
@@ -3066,24 +3618,44 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
     own.place();
+    if (C::SPLIT && thread_id() == 0) {
+        mbarrier_init(me.smem + C::S_READ, C::THREADS);
+        mbarrier_init(me.smem + C::G_HERE, C::THREADS / 2);
+    }
 
     float dv[C::VALUE_TILES][4] = {};
     for (int slice = 0; slice < C::SLICES; slice++) {
         typename ChannelPart<C>::Decays w;
         me.slice0 = slice * C::CHANNELS;
+        StateRows<C> states;
         {
             const ChunkPlace here = find_chunk(p);
             if (here.chunk.sequence < 0) return;
-            copy_inputs<C>(p, me, here);
+            if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
+                const int left = here.tokens() - own.t0;
+                const auto row = [&](int tensor) {
+                    return global_row<float>(p, here, tensor, own.t0) + me.slice0 + own.channel;
+                };
+                own.load_rows(p, row(OF_W), left, w);
+                const RawPart<C> raw(p, own, left, row(OF_R), row(OF_K));
+                copy_inputs<C>(p, me, here);
+                sync_threads(); /* u */
+                prepare_part<C>(p, me, own, raw, w);
+                if (makes_dv) states.load(p, me);
+            } else {
+                copy_inputs<C>(p, me, here);
+            }
         }
-        if constexpr (!std::is_same<typename C::State, bf16>::value) {
+        if constexpr (C::ROUNDED) {
             round_state<C>(me, p.S_checkpoints, C::S, C::S_SCALE);
             round_state<C>(me, p.G_checkpoints, C::G, C::G_SCALE);
         }
-        if (warp_id() <= OF_W) cp_async_wait<0>();
-        sync_threads(); /* r, k, w are there, and where the chunk is */
-        own.load(p, me, w);
-        prepare_part<C>(p, me, own, w);
+        if constexpr (!C::SPLIT) {
+            if (warp_id() <= OF_W) cp_async_wait<0>();
+            sync_threads(); /* r, k, w are there, and where the chunk is */
+            own.load(p, me, w);
+            prepare_part<C>(p, me, own, RawPart<C>(p, me, own), w);
+        }
         cp_async_wait<0>();
         sync_threads();
         uint32_t slow = 0;
@@ -3095,7 +3667,9 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         if (thread_id() == 0) p.slow[block_x()] = slow;
         if (slow) return;
 
-        if (makes_dv) {
+        if constexpr (C::SPLIT) {
+            fp32_products<C>(p, me, makes_dv, slice, states, dv);
+        } else if (makes_dv) {
             if (p.tensors[OF_DV].data) add_slice_dv<C>(me, dv);
             if (slice + 1 == C::SLICES) store_dv<C>(p, me, dv);
             sync_threads();
@@ -3108,8 +3682,9 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             store_sums<C>(me, C::Z, Z);
         }
         own.load(p, me, w);
+        const RawPart<C> raw(p, me, own);
         sync_threads();
-        finish_part<C>(p, me, own, w);
+        finish_part<C>(p, me, own, raw, w);
     }
 }
 
@@ -3446,11 +4021,13 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 
 /* Whether backward_tensor_kernel can do it, given that the sweep of G can. */
 static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
-    const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
+    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     using Sweep = StatesTraits<f16, f16, 128>;
-    return a.dtype != GT_F32 && (a.N < 128 || device.shared_bytes >= Sweep::SMEM + Sweep::S_COPIES) &&
-           aligned(a.dv, a.dv_stride, 2, 4) && aligned(a.dr, a.dr_stride, 2, 8) &&
-           aligned(a.dk, a.dk_stride, 2, 8) &&
+    const int64_t most = a.N < 128             ? 0
+                         : a.dtype == GT_F32 ? BackwardTraits<float, float, 128>::SMEM
+                                             : Sweep::SMEM + Sweep::S_COPIES;
+    return device.shared_bytes >= most && aligned(a.dv, a.dv_stride, size, 2 * size) &&
+           aligned(a.dr, a.dr_stride, size, 8) && aligned(a.dk, a.dk_stride, size, 8) &&
            aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
 }
 
@@ -3468,7 +4045,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.dstate_out;
         t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
-        if (a.dw && chunks_fit(a, device)) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
+        if (a.dw && plan.rowsums && chunks_fit(a, device)) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.places = (int)places_of(a);
         t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
@@ -3505,21 +4082,21 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
 
 static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
     const ChunkParams& c = plan.chunk;
-    const int w_size = a.w_dtype == GT_F32 ? 4 : 2;
+    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     if (c.places == 0) return GT_OK;
     BackwardParams p = {};
     const auto set = [&](int i, const void* data, gt_stride at_, int element) {
         p.tensors[i] = {const_cast<void*>(data), at_, element};
     };
-    set(OF_R, a.r, a.r_stride, 2);
-    set(OF_K, a.k, a.k_stride, 2);
+    set(OF_R, a.r, a.r_stride, size);
+    set(OF_K, a.k, a.k_stride, size);
     set(OF_W, a.w, a.w_stride, w_size);
-    set(OF_V, a.v, a.v_stride, 2);
-    set(OF_DY, a.dy, a.dy_stride, 2);
-    set(OF_DR, a.dr, a.dr_stride, 2);
-    set(OF_DK, a.dk, a.dk_stride, 2);
+    set(OF_V, a.v, a.v_stride, size);
+    set(OF_DY, a.dy, a.dy_stride, size);
+    set(OF_DR, a.dr, a.dr_stride, size);
+    set(OF_DK, a.dk, a.dk_stride, size);
     set(OF_DW, a.dw, a.dw_stride, w_size);
-    set(OF_DV, a.dv, a.dv_stride, 2);
+    set(OF_DV, a.dv, a.dv_stride, size);
     p.H = divide_by((int)a.H), p.T = (int)a.T;
     p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
@@ -3529,6 +4106,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     p.slow = plan.slow;
     p.du = c.du;
     p.places = divide_by((int)c.places);
+    if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, stream);
     if (a.dtype == GT_BF16)
         return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
                                    : launch_chunks_of<bf16, bf16>(a, p, stream);

@@ -64,7 +64,7 @@ void test_repeats(const test_runner *r, const test_case *c) {
 void test_layouts_agree(const test_runner *r, const test_case *c, double tolerance) {
     test_case packed = *c, other = *c;
     packed.layout = TEST_PACKED;
-    for (int layout = TEST_SHIFTED; layout <= TEST_SLICES; layout++) {
+    for (int layout = TEST_SHIFTED; layout <= TEST_ALIGNED; layout++) {
         other.layout = (test_layout)layout;
         check_cases_agree(r, &packed, &other, "layout instead of packed", tolerance);
     }

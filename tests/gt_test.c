@@ -417,6 +417,16 @@ static int64_t row_elements(const gt_tensor *t, const place *p) {
     return t->shape[0] == 'M' ? p->size[1] : p->size[2] * (p->rank == 4 ? p->size[3] : 1);
 }
 
+static int has_slices(test_layout layout) {
+    return layout == TEST_SLICES || layout == TEST_ALIGNED;
+}
+
+/* Columns that a tensor takes of a shared buffer: 8 elements are a multiple of 16 bytes. */
+static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layout) {
+    int64_t n = row_elements(t, p);
+    return layout == TEST_ALIGNED ? (n + 7) / 8 * 8 : n;
+}
+
 /* Sets a tensor's strides in the argument struct as the layout asks, and in the place what they
  * mean: the defaults of gt_stride, written out once more.  Gaps differ from tensor to tensor. */
 static void set_strides(const test_case *c, const gt_tensor *t, test_layout layout, int64_t row,
@@ -428,7 +438,7 @@ static void set_strides(const test_case *c, const gt_tensor *t, test_layout layo
     }
     if (!t->stride_offset) return;
     if (t->shape[0] == 'M') {
-        int64_t s = layout == TEST_GAPS ? p->size[1] + gap : layout == TEST_SLICES ? row : 0;
+        int64_t s = layout == TEST_GAPS ? p->size[1] + gap : has_slices(layout) ? row : 0;
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
         if (s) p->stride[0] = s;
     } else {
@@ -436,7 +446,7 @@ static void set_strides(const test_case *c, const gt_tensor *t, test_layout layo
         gt_stride s = {0, 0, 0};
         if (layout == TEST_TIME_LAST) s.t = inner, s.h = T * inner;
         if (layout == TEST_GAPS) s.h = inner + gap, s.t = H * s.h + gap, s.b = T * s.t + gap;
-        if (layout == TEST_SLICES) s.t = row;
+        if (has_slices(layout)) s.t = row;
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
         p->stride[2] = s.h ? s.h : inner;
         p->stride[1] = s.t ? s.t : H * p->stride[2];
@@ -452,7 +462,7 @@ static size_t reserve(call *k, size_t bytes, size_t shift) {
     return at;
 }
 
-/* The shared buffer of a tensor in TEST_SLICES. */
+/* The shared buffer of a tensor in slices. */
 static columns *columns_of(columns all[4], const gt_tensor *t, const place *p, gt_pass pass) {
     return &all[2 * (p->element == 2) + test_is_output(t, pass)];
 }
@@ -469,34 +479,39 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
 
 static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, call *k) {
     const gt_op *op = test_table(c);
+    const int is_aligned =
+        layout == TEST_PACKED || layout == TEST_TIME_LAST || layout == TEST_ALIGNED;
     columns all[4];
     memset(all, 0, sizeof all);
-    for (int i = 0; op->tensors[i].name && layout == TEST_SLICES; i++) {
+    for (int i = 0; op->tensors[i].name && has_slices(layout); i++) {
         const gt_tensor *t = &op->tensors[i];
         place *p = &k->of[i];
         if (!p->is_used || !p->count || !t->stride_offset || shared_with(c, pass, k, i) >= 0)
             continue;
         columns *shared = columns_of(all, t, p, pass);
         shared->element = p->element;
-        shared->row += row_elements(t, p);
+        shared->row += columns_for(t, p, layout);
         shared->rows = p->count / row_elements(t, p);
     }
     for (int i = 0; i < 4; i++) {
         if (!all[i].row) continue;
-        all[i].row = all[i].row < c->row ? c->row : all[i].row | 1;
-        all[i].at =
-            reserve(k, (size_t)(all[i].rows * all[i].row * all[i].element), (size_t)all[i].element);
+        if (all[i].row <= c->row)
+            all[i].row = c->row;
+        else
+            all[i].row = layout == TEST_ALIGNED ? all[i].row + 8 : all[i].row | 1;
+        all[i].at = reserve(k, (size_t)(all[i].rows * all[i].row * all[i].element),
+                            is_aligned ? 0 : (size_t)all[i].element);
     }
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         place *p = &k->of[i];
-        size_t shift = layout == TEST_PACKED || layout == TEST_TIME_LAST ? 0 : (size_t)p->element;
+        size_t shift = is_aligned ? 0 : (size_t)p->element;
         if (!p->is_used || !p->count || shared_with(c, pass, k, i) >= 0) continue;
-        if (layout == TEST_SLICES && t->stride_offset) {
+        if (has_slices(layout) && t->stride_offset) {
             columns *shared = columns_of(all, t, p, pass);
             set_strides(c, t, layout, shared->row, &k->args, p);
             p->at = shared->at + (size_t)(shared->used * p->element);
-            shared->used += row_elements(t, p);
+            shared->used += columns_for(t, p, layout);
         } else {
             set_strides(c, t, layout, 0, &k->args, p);
             p->at = reserve(k, (size_t)(extent(p) * p->element), shift);
@@ -777,7 +792,8 @@ int test_finish(void) {
 const char *test_describe(const test_case *c, gt_pass pass) {
     static const char *const passes[] = {"forward", "backward", "step"};
     static const char *const dtypes[] = {"", "f32", "bf16", "f16"};
-    static const char *const layouts[] = {"packed", "shifted", "time last", "gaps", "slices"};
+    static const char *const layouts[] = {"packed", "shifted", "time last",
+                                          "gaps",   "slices",  "aligned slices"};
     static char text[512];
     const gt_op *op = test_table(c);
     gt_dtype dtype = dtype_at(c, op->dtype_offset, GT_F32);
@@ -984,7 +1000,7 @@ int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char
         int64_t size[4], count = test_count(c, pass, t), worst = 0;
         int rank = test_shape(c, pass, t, size), ok = 1;
         if (!a || !b) continue;
-        for (int64_t j = 0; j < count; j++) ok &= a[j] == b[j];
+        ok = !memcmp(a, b, (size_t)count * sizeof *a); /* 0 and -0 differ */
         if (!ok && tolerance > 0) {
             double error = 0, size = 0;
             add_squares(a, b, count, &error, &size);

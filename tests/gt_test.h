@@ -49,7 +49,8 @@ typedef enum test_layout {
     TEST_SHIFTED,   /* packed, every array off its alignment by one element */
     TEST_TIME_LAST, /* [B,H,T,N] and [B,D,T]; rows [M,D] stay packed */
     TEST_GAPS,      /* every stride larger than needed and its own, arrays off by one element */
-    TEST_SLICES     /* inputs are columns of one buffer, outputs of another; off by one element */
+    TEST_SLICES,    /* inputs are columns of one buffer, outputs of another; off by one element */
+    TEST_ALIGNED    /* the same, but the first row of every array is aligned to 16 bytes */
 } test_layout;
 
 typedef enum test_level {
@@ -88,7 +89,8 @@ typedef struct test_case {
     uint64_t seed;
     test_level level;
     test_layout layout;
-    int64_t row;       /* TEST_SLICES: elements in a row of the buffers, 0 = just enough, odd */
+    int64_t row;       /* elements in a row of the slices' buffers if they suffice; 0 = just enough:
+                          TEST_SLICES odd, TEST_ALIGNED so that all rows are aligned */
     int in_place;      /* outputs that may equal an input do */
     int no_difference; /* has no derivative somewhere: not for difference quotients */
     test_packed packed;
@@ -220,7 +222,8 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
  * there are no parameter gradients. */
 int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const test_values *got,
                  const test_values *truth, const test_values *magnitudes);
-/* Every array of `got` against that of `other`: equal if tolerance is 0, else in relative l2. */
+/* Every array of `got` against that of `other`: the same bits if tolerance is 0, else in relative
+ * l2. */
 int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what,
               const test_values *got, const test_values *other, double tolerance);
 

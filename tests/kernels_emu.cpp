@@ -3,7 +3,11 @@
 
 #include "test_kernels.h"
 
+#include <stdio.h>
+
+#include <map>
 #include <new>
+#include <string>
 
 const int machine_is_slow = 1;
 
@@ -12,6 +16,38 @@ const machine_mode machine_modes[] = {
 
 int machine_start(void) {
     return 0;
+}
+
+int machine_choose(const char *name) {
+    static const struct {
+        const char *name;
+        emu::Device device;
+    } devices[] = {{"sm_75", {4, 7, 5, 64 * 1024, 64 * 1024}},
+                   {"sm_86", {4, 8, 6, 100 * 1024, 99 * 1024}},
+                   {"sm_90", {4, 9, 0, 228 * 1024, 227 * 1024}}};
+    for (const auto &known : devices) {
+        if (strcmp(known.name, name)) continue;
+        emu::device = known.device;
+        return 1;
+    }
+    return 0;
+}
+
+/* Bank conflicts, of all instances of a kernel template together. */
+void machine_report(void) {
+    std::map<std::string, emu::KernelTraffic> kernels;
+    for (const emu::KernelTraffic &k : emu::kernels()) {
+        std::string name = emu::symbol_name(k.kernel);
+        name = name.substr(0, name.find('<'));
+        const size_t start = name.find("gt::");
+        if (start != std::string::npos) name = name.substr(start + 4);
+        kernels[name].wavefronts += k.wavefronts;
+        kernels[name].ideal += k.ideal;
+    }
+    for (const auto &k : kernels)
+        if (k.second.ideal)
+            printf("     %-42s %11llu wavefronts, %11llu ideal\n", k.first.c_str(),
+                   (unsigned long long)k.second.wavefronts, (unsigned long long)k.second.ideal);
 }
 
 char *machine_allocate(size_t bytes, int is_filled) {

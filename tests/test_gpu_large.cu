@@ -1,5 +1,6 @@
 /* Tensors of more than 2^31 elements: the last batch element of a call gives the bits that it gives
- * alone.  All others hold NaN, which shows if any of them is read for it.
+ * alone.  All others hold NaN, which shows if any of them is read for it.  What the GPU has no memory
+ * for is left out.
  *
  *     test_gpu_large */
 #include "test_kernels.h"
@@ -112,13 +113,14 @@ static bool fits(const Call &k) {
     return false;
 }
 
-static void check_case(const test_case *c, gt_pass pass) {
+/* Returns whether there was memory for it. */
+static bool check_case(const test_case *c, gt_pass pass) {
     const gt_op *op = test_table(c);
     const int64_t batch = test_get_size(c, 'B');
     Call all = {c, pass, {}, {}, {}, {}}, one = all;
     size_call(&all, batch);
     size_call(&one, 1);
-    if (!fits(all)) return;
+    if (!fits(all)) return false;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         if (!is_used(all, t)) continue;
         char *memory = take(&all, bytes_of(all, t));
@@ -146,10 +148,12 @@ static void check_case(const test_case *c, gt_pass pass) {
     }
     release(&all);
     release(&one);
+    return true;
 }
 
 int main(void) {
     test_case wkv6 = {}, conv1d = {};
+    bool any = false;
     const int status = machine_start();
     if (status) return status;
     wkv6.op = "wkv6";
@@ -167,9 +171,9 @@ int main(void) {
     for (test_case *c : {&wkv6, &conv1d}) {
         c->name = "large";
         test_set_dtype(c, GT_BF16, GT_DTYPE_DEFAULT);
-        check_case(c, GT_FORWARD);
-        check_case(c, GT_BACKWARD);
+        any |= check_case(c, GT_FORWARD);
+        any |= check_case(c, GT_BACKWARD);
         test_group(c->op, "more than 2^31 elements");
     }
-    return test_finish();
+    return any ? test_finish() : 0;
 }

@@ -33,6 +33,12 @@ typedef struct machine_job {
 /* 0, or the exit code of the program: 77 = skipped, this computer has no such machine. */
 int machine_start(void);
 
+/* Goes on as another device, such as "sm_75"; 0 if the machine cannot. */
+int machine_choose(const char *device);
+
+/* Prints what the machine has counted of each kernel. */
+void machine_report(void);
+
 /* Machine memory, aligned to 256 bytes.  If is_filled, it holds NaN in every dtype; else it is an
  * allocation of its own. */
 char *machine_allocate(size_t bytes, int is_filled);
