@@ -34,10 +34,10 @@
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *   global memory  ldg stg global_pointer
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_arrive (W)
- *                  mbarrier_wait (W)
+ *                  mbarrier_wait (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum warp_any movmatrix_trans (W)
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
- *   host           Grid launch; report current_device Arena check_workspace check_saved run
+ *   host           Grid launch; report current_device Arena check_workspace check_saved Chain run
  *   vectors        Vec
  *   run-time dtype load_as store_as load_column
  *   reduce_rows    a kernel that the operators share
@@ -447,6 +447,10 @@ GT_HD float silu_derivative(float x, float sigmoid_x) {
  * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
  * |                                    | parity is complete; that before the first, of parity 1,  |
  * |                                    | counts as complete                                       |
+ * | wait_for_chain()                   | griddepcontrol: waits until the kernels before this one  |
+ * |                                    | in its Chain are complete and what they wrote is         |
+ * |                                    | visible, then lets blocks of the next take free places.  |
+ * |                                    | Nothing before sm_90 and where no kernel runs ahead      |
  * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
  * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
  * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
@@ -783,6 +787,13 @@ GT_DEV bool warp_any(bool condition) {
 #endif
 }
 
+GT_DEV void wait_for_chain() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* ---- launch ---------------------------------------------------------------------------------- */
 
 #ifndef GT_EMU
@@ -808,11 +819,30 @@ static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #endif
 }
 
+/* Whether a kernel, and with it all that were compiled beside it, has the wait of wait_for_chain: not what the
+ * driver makes of the PTX of an older architecture than sm_90, whatever the GPU.  CUDA before 12.3 cannot
+ * capture launches that need it: no, too. */
+static inline bool waits_for_chain(const void* kernel) {
+#if CUDART_VERSION >= 12030
+    int driver = 0;
+    cudaFuncAttributes attributes;
+    if (cudaPeekAtLastError() != cudaSuccess) return false; /* pending: the questions could clear it */
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
+        cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess)
+        return attributes.ptxVersion >= 90;
+    (void)cudaGetLastError(); /* the launch will say what is wrong */
+#endif
+    (void)kernel;
+    return false;
+}
+
 /* Enqueues a kernel on a stream and returns the launch's own error; errors that were pending before
- * are neither cleared nor returned.  May be the first CUDA call ever, also inside a capture. */
+ * are neither cleared nor returned.  May be the first CUDA call ever, also inside a capture.
+ * runs_ahead: its blocks may start before the kernel before it on the stream is complete. */
 template <class Params>
 static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads,
-                                 size_t smem_bytes, cudaStream_t stream, const Params& params) {
+                                 size_t smem_bytes, cudaStream_t stream, const Params& params,
+                                 bool runs_ahead = false) {
     static_assert(std::is_trivially_copyable<Params>::value, "parameters are copied bit by bit");
     const void* function = reinterpret_cast<const void*>(kernel);
     if (smem_bytes > 48 * 1024) {
@@ -820,8 +850,20 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
         if (error != cudaSuccess) return error;
     }
     void* arguments[] = {const_cast<void*>(static_cast<const void*>(&params))};
-    return cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(threads), arguments,
-                            smem_bytes, stream);
+    if (!runs_ahead)
+        return cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(threads), arguments,
+                                smem_bytes, stream);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid.x, grid.y, grid.z);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelExC(&config, function, arguments);
 }
 
 #endif /* GT_EMU */
@@ -851,12 +893,6 @@ struct Device {
 };
 
 static inline gt_status current_device(Device* device) {
-#ifdef GT_EMU
-    device->multiprocessors = 4;
-    device->compute_capability = 90;
-    device->shared_bytes = 227 * 1024;
-    return GT_OK;
-#else
     int id = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&id);
     if (error == cudaSuccess)
@@ -874,7 +910,6 @@ static inline gt_status current_device(Device* device) {
         return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed",
                        id, major, minor);
     return GT_OK;
-#endif
 }
 
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes; with no buffer it only counts.
@@ -915,18 +950,47 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
     return gt_fail(GT_ERROR_SAVED, "saved_bytes = %zu: %zu needed", bytes, need);
 }
 
+/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of each but the first take
+ * their places while the kernel before still runs (programmatic dependent launch), which hides the time that a
+ * launch takes.  So all of them call wait_for_chain() at their start, in every thread and before anything in
+ * global memory is touched.  The first waits, as any kernel does, for all that was on the stream before. */
+struct Chain {
+    gt_stream stream;
+    const void* first = nullptr; /* kernel, once it is launched */
+    bool is_known = false, runs_ahead = false; /* how those after it are launched */
+};
+
 /* Launches a kernel on `blocks` blocks; none are launched for 0. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks,
-                            unsigned threads, size_t smem_bytes, gt_stream stream,
-                            const Params& params) {
+                            unsigned threads, size_t smem_bytes, Chain& chain, const Params& params) {
     if (blocks == 0) return GT_OK;
     if (blocks > INT32_MAX)
         return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)blocks);
     Grid grid = {};
     grid.x = (unsigned)blocks;
     grid.y = grid.z = 1;
-    return report(launch(kernel, grid, threads, smem_bytes, (cudaStream_t)stream, params), name);
+    const cudaStream_t stream = (cudaStream_t)chain.stream;
+#ifdef GT_EMU
+    return report(launch(kernel, grid, threads, smem_bytes, stream, params), name);
+#else
+    if (!chain.first) {
+        chain.first = reinterpret_cast<const void*>(kernel);
+    } else if (!chain.is_known) { /* the first is loaded by now, also inside a capture */
+        chain.runs_ahead = waits_for_chain(chain.first);
+        chain.is_known = true;
+    }
+    return report(launch(kernel, grid, threads, smem_bytes, stream, params, chain.runs_ahead), name);
+#endif
+}
+
+/* The same outside of a chain. */
+template <class Params>
+static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks,
+                            unsigned threads, size_t smem_bytes, gt_stream stream,
+                            const Params& params) {
+    Chain alone = {stream};
+    return run(name, kernel, blocks, threads, smem_bytes, alone, params);
 }
 
 /* ---- vectors --------------------------------------------------------------------------------- */
@@ -1017,14 +1081,16 @@ struct ReduceRowsParams {
 };
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) {
+    constexpr int BATCH = 16; /* loads in flight */
+    wait_for_chain();
     const int64_t c = (int64_t)block_x() * 32 + lane_id();
     float sum = 0.0f;
-    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += 8 * REDUCED_ROWS) { /* 8 loads in flight */
-        float x[8];
+    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += BATCH * REDUCED_ROWS) {
+        float x[BATCH];
         load_column(x, p.in, GT_F32, r * p.columns + c, REDUCED_ROWS * p.columns,
                     (p.rows - r + REDUCED_ROWS - 1) / REDUCED_ROWS);
         GT_UNROLL
-        for (int i = 0; i < 8; i++) sum += x[i];
+        for (int i = 0; i < BATCH; i++) sum += x[i];
     }
     const uint32_t cells = smem_base();
     sts<float>(cells + 4 * thread_id(), sum);
@@ -1066,8 +1132,10 @@ static inline gt_status device_supported(int device) {
 #endif
 }
 
+/* stream: a gt_stream, or a Chain. */
+template <class Stream>
 static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns,
-                                    int accumulate, gt_stream stream) {
+                                    int accumulate, Stream& stream) {
     const ReduceRowsParams params = {in, out, rows, columns, accumulate};
     return run("reduce_rows", reduce_rows_kernel, (columns + 31) / 32,
                32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);

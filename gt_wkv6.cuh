@@ -109,6 +109,7 @@ constexpr int LEAF = 16;        /* tokens handled together */
 constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves for backward */
 constexpr int LEAVES = CHECKPOINT / LEAF;
 constexpr int MAX_SIZE = 256;   /* of N and V */
+constexpr int SHARED_BYTES = 64 * 1024; /* that a block may have on every architecture */
 
 /* States that forward keeps for backward: bf16 for bf16 activations in the sizes that have kernels on
  * tensor cores, else fp32. */
@@ -197,8 +198,9 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
  * grid sequences*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
- * shared: r, k and the decay as (keep, factor) of 16 tokens, v of the block's columns, the bonus
- *     sum_n r u k of each token: 16 (4 ROWS + COLUMNS + 1) floats = 25 KB at N = V = 64.
+ * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
+ *     columns, the bonus sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at
+ *     N = V = 64, 34 KB at most.
  * bytes: r, k, w once per tile of columns, v and y once; states once.  N = 64: one tile.
  * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
 struct ForwardParams {
@@ -221,30 +223,32 @@ struct ForwardTraits {
     static constexpr int THREADS = 128;
     static constexpr int ROWS = 32 * SLICES;
     static constexpr int COLUMNS = THREADS / SLICES;
-    static constexpr int R = 0, K = R + LEAF * ROWS, KEEP = K + LEAF * ROWS;
-    static constexpr int FACTOR = KEEP + LEAF * ROWS, V = FACTOR + LEAF * ROWS;
-    static constexpr int BONUS = V + LEAF * COLUMNS, END = BONUS + LEAF; /* offsets in floats */
+    static constexpr int TOKENS = SLICES < 8 ? 16 : 8; /* in shared memory at a time */
+    static constexpr int R = 0, K = R + TOKENS * ROWS, KEEP = K + TOKENS * ROWS;
+    static constexpr int FACTOR = KEEP + TOKENS * ROWS, V = FACTOR + TOKENS * ROWS;
+    static constexpr int BONUS = V + TOKENS * COLUMNS, END = BONUS + TOKENS; /* offsets in floats */
     static constexpr int SMEM = 4 * END;
-    static_assert(SMEM <= 99 * 1024, "fits every architecture");
+    static_assert(SMEM <= SHARED_BYTES, "fits every architecture");
+    static_assert(CHECKPOINT % TOKENS == 0, "a checkpoint is between two fills");
 };
 
-/* Fills the block's shared tile with tokens first .. first+15; beyond `end` and the sizes the inputs are
- * 0 and the decay is 1. */
+/* Fills the block's shared tile with TOKENS tokens from `first`; beyond `end` and the sizes the inputs
+ * are 0 and the decay is 1. */
 template <int SLICES>
 GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, int64_t h,
                               int64_t first, int64_t end, int column0) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
-    constexpr int TOKENS = C::ROWS < C::THREADS ? C::ROWS / 8 : LEAF; /* of a thread */
-    for (int i = thread_id(); i < C::ROWS * (LEAF / TOKENS); i += C::THREADS) {
-        const int n = i % C::ROWS, token = i / C::ROWS * TOKENS;
+    constexpr int COLUMN = C::ROWS < C::THREADS ? C::ROWS / 8 : C::TOKENS; /* tokens of a thread */
+    for (int i = thread_id(); i < C::ROWS * (C::TOKENS / COLUMN); i += C::THREADS) {
+        const int n = i % C::ROWS, token = i / C::ROWS * COLUMN;
         const int64_t t = first + token, left = n < in.N ? end - t : 0;
-        float r[TOKENS], k[TOKENS], w[TOKENS];
+        float r[COLUMN], k[COLUMN], w[COLUMN];
         load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, p.y ? left : 0);
         load_column(k, in.k, in.dtype, at(in.k_at, b, t, h) + n, in.k_at.t, left);
         load_column(w, in.w, in.w_dtype, at(in.w_at, b, t, h) + n, in.w_at.t, left);
         GT_UNROLL
-        for (int x = 0; x < TOKENS; x++) {
+        for (int x = 0; x < COLUMN; x++) {
             const Scale scale = scale_of_log(x < left ? log_decay(in, w[x]) : 0.0f);
             const uint32_t cell = smem + 4 * ((token + x) * C::ROWS + n);
             sts<float>(cell + 4 * C::R, r[x]);
@@ -254,7 +258,7 @@ GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, 
         }
     }
     {
-        constexpr int COUNT = LEAF / SLICES;
+        constexpr int COUNT = C::TOKENS / SLICES;
         const int column = thread_id() % C::COLUMNS, token = thread_id() / C::COLUMNS * COUNT;
         const int j = column0 + column;
         const int64_t t = first + token;
@@ -265,16 +269,16 @@ GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, 
             sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
     }
     sync_threads();
-    /* bonus: 8 lanes a token */
-    const int token = thread_id() / 8;
+    constexpr int LANES = C::THREADS / C::TOKENS; /* of a token's bonus */
+    const int token = thread_id() / LANES;
     float bonus = 0.0f;
-    for (int n = thread_id() % 8; n < in.N; n += 8) {
+    for (int n = thread_id() % LANES; n < in.N; n += LANES) {
         const float u = in.u ? in.u[h * in.N + n] : 0.0f;
         bonus += lds<float>(smem + 4 * (C::R + token * C::ROWS + n)) * u *
                  lds<float>(smem + 4 * (C::K + token * C::ROWS + n));
     }
-    for (int mask = 1; mask < 8; mask <<= 1) bonus += shfl_xor(bonus, mask);
-    if (thread_id() % 8 == 0) sts<float>(smem + 4 * (C::BONUS + token), bonus);
+    for (int mask = 1; mask < LANES; mask <<= 1) bonus += shfl_xor(bonus, mask);
+    if (thread_id() % LANES == 0) sts<float>(smem + 4 * (C::BONUS + token), bonus);
     sync_threads();
 }
 
@@ -335,6 +339,7 @@ GT_DEV void store_checkpoint(const ForwardParams& p, int64_t index, int slice, i
 template <int SLICES, bool REVERSE>
 GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     using C = ForwardTraits<SLICES>;
+    wait_for_chain();
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const int64_t tile = block_x() % p.tiles, head = block_x() / p.tiles;
@@ -352,15 +357,16 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const float* state_in = p.state_in && !skipped ? p.state_in + (row_in * in.H + h) * NV : nullptr;
     move_column<SLICES, false>(state_in, in, slice, column0 + column, state);
 
-    const int64_t leaves = (seq.tokens + LEAF - 1) / LEAF, end = seq.first + seq.tokens;
+    constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
+    const int64_t parts = (seq.tokens + C::TOKENS - 1) / C::TOKENS, end = seq.first + seq.tokens;
     const int64_t place0 = (seq.b * in.H + h) * p.places + seq.place;
-    for (int64_t i = 0; i < leaves; i++) {
-        const int64_t leaf = REVERSE ? leaves - 1 - i : i, first = seq.first + leaf * LEAF;
-        const bool enters = REVERSE ? i == 0 || leaf % LEAVES == LEAVES - 1 : leaf % LEAVES == 0;
+    for (int64_t i = 0; i < parts; i++) {
+        const int64_t part = REVERSE ? parts - 1 - i : i, first = seq.first + part * C::TOKENS;
+        const bool enters = REVERSE ? i == 0 || part % PARTS == PARTS - 1 : part % PARTS == 0;
         if (p.checkpoints && enters)
-            store_checkpoint<SLICES>(p, place0 + leaf / LEAVES, slice, column0 + column, state);
+            store_checkpoint<SLICES>(p, place0 + part / PARTS, slice, column0 + column, state);
         load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0);
-        const int tokens = (int)(end - first < LEAF ? end - first : LEAF);
+        const int tokens = (int)(end - first < C::TOKENS ? end - first : C::TOKENS);
         for (int step = 0; step < tokens; step++) {
             const int token = REVERSE ? tokens - 1 - step : step;
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
@@ -397,7 +403,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *     tokens by two channels, each a lane's left operand as the tensor core wants it.
  * shared, per head and buffer: R [8, N/2+4] cells, K [16, N+8] fp32 (columns xor 24 in rows with bit 2
  *     set: no bank conflicts in any access), v [16, N+8], E [N], bonus [16,GROUPS], slow groups'
- *     pairs: 17 KB at N = 64; two buffers and the rings: 66 KB.
+ *     pairs: 16 KB at N = 64; two buffers and the rings: 70 KB.
  * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order.
  *
@@ -412,7 +418,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  *   - c below 64 is off by 2^-19 at most, and with it 2^c by 2e-6, where products of R and K are as small; the
  *     sums of neighbours, whose products are not, share all but the last roundings.  Seen: 7e-7 of y and of states.
  * v lies in cells as R does (value_cell), in the order of a left operand.
- * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 leaves deep: 68 KB; N = 128: 102 KB.
+ * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 leaves deep: 74 KB; N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
 /* STATES: for walks that want states only, states_tensor_kernel. */
 template <class T_, class W_, int N_, bool STATES_ = false>
@@ -424,39 +430,43 @@ struct TensorTraits {
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
     static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
     static constexpr bool STATES = STATES_;
-    static constexpr int TILES = N == 128 || (STATES && (N == 64 || SPLIT)) ? 2 : 4;
-    static constexpr int COLUMNS = 8 * TILES;
+    static constexpr int TILES = (N == 128 && !STATES) || (STATES && SPLIT) ? 2 : 4;
+    /* of a state warp: values, channels */
+    static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || SPLIT ? N : N == 128 ? 64 : 32;
     static constexpr int MT = TILES / 2, NT = N / 8;
-    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS;
+    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
-    static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * PARTS;
+    static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
-    /* leaves in flight to a preparing warp's own ring: r, k, w by rows of 16 channels, v by lanes */
-    static constexpr int AHEAD = N != 128 ? (SPLIT ? 2 : 4) / TURNS : sizeof(W) == 2 ? 2 : 1;
-    static constexpr int RING_TILE = LEAF * 16 * (int)sizeof(T); /* bytes */
-    static constexpr int RING_R = 0, RING_K = RING_TILE, RING_W = 2 * RING_TILE;
-    static constexpr int RING_V = RING_W + LEAF * 16 * (int)sizeof(W), STAGE = RING_V + RING_TILE;
+    /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
+     * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows. */
+    static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
+    static constexpr int AHEAD = STATES ? 2 : N != 128 ? (SPLIT ? 2 : 4) : sizeof(W) == 2 ? 2 : 1;
+    static constexpr int RING_ROWS = LEAF * WIDTH + LEAF / 4 * 16; /* elements: see ring_at */
+    static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
+    static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
+    static constexpr int RING_V = RING_W + RING_ROWS * (int)sizeof(W);
+    static constexpr int STAGE = RING_V + LEAF * WIDTH * (int)sizeof(T);
     static constexpr int PITCH = N + 8;
     static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, cells of 2 x 2 */
     static_assert(LEAF / 2 * PAIR_PITCH <= LEAF * PITCH * 4, "within K");
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
-    static constexpr int R = 0, K = R + LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
-    static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row */
+    static constexpr int R = 0, K = STATES ? 0 : LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
+    static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
+    static constexpr int VALUE_PITCH = 2 * VALUE_CELLS;
     static constexpr int SCALE =
         VALUES + (SPLIT ? LEAF / 2 * VALUE_CELLS * 16 : LEAF * PITCH * 2);
     static constexpr int BONUS = SCALE + (SPLIT ? 8 : 4) * N;
     static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
     static constexpr int PAIRS = SLOW + 64;
-    static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS;
+    static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * LEAF * LEAF * GROUPS);
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
-    static constexpr int SMEM = RING + PREP_WARPS * AHEAD * STAGE;
-    /* reverse, behind all that: S of two checkpoints of each head, of one where that is too much */
-    static constexpr int S_ROW = N * (int)sizeof(State), S_BYTES = N * S_ROW; /* bytes */
-    static constexpr int COPIES = sizeof(State) == 2 ? 2 : 1;
-    static constexpr int S_COPIES = COPIES * HEADS * S_BYTES;
-    static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_COPIES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
+    static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
+    /* reverse, behind all that: S of a checkpoint of each head */
+    static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State);
+    static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_BYTES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
 };
@@ -578,26 +588,28 @@ struct RawLeaf {
 
 /* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf. */
 struct Source {
-    const char* next;
+    const char* before; /* those of the leaf before: moved first, it is in no copy's way */
     int64_t leaf_bytes;
 
     /* first: token of the first leaf; leaves: from one copied to the next */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
                        int64_t first, int row, int column, int leaves) {
         leaf_bytes = leaves * LEAF * at_.t * element;
-        next = static_cast<const char*>(data);
-        if (next) next += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element;
+        before = static_cast<const char*>(data);
+        if (before)
+            before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
     }
 
-    GT_METHOD void copy(uint32_t to, bool inside) {
-        cp_async<16>(to, next, inside ? 16 : 0);
-        next += leaf_bytes;
+    GT_METHOD void copy(uint32_t to, bool exists, bool inside) {
+        before += leaf_bytes;
+        if (exists) cp_async<16>(to, before, inside ? 16 : 0);
     }
 };
 
-/* Bytes from the start of a ring tensor to a token: 4 tokens of different quads lie in different banks. */
-GT_DEV int ring_row(int token, int row_bytes) {
-    return (token / 4 * 4 + (token + token / 4) % 4) * row_bytes;
+/* Elements from the start of a ring tensor to a token: one token of each quad lie in different banks. */
+template <class C>
+GT_DEV int ring_at(int token) {
+    return token * C::WIDTH + token / 4 * 16;
 }
 
 /* A preparing lane's place. */
@@ -618,28 +630,37 @@ struct Preparer {
      * span. */
     GT_METHOD void copy(int leaf, bool exists, int stage) {
         const uint32_t to = ring + stage * C::STAGE;
-        const int left = tokens - leaf * LEAF, row = lane_id() / (2 * PIECES);
-        const uint32_t cell = ring_row(row, 32 * PIECES) + lane_id() % (2 * PIECES) * 16;
-        if (exists) {
-            if (!C::STATES) r[0].copy(to + C::RING_R + cell, row < left);
-            k[0].copy(to + C::RING_K + cell, row < left);
-            if constexpr (PIECES == 2) { /* 8 tokens on, 64 bytes each: see ring_row */
-                if (!C::STATES) r[1].copy(to + C::RING_R + 512 + (cell ^ 128), row + 8 < left);
-                k[1].copy(to + C::RING_K + 512 + (cell ^ 128), row + 8 < left);
+        const int left = tokens - leaf * LEAF;
+        if (C::STATES || exists) { /* a source that is moved past the end costs less than not moving it */
+            GT_UNROLL
+            for (int i = 0; i < PIECES; i++) {
+                const int row = copied_row<PIECES>(i);
+                const uint32_t cell = to + 2 * PIECES * (ring_at<C>(row) + copied_column<PIECES>());
+                if (!C::STATES) r[i].copy(cell + C::RING_R, exists, row < left);
+                k[i].copy(cell + C::RING_K, exists, row < left);
+                v[i].copy(to + C::RING_V + v_cell(i), exists, v_row(i) < left);
             }
             GT_UNROLL
             for (int i = 0; i < W_PIECES; i++) {
-                const int row = lane_id() / (2 * W_PIECES) + i * LEAF / W_PIECES;
-                w[i].copy(to + C::RING_W + ring_row(row, 32 * W_PIECES) +
-                              lane_id() % (2 * W_PIECES) * 16,
-                          row < left);
+                const int row = copied_row<W_PIECES>(i);
+                const uint32_t cell = to + 2 * W_PIECES * (ring_at<C>(row) + copied_column<W_PIECES>());
+                w[i].copy(cell + C::RING_W, exists, row < left);
             }
-            GT_UNROLL
-            for (int i = 0; i < PIECES; i++)
-                v[i].copy(to + C::RING_V + 16 * (lane_id() + 32 * i), v_row(i) < left);
         }
         cp_async_commit();
     }
+
+    /* Of r, k or w, COUNT pieces a lane: the token of its i-th, the first channel in a row of the ring. */
+    GT_METHOD int lane_in_team() const { return C::STATES ? 32 * group + lane_id() : lane_id(); }
+    template <int COUNT>
+    GT_METHOD int copied_row(int i) const {
+        return lane_in_team() / (C::WIDTH / 8 * COUNT) + i * LEAF / COUNT;
+    }
+    template <int COUNT>
+    GT_METHOD int copied_column() const {
+        return lane_in_team() % (C::WIDTH / 8 * COUNT) * (8 / COUNT);
+    }
+    GT_METHOD int v_cell(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
     /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
     GT_METHOD float log2_decay(int e) const {
@@ -662,21 +683,18 @@ struct Preparer {
     /* The lane's part of a leaf that has arrived. */
     GT_METHOD RawLeaf<C> read(int stage) const {
         const uint32_t from = ring + stage * C::STAGE;
-        constexpr int SIZE = sizeof(typename C::T);
-        const int pair = lane_id() % 8;
+        constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
+        const int own = ring_at<C>(4 * quad) + (C::STATES ? 16 * group : 0) + lane_id() % 8 * 2;
+        const uint32_t rows = from + SIZE * own, w_rows = from + C::RING_W + W_SIZE * own;
         RawLeaf<C> x = {};
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            const int row = ring_row(4 * quad + i, 4);
-            if (!C::STATES)
-                x.r[i] = lds<Pair<typename C::T>>(from + C::RING_R + 4 * SIZE * row + 2 * SIZE * pair);
-            x.k[i] = lds<Pair<typename C::T>>(from + C::RING_K + 4 * SIZE * row + 2 * SIZE * pair);
-            x.w[i] = lds<Pair<typename C::W>>(from + C::RING_W +
-                                              (int)sizeof(typename C::W) * (4 * row + 2 * pair));
+            if (!C::STATES) x.r[i] = lds<Pair<typename C::T>>(rows + C::RING_R + SIZE * C::WIDTH * i);
+            x.k[i] = lds<Pair<typename C::T>>(rows + C::RING_K + SIZE * C::WIDTH * i);
+            x.w[i] = lds<Pair<typename C::W>>(w_rows + W_SIZE * C::WIDTH * i);
         }
         GT_UNROLL
-        for (int i = 0; i < PIECES; i++)
-            x.v[i] = lds<uint4>(from + C::RING_V + 16 * (lane_id() + 32 * i));
+        for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(from + C::RING_V + v_cell(i));
         return x;
     }
 };
@@ -809,9 +827,9 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         float sum = 0.0f;
         for (int n = 0; j < i && n < LEAF; n++) {
             const typename C::T r =
-                lds<typename C::T>(from + C::RING_R + ring_row(i, 16 * SIZE) + SIZE * n);
+                lds<typename C::T>(from + C::RING_R + SIZE * (ring_at<C>(i) + n));
             const typename C::T k =
-                lds<typename C::T>(from + C::RING_K + ring_row(j, 16 * SIZE) + SIZE * n);
+                lds<typename C::T>(from + C::RING_K + SIZE * (ring_at<C>(j) + n));
             float product = E::load(&r, 0) * E::load(&k, 0);
             for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (LEAF * m + n));
             sum += product;
@@ -838,10 +856,14 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
         }
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            const uint32_t to = me.values + buffer * C::BUFFER +
-                                (C::N == 128 ? value_cell<C>(0, 64 * i) : value_cell<C>(2 * i, 0));
-            sts<uint2>(to, {x.v[i].x, x.v[i].z});
-            sts<uint2>(to + 16, {x.v[i].y, x.v[i].w});
+            const int token = C::N == 128 ? 0 : 2 * i, v = C::N == 128 ? 64 * i : 0; /* from the lane's first */
+            const uint32_t to = me.values + buffer * C::BUFFER;
+            if constexpr (C::STATES) {
+                sts<uint4>(to + 4 * (token * C::VALUE_PITCH + v), x.v[i]);
+            } else {
+                sts<uint2>(to + value_cell<C>(token, v), {x.v[i].x, x.v[i].z});
+                sts<uint2>(to + value_cell<C>(token, v) + 16, {x.v[i].y, x.v[i].w});
+            }
         }
     } else {
         me.bits[0] += total[0];
@@ -895,13 +917,13 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* STATES: K as cells, two tokens of a channel, then of the next. */
+/* STATES: K as cells of two tokens by two channels, each a lane's left operand. */
 template <class C>
 GT_DEV void store_cells(const Preparer<C>& me, const float (&k)[4][2], int buffer) {
     GT_UNROLL
     for (int i = 0; i < 4; i += 2)
         sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH,
-                    {k[i][0], k[i + 1][0], k[i][1], k[i + 1][1]});
+                    {k[i][0], k[i][1], k[i + 1][0], k[i + 1][1]});
 }
 
 /* The same where only states are wanted: K with decays after the token, as the slow form has it. */
@@ -958,7 +980,8 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.quad = lane_id() / 8;
     me.channel = 16 * me.group + 2 * (lane_id() % 8);
     me.buffer0 = smem + sub * C::HEAD_BUFFER;
-    me.ring = smem + C::RING + warp_id() * C::AHEAD * C::STAGE;
+    const int team = warp_id() / C::TEAM;
+    me.ring = smem + C::RING + team * C::AHEAD * C::STAGE;
     me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
     /* row 4 quad, columns xor 24 where bit 2 of the row is set */
     me.k_row = me.buffer0 + C::K +
@@ -966,9 +989,14 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
     me.values =
         me.buffer0 + C::VALUES +
-        (C::SPLIT ? value_cell<C>(me.v_row(0), me.v_column(0))
-                  : 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0))));
-    me.scale = me.buffer0 + C::SCALE + 4 * ((C::SPLIT ? 2 : 1) * me.channel + (me.quad & 1));
+        (!C::SPLIT   ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
+         : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
+                     : value_cell<C>(me.v_row(0), me.v_column(0)));
+    /* fp32: both terms of two channels; STATES: 2 channels of a group, then of the next, as StatePart reads them */
+    me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
+               (C::SPLIT    ? 8 * me.channel
+                : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
+                            : 4 * me.channel);
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     me.raw = in.decay == GT_DECAY_RAW;
     const Span span = span_of<C, REVERSE>(p, sub);
@@ -978,28 +1006,38 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     const int64_t first = span.start + leaf_at(turn) * LEAF;
     me.tokens = span.tokens;
     constexpr int PIECES = Preparer<C>::PIECES, W_PIECES = Preparer<C>::W_PIECES;
-    const int row = lane_id() / (2 * PIECES);
-    const int column = 16 * me.group + lane_id() % (2 * PIECES) * (8 / PIECES);
+    const int channel0 = C::STATES ? 0 : 16 * me.group; /* of the ring */
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
-        me.r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row + i * LEAF / PIECES, column, direction);
-        me.k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row + i * LEAF / PIECES, column, direction);
+        const int row = me.template copied_row<PIECES>(i), column = channel0 + me.template copied_column<PIECES>();
+        me.r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row, column, direction);
+        me.k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row, column, direction);
         me.v[i].set(in.v, in.v_at, ELEMENT, b, h, first, me.v_row(i), me.v_column(i), direction);
     }
     GT_UNROLL
     for (int i = 0; i < W_PIECES; i++)
-        me.w[i].set(in.w, in.w_at, sizeof(typename C::W), b, h, first,
-                    lane_id() / (2 * W_PIECES) + i * LEAF / W_PIECES,
-                    16 * me.group + lane_id() % (2 * W_PIECES) * (8 / W_PIECES), direction);
+        me.w[i].set(in.w, in.w_at, sizeof(typename C::W), b, h, first, me.template copied_row<W_PIECES>(i),
+                    channel0 + me.template copied_column<W_PIECES>(), direction);
     me.u0 = in.u ? in.u[h * C::N + me.channel] : 0.0f;
     me.u1 = in.u ? in.u[h * C::N + me.channel + 1] : 0.0f;
     me.bits[0] = me.bits[1] = me.bits_rest[0] = me.bits_rest[1] = 0.0f;
 
-    /* the leaf of a step; the next in its place */
+    /* copies go FIRST leaves ahead; a team's to the stage that it has read before, a warp's to that which it has
+     * just read */
+    constexpr int FIRST = C::STATES ? C::AHEAD - 1 : C::AHEAD;
+    const auto copy_next = [&](int step) {
+        const int next = step + C::TURNS * FIRST;
+        me.copy(leaf_at(next), next < steps, next / C::TURNS % C::AHEAD);
+    };
     const auto prepare = [&](int step, int buffer) {
-        const int stage = step / C::TURNS % C::AHEAD, next = step + C::TURNS * C::AHEAD;
-        cp_async_wait<C::AHEAD - 1>();
-        sync_warp();
+        const int stage = step / C::TURNS % C::AHEAD;
+        cp_async_wait<FIRST - 1>();
+        if constexpr (C::STATES) {
+            bar_sync(1 + team, 32 * C::TEAM);
+            copy_next(step);
+        } else {
+            sync_warp();
+        }
         const RawLeaf<C> x = me.read(stage);
         mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
         if constexpr (!C::STATES) {
@@ -1010,11 +1048,12 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
             prepare_states<C>(me, x, leaf_at(step), buffer);
         }
         mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
-        sync_warp(); /* the stage is read */
-        me.copy(leaf_at(next), next < steps, stage);
+        if constexpr (!C::STATES) {
+            sync_warp(); /* the stage is read */
+            copy_next(step);
+        }
     };
-    for (int i = 0; i < C::AHEAD; i++)
-        me.copy(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
+    for (int i = 0; i < FIRST; i++) me.copy(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
     if constexpr (C::TURNS == 2) {
         for (int step = turn; step < steps; step += 2) prepare(step, turn);
     } else {
@@ -1067,35 +1106,6 @@ GT_DEV void store_row(bf16* to, const float (&x)[2 * TILES]) {
     stg<Vec<bf16, 2 * TILES>>(to, packed);
 }
 
-/* Byte offset of 16 bytes of a row of S in shared memory: they are swapped so that 8 rows of one parity lie in
- * different banks, and rows 16 apart alike. */
-template <class C>
-GT_DEV uint32_t S_piece(int row, int piece) {
-    if constexpr (C::S_ROW == 64) return 128 * (row / 2) + 16 * ((row % 2 * 4 + piece) ^ row / 2 % 8);
-    return C::S_ROW * row + 16 * (piece ^ row / 2 % 8);
-}
-
-/* The piece of tile nt, where tile 0 has it at `piece`. */
-template <class C>
-GT_DEV uint32_t S_tile(uint32_t piece, int nt) {
-    if constexpr (C::S_ROW == 64) return (piece ^ nt % 2 * 64) + nt / 2 * 16 * 64;
-    return piece + (nt / 2 * 16 + nt % 2) * C::S_ROW;
-}
-
-/* Sum of x[i] times the COUNT elements at `addr`; the piece after the first is its neighbour. */
-template <class State, int COUNT>
-GT_DEV float dot_piece(const float (&x)[COUNT], uint32_t addr) {
-    constexpr int PIECE = 16 / (int)sizeof(State), STEP = COUNT < PIECE ? COUNT : PIECE;
-    float sum = 0.0f;
-    GT_UNROLL
-    for (int i = 0; i < COUNT; i += STEP) {
-        const Vec<State, STEP> y = lds<Vec<State, STEP>>(i ? addr ^ 16 : addr);
-        GT_UNROLL
-        for (int e = 0; e < STEP; e++) sum = fma_rn(x[i + e], y.get(e), sum);
-    }
-    return sum;
-}
-
 /* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
  * of the upper. */
 template <int LEFT, int COUNT>
@@ -1115,31 +1125,22 @@ struct StateWarp {
     int g, j;         /* lane / 4, lane % 4 */
     int column0; /* first of its values */
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
-    uint32_t row[4];    /* K, row g, columns 2j; STATES: [0], cell of tokens 2j and channels 2g */
+    uint32_t row[4];    /* K, row g, columns 2j */
     uint32_t column[4]; /* K, row 2j (fp32: 6 - 2j), column g */
     uint32_t cells;     /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
     uint32_t full, empty; /* mbarriers */
 
-    /* Channel of column c of tile nt: tile_channel(nt) + CHANNEL_STEP c.  STATES: two tiles share 16
-     * channels, so that a lane has 4 neighbours. */
-    static constexpr int CHANNEL_STEP = C::STATES ? 2 : 1;
-    static GT_METHOD constexpr int tile_channel(int nt) {
-        return C::STATES ? 16 * (nt / 2) + nt % 2 : 8 * nt;
-    }
-    GT_METHOD int own_channel() const { return CHANNEL_STEP * (2 * j + g % 2); }
-
     /* Of tokens, in the update.  fp32: not j, or the compiler would read v once, for two operands that need
      * it in different registers. */
-    GT_METHOD int pair() const { return C::SPLIT && !C::STATES ? 3 - j : j; }
+    GT_METHOD int pair() const { return C::SPLIT ? 3 - j : j; }
 
     GT_METHOD void place(uint32_t buffer0) {
         g = lane_id() / 4;
         j = lane_id() % 4;
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            row[i] = buffer0 + C::K + (C::STATES ? j * C::PAIR_PITCH + 16 * g
-                                                 : 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0))));
+            row[i] = buffer0 + C::K + 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0)));
             column[i] = buffer0 + C::K + 4 * (2 * pair() * C::PITCH + g + 8 * (i ^ (pair() & 2 ? 3 : 0)));
         }
         cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
@@ -1155,14 +1156,14 @@ struct StateWarp {
                            2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
         }
         bonus = buffer0 + C::BONUS + 4 * 2 * g * C::GROUPS;
-        scales = buffer0 + C::SCALE + (C::SPLIT ? 16 : 8) * CHANNEL_STEP * j;
+        scales = buffer0 + C::SCALE + (C::SPLIT ? 16 : 8) * j;
         pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
         flags = buffer0 + C::SLOW;
         full = buffer0 + C::FULL;
         empty = buffer0 + C::EMPTY;
     }
 
-    /* Of channel tile_channel(nt) + own_channel() the values from gathered_column() on: 2 TILES neighbours, got by
+    /* Of channel 8 nt + 2j + g % 2 the values from gathered_column() on: 2 TILES neighbours, got by
      * swapping with lane ^ 4. */
     GT_METHOD void gather_row(int nt, float (&x)[2 * C::TILES]) const {
         const bool odd = g & 1;
@@ -1180,41 +1181,13 @@ struct StateWarp {
 
     template <class State>
     GT_METHOD void store(State* state) const {
-        state += (int64_t)own_channel() * C::N + gathered_column();
+        state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             float x[2 * C::TILES];
             gather_row(nt, x);
-            store_row<C::TILES>(state + tile_channel(nt) * C::N, x);
+            store_row<C::TILES>(state + 8 * nt * C::N, x);
         }
-    }
-
-    /* store(), and sums[n] = this warp's part of rowsum(S . G): this is G, S lies in shared memory. */
-    template <class State>
-    GT_METHOD void store_with_rowsum(State* state, uint32_t other, float* sums) const {
-        float sum[C::NT / 2]; /* over the lanes of a row, which are 16 and 8 apart */
-        const int row = own_channel();
-        const int byte = gathered_column() * (int)sizeof(State);
-        const uint32_t cell = other + S_piece<C>(row, byte / 16) + byte % 16;
-        state += (int64_t)row * C::N + gathered_column();
-        GT_UNROLL
-        for (int i = 0; i < C::NT / 2; i++) {
-            float pair[2];
-            GT_UNROLL
-            for (int e = 0; e < 2; e++) {
-                const int nt = i + C::NT / 2 * e;
-                float x[2 * C::TILES];
-                gather_row(nt, x);
-                store_row<C::TILES>(state + tile_channel(nt) * C::N, x);
-                pair[e] = dot_piece<State>(x, S_tile<C>(cell, nt));
-            }
-            halve_sums<1>(pair, 16);
-            sum[i] = pair[0];
-        }
-        halve_sums<C::NT / 4>(sum, 8);
-        GT_UNROLL
-        for (int i = 0; i < C::NT / 4; i++)
-            sums[tile_channel(C::NT / 4 * (g / 2) + i) + row] = sum[i];
     }
 
     /* columns 2j and 2j + 1 of a tile by their channels' decays */
@@ -1239,7 +1212,7 @@ struct StateWarp {
         GT_UNROLL
         for (int x = 0; x < C::MT * C::NT * 4; x++) {
             const int mt = x / 4 / C::NT, nt = x / 4 % C::NT, e = x % 4;
-            const int i = 2 * mt + e / 2, n = tile_channel(nt) + CHANNEL_STEP * (2 * j + e % 2);
+            const int i = 2 * mt + e / 2, n = 8 * nt + 2 * j + e % 2;
             const int column = column0 + 2 * C::TILES * (g / 2) + 2 * i + g % 2;
             S[mt][nt][e] = state ? state[(int64_t)n * C::N + column] : 0.0f;
         }
@@ -1279,37 +1252,19 @@ GT_DEV void update_state_rounded(StateWarp<C>& me, int offset, SlowGroups<C> slo
             v[mt][half][3] = E::hi(x[2 * half + 1]);
         }
     }
-    if constexpr (C::STATES) {
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) {
+        const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
+        if (SLOW && slow[nt / 2]) me.scale(nt, scale);
         GT_UNROLL
-        for (int m = 0; m < C::GROUPS; m++) {
-            const float4 scale = lds<float4>(me.scales + offset + 64 * m);
-            me.scale(2 * m, {scale.x, scale.z});
-            me.scale(2 * m + 1, {scale.y, scale.w});
+        for (int half = 0; half < 2; half++) {
+            const uint32_t cell =
+                me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
+            const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
             GT_UNROLL
-            for (int half = 0; half < 2; half++) {
-                const float4 k = lds<float4>(me.row[0] + offset + 128 * m + 4 * half * C::PAIR_PITCH);
-                GT_UNROLL
-                for (int mt = 0; mt < C::MT; mt++) {
-                    mma_tf32(me.S[mt][2 * m], v[mt][half], k.x, k.y);
-                    mma_tf32(me.S[mt][2 * m + 1], v[mt][half], k.z, k.w);
-                }
-            }
+            for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
         }
-    } else {
-        GT_UNROLL
-        for (int nt = 0; nt < C::NT; nt++) {
-            const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
-            if (SLOW && slow[nt / 2]) me.scale(nt, scale);
-            GT_UNROLL
-            for (int half = 0; half < 2; half++) {
-                const uint32_t cell =
-                    me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
-                const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
-                GT_UNROLL
-                for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
-            }
-            if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
-        }
+        if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
     }
 }
 
@@ -1338,30 +1293,16 @@ GT_DEV void update_state_split(StateWarp<C>& me, int offset, SlowGroups<C> slow)
         lds_words(v[i / 2][i % 2], me.values_left + offset + value_cell<C>(8 * (i % 2), 4 * (i / 2)));
         set_rests<true>(v[i / 2][i % 2], rest[i / 2][i % 2]);
     }
-    if constexpr (C::STATES) {
+    GT_UNROLL
+    for (int nt = 0; nt < C::NT; nt++) {
+        float added[C::MT][4] = {}, k[2][2];
         GT_UNROLL
-        for (int m = 0; m < C::GROUPS; m++) {
-            const uint32_t cell = me.row[0] + offset + 128 * m, scales = me.scales + offset + 128 * m;
-            const float4 k[2] = {lds<float4>(cell), lds<float4>(cell + 4 * C::PAIR_PITCH)};
-            const float4 scale[2] = {lds<float4>(scales), lds<float4>(scales + 16)}; /* of 2 channels each */
-            float even[C::MT][4] = {}, odd[C::MT][4] = {};
-            multiply_split<C::MT>(even, v, rest, {{k[0].x, k[0].y}, {k[1].x, k[1].y}});
-            me.rescale_and_add(2 * m, {scale[0].x, scale[1].x, scale[0].z, scale[1].z}, even, SLOW);
-            multiply_split<C::MT>(odd, v, rest, {{k[0].z, k[0].w}, {k[1].z, k[1].w}});
-            me.rescale_and_add(2 * m + 1, {scale[0].y, scale[1].y, scale[0].w, scale[1].w}, odd, SLOW);
-        }
-    } else {
-        GT_UNROLL
-        for (int nt = 0; nt < C::NT; nt++) {
-            float added[C::MT][4] = {}, k[2][2];
-            GT_UNROLL
-            for (int i = 0; i < 4; i++)
-                k[i / 2][i % 2] = lds<float>(me.column[nt % 4] + offset + 128 * (nt / 4) +
-                                             4 * C::PITCH * (8 * (i / 2) + i % 2));
-            multiply_split<C::MT>(added, v, rest, k);
-            const float4 scale = lds<float4>(me.scales + offset + 64 * nt);
-            me.rescale_and_add(nt, scale, added, SLOW && slow[nt / 2]);
-        }
+        for (int i = 0; i < 4; i++)
+            k[i / 2][i % 2] = lds<float>(me.column[nt % 4] + offset + 128 * (nt / 4) +
+                                         4 * C::PITCH * (8 * (i / 2) + i % 2));
+        multiply_split<C::MT>(added, v, rest, k);
+        const float4 scale = lds<float4>(me.scales + offset + 64 * nt);
+        me.rescale_and_add(nt, scale, added, SLOW && slow[nt / 2]);
     }
 }
 
@@ -1462,26 +1403,22 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow,
     update_state_warp<C, SLOW>(me, offset, slow);
 }
 
-/* The state that a span starts from: the caller's at `row`, what the scan found, or zero. */
+/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero. */
 template <class C>
-GT_DEV void load_first_state(const TensorParams& p, const Span& span, int64_t row, StateWarp<C>& me) {
+GT_DEV const float* first_state(const TensorParams& p, const Span& span, int64_t row) {
     constexpr int64_t NV = C::N * C::N;
-    const float* from = p.segments.count > 1 ? p.segment_states + span.item * NV
-                        : p.state_in   ? p.state_in + row * NV
-                                       : nullptr;
-    me.load(span.exists && !p.local ? from : nullptr);
+    if (!span.exists || p.local) return nullptr;
+    if (p.segments.count > 1) return p.segment_states + span.item * NV;
+    return p.state_in ? p.state_in + row * NV : nullptr;
 }
 
-/* The state after it; `is_last`: the walk of its sequence ends here. */
+/* Where the state after it goes, NULL if nowhere; `is_last`: the walk of its sequence ends here. */
 template <class C>
-GT_DEV void store_last_state(const TensorParams& p, const Span& span, bool is_last,
-                             const StateWarp<C>& me) {
+GT_DEV float* last_state(const TensorParams& p, const Span& span, bool is_last) {
     constexpr int64_t NV = C::N * C::N;
-    if (!span.exists) return;
-    if (p.local)
-        me.store(p.segment_states + span.item * NV);
-    else if (is_last && p.state_out)
-        me.store(p.state_out + span.head * NV);
+    if (!span.exists) return nullptr;
+    if (p.local) return p.segment_states + span.item * NV;
+    return is_last && p.state_out ? p.state_out + span.head * NV : nullptr;
 }
 
 template <class C>
@@ -1492,7 +1429,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
     const Span span = span_of<C, false>(p, sub);
-    load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
+    me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.place * C::N * C::N;
     typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) +
@@ -1542,7 +1479,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
         }
     }
     const Span same = span_of<C, false>(p, sub); /* found again: no registers keep it */
-    store_last_state<C>(p, same, same.ends, me);
+    if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
 /* Before the roles: a thread for each buffer of a head. */
@@ -1551,7 +1488,7 @@ GT_DEV void init_mbarriers(uint32_t smem) {
     if (thread_id() < 2 * C::HEADS) {
         const uint32_t buffer = smem + thread_id() * C::HEAD_BUFFER;
         mbarrier_init(buffer + C::FULL, 32 * C::GROUPS);
-        mbarrier_init(buffer + C::EMPTY, 32 * C::PARTS);
+        mbarrier_init(buffer + C::EMPTY, 32 * C::SHARES);
     }
     sync_threads();
 }
@@ -1559,6 +1496,7 @@ GT_DEV void init_mbarriers(uint32_t smem) {
 template <class C>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     init_mbarriers<C>(smem_base());
+    wait_for_chain();
     if (warp_id() < C::PREP_WARPS) {
         prepare_role<C, false>(p, smem_base());
     } else {
@@ -1567,51 +1505,212 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_C
 }
 
 /* ---- states only: G backwards in time, S of segments, on tensor cores ---------------------------------------
- * The same block, roles and buffers, but two warps of a group prepare leaves in turn, each for its own
- * buffer (N = 128: one; there are no registers for more), and the state is scaled before it is added to, which
- * needs no growing factor.  Forward
+ * The same block, roles and buffers, but two teams of a head, each the preparing warps of a leaf, take leaves in
+ * turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled before it is
+ * added to, which needs no growing factor.  Forward
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
  * REVERSE: (k, v) are (r, dy), the leaves come last to first, and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
  * Leaves the state before, reverse after, every chunk (the checkpoints) and that which the walk ends with.
+ *
+ * state warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: nothing is made from the state here,
+ *     so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A checkpoint is
+ *     stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied for
+ *     itself, and few shuffles, over the 4 lanes of a channel.
+ * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
+ * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
+ *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
+ * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G). */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
+/* Of a state warp: its share of S, ROWS channels by COLUMNS values, and where it stands.  Tile q, rows g and g + 8 are
+ * channels 16 q + 2g and the next.  Values are permuted as in forward, but for fp32. */
+template <class C>
+struct StatePart {
+    using State = typename C::State;
+    static constexpr int MT = C::ROWS / 16, NT = C::TILES;
+    /* of the 2 NT values that a lane has of a channel: neighbours in a piece, which is copied at once */
+    static constexpr int PIECE = C::SPLIT ? 2 : 16 / (int)sizeof(State), BYTES = PIECE * (int)sizeof(State);
+    static constexpr int PIECES = 2 * NT / PIECE;
+    float S[MT][NT][4];
+    uint32_t cells, values, scales; /* in buffer 0 */
+    uint32_t full, empty;           /* mbarriers */
+
+    GT_METHOD void place(uint32_t buffer0, int share) {
+        const int g = lane_id() / 4, j = lane_id() % 4;
+        const int column0 = share % C::PARTS * C::COLUMNS, channel = share / C::PARTS * C::ROWS + 2 * g;
+        cells = buffer0 + C::K + j * C::PAIR_PITCH + 8 * channel;
+        if constexpr (C::SPLIT) {
+            values = buffer0 + C::VALUES + 4 * (2 * j * C::VALUE_PITCH + column0 + g);
+        } else { /* matrices of 8 tokens by the 8 values of a tile */
+            values = buffer0 + C::VALUES + 2 * (lane_id() % 8 * C::PITCH + column0 + lane_id() / 8 * 8);
+        }
+        scales = buffer0 + C::SCALE + (C::SPLIT ? 8 * channel : 4 * channel + 8 * g);
+        full = buffer0 + C::FULL;
+        empty = buffer0 + C::EMPTY;
+    }
+
+    /* Index of the lane's first element in a state [N,N]; the functions below get pointers to it. */
+    static GT_METHOD int first(int share) {
+        const int channel = share / C::PARTS * C::ROWS + lane_id() / 4 * 2;
+        return channel * C::N + share % C::PARTS * C::COLUMNS + 2 * (C::SPLIT ? 1 : NT) * (lane_id() % 4);
+    }
+
+    /* From the lane's first channel to its i-th, from its first value to that of piece k. */
+    static GT_METHOD constexpr int channel_at(int i) { return 16 * (i / 2) + i % 2; }
+    static GT_METHOD constexpr int value_at(int k) { return C::SPLIT ? 8 * k : PIECE * k; }
+
+    GT_METHOD void load(const float* state) {
+        GT_UNROLL
+        for (int x = 0; x < MT * NT * 4; x++) {
+            const int q = x / 4 / NT, i = x / 4 % NT, e = x % 4;
+            const int v = value_at(2 * i / PIECE) + 2 * i % PIECE + e % 2;
+            S[q][i][e] = state ? state[channel_at(2 * q + e / 2) * C::N + v] : 0.0f;
+        }
+    }
+
+    /* What the lane has of its i-th channel. */
+    GT_METHOD void row(int i, float (&x)[2 * NT]) const {
+        GT_UNROLL
+        for (int k = 0; k < 2 * NT; k++) x[k] = S[i / 2][k / 2][2 * (i % 2) + k % 2];
+    }
+
+    template <class To>
+    GT_METHOD void store(To* state) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            float x[2 * NT];
+            To* to = state + channel_at(i) * C::N;
+            row(i, x);
+            if constexpr (C::SPLIT) {
+                GT_UNROLL
+                for (int k = 0; k < NT; k++) stg<float2>(to + value_at(k), {x[2 * k], x[2 * k + 1]});
+            } else {
+                store_row<NT>(to, x);
+            }
+        }
+    }
+
+    /* Starts the copies of the lane's part of another state; a warp's pieces lie side by side. */
+    GT_METHOD void copy(const State* state, uint32_t to) const {
+        GT_UNROLL
+        for (int x = 0; x < 2 * MT * PIECES; x++)
+            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES));
+        cp_async_commit();
+    }
+
+    /* sums = the warp's part of rowsum(S . G), from the lane's first channel on: this is G, and S lies where copy()
+     * has put it. */
+    GT_METHOD void store_rowsum(uint32_t other, float* sums) const {
+        float sum[2 * MT]; /* over the lanes of a row */
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            float x[2 * NT];
+            row(i, x);
+            sum[i] = 0.0f;
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) {
+                const Vec<State, PIECE> y = lds<Vec<State, PIECE>>(other + 32 * BYTES * (PIECES * i + k));
+                GT_UNROLL
+                for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], y.get(e), sum[i]);
+            }
+        }
+        halve_sums<MT>(sum, 2);
+        halve_sums<MT / 2>(sum, 1);
+        GT_UNROLL
+        for (int i = 0; i < MT / 2; i++) sums[channel_at(MT / 2 * (lane_id() % 4) + i)] = sum[i];
+    }
+};
+
+/* S <- E . S + K^T v of a leaf */
+template <class C>
+GT_DEV void add_leaf_rounded(StatePart<C>& me, int offset) {
+    using E = Element<typename C::T>;
+    GT_UNROLL
+    for (int q = 0; q < me.MT; q += 2) {
+        const float4 scale = lds<float4>(me.scales + offset + 64 * q);
+        GT_UNROLL
+        for (int x = 0; x < 4 * me.NT; x++) {
+            me.S[q][x / 4][x % 4] *= x % 4 < 2 ? scale.x : scale.y;
+            me.S[q + 1][x / 4][x % 4] *= x % 4 < 2 ? scale.z : scale.w;
+        }
+    }
+    GT_UNROLL
+    for (int half = 0; half < 2; half++) {
+        uint32_t v[4];
+        static_assert(StatePart<C>::NT == 4, "a tile each");
+        ldmatrix_x4_trans(v, me.values + offset + 16 * half * C::PITCH);
+        GT_UNROLL
+        for (int q = 0; q < me.MT; q++) {
+            const float4 cell = lds<float4>(me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
+            const float k[4] = {cell.x, cell.y, cell.z, cell.w};
+            GT_UNROLL
+            for (int i = 0; i < me.NT; i++) mma_tf32(me.S[q][i], k, E::lo(v[i]), E::hi(v[i]));
+        }
+    }
+}
+
+/* The same of fp32, in three products that are summed by themselves: see multiply_split. */
+template <class C>
+GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
+    float v[2][2][2], v_rest[2][2][2]; /* of a half, a tile and a token */
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int half = x / 4, i = x / 2 % 2, e = x % 2;
+        v[half][i][e] = lds<float>(me.values + offset + 4 * ((8 * half + e) * C::VALUE_PITCH + 8 * i));
+        v_rest[half][i][e] = tf32_rest(v[half][i][e]);
+    }
+    static_assert(StatePart<C>::NT == 2, "tiles of v");
+    GT_UNROLL
+    for (int q = 0; q < me.MT; q++) {
+        float k[2][4], added[2][4] = {};
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            float rest[4];
+            lds_words(k[half], me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
+            set_rests<true>(k[half], rest);
+            GT_UNROLL
+            for (int i = 0; i < 2; i++) {
+                mma_tf32(added[i], rest, v[half][i][0], v[half][i][1]);
+                mma_tf32(added[i], k[half], v_rest[half][i][0], v_rest[half][i][1]);
+            }
+        }
+        GT_UNROLL
+        for (int x = 0; x < 4; x++)
+            mma_tf32(added[x % 2], k[x / 2], v[x / 2][x % 2][0], v[x / 2][x % 2][1]);
+        const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* of 2 channels */
+        GT_UNROLL
+        for (int x = 0; x < 8; x++) {
+            const float factor = x % 4 < 2 ? scale.x : scale.y, keep = x % 4 < 2 ? scale.z : scale.w;
+            float& cell = me.S[q][x / 4][x % 4];
+            cell = rescale(keep, factor, cell, added[x / 4][x % 4]);
+        }
+    }
+}
+
 template <class C, bool REVERSE>
 GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
-    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
-    StateWarp<C> me;
-    me.column0 = warp % C::PARTS * C::COLUMNS;
-    me.place(smem + sub * C::HEAD_BUFFER);
+    constexpr uint32_t NN = C::N * C::N;
+    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
+    const int share = warp % C::SHARES, first = StatePart<C>::first(share);
+    const bool wants_rowsums = REVERSE && !C::SPLIT && p.rowsums;
+    StatePart<C> me;
+    me.place(smem + sub * C::HEAD_BUFFER, share);
     const Span span = span_of<C, REVERSE>(p, sub);
-    uint32_t scale_first[C::GROUPS];
-    GT_UNROLL
-    for (int i = 0; i < C::GROUPS; i++) scale_first[i] = 1;
+    /* the lane's first element in the next checkpoint */
+    uint64_t element = (span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0)) * NN + first;
+    float* end = last_state<C>(p, span, REVERSE ? span.starts : span.ends);
+    if (end) end += first;
 
-    const uint32_t copies = smem + C::SMEM + sub * C::COPIES * C::S_BYTES;
-    const auto meet = [&] { bar_sync(1 + sub, 32 * C::PARTS); };
-    /* S of a chunk, by all state warps of the head */
-    const auto fetch = [&](int chunk) {
-        if (chunk < 0) return;
-        const char* from = static_cast<const char*>(p.S) + (span.place + chunk) * C::S_BYTES;
-        constexpr int COUNT = C::S_BYTES / 16 / (32 * C::PARTS), STEP = C::COPIES == 2 ? 1 : COUNT; /* spills least */
-        GT_NO_UNROLL
-        for (int i = 0; i < COUNT; i += STEP) {
-            GT_UNROLL
-            for (int k = i; k < i + STEP; k++) {
-                const int x = 32 * (C::PARTS * k + warp % C::PARTS) + lane_id();
-                cp_async<16>(copies + chunk % C::COPIES * C::S_BYTES +
-                                 S_piece<C>(x / (C::S_ROW / 16), x % (C::S_ROW / 16)),
-                             from + 16 * x);
-            }
-        }
-        cp_async_commit();
-    };
-
-    if (REVERSE && !C::SPLIT && p.rowsums) fetch((span.leaves + LEAVES - 1) / LEAVES - 1);
-    load_first_state<C>(p, span, p.state_in_shared ? span.h : span.head, me);
+    /* S of the next checkpoint: a lane copies what it reads, so that it waits for none */
+    const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
+    const auto fetch = [&] { me.copy(static_cast<const State*>(p.S) + element, other); };
+    if (wants_rowsums && span.leaves) fetch();
+    const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
+    me.load(from ? from + first : nullptr);
     for (int last = span.leaves - 1; last >= 0; last -= 2) { /* the leaf to come, if the walk is reverse */
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
@@ -1620,30 +1719,32 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             const bool at_checkpoint =
                 REVERSE ? leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0 : leaf % LEAVES == 0;
             if (p.checkpoints && at_checkpoint) {
-                const int chunk = leaf / LEAVES;
-                State* to = static_cast<State*>(p.checkpoints) + (span.place + chunk) * C::N * C::N;
-                if (REVERSE && !C::SPLIT && p.rowsums) {
+                me.store(static_cast<State*>(p.checkpoints) + element);
+                if (wants_rowsums) {
+                    const uint32_t inside = (uint32_t)element % NN; /* [chunk, channel, value] */
+                    float* sums = p.rowsums + element / NN * (C::PARTS * C::N);
                     cp_async_wait<0>();
-                    meet(); /* S is there, and the one after it read */
-                    me.store_with_rowsum(to, copies + chunk % C::COPIES * C::S_BYTES,
-                                         p.rowsums + ((span.place + chunk) * C::PARTS + warp % C::PARTS) * C::N);
-                    if (C::COPIES == 1) meet();
-                    fetch(chunk - 1);
-                } else {
-                    me.store(to);
+                    me.store_rowsum(other, sums + inside % C::N / C::COLUMNS * C::N + inside / C::N);
                 }
+                element += REVERSE ? -(int64_t)NN : (int64_t)NN;
+                if (wants_rowsums && leaf >= LEAVES) fetch();
             }
             mbarrier_wait(me.full + buffer * C::BUFFER, (span.leaves - 1 - last) / 2 % 2);
-            update_state_warp<C, true>(me, buffer * C::BUFFER, scale_first);
+            if constexpr (C::SPLIT) {
+                add_leaf_split<C>(me, buffer * C::BUFFER);
+            } else {
+                add_leaf_rounded<C>(me, buffer * C::BUFFER);
+            }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
     }
-    store_last_state<C>(p, span, REVERSE ? span.starts : span.ends, me);
+    if (end) me.store(end);
 }
 
 template <class C, bool REVERSE>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     init_mbarriers<C>(smem_base());
+    wait_for_chain();
     if (warp_id() < C::PREP_WARPS) {
         prepare_role<C, REVERSE>(p, smem_base());
     } else {
@@ -1655,44 +1756,86 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CO
  * segment_states: from what each segment adds to a zero state, to the state that each starts from,
  *     S <- state_in;   for every segment, in the order of the walk:   (its sum, S) <- (S, D . S + its sum)
  * The last segment's sum is not needed, and not there.
- * grid over sequences*H*N*N/256 elements, a thread each.  bytes: the segment states once each way. */
+ * grid over sequences*H*N*N/128 elements of a state, a thread each: a few rows of one head.  All of its time is
+ * latency, so the sums of 64 segments come by cp.async at once; meanwhile the block makes the scales of its rows.
+ * shared: 64 sums of each element, 64 scales of each row: 34 KB.  bytes: the segment states once each way. */
 struct ScanParams {
     TensorParams walk;
-    int reverse;
+    int64_t step, stride; /* from an item to the next of the walk, and between their states */
 };
 
-GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
+constexpr int SCAN_THREADS = 128, SCAN_ROWS = 4; /* of a block at most, N = 32 */
+constexpr int SCAN_BATCH = 64, SCAN_STEPS = 8;   /* segments, and those of whose loads none waits for another */
+constexpr int SCAN_SCALES = 4 * SCAN_BATCH * SCAN_THREADS; /* byte offset */
+constexpr int SCAN_SMEM = SCAN_SCALES + 8 * SCAN_BATCH * SCAN_ROWS;
+static_assert(SCAN_THREADS == 1 << 7, "scan_segments_kernel shifts by 7");
+
+GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
+    wait_for_chain();
     const Problem& in = p.walk.in;
-    const int64_t i = (int64_t)block_x() * 256 + thread_id(), NN = (int64_t)in.N * in.N;
-    const int64_t head = i / NN, element = i % NN, n = element / in.N;
-    if (head >= in.sequences * in.H) return;
+    const int N = in.N, NN = N * N;
+    const int bits = N == 32 ? 5 : N == 64 ? 6 : 7; /* divisions would be a good part of the time */
+    const int row_bits = 7 - bits, block_bits = 2 * bits - 7; /* rows of a block, blocks of a head */
+    const int head = block_x() >> block_bits, block = block_x() & ((1 << block_bits) - 1);
     const Sequence seq = sequence_at(in, head / in.H);
     if (!seq.exists) return;
     const int count = segments_of(in, seq, p.walk.segments).count;
-    const int64_t row = p.walk.state_in_shared ? head % in.H : head;
-    float S = p.walk.state_in ? p.walk.state_in[row * NN + element] : 0.0f;
-    const auto item_of = [&](int k) {
-        return head * p.walk.segments.count + (p.reverse ? count - 1 - k : k);
-    };
-    constexpr int BATCH = 8; /* loads that do not wait for each other */
-    for (int first = 0; first < count; first += BATCH) {
-        float sum[BATCH], bits[BATCH];
+    const int64_t item0 = (int64_t)head * p.walk.segments.count + (p.step < 0 ? count - 1 : 0);
+    const int element = block * SCAN_THREADS + thread_id();
+    const int64_t head_in = p.walk.state_in_shared ? head % in.H : head;
+    float S = p.walk.state_in ? p.walk.state_in[head_in * NN + element] : 0.0f;
+    float* states = p.walk.segment_states + item0 * NN + element;
+    const uint32_t sums = smem_base(), scales = sums + SCAN_SCALES;
+    for (int first = 0; first < count - 1; first += SCAN_BATCH) {
+        const int left = count - 1 - first < SCAN_BATCH ? count - 1 - first : SCAN_BATCH;
+        const int padded = (left + SCAN_STEPS - 1) / SCAN_STEPS * SCAN_STEPS;
+        const float* from = p.walk.segment_states + item0 * NN + (first + warp_id()) * p.stride +
+                            block * SCAN_THREADS + 4 * lane_id();
+        GT_NO_UNROLL
+        for (int k = warp_id(); k < padded; k += SCAN_THREADS / 32) {
+            cp_async<16>(sums + 16 * (32 * k + lane_id()), from, k < left ? 16 : 0);
+            from += SCAN_THREADS / 32 * p.stride;
+        }
+        cp_async_commit();
+        constexpr int SCALES = SCAN_BATCH * SCAN_ROWS / SCAN_THREADS; /* of a thread */
+        float decay_bits[SCALES];
         GT_UNROLL
-        for (int k = 0; k < BATCH; k++) {
-            sum[k] = bits[k] = 0.0f;
-            if (first + k + 1 >= count) continue;
-            const float* decays = p.walk.segment_decays + item_of(first + k) * 2 * in.N + n;
-            sum[k] = p.walk.segment_states[item_of(first + k) * NN + element];
-            bits[k] = decays[0] + decays[in.N];
+        for (int j = 0; j < SCALES; j++) {
+            const int i = thread_id() + SCAN_THREADS * j, k = i / SCAN_ROWS, row = i % SCAN_ROWS;
+            const int64_t item = item0 + (first + k) * p.step;
+            const float* decays = p.walk.segment_decays + item * 2 * N + (block << row_bits) + row;
+            decay_bits[j] = k < left && row < 1 << row_bits ? decays[0] + decays[N] : 0.0f;
         }
         GT_UNROLL
-        for (int k = 0; k < BATCH; k++) {
-            if (first + k >= count) break;
-            p.walk.segment_states[item_of(first + k) * NN + element] = S;
-            const Scale scale = scale_of_log(bits[k] * LN_2);
-            S = rescale(scale.keep, scale.factor, S, sum[k]);
+        for (int j = 0; j < SCALES; j++) {
+            const Scale scale = scale_of_log(decay_bits[j] * LN_2);
+            sts<float2>(scales + 8 * (thread_id() + SCAN_THREADS * j), {scale.keep, scale.factor});
         }
+        cp_async_wait<0>();
+        sync_threads();
+        uint32_t sum_at = sums + 4 * thread_id(), scale_at = scales + 8 * (thread_id() >> bits);
+        for (int k = 0; k < left; k += SCAN_STEPS) {
+            float sum[SCAN_STEPS];
+            float2 scale[SCAN_STEPS];
+            GT_UNROLL
+            for (int i = 0; i < SCAN_STEPS; i++) {
+                sum[i] = lds<float>(sum_at + 4 * SCAN_THREADS * i);
+                scale[i] = lds<float2>(scale_at + 8 * SCAN_ROWS * i);
+            }
+            GT_UNROLL
+            for (int i = 0; i < SCAN_STEPS; i++) {
+                if (k + i < left) {
+                    *states = S;
+                    states += p.stride;
+                    S = rescale(scale[i].x, scale[i].y, S, sum[i]);
+                }
+            }
+            sum_at += 4 * SCAN_THREADS * SCAN_STEPS;
+            scale_at += 8 * SCAN_ROWS * SCAN_STEPS;
+        }
+        sync_threads(); /* before the next are written over them */
     }
+    *states = S;
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
@@ -1705,7 +1848,8 @@ GT_KERNEL(256, 1) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
  *   2 leaf by leaf, the pairs of tokens inside the leaf; every gradient is written once.
  * shared, 1: one state [N, COLUMNS+4] (S, then G), the leaf's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
  *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
- *     [16,N], C and A [16,16]: 22 KB.
+ *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv
+ *     are read where they are in global memory.
  * scratch of a block, in global memory and small enough to stay in L2: 115 KB.
  * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
  *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
@@ -1943,11 +2087,37 @@ struct LeafBlock {
     const float* sweep; /* what part 1 left of the chunk: Sdy, Gv, Gk, SG */
 };
 
-GT_HD int leaf_smem(int N, int V) {
-    return 4 * (LEAF * (3 * N + 2 * (N > V ? N : V)) + 2 * LEAF * LEAF);
+GT_HD int leaf_smem(int N, int V, bool wide) {
+    return 4 * (LEAF * (3 * N + (wide ? 0 : 2 * (N > V ? N : V))) + 2 * LEAF * LEAF);
 }
 
+static_assert(4 * (LEAF * 3 * MAX_SIZE + 2 * LEAF * LEAF) <= SHARED_BYTES, "the wide form fits");
+
 GT_DEV float cell(const LeafBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
+
+/* Sdy and Gv at x = token * N + n. */
+template <bool WIDE>
+GT_DEV float Sdy_at(const ChunkParams& p, const LeafBlock& s, int x) {
+    return WIDE ? s.sweep[s.leaf * LEAF * p.in.N + x] : cell(s, s.Sdy + x);
+}
+
+template <bool WIDE>
+GT_DEV float Gv_at(const ChunkParams& p, const LeafBlock& s, int x) {
+    return WIDE ? s.sweep[(CHECKPOINT + s.leaf * LEAF) * p.in.N + x] : cell(s, s.Gv + x);
+}
+
+/* v and dy of a token of the leaf. */
+template <bool WIDE>
+GT_DEV float v_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
+    return WIDE ? load_as(p.in.v, p.in.dtype, at(p.in.v_at, s.b, s.first + token, s.h) + j)
+                : cell(s, s.v + token * p.in.V + j);
+}
+
+template <bool WIDE>
+GT_DEV float dy_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
+    return WIDE ? load_as(p.in.dy, p.in.dtype, at(p.in.dy_at, s.b, s.first + token, s.h) + j)
+                : cell(s, s.dy + token * p.in.V + j);
+}
 
 /* Four tokens of a column of a [16, size] tile. */
 GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, int column,
@@ -1958,6 +2128,7 @@ GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, in
 }
 
 /* r, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
+template <bool WIDE>
 GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
@@ -1974,7 +2145,7 @@ GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
         store_column(s, s.k, in.N, token, n, k);
         store_column(s, s.d, in.N, token, n, d);
     }
-    for (int i = thread_id(); i < 4 * in.V; i += 256) {
+    for (int i = thread_id(); !WIDE && i < 4 * in.V; i += 256) {
         const int j = i % in.V, token = i / in.V * 4;
         const int64_t t = s.first + token;
         const int left = s.tokens - token;
@@ -2005,12 +2176,14 @@ GT_DEV void load_sweep(const ChunkParams& p, const LeafBlock& s) {
 
 /* C_ij = <dy_i, v_j> for j <= i, one pair a thread; A_ij by 16 lanes a row i, which share the sum
  * over n. */
+template <bool WIDE>
 GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     const int i = thread_id() / LEAF, j = thread_id() % LEAF;
     float c = 0.0f;
-    for (int x = 0; j <= i && x < in.V; x++)
-        c = fma_rn(cell(s, s.dy + i * in.V + x), cell(s, s.v + j * in.V + x), c);
+    const bool pair = j <= i && (!WIDE || i < s.tokens);
+    for (int x = 0; pair && x < in.V; x++)
+        c = fma_rn(dy_at<WIDE>(p, s, i, x), v_at<WIDE>(p, s, j, x), c);
     sts<float>(s.smem + 4 * (s.C + thread_id()), c);
 
     float a[LEAF] = {};
@@ -2035,17 +2208,19 @@ GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
 }
 
 /* dv_j = Gk_j + sum_{i >= j} A_ij dy_i */
+template <bool WIDE>
 GT_DEV void leaf_dv(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
         const int t = x / in.V, j = x % in.V;
         float dv = s.sweep[2 * CHECKPOINT * in.N + (s.leaf * LEAF + t) * in.V + j];
         for (int i = t; i < s.tokens; i++)
-            dv = fma_rn(cell(s, s.A + i * LEAF + t), cell(s, s.dy + i * in.V + j), dv);
+            dv = fma_rn(cell(s, s.A + i * LEAF + t), dy_at<WIDE>(p, s, i, j), dv);
         store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
     }
 }
 
+template <bool WIDE>
 GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
@@ -2056,11 +2231,12 @@ GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
             dr = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.k + j * in.N + n), dr);
             product *= cell(s, s.d + j * in.N + n);
         }
-        dr = fma_rn(product, cell(s, s.Sdy + x), dr);
+        dr = fma_rn(product, Sdy_at<WIDE>(p, s, x), dr);
         store_as(p.dr, in.dtype, at(p.dr_at, s.b, s.first + i, s.h) + n, dr);
     }
 }
 
+template <bool WIDE>
 GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
@@ -2071,12 +2247,13 @@ GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
             dk = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.r + i * in.N + n), dk);
             product *= cell(s, s.d + i * in.N + n);
         }
-        dk = fma_rn(product, cell(s, s.Gv + x), dk);
+        dk = fma_rn(product, Gv_at<WIDE>(p, s, x), dk);
         store_as(p.dk, in.dtype, at(p.dk_at, s.b, s.first + j, s.h) + n, dk);
     }
 }
 
 /* dg of all tokens of channel n, by sums alone. */
+template <bool WIDE>
 GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)[LEAF]) {
     const Problem& in = p.in;
     float k[LEAF], all = 1.0f;
@@ -2090,7 +2267,7 @@ GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)
     float Qk[LEAF];
     GT_UNROLL
     for (int t = LEAF - 1; t >= 0; t--) {
-        Qk[t] = k[t] * all * cell(s, s.Gv + t * in.N + n);
+        Qk[t] = k[t] * all * Gv_at<WIDE>(p, s, t * in.N + n);
         all *= cell(s, s.d + t * in.N + n);
     }
     left *= all;
@@ -2109,7 +2286,7 @@ GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)
                 term[j] = product * k[j] * cell(s, s.C + i * LEAF + j);
                 product *= cell(s, s.d + j * in.N + n);
             }
-            float sum = product * cell(s, s.Sdy + i * in.N + n);
+            float sum = product * Sdy_at<WIDE>(p, s, i * in.N + n);
             GT_UNROLL
             for (int t = 0; t < i; t++) {
                 dg[t] += sum;
@@ -2119,12 +2296,13 @@ GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)
     }
 }
 
+template <bool WIDE>
 GT_DEV void leaf_dw(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < in.N; n += 256) {
         float dg[LEAF], w[LEAF];
         load_column(w, in.w, in.w_dtype, at(in.w_at, s.b, s.first, s.h) + n, in.w_at.t, s.tokens);
-        leaf_dg(p, s, n, dg);
+        leaf_dg<WIDE>(p, s, n, dg);
         GT_UNROLL
         for (int t = 0; t < LEAF; t++) {
             if (t >= s.tokens) break;
@@ -2145,7 +2323,25 @@ GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
     return du;
 }
 
+/* Whether any of the block's chunks is to do: a flag a thread. */
+GT_DEV bool has_chunks(const ChunkParams& p, uint32_t smem) {
+    const uint32_t items = (uint32_t)(p.in.B * p.in.H * p.places), blocks = (uint32_t)grid_x();
+    uint32_t mine = 0;
+    GT_NO_UNROLL
+    for (uint32_t item = block_x() + thread_id() * blocks; item < items; item += 256 * blocks)
+        mine |= p.only[item];
+    const bool any = warp_any(mine != 0);
+    if (lane_id() == 0) sts<uint32_t>(smem + 4 * warp_id(), any);
+    sync_threads();
+    const uint4 x = lds<uint4>(smem), y = lds<uint4>(smem + 16);
+    sync_threads();
+    return x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w;
+}
+
+template <bool WIDE>
 GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
+    wait_for_chain();
+    if (p.only && !has_chunks(p, smem_base())) return; /* mostly so */
     const Problem& in = p.in;
     SweepBlock s;
     LeafBlock l;
@@ -2164,12 +2360,12 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     l.dy = l.v + LEAF * in.V;
     l.Sdy = l.v;
     l.Gv = l.Sdy + LEAF * in.N;
-    l.C = l.v + 2 * LEAF * (in.N > in.V ? in.N : in.V);
+    l.C = l.v + (WIDE ? 0 : 2 * LEAF * (in.N > in.V ? in.N : in.V));
     l.A = l.C + LEAF * LEAF;
 
     const int64_t items = in.B * in.H * p.places;
     for (int64_t i = 0, item = block_x(); item < items; i++, item += grid_x()) {
-        if (p.only) { /* mostly none: 32 at a time */
+        if (p.only) { /* 32 at a time */
             const int64_t mine = item + lane_id() * (int64_t)grid_x();
             if (i % 32 == 0 && !warp_any(mine < items && p.only[mine])) {
                 i += 31;
@@ -2195,13 +2391,13 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
             l.first = s.start + leaf * LEAF;
             l.tokens = s.tokens - leaf * LEAF < LEAF ? s.tokens - leaf * LEAF : LEAF;
             l.leaf = leaf;
-            load_leaf(p, l);
-            pair_products(p, l);
-            if (p.dv) leaf_dv(p, l);
-            load_sweep(p, l);
-            if (p.dr) leaf_dr(p, l);
-            if (p.dk) leaf_dk(p, l);
-            if (p.dw) leaf_dw(p, l);
+            load_leaf<WIDE>(p, l);
+            pair_products<WIDE>(p, l);
+            if (p.dv) leaf_dv<WIDE>(p, l);
+            if (!WIDE) load_sweep(p, l);
+            if (p.dr) leaf_dr<WIDE>(p, l);
+            if (p.dk) leaf_dk<WIDE>(p, l);
+            if (p.dw) leaf_dw<WIDE>(p, l);
             if (thread_id() < in.N) du += leaf_du(p, l, thread_id());
             sync_threads();
         }
@@ -3610,6 +3806,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
 template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    wait_for_chain();
     BackwardBlock<C> me;
     ChannelPart<C> own;
     const bool makes_dv = warp_id() < LEAVES;
@@ -3710,6 +3907,7 @@ struct ClearParams {
 };
 
 GT_KERNEL(256, 1) clear_rest_kernel(const GT_GRID_CONSTANT ClearParams p) {
+    wait_for_chain();
     const int64_t sequences = sequence_count(p.packing), first = p.packing.cu_seqlens[sequences];
     const int64_t rows = (p.T - first) * p.H;
     const int64_t thread = (int64_t)block_x() * 256 + thread_id(), threads = (int64_t)grid_x() * 256;
@@ -3760,7 +3958,7 @@ static inline void add_output(ClearParams& p, void* data, gt_stride at_, gt_dtyp
 }
 
 static inline gt_status clear_rest(const gt_wkv6_args& a, ClearParams p, const Device& device,
-                                   gt_stream stream) {
+                                   Chain& stream) {
     if (a.seq_capacity == 0 || (p.count == 0 && !p.states && !p.slow)) return GT_OK;
     p.packing = packing_of(a);
     p.T = a.T, p.H = a.H, p.N = a.N;
@@ -3771,7 +3969,7 @@ static inline gt_status clear_rest(const gt_wkv6_args& a, ClearParams p, const D
 }
 
 template <int SLICES, bool REVERSE>
-static gt_status launch_tokens_with(ForwardParams p, gt_stream stream) {
+static gt_status launch_tokens_with(ForwardParams p, Chain& stream) {
     using C = ForwardTraits<SLICES>;
     p.tiles = (p.in.V + C::COLUMNS - 1) / C::COLUMNS;
     return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, p.in.sequences * p.in.H * p.tiles,
@@ -3779,7 +3977,7 @@ static gt_status launch_tokens_with(ForwardParams p, gt_stream stream) {
 }
 
 template <bool REVERSE>
-static gt_status launch_tokens(const ForwardParams& p, gt_stream stream) {
+static gt_status launch_tokens(const ForwardParams& p, Chain& stream) {
     if (p.in.N <= 32) return launch_tokens_with<1, REVERSE>(p, stream);
     if (p.in.N <= 64) return launch_tokens_with<2, REVERSE>(p, stream);
     if (p.in.N <= 128) return launch_tokens_with<4, REVERSE>(p, stream);
@@ -3816,27 +4014,27 @@ static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
 }
 
 template <bool REVERSE, class T, class W, int N>
-static gt_status launch_tensor_with(const TensorParams& p, gt_stream stream) {
+static gt_status launch_tensor_with(const TensorParams& p, Chain& stream) {
     using C = TensorTraits<T, W, N>;
     using States = StatesTraits<T, W, N>;
     const int64_t items = p.in.sequences * p.in.H * p.segments.count;
     const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks,
-                   States::THREADS, States::SMEM + (p.rowsums ? States::S_COPIES : 0), stream, p);
+                   States::THREADS, States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
     return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS, C::SMEM,
                stream, p);
 }
 
 template <bool REVERSE, class T, class W>
-static gt_status launch_tensor_of(const TensorParams& p, gt_stream stream) {
+static gt_status launch_tensor_of(const TensorParams& p, Chain& stream) {
     if (p.in.N == 32) return launch_tensor_with<REVERSE, T, W, 32>(p, stream);
     if (p.in.N == 64) return launch_tensor_with<REVERSE, T, W, 64>(p, stream);
     return launch_tensor_with<REVERSE, T, W, 128>(p, stream);
 }
 
 template <bool REVERSE>
-static gt_status launch_tensor_once(const TensorParams& p, gt_stream stream) {
+static gt_status launch_tensor_once(const TensorParams& p, Chain& stream) {
     const bool w_is_float = p.in.w_dtype == GT_F32;
     if (p.in.dtype == GT_F32) return launch_tensor_of<REVERSE, float, float>(p, stream);
     if (p.in.dtype == GT_BF16)
@@ -3875,7 +4073,7 @@ static inline void take_segments(Arena& arena, const gt_wkv6_args& a, const Segm
 
 /* One walk through time, in one launch or in three. */
 template <bool REVERSE>
-static gt_status launch_tensor_any(TensorParams p, gt_stream stream) {
+static gt_status launch_tensor_any(TensorParams p, Chain& stream) {
     if (p.segments.count == 1) return launch_tensor_once<REVERSE>(p, stream);
     const int64_t elements = p.in.sequences * p.in.H * p.in.N * p.in.N;
     TensorParams local = p;
@@ -3883,11 +4081,12 @@ static gt_status launch_tensor_any(TensorParams p, gt_stream stream) {
     local.y = nullptr;
     local.checkpoints = nullptr;
     local.rowsums = nullptr;
-    const ScanParams scan = {p, REVERSE};
+    const int64_t step = REVERSE ? -1 : 1;
+    const ScanParams scan = {p, step, step * p.in.N * p.in.N};
     gt_status status;
     if ((status = launch_tensor_once<REVERSE>(local, stream)) != GT_OK ||
-        (status = run("wkv6 scan_segments_kernel", scan_segments_kernel, (elements + 255) / 256, 256,
-                      0, stream, scan)) != GT_OK)
+        (status = run("wkv6 scan_segments_kernel", scan_segments_kernel, elements / SCAN_THREADS,
+                      SCAN_THREADS, SCAN_SMEM, stream, scan)) != GT_OK)
         return status;
     return launch_tensor_once<REVERSE>(p, stream);
 }
@@ -3901,7 +4100,7 @@ static inline size_t forward_workspace(const gt_wkv6_args& a, const Device& devi
 }
 
 static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& device, void* checkpoints,
-                                      gt_stream stream) {
+                                      Chain& stream) {
     const Segments cut = cut_time(a, device);
     Arena arena(a.workspace);
     TensorParams p = {};
@@ -3960,7 +4159,8 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     c.in = problem_of(a);
     c.rows = (int)(a.N + 3) / 4 * 4;
     c.columns = (int)(a.V + 3) / 4 * 4;
-    const int limit = a.N > 128 ? 32 : 64; /* keeps the state within 99 KB */
+    int limit = 64;
+    while (4 * sweep_layout(c.rows, limit, limit + 4).end > SHARED_BYTES) limit /= 2;
     if (c.columns > limit) c.columns = limit;
     c.pitch = c.columns + 4;
     c.tiles = (int)(a.V + c.columns - 1) / c.columns;
@@ -3992,7 +4192,7 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
 
 /* S before every chunk: what forward saved, or made again. */
 static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, bool tensor,
-                                           gt_stream stream) {
+                                           Chain& stream) {
     size_t bytes;
     plan.chunk.S_checkpoints = checkpoints_in(a.saved, a, &bytes);
     if (a.saved) return GT_OK;
@@ -4025,7 +4225,7 @@ static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
     using Sweep = StatesTraits<f16, f16, 128>;
     const int64_t most = a.N < 128             ? 0
                          : a.dtype == GT_F32 ? BackwardTraits<float, float, 128>::SMEM
-                                             : Sweep::SMEM + Sweep::S_COPIES;
+                                             : Sweep::SMEM + Sweep::S_BYTES;
     return device.shared_bytes >= most && aligned(a.dv, a.dv_stride, size, 2 * size) &&
            aligned(a.dr, a.dr_stride, size, 8) && aligned(a.dk, a.dk_stride, size, 8) &&
            aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
@@ -4033,7 +4233,7 @@ static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
 
 /* G after every chunk, and dstate_in. */
 static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
-                                           const Device& device, bool tensor, gt_stream stream) {
+                                           const Device& device, bool tensor, Chain& stream) {
     plan.chunk.G_checkpoints = plan.G_checkpoints;
     if (tensor) {
         TensorParams t = {};
@@ -4067,20 +4267,20 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 
 template <class T, class W, int N>
 static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams& p,
-                                    gt_stream stream) {
+                                    Chain& stream) {
     using C = BackwardTraits<T, W, N>;
     return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.places.divisor,
                C::THREADS, C::SMEM, stream, p);
 }
 
 template <class T, class W>
-static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, gt_stream stream) {
+static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, Chain& stream) {
     if (a.N == 32) return launch_chunks_with<T, W, 32>(a, p, stream);
     if (a.N == 64) return launch_chunks_with<T, W, 64>(a, p, stream);
     return launch_chunks_with<T, W, 128>(a, p, stream);
 }
 
-static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, gt_stream stream) {
+static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, Chain& stream) {
     const ChunkParams& c = plan.chunk;
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     if (c.places == 0) return GT_OK;
@@ -4115,11 +4315,12 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
 }
 
 static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan,
-                                        const Device& device, gt_stream stream) {
+                                        const Device& device, Chain& stream) {
     ChunkParams& c = plan.chunk;
     const bool tensor = backward_fits(a, device);
     const int part1 = 4 * sweep_layout(c.rows, c.columns, c.pitch).end;
-    const int part2 = leaf_smem((int)a.N, (int)a.V);
+    const bool wide = leaf_smem((int)a.N, (int)a.V, false) > SHARED_BYTES;
+    const int part2 = leaf_smem((int)a.N, (int)a.V, wide);
     ClearParams rest = {};
     gt_status status;
     add_output(rest, a.dr, a.dr_stride, a.dtype, a.N);
@@ -4135,7 +4336,8 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
         if ((status = launch_chunks(a, plan, stream)) != GT_OK) return status;
         c.only = plan.slow;
     }
-    if ((status = run("wkv6 backward_chunk_kernel", backward_chunk_kernel, plan.blocks,
+    if ((status = run("wkv6 backward_chunk_kernel",
+                      wide ? backward_chunk_kernel<true> : backward_chunk_kernel<false>, plan.blocks,
                       SWEEP_THREADS, part1 > part2 ? part1 : part2, stream, c)) != GT_OK)
         return status;
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,
@@ -4163,7 +4365,7 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_
 }
 
 static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Device& device,
-                                gt_stream stream) {
+                                Chain& stream) {
     size_t bytes;
     void* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
     ClearParams rest = {};
@@ -4205,14 +4407,16 @@ GT_API gt_status gt_wkv6_forward(const gt_wkv6_args* args, gt_stream stream) {
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
         return status;
-    return gt::wkv6::forward(a, false, device, stream);
+    gt::Chain chain = {stream};
+    return gt::wkv6::forward(a, false, device, chain);
 }
 
 GT_API gt_status gt_wkv6_step(const gt_wkv6_args* args, gt_stream stream) {
     gt_wkv6_args a;
     gt::Device device;
     const gt_status status = gt::wkv6::prepare(GT_STEP, args, &a, &device);
-    return status != GT_OK ? status : gt::wkv6::forward(a, true, device, stream);
+    gt::Chain chain = {stream};
+    return status != GT_OK ? status : gt::wkv6::forward(a, true, device, chain);
 }
 
 GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
@@ -4226,7 +4430,8 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
-    return gt::wkv6::launch_backward(a, plan, device, stream);
+    gt::Chain chain = {stream};
+    return gt::wkv6::launch_backward(a, plan, device, chain);
 }
 
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need) {
