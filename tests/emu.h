@@ -32,9 +32,11 @@
  *   mbarriers     use before the initialisation or not ordered after it, a warp arriving twice in
  *                 one phase, a phase that ends before a waiting warp has seen the one before (it
  *                 could mistake the next for it), deadlock, arrivals left over at the end
- *   bank conflicts are counted, not faulted: stats() and traffic().  The lanes' accesses between
- *                 two collectives are grouped into warp instructions by source line and order.
- *                 8-byte accesses take two wavefronts, 16-byte ones four: one per 16 and 8 lanes.
+ *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80
+ *   bank conflicts are counted, not faulted: stats(), traffic() and kernels().  The lanes' accesses
+ *                 between two collectives are grouped into warp instructions by source line and
+ *                 order.  8-byte accesses take two wavefronts, 16-byte ones four: one per 16 and 8
+ *                 lanes.
  *
  * NOT MODELLED: global memory (races between blocks, visibility; for bounds use
  * -fsanitize=address), spin waits, thread block clusters, the asynchronous proxy, the rounding
@@ -118,9 +120,10 @@ enum cudaDeviceAttr {
 
 namespace emu {
 
-/* The device that launchers see; tests may change it. */
+/* The device that launchers see; tests may change it.  So few multiprocessors that small cases keep
+ * them busy. */
 struct Device {
-    int multiprocessors = 132;
+    int multiprocessors = 4;
     int capability_major = 9, capability_minor = 0;
     int smem_per_multiprocessor = 228 * 1024;
     int smem_per_block = 227 * 1024;
@@ -191,13 +194,15 @@ enum class Fault {
     BARRIER,
     DEADLOCK,
     COPY,
+    UNSUPPORTED,
     COUNT
 };
 
 inline const char* fault_name(Fault kind) {
     static const char* const names[] = {"out of bounds", "misaligned", "uninitialised read",
                                         "race",          "in flight",  "divergence",
-                                        "barrier",       "deadlock",   "copy"};
+                                        "barrier",       "deadlock",   "copy",
+                                        "unsupported"};
     return names[(int)kind];
 }
 
@@ -210,6 +215,12 @@ struct Traffic {
     uint64_t wavefronts;
     uint64_t ideal; /* wavefronts without bank conflicts */
     int worst_ways; /* most words of one bank that one wavefront wanted */
+};
+
+/* Shared-memory traffic of one kernel, as in Traffic. */
+struct KernelTraffic {
+    const void* kernel;
+    uint64_t wavefronts, ideal;
 };
 
 struct Stats {
@@ -233,7 +244,9 @@ uint64_t faults();
 uint64_t faults(Fault kind);
 const std::vector<std::string>& messages(); /* the first fault of each kind and source line */
 Stats stats();
-std::vector<Traffic> traffic(); /* worst excess of wavefronts first */
+std::vector<Traffic> traffic();        /* worst excess of wavefronts first */
+std::vector<KernelTraffic> kernels();  /* in the order of their first launch */
+std::string symbol_name(const void*);  /* of a kernel, with its template arguments; "": unknown */
 
 /* ---- fibers ---------------------------------------------------------------------------------- */
 
@@ -484,10 +497,20 @@ class TrafficCounter {
 public:
     void reset() {
         table_.clear();
+        kernels_.clear();
         recent_ = 0;
     }
 
     const std::vector<Traffic>& table() const { return table_; }
+    const std::vector<KernelTraffic>& kernels() const { return kernels_; }
+
+    /* What is counted from here on is of this kernel. */
+    void start(const void* kernel) {
+        const auto same = [kernel](const KernelTraffic& k) { return k.kernel == kernel; };
+        const auto at = std::find_if(kernels_.begin(), kernels_.end(), same);
+        kernel_ = (size_t)(at - kernels_.begin());
+        if (at == kernels_.end()) kernels_.push_back(KernelTraffic{kernel, 0, 0});
+    }
 
     /* One instruction of a warp: the addresses of its active lanes, which make a wavefront each
      * 16 or 8 lanes when they are wide. */
@@ -510,6 +533,8 @@ public:
         t.wavefronts += wavefronts;
         t.ideal += ideal;
         t.worst_ways = std::max(t.worst_ways, worst);
+        kernels_[kernel_].wavefronts += wavefronts;
+        kernels_[kernel_].ideal += ideal;
     }
 
 private:
@@ -530,7 +555,8 @@ private:
     }
 
     std::vector<Traffic> table_;
-    size_t recent_ = 0;
+    std::vector<KernelTraffic> kernels_;
+    size_t recent_ = 0, kernel_ = 0;
 };
 
 /* The shared accesses of a warp's lanes since they last met. */
@@ -710,6 +736,7 @@ public:
     void run(const Launch& what) {
         if (thread >= 0) internal_error("launch inside a kernel");
         launch = what;
+        traffic_.start(launch.kernel);
         smem_.resize(launch.smem_bytes);
         bool good = true;
         for (block[2] = 0; good && block[2] < launch.grid[2]; block[2]++) {
@@ -781,6 +808,13 @@ public:
         uint8_t lanes[LANES];
         for (int i = 0; i < rows; i++) lanes[i] = (uint8_t)i;
         traffic_.count(Access{site, 0, 16, false}, addrs, lanes, rows);
+    }
+
+    /* What traps on older devices. */
+    void need_sm80(const char* what, Site site) {
+        if (device.capability_major >= 8) return;
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
+               device.capability_minor);
     }
 
     void check_global(const void* pointer, size_t bytes, Site site) {
@@ -883,6 +917,7 @@ public:
     /* -- mbarriers -- */
 
     void init_mbarrier(uint32_t addr, int threads, Site site) {
+        need_sm80("an mbarrier", site);
         if (!legal(addr, 8, 8, "mbarrier", site)) return;
         if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
             report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads,
@@ -1230,6 +1265,20 @@ inline void Machine::thread_entry() {
     internal_error("a finished thread was resumed");
 }
 
+#ifdef __linux__
+inline std::vector<char> read_program() {
+    std::vector<char> image;
+    if (FILE* file = fopen("/proc/self/exe", "rb")) {
+        char buffer[4096];
+        for (size_t n; (n = fread(buffer, 1, sizeof buffer, file)) > 0;) {
+            image.insert(image.end(), buffer, buffer + n);
+        }
+        fclose(file);
+    }
+    return image;
+}
+#endif
+
 /* Looks the kernel up in the symbol table of the program; empty when there is none. */
 inline std::string symbol_name(const void* function) {
 #ifdef __linux__
@@ -1240,16 +1289,9 @@ inline std::string symbol_name(const void* function) {
         return 1;
     };
     dl_iterate_phdr(take_first, &load_address);
-    std::vector<char> image;
-    if (FILE* file = fopen("/proc/self/exe", "rb")) {
-        char buffer[4096];
-        for (size_t n; (n = fread(buffer, 1, sizeof buffer, file)) > 0;) {
-            image.insert(image.end(), buffer, buffer + n);
-        }
-        fclose(file);
-    }
+    static const std::vector<char> image = read_program();
     if (image.size() < sizeof(ElfW(Ehdr))) return "";
-    const auto at = [&image](size_t offset) { return image.data() + offset; };
+    const auto at = [](size_t offset) { return image.data() + offset; };
     const auto* header = reinterpret_cast<const ElfW(Ehdr)*>(at(0));
     const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(at(header->e_shoff));
     for (int s = 0; s < header->e_shnum; s++) {
@@ -1306,6 +1348,8 @@ inline Stats stats() {
     }
     return s;
 }
+
+inline std::vector<KernelTraffic> kernels() { return machine.traffic().kernels(); }
 
 inline std::vector<Traffic> traffic() {
     std::vector<Traffic> sorted = machine.traffic().table();
@@ -1666,7 +1710,8 @@ inline uint32_t movmatrix_trans(uint32_t r, emu::Site site = emu::Site::here()) 
 inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                      emu::Site site = emu::Site::here()) {
     emu::Mma16 mine = {c, a, {b0, b1}};
-    emu::machine.meet(emu::Op::MMA, site, mine, [](emu::Mma16** lanes) {
+    emu::machine.meet(emu::Op::MMA, site, mine, [site](emu::Mma16** lanes) {
+        emu::machine.need_sm80("mma_bf16", site);
         emu::machine.stats().mma++;
         emu::perform_mma16(lanes, emu::decode_bf16);
     });
@@ -1684,7 +1729,8 @@ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1,
                      emu::Site site = emu::Site::here()) {
     emu::Mma8 mine = {c, a, {b0, b1}};
-    emu::machine.meet(emu::Op::MMA, site, mine, [](emu::Mma8** lanes) {
+    emu::machine.meet(emu::Op::MMA, site, mine, [site](emu::Mma8** lanes) {
+        emu::machine.need_sm80("mma_tf32", site);
         emu::machine.stats().mma++;
         emu::perform_mma_tf32(lanes);
     });

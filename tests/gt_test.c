@@ -937,16 +937,18 @@ static double tolerance_of(const test_runner *r, const gt_tensor *t, gt_dtype dt
     return (t->kind == 'w' ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
 }
 
-/* How a channel is judged: by itself, as it may be small beside the others.  Its own rounding, of
- * 2^-8 (bf16), is 1.3 tolerances where one element makes up most of it; rounded factors may take as
- * much again.  Of fewer than 32 elements it may be small by chance, where terms happen to cancel:
- * then an error counts beside an eighth of a typical element, of rounded factors beside all of it; nor do
- * few errors of rounded factors average out, so they are judged as those of a row. */
-static grouping channel_of(const test_runner *r, int64_t channels, int64_t rows, double tolerance,
-                           double floor, double typical) {
+/* How a channel is judged: by itself, as it may be small beside the others.  In 16 bits its own
+ * rounding, of 2^-8 (bf16), is 1.3 tolerances where one element makes up most of it; rounded
+ * factors may take as much again.  Of fewer than 32 elements it may be small by chance, where terms
+ * happen to cancel: then an error counts beside an eighth of a typical element, of rounded factors
+ * beside all of it; nor do few errors of rounded factors average out, so they are judged as those
+ * of a row. */
+static grouping channel_of(const test_runner *r, gt_dtype call_dtype, int64_t channels,
+                           int64_t rows, double tolerance, double floor, double typical) {
     const int rounds = r->tolerance.rounds_factors;
     const int few = rows < 32;
-    grouping g = {"channel", channels, 1, (!rounds ? 1.5 : few ? 4 : 2) * tolerance, floor};
+    const double factor = call_dtype == GT_F32 ? 1 : !rounds ? 1.5 : few ? 4 : 2;
+    grouping g = {"channel", channels, 1, factor * tolerance, floor};
     if (few) g.floor = rounds ? typical : floor + (typical - floor) / 8;
     return g;
 }
@@ -984,7 +986,7 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         ok &= compare_groups(r, c, pass, t, x, y, &element);
         if (!t->stride_offset) continue;
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
-        grouping channel = channel_of(r, count / rows, rows, tolerance, floor, typical);
+        grouping channel = channel_of(r, call_dtype, count / rows, rows, tolerance, floor, typical);
         ok &= compare_groups(r, c, pass, t, x, y, &channel);
     }
     return ok;

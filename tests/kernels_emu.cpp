@@ -46,7 +46,7 @@ void machine_report(void) {
     }
     for (const auto &k : kernels)
         if (k.second.ideal)
-            printf("     %-42s %11llu wavefronts, %11llu ideal\n", k.first.c_str(),
+            printf("     shared memory: %-34s %10llu wavefronts, ideal %10llu\n", k.first.c_str(),
                    (unsigned long long)k.second.wavefronts, (unsigned long long)k.second.ideal);
 }
 

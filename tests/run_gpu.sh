@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # run_gpu.sh [STEP...]: builds, tests and benches on a machine with an NVIDIA GPU.
 #
-#   STEP       build api cpu gpu train memcheck racecheck initcheck bench; all of them if none is named.
-#              "build" compiles what the steps named with it need, or everything; without it each
-#              step compiles what it needs itself.
+#   STEP       build suites gpu train memcheck modes racecheck initcheck bench; all of them if none is
+#              named.  "suites" are those that need no GPU.  "build" compiles what the steps named with
+#              it need, or everything; without it each step compiles what it needs itself.
 #   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
 #   BUILD      build folder (build-gpu)
 #   TEXT       a text to train on in step train: 510 steps of 64 x 256 tokens
@@ -20,7 +20,7 @@ mkdir -p "$out"
 summary=$out/summary.txt
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v meson >/dev/null || ! command -v ninja >/dev/null; then . "$root/tests/setup.sh"; fi
-steps=${*:-build api cpu gpu train memcheck racecheck initcheck bench}
+steps=${*:-build suites gpu train memcheck modes racecheck initcheck bench}
 operators=(wkv6 ssd selective_scan conv1d rmsnorm_linear norm_mix norm_gate)
 failed=0
 
@@ -30,12 +30,16 @@ architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 
 # The line of a log that tells most: of Meson, of all sanitizers together, or of a test program.
 summarise() {
-    awk '/^Ok:/ { ok = $2 " tests" }
+    awk '/^ *[0-9]+\/[0-9]+ .* \/ .* OK / { suite = $2; sub(/.*:/, "", suite)
+                                           if (!tests[suite]++) order[++suites] = suite }
+         /^Ok:/ { ok = $2 " tests" }
          /(ERROR|RACECHECK) SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
          /^held-out loss/ { loss = $3 }
          /^speed/ { speed = $6 " tokens/s" }
          /^[0-9]+ passed/ { passed += $1; bad += $3 }
-         END { if (ok) print ok
+         END { for (i = 1; i <= suites; i++)
+                   list = list (i > 1 ? ", " : ": ") tests[order[i]] " " order[i]
+               if (ok) print ok list
                else if (loss) printf "held-out loss %s, %s\n", loss, speed
                else if (n) printf "%d errors in %d programs, %d checks passed, %d failed\n",
                                   errors, n, passed, bad
@@ -80,24 +84,26 @@ compile() { configure && ninja -C "$build" "$@"; }
 
 build() {
     local targets=()
-    if asked gpu memcheck racecheck initcheck; then
-        targets+=(tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops)
+    if asked gpu memcheck modes racecheck initcheck; then
+        targets+=(tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops
+                  tests/test_gpu_large)
     fi
-    if asked gpu; then targets+=(tests/test_gpu_large tests/test_train); fi
+    if asked gpu; then targets+=(tests/test_train); fi
     if asked gpu train; then targets+=(examples/hybrid_train); fi
     if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx); fi
-    if asked api cpu; then targets=(); fi
+    if asked suites; then targets=(); fi
     compile "${targets[@]}"
 }
 
-# Meson first compiles what the suite needs.
-suite() { configure && meson test -C "$build" --print-errorlogs --suite "$1"; }
+# Meson first compiles what the tests need.
+suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
 # Nothing may be skipped here.
-gpu() { suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt"; }
+gpu() { suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt"; }
 
 # sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
-# each operator, for WKV6's hard cases and for the trainer's operators, at the same time.
+# each operator and, beside the usual tests, for WKV6's hard cases and for the trainer's operators, beside
+# those of other ways to call for the large tensors; all at the same time.
 sanitize() {
     local tool=$1 options=() commands=() processes=() status=0 i
     shift
@@ -108,9 +114,14 @@ sanitize() {
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
     # The hard cases are long for racecheck, and launch no kernel that the operators' tests do not.  initcheck
     # takes what cuBLASLt has written for uninitialised.
-    [ "$tool" = racecheck ] || commands+=(test_wkv6_hard_gpu)
-    [ "$tool" = initcheck ] || commands+=("test_hybrid_ops device")
-    compile tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops || return
+    if [[ $* = *--exact* ]]; then
+        [ "$tool" = racecheck ] || commands+=(test_wkv6_hard_gpu)
+        [ "$tool" = initcheck ] || commands+=("test_hybrid_ops device")
+    else
+        commands+=(test_gpu_large)
+    fi
+    compile tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops tests/test_gpu_large ||
+        return
     for i in "${!commands[@]}"; do
         # shellcheck disable=SC2086 # a command and its options
         timeout "${LIMIT:-900}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
@@ -155,11 +166,12 @@ bench() {
 } | tee "$summary"
 started=$SECONDS
 step build build
-step api suite api
-step cpu suite cpu
+step suites suites --no-suite gpu
 step gpu gpu
 step train train
 step memcheck sanitize memcheck --leak-check full -- --short --exact
+# One of the other ways to call has the caller's own CUDA call fail before.
+step modes sanitize memcheck --report-api-errors no -- --short --mode all
 step racecheck sanitize racecheck -- --once --exact
 step initcheck sanitize initcheck -- --short --exact
 step bench bench

@@ -935,6 +935,25 @@ static void test_faults() {
     check_clean("arrive and wait of one warp");
 }
 
+/* A device that lacks what the kernel uses, or has less shared memory. */
+static void test_devices() {
+    const emu::Device usual = emu::device;
+    emu::device.capability_major = 7;
+    emu::device.capability_minor = 5;
+    emu::device.smem_per_block = 64 * 1024;
+    launch(mbarrier_round_kernel, {1}, 32, 512, nullptr, NoParams{nullptr});
+    check_caught("mbarrier on sm_75", emu::Fault::UNSUPPORTED, "mbarrier_round");
+    Array<float> a(256), b(128), c(128), out(3 * 128);
+    launch(mma_kernel, {1}, 32, 0, nullptr, MmaParams{a.data(), b.data(), c.data(), out.data()});
+    check(emu::faults() == 3, "mma_bf16 and two mma_tf32 on sm_75: %d faults", (int)emu::faults());
+    check_caught("mma on sm_75", emu::Fault::UNSUPPORTED, "mma_kernel");
+    check(launch(count_kernel, {1}, 32, 64 * 1024 + 1, nullptr, CountParams{nullptr}) ==
+              cudaErrorInvalidValue,
+          "launch refuses more shared memory than the device has");
+    emu::device = usual;
+    check_clean("devices");
+}
+
 static void test_strict_order() {
     const NoParams none = {nullptr};
     launch(shuffle_order_kernel, {1}, 32, 128, nullptr, none);
@@ -1005,6 +1024,13 @@ static void test_bank_conflicts() {
               lines[0].worst_ways == 8 && lines[0].store && lines[0].bytes == 4 &&
               strcmp(lines[0].site.name(), "test_emu.cpp") == 0,
           "traffic per source line");
+    launch(wide_stride_kernel, {1}, 32, 32768, nullptr, StrideParams{4});
+    launch(stride_kernel, {1}, 32, 32768, nullptr, StrideParams{1});
+    const std::vector<emu::KernelTraffic> kernels = emu::kernels();
+    check(kernels.size() == 2 && kernels[0].wavefronts == 25 && kernels[0].ideal == 4 &&
+              kernels[1].wavefronts == 4 && kernels[1].ideal == 4 &&
+              emu::symbol_name(kernels[1].kernel).find("wide_stride_kernel") != std::string::npos,
+          "traffic per kernel");
     emu::reset();
 }
 
@@ -1036,6 +1062,7 @@ int main() {
     test_mma();
     test_pipeline();
     test_faults();
+    test_devices();
     test_strict_order();
     test_bank_conflicts();
     report_speed();

@@ -1,6 +1,6 @@
 /* Tensors of more than 2^31 elements: the last batch element of a call gives the bits that it gives
- * alone.  All others hold NaN, which shows if any of them is read for it.  What the GPU has no memory
- * for is left out.
+ * alone.  All others hold NaN, which shows if any of them is read for it.  What the GPU has no
+ * memory for is left out.
  *
  *     test_gpu_large */
 #include "test_kernels.h"

@@ -13,6 +13,7 @@
 #define HY_TWIN(name) gt_ref64_##name
 #include "../examples/hybrid_ops.c"
 #include "hybrid_check.h"
+#include "gpu_present.h"
 #include <float.h>
 
 static int passed, failed;

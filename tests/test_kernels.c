@@ -5,12 +5,13 @@
  *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--exact] [OP ...]
  *
  *   --device NAME  of the emulation: sm_75, sm_86 or sm_90
- *   --mode NAME    only that calls made in another way, such as "captured in a graph", give the same
- *                  bits; those calls come first in the process; "all": in all other ways
+ *   --mode NAME    only that calls made in another way, such as "captured in a graph", give the
+ *                  same bits; those calls come first in the process; "all": in all other ways
  *   --short        fewer cases, for sanitizers
- *   --once         every size and kernel, each call once, for slow sanitizers
- *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that a
- *                  sanitizer finds what lies outside of them or was never written */
+ *   --once         each call once, in every size and with every dtype, for slow sanitizers; with
+ *                  --short not every dtype in every size
+ *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that
+ *                  a sanitizer finds what lies outside of them or was never written */
 #include "test_kernels.h"
 #include "gt_invariants.h"
 #include <math.h>
@@ -246,13 +247,12 @@ static size_t take_saved(char **host) {
     return left.bytes;
 }
 
-/* The last call left the same bits in saved as the one of which they were taken; frees these. */
-static void check_same_saved(const test_case *c, gt_pass pass, const char *what, char *host,
+/* The last call left the same bits in saved as the one of which they were taken. */
+static void check_same_saved(const test_case *c, gt_pass pass, const char *what, const char *host,
                              size_t bytes) {
-    if (bytes)
-        test_check(bytes == left.bytes && !memcmp(host, left.host, bytes),
-                   "%s: saved, %s: other bits", test_describe(c, pass), what);
-    free(host);
+    if (!bytes) return;
+    test_check(left.host && left.bytes == bytes && !memcmp(left.host, host, bytes),
+               "%s: saved, %s: other bits", test_describe(c, pass), what);
 }
 
 static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass,
@@ -351,12 +351,12 @@ static void check_pass(const test_runner *r, const test_case *c, gt_pass pass,
         char *saved;
         size_t bytes = take_saved(&saved);
         test_compare(r, c, pass, &got, truth, magnitudes);
-        if (!is_once && test_run(r, c, pass, in, TEST_ALL, &again)) {
+        if (!is_once) {
+            test_run(r, c, pass, in, TEST_ALL, &again);
             test_same(r, c, pass, "second run", &again, &got, 0);
             check_same_saved(c, pass, "second run", saved, bytes);
-            saved = NULL;
+            test_free(&again);
         }
-        if (!is_once) test_free(&again);
         free(saved);
     }
     test_free(&got);
@@ -487,13 +487,19 @@ static void mode_agrees(const test_case *c) {
     other.context = &mode_checked;
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, a, b;
+        char *saved;
+        size_t bytes;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(&other, c, (gt_pass)pass, &in, TEST_ALL, &a);
+        bytes = take_saved(&saved);
         test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL,
                  &b);
         test_same(&other, c, (gt_pass)pass, mode_checked.name, &a, &b, 0);
-        test_free(&in), test_free(&a), test_free(&b);
+        /* a graph that is replayed leaves what only the first replay wrote */
+        if (!mode_checked.is_captured)
+            check_same_saved(c, (gt_pass)pass, mode_checked.name, saved, bytes);
+        test_free(&in), test_free(&a), test_free(&b), free(saved);
     }
 }
 
@@ -740,8 +746,9 @@ static double work(const test_case *c) {
     return product;
 }
 
-static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED, TEST_SHIFTED, TEST_PACKED,
-                                      TEST_SLICES, TEST_PACKED, TEST_GAPS,    TEST_TIME_LAST};
+static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED,  TEST_SHIFTED, TEST_PACKED,
+                                      TEST_SLICES, TEST_ALIGNED, TEST_GAPS,    TEST_TIME_LAST};
+static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
@@ -758,6 +765,7 @@ static void sweep(const char *op, const int64_t *times, double most_work, int co
             for (int i = 0; i < count; i++, n++) {
                 c.seed = (uint64_t)n;
                 c.layout = layouts[n % 8];
+                c.row = rows[n / 8 % 4];
                 c.in_place = n / 8 % 2;
                 set_regime(&c, n / DTYPES);
                 set_segments(&c, n % 7);
@@ -765,6 +773,19 @@ static void sweep(const char *op, const int64_t *times, double most_work, int co
                 check(&c);
             }
         }
+    }
+}
+
+/* Every size in aligned arrays, as the fast kernels want them, in two segments, with the d-th
+ * dtypes. */
+static void for_sizes(const char *op, int64_t time, double most_work, int d, check_case *check) {
+    for (const test_case *size = sizes; size->op; size++) {
+        test_case c = *size;
+        if (strcmp(c.op, op) || !set_dtypes(&c, d)) continue;
+        test_set_size(&c, test_op_of(op)->twin[GT_STEP] ? 'T' : 'M', time);
+        if (test_op_of(op)->twin[GT_STEP]) test_set_size(&c, 'B', 1);
+        set_segments(&c, 2);
+        if (work(&c) <= most_work) check(&c);
     }
 }
 
@@ -844,6 +865,7 @@ static void for_many(const char *op, check_case *check) {
 static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
 static const int64_t long_times[] = {1000, -1};
 static const int64_t mode_times[] = {33, -1};
+static const int64_t once_times[] = {2, 33, -1};
 
 /* The other ways to make calls; only that of a name, if it is given. */
 static void check_modes(const char *op, const char *only) {
@@ -851,7 +873,7 @@ static void check_modes(const char *op, const char *only) {
         if (is_exact || (only && strcmp(only, mode->name))) continue;
         mode_checked = *mode;
         if (!mode_checked.schedule) mode_checked.schedule = 1;
-        if (machine_is_slow)
+        if (machine_is_slow || is_short)
             for_cases(op, TEST_SMALL, -1, mode_agrees);
         else
             for_all_dtypes(op, TEST_MEDIUM, mode_agrees);
@@ -899,6 +921,7 @@ static void check_fully(const char *op) {
     test_group(op, "accumulate adds");
     for_cases(op, TEST_SMALL, 0, difference_agrees);
     for_drawn(op, 20, 10, difference_agrees);
+    for_sizes(op, 70, 5e6, 0, difference_agrees);
     test_group(op, "difference quotients");
 }
 
@@ -930,10 +953,21 @@ static void check_properties(const char *op) {
     }
 }
 
+/* Every kernel, and all paths between its chunks of time, with every dtype. */
+static void check_once(const char *op) {
+    const double most_work = machine_is_slow ? 2e6 : 5e6;
+    sweep(op, once_times, most_work, 1, truth_holds_by_turns);
+    sweep_packed(op, most_work, 1, truth_holds_by_turns);
+    test_group(op, "every size");
+    if (is_short) return;
+    for (int d = 0; d < DTYPES; d++)
+        for_sizes(op, machine_is_slow ? 17 : 200, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);
+    test_group(op, "every size and dtype");
+}
+
 static void check_operator(const char *op) {
     if (is_once) {
-        sweep(op, mode_times, 2e6, 2, truth_holds_by_turns);
-        test_group(op, "every size");
+        check_once(op);
         return;
     }
     if (machine_is_slow || is_short)
@@ -957,6 +991,10 @@ int main(int argc, char **argv) {
             is_exact = 1;
         } else if (!strcmp(argv[first], "--mode") && first + 1 < argc) {
             mode = argv[++first];
+        } else if (!strcmp(argv[first], "--device") && first + 1 < argc) {
+            if (machine_choose(argv[++first])) continue;
+            fprintf(stderr, "no device %s here\n", argv[first]);
+            return 2;
         } else {
             fprintf(stderr, "unknown option %s\n", argv[first]);
             return 2;
@@ -973,9 +1011,10 @@ int main(int argc, char **argv) {
         if (!is_asked) continue;
         set_tolerances(test_op_names[i]);
         if (mode)
-            check_modes(test_op_names[i], mode);
+            check_modes(test_op_names[i], strcmp(mode, "all") ? mode : NULL);
         else
             check_operator(test_op_names[i]);
     }
+    machine_report();
     return test_finish();
 }

@@ -7,6 +7,7 @@
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
+#include "gpu_present.h"
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -820,7 +821,7 @@ static void test_terminal(void) {
 /* ---- --bench, and what needs a device ---------------------------------------------------------
  */
 
-/* Two rows, each with a positive number in every column after the first three. */
+/* Two rows for each length, each with a positive number in every column after the first four. */
 static void check_bench(const char *device) {
     char *out, *save;
     int rows = 0;
@@ -829,18 +830,19 @@ static void check_bench(const char *device) {
                       "--bench 8,16",
                       device) == 0);
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        char name[16], where[16], dtype[16];
+        char name[16], where[16], dtype[16], pass[16];
         double x[8] = {0};
-        if (sscanf(line, "%15[^,],%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name, where,
-                   dtype, x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7) < 11)
+        if (sscanf(line, "%15[^,],%15[^,],%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name,
+                   where, dtype, pass, x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7) < 12)
             continue;
+        CHECK(!strcmp(pass, rows % 2 ? "fwd+bwd" : "inf"));
         rows++;
-        CHECK(x[0] == 2 && x[1] == 8 * rows && x[2] > 0 && x[3] > 0 && x[4] > 0 && x[5] > 0);
+        CHECK(x[0] == 2 && x[1] == 8 * ((rows + 1) / 2) && x[2] > 0 && x[3] > 0 && x[4] > 0 && x[5] > 0);
         CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 &&
               fabs(x[3] * x[5] / 1e3 / (2 * x[1]) - 1) < 0.01);
         CHECK(fabs(x[6] * 1024 / (2 * x[1]) / x[7] - 1) < 0.05);
     }
-    CHECK(rows == 2);
+    CHECK(rows == 4);
     free(out);
 }
 
