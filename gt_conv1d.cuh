@@ -261,7 +261,8 @@ GT_DEV void shift(float (&window)[TAPS][VEC]) {
  * registers: weights, the last three inputs, BATCH tokens as loaded.  No shared memory.
  * bytes: x and y once; 3 tokens of every run a second time, out of a cache.
  * VEC = 4 or 2 elements lie together in all tensors; VEC = 1 serves any strides.
- * The thread of the first run reads the state and then writes state_out, which may be the same. */
+ * The thread of the first run reads the state and then writes state_out, which may be the same.
+ * An output is summed by one thread, in the order of the taps: deterministic. */
 struct ForwardParams {
     Problem in;
     Cut cut;
@@ -629,8 +630,11 @@ GT_KERNEL(THREADS, 2) backward_time_kernel(const GT_GRID_CONSTANT BackwardParams
 }
 
 /* ---- the gradient of the state ------------------------------------------------------------------
- * A thread per channel and batch element, grid ceil(B*D/256).  It runs after the kernels above,
- * which read dstate_out: dstate_in may be the same memory. */
+ * grid ceil(B*D/256), block 256: a thread per channel and batch element.  It runs after the kernels
+ * above, which read dstate_out: dstate_in may be the same memory.
+ * registers: weights, the first 3 tokens of x and dy, the state and q.  No shared memory.
+ * bytes: 3 tokens of x and dy, state_in, dstate_out and dstate_in once.
+ * Every sum is one thread's: deterministic. */
 struct StateParams {
     BackwardParams b;
     float* dstate_in; /* [B,D,W-1] */

@@ -1,5 +1,30 @@
 /* gt_fused.cuh - normalisation fused with its neighbours: rmsnorm_linear, norm_mix, norm_gate.
  *
+ * ALL OPERATORS normalise slices v of n elements: rows of x, or the heads of one
+ *     xhat = (v - mean(v)) rstd             rstd = 1 / sqrt(mean((v - mean(v))^2) + eps)
+ *     dv = rstd (d - mean(d) - xhat mean(d . xhat))                   d = the gradient of xhat
+ * where RMSNorm leaves out mean(v) and mean(d).
+ *   rmsnorm_linear, v = x:
+ *     n = xhat . gamma + beta    y = n weight^T + bias
+ *     dn = dy weight             d = dn . gamma             dgamma = sum_m dn . xhat
+ *     dbeta = sum_m dn           dweight = dy^T n           dbias = sum_m dy
+ *   norm_mix, for both branches alike, v = a or b:
+ *     y = residual + gain . xhat + ...      d = dy . gain   dgain = sum_m dy . xhat
+ *   norm_gate, with n = xhat . gamma + beta and s = silu(z):
+ *     norm first, v = x:      y = n . s     dn = dy . s     dx = dv         ds = dy . n
+ *     gate first, v = x . s:  y = n         dn = dy         dx = dv . s     ds = dv . x
+ *     d = dn . gamma             dgamma = sum_m dn . xhat   dbeta = sum_m dn
+ *
+ * NUMERICAL HAZARDS, and what is done about them
+ *   - x^2 overflows from 2e19 on.  rmsnorm_linear repeats such a row with x scaled down; the others
+ *     keep a second sum of (2^-70 x)^2, which replaces the first where that is beyond 2^126, and
+ *     sum d . v with a factor of 2^-32.
+ *   - mean(v) is rounded, which shows where v hardly varies: the sum of v - mean corrects it.
+ *   - In slices of a few elements nearly all of d cancels in dv: up to 4 they are computed in
+ *     double.
+ *   - Where D or O is below 32 a result of rmsnorm_linear depends on few elements of n, whose
+ *     roundings to 16 bits may all be large: there the products run on fp32 units.
+ *
  * This file: what describes the operators (plain C, shared with the stubs and the CPU twins); then
  * rmsnorm_linear, and norm_mix with norm_gate: kernels, launchers, C functions. */
 #ifndef GT_FUSED_CUH
@@ -165,7 +190,7 @@ namespace gt {
 namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: what its kernels share --------------------------------------------------
- * With dn = dy weight, and xhat = (x - mean) rstd, n = xhat . gamma + beta of every row:
+ * In the words of the top:
  *     moments_kernel   mean and rstd of every row: what `saved` holds
  *     product_kernel   y = n weight^T + bias        dn = dy weight          dweight = dy^T n
  *     row_kernel       dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
@@ -198,7 +223,9 @@ GT_DEV float xhat_of(Moments s, float x) { return fma_rn(x - s.center, s.rstd, -
 
 /* ---- rmsnorm_linear: mean and rstd -----------------------------------------------------------
  * grid ceil(M/8), block 256: a warp per row.  Reads x once for RMS, three times for LAYER, from the
- * first-level cache but for the first; writes 16 bytes a row. */
+ * first-level cache but for the first; writes 16 bytes a row.
+ * registers: 8 elements as loaded and a sum.  No shared memory.
+ * Sums: a lane's elements in order, then a butterfly: deterministic. */
 
 /* Sum over the row of f(x), the same in all lanes. */
 template <class Function>
@@ -257,7 +284,10 @@ GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
  *     whose loads were issued before: at most 34 KB.  For tensor cores tiles lie as in memory
  *     (ldmatrix transposes), rows 16 bytes apart more than they are long, which keeps ldmatrix free
  *     of bank conflicts; for fp32 units k comes first.
- * bytes: A is read N/64 times and B M/BM times, mostly from the second-level cache. */
+ * registers: the thread's results (TENSOR: BM/2, else 32) and the loads of the next stage, 16 to
+ *     32.
+ * bytes: A is read N/64 times and B M/BM times, mostly from the second-level cache.
+ * K is summed in order, slices of it by reduce_rows: deterministic. */
 
 enum Product { OUTPUT, DNORM, DWEIGHT }; /* y, dn, dweight */
 
@@ -590,7 +620,9 @@ GT_KERNEL(THREADS, C::MIN_BLOCKS) product_kernel(const GT_GRID_CONSTANT ProductP
 
 /* ---- rmsnorm_linear: dx from dn --------------------------------------------------------------
  * grid ceil(M/8), block 256: a warp per row.  Reads x and dn twice, the second time from the
- * first-level cache, and writes dx. */
+ * first-level cache, and writes dx.
+ * registers: 8 elements of x, dn and gamma as loaded, two sums.  No shared memory.
+ * Sums as those of the moments: deterministic. */
 struct RowParams {
     Input in;
     const float* dn; /* [M,D] */
@@ -669,7 +701,10 @@ GT_KERNEL(32 * ROW_WARPS, 1) row_kernel(const GT_GRID_CONSTANT RowParams p) {
 
 /* ---- rmsnorm_linear: sums over the rows ------------------------------------------------------
  * Of v [M,C], and of v . xhat if C = D: partial sums of a block of rows, for reduce_rows.
- * grid ceil(C/32) times blocks of rows, block 256 = 8 rows x 32 columns; 2 KB of shared memory. */
+ * grid ceil(C/32) times blocks of rows, block 256 = 8 rows x 32 columns; 2 KB of shared memory.
+ * registers: 8 elements of v and x as loaded, two sums.
+ * bytes: v once, x once if wanted, 16 a row and tile of columns for the moments.
+ * A warp adds its rows in order, then the warps' sums are added in order: deterministic. */
 struct ColumnParams {
     const void* v;
     gt_dtype dtype;
@@ -994,23 +1029,7 @@ GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args,
 
 } /* extern "C" */
 
-/* ---- norm_mix and norm_gate: what their kernels share ------------------------------------------
- * Per slice of n elements, v = x, or x . silu(z) if the gate comes first, and for RMSNorm no means:
- *     xhat = (v - mean(v)) rstd             rstd = 1 / sqrt(mean((v - mean(v))^2) + eps)
- *     dv = rstd (d - mean(d) - xhat mean(d . xhat))                   d = the gradient of xhat
- * norm_mix, for both branches alike:
- *     y = residual + gain . xhat + ...      d = dy . gain             dgain = sum_m dy . xhat
- * norm_gate, with n = xhat . gamma + beta and s = silu(z):
- *     norm first:  y = n . s     dn = dy . s     dx = dv         ds = dy . n
- *     gate first:  y = n         dn = dy         dx = dv . s     ds = dv . x
- *     d = dn . gamma             dgamma = sum_m dn . xhat        dbeta = sum_m dn
- *
- * NUMERICAL HAZARDS, and what is done about them
- *   - x^2 overflows from 2e19 on.  A second sum holds (2^-70 x)^2 and replaces the first where that
- *     is beyond 2^126.  The product d . v is summed with a factor of 2^-32.
- *   - mean(v) is rounded, which shows where v hardly varies: the sum of v - mean corrects it.
- *   - In slices of a few elements nearly all of d cancels in dv: up to 4 they are computed in
- *     double. */
+/* ---- norm_mix and norm_gate: what their kernels share ---------------------------------------- */
 
 namespace gt {
 namespace norm {
@@ -1264,8 +1283,8 @@ GT_DEV void add_to_partial(const Shape& s, const Place& me, float* partial, int6
  * 8 elements of a and b in registers, with their gains, and goes from row to row of its group.
  * shared: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
- * Sums over a slice: registers, butterfly, warps in order.  y may be residual: a thread reads its
- * elements of a row before it writes them. */
+ * Sums over a slice: registers, butterfly, warps in order: deterministic.
+ * y may be residual: a thread reads its elements of a row before it writes them. */
 struct MixForwardParams {
     Shape shape;
     const void *a, *b, *residual;

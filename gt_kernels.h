@@ -238,7 +238,8 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *     dv_t = G_t^T k_t + (sum_n r u k) dy_t          du  = sum_{b,t} b_t r_t.k_t
  *     dw_t = dL/dw as given: log: d_t . rowsum(G_t . S_{t-1}); raw: that times -exp(w_t), and 0 where
  *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
- * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied. */
+ * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
+ * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */
@@ -309,7 +310,8 @@ GT_REF_API gt_status gt_ref_wkv6_step(const gt_wkv6_args *args);
  * Source: Dao and Gu 2024, "Transformers are SSMs", arXiv:2405.21060, section 6; softplus, limits,
  * gate and skip as in the Mamba-2 block.
  * Backward: gradients of all of it; at a clamp limit exactly reached the gradient passes.  With z
- * the ungated y is recomputed. */
+ * the ungated y is recomputed.
+ * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;
     int64_t G;               /* groups that share Bm and Cm, divides H; 0 = 1 */
@@ -369,7 +371,8 @@ GT_REF_API gt_status gt_ref_ssd_step(const gt_ssd_args *args);
  * Per batch element and channel d (group g = d / (D/G)), Delta_t = dt + dt_bias, softplus if asked:
  *     h_t[n] = exp(Delta_t A[d,n]) h_{t-1}[n] + Delta_t u_t Bm_t[n]     h_0 = state_in
  *     y_t    = (sum_n h_t[n] Cm_t[n] + Dskip u_t) silu(z_t)              without z: no gate
- * Source: Gu and Dao 2023, "Mamba", arXiv:2312.00752, section 3.2 and algorithm 2. */
+ * Source: Gu and Dao 2023, "Mamba", arXiv:2312.00752, section 3.2 and algorithm 2.
+ * The kernels take N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_selective_scan_args {
     int64_t B, T, D, N;
     int64_t G;               /* groups that share Bm and Cm, divides D; 0 = 1 */

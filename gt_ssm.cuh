@@ -394,7 +394,8 @@ GT_DEV void stage(uint32_t shared, const Rows& from) {
 /* ---- sums over a group ----------------------------------------------------------------------------
  * out[b,t,g,n] = sum over the parts of in[b,t,g,part,n], parts ascending: dBm and dCm from what each
  * head, or tile of channels, left.
- * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a part, writes the output. */
+ * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a part, writes the output.
+ * One thread adds all parts of an output in order: deterministic.  No shared memory. */
 struct GroupSumParams {
     const float* in;
     void* out;
@@ -1188,7 +1189,8 @@ GT_KERNEL(32 * WARPS, 8 / WARPS) backward_sweep_kernel(const GT_GRID_CONSTANT Sw
 /* ---- backward, part 2: ddt, and the shares of dA and ddt_bias --------------------------------------------
  * grid B*chunks*ceil(H/32), block 256: 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
  * w + 8, ... in order, and the warps' sums are added in order.
- * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 a tile of P. */
+ * registers: the head's parameters and two sums.
+ * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 a tile of P.  Deterministic. */
 struct DeltaParams {
     Problem in;
     const float *ddelta, *da;

@@ -102,7 +102,8 @@ static const bench_row host_rows[] = {
     GATE_HEADS(F32 | BF16, "heads of 32", .M = 2048, .D = 128, .H = 4),
 };
 
-/* The same at the trainer's own batch, and the sizes of larger models. */
+/* The same at the trainer's own batch, the sizes of larger models, and 3750 tokens of 256
+ * channels. */
 static const bench_row gpu_rows[] = {
     WKV6(F32 | BF16 | F16, STATES, .B = 64, .T = 256, .H = 4, .N = 32),
     WKV6(BF16, STATES, .B = 64, .T = 256, .H = 4, .N = 64),
@@ -134,6 +135,7 @@ static const bench_row gpu_rows[] = {
     SSD(BF16, "z", STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
     SSD(BF16, "z", STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
     SSD(BF16, "z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
+    SSD(BF16, "z", STATES, .B = 8, .T = 3750, .H = 8, .P = 64, .N = 64),
     SSD(F32 | BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
 
     SCAN(F32 | BF16, "z", STATES, .B = 64, .T = 256, .D = 256, .N = 16),
@@ -142,16 +144,19 @@ static const bench_row gpu_rows[] = {
     SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 2048, .D = 4096, .N = 16),
     SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 4096, .D = 4096, .N = 16),
     SCAN(F32 | BF16, "", "z dz " STATES, .B = 1, .T = 32768, .D = 2048, .N = 16),
+    SCAN(BF16, "z", STATES, .B = 8, .T = 3750, .D = 512, .N = 16),
     SCAN(F32 | BF16, "z", "", .B = 8, .T = 1, .D = 256, .N = 16),
 
     CONV1D_BOTH(F32 | BF16, 64, 256, 640),
     CONV1D_BOTH(BF16, 8, 2048, 4352),
     CONV1D_BOTH(BF16, 8, 4096, 4352),
     CONV1D_BOTH(BF16, 1, 32768, 4352),
+    CONV1D_BOTH(BF16, 8, 3750, 640),
     CONV1D(F32 | BF16, "silu", "", .B = 8, .T = 1, .D = 640),
 
     LINEAR(F32 | BF16 | F16, .M = 16384, .D = 128, .O = 512),
     LINEAR(BF16, .M = 16384, .D = 256, .O = 1024),
+    LINEAR(BF16, .M = 30000, .D = 256, .O = 1024),
     LINEAR(BF16, .M = 65536, .D = 512, .O = 2048),
     LINEAR(BF16, .M = 32768, .D = 1024, .O = 4096),
     LINEAR(BF16, .M = 32768, .D = 2048, .O = 2048),
@@ -159,12 +164,15 @@ static const bench_row gpu_rows[] = {
     LINEAR(BF16, .M = 16384, .D = 4096, .O = 11008),
 
     MIX(F32 | BF16 | F16, .M = 16384, .D = 128),
+    MIX(BF16, .M = 30000, .D = 256),
     MIX(BF16, .M = 65536, .D = 512),
     MIX(BF16, .M = 32768, .D = 2048),
 
     GATE_RMS(F32 | BF16 | F16, .M = 16384, .D = 128),
+    GATE_RMS(BF16, .M = 30000, .D = 512),
     GATE_RMS(BF16, .M = 65536, .D = 512),
     GATE_HEADS(F32 | BF16, "heads of 32", .M = 16384, .D = 128, .H = 4),
+    GATE_HEADS(BF16, "heads of 64", .M = 30000, .D = 256, .H = 4),
     GATE_HEADS(BF16, "heads of 64", .M = 65536, .D = 512, .H = 8),
 };
 
@@ -200,7 +208,8 @@ static const char help_text[] =
     "  TFLOP/s   of the formulas' own operations, where they are products\n"
     "  MiB       saved and workspace\n"
     "  error     largest relative error (l2) of an output of the timed run against doubles\n"
-    "  x ref     times faster per token than the CPU twin on a batch of 8\n"
+    "  x ref     times faster per token than the CPU twin on a small batch of the same sizes: 8 of\n"
+    "            32 tokens, or 128 rows\n"
     "  x peer    times faster than the best peer, which is named\n";
 
 typedef struct options {
@@ -304,7 +313,7 @@ static void read_peers(known_times *k, const char *name) {
 typedef struct report {
     options o;
     FILE *csv;
-    known_times peers, twins; /* twins: ms per token, keys without the first size */
+    known_times peers, twins; /* twins: ms per token, keys without the number of tokens */
     const bench_machine *machine;
     double bandwidth; /* of the machine, bytes per ms */
     const char *op;   /* of the last row */
@@ -428,24 +437,40 @@ static void print_start(report *r, const bench_call *c) {
            c->shape);
 }
 
+/* ms per token of the CPU twin, 0 if it cannot do that: timed when first asked for, on a small
+ * batch of the call's other sizes. */
+static double twin_ms(report *r, const bench_call *c) {
+    static const struct {
+        char letter;
+        int64_t most;
+    } limits[] = {{'B', 8}, {'T', 32}, {'M', 128}};
+    char key[120];
+    bench_call twin;
+    test_case row = c->row;
+    double ms = 0;
+    for (int i = 0; i < COUNT(limits); i++)
+        if (test_get_size(&row, limits[i].letter) > limits[i].most)
+            test_set_size(&row, limits[i].letter, limits[i].most);
+    bench_open(&twin, &bench_host, &row, bench_dtype(c), c->pass, 0);
+    snprintf(key, sizeof key, "%s,%s,%s,%s", row.op, pass_name(&twin), dtype_names[bench_dtype(c)],
+             twin.shape);
+    const known_time *known = recall(&r->twins, key);
+    if (known) return known->ms;
+    if (bench_allocate(&twin) != GT_OK || time_call(&twin, r->o.quick, &ms) != GT_OK) ms = 0;
+    ms /= tokens(&twin);
+    bench_close(&twin);
+    learn(&r->twins, key, bench_host.impl, ms);
+    return ms;
+}
+
 /* How many times faster than the CPU twin per token, and than the best peer. */
 static void print_ratios(report *r, const bench_call *c, double ms) {
-    const char *dtype = dtype_names[bench_dtype(c)], *sizes = strchr(c->shape, ' ');
-    const char *pass = c->is_inference ? "fwd" : pass_name(c);
     char key[120];
-    const known_time *other;
-    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass, dtype, sizes);
-    if (c->machine == &bench_host) {
-        learn(&r->twins, key, c->machine->impl, ms / tokens(c));
-        return;
-    }
-    other = recall(&r->twins, key);
-    if (other)
-        printf(" %8.0f", other->ms * tokens(c) / ms);
-    else
-        printf(" %8s", "");
-    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass_name(c), dtype, c->shape);
-    other = recall(&r->peers, key);
+    if (c->machine == &bench_host) return;
+    printf(" %8.0f", twin_ms(r, c) * tokens(c) / ms);
+    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass_name(c), dtype_names[bench_dtype(c)],
+             c->shape);
+    const known_time *other = recall(&r->peers, key);
     if (other) printf(" %7.2f %s", other->ms / ms, other->impl);
 }
 

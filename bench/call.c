@@ -228,8 +228,8 @@ void bench_poison(bench_call *c) {
 /* Of a large call the double reference is run on a part, cut along some of its indices, and
  * compared are the outputs that have all of these.  Calls of little work, and operators that are
  * not listed, are compared whole.  A state's columns N do not depend on each other, so that two of
- * them show what is summed over heads or channels.  (What no cut can show, dgamma and dbeta of a
- * large rmsnorm_linear, is left to the tests.) */
+ * them show what is summed over heads or channels.  What no cut can show, dgamma of a large
+ * rmsnorm_linear, has a check of its own. */
 static const struct {
     const char *op, *letters;
     int64_t count; /* of the positions kept along the first letter; along B it is 1 */
@@ -239,7 +239,6 @@ static const struct {
             {"rmsnorm_linear", "M", 8}, {"rmsnorm_linear", "O", 4}};
 enum { CUTS = sizeof cuts / sizeof *cuts };
 static const double WHOLE = 1 << 28; /* products of all sizes up to here are little work */
-enum { LONG = 8192 };                /* tokens in a row: half of the positions */
 
 /* Positions [at, at + n) of each index. */
 typedef struct part {
@@ -262,7 +261,6 @@ static part whole_part(const bench_call *c) {
 static part make_part(const bench_call *c, const char *letters, int64_t count) {
     part p = whole_part(c);
     p.letters = letters;
-    if (count > 1 && c->dims.n['T' - 'A'] > LONG) count /= 2;
     for (const char *l = letters; *l; l++) {
         int64_t size = p.n[*l - 'A'], groups = p.n['G' - 'A'], n = *l == 'B' ? 1 : count;
         if (n > size) n = size;
@@ -451,18 +449,22 @@ static double error_by_terms(const bench_call *c, const part *p, const gt_tensor
     return error;
 }
 
-/* Whether one output is within its tolerance; *worst grows to its error. */
-static int check_output(bench_call *c, const part *p, const gt_tensor *t, const double *truth,
-                        double *worst) {
-    double tolerance = tolerance_of(c, t);
-    double *got = gather(c, p, t, view_of(c, t).data);
-    double error = relative_error(got, truth, NULL, part_count(c, p, t));
-    if (error > tolerance && t->use[c->pass] == 'g') error = error_by_terms(c, p, t, got, truth);
-    free(got);
+/* Whether an output's error is within its tolerance; *worst grows to it. */
+static int judge(bench_call *c, const gt_tensor *t, double error, double *worst) {
     if (!isnan(*worst) && !(error <= *worst)) *worst = error;
-    if (error <= tolerance) return 1;
+    if (error <= tolerance_of(c, t)) return 1;
     snprintf(c->complaint, sizeof c->complaint, "%s is wrong, relative error %.2e", t->name, error);
     return 0;
+}
+
+static int check_output(bench_call *c, const part *p, const gt_tensor *t, const double *truth,
+                        double *worst) {
+    double *got = gather(c, p, t, view_of(c, t).data);
+    double error = relative_error(got, truth, NULL, part_count(c, p, t));
+    if (error > tolerance_of(c, t) && t->use[c->pass] == 'g')
+        error = error_by_terms(c, p, t, got, truth);
+    free(got);
+    return judge(c, t, error, worst);
 }
 
 static int check_part(bench_call *c, const part *p, double *worst) {
@@ -478,6 +480,57 @@ static int check_part(bench_call *c, const part *p, double *worst) {
     return ok;
 }
 
+/* ---- dgamma of a large rmsnorm_linear: some columns, of all rows ------------------------------ */
+
+enum { GAINS = 4, ROWS = 256 }; /* columns; rows that are fetched at a time */
+
+static double *gather_named(const bench_call *c, const part *p, const char *name) {
+    const gt_tensor *t = &c->op->tensors[test_find(c->op, name)];
+    return gather(c, p, t, view_of(c, t).data);
+}
+
+/* Adds what one row x [D], dy [O] contributes to the last GAINS columns, and its magnitude. */
+static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const double *dy,
+                      const double *weight, double *gains, double *magnitudes) {
+    double mean = 0, square = 0;
+    for (int64_t d = 0; d < a->D; d++) mean += x[d] / (double)a->D;
+    if (a->norm == GT_NORM_RMS) mean = 0;
+    for (int64_t d = 0; d < a->D; d++) square += (x[d] - mean) * (x[d] - mean) / (double)a->D;
+    for (int j = 0; j < GAINS; j++) {
+        double dn = 0, xhat = (x[a->D - GAINS + j] - mean) / sqrt(square + (double)a->eps);
+        for (int64_t o = 0; o < a->O; o++) dn += dy[o] * weight[o * GAINS + j];
+        gains[j] += dn * xhat;
+        magnitudes[j] += fabs(dn * xhat);
+    }
+}
+
+static int check_gains(bench_call *c, double *worst) {
+    const gt_rmsnorm_linear_args *a = &c->filled.rmsnorm_linear;
+    const gt_tensor *t = &c->op->tensors[test_find(c->op, "dgamma")];
+    if (c->pass != GT_BACKWARD || !is_used(c, t)) return 1;
+    double truth[GAINS] = {0}, magnitudes[GAINS] = {0};
+    part columns = whole_part(c), rows = whole_part(c);
+    cut(&columns, 'D', a->D - GAINS, GAINS);
+    double *weight = gather_named(c, &columns, "weight");
+    for (int64_t first = 0; first < a->M; first += ROWS) {
+        int64_t count = a->M - first < ROWS ? a->M - first : ROWS;
+        cut(&rows, 'M', first, count);
+        double *x = gather_named(c, &rows, "x"), *dy = gather_named(c, &rows, "dy");
+        for (int64_t i = 0; i < count; i++)
+            add_gains(a, x + i * a->D, dy + i * a->O, weight, truth, magnitudes);
+        free(x);
+        free(dy);
+    }
+    double *got = gather_named(c, &columns, "dgamma");
+    double error = relative_error(got, truth, NULL, GAINS);
+    if (error > tolerance_of(c, t)) error = relative_error(got, truth, magnitudes, GAINS);
+    free(weight);
+    free(got);
+    return judge(c, t, error, worst);
+}
+
+/* ---- the check of a call --------------------------------------------------------------------- */
+
 int bench_check(bench_call *c, double *worst) {
     double work = 1;
     int ok = 1, parts = 0;
@@ -490,6 +543,7 @@ int bench_check(bench_call *c, double *worst) {
         ok &= check_part(c, &p, worst);
         parts++;
     }
+    if (parts && !strcmp(c->row.op, "rmsnorm_linear")) ok &= check_gains(c, worst);
     if (parts) return ok;
     part p = whole_part(c);
     return check_part(c, &p, worst);

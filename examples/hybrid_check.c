@@ -18,10 +18,17 @@ static const double base_units = 8; /* ... and so many unit roundoffs in any cas
 
 typedef struct check {
     hy_model *device, *truth, *nudged;
+    hy_backend *cpu; /* of the latter two, and what all three are made from */
+    const hy_config *config;
+    int vocab, B, T;
+    uint64_t seed;
     const int32_t *tokens, *targets;
-    double unit;                               /* roundoff of the device */
-    double *got, *expected;                    /* room for the largest tensor */
-    double *activation_nudge, *gradient_nudge; /* squares of relative changes, summed */
+    double unit;                    /* roundoff of the device */
+    double *got, *expected;         /* room for the largest tensor */
+    double *before, *nudged_before; /* all parameters before the step */
+    int64_t parameters;
+    /* squares of relative changes, summed */
+    double *activation_nudge, *gradient_nudge, *update_nudge;
     FILE *out;
     int failures;
 } check;
@@ -51,6 +58,7 @@ static gt_status shake(check *c) {
             c->got[k] += 0.01 * noise(&state);
         TRY(hy_model_write(c->device, i, c->got));
         TRY(hy_model_write(c->truth, i, c->got));
+        TRY(hy_model_read(c->truth, HY_VALUE, i, c->before + hy_model_param(c->truth, i)->offset));
     }
     return GT_OK;
 }
@@ -58,10 +66,12 @@ static gt_status shake(check *c) {
 static gt_status nudge(check *c, int trial) {
     uint64_t state = (uint64_t)trial + 2;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) {
-        TRY(hy_model_read(c->truth, HY_VALUE, i, c->got));
-        for (int64_t k = 0; k < hy_model_param(c->truth, i)->count; k++)
-            c->got[k] *= 1 + c->unit * noise(&state);
-        TRY(hy_model_write(c->nudged, i, c->got));
+        const hy_param *p = hy_model_param(c->truth, i);
+        double *numbers = c->nudged_before + p->offset;
+        for (int64_t k = 0; k < p->count; k++)
+            numbers[k] = c->before[p->offset + k] * (1 + c->unit * noise(&state));
+        TRY(hy_model_write(c->nudged, i, numbers));
+        TRY(hy_model_read(c->nudged, HY_VALUE, i, numbers));
     }
     return hy_model_forward(c->nudged, c->tokens, c->targets, NULL);
 }
@@ -74,6 +84,34 @@ static gt_status read_activations(check *c, hy_model *m, int i) {
 static gt_status read_gradients(check *c, hy_model *m, int i) {
     TRY(hy_model_read(m, HY_GRADIENT, i, c->got));
     return hy_model_read(c->truth, HY_GRADIENT, i, c->expected);
+}
+
+/* How the step changed parameter i of a model. */
+static gt_status read_update(hy_model *m, int i, const double *before, double *update) {
+    const hy_param *p = hy_model_param(m, i);
+    TRY(hy_model_read(m, HY_VALUE, i, update));
+    for (int64_t k = 0; k < p->count; k++) update[k] -= before[p->offset + k];
+    return GT_OK;
+}
+
+static gt_status read_updates(check *c, hy_model *m, const double *before, int i) {
+    TRY(read_update(m, i, before, c->got));
+    return read_update(c->truth, i, c->before, c->expected);
+}
+
+/* AdamW divides each gradient by its own size: without a large eps the sign alone of a small one,
+ * which may be rounding, would count as much as a large gradient.  So eps is the root mean square
+ * of the gradient after clipping, which leaves `norm` of it; and lr is large, so that small changes
+ * stand out from the rounding of the parameters. */
+static gt_status update(const check *c, hy_model *m) {
+    const float norm = 0.1f;
+    const hy_optimizer o = {.lr = 100,
+                            .beta1 = 0.9f,
+                            .beta2 = 0.95f,
+                            .eps = norm / sqrtf((float)c->parameters),
+                            .weight_decay = 0.1f,
+                            .max_norm = norm};
+    return hy_model_update(m, &o);
 }
 
 static double squared_change(const check *c, int64_t n) {
@@ -93,13 +131,25 @@ static gt_status measure_activations(check *c) {
     return GT_OK;
 }
 
-static gt_status measure_gradients(check *c) {
+static gt_status create_nudged(check *c) {
+    hy_model_destroy(c->nudged);
+    c->nudged = NULL;
+    return hy_model_create(c->cpu, c->config, c->vocab, c->B, c->T, c->seed, &c->nudged);
+}
+
+/* Gradients and updates; after the truth's.  Every trial is the first step of a new optimiser. */
+static gt_status measure_step(check *c) {
     for (int trial = 0; trial < TRIALS; trial++) {
+        TRY(create_nudged(c));
         TRY(nudge(c, trial));
         TRY(hy_model_backward(c->nudged, 0));
+        TRY(update(c, c->nudged));
         for (int i = 0; i < hy_model_param_count(c->truth); i++) {
+            int64_t count = hy_model_param(c->truth, i)->count;
             TRY(read_gradients(c, c->nudged, i));
-            c->gradient_nudge[i] += squared_change(c, hy_model_param(c->truth, i)->count);
+            c->gradient_nudge[i] += squared_change(c, count);
+            TRY(read_updates(c, c->nudged, c->nudged_before, i));
+            c->update_nudge[i] += squared_change(c, count);
         }
     }
     return GT_OK;
@@ -133,6 +183,15 @@ static gt_status check_gradients(check *c) {
     return GT_OK;
 }
 
+static gt_status check_updates(check *c) {
+    for (int i = 0; i < hy_model_param_count(c->truth); i++) {
+        const hy_param *p = hy_model_param(c->truth, i);
+        TRY(read_updates(c, c->device, c->before, i));
+        report(c, "update", p->name, p->count, c->update_nudge[i]);
+    }
+    return GT_OK;
+}
+
 static gt_status check_batch(check *c) {
     TRY(hy_model_forward(c->device, c->tokens, c->targets, NULL));
     TRY(hy_model_forward(c->truth, c->tokens, c->targets, NULL));
@@ -140,8 +199,11 @@ static gt_status check_batch(check *c) {
     TRY(check_activations(c));
     TRY(hy_model_backward(c->device, 0));
     TRY(hy_model_backward(c->truth, 0));
-    TRY(measure_gradients(c));
-    return check_gradients(c);
+    TRY(update(c, c->device));
+    TRY(update(c, c->truth));
+    TRY(measure_step(c));
+    TRY(check_gradients(c));
+    return check_updates(c);
 }
 
 static gt_status make_room(check *c) {
@@ -151,14 +213,23 @@ static gt_status make_room(check *c) {
         int64_t n = hy_model_activation(c->truth, i).count;
         if (most < n) most = n;
     }
-    for (int i = 0; i < params; i++)
-        if (most < hy_model_param(c->truth, i)->count) most = hy_model_param(c->truth, i)->count;
+    for (int i = 0; i < params; i++) {
+        const hy_param *p = hy_model_param(c->truth, i);
+        if (most < p->count) most = p->count;
+        if (c->parameters < p->offset + p->count) c->parameters = p->offset + p->count;
+    }
     c->got = malloc((size_t)most * sizeof *c->got);
     c->expected = malloc((size_t)most * sizeof *c->expected);
+    c->before = malloc((size_t)c->parameters * sizeof *c->before);
+    c->nudged_before = malloc((size_t)c->parameters * sizeof *c->nudged_before);
     c->activation_nudge = calloc((size_t)activations, sizeof *c->activation_nudge);
     c->gradient_nudge = calloc((size_t)params, sizeof *c->gradient_nudge);
-    if (c->got && c->expected && c->activation_nudge && c->gradient_nudge) return GT_OK;
-    return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)most);
+    c->update_nudge = calloc((size_t)params, sizeof *c->update_nudge);
+    if (c->got && c->expected && c->before && c->nudged_before && c->activation_nudge &&
+        c->gradient_nudge && c->update_nudge)
+        return GT_OK;
+    return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers",
+                   (long long)(most + c->parameters));
 }
 
 /* A power of two near the number of tokens: as loss scale it makes the gradient that of a sum,
@@ -169,13 +240,13 @@ static float loss_scale(int64_t tokens) {
     return scale;
 }
 
-static gt_status create_models(check *c, hy_backend *device, hy_backend *truth,
-                               const hy_config *config, int vocab, int B, int T, uint64_t seed) {
-    TRY(hy_model_create(device, config, vocab, B, T, seed, &c->device));
-    TRY(hy_model_create(truth, config, vocab, B, T, seed, &c->truth));
-    TRY(hy_model_create(truth, config, vocab, B, T, seed, &c->nudged));
+static gt_status create_models(check *c, hy_backend *device) {
+    TRY(hy_model_create(device, c->config, c->vocab, c->B, c->T, c->seed, &c->device));
+    TRY(hy_model_create(c->cpu, c->config, c->vocab, c->B, c->T, c->seed, &c->truth));
+    TRY(create_nudged(c));
     TRY(make_room(c));
-    if (device->dtype == GT_F16) TRY(hy_model_scale_loss(c->device, loss_scale((int64_t)B * T)));
+    if (device->dtype == GT_F16)
+        TRY(hy_model_scale_loss(c->device, loss_scale((int64_t)c->B * c->T)));
     return shake(c);
 }
 
@@ -183,8 +254,17 @@ gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *confi
                    int T, uint64_t seed, const int32_t *tokens, const int32_t *targets, FILE *out,
                    int *failures) {
     static const double units[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
-    check c = {.tokens = tokens, .targets = targets, .unit = units[device->dtype], .out = out};
-    gt_status status = create_models(&c, device, truth, config, vocab, B, T, seed);
+    check c = {.cpu = truth,
+               .config = config,
+               .vocab = vocab,
+               .B = B,
+               .T = T,
+               .seed = seed,
+               .tokens = tokens,
+               .targets = targets,
+               .unit = units[device->dtype],
+               .out = out};
+    gt_status status = create_models(&c, device);
     if (status == GT_OK && out)
         fprintf(out, "tensor: relative error on %s, and the most that is allowed\n",
                 device->device);
@@ -193,8 +273,11 @@ gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *confi
     *failures = c.failures;
     free(c.got);
     free(c.expected);
+    free(c.before);
+    free(c.nudged_before);
     free(c.activation_nudge);
     free(c.gradient_nudge);
+    free(c.update_nudge);
     hy_model_destroy(c.device);
     hy_model_destroy(c.truth);
     hy_model_destroy(c.nudged);

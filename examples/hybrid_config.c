@@ -75,11 +75,12 @@ static const row rows[] = {
      "of the activations: f32, bf16 or f16; the CPU knows f32 alone"},
     {"check", FLAG, AT(check), NULL, "no",
      .help =
-         "no training: forward and backward of one batch on the device and on the CPU, compared "
+         "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
          "tensor by tensor; status 4 if they differ by more than rounding"},
     {"bench", STRING, AT(bench), "T,T,...", "",
      .help =
-         "no training: time forward and backward of --batch windows (8) of T tokens; prints CSV"},
+         "no training: time inference, and forward and backward, of --batch windows (8) of T "
+         "tokens; prints CSV"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,

@@ -1277,12 +1277,15 @@ static gt_status check_tokens(const hy_model *m, const char *name, const int32_t
     return GT_OK;
 }
 
-static gt_status upload_batch(hy_model *m, const int32_t *tokens, const int32_t *targets) {
-    size_t bytes = (size_t)m->M * sizeof *tokens;
+static gt_status upload_tokens(hy_model *m, const int32_t *tokens) {
     TRY(check_tokens(m, "tokens", tokens, m->M, 0));
+    return m->be->upload(m->be, m->tokens, tokens, (size_t)m->M * sizeof *tokens);
+}
+
+static gt_status upload_batch(hy_model *m, const int32_t *tokens, const int32_t *targets) {
+    TRY(upload_tokens(m, tokens));
     TRY(check_tokens(m, "targets", targets, m->M, INT32_MIN));
-    TRY(m->be->upload(m->be, m->tokens, tokens, bytes));
-    return m->be->upload(m->be, m->targets, targets, bytes);
+    return m->be->upload(m->be, m->targets, targets, (size_t)m->M * sizeof *targets);
 }
 
 static gt_status upload_keep(hy_model *m, const int32_t *keep) {
@@ -1485,7 +1488,15 @@ gt_status hy_model_update(hy_model *m, const hy_optimizer *optimizer) {
     return update_params(m);
 }
 
-enum { SLOT_GRADIENT, SLOT_TRAIN }; /* of hy_backend.run */
+enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER }; /* of hy_backend.run */
+
+static gt_status infer_uploaded(void *model) {
+    const hy_model *m = model;
+    pass p = evaluation_pass(m);
+    gt_rmsnorm_linear_args head = head_of(m, &p, 0);
+    TRY(forward_layers(m, &p));
+    return m->be->rmsnorm_linear_forward(m->be, &head);
+}
 
 static gt_status gradient_uploaded(void *model) {
     hy_model *m = model;
@@ -1508,9 +1519,14 @@ static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)
 
 gt_status hy_model_gradient(hy_model *m, const int32_t *tokens, const int32_t *targets,
                             const int32_t *keep) {
-    TRY(upload_batch(m, tokens, targets));
+    if (tokens) TRY(upload_batch(m, tokens, targets));
     TRY(upload_keep(m, keep));
     return run_uploaded(m, SLOT_GRADIENT, gradient_uploaded);
+}
+
+gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
+    if (tokens) TRY(upload_tokens(m, tokens));
+    return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 
 gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets,

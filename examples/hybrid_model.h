@@ -132,7 +132,8 @@ gt_status hy_model_forward(hy_model *model, const int32_t *tokens, const int32_t
 gt_status hy_model_backward(hy_model *model, int accumulate);
 gt_status hy_model_update(hy_model *model, const hy_optimizer *optimizer);
 
-/* Forward and backward in one, the way hy_model_train does them. */
+/* Forward and backward in one, the way hy_model_train does them.  tokens NULL: those, and the
+ * targets, that the model was last given. */
 gt_status hy_model_gradient(hy_model *model, const int32_t *tokens, const int32_t *targets,
                             const int32_t *keep);
 
@@ -143,6 +144,10 @@ gt_status hy_model_scale_loss(hy_model *model, float scale);
  * Adds to *loss_sum and *targets_counted, so that unequal batches average correctly. */
 gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *targets,
                         double *loss_sum, int64_t *targets_counted);
+
+/* Forward to the logits alone, from zero states, keeping nothing for backward.  tokens NULL: as for
+ * hy_model_gradient.  May return before the work is done. */
+gt_status hy_model_infer(hy_model *model, const int32_t *tokens);
 
 /* ---- what forward computed ---------------------------------------------------------------------
  * The activations of the last forward, up to the backward that uses them up. */

@@ -42,6 +42,7 @@ struct Recording {
 
 struct CudaMachine : Machine {
     cublasLtHandle_t cublas;
+    cudaEvent_t start, stop; /* of the clock */
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
     char* staging; /* pinned; what is beyond staging_used is free */
@@ -168,6 +169,30 @@ static void release(hy_backend* be, void* memory) {
     (void)synchronize(be);
     forget_recordings(cuda(be));
     (void)cudaFree(memory);
+}
+
+/* ---- measurements ---------------------------------------------------------------------------- */
+
+static gt_status start_clock(hy_backend* be) {
+    CudaMachine& m = cuda(be);
+    return check(cudaEventRecord(m.start, m.stream), "cudaEventRecord");
+}
+
+static gt_status stop_clock(hy_backend* be, double* seconds) {
+    CudaMachine& m = cuda(be);
+    float ms;
+    TRY_CUDA(cudaEventRecord(m.stop, m.stream));
+    TRY(synchronize(be));
+    TRY_CUDA(cudaEventElapsedTime(&ms, m.start, m.stop));
+    *seconds = 1e-3 * ms;
+    return GT_OK;
+}
+
+static gt_status memory_taken(hy_backend* be, size_t* bytes) {
+    size_t free, total;
+    TRY_CUDA(cudaMemGetInfo(&free, &total));
+    *bytes = be->memory_free > free ? be->memory_free - free : 0;
+    return GT_OK;
 }
 
 /* ---- recordings ------------------------------------------------------------------------------ */
@@ -367,6 +392,8 @@ static void close(hy_backend* be) {
     forget_plans(m);
     if (m.cublas) (void)cublasLtDestroy(m.cublas);
     if (m.staging) (void)cudaFreeHost(m.staging);
+    if (m.start) (void)cudaEventDestroy(m.start);
+    if (m.stop) (void)cudaEventDestroy(m.stop);
     if (m.stream) (void)cudaStreamDestroy(m.stream);
     delete &m;
 }
@@ -387,6 +414,8 @@ static gt_status describe_device(CudaMachine& m) {
 static gt_status open(CudaMachine& m) {
     TRY_CUDA(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking));
     TRY_CUDA(cudaMallocHost(reinterpret_cast<void**>(&m.staging), STAGING_BYTES));
+    TRY_CUDA(cudaEventCreate(&m.start));
+    TRY_CUDA(cudaEventCreate(&m.stop));
     TRY(check(cublasLtCreate(&m.cublas), "cublasLtCreate"));
     return describe_device(m);
 }
@@ -405,6 +434,9 @@ static void set_machine(CudaMachine& m) {
     m.copy = copy;
     m.zero = zero;
     m.synchronize = synchronize;
+    m.start_clock = start_clock;
+    m.stop_clock = stop_clock;
+    m.memory_taken = memory_taken;
     m.scratch = cuda_scratch;
     m.run = run;
     m.gemm = gemm;

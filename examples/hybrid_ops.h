@@ -254,6 +254,14 @@ struct hy_backend {
     gt_status (*zero)(hy_backend *, void *to, size_t bytes);
     gt_status (*synchronize)(hy_backend *);
 
+    /* For measurements; NULL: the backend has neither such a clock nor memory of its own.
+     * stop_clock waits, and gives the seconds that the device was at the work enqueued since
+     * start_clock.  memory_taken: bytes of device memory taken since the backend was opened, by
+     * everything: alloc, kernels' code, recordings. */
+    gt_status (*start_clock)(hy_backend *);
+    gt_status (*stop_clock)(hy_backend *, double *seconds);
+    gt_status (*memory_taken)(hy_backend *, size_t *bytes);
+
     /* Scratch of the operators below.  memory = NULL: sets *bytes to what is needed; else the
      * backend uses the memory (of *bytes) from now on, so it must live until other is given. */
     gt_status (*scratch)(hy_backend *, const hy_limits *, void *memory, size_t *bytes);

@@ -610,7 +610,7 @@ static gt_status create_model(trainer *t) {
 
 /* ---- instead of training --------------------------------------------------------------------- */
 
-/* One batch on the device and on the CPU; *failures counts the tensors that differ. */
+/* One step on the device and on the CPU; *failures counts the tensors that differ. */
 static gt_status check_device(trainer *t, int *failures) {
     const hy_options *o = &t->options;
     hy_backend *cpu;
@@ -629,36 +629,81 @@ static gt_status check_device(trainer *t, int *failures) {
     return status;
 }
 
-/* Seconds of forward and backward, in the mean of RUNS. */
-static gt_status time_gradient(trainer *t, double *seconds) {
-    enum { WARM_UP = 10, RUNS = 100 };
-    double start = 0;
-    gt_status status = GT_OK;
-    for (int run = 0; run < WARM_UP + RUNS && status == GT_OK; run++) {
-        if (run == WARM_UP) start = now();
-        status = hy_model_gradient(t->model, t->batch.input, t->batch.target, NULL);
-        if (status == GT_OK) status = t->backend->synchronize(t->backend);
-    }
-    *seconds = (now() - start) / RUNS;
+/* On the batch that the model was last given, so that the time is that of the device alone. */
+static gt_status run_infer(hy_model *model) {
+    return hy_model_infer(model, NULL);
+}
+
+static gt_status run_gradient(hy_model *model) {
+    return hy_model_gradient(model, NULL, NULL, NULL);
+}
+
+static const struct bench_pass {
+    const char *name;
+    gt_status (*run)(hy_model *model);
+} bench_passes[] = {{"inf", run_infer}, {"fwd+bwd", run_gradient}};
+
+/* One run, waited for: by the device's clock, or else by the wall's. */
+static gt_status time_run(trainer *t, const struct bench_pass *pass, double *seconds) {
+    hy_backend *be = t->backend;
+    double start = now();
+    gt_status status = be->start_clock ? be->start_clock(be) : GT_OK;
+    if (status == GT_OK) status = pass->run(t->model);
+    if (status != GT_OK) return status;
+    if (be->stop_clock) return be->stop_clock(be, seconds);
+    status = be->synchronize(be);
+    *seconds = now() - start;
     return status;
 }
 
-static gt_status bench_row(trainer *t) {
+/* Seconds of a run, in the mean of RUNS. */
+static gt_status time_pass(trainer *t, const struct bench_pass *pass, double *mean) {
+    enum { WARM_UP = 10, RUNS = 100 };
+    double seconds, sum = 0;
+    gt_status status = GT_OK;
+    for (int run = 0; run < WARM_UP + RUNS && status == GT_OK; run++) {
+        status = time_run(t, pass, &seconds);
+        if (run >= WARM_UP) sum += seconds;
+    }
+    *mean = sum / RUNS;
+    return status;
+}
+
+/* As memory_mib, but what the device says has gone, if it says so. */
+static gt_status peak_mib(const trainer *t, double *mib) {
+    size_t bytes;
+    *mib = memory_mib(t);
+    if (!t->backend->memory_taken) return GT_OK;
+    gt_status status = t->backend->memory_taken(t->backend, &bytes);
+    *mib = (double)bytes / MIB;
+    return status;
+}
+
+static gt_status bench_row(trainer *t, const struct bench_pass *pass) {
     static const char *const dtypes[] = {"f32", "f32", "bf16", "f16"};
     const hy_options *o = &t->options;
-    double seconds, tokens = (double)(o->batch * o->seq);
+    double seconds, mib, tokens = (double)(o->batch * o->seq);
+    gt_status status = time_pass(t, pass, &seconds);
+    if (status == GT_OK) status = peak_mib(t, &mib);
+    if (status != GT_OK) return status;
+    printf("%s,%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f\n", t->config.name,
+           t->backend->name, dtypes[t->backend->dtype], pass->name, (long long)o->batch,
+           (long long)o->seq, (long long)t->plan.parameters, tokens / seconds,
+           tokens / seconds / (double)t->plan.parameters, seconds * 1e3, mib, mib * 1024 / tokens);
+    fflush(stdout);
+    return GT_OK;
+}
+
+static gt_status bench_length(trainer *t) {
+    const hy_options *o = &t->options;
     gt_status status = hy_text_fits(&t->text, o->seq);
     if (status == GT_OK) status = create_model(t);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status != GT_OK) return status;
     hy_batch_random(&t->batch, &t->text, &t->random);
-    if ((status = time_gradient(t, &seconds)) != GT_OK) return status;
-    printf("%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f\n", t->config.name, t->backend->name,
-           dtypes[t->backend->dtype], (long long)o->batch, (long long)o->seq,
-           (long long)t->plan.parameters, tokens / seconds,
-           tokens / seconds / (double)t->plan.parameters, seconds * 1e3, memory_mib(t),
-           memory_mib(t) * 1024 / tokens);
-    fflush(stdout);
+    status = hy_model_forward(t->model, t->batch.input, t->batch.target, NULL);
+    for (int i = 0; i < 2 && status == GT_OK; i++) status = bench_row(t, &bench_passes[i]);
+    if (status != GT_OK) return status;
     hy_model_destroy(t->model);
     t->model = NULL;
     hy_batch_free(&t->batch);
@@ -667,10 +712,10 @@ static gt_status bench_row(trainer *t) {
 
 static gt_status bench(trainer *t) {
     char *at = t->options.bench;
-    printf("# %s; forward and backward, mean of 100 runs after 10\n"
-           "model,device,dtype,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,"
+    printf("# %s; mean of 100 runs after 10, by %s\n"
+           "model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,"
            "latency_ms,peak_mib,kb_per_token\n",
-           t->backend->device);
+           t->backend->device, t->backend->stop_clock ? "the device's clock" : "the wall's clock");
     for (;;) {
         char *end;
         long long seq = strtoll(at, &end, 10);
@@ -678,7 +723,7 @@ static gt_status bench(trainer *t) {
             return hy_fail(GT_ERROR_VALUE, "bench: '%s' is not a list of lengths such as 256,512",
                            at);
         t->options.seq = seq;
-        gt_status status = bench_row(t);
+        gt_status status = bench_length(t);
         if (status != GT_OK || !*end) return status;
         at = end + 1;
     }

@@ -11,6 +11,8 @@
  * in order, so sums over it have one fixed order. */
 #include "gt_ref.h"
 
+/* ---- one channel ----------------------------------------------------------------------------- */
+
 /* Only W elements of e, or of de, are needed at a time: element i lies in slot i mod 4. */
 enum { CONV1D_MAX_W = 4 };
 static inline int conv1d_slot(int64_t i) { return (int)((uint64_t)i % CONV1D_MAX_W); }
@@ -39,6 +41,8 @@ static real conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
     return sum;
 }
 
+/* ---- forward and step ------------------------------------------------------------------------ */
+
 /* One sequence of one channel.  `state` goes from the inputs before the first to the last ones. */
 static void conv1d_sequence(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
                             real *state) {
@@ -54,7 +58,7 @@ static void conv1d_sequence(const gt_conv1d_args *a, int64_t b, const conv1d_cha
     for (int64_t j = 0; j < J; j++) state[j] = e[conv1d_slot(a->T + j)];
 }
 
-/* Forward and step of all channels; `a` is prepared. */
+/* Of all channels; `a` is prepared. */
 static void conv1d_run(const gt_conv1d_args *a, int step) {
     int64_t J = a->W - 1;
     GT_PARALLEL_FOR
@@ -77,6 +81,8 @@ static void conv1d_run(const gt_conv1d_args *a, int step) {
         }
     }
 }
+
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* One sequence of one channel.  `dstate` goes from the gradient of state_out to that of state_in;
  * parameter gradients are added to `sums`. */
@@ -107,6 +113,8 @@ static void conv1d_sequence_backward(const gt_conv1d_args *a, int64_t b, const c
     }
     memcpy(dstate, dstate_in, (size_t)J * sizeof(real));
 }
+
+/* ---- the C functions ------------------------------------------------------------------------- */
 
 gt_status GT_REF(conv1d_forward)(const gt_conv1d_args *args) {
     gt_conv1d_args a;

@@ -9,16 +9,7 @@
 
 enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
 
-/* d = exp(-exp(x)) or exp(g) */
-static real wkv6_decay(const gt_wkv6_args *a, real w) {
-    return a->decay == GT_DECAY_LOG ? exp(w) : exp(-exp(w));
-}
-
-/* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
-static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
-    if (d == 0) return 0;
-    return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * exp(w);
-}
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 /* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
 typedef struct wkv6_sequence {
@@ -44,6 +35,19 @@ static void wkv6_clear_rest(const gt_wkv6_args *a, int64_t count, int64_t h, voi
     int64_t t = a->seq_capacity && data ? a->cu_seqlens[count] : a->T;
     for (; t < a->T; t++)
         for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, 0, t, h) + i, 0);
+}
+
+/* ---- one token of one head ------------------------------------------------------------------- */
+
+/* d = exp(-exp(x)) or exp(g) */
+static real wkv6_decay(const gt_wkv6_args *a, real w) {
+    return a->decay == GT_DECAY_LOG ? exp(w) : exp(-exp(w));
+}
+
+/* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
+static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
+    if (d == 0) return 0;
+    return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * exp(w);
 }
 
 /* The inputs of one token of one head, as numbers; d is the decay. */
@@ -95,7 +99,9 @@ static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
             S[n * a->V + j] = x->d[n] * S[n * a->V + j] + x->k[n] * x->v[j];
 }
 
-/* Forward and step of all heads; `a` is prepared. */
+/* ---- forward and step ------------------------------------------------------------------------ */
+
+/* Of all heads; `a` is prepared. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     int64_t NV = a->N * a->V, per_head = NV + wkv6_token_count(a), count;
     real *scratch;
@@ -132,6 +138,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     free(scratch);
     return GT_OK;
 }
+
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* Gradients of token t, given the state S before it and the gradient G of the state after it; then
  * G <- diag(d_t) G + r_t dy_t^T.  du[n] is added to. */
@@ -196,6 +204,8 @@ static void wkv6_sequence_backward(const gt_wkv6_args *a, const wkv6_sequence *q
         }
     }
 }
+
+/* ---- the C functions ------------------------------------------------------------------------- */
 
 gt_status GT_REF(wkv6_forward)(const gt_wkv6_args *args) {
     gt_wkv6_args a;
