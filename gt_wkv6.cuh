@@ -434,6 +434,8 @@ struct TensorTraits {
     /* of a state warp: values, channels */
     static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || SPLIT ? N : N == 128 ? 64 : 32;
     static constexpr int MT = TILES / 2, NT = N / 8;
+    /* tiles of which a lane's values are neighbours; STATES: 16 bytes of them, as checkpoints have them */
+    static constexpr int PERMUTED = !STATES ? TILES : SPLIT ? 1 : 8 / (int)sizeof(State);
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
     static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * SHARES;
@@ -441,7 +443,7 @@ struct TensorTraits {
     /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
      * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
-    static constexpr int AHEAD = STATES ? 2 : N != 128 ? (SPLIT ? 2 : 4) : sizeof(W) == 2 ? 2 : 1;
+    static constexpr int AHEAD = STATES ? (N == 128 && !SPLIT ? 4 : 2) : N != 128 ? (SPLIT ? 2 : 4) : sizeof(W) == 2 ? 2 : 1;
     static constexpr int RING_ROWS = LEAF * WIDTH + LEAF / 4 * 16; /* elements: see ring_at */
     static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
     static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
@@ -474,7 +476,7 @@ struct TensorTraits {
 /* Column of the stored tile for value v (even): tile i, columns 2j, 2j + 1. */
 template <class C>
 GT_DEV constexpr int value_column(int v) {
-    const int o = v % C::COLUMNS, i = o / 2 % C::TILES, j = o / (2 * C::TILES);
+    const int o = v % (8 * C::PERMUTED), i = o / 2 % C::PERMUTED, j = o / (2 * C::PERMUTED);
     return v - o + 8 * i + 2 * j;
 }
 
@@ -1094,6 +1096,7 @@ GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
 /* 2 TILES neighbours of a state in memory, in pieces of up to 16 bytes. */
 template <int TILES>
 GT_DEV void store_row(float* to, const float (&x)[2 * TILES]) {
+    if constexpr (TILES == 1) stg<float2>(to, {x[0], x[1]});
     GT_UNROLL
     for (int i = 0; i < TILES / 2; i++)
         stg<float4>(to + 4 * i, {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
@@ -1179,14 +1182,29 @@ struct StateWarp {
 
     GT_METHOD int gathered_column() const { return column0 + 2 * C::TILES * (g / 2); }
 
-    template <class State>
-    GT_METHOD void store(State* state) const {
+    GT_METHOD void store(float* state) const {
         state += (int64_t)(2 * j + g % 2) * C::N + gathered_column();
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             float x[2 * C::TILES];
             gather_row(nt, x);
             store_row<C::TILES>(state + 8 * nt * C::N, x);
+        }
+    }
+
+    /* The same as bf16: a lane gets channel 8 nt + g of every tile, and neighbours in it, by transposing. */
+    GT_METHOD void store(bf16* state) const {
+        state += g * C::N + column0 + 2 * C::TILES * j;
+        GT_UNROLL
+        for (int nt = 0; nt < C::NT; nt++) {
+            struct alignas(4 * C::TILES) {
+                uint32_t pairs[C::TILES];
+            } row;
+            GT_UNROLL
+            for (int i = 0; i < C::TILES; i++)
+                row.pairs[i] =
+                    movmatrix_trans(pack_bf16(S[i / 2][nt][2 * (i % 2)], S[i / 2][nt][2 * (i % 2) + 1]));
+            stg(state + 8 * nt * C::N, row);
         }
     }
 
@@ -1532,7 +1550,7 @@ struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
     /* of the 2 NT values that a lane has of a channel: neighbours in a piece, which is copied at once */
-    static constexpr int PIECE = C::SPLIT ? 2 : 16 / (int)sizeof(State), BYTES = PIECE * (int)sizeof(State);
+    static constexpr int PIECE = 2 * C::PERMUTED, BYTES = PIECE * (int)sizeof(State);
     static constexpr int PIECES = 2 * NT / PIECE;
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
@@ -1555,12 +1573,12 @@ struct StatePart {
     /* Index of the lane's first element in a state [N,N]; the functions below get pointers to it. */
     static GT_METHOD int first(int share) {
         const int channel = share / C::PARTS * C::ROWS + lane_id() / 4 * 2;
-        return channel * C::N + share % C::PARTS * C::COLUMNS + 2 * (C::SPLIT ? 1 : NT) * (lane_id() % 4);
+        return channel * C::N + share % C::PARTS * C::COLUMNS + PIECE * (lane_id() % 4);
     }
 
     /* From the lane's first channel to its i-th, from its first value to that of piece k. */
     static GT_METHOD constexpr int channel_at(int i) { return 16 * (i / 2) + i % 2; }
-    static GT_METHOD constexpr int value_at(int k) { return C::SPLIT ? 8 * k : PIECE * k; }
+    static GT_METHOD constexpr int value_at(int k) { return 4 * PIECE * k; }
 
     GT_METHOD void load(const float* state) {
         GT_UNROLL
@@ -1584,11 +1602,12 @@ struct StatePart {
             float x[2 * NT];
             To* to = state + channel_at(i) * C::N;
             row(i, x);
-            if constexpr (C::SPLIT) {
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) {
+                float piece[PIECE];
                 GT_UNROLL
-                for (int k = 0; k < NT; k++) stg<float2>(to + value_at(k), {x[2 * k], x[2 * k + 1]});
-            } else {
-                store_row<NT>(to, x);
+                for (int e = 0; e < PIECE; e++) piece[e] = x[PIECE * k + e];
+                store_row<C::PERMUTED>(to + value_at(k), piece);
             }
         }
     }
@@ -1726,7 +1745,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
                     cp_async_wait<0>();
                     me.store_rowsum(other, sums + inside % C::N / C::COLUMNS * C::N + inside / C::N);
                 }
-                element += REVERSE ? -(int64_t)NN : (int64_t)NN;
+                element = REVERSE ? element - NN : element + NN;
                 if (wants_rowsums && leaf >= LEAVES) fetch();
             }
             mbarrier_wait(me.full + buffer * C::BUFFER, (span.leaves - 1 - last) / 2 % 2);
