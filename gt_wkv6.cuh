@@ -2446,7 +2446,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
  * SLOW_LIMIT; a chunk with a leaf beyond it is left to backward_chunk_kernel.
  *
- * grid B*H*places, block 8 warps.  In turn, with a barrier between:
+ * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier between:
  *   copy      a tensor a warp; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a leaf for dv, another for X, then Z
@@ -2493,8 +2493,8 @@ struct BackwardParams {
         gt_stride at; /* below 2^31 bytes from token to token */
         int element;  /* bytes */
     } tensors[TENSORS];
-    Divider H, places;
-    int T;
+    Divider heads, H; /* heads: B*H */
+    int T, places;
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
     const float* u;
@@ -2558,6 +2558,7 @@ struct BackwardTraits {
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
+    int index;  /* of the chunk in [B,H,places] */
     int leaf;   /* of the warp, in products */
     int slice0; /* first channel of the slice */
     int g, j;   /* lane / 4, lane % 4 */
@@ -2589,6 +2590,7 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 /* The chunk of this block; sequence < 0: none. */
 struct ChunkPlace {
     int b, h, place;
+    int index; /* in [B,H,places] */
     gt_chunk chunk;
 
     GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
@@ -2596,7 +2598,10 @@ struct ChunkPlace {
 
 GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
     ChunkPlace at;
-    at.b = divide(divide(block_x(), p.places, &at.place), p.H, &at.h);
+    int head; /* of the batch */
+    at.place = divide(block_x(), p.heads, &head);
+    at.b = divide(head, p.H, &at.h);
+    at.index = head * p.places + at.place;
     at.chunk = chunk_at(p.packing, p.T, at.place);
     return at;
 }
@@ -2798,7 +2803,7 @@ template <class C>
 GT_DEV void copy_state(const BackwardBlock<C>& me, const void* states, int to) {
     constexpr int PIECES = C::N / 8, ROWS = 32 / PIECES;
     const int row = lane_id() / PIECES, piece = lane_id() % PIECES;
-    const bf16* from = static_cast<const bf16*>(states) + (int64_t)block_x() * C::N * C::N +
+    const bf16* from = static_cast<const bf16*>(states) + (int64_t)me.index * C::N * C::N +
                        me.slice0 * C::N + 8 * lane_id();
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS; i += ROWS)
@@ -2827,7 +2832,7 @@ template <class C>
 GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const void* states, int first, int last) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
     const int piece = lane_id() % PIECES;
-    const float* from = static_cast<const float*>(states) + (int64_t)block_x() * C::N * C::N + me.slice0 * C::N;
+    const float* from = static_cast<const float*>(states) + (int64_t)me.index * C::N * C::N + me.slice0 * C::N;
     for (int row = first + lane_id() / PIECES; row < last; row += ROWS)
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), from + row * C::N + 4 * piece);
 }
@@ -2840,7 +2845,7 @@ GT_DEV void copy_channels(const BackwardParams& p, const BackwardBlock<C>& me, c
         const int channel = lane_id() + 32 * i, n = me.slice0 + channel;
         sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + here.h * C::N + n) : 0.0f);
         if (C::SPLIT) continue;
-        const float* sums = p.rowsums + (int64_t)block_x() * C::ROWSUM_PARTS * C::N + n;
+        const float* sums = p.rowsums + (int64_t)me.index * C::ROWSUM_PARTS * C::N + n;
         float rowsum = 0.0f;
         GT_UNROLL
         for (int k = 0; p.tensors[OF_DW].data && k < C::ROWSUM_PARTS; k++) rowsum += ldg<float>(sums + k * C::N);
@@ -2882,7 +2887,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
  * undoes that at `scales`.  By all threads. */
 template <class C>
 GT_DEV void round_state(const BackwardBlock<C>& me, const void* states, int to, int scales) {
-    const float* from = static_cast<const float*>(states) + (int64_t)block_x() * C::N * C::N + me.slice0 * C::N;
+    const float* from = static_cast<const float*>(states) + (int64_t)me.index * C::N * C::N + me.slice0 * C::N;
     constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES;
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
     float4 x[QUADS];
@@ -3544,7 +3549,7 @@ struct StateRows {
     GT_METHOD int row0(const BackwardBlock<C>& me) const { return C::CHANNELS / LEAVES * me.leaf + lane_id() / 8; }
 
     GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
-        const float* from = static_cast<const float*>(p.G_checkpoints) + (int64_t)block_x() * C::N * C::N +
+        const float* from = static_cast<const float*>(p.G_checkpoints) + (int64_t)me.index * C::N * C::N +
                             (me.slice0 + row0(me)) * C::N + 4 * (lane_id() % 8);
         GT_UNROLL
         for (int i = 0; i < ROWS; i++) {
@@ -3796,7 +3801,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         float x = 0.0f;
         for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
         const ChunkPlace here = find_chunk(p);
-        const int64_t row = ((int64_t)here.b * p.places.divisor + here.place) * p.H.divisor + here.h;
+        const int64_t row = ((int64_t)here.b * p.places + here.place) * p.H.divisor + here.h;
         p.du[row * C::N + me.slice0 + thread_id()] = x;
     }
     if (!p.tensors[OF_DW].data) return;
@@ -3847,6 +3852,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         {
             const ChunkPlace here = find_chunk(p);
             if (here.chunk.sequence < 0) return;
+            me.index = here.index;
             if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
@@ -3880,7 +3886,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             const uint4 x = lds<uint4>(me.smem + C::SLOW + 16 * i);
             slow |= x.x | x.y | x.z | x.w;
         }
-        if (thread_id() == 0) p.slow[block_x()] = slow;
+        if (thread_id() == 0) p.slow[me.index] = slow;
         if (slow) return;
 
         if constexpr (C::SPLIT) {
@@ -4288,7 +4294,7 @@ template <class T, class W, int N>
 static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams& p,
                                     Chain& stream) {
     using C = BackwardTraits<T, W, N>;
-    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, a.B * a.H * p.places.divisor,
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, p.places * (int64_t)p.heads.divisor,
                C::THREADS, C::SMEM, stream, p);
 }
 
@@ -4316,7 +4322,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     set(OF_DK, a.dk, a.dk_stride, size);
     set(OF_DW, a.dw, a.dw_stride, w_size);
     set(OF_DV, a.dv, a.dv_stride, size);
-    p.H = divide_by((int)a.H), p.T = (int)a.T;
+    p.heads = divide_by((int)(a.B * a.H)), p.H = divide_by((int)a.H), p.T = (int)a.T;
     p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
     p.u = a.u;
@@ -4324,7 +4330,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     p.rowsums = plan.rowsums;
     p.slow = plan.slow;
     p.du = c.du;
-    p.places = divide_by((int)c.places);
+    p.places = (int)c.places;
     if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, stream);
     if (a.dtype == GT_BF16)
         return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
