@@ -3539,11 +3539,12 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
     }
 }
 
-/* rowsum(S . G) of a slice, by the warps of dv, that have loaded G by then. */
+/* rowsum(S . G) of a slice, by the warps of dv, that have loaded G by then (N = 128: no registers hold so much). */
 template <class C>
 struct StateRows {
     static constexpr int ROWS = C::CHANNELS / 16; /* of a lane, 4 apart, which it shares with 7 others */
     static constexpr int PIECES = C::N / 32;
+    static constexpr bool EARLY = C::N < 128;
     float4 G[ROWS][PIECES];
 
     GT_METHOD int row0(const BackwardBlock<C>& me) const { return C::CHANNELS / LEAVES * me.leaf + lane_id() / 8; }
@@ -3700,8 +3701,9 @@ GT_DEV void store_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me
 
 template <class C>
 GT_DEV void fp32_products(const BackwardParams& p, const BackwardBlock<C>& me, bool makes_dv, int slice,
-                          const StateRows<C>& states, float (&dv)[C::VALUE_TILES][4]) {
+                          StateRows<C>& states, float (&dv)[C::VALUE_TILES][4]) {
     if (makes_dv) {
+        if (!states.EARLY) states.load(p, me);
         states.sum(me);
         mbarrier_arrive(me.smem + C::S_READ);
         if (p.tensors[OF_DV].data) add_dv_columns<C>(me, dv);
@@ -3863,7 +3865,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
                 copy_inputs<C>(p, me, here);
                 sync_threads(); /* u */
                 prepare_part<C>(p, me, own, raw, w);
-                if (makes_dv) states.load(p, me);
+                if (makes_dv && states.EARLY) states.load(p, me);
             } else {
                 copy_inputs<C>(p, me, here);
             }
