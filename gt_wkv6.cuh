@@ -4293,8 +4293,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 }
 
 template <class T, class W, int N>
-static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams& p,
-                                    Chain& stream) {
+static gt_status launch_chunks_with(const BackwardParams& p, Chain& stream) {
     using C = BackwardTraits<T, W, N>;
     return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, p.places * (int64_t)p.heads.divisor,
                C::THREADS, C::SMEM, stream, p);
@@ -4302,9 +4301,9 @@ static gt_status launch_chunks_with(const gt_wkv6_args& a, const BackwardParams&
 
 template <class T, class W>
 static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, Chain& stream) {
-    if (a.N == 32) return launch_chunks_with<T, W, 32>(a, p, stream);
-    if (a.N == 64) return launch_chunks_with<T, W, 64>(a, p, stream);
-    return launch_chunks_with<T, W, 128>(a, p, stream);
+    if (a.N == 32) return launch_chunks_with<T, W, 32>(p, stream);
+    if (a.N == 64) return launch_chunks_with<T, W, 64>(p, stream);
+    return launch_chunks_with<T, W, 128>(p, stream);
 }
 
 static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, Chain& stream) {
