@@ -590,20 +590,21 @@ struct RawLeaf {
 
 /* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf. */
 struct Source {
-    uintptr_t before; /* those of the leaf before: moved first, it is in no copy's way; also past the end, or of NULL */
+    const char* before; /* those of the leaf before: moved first, it is in no copy's way */
     int64_t leaf_bytes;
 
-    /* first: token of the first leaf; leaves: from one copied to the next */
+    /* first: token of the first leaf; leaves: from one copied to the next.  NULL stays NULL. */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
                        int64_t first, int row, int column, int leaves) {
-        leaf_bytes = leaves * LEAF * at_.t * element;
-        const int64_t offset = b * at_.b + h * at_.h + (first + row) * at_.t + column;
-        before = reinterpret_cast<uintptr_t>(data) + (uintptr_t)(offset * element - leaf_bytes);
+        leaf_bytes = data ? leaves * LEAF * at_.t * element : 0;
+        before = static_cast<const char*>(data);
+        if (before)
+            before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
     }
 
     GT_METHOD void copy(uint32_t to, bool exists, bool inside) {
-        before += (uintptr_t)leaf_bytes;
-        if (exists) cp_async<16>(to, reinterpret_cast<const char*>(before), inside ? 16 : 0);
+        before += leaf_bytes;
+        if (exists) cp_async<16>(to, before, inside ? 16 : 0);
     }
 };
 
