@@ -73,12 +73,14 @@
 /* ---- declarations ---------------------------------------------------------------------------- */
 
 /* GT_DEV     device function, in namespace scope or as static member
+ * GT_DEV_CALL the same, called and not inlined: for what is rare
  * GT_HD      the same for host and device
  * GT_METHOD  device member function that uses `this`
  * GT_KERNEL(threads, min_blocks) name(params): kernel launched with `threads` threads, compiled so
  *            that `min_blocks` blocks fit on a multiprocessor; may follow template <...> */
 #ifdef GT_EMU
 #define GT_DEV [[maybe_unused]] static inline
+#define GT_DEV_CALL [[maybe_unused]] static
 #define GT_HD [[maybe_unused]] static inline
 #define GT_METHOD inline
 #define GT_KERNEL(threads, min_blocks) [[maybe_unused]] static void
@@ -87,6 +89,7 @@
 #define GT_NO_UNROLL
 #else
 #define GT_DEV static __device__ __forceinline__
+#define GT_DEV_CALL [[maybe_unused]] static __device__ __noinline__
 #define GT_HD static __host__ __device__ __forceinline__
 #define GT_METHOD __device__ __forceinline__
 #define GT_KERNEL(threads, min_blocks) \

@@ -1877,7 +1877,6 @@ struct ChunkParams {
     Problem in;
     const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V]: S before, G after each chunk */
     gt_dtype S_dtype, G_dtype;
-    const uint32_t* only; /* [B,H,places]: chunks to do, NULL = all */
     void *dr, *dk, *dw, *dv;
     gt_stride dr_at, dk_at, dw_at, dv_at;
     float* du;      /* partial sums [B,places,H,N] or NULL */
@@ -2342,25 +2341,9 @@ GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
     return du;
 }
 
-/* Whether any of the block's chunks is to do: a flag a thread. */
-GT_DEV bool has_chunks(const ChunkParams& p, uint32_t smem) {
-    const uint32_t items = (uint32_t)(p.in.B * p.in.H * p.places), blocks = (uint32_t)grid_x();
-    uint32_t mine = 0;
-    GT_NO_UNROLL
-    for (uint32_t item = block_x() + thread_id() * blocks; item < items; item += 256 * blocks)
-        mine |= p.only[item];
-    const bool any = warp_any(mine != 0);
-    if (lane_id() == 0) sts<uint32_t>(smem + 4 * warp_id(), any);
-    sync_threads();
-    const uint4 x = lds<uint4>(smem), y = lds<uint4>(smem + 16);
-    sync_threads();
-    return x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w;
-}
-
 template <bool WIDE>
 GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     wait_for_chain();
-    if (p.only && !has_chunks(p, smem_base())) return; /* mostly so */
     const Problem& in = p.in;
     SweepBlock s;
     LeafBlock l;
@@ -2383,16 +2366,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     l.A = l.C + LEAF * LEAF;
 
     const int64_t items = in.B * in.H * p.places;
-    for (int64_t i = 0, item = block_x(); item < items; i++, item += grid_x()) {
-        if (p.only) { /* 32 at a time */
-            const int64_t mine = item + lane_id() * (int64_t)grid_x();
-            if (i % 32 == 0 && !warp_any(mine < items && p.only[mine])) {
-                i += 31;
-                item += 31 * (int64_t)grid_x();
-                continue;
-            }
-            if (!p.only[item]) continue;
-        }
+    for (int64_t item = block_x(); item < items; item += grid_x()) {
         const int64_t place = item % p.places;
         s.b = l.b = item / p.places / in.H;
         s.h = l.h = item / p.places % in.H;
@@ -2444,7 +2418,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
  * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with
  * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
- * SLOW_LIMIT; a chunk with a leaf beyond it is left to backward_chunk_kernel.
+ * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form, below, and so does one with raw
+ * decays that differ too much (is_slow).
  *
  * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier between:
  *   copy      a tensor a warp; r, k, w are waited for, v, dy, S, G one phase later
@@ -2500,7 +2475,6 @@ struct BackwardParams {
     const float* u;
     const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V] */
     const float* rowsums; /* [B,H,places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
-    uint32_t* slow;       /* [B,H,places]: 1 = not done here */
     float* du;            /* [B,places,H,N] or NULL */
 };
 
@@ -2547,10 +2521,17 @@ struct BackwardTraits {
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
     static constexpr int TOKENS = PLACE + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
-    static constexpr int C_CELLS = SLOW + 4 * 2 * LEAVES; /* fp32: C of two leaves, 10 times */
-    static constexpr int S_READ = C_CELLS + (SPLIT ? 10 * 4 * LEAF * LEAF : 0), G_HERE = S_READ + 8; /* mbarriers */
+    static constexpr int FLAGS_END = SLOW + 4 * 2 * LEAVES;
+    /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
+    static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
+    static constexpr int S_READ = FLAGS_END + (SPLIT ? 10 * 4 * LEAF * LEAF : 0), G_HERE = S_READ + 8; /* mbarriers */
     static constexpr int SMEM = G_HERE + 8;
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
+    /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
+    static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
+    /* the slow form: sums of leaves where it needs neither 2^c_16 nor the parts' sums */
+    static constexpr int SLOW_ENDS = PART_SUMS, SLOW_BEGINS = GROWTH;
+    static_assert(PARTS >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
     static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
 };
@@ -2564,6 +2545,7 @@ struct BackwardBlock {
     int g, j;   /* lane / 4, lane % 4 */
 
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
+    GT_METHOD static bool makes_dv() { return warp_id() < LEAVES; }      /* else X and Z */
 };
 
 /* Byte offset of 8 neighbours in a tile of 16-bit rows: pieces are swapped so that 8 rows in a row, and 8
@@ -2646,6 +2628,14 @@ GT_DEV uint32_t cell_of(int pair, int channel) {
 /* The cell 8 kk channels on: the swapping leaves one exclusive or. */
 GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 2 * 64) + kk / 2 * 128; }
 
+/* Of an element within a cell of R or K, and of X or Z. */
+template <class C>
+GT_DEV int operand_in_cell(int token, int channel) {
+    return 4 * (C::SPLIT ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
+}
+
+GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) + token % 2); }
+
 /* Byte offset of a channel in the 16-bit rows of r, k or w; rows PART apart lie in different banks. */
 template <class C>
 GT_DEV uint32_t raw_cell(int row, int channel) {
@@ -2717,6 +2707,30 @@ struct ChannelPart {
                 c[e] = scan_quads(sum[e], part, &total[e]);
             }
         }
+    }
+
+    /* What c_16 cannot exceed without is_slow(). */
+    GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : SLOW_LIMIT; }
+
+    /* Whether a leaf of raw decays takes the slow form.  Where a few tokens decay far more than the others, their h,
+     * too, would show the rounding of sums that dg is the difference of. */
+    GT_METHOD bool is_slow(const float (&h)[C::PART][2], const float (&total)[2]) const {
+        bool slow = false;
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            float most = 0.0f, others = 0.0f;
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++) {
+                most = fmaxf(most, h[i][e]);
+                others += h[i][e] > C::STRONG ? 0.0f : h[i][e];
+            }
+            for (int lane = C::LANES; lane < 32; lane *= 2) {
+                most = fmaxf(most, shfl_xor(most, lane));
+                others += shfl_xor(others, lane);
+            }
+            slow |= !(total[e] < SLOW_LIMIT) || (most > C::STRONG && others < most * C::STRONG_SHARE);
+        }
+        return slow;
     }
 };
 
@@ -2929,7 +2943,8 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     float h[C::PART][2], c[2], total[2], bonus[C::PART];
     const float2 u = lds<float2>(me.smem + C::U + 4 * own.channel);
     own.decays(p, w, h, c, total);
-    const bool slow = warp_any(!(fabsf(total[0]) < SLOW_LIMIT && fabsf(total[1]) < SLOW_LIMIT));
+    bool slow = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
+    if (slow && p.raw) slow = warp_any(own.is_slow(h, total)); /* a closer look */
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
     float R[4], K[4]; /* a cell */
     GT_UNROLL
@@ -3038,6 +3053,12 @@ GT_DEV void add_leaf(const BackwardBlock<C>& me, const float (&c)[2][4], int fro
     }
 }
 
+/* Where, in the slow form, the sums of pairs are that begin before leaf a and end in leaf c > a > 0. */
+template <class C>
+GT_DEV int slow_ends(int a, int c) {
+    return C::SLOW_ENDS + 4 * (a + c - 3) * C::CHANNELS;
+}
+
 /* Channels by a vector in shared memory. */
 template <class C>
 GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>& sum) {
@@ -3055,16 +3076,28 @@ GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
 }
 
-/* The leaf's part of dg_0, from S dy: what R_i (S dy_i) sums up to, but for the chunk's first token, which carries
- * no decay. */
+/* The cell of C of leaves a >= b: two tokens of a by two of b.  16 bits: a = b. */
 template <class C>
-GT_DEV void store_first(const BackwardBlock<C>& me, const Sums<C>& sum) {
+GT_DEV uint32_t C_cell(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
+    const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::SPLIT ? a * (a + 1) / 2 + b : a;
+    return me.smem + C::C_CELLS + 4 * LEAF * LEAF * block + 128 * pair_a + 16 * (pair_b ^ swap);
+}
+
+template <class C>
+GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int leaf, int i, int j) {
+    return C_cell(me, leaf, leaf, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
+}
+
+/* What the leaf's R_i x_i or K_j x_j, `of` which, sum up to, to [channels] at `to`: of S dy, its part of dg_0.  The
+ * chunk's first token carries no decay. */
+template <class C>
+GT_DEV void store_leaf_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
     constexpr int COUNT = 2 * C::GROUPS;
-    const float carries = me.leaf == 0 && me.j == 0 ? 0.0f : 1.0f;
+    const float carries = of == C::R && me.leaf == 0 && me.j == 0 ? 0.0f : 1.0f;
     float first[COUNT];
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
-        const uint32_t cell = me.smem + C::R + 128 * q;
+        const uint32_t cell = me.smem + of + 128 * q;
         const float4 R0 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + me.j, 2 * me.g));
         const float4 R1 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + 4 + me.j, 2 * me.g));
         const float(&x)[2][4] = sum.tile[q];
@@ -3077,19 +3110,20 @@ GT_DEV void store_first(const BackwardBlock<C>& me, const Sums<C>& sum) {
     GT_UNROLL
     for (int x = 0; x < COUNT / 4; x++) {
         const int i = COUNT / 2 * (me.j / 2) + COUNT / 4 * (me.j % 2) + x;
-        sts<float>(me.smem + C::FIRST + 4 * (me.leaf * C::CHANNELS + 16 * (i / 2) + 2 * me.g + i % 2), first[x]);
+        sts<float>(me.smem + to + 4 * (16 * (i / 2) + 2 * me.g + i % 2), first[x]);
     }
 }
 
-/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, its part of dg_0. */
-template <class C>
+/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, its part of dg_0.  In the slow form
+ * X of what comes before the leaf, from its start; C of the leaf, and what pairs that end here sum up to. */
+template <class C, bool SLOW>
 GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int a = me.leaf;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
     times_state<C>(me, C::DY, C::S, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
-    store_first<C>(me, sum);
+    store_leaf_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
     for (int b = 0; b < a; b++) {
         token_products<C>(me, C::DY, C::VALUES, b, c);
         if (b == a - 1 && corner) {
@@ -3098,6 +3132,7 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
         }
         scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
         add_leaf<C>(me, c, C::K, b, sum);
+        if (SLOW && b < a - 1) store_leaf_sum<C>(me, sum, C::R, slow_ends<C>(b + 1, a));
     }
     if (corner) sts<float>(near_cell(me, LEAF * a) + 4, before);
     if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
@@ -3107,25 +3142,30 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
         const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
         float& cell = c[x / 4][x % 4];
         if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
+        if (SLOW) sts<float>(C_element(me, a, i, j), cell);
         if (j + 1 >= i) cell = 0.0f;
     }
+    if (SLOW) return;
     scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
     add_leaf<C>(me, c, C::K, a, sum);
 }
 
-/* Z of the leaf, but for its last factor 2^c_16. */
-template <class C>
+/* Z of the leaf, but for its last factor 2^c_16.  In the slow form of what comes after the leaf, from its end; and what
+ * pairs of the leaf and G sum up to. */
+template <class C, bool SLOW>
 GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int b = me.leaf;
     float c[2][4];
     times_state<C>(me, C::VALUES, C::G, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::G_SCALE, sum);
+    if (SLOW) store_leaf_sum<C>(me, sum, C::K, C::SLOW_BEGINS + 4 * b * C::CHANNELS);
     for (int a = LEAVES - 1; a > b; a--) {
         token_products<C>(me, C::VALUES, C::DY, a, c);
         if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
         scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
         add_leaf<C>(me, c, C::R, a, sum);
     }
+    if (SLOW) return;
     token_products<C>(me, C::VALUES, C::DY, b, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
@@ -3230,9 +3270,191 @@ GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
     }
 }
 
-/* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
+/* ---- the slow form of a slice -----------------------------------------------------------------------------------
+ * Only 2^c_16 overflows: between leaves all factors are below 1 already.  So X and Z stop at the leaf's own borders,
+ *     X_a = S dy_a + what leaves before add, from the leaf's start      Z_b = G v_b + what leaves after add, from its end
+ * and what happens within the leaf is made by running products, as backward_chunk_kernel makes it.  With
+ * e_ij = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a leaf
+ *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
+ *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
+ * and no difference is taken: a channel's few hard resets may stand beside decays close to 1.  Pairs that cross all of
+ * leaf a, from leaves b < a (or S) to leaves c > a (or G):
+ *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before leaf a's part)_i
+ *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
+ * A thread has a channel of a leaf.  r, k, w are read from memory again (L2). */
 template <class C>
-GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
+struct SlowColumn {
+    const BackwardParams& p;
+    const BackwardBlock<C>& me;
+    int t0, tokens; /* of the leaf: its first token in the chunk, what the chunk has of it */
+    int n;          /* channel of the head */
+
+    GT_METHOD SlowColumn(const BackwardParams& p_, const BackwardBlock<C>& me_, int leaf, int channel)
+        : p(p_), me(me_), t0(LEAF * leaf), tokens(me_.tokens() - LEAF * leaf), n(me_.slice0 + channel) {}
+
+    /* Of token t of the leaf, or of a neighbour; 0 beyond the sequence.  h: -log2 of its decay. */
+    GT_METHOD float operand(int tensor, int t) const {
+        using T = typename C::T;
+        if (t >= tokens || t0 + t < 0 || t0 + t >= CHECKPOINT) return 0.0f;
+        return Element<T>::load(row_of<T>(p, me, tensor, t0 + t), n);
+    }
+    GT_METHOD float r(int t) const { return operand(OF_R, t); }
+    GT_METHOD float k(int t) const { return operand(OF_K, t); }
+    GT_METHOD float h(int t) const {
+        constexpr float LOG2_LOG2_E = 0.52876637f;
+        using W = typename C::W;
+        if (t >= tokens) return 0.0f;
+        const float w = Element<W>::load(row_of<W>(p, me, OF_W, t0 + t), n);
+        return p.raw ? ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E)) : -w * LOG2_E;
+    }
+};
+
+/* R, K and E again: the sums to the leaf's end only add, since they may be infinite. */
+template <class C>
+GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
+    if (leaf >= LEAVES) return; /* N = 32 has threads to spare */
+    const SlowColumn<C> own(p, me, leaf, channel);
+    float h[LEAF], before = 0.0f, after = 0.0f;
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) h[t] = own.h(t);
+    GT_UNROLL
+    for (int i = 0; i < LEAF; i++) {
+        const int j = LEAF - 1 - i;
+        const uint32_t R = me.smem + C::R + cell_of<C>((own.t0 + i) / 2, channel) + operand_in_cell<C>(i, channel);
+        const uint32_t K = me.smem + C::K + cell_of<C>((own.t0 + j) / 2, channel) + operand_in_cell<C>(j, channel);
+        sts<float>(R, chunk_operand<C>(own.r(i) * ex2_approx(-before)));
+        sts<float>(K, chunk_operand<C>(own.k(j) * ex2_approx(-after)));
+        before += h[i];
+        after += h[j];
+    }
+    sts<float>(me.smem + C::E + 4 * (leaf * C::CHANNELS + channel), leaf_decay(before));
+}
+
+/* A of the leaf, as pair_products() has it.  A lane runs down row i of every other channel. */
+template <class C>
+GT_DEV void slow_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
+    const int i = lane_id() % LEAF;
+    float a[LEAF] = {};
+    GT_NO_UNROLL
+    for (int channel = lane_id() / LEAF; channel < C::CHANNELS; channel += 2) {
+        const SlowColumn<C> own(p, me, me.leaf, channel);
+        float product = own.r(i);
+        GT_UNROLL
+        for (int j = LEAF - 2; j >= 0; j--) {
+            const float k = own.k(j), decay = ex2_approx(-own.h(j));
+            a[j] = fma_rn(j < i ? product : 0.0f, k, a[j]);
+            product *= j < i ? decay : 1.0f;
+        }
+    }
+    GT_UNROLL
+    for (int j = 0; j < LEAF; j++) a[j] += shfl_xor(a[j], LEAF);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) { /* token j of row i to the lane that has it as operand */
+        const int row = 4 * me.j + 2 * (x % 2) + x / 4;
+        GT_UNROLL
+        for (int g = 0; g < 8; g++) {
+            const float from = shfl_idx(a[2 * g + x % 4 / 2], row);
+            if (me.g == g) A[x / 4][x % 4] = from;
+        }
+    }
+}
+
+/* Sums over the channel's pairs that cross the whole leaf. */
+template <class C>
+GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
+    const auto of = [&](int vector) { return lds<float>(me.smem + vector + 4 * channel); };
+    const auto E = [&](int a) { return of(C::E + 4 * a * C::CHANNELS); };
+    float sum = 0.0f, decay = 1.0f;
+    for (int c = leaf + 1; c < LEAVES; c++) {
+        decay *= E(c - 1);
+        sum = fma_rn(decay, of(leaf == 0 ? C::FIRST + 4 * c * C::CHANNELS : slow_ends<C>(leaf, c)), sum);
+    }
+    decay = 1.0f;
+    for (int b = LEAVES - 1; b >= 0; b--) { /* b: of leaves before; decay from its end on */
+        if (b < leaf) sum = fma_rn(decay, of(C::SLOW_BEGINS + 4 * b * C::CHANNELS), sum);
+        decay *= E(b);
+    }
+    return fma_rn(decay, of(C::ROWSUM), sum);
+}
+
+/* dr, dk, dw and du of a channel of a leaf. */
+template <class C>
+GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
+    using T = typename C::T;
+    using W = typename C::W;
+    if (leaf >= LEAVES) return;
+    const SlowColumn<C> own(p, me, leaf, channel);
+    const float u = lds<float>(me.smem + C::U + 4 * channel);
+    const auto near = [&](int t) { return lds<float2>(near_cell(me, own.t0 + t)); };
+    const auto sum_at = [&](int of, int t) {
+        return lds<float>(me.smem + of + cell_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
+    };
+    float d[LEAF], x[LEAF], dg[LEAF], c = 0.0f, du = 0.0f; /* x: k, then r */
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        d[t] = ex2_approx(-own.h(t));
+        x[t] = own.k(t);
+        dg[t] = 0.0f;
+    }
+    GT_UNROLL
+    for (int i = 0; i < LEAF; i++) { /* pairs that end at i */
+        const float r = own.r(i), from_start = ex2_approx(-c) * sum_at(C::X, i);
+        float term[LEAF], within = 0.0f, decay = 1.0f;
+        GT_UNROLL
+        for (int j = i - 2; j >= 0; j--) {
+            decay *= d[j + 1];
+            term[j] = decay * lds<float>(C_element(me, leaf, i, j)) * x[j];
+            within += term[j];
+        }
+        float crossing = from_start;
+        GT_UNROLL
+        for (int t = 0; t < i; t++) {
+            dg[t] = fma_rn(r, crossing, dg[t]);
+            if (t < i - 1) crossing += term[t];
+        }
+        const float2 products = near(i);
+        const float k_before = i > 0 ? x[i > 0 ? i - 1 : 0] : own.k(-1);
+        const float dr = fma_rn(u * x[i], products.x, fma_rn(k_before, products.y, from_start + within));
+        if (p.tensors[OF_DR].data && i < own.tokens)
+            Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), own.n, dr);
+        du = fma_rn(products.x * r, x[i], du);
+        c += own.h(i);
+    }
+    sts<float>(me.smem + C::DU + 4 * (leaf * C::CHANNELS + channel), du);
+    const float all = slow_crossing(me, leaf, channel);
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        x[t] = own.r(t);
+        dg[t] += all;
+    }
+    c = 0.0f;
+    GT_UNROLL
+    for (int j = LEAF - 1; j >= 0; j--) { /* those that begin at j */
+        const float k = own.k(j), to_end = ex2_approx(-c) * sum_at(C::Z, j);
+        float within = 0.0f;
+        GT_UNROLL
+        for (int i = LEAF - 1; i >= j + 2; i--)
+            within = fma_rn(lds<float>(C_element(me, leaf, i, j)), x[i], within) * d[i - 1];
+        GT_UNROLL
+        for (int t = j + 1; t < LEAF; t++) dg[t] = fma_rn(k, to_end, dg[t]);
+        const float r_next = j + 1 < LEAF ? x[j + 1 < LEAF ? j + 1 : 0] : own.r(LEAF);
+        const float dk = fma_rn(u * x[j], near(j).x, fma_rn(r_next, near(j + 1).y, to_end + within));
+        if (p.tensors[OF_DK].data && j < own.tokens)
+            Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), own.n, dk);
+        c += own.h(j);
+    }
+    if (!p.tensors[OF_DW].data) return;
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        /* h may be infinite where no decay is left */
+        const float dw = d[t] == 0.0f ? 0.0f : p.raw ? -LN_2 * own.h(t) * dg[t] : dg[t];
+        if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), own.n, dw);
+    }
+}
+
+/* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
+template <class C, bool SLOW>
+GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int b = me.leaf;
     const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
@@ -3243,9 +3465,13 @@ GT_DEV void add_slice_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES]
         const float4 cell = lds<float4>(add_8(row, kk));
         left.K[kk][0] = cell.x, left.K[kk][1] = cell.z, left.K[kk][2] = cell.y, left.K[kk][3] = cell.w;
     }
-    left.set_factor(TF32_MEAN);
-    left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
-    pair_products<C>(me, left, b, A);
+    if constexpr (SLOW) {
+        slow_pairs<C>(p, me, A);
+    } else {
+        left.set_factor(TF32_MEAN);
+        left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
+        pair_products<C>(me, left, b, A);
+    }
     set_bonus<C>(me, A);
     add_dv<C>(me, A, b, dv);
     left.set_factor(TF32_MEAN);
@@ -3409,13 +3635,6 @@ GT_DEV void row_products(const BackwardBlock<C>& me, int leaf, float (&c)[2][4])
     }
 }
 
-/* The cell of C of leaves a >= b: two tokens of a by two of b. */
-template <class C>
-GT_DEV uint32_t C_cell(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
-    const int swap = (pair_a & 1) << 2 | (pair_a & 2);
-    return me.smem + C::C_CELLS + 4 * LEAF * LEAF * (a * (a + 1) / 2 + b) + 128 * pair_a + 16 * (pair_b ^ swap);
-}
-
 /* sum = sum . E of the leaf + c times its rows of R or K */
 template <class C>
 GT_DEV void add_rows(const BackwardBlock<C>& me, const SplitLeft& c, int from, int leaf, RowSums<C>& sum) {
@@ -3441,17 +3660,17 @@ GT_DEV void add_rows(const BackwardBlock<C>& me, const SplitLeft& c, int from, i
     }
 }
 
-/* store_first() of these sums */
+/* store_leaf_sum() of these */
 template <class C>
-GT_DEV void store_first_rows(const BackwardBlock<C>& me, const RowSums<C>& sum) {
+GT_DEV void store_leaf_rows(const BackwardBlock<C>& me, const RowSums<C>& sum, int of, int to) {
     constexpr int COUNT = 4 * C::GROUPS;
-    const float carries = me.leaf == 0 && me.g == 0 ? 0.0f : 1.0f;
+    const float carries = of == C::R && me.leaf == 0 && me.g == 0 ? 0.0f : 1.0f;
     float first[COUNT];
     GT_UNROLL
     for (int m = 0; m < C::GROUPS; m++) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) { /* two channels */
-            const float4 R = lds<float4>(me.smem + C::R +
+            const float4 R = lds<float4>(me.smem + of +
                                          cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i));
             const float(&x)[2][4] = sum.tile[m];
             first[4 * m + 2 * i] = fma_rn(R.y, x[0][2 + i], R.x * x[0][i] * carries);
@@ -3464,7 +3683,7 @@ GT_DEV void store_first_rows(const BackwardBlock<C>& me, const RowSums<C>& sum) 
     GT_UNROLL
     for (int x = 0; x < COUNT / 8; x++) {
         const int i = COUNT / 8 * (4 * (me.g / 4) + 2 * (me.g / 2 % 2) + me.g % 2) + x;
-        sts<float>(me.smem + C::FIRST + 4 * (me.leaf * C::CHANNELS + 16 * (i / 4) + 4 * me.j + i % 4), first[x]);
+        sts<float>(me.smem + to + 4 * (16 * (i / 4) + 4 * me.j + i % 4), first[x]);
     }
 }
 
@@ -3475,13 +3694,13 @@ GT_DEV void split_products(const float (&c)[2][4], SplitLeft& a) {
 }
 
 /* make_X() of fp32; leaves C */
-template <class C>
+template <class C, bool SLOW>
 GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, RowSums<C>& X) {
     const int a = me.leaf;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     rows_times_state<C>(me, C::DY, X);
     mbarrier_arrive(me.smem + C::S_READ);
-    store_first_rows<C>(me, X);
+    store_leaf_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
     mbarrier_wait(me.smem + C::S_READ, me.slice0 / C::CHANNELS % 2);
     constexpr int ROWS = C::CHANNELS / LEAVES;
     copy_state_rows<C>(me, p.G_checkpoints, ROWS * a, ROWS * (a + 1));
@@ -3507,18 +3726,21 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
         GT_UNROLL
         for (int e = 0; e < 2; e++)
             sts<float4>(C_cell(me, a, b, me.g, 4 * e + me.j), {c[e][0], c[e][1], c[e][2], c[e][3]});
+        if (SLOW && b == a) break;
         SplitLeft left;
         split_products(c, left);
         add_rows<C>(me, left, C::K, b, X);
+        if (SLOW && b < a - 1) store_leaf_rows<C>(me, X, C::R, slow_ends<C>(b + 1, a));
     }
 }
 
 /* make_Z() of fp32 */
-template <class C>
+template <class C, bool SLOW>
 GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
     rows_times_state<C>(me, C::VALUES, Z);
+    if (SLOW) store_leaf_rows<C>(me, Z, C::K, C::SLOW_BEGINS + 4 * me.leaf * C::CHANNELS);
     GT_NO_UNROLL
-    for (int a = LEAVES - 1; a >= me.leaf; a--) {
+    for (int a = LEAVES - 1; a >= me.leaf + SLOW; a--) {
         SplitLeft left;
         left.set4(0, lds<float4>(C_cell(me, a, me.leaf, me.j, me.g)));
         left.set4(4, lds<float4>(C_cell(me, a, me.leaf, 4 + me.j, me.g)));
@@ -3625,8 +3847,8 @@ GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
 
 /* The slice's part of dv of the leaf b.  A^T = K_b (R_a . factors)^T: tile e, column c is token 2c + e of leaf a,
  * as column of K G^T of leaf b. */
-template <class C>
-GT_DEV void add_dv_columns(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
+template <class C, bool SLOW>
+GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.leaf;
     const uint32_t K = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
     const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
@@ -3640,7 +3862,10 @@ GT_DEV void add_dv_columns(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILE
     for (int a = b; a < LEAVES; a++) {
         const uint32_t R = me.smem + C::R + cell_of<C>(LEAF / 2 * a + me.g, 2 * me.j);
         float A[2][4] = {};
-        if (a == b) {
+        const bool runs = SLOW && a == b; /* running products */
+        if (runs) {
+            slow_pairs<C>(p, me, A);
+        } else if (a == b) {
             set_factors<C>(me, C::GROWTH + 4 * b * C::CHANNELS);
         } else if (a == b + 1) {
             set_factors<C>(me, -1);
@@ -3648,7 +3873,7 @@ GT_DEV void add_dv_columns(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILE
             set_factors<C>(me, C::E + 4 * (a - 1) * C::CHANNELS);
         }
         GT_NO_UNROLL
-        for (int kk = 0; kk < C::TILES; kk += 2) {
+        for (int kk = 0; kk < C::TILES && !runs; kk += 2) {
             SplitLeft left;
             SplitRight right[2];
             left.set4(0, lds<float4>(add_8(K, kk)));
@@ -3699,27 +3924,39 @@ GT_DEV void store_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me
     }
 }
 
-template <class C>
-GT_DEV void fp32_products(const BackwardParams& p, const BackwardBlock<C>& me, bool makes_dv, int slice,
-                          StateRows<C>& states, float (&dv)[C::VALUE_TILES][4]) {
-    if (makes_dv) {
-        if (!states.EARLY) states.load(p, me);
+template <class C, bool SLOW>
+GT_DEV void fp32_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
+                          float (&dv)[C::VALUE_TILES][4]) {
+    const int slice = me.slice0 / C::CHANNELS;
+    if (me.makes_dv()) {
+        if (!states.EARLY || SLOW) states.load(p, me);
         states.sum(me);
         mbarrier_arrive(me.smem + C::S_READ);
-        if (p.tensors[OF_DV].data) add_dv_columns<C>(me, dv);
+        if (p.tensors[OF_DV].data) add_dv_columns<C, SLOW>(p, me, dv);
         if (slice + 1 == C::SLICES) store_dv_columns<C>(p, me, dv);
         sync_threads();
     } else {
         RowSums<C> X, Z;
-        make_X_rows<C>(p, me, X);
+        make_X_rows<C, SLOW>(p, me, X);
         cp_async_wait<0>();
         mbarrier_arrive(me.smem + C::G_HERE);
         mbarrier_wait(me.smem + C::G_HERE, slice % 2);
-        make_Z_rows<C>(me, Z);
+        make_Z_rows<C, SLOW>(me, Z);
         sync_threads(); /* v, dy, G are read */
         store_rows<C>(me, C::X, X);
         store_rows<C>(me, C::Z, Z);
     }
+}
+
+/* du of the slice, once its leaves have left theirs. */
+template <class C>
+GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
+    if (!p.du || thread_id() >= C::CHANNELS) return;
+    float x = 0.0f;
+    for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
+    const ChunkPlace here = find_chunk(p);
+    const int64_t row = ((int64_t)here.b * p.places + here.place) * p.H.divisor + here.h;
+    p.du[row * C::N + me.slice0 + thread_id()] = x;
 }
 
 /* The thread's part of dr, dk, dw and du, from X and Z of the slice. */
@@ -3799,13 +4036,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         first.y = fma_rn(first.y, E.y, x.y);
     }
     sync_threads();
-    if (p.du && thread_id() < C::CHANNELS) {
-        float x = 0.0f;
-        for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
-        const ChunkPlace here = find_chunk(p);
-        const int64_t row = ((int64_t)here.b * p.places + here.place) * p.H.divisor + here.h;
-        p.du[row * C::N + me.slice0 + thread_id()] = x;
-    }
+    store_du<C>(p, me);
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
     for (int i = 0; i < C::PARTS - 1; i++) {
@@ -3829,13 +4060,52 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     }
 }
 
+/* dv of the slice; X and Z of it in shared memory, for which the caller waits. */
+template <class C, bool SLOW>
+GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
+                          float (&dv)[C::VALUE_TILES][4]) {
+    if constexpr (C::SPLIT) {
+        fp32_products<C, SLOW>(p, me, states, dv);
+    } else if (me.makes_dv()) {
+        if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
+        if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
+        sync_threads();
+    } else {
+        Sums<C> X, Z;
+        make_X<C, SLOW>(me, X);
+        make_Z<C, SLOW>(me, Z);
+        sync_threads(); /* v, dy, S, G are read */
+        store_sums<C>(me, C::X, X);
+        store_sums<C>(me, C::Z, Z);
+    }
+}
+
+/* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
+template <class C>
+struct ChunkValues {
+    float dv[C::VALUE_TILES][4];
+};
+
+template <class C>
+GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
+    const int leaf = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
+    StateRows<C> states;
+    prepare_slow_column<C>(p, me, leaf, channel);
+    sync_threads();
+    make_products<C, true>(p, me, states, values.dv);
+    sync_threads();
+    finish_slow_column<C>(p, me, leaf, channel);
+    sync_threads();
+    store_du<C>(p, me);
+    return values;
+}
+
 template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     wait_for_chain();
     BackwardBlock<C> me;
     ChannelPart<C> own;
-    const bool makes_dv = warp_id() < LEAVES;
     me.smem = smem_base();
     me.leaf = warp_id() % LEAVES;
     me.g = lane_id() / 4;
@@ -3846,10 +4116,9 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         mbarrier_init(me.smem + C::G_HERE, C::THREADS / 2);
     }
 
-    float dv[C::VALUE_TILES][4] = {};
-    for (int slice = 0; slice < C::SLICES; slice++) {
+    ChunkValues<C> values = {};
+    for (me.slice0 = 0; me.slice0 < C::N; me.slice0 += C::CHANNELS) {
         typename ChannelPart<C>::Decays w;
-        me.slice0 = slice * C::CHANNELS;
         StateRows<C> states;
         {
             const ChunkPlace here = find_chunk(p);
@@ -3865,7 +4134,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
                 copy_inputs<C>(p, me, here);
                 sync_threads(); /* u */
                 prepare_part<C>(p, me, own, raw, w);
-                if (makes_dv && states.EARLY) states.load(p, me);
+                if (me.makes_dv() && states.EARLY) states.load(p, me);
             } else {
                 copy_inputs<C>(p, me, here);
             }
@@ -3882,29 +4151,12 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         }
         cp_async_wait<0>();
         sync_threads();
-        uint32_t slow = 0;
-        GT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            const uint4 x = lds<uint4>(me.smem + C::SLOW + 16 * i);
-            slow |= x.x | x.y | x.z | x.w;
+        const uint4 x = lds<uint4>(me.smem + C::SLOW), y = lds<uint4>(me.smem + C::SLOW + 16);
+        if (x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w) {
+            values = slow_slice<C>(p, me, values);
+            continue;
         }
-        if (thread_id() == 0) p.slow[me.index] = slow;
-        if (slow) return;
-
-        if constexpr (C::SPLIT) {
-            fp32_products<C>(p, me, makes_dv, slice, states, dv);
-        } else if (makes_dv) {
-            if (p.tensors[OF_DV].data) add_slice_dv<C>(me, dv);
-            if (slice + 1 == C::SLICES) store_dv<C>(p, me, dv);
-            sync_threads();
-        } else {
-            Sums<C> X, Z;
-            make_X<C>(me, X);
-            make_Z<C>(me, Z);
-            sync_threads(); /* v, dy, S, G are read */
-            store_sums<C>(me, C::X, X);
-            store_sums<C>(me, C::Z, Z);
-        }
+        make_products<C, false>(p, me, states, values.dv);
         own.load(p, me, w);
         const RawPart<C> raw(p, me, own);
         sync_threads();
@@ -3929,7 +4181,6 @@ struct ClearParams {
     float* states; /* [capacity,state_size] or NULL */
     int64_t state_size;
     float* du; /* [places,H,N] or NULL */
-    uint32_t* slow; /* [H,places] or NULL */
     int64_t places, N;
 };
 
@@ -3945,7 +4196,6 @@ GT_KERNEL(256, 1) clear_rest_kernel(const GT_GRID_CONSTANT ClearParams p) {
             for (int n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n, 0.0f);
         }
     }
-    for (int64_t i = thread; p.slow && i < p.H * p.places; i += threads) p.slow[i] = 0;
     for (int64_t i = thread; p.du && i < p.H * p.places * p.N; i += threads) p.du[i] = 0.0f;
     int64_t i = sequences * p.state_size + thread;
     for (; p.states && i < p.packing.capacity * p.state_size; i += threads) p.states[i] = 0.0f;
@@ -3986,7 +4236,7 @@ static inline void add_output(ClearParams& p, void* data, gt_stride at_, gt_dtyp
 
 static inline gt_status clear_rest(const gt_wkv6_args& a, ClearParams p, const Device& device,
                                    Chain& stream) {
-    if (a.seq_capacity == 0 || (p.count == 0 && !p.states && !p.slow)) return GT_OK;
+    if (a.seq_capacity == 0 || (p.count == 0 && !p.states && !p.du)) return GT_OK;
     p.packing = packing_of(a);
     p.T = a.T, p.H = a.H, p.N = a.N;
     p.places = places_of(a);
@@ -4035,9 +4285,18 @@ static inline bool forward_fits(const gt_wkv6_args& a, const Device& device) {
            (uintptr_t)a.state_out % 16 == 0;
 }
 
+/* Sweep and chunks. */
 static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
-    return fits_tensor_cores(a, device) && aligned(a.dy, a.dy_stride, size_of(a.dtype), 16) &&
-           (uintptr_t)a.dstate_in % 16 == 0;
+    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
+    using Sweep = StatesTraits<f16, f16, 128>;
+    const int64_t most = a.N < 128           ? 0
+                         : a.dtype == GT_F32 ? BackwardTraits<float, float, 128>::SMEM
+                                             : Sweep::SMEM + Sweep::S_BYTES;
+    return fits_tensor_cores(a, device) && device.shared_bytes >= most &&
+           aligned(a.dy, a.dy_stride, size, 16) && (uintptr_t)a.dstate_in % 16 == 0 &&
+           aligned(a.dv, a.dv_stride, size, 2 * size) && aligned(a.dr, a.dr_stride, size, 8) &&
+           aligned(a.dk, a.dk_stride, size, 8) && aligned(a.dw, a.dw_stride, w_size, 2 * w_size) &&
+           (uintptr_t)a.u % 16 == 0;
 }
 
 template <bool REVERSE, class T, class W, int N>
@@ -4161,12 +4420,12 @@ static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, siz
 
 /* The pieces of backward's workspace. */
 struct BackwardPlan {
+    bool tensor; /* on tensor cores; else by the kernels for any size */
     ChunkParams chunk;
     void *S_checkpoints, *G_checkpoints;
     float* rowsums;         /* [B,H,places,rowsum_parts(),N], for backward_tensor_kernel */
     bool shared_gradient; /* dstate_in is a sum over the sequences: of dstate_sum [sequences,H,N,V] */
     float* dstate_sum;
-    uint32_t* slow; /* [B,H,places]: chunks that backward_tensor_kernel leaves */
     Segments cut;
     float *segment_states, *segment_decays;
     int64_t blocks;
@@ -4197,17 +4456,17 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     plan.blocks = a.B * a.H * c.places;
     if (plan.blocks > 2 * device.multiprocessors) plan.blocks = 2 * device.multiprocessors;
     c.S_dtype = state_dtype(a.dtype, a.N, a.V);
-    c.G_dtype = backward_fits(a, device) ? c.S_dtype : GT_F32;
+    plan.tensor = backward_fits(a, device);
+    c.G_dtype = plan.tensor ? c.S_dtype : GT_F32;
     if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype);
     plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype);
-    if (fits_tensor_cores(a, device) && a.dtype != GT_F32)
+    if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
+    if (plan.tensor && a.dtype != GT_F32)
         plan.rowsums = arena.take<float>(a.B * a.H * c.places * rowsum_parts(a) * a.N);
-    c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
-    plan.slow = arena.take<uint32_t>(a.B * a.H * c.places);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
     plan.shared_gradient = a.dstate_in && a.state_in_shared;
     if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(sequences_of(a) * a.H * a.N * a.V);
-    if (fits_tensor_cores(a, device)) {
+    if (plan.tensor) {
         plan.cut = cut_time(a, device);
         take_segments(arena, a, plan.cut, &plan.segment_states, &plan.segment_decays);
     }
@@ -4218,12 +4477,11 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
 }
 
 /* S before every chunk: what forward saved, or made again. */
-static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, bool tensor,
-                                           Chain& stream) {
+static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, Chain& stream) {
     size_t bytes;
     plan.chunk.S_checkpoints = checkpoints_in(a.saved, a, &bytes);
     if (a.saved) return GT_OK;
-    if (tensor) {
+    if (plan.tensor) {
         TensorParams t = {};
         t.in = problem_of(a);
         t.state_in = a.state_in;
@@ -4246,23 +4504,10 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     return launch_tokens<false>(p, stream);
 }
 
-/* Whether backward_tensor_kernel can do it, given that the sweep of G can. */
-static inline bool chunks_fit(const gt_wkv6_args& a, const Device& device) {
-    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
-    using Sweep = StatesTraits<f16, f16, 128>;
-    const int64_t most = a.N < 128             ? 0
-                         : a.dtype == GT_F32 ? BackwardTraits<float, float, 128>::SMEM
-                                             : Sweep::SMEM + Sweep::S_BYTES;
-    return device.shared_bytes >= most && aligned(a.dv, a.dv_stride, size, 2 * size) &&
-           aligned(a.dr, a.dr_stride, size, 8) && aligned(a.dk, a.dk_stride, size, 8) &&
-           aligned(a.dw, a.dw_stride, w_size, 2 * w_size) && (uintptr_t)a.u % 16 == 0;
-}
-
 /* G after every chunk, and dstate_in. */
-static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan,
-                                           const Device& device, bool tensor, Chain& stream) {
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, Chain& stream) {
     plan.chunk.G_checkpoints = plan.G_checkpoints;
-    if (tensor) {
+    if (plan.tensor) {
         TensorParams t = {};
         t.in = problem_of(a);
         t.in.k = a.r;
@@ -4272,7 +4517,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.dstate_out;
         t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
-        if (a.dw && plan.rowsums && chunks_fit(a, device)) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
+        if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.places = (int)places_of(a);
         t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
@@ -4306,7 +4551,7 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
     return launch_chunks_with<T, W, 128>(p, stream);
 }
 
-static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan, Chain& stream) {
+static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, Chain& stream) {
     const ChunkParams& c = plan.chunk;
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     if (c.places == 0) return GT_OK;
@@ -4329,7 +4574,6 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
     p.u = a.u;
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
     p.rowsums = plan.rowsums;
-    p.slow = plan.slow;
     p.du = c.du;
     p.places = (int)c.places;
     if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, stream);
@@ -4340,31 +4584,30 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, BackwardPlan& plan,
                                : launch_chunks_of<f16, f16>(a, p, stream);
 }
 
-static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan,
-                                        const Device& device, Chain& stream) {
-    ChunkParams& c = plan.chunk;
-    const bool tensor = backward_fits(a, device);
+/* Chunks of any size. */
+static inline gt_status launch_any_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, Chain& stream) {
+    const ChunkParams& c = plan.chunk;
     const int part1 = 4 * sweep_layout(c.rows, c.columns, c.pitch).end;
     const bool wide = leaf_smem((int)a.N, (int)a.V, false) > SHARED_BYTES;
     const int part2 = leaf_smem((int)a.N, (int)a.V, wide);
+    return run("wkv6 backward_chunk_kernel", wide ? backward_chunk_kernel<true> : backward_chunk_kernel<false>,
+               plan.blocks, SWEEP_THREADS, part1 > part2 ? part1 : part2, stream, c);
+}
+
+static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& plan,
+                                        const Device& device, Chain& stream) {
+    const ChunkParams& c = plan.chunk;
     ClearParams rest = {};
     gt_status status;
     add_output(rest, a.dr, a.dr_stride, a.dtype, a.N);
     add_output(rest, a.dk, a.dk_stride, a.dtype, a.N);
     add_output(rest, a.dw, a.dw_stride, a.w_dtype, a.N);
     add_output(rest, a.dv, a.dv_stride, a.dtype, a.V);
-    rest.states = plan.dstate_sum, rest.du = c.du, rest.slow = plan.slow;
+    rest.states = plan.dstate_sum, rest.du = c.du;
     if ((status = clear_rest(a, rest, device, stream)) != GT_OK ||
-        (status = make_S_checkpoints(a, plan, tensor, stream)) != GT_OK ||
-        (status = make_G_checkpoints(a, plan, device, tensor, stream)) != GT_OK)
-        return status;
-    if (tensor && chunks_fit(a, device)) {
-        if ((status = launch_chunks(a, plan, stream)) != GT_OK) return status;
-        c.only = plan.slow;
-    }
-    if ((status = run("wkv6 backward_chunk_kernel",
-                      wide ? backward_chunk_kernel<true> : backward_chunk_kernel<false>, plan.blocks,
-                      SWEEP_THREADS, part1 > part2 ? part1 : part2, stream, c)) != GT_OK)
+        (status = make_S_checkpoints(a, plan, stream)) != GT_OK ||
+        (status = make_G_checkpoints(a, plan, stream)) != GT_OK ||
+        (status = plan.tensor ? launch_chunks(a, plan, stream) : launch_any_chunks(a, plan, stream)) != GT_OK)
         return status;
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,
                                       stream)) != GT_OK)

@@ -125,12 +125,8 @@ static void check_tensors(const test_runner *r, const hard_case *k, gt_pass pass
     const gt_wkv6_args *a = &c->args.wkv6;
     for (int i = 0; test_table(c)->tensors[i].name; i++) {
         const gt_tensor *t = &test_table(c)->tensors[i];
-        double limit =
+        const double limit =
             t->kind == 'f' ? r->tolerance.parameters[a->dtype] : r->tolerance.activations[a->dtype];
-        /* What is promised is not kept where a leaf decays beyond SLOW_LIMIT: there dw is made of two
-         * states in bf16, which with its own rounding comes to 3.1e-3. */
-        if (!strcmp(t->name, "dw") && a->dtype == GT_BF16 && !strcmp(c->name, "speeds"))
-            limit = 3.3e-3;
         if (!got->of[i]) continue;
         check_elements(r, c, pass, t, got->of[i], truth->of[i], 0, 1, limit);
         if (!k->by_channel || !strstr("dr dk dw", t->name)) continue;
@@ -253,21 +249,29 @@ static double changing_speeds(test_random *random, int t, int h, int n) {
                                  : all_speeds(random, t, h, n + t / 50);
 }
 
+/* Hardly a decay but for resets, which are not exact: raw, their dw would show the rounding of larger sums. */
+static double nearly_resetting(test_random *random, int t, int h, int n) {
+    static const double strong[] = {-70, -30, -9};
+    (void)random, (void)h;
+    return (t + 7 * n) % 23 == 0 ? strong[n % 3] : -1e-5;
+}
+
 /* Of numbers around 0 all of a slow channel's dw may be small by chance, as it hardly changes: only
  * numbers with a mean are judged by channel. */
 static void check_speeds(void) {
-    static log_decay *const decays[] = {all_speeds, mild_speeds, changing_speeds};
+    static log_decay *const decays[] = {all_speeds, mild_speeds, changing_speeds, nearly_resetting};
     static const int64_t sizes[] = {64, 32, 128};
     static const test_fill with_mean[] = {NORMAL("r", 0.5, 0.5), NORMAL("k", 0.5, 0.5),
                                           NORMAL("v", 0.5, 0.5), NORMAL("dy", 0.5, 0.5)};
-    for (int i = 0; i < 9; i++) {
-        hard_case k = {.c = {WKV6(.T = machine_is_slow ? 200 : 600, .H = 1, .N = sizes[i / 3]),
+    for (int i = 0; i < 12; i++) {
+        /* several heads: dw is that of a few slow channels, which in each chunk have one error in common */
+        hard_case k = {.c = {WKV6(.T = machine_is_slow ? 200 : 600, .H = 3, .N = sizes[i / 4]),
                              .name = "speeds"},
-                       .decay = decays[i % 3]};
-        check_dtypes(&k, i / 3 + i % 3);
+                       .decay = decays[i % 4]};
+        check_dtypes(&k, i / 4 + i % 4);
         memcpy(k.c.fill, with_mean, sizeof with_mean);
-        k.c.name = "speeds, by channel", k.loss = 0.01, k.by_channel = 1;
-        check_dtypes(&k, i / 3 + i % 3);
+        k.c.name = "speeds, by channel", k.c.args.wkv6.H = 1, k.loss = 0.01, k.by_channel = 1;
+        check_dtypes(&k, i / 4 + i % 4);
     }
     test_group("wkv6", "fast and slow channels");
 }
