@@ -48,8 +48,9 @@
  *               length, do not overlap.
  *   saved       optional buffer that forward fills and backward reads to save time; its contents are
  *               opaque, its size comes from gt_OP_workspace.  Give it to both passes or to none.
- *   workspace   scratch memory; contents undefined before and after.  gt_OP_workspace gives an upper
- *               bound from sizes, flags and the current device; any alignment is right.
+ *   workspace   scratch memory; contents undefined before and after, any alignment is right.
+ *               gt_OP_workspace gives an upper bound from sizes, strides, flags and the current device,
+ *               for tensors as well aligned as those given; one that is still NULL counts as aligned.
  *   segments    number of pieces the time axis is cut into and computed in parallel; 0 = chosen from
  *               sizes and device only.  With segments fixed a batch element's result does not depend
  *               on B or on its neighbours, nor that of a packed sequence on the others.
