@@ -169,6 +169,26 @@ GT_DEV gt_chunk chunk_at(const Packing& p, int64_t T, int64_t place) {
     return {0, first, T - first < CHECKPOINT ? T : first + CHECKPOINT};
 }
 
+/* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
+struct Divider {
+    uint32_t magic, shift;
+    int divisor;
+};
+
+static inline Divider divide_by(int divisor) {
+    uint32_t shift = 0;
+    while ((int64_t)1 << shift < divisor) shift++;
+    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
+    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
+}
+
+GT_DEV int divide(int x, const Divider& by, int* rest) {
+    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
+    const int quotient = (int)((high + (uint32_t)x) >> by.shift);
+    *rest = x - quotient * by.divisor;
+    return quotient;
+}
+
 /* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
 GT_DEV float log_decay(const Problem& p, float w) {
     return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w);
@@ -519,6 +539,7 @@ struct TensorParams {
     int places;
     int state_in_shared;
     Segments segments;     /* of every sequence; packed: the most of any, with that of T */
+    Divider by_segments, by_H;
     int local;             /* writes segment_states and segment_decays, nothing else */
     float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
     float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
@@ -528,7 +549,8 @@ struct TensorParams {
 struct Span {
     bool exists;
     bool starts, ends;        /* first and last of its sequence, in the order of time */
-    int64_t item, head, b, h; /* head: of its sequence; item = head * segments + segment */
+    int item, head, h;        /* head: of its sequence; item = head * segments + segment */
+    int64_t b;
     int64_t place;            /* of its first chunk, among those of all heads */
     int start, tokens, leaves;
 };
@@ -541,17 +563,16 @@ template <bool REVERSE>
 GT_DEV Span span_at(const TensorParams& p, int64_t item) {
     Span s;
     const bool inside = item < p.in.sequences * p.in.H * p.segments.count;
-    s.item = inside ? item : 0;
-    s.head = s.item / p.segments.count;
-    const int segment = (int)(s.item % p.segments.count);
-    const Sequence seq = sequence_at(p.in, s.head / p.in.H);
+    int segment;
+    s.item = inside ? (int)item : 0;
+    s.head = divide(s.item, p.by_segments, &segment);
+    const Sequence seq = sequence_at(p.in, divide(s.head, p.by_H, &s.h));
     const Segments cut = segments_of(p.in, seq, p.segments);
     s.starts = segment == 0;
     s.ends = segment == cut.count - 1;
     s.exists = inside && seq.exists && segment < cut.count &&
                !(p.local && (REVERSE ? s.starts : s.ends));
     s.b = seq.b;
-    s.h = s.head % p.in.H;
     const int before = segment * cut.tokens, left = (int)seq.tokens - before;
     s.start = (int)seq.first + before;
     s.tokens = s.exists ? (left < cut.tokens ? left : cut.tokens) : 0;
@@ -1065,7 +1086,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         }
     }
     if (p.local && span.exists && me.quad == 0) {
-        float* bits = p.segment_decays + (span.item * 2 + turn) * C::N + me.channel;
+        float* bits = p.segment_decays + ((int64_t)span.item * 2 + turn) * C::N + me.channel;
         bits[0] = me.log2_decay(0);
         bits[1] = me.log2_decay(1);
         if (C::TURNS == 1) bits[C::N] = bits[C::N + 1] = 0.0f;
@@ -2440,26 +2461,6 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
  * fp32 activations: what differs stands before their products, below. */
-/* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
-struct Divider {
-    uint32_t magic, shift;
-    int divisor;
-};
-
-static inline Divider divide_by(int divisor) {
-    uint32_t shift = 0;
-    while ((int64_t)1 << shift < divisor) shift++;
-    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
-    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
-}
-
-GT_DEV int divide(int x, const Divider& by, int* rest) {
-    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
-    const int quotient = (int)((high + (uint32_t)x) >> by.shift);
-    *rest = x - quotient * by.divisor;
-    return quotient;
-}
-
 enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
 
 struct BackwardParams {
@@ -4300,11 +4301,14 @@ static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
 }
 
 template <bool REVERSE, class T, class W, int N>
-static gt_status launch_tensor_with(const TensorParams& p, Chain& stream) {
+static gt_status launch_tensor_with(TensorParams p, Chain& stream) {
     using C = TensorTraits<T, W, N>;
     using States = StatesTraits<T, W, N>;
     const int64_t items = p.in.sequences * p.in.H * p.segments.count;
     const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
+    if (items > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "%lld segments of heads: at most %d", (long long)items, INT32_MAX);
+    p.by_segments = divide_by(p.segments.count), p.by_H = divide_by((int)p.in.H);
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks,
                    States::THREADS, States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
