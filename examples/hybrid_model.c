@@ -1526,6 +1526,7 @@ gt_status hy_model_gradient(hy_model *m, const int32_t *tokens, const int32_t *t
 
 gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
     if (tokens) TRY(upload_tokens(m, tokens));
+    m->trained.M = 0; /* its activations are overwritten */
     return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 

@@ -291,6 +291,34 @@ static double log_probability(const double *logits, int vocab, int32_t target) {
     return logits[target] - most - log(sum);
 }
 
+/* Inference gives the logits of an evaluation, and of its own tokens. */
+static void test_inference(hy_backend *be, const char *variant) {
+    enum { V = 17, T = 12 };
+    hy_config c = small_config(variant, 32, 2, 0, 0);
+    hy_model *m;
+    double evaluated[V * T], inferred[V * T], others[V * T], loss = 0;
+    int64_t counted = 0;
+    seed = 12;
+    batch b = new_batch(V, T, 0), other = new_batch(V, T, 0);
+    NEED(hy_model_create(be, &c, V, 1, T, 1, &m));
+    const int logits = hy_model_activation_count(m) - 1;
+    shake(m, 0.1);
+    NEED(hy_model_eval(m, b.tokens, b.targets, &loss, &counted));
+    NEED(hy_model_read_activation(m, logits, evaluated));
+    NEED(hy_model_infer(m, other.tokens));
+    NEED(hy_model_read_activation(m, logits, others));
+    NEED(hy_model_infer(m, b.tokens));
+    NEED(hy_model_read_activation(m, logits, inferred));
+    check(!memcmp(evaluated, inferred, sizeof evaluated) && memcmp(others, inferred, sizeof others),
+          "%s %s: logits of inference", be->name, variant);
+    NEED(hy_model_infer(m, NULL));
+    NEED(hy_model_read_activation(m, logits, others));
+    check(!memcmp(others, inferred, sizeof others), "%s %s: logits of the same tokens", be->name, variant);
+    free_batch(&b);
+    free_batch(&other);
+    hy_model_destroy(m);
+}
+
 /* Token by token the model gives the loss, and after a prompt the logits, of the whole sequence. */
 static void test_decoding(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, T = 12 };
@@ -574,6 +602,9 @@ static void test_errors(void) {
     NEED(hy_model_forward(m, b.tokens, b.targets, NULL));
     NEED(hy_model_feed(m, b.tokens, 1, numbers));
     check_refusal(hy_model_backward(m, 0), "hy_model_forward"); /* its activations are gone */
+    NEED(hy_model_forward(m, b.tokens, b.targets, NULL));
+    NEED(hy_model_infer(m, NULL));
+    check_refusal(hy_model_backward(m, 0), "hy_model_forward");
     free_batch(&b);
     hy_model_destroy(m);
     hy_model_destroy(NULL);
@@ -589,6 +620,7 @@ int main(void) {
     for (int i = 0; i < VARIANTS; i++) {
         test_gradient(variants[i], i % 2);
         test_gradient_sums(variants[i]);
+        test_inference(be32, variants[i]);
         test_decoding(be64, variants[i], 1e-11);
         test_decoding(be32, variants[i], 1e-4);
         test_carried_states(variants[i]);
