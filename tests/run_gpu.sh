@@ -89,7 +89,7 @@ build() {
                   tests/test_gpu_large)
     fi
     if asked gpu; then targets+=(tests/test_train); fi
-    if asked gpu train; then targets+=(examples/hybrid_train); fi
+    if asked gpu train memcheck modes racecheck initcheck; then targets+=(examples/hybrid_train); fi
     if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx); fi
     if asked suites; then targets=(); fi
     compile "${targets[@]}"
@@ -114,14 +114,17 @@ sanitize() {
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
     # The hard cases are long for racecheck, and launch no kernel that the operators' tests do not.  initcheck
     # takes what cuBLASLt has written for uninitialised.
+    # The trainer launches what test_hybrid_ops does: a few steps of it are for its graphs and its memory.
     if [[ $* = *--exact* ]]; then
+        [ "$tool" != memcheck ] ||
+            commands+=('../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3')
         [ "$tool" = racecheck ] || commands+=(test_wkv6_hard_gpu)
         [ "$tool" = initcheck ] || commands+=("test_hybrid_ops device")
     else
         commands+=(test_gpu_large)
     fi
-    compile tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops tests/test_gpu_large ||
-        return
+    compile tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops tests/test_gpu_large \
+        examples/hybrid_train || return
     for i in "${!commands[@]}"; do
         # shellcheck disable=SC2086 # a command and its options
         timeout "${LIMIT:-900}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
