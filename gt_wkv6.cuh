@@ -463,7 +463,9 @@ struct TensorTraits {
     /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
      * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
-    static constexpr int AHEAD = STATES ? (N == 128 && !SPLIT ? 4 : 2) : N != 128 ? (SPLIT ? 2 : 4) : sizeof(W) == 2 ? 2 : 1;
+    static constexpr int AHEAD = STATES     ? (N == 128 && !SPLIT ? 4 : 2)
+                                 : N != 128 ? (SPLIT ? 2 : 4)
+                                            : (sizeof(W) == 2 ? 2 : 1);
     static constexpr int RING_ROWS = LEAF * WIDTH + LEAF / 4 * 16; /* elements: see ring_at */
     static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
     static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
@@ -2442,7 +2444,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form, below, and so does one with raw
  * decays that differ too much (is_slow).
  *
- * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier between:
+ * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier
+ * between:
  *   copy      a tensor a warp; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a leaf for dv, another for X, then Z
@@ -2525,7 +2528,8 @@ struct BackwardTraits {
     static constexpr int FLAGS_END = SLOW + 4 * 2 * LEAVES;
     /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
     static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
-    static constexpr int S_READ = FLAGS_END + (SPLIT ? 10 * 4 * LEAF * LEAF : 0), G_HERE = S_READ + 8; /* mbarriers */
+    static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
+    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
     static constexpr int SMEM = G_HERE + 8;
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
@@ -3273,7 +3277,8 @@ GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
 
 /* ---- the slow form of a slice -----------------------------------------------------------------------------------
  * Only 2^c_16 overflows: between leaves all factors are below 1 already.  So X and Z stop at the leaf's own borders,
- *     X_a = S dy_a + what leaves before add, from the leaf's start      Z_b = G v_b + what leaves after add, from its end
+ *     X_a = S dy_a + what leaves before add, from the leaf's start
+ *     Z_b = G v_b + what leaves after add, from its end
  * and what happens within the leaf is made by running products, as backward_chunk_kernel makes it.  With
  * e_ij = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a leaf
  *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
@@ -3321,10 +3326,11 @@ GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>&
     GT_UNROLL
     for (int i = 0; i < LEAF; i++) {
         const int j = LEAF - 1 - i;
-        const uint32_t R = me.smem + C::R + cell_of<C>((own.t0 + i) / 2, channel) + operand_in_cell<C>(i, channel);
-        const uint32_t K = me.smem + C::K + cell_of<C>((own.t0 + j) / 2, channel) + operand_in_cell<C>(j, channel);
-        sts<float>(R, chunk_operand<C>(own.r(i) * ex2_approx(-before)));
-        sts<float>(K, chunk_operand<C>(own.k(j) * ex2_approx(-after)));
+        const auto cell = [&](int t) {
+            return me.smem + cell_of<C>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
+        };
+        sts<float>(C::R + cell(i), chunk_operand<C>(own.r(i) * ex2_approx(-before)));
+        sts<float>(C::K + cell(j), chunk_operand<C>(own.k(j) * ex2_approx(-after)));
         before += h[i];
         after += h[j];
     }
