@@ -52,6 +52,7 @@ sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 48 180 fp32: operands in 
 sm_(86|89) wkv6::states_tensor_kernel<.*<f16,.*,.64,.*> 16 24 not measured on such a GPU
 sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 220 ptxas needs more registers for the same code there; not measured on such a GPU, nor are the following
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 32 140 the same
+sm_(100|120) wkv6::backward_tensor_kernel<.*<b?f16,.float,.128> 560 120 the same
 sm_(100|120) wkv6::backward_tensor_kernel<.*<float,.float,.128> 640 160 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.64,.false> 40 110 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 104 690 the same
