@@ -4130,12 +4130,13 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     }
 }
 
-/* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
+/* dv of the warp's leaf, over the slices. */
 template <class C>
 struct ChunkValues {
     float dv[C::VALUE_TILES][4];
 };
 
+/* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
 template <class C>
 GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
     const int leaf = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
