@@ -3300,28 +3300,30 @@ GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
  * A thread has a channel of a leaf.  r, k, w are read from memory again (L2). */
 template <class C>
 struct SlowColumn {
+    using T = typename C::T;
+    using W = typename C::W;
     const BackwardParams& p;
-    const BackwardBlock<C>& me;
-    int t0, tokens; /* of the leaf: its first token in the chunk, what the chunk has of it */
-    int n;          /* channel of the head */
+    int t0, tokens;  /* of the leaf: its first token in the chunk, what the chunk has of it */
+    const T *r0, *k0; /* that token's */
+    const W* w0;
 
-    GT_METHOD SlowColumn(const BackwardParams& p_, const BackwardBlock<C>& me_, int leaf, int channel)
-        : p(p_), me(me_), t0(LEAF * leaf), tokens(me_.tokens() - LEAF * leaf), n(me_.slice0 + channel) {}
+    GT_METHOD SlowColumn(const BackwardParams& p_, const BackwardBlock<C>& me, int leaf, int channel)
+        : p(p_), t0(LEAF * leaf), tokens(me.tokens() - LEAF * leaf),
+          r0(row_of<T>(p, me, OF_R, t0) + me.slice0 + channel), k0(row_of<T>(p, me, OF_K, t0) + me.slice0 + channel),
+          w0(row_of<W>(p, me, OF_W, t0) + me.slice0 + channel) {}
 
-    /* Of token t of the leaf, or of a neighbour; 0 beyond the sequence.  h: -log2 of its decay. */
-    GT_METHOD float operand(int tensor, int t) const {
-        using T = typename C::T;
-        if (t >= tokens || t0 + t < 0 || t0 + t >= CHECKPOINT) return 0.0f;
-        return Element<T>::load(row_of<T>(p, me, tensor, t0 + t), n);
+    /* Of token t of the leaf, or of a neighbour in the chunk, else 0.  h: -log2 of its decay. */
+    template <class E>
+    GT_METHOD float load(const E* from, int tensor, int t) const {
+        const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
+        return inside ? Element<E>::load(from + (int64_t)t * (int)p.tensors[tensor].at.t, 0) : 0.0f;
     }
-    GT_METHOD float r(int t) const { return operand(OF_R, t); }
-    GT_METHOD float k(int t) const { return operand(OF_K, t); }
+    GT_METHOD float r(int t) const { return load(r0, OF_R, t); }
+    GT_METHOD float k(int t) const { return load(k0, OF_K, t); }
     GT_METHOD float h(int t) const {
         constexpr float LOG2_LOG2_E = 0.52876637f;
-        using W = typename C::W;
-        if (t >= tokens) return 0.0f;
-        const float w = Element<W>::load(row_of<W>(p, me, OF_W, t0 + t), n);
-        return p.raw ? ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E)) : -w * LOG2_E;
+        const float w = load(w0, OF_W, t);
+        return t >= tokens ? 0.0f : p.raw ? ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E)) : -w * LOG2_E;
     }
 };
 
@@ -3330,10 +3332,8 @@ template <class C>
 GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
     if (leaf >= LEAVES) return; /* N = 32 has threads to spare */
     const SlowColumn<C> own(p, me, leaf, channel);
-    float h[LEAF], before = 0.0f, after = 0.0f;
-    GT_UNROLL
-    for (int t = 0; t < LEAF; t++) h[t] = own.h(t);
-    GT_UNROLL
+    float before = 0.0f, after = 0.0f;
+    GT_NO_UNROLL
     for (int i = 0; i < LEAF; i++) {
         const int j = LEAF - 1 - i;
         const auto cell = [&](int t) {
@@ -3341,8 +3341,8 @@ GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>&
         };
         sts<float>(C::R + cell(i), chunk_operand<C>(own.r(i) * ex2_approx(-before)));
         sts<float>(C::K + cell(j), chunk_operand<C>(own.k(j) * ex2_approx(-after)));
-        before += h[i];
-        after += h[j];
+        before += own.h(i);
+        after += own.h(j);
     }
     sts<float>(me.smem + C::E + 4 * (leaf * C::CHANNELS + channel), leaf_decay(before));
 }
@@ -3394,48 +3394,48 @@ GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
     return fma_rn(decay, of(C::ROWSUM), sum);
 }
 
-/* dr, dk, dw and du of a channel of a leaf. */
+/* dr, dk, dw and du of a channel of a leaf.  Inner loops go over what is in registers, outer ones stay loops. */
 template <class C>
 GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
     using T = typename C::T;
     using W = typename C::W;
     if (leaf >= LEAVES) return;
     const SlowColumn<C> own(p, me, leaf, channel);
+    const int n = me.slice0 + channel;
     const float u = lds<float>(me.smem + C::U + 4 * channel);
     const auto near = [&](int t) { return lds<float2>(near_cell(me, own.t0 + t)); };
     const auto sum_at = [&](int of, int t) {
         return lds<float>(me.smem + of + cell_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
     };
-    float d[LEAF], x[LEAF], dg[LEAF], c = 0.0f, du = 0.0f; /* x: k, then r */
+    float d[LEAF], x[LEAF], dg[LEAF], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
     GT_UNROLL
     for (int t = 0; t < LEAF; t++) {
         d[t] = ex2_approx(-own.h(t));
         x[t] = own.k(t);
         dg[t] = 0.0f;
     }
-    GT_UNROLL
+    GT_NO_UNROLL
     for (int i = 0; i < LEAF; i++) { /* pairs that end at i */
-        const float r = own.r(i), from_start = ex2_approx(-c) * sum_at(C::X, i);
-        float term[LEAF], within = 0.0f, decay = 1.0f;
+        const float r = own.r(i), k = own.k(i), from_start = ex2_approx(-decayed) * sum_at(C::X, i);
+        const float2 products = near(i);
+        float term[LEAF], within = 0.0f, decay = 1.0f, crossing = from_start;
         GT_UNROLL
-        for (int j = i - 2; j >= 0; j--) {
-            decay *= d[j + 1];
-            term[j] = decay * lds<float>(C_element(me, leaf, i, j)) * x[j];
+        for (int j = LEAF - 2; j >= 0; j--) {
+            const bool is_pair = j < i - 1;
+            decay *= is_pair ? d[j + 1] : 1.0f;
+            term[j] = is_pair ? decay * lds<float>(C_element(me, leaf, i, j)) * x[j] : 0.0f;
             within += term[j];
         }
-        float crossing = from_start;
         GT_UNROLL
-        for (int t = 0; t < i; t++) {
-            dg[t] = fma_rn(r, crossing, dg[t]);
-            if (t < i - 1) crossing += term[t];
+        for (int t = 0; t < LEAF - 1; t++) {
+            dg[t] = fma_rn(t < i ? r : 0.0f, crossing, dg[t]);
+            crossing += term[t];
         }
-        const float2 products = near(i);
-        const float k_before = i > 0 ? x[i > 0 ? i - 1 : 0] : own.k(-1);
-        const float dr = fma_rn(u * x[i], products.x, fma_rn(k_before, products.y, from_start + within));
+        const float dr = fma_rn(u * k, products.x, fma_rn(own.k(i - 1), products.y, from_start + within));
         if (p.tensors[OF_DR].data && i < own.tokens)
-            Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), own.n, dr);
-        du = fma_rn(products.x * r, x[i], du);
-        c += own.h(i);
+            Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), n, dr);
+        du = fma_rn(products.x * r, k, du);
+        decayed += own.h(i);
     }
     sts<float>(me.smem + C::DU + 4 * (leaf * C::CHANNELS + channel), du);
     const float all = slow_crossing(me, leaf, channel);
@@ -3444,28 +3444,27 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
         x[t] = own.r(t);
         dg[t] += all;
     }
-    c = 0.0f;
-    GT_UNROLL
+    decayed = 0.0f;
+    GT_NO_UNROLL
     for (int j = LEAF - 1; j >= 0; j--) { /* those that begin at j */
-        const float k = own.k(j), to_end = ex2_approx(-c) * sum_at(C::Z, j);
+        const float k = own.k(j), to_end = ex2_approx(-decayed) * sum_at(C::Z, j);
         float within = 0.0f;
         GT_UNROLL
-        for (int i = LEAF - 1; i >= j + 2; i--)
-            within = fma_rn(lds<float>(C_element(me, leaf, i, j)), x[i], within) * d[i - 1];
+        for (int i = LEAF - 1; i >= 2; i--)
+            if (i >= j + 2) within = fma_rn(lds<float>(C_element(me, leaf, i, j)), x[i], within) * d[i - 1];
         GT_UNROLL
-        for (int t = j + 1; t < LEAF; t++) dg[t] = fma_rn(k, to_end, dg[t]);
-        const float r_next = j + 1 < LEAF ? x[j + 1 < LEAF ? j + 1 : 0] : own.r(LEAF);
-        const float dk = fma_rn(u * x[j], near(j).x, fma_rn(r_next, near(j + 1).y, to_end + within));
+        for (int t = 1; t < LEAF; t++) dg[t] = fma_rn(t > j ? k : 0.0f, to_end, dg[t]);
+        const float dk = fma_rn(u * own.r(j), near(j).x, fma_rn(own.r(j + 1), near(j + 1).y, to_end + within));
         if (p.tensors[OF_DK].data && j < own.tokens)
-            Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), own.n, dk);
-        c += own.h(j);
+            Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), n, dk);
+        decayed += own.h(j);
     }
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
     for (int t = 0; t < LEAF; t++) {
         /* h may be infinite where no decay is left */
         const float dw = d[t] == 0.0f ? 0.0f : p.raw ? -LN_2 * own.h(t) * dg[t] : dg[t];
-        if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), own.n, dw);
+        if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), n, dw);
     }
 }
 
