@@ -724,15 +724,20 @@ struct Preparer {
     }
 };
 
+/* -log2 of a raw decay, exp(-exp(w)) */
+GT_DEV float bits_of_raw(float w) {
+    constexpr float LOG2_LOG2_E = 0.52876637f;
+    return ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E));
+}
+
 /* -log2 of a lane's decays; 0 for tokens beyond the sequence. */
 template <class C>
 GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, float (&h)[4][2]) {
-    constexpr float LOG2_LOG2_E = 0.52876637f;
     if (me.raw) {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            h[i][0] = ex2_approx(fma_rn(x.w[i].lo(), LOG2_E, LOG2_LOG2_E));
-            h[i][1] = ex2_approx(fma_rn(x.w[i].hi(), LOG2_E, LOG2_LOG2_E));
+            h[i][0] = bits_of_raw(x.w[i].lo());
+            h[i][1] = bits_of_raw(x.w[i].hi());
         }
     } else {
         GT_UNROLL
@@ -2688,12 +2693,11 @@ struct ChannelPart {
     /* h = -log2 of the decays; c = their sum from the leaf's start to the part; total = that of the leaf */
     GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
                           float (&total)[2]) const {
-        constexpr float LOG2_LOG2_E = 0.52876637f;
         if (p.raw) { /* a branch, since all lanes take the same */
             GT_UNROLL
             for (int i = 0; i < C::PART; i++) {
-                h[i][0] = ex2_approx(fma_rn(w[i].lo(), LOG2_E, LOG2_LOG2_E));
-                h[i][1] = ex2_approx(fma_rn(w[i].hi(), LOG2_E, LOG2_LOG2_E));
+                h[i][0] = bits_of_raw(w[i].lo());
+                h[i][1] = bits_of_raw(w[i].hi());
             }
         } else {
             GT_UNROLL
@@ -3321,9 +3325,8 @@ struct SlowColumn {
     GT_METHOD float r(int t) const { return load(r0, OF_R, t); }
     GT_METHOD float k(int t) const { return load(k0, OF_K, t); }
     GT_METHOD float h(int t) const {
-        constexpr float LOG2_LOG2_E = 0.52876637f;
         const float w = load(w0, OF_W, t);
-        return t >= tokens ? 0.0f : p.raw ? ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E)) : -w * LOG2_E;
+        return t >= tokens ? 0.0f : p.raw ? bits_of_raw(w) : -w * LOG2_E;
     }
 };
 
