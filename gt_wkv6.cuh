@@ -2535,8 +2535,8 @@ struct BackwardTraits {
     /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
     static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
     static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
-    static constexpr int S_READ = C_END, G_HERE = S_READ + 8, DV_LENT = G_HERE + 8; /* mbarriers */
-    static constexpr int SMEM = DV_LENT + 8;
+    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
+    static constexpr int SMEM = G_HERE + 8;
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
     static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
@@ -3132,7 +3132,6 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
     times_state<C>(me, C::DY, C::S, sum);
-    mbarrier_arrive(me.smem + C::S_READ);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
     store_leaf_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
     for (int b = 0; b < a; b++) {
@@ -3235,15 +3234,6 @@ struct LeafK {
     GT_METHOD void scaled(int kk, float (&left)[4]) const {
         GT_UNROLL
         for (int e = 0; e < 4; e++) left[e] = K[kk][e] * (e < 2 ? factor[kk].x : factor[kk].y);
-    }
-
-    GT_METHOD void load(const BackwardBlock<C>& me, int leaf) {
-        const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * leaf + me.g, 2 * me.j);
-        GT_UNROLL
-        for (int kk = 0; kk < C::TILES; kk++) {
-            const float4 cell = lds<float4>(add_8(row, kk));
-            K[kk][0] = cell.x, K[kk][1] = cell.z, K[kk][2] = cell.y, K[kk][3] = cell.w;
-        }
     }
 
     GT_METHOD void set_factor(float x) {
@@ -3472,49 +3462,19 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
     }
 }
 
-/* The first leaf has four leaves to add to its dv, the last but one: that makes what the last adds to the first, and
- * leaves it where S was. */
-template <class C>
-GT_DEV uint32_t lent_dv(const BackwardBlock<C>& me) { /* of a lane, 512 bytes from tile to tile */
-    static_assert(512 * C::VALUE_TILES <= C::SIZE * C::CHANNELS * C::N, "room in S");
-    return me.smem + C::S + 16 * lane_id();
-}
-
-template <class C>
-GT_DEV void lend_dv(const BackwardBlock<C>& me) {
-    LeafK<C> left;
-    float A[2][4], dv[C::VALUE_TILES][4] = {};
-    left.load(me, 0);
-    left.set_factor(TF32_MEAN);
-    for (int a = 1; a < LEAVES - 1; a++) left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
-    pair_products<C>(me, left, LEAVES - 1, A);
-    add_dv<C>(me, A, LEAVES - 1, dv);
-    mbarrier_wait(me.smem + C::S_READ, me.slice0 / C::CHANNELS % 2);
-    GT_UNROLL
-    for (int i = 0; i < C::VALUE_TILES; i++)
-        sts<float4>(lent_dv(me) + 512 * i, {dv[i][0], dv[i][1], dv[i][2], dv[i][3]});
-    mbarrier_arrive(me.smem + C::DV_LENT);
-}
-
-template <class C>
-GT_DEV void add_lent_dv(const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
-    mbarrier_wait(me.smem + C::DV_LENT, me.slice0 / C::CHANNELS % 2);
-    GT_UNROLL
-    for (int i = 0; i < C::VALUE_TILES; i++) {
-        const float4 x = lds<float4>(lent_dv(me) + 512 * i);
-        dv[i][0] += x.x, dv[i][1] += x.y, dv[i][2] += x.z, dv[i][3] += x.w;
-    }
-}
-
 /* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
 template <class C, bool SLOW>
 GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int b = me.leaf;
+    const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
     LeafK<C> left;
     float A[2][4];
-    if (b == LEAVES - 1) lend_dv<C>(me);
-    left.load(me, b);
+    GT_UNROLL
+    for (int kk = 0; kk < C::TILES; kk++) {
+        const float4 cell = lds<float4>(add_8(row, kk));
+        left.K[kk][0] = cell.x, left.K[kk][1] = cell.z, left.K[kk][2] = cell.y, left.K[kk][3] = cell.w;
+    }
     if constexpr (SLOW) {
         slow_pairs<C>(p, me, A);
     } else {
@@ -3526,10 +3486,8 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
     add_dv<C>(me, A, b, dv);
     left.set_factor(TF32_MEAN);
     for (int a = b + 1; a < LEAVES; a++) {
-        if (b > 0 || a < LEAVES - 1) {
-            pair_products<C>(me, left, a, A);
-            add_dv<C>(me, A, a, dv);
-        }
+        pair_products<C>(me, left, a, A);
+        add_dv<C>(me, A, a, dv);
         left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
     }
     if constexpr (C::ROUNDED) left.multiply_factor(me, C::G_SCALE);
@@ -3546,7 +3504,6 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
             for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(g[y]), Unpack::hi(g[y]));
         }
     }
-    if (b == 0) add_lent_dv<C>(me, dv);
 }
 
 template <class C>
@@ -4165,10 +4122,9 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
     own.place();
-    if (thread_id() == 0) {
-        mbarrier_init(me.smem + C::S_READ, C::SPLIT ? C::THREADS : C::THREADS / 2);
+    if (C::SPLIT && thread_id() == 0) {
+        mbarrier_init(me.smem + C::S_READ, C::THREADS);
         mbarrier_init(me.smem + C::G_HERE, C::THREADS / 2);
-        mbarrier_init(me.smem + C::DV_LENT, 32);
     }
 
     ChunkValues<C> values = {};
