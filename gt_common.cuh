@@ -956,7 +956,8 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
 /* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of each but the first take
  * their places while the kernel before still runs (programmatic dependent launch), which hides the time that a
  * launch takes.  So all of them call wait_for_chain() at their start, in every thread and before anything in
- * global memory is touched.  The first waits, as any kernel does, for all that was on the stream before. */
+ * global memory is touched but inputs of the call, which are there: the first waits, as any kernel does, for all
+ * that was on the stream before. */
 struct Chain {
     gt_stream stream;
     const void* first = nullptr; /* kernel, once it is launched */

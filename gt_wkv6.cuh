@@ -2451,7 +2451,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *
  * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier
  * between:
- *   copy      a tensor a warp; r, k, w are waited for, v, dy, S, G one phase later
+ *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a leaf for dv, another for X, then Z
  *   store     X and Z, over v, dy, S, G
@@ -2495,6 +2495,7 @@ struct BackwardTraits {
     using State = StateOf<T>;
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
     static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* states kept as fp32, used as f16 */
+    static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
     static constexpr int N = N_;
     static constexpr int CHANNELS = N < 64 ? N : 64; /* of a slice */
@@ -2523,10 +2524,10 @@ struct BackwardTraits {
     static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
     static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
     static constexpr int DU = FIRST + PER_LEAF;
-    static constexpr int ROWSUM_PARTS = StatesTraits<T, W, N>::PARTS;
+    static constexpr int ROWSUM_PARTS = SPLIT ? 1 : StatesTraits<T, W, N>::PARTS;
     static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
-    static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * CHANNELS;
-    static constexpr int BONUS = U + 4 * CHANNELS; /* [64,2] */
+    static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * ROWSUM_PARTS * N;
+    static constexpr int BONUS = U + 4 * N; /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
@@ -2536,7 +2537,12 @@ struct BackwardTraits {
     static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
     static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
-    static constexpr int SMEM = G_HERE + 8;
+    /* LARGE: alone on its multiprocessor, where nobody else works while it waits.  r, k, w of the second slice are
+     * copied during the first; A of two leaves is summed over the slices before it meets dy, TwoTerms multiply it */
+    static constexpr bool LARGE = N == 128 && KEEPS_BF16;
+    static constexpr int KEPT_A = G_HERE + 8, RAW_NEXT = KEPT_A + (LARGE ? 6 * 4 * LEAF * LEAF : 0);
+    static constexpr int SMEM = RAW_NEXT + (LARGE ? VALUES - RAW_R : 0);
+    static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
     static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
@@ -2654,6 +2660,18 @@ GT_DEV uint32_t raw_cell(int row, int channel) {
     return (2 * (row * C::CHANNELS + channel)) ^ swap;
 }
 
+/* Where r, k or w of a slice are; what stands there for a pair of channels beyond the sequence. */
+template <class C>
+GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor, int slice0) {
+    const int offset = tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W;
+    return me.smem + offset + (C::LARGE && slice0 > 0 ? C::RAW_NEXT - C::RAW_R : 0);
+}
+
+template <class C>
+GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
+    return tensor == OF_W && p.raw ? C::MINUS_INFINITIES : 0;
+}
+
 /* What a thread has of a slice outside the products: 2 channels of PART tokens of a leaf. */
 template <class C>
 struct ChannelPart {
@@ -2675,7 +2693,7 @@ struct ChannelPart {
         if constexpr (sizeof(W) == 2) {
             GT_UNROLL
             for (int i = 0; i < C::PART; i++)
-                w[i] = lds<Pair<W>>(me.smem + C::RAW_W + raw_cell<C>(t0 + i, channel));
+                w[i] = lds<Pair<W>>(raw_rows(me, OF_W, me.slice0) + raw_cell<C>(t0 + i, channel));
         } else {
             load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
         }
@@ -2749,17 +2767,17 @@ template <class C, bool SPLIT = C::SPLIT>
 struct RawPart {
     using Raw = Pair<typename C::T>;
     const ChannelPart<C>& own;
-    uint32_t smem;
+    uint32_t r_rows, k_rows;
 
     GT_METHOD RawPart(const BackwardParams&, const BackwardBlock<C>& me, const ChannelPart<C>& own_)
-        : own(own_), smem(me.smem) {}
-    GT_METHOD Raw load(int of, int t) const { return lds<Raw>(smem + of + raw_cell<C>(t, own.channel)); }
+        : own(own_), r_rows(raw_rows(me, OF_R, me.slice0)), k_rows(raw_rows(me, OF_K, me.slice0)) {}
+    GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_cell<C>(t, own.channel)); }
     GT_METHOD Raw r(int i) const {
-        if (i < C::PART || own.t0 + i < CHECKPOINT) return load(C::RAW_R, own.t0 + i);
+        if (i < C::PART || own.t0 + i < CHECKPOINT) return load(r_rows, own.t0 + i);
         return {};
     }
     GT_METHOD Raw k(int i) const {
-        if (i >= 0 || own.t0 > 0) return load(C::RAW_K, own.t0 + i);
+        if (i >= 0 || own.t0 > 0) return load(k_rows, own.t0 + i);
         return {};
     }
 };
@@ -2792,27 +2810,22 @@ struct RawPart<C, true> {
     GT_METHOD Raw k(int i) const { return ks[i + 1]; }
 };
 
-/* A warp: COUNT 16-bit elements from `column` on of every token of a tensor to shared memory, 8 of them at
- * cell(token, first); pairs of them are `none` beyond the sequence. */
-template <class C, int COUNT, class Cell>
-GT_DEV void copy_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here, int tensor,
-                      int column, uint32_t none, const Cell& cell) {
-    constexpr int PIECES = COUNT / 8, ROWS = 32 / PIECES;
-    const BackwardParams::Tensor& x = p.tensors[tensor];
-    const int row = lane_id() / PIECES, first = lane_id() % PIECES * 8, tokens = here.tokens();
-    const uint16_t* from = static_cast<const uint16_t*>(x.data) + at(x.at, here.b, here.chunk.first + row, here.h) +
-                           column + first;
-    const int step = ROWS * (int)x.at.t;
+/* The `lane` of LANES that copy COUNT 16-bit elements of every token to shared memory, 8 of them at cell(token, first);
+ * `from`: what it copies of its first token, lane / (COUNT / 8).  Pairs of them are `none` beyond the sequence. */
+template <int COUNT, int LANES, class Cell>
+GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Cell& cell) {
+    constexpr int PIECES = COUNT / 8, ROWS = LANES / PIECES;
+    const int row = lane / PIECES, first = lane % PIECES * 8, step = ROWS * stride;
     if (tokens == CHECKPOINT) { /* copies under a condition cost more instructions */
         GT_UNROLL
         for (int i = 0; i < CHECKPOINT; i += ROWS) {
-            cp_async<16>(me.smem + cell(row | i, first), from);
+            cp_async<16>(cell(row | i, first), from);
             from += step;
         }
         return;
     }
     for (int t = row; t < CHECKPOINT; t += ROWS) {
-        const uint32_t to = me.smem + cell(t, first);
+        const uint32_t to = cell(t, first);
         if (t < tokens) {
             cp_async<16>(to, from);
         } else {
@@ -2822,13 +2835,22 @@ GT_DEV void copy_rows(const BackwardParams& p, const BackwardBlock<C>& me, const
     }
 }
 
-/* A warp: a slice of a state kept as bf16, to rows at `to`. */
+/* Two warps, this as `lane` of theirs: the same of the elements from `column` on of a tensor. */
+template <int COUNT, class Cell>
+GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& here, int tensor, int column, uint32_t none,
+                        const Cell& cell) {
+    constexpr int PIECES = COUNT / 8;
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    const int64_t first = at(x.at, here.b, here.chunk.first + lane / PIECES, here.h) + column + lane % PIECES * 8;
+    copy_rows<COUNT, 64>(lane, static_cast<const uint16_t*>(x.data) + first, (int)x.at.t, here.tokens(), none, cell);
+}
+
+/* Two warps: a slice of a state kept as bf16, to rows at `to`. */
 template <class C>
-GT_DEV void copy_state(const BackwardBlock<C>& me, const void* states, int to) {
-    constexpr int PIECES = C::N / 8, ROWS = 32 / PIECES;
-    const int row = lane_id() / PIECES, piece = lane_id() % PIECES;
-    const bf16* from = static_cast<const bf16*>(states) + (int64_t)me.index * C::N * C::N +
-                       me.slice0 * C::N + 8 * lane_id();
+GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const void* states, int to) {
+    constexpr int PIECES = C::N / 8, ROWS = 64 / PIECES;
+    const int row = lane / PIECES, piece = lane % PIECES;
+    const bf16* from = static_cast<const bf16*>(states) + (int64_t)me.index * C::N * C::N + me.slice0 * C::N + 8 * lane;
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS; i += ROWS)
         cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from + i * C::N);
@@ -2861,48 +2883,93 @@ GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const void* states, int 
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), from + row * C::N + 4 * piece);
 }
 
-/* A warp: u and rowsum(S . G) of a slice; fp32 has the latter from sum_states(). */
+/* A warp: u of a slice, LARGE: of both. */
 template <class C>
-GT_DEV void copy_channels(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     GT_UNROLL
-    for (int i = 0; i < C::CHANNELS / 32; i++) {
-        const int channel = lane_id() + 32 * i, n = me.slice0 + channel;
-        sts<float>(me.smem + C::U + 4 * channel, p.u ? ldg<float>(p.u + here.h * C::N + n) : 0.0f);
-        if (C::SPLIT) continue;
-        const float* sums = p.rowsums + (int64_t)me.index * C::ROWSUM_PARTS * C::N + n;
-        float rowsum = 0.0f;
-        GT_UNROLL
-        for (int k = 0; p.tensors[OF_DW].data && k < C::ROWSUM_PARTS; k++) rowsum += ldg<float>(sums + k * C::N);
-        sts<float>(me.smem + C::ROWSUM + 4 * channel, rowsum);
+    for (int i = 0; i < (C::LARGE ? C::N : C::CHANNELS) / 32; i++) {
+        const int n = me.slice0 + 32 * i + lane_id();
+        if (p.u) {
+            cp_async<4>(me.smem + C::U + 4 * n, p.u + here.h * C::N + n);
+        } else {
+            sts<float>(me.smem + C::U + 4 * n, 0.0f);
+        }
     }
 }
 
-/* Starts the copies of a slice: each warp has a tensor of its own, so that the addresses are few. */
+/* The same of the parts of rowsum(S . G); fp32 has it from sum_states(). */
+template <class C>
+GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me) {
+    constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
+    const float* sums = p.rowsums + (int64_t)me.index * C::ROWSUM_PARTS * C::N + me.slice0;
+    GT_UNROLL
+    for (int i = 0; i < C::ROWSUM_PARTS * COUNT; i += 4 * 32) {
+        const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
+        if (part < C::ROWSUM_PARTS) cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + place), sums + place);
+    }
+}
+
+/* rowsum(S . G) of channels of the slice: of one, or of two as float2. */
+template <class Word, class C>
+GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
+    return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
+}
+
+/* LARGE: a warp, r, k, w of the second slice. */
+template <class C>
+GT_DEV void copy_next_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
+    constexpr int PIECES = C::CHANNELS / 8;
+    const int slice0 = me.slice0 + C::CHANNELS;
+    for (int i = OF_R; i <= (sizeof(typename C::W) == 2 ? OF_W : OF_K); i++) {
+        const uint32_t to = raw_rows(me, i, slice0);
+        const uint16_t* from = row_of<uint16_t>(p, me, i, lane_id() / PIECES) + slice0 + lane_id() % PIECES * 8;
+        copy_rows<C::CHANNELS, 32>(lane_id(), from, (int)p.tensors[i].at.t, me.tokens(), no_token<C>(p, i),
+                                   [=](int t, int n) { return to + raw_cell<C>(t, n); });
+    }
+    cp_async_commit();
+}
+
+/* Starts the copies of a slice, two warps a tensor: r, k, w and u, for which all wait, and as a second group the rest.
+ * Of these only S, G and rowsum(S . G) come from kernels of the chain. */
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
-    constexpr bool KEEPS_BF16 = std::is_same<typename C::State, bf16>::value;
-    const int warp = warp_id();
-    if constexpr (C::SPLIT) {
-        if (warp < 4 && me.slice0 == 0)
-            copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
-        if (warp >= 4 && warp < 7)
-            copy_state_rows<C>(me, p.S_checkpoints, C::CHANNELS * (warp - 4) / 3, C::CHANNELS * (warp - 3) / 3);
-    } else if (warp == OF_R || warp == OF_K || (warp == OF_W && sizeof(typename C::W) == 2)) {
-        const int to = warp == OF_R ? C::RAW_R : warp == OF_K ? C::RAW_K : C::RAW_W;
-        const uint32_t none = warp == OF_W && p.raw ? C::MINUS_INFINITIES : 0;
-        copy_rows<C, C::CHANNELS>(p, me, here, warp, me.slice0, none,
-                                  [=](int t, int n) { return to + raw_cell<C>(t, n); });
-    } else if (warp == OF_V || warp == OF_DY) {
-        const int to = warp == OF_V ? C::VALUES : C::DY;
-        if (me.slice0 == 0)
-            copy_rows<C, C::N>(p, me, here, warp, 0, 0,
-                               [=](int t, int v) { return to + row_piece<C::N>(t, v / 8); });
-    } else if (KEEPS_BF16 && (warp == 5 || warp == 6)) {
-        copy_state<C>(me, warp == 5 ? p.S_checkpoints : p.G_checkpoints, warp == 5 ? C::S : C::G);
+    const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
+    const bool is_first = me.slice0 == 0, is_early = C::LARGE && !is_first; /* is_early: r, k, w, u, sums came before */
+    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K) && !is_early) {
+        const uint32_t to = raw_rows(me, tensor, me.slice0);
+        copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
+                                 [=](int t, int n) { return to + raw_cell<C>(t, n); });
     }
+    if (warp == 6 && !is_early) copy_u<C>(p, me, here);
+    if (warp == 7 && is_first) store_place<C>(p, me, here);
+    cp_async_commit();
+    if (tensor < 2) {
+        const uint32_t to = me.smem + (tensor ? C::DY : C::VALUES);
+        if (is_first)
+            copy_tensor<C::N>(lane, p, here, tensor ? OF_DY : OF_V, 0, 0,
+                              [=](int t, int v) { return to + row_piece<C::N>(t, v / 8); });
+    } else {
+        if constexpr (C::KEEPS_BF16) {
+            wait_for_chain();
+            copy_state<C>(lane, me, tensor == 2 ? p.S_checkpoints : p.G_checkpoints, tensor == 2 ? C::S : C::G);
+        }
+        if (warp == 7 && !is_early && p.tensors[OF_DW].data) copy_rowsums<C>(p, me);
+    }
+    cp_async_commit();
+}
+
+/* fp32: u; the rest is waited for later, r, k, w are in registers. */
+template <class C>
+GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    const int warp = warp_id();
+    if (warp < 4 && me.slice0 == 0)
+        copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
+    if (warp >= 4 && warp < 7)
+        copy_state_rows<C>(me, p.S_checkpoints, C::CHANNELS * (warp - 4) / 3, C::CHANNELS * (warp - 3) / 3);
     if (warp == 7) {
+        copy_u<C>(p, me, here);
         if (me.slice0 == 0) store_place<C>(p, me, here);
-        copy_channels<C>(p, me, here);
+        cp_async_wait<0>();
     }
     cp_async_commit();
 }
@@ -2951,7 +3018,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
                          const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
     using Raw = Pair<typename C::T>;
     float h[C::PART][2], c[2], total[2], bonus[C::PART];
-    const float2 u = lds<float2>(me.smem + C::U + 4 * own.channel);
+    const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     own.decays(p, w, h, c, total);
     bool slow = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
     if (slow && p.raw) slow = warp_any(own.is_slow(h, total)); /* a closer look */
@@ -3029,15 +3096,20 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
  * token 8e + c. */
 template <class C>
 GT_DEV void token_products(const BackwardBlock<C>& me, int from, int other, int leaf, float (&c)[2][4]) {
-    GT_UNROLL
-    for (int x = 0; x < 8; x++) c[x / 4][x % 4] = 0.0f;
+    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
+    float sums[SUMS][2][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
         uint32_t a[4], b[4]; /* read again and again: there are no registers to keep them */
         load_left<C>(me, from, me.leaf, kk, a);
         load_right<C>(me, other, leaf, kk, b);
-        mma<typename C::T>(c[0], a, b[0], b[1]);
-        mma<typename C::T>(c[1], a, b[2], b[3]);
+        mma<typename C::T>(sums[kk % SUMS][0], a, b[0], b[1]);
+        mma<typename C::T>(sums[kk % SUMS][1], a, b[2], b[3]);
+    }
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        c[x / 4][x % 4] = sums[0][x / 4][x % 4];
+        if (SUMS == 2) c[x / 4][x % 4] += sums[SUMS - 1][x / 4][x % 4];
     }
 }
 
@@ -3200,24 +3272,61 @@ GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     }
 }
 
+/* LARGE: a left operand of 16 columns, from two tiles as accumulators have them, in two bf16 terms.  It takes as many
+ * products as tf32, is more exact, and rows of bf16 need no conversion; but it takes more registers. */
+struct TwoTerms {
+    uint32_t high[4], low[4];
+
+    GT_METHOD TwoTerms(const float (&x)[4], const float (&y)[4]) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float a = (i < 2 ? x : y)[i % 2 * 2], b = (i < 2 ? x : y)[i % 2 * 2 + 1];
+            high[i] = pack_bf16(a, b);
+            low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
+        }
+    }
+
+    /* dv += this times 16 rows of bf16, each half of them 8 in shared memory: `at` has that of the lane */
+    template <int TILES, class At>
+    GT_METHOD void multiply(float (&dv)[TILES][4], const At& at) const {
+        const int matrix = lane_id() / 8;
+        GT_UNROLL
+        for (int x = 0; x < TILES; x += 2) {
+            uint32_t b[4]; /* of two tiles, both halves of the rows of each */
+            ldmatrix_x4_trans(b, at(matrix % 2, x + matrix / 2));
+            GT_UNROLL
+            for (int y = 0; y < 2; y++) {
+                mma_bf16(dv[x + y], high, b[2 * y], b[2 * y + 1]);
+                mma_bf16(dv[x + y], low, b[2 * y], b[2 * y + 1]);
+            }
+        }
+    }
+};
+
 /* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
 template <class C>
 GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
                    float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int matrix = lane_id() / 8, i = lane_id() % 8;
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) {
-        float a[4];
-        left_of(A[e], a);
+    const auto row = [&](int e, int piece) {
+        return me.smem + C::DY + row_piece<C::N>(LEAF * leaf + 2 * i + e, piece);
+    };
+    if constexpr (C::LARGE) {
+        TwoTerms(A[0], A[1]).multiply(dv, row);
+    } else {
         GT_UNROLL
-        for (int x = 0; x < C::N / 32; x++) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, me.smem + C::DY +
-                                     row_piece<C::N>(LEAF * leaf + 2 * i + e, 4 * x + matrix));
+        for (int e = 0; e < 2; e++) {
+            float a[4];
+            left_of(A[e], a);
             GT_UNROLL
-            for (int y = 0; y < 4; y++)
-                mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
+            for (int x = 0; x < C::N / 32; x++) {
+                uint32_t b[4];
+                ldmatrix_x4_trans(b, row(e, 4 * x + matrix));
+                GT_UNROLL
+                for (int y = 0; y < 4; y++)
+                    mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
+            }
         }
     }
 }
@@ -3239,6 +3348,11 @@ struct LeafK {
     GT_METHOD void set_factor(float x) {
         GT_UNROLL
         for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {x, x};
+    }
+
+    GT_METHOD void scale_factor(float x) {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {factor[kk].x * x, factor[kk].y * x};
     }
 
     /* by a vector in shared memory */
@@ -3385,7 +3499,9 @@ GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
         if (b < leaf) sum = fma_rn(decay, of(C::SLOW_BEGINS + 4 * b * C::CHANNELS), sum);
         decay *= E(b);
     }
-    return fma_rn(decay, of(C::ROWSUM), sum);
+    for (int part = 0; part < C::ROWSUM_PARTS; part++)
+        sum = fma_rn(decay, rowsum_part<float>(me, part, channel), sum);
+    return sum;
 }
 
 /* dr, dk, dw and du of a channel of a leaf.  Inner loops go over what is in registers, outer ones stay loops. */
@@ -3396,7 +3512,7 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
     if (leaf >= LEAVES) return;
     const SlowColumn<C> own(p, me, leaf, channel);
     const int n = me.slice0 + channel;
-    const float u = lds<float>(me.smem + C::U + 4 * channel);
+    const float u = lds<float>(me.smem + C::U + 4 * (me.slice0 + channel));
     const auto near = [&](int t) { return lds<float2>(near_cell(me, own.t0 + t)); };
     const auto sum_at = [&](int of, int t) {
         return lds<float>(me.smem + of + cell_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
@@ -3462,10 +3578,61 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
     }
 }
 
+/* dv += (K . factor) G */
+template <class C>
+GT_DEV void add_from_G(const BackwardBlock<C>& me, LeafK<C>& left, float (&dv)[C::VALUE_TILES][4]) {
+    using Unpack = Element<typename C::T>;
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    if constexpr (C::LARGE) {
+        left.scale_factor(1.0f / TF32_MEAN);
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk += 2) {
+            float x[2][4];
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                float a[4];
+                left.scaled(kk + e, a);
+                x[e][0] = a[0], x[e][1] = a[2], x[e][2] = a[1], x[e][3] = a[3];
+            }
+            TwoTerms(x[0], x[1]).multiply(dv, [&](int e, int piece) {
+                return me.smem + C::G + row_piece<C::N>(8 * (kk + e) + i, piece);
+            });
+        }
+    } else {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) {
+            float a[4];
+            left.scaled(kk, a);
+            GT_UNROLL
+            for (int x = 0; x < C::N / 32; x++) {
+                uint32_t g[4];
+                ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, 4 * x + matrix));
+                GT_UNROLL
+                for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(g[y]), Unpack::hi(g[y]));
+            }
+        }
+    }
+}
+
+/* LARGE: A of leaf a > the warp's, with what the first slice adds; false: the second is to come. */
+template <class C>
+GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
+    const uint32_t cells = me.smem + C::KEPT_A + 4 * LEAF * LEAF * (a * (a - 1) / 2 + me.leaf) + 16 * lane_id();
+    const bool is_last = me.slice0 + C::CHANNELS == C::N;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        if (me.slice0 > 0) {
+            const float4 x = lds<float4>(cells + 512 * e);
+            A[e][0] += x.x, A[e][1] += x.y, A[e][2] += x.z, A[e][3] += x.w;
+        }
+        if (!is_last) sts<float4>(cells + 512 * e, {A[e][0], A[e][1], A[e][2], A[e][3]});
+    }
+    return is_last;
+}
+
 /* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
 template <class C, bool SLOW>
 GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
-    using Unpack = Element<typename C::T>;
     const int b = me.leaf;
     const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
     LeafK<C> left;
@@ -3487,23 +3654,11 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
     left.set_factor(TF32_MEAN);
     for (int a = b + 1; a < LEAVES; a++) {
         pair_products<C>(me, left, a, A);
-        add_dv<C>(me, A, a, dv);
+        if (!C::LARGE || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
         left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
     }
     if constexpr (C::ROUNDED) left.multiply_factor(me, C::G_SCALE);
-    const int matrix = lane_id() / 8, i = lane_id() % 8;
-    GT_UNROLL
-    for (int kk = 0; kk < C::TILES; kk++) {
-        float a[4];
-        left.scaled(kk, a);
-        GT_UNROLL
-        for (int x = 0; x < C::N / 32; x++) {
-            uint32_t g[4];
-            ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, 4 * x + matrix));
-            GT_UNROLL
-            for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(g[y]), Unpack::hi(g[y]));
-        }
-    }
+    add_from_G<C>(me, left, dv);
 }
 
 template <class C>
@@ -3813,7 +3968,7 @@ struct StateRows {
             sum[0] += shfl_xor(sum[0], 2);
         }
         sum[0] += shfl_xor(sum[0], 1);
-        if (lane_id() % (8 / ROWS) == 0) sts<float>(me.smem + C::ROWSUM + 4 * (row0(me) + 4 * i), sum[0]);
+        if (lane_id() % (8 / ROWS) == 0) sts<float>(me.smem + C::ROWSUM + 4 * (me.slice0 + row0(me) + 4 * i), sum[0]);
     }
 };
 
@@ -3980,7 +4135,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     const int left = me.tokens() - own.t0, n = me.slice0 + own.channel;
     const uint32_t leaf_cell = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
     const float2 growth = lds<float2>(leaf_cell + C::GROWTH);
-    const float2 u = lds<float2>(me.smem + C::U + 4 * own.channel);
+    const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     float h[PART][2], c[2], total[2];
     own.decays(p, w, h, c, total);
     float to_end[2] = {total[0] - c[0], total[1] - c[1]};
@@ -4037,7 +4192,13 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         du.y += shfl_xor(du.y, bit);
     }
     if (own.part == 0) sts<float2>(leaf_cell + C::DU, du);
-    float2 first = lds<float2>(me.smem + C::ROWSUM + 4 * own.channel); /* dg of the chunk's first token */
+    float2 first = {0.0f, 0.0f}; /* dg of the chunk's first token */
+    GT_UNROLL
+    for (int i = 0; i < C::ROWSUM_PARTS; i++) {
+        const float2 x = rowsum_part<float2>(me, i, own.channel);
+        first.x += x.x;
+        first.y += x.y;
+    }
     GT_UNROLL
     for (int a = LEAVES - 1; a >= 0; a--) { /* Horner from the last leaf */
         const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
@@ -4077,6 +4238,7 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     if constexpr (C::SPLIT) {
         fp32_products<C, SLOW>(p, me, states, dv);
     } else if (me.makes_dv()) {
+        if (C::LARGE && me.leaf == LEAVES - 1 && me.slice0 == 0) copy_next_raw<C>(p, me);
         if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
         if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
         sync_threads();
@@ -4114,7 +4276,7 @@ GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> 
 template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    wait_for_chain();
+    if (!C::KEEPS_BF16) wait_for_chain(); /* else in copy_inputs() */
     BackwardBlock<C> me;
     ChannelPart<C> own;
     me.smem = smem_base();
@@ -4142,7 +4304,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
                 };
                 own.load_rows(p, row(OF_W), left, w);
                 const RawPart<C> raw(p, own, left, row(OF_R), row(OF_K));
-                copy_inputs<C>(p, me, here);
+                copy_fp32_inputs<C>(p, me, here);
                 sync_threads(); /* u */
                 prepare_part<C>(p, me, own, raw, w);
                 if (me.makes_dv() && states.EARLY) states.load(p, me);
@@ -4155,7 +4317,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             round_state<C>(me, p.G_checkpoints, C::G, C::G_SCALE);
         }
         if constexpr (!C::SPLIT) {
-            if (warp_id() <= OF_W) cp_async_wait<0>();
+            cp_async_wait<1>();
             sync_threads(); /* r, k, w are there, and where the chunk is */
             own.load(p, me, w);
             prepare_part<C>(p, me, own, RawPart<C>(p, me, own), w);
