@@ -2969,9 +2969,9 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp == 7) {
         copy_u<C>(p, me, here);
         if (me.slice0 == 0) store_place<C>(p, me, here);
-        cp_async_wait<0>();
     }
     cp_async_commit();
+    if (warp == 7) cp_async_wait<0>();
 }
 
 /* A slice of a state kept as fp32, as f16 rows at `to`, times 2^(14 - e) with 2^e the largest of the row; what

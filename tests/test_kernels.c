@@ -961,7 +961,7 @@ static void check_once(const char *op) {
     test_group(op, "every size");
     if (is_short) return;
     for (int d = 0; d < DTYPES; d++)
-        for_sizes(op, machine_is_slow ? 17 : 200, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);
+        for_sizes(op, machine_is_slow ? 17 : 130, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);
     test_group(op, "every size and dtype");
 }
 
