@@ -37,14 +37,17 @@
  *                  mbarrier_wait (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx warp_sum warp_any movmatrix_trans (W)
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
- *   host           Grid launch; report current_device Arena check_workspace check_saved Chain run
+ *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
+ *                  fence_async_proxy (all W)
+ *   host           Grid launch; report current_device has_sm90a Arena check_workspace check_saved
+ *                  Chain run
  *   vectors        Vec
  *   run-time dtype load_as store_as load_column
  *   reduce_rows    a kernel that the operators share
  *
  * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
  * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
- * mma_tf32, mbarriers).
+ * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A) and trap elsewhere.
  */
 #ifndef GT_COMMON_CUH
 #define GT_COMMON_CUH
@@ -60,6 +63,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <atomic>
 #include <type_traits>
 
 #if defined(GT_EMU)
@@ -103,6 +107,13 @@
 #define GT_SM80 1
 #else
 #define GT_SM80 0
+#endif
+
+/* The instructions that only compute capability 9.0 has. */
+#if defined(GT_EMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GT_SM90A 1
+#else
+#define GT_SM90A 0
 #endif
 
 namespace gt {
@@ -419,6 +430,25 @@ GT_HD float silu_derivative(float x, float sigmoid_x) {
  * | mma_tf32(c, a, b0, b1)                     | mma.sync.aligned.m16n8k8.row.col.f32.tf32...     |
  * | ldmatrix_x1(r, addr), _x2, _x4; ..._trans  | ldmatrix.sync.aligned.m8n8.x1[.trans].shared.b16 |
  * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
+ *
+ * A warpgroup, of 4 warps from a multiple of 4 on, multiplies as one: C[64][128] += A[64][8] B[8][128],
+ * of tf32.  A warp has rows 16 (warp % 4) ... + 15 of A and C, in the registers of mma_tf32: c[i] are
+ * columns 8i ... 8i + 7.  B lies in shared memory as B^T[n][k]: 8 rows of 4 neighbours, 16 bytes a
+ * row, are 128 bytes side by side, at a multiple of 16; the next 4 of k are k_bytes further, the next
+ * 8 of n n_bytes, both multiples of 16.
+ *
+ * | primitive                              | PTX                                                  |
+ * |----------------------------------------|------------------------------------------------------|
+ * | wgmma_operand(addr, k_bytes, n_bytes)  | a matrix descriptor without swizzle                  |
+ * | wgmma_tf32(c, a, b)                    | wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 |
+ * | wgmma_fence(), wgmma_commit()          | wgmma.fence, wgmma.commit_group                      |
+ * | wgmma_wait<N>()                        | wgmma.wait_group: at most the N latest groups run on |
+ * | fence_async_proxy()                    | fence.proxy.async.shared::cta                        |
+ *
+ * wgmma_tf32 only starts the product.  Until a wgmma_wait ends its group, c and a are neither read nor
+ * written, but as c of further products, nor is B written.  A wgmma_fence comes between what was done
+ * with c and a before and the product.  Who writes B calls fence_async_proxy before the barrier that
+ * hands it over.
  */
 
 /* ---- memory, ordering and warp primitives ---------------------------------------------------- */
@@ -761,6 +791,63 @@ GT_DEV void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
 #endif
 }
 
+GT_DEV uint64_t wgmma_operand(uint32_t addr, uint32_t k_bytes, uint32_t n_bytes) {
+    return (uint64_t)(addr >> 4) | (uint64_t)(k_bytes >> 4) << 16 | (uint64_t)(n_bytes >> 4) << 32;
+}
+
+GT_DEV void wgmma_fence() {
+#if GT_SM90A
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void wgmma_commit() {
+#if GT_SM90A
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+template <int N>
+GT_DEV void wgmma_wait() {
+#if GT_SM90A
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void fence_async_proxy() {
+#if GT_SM90A
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b) {
+#if GT_SM90A
+#define GT_TILE(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1;"
+        : GT_TILE(0), GT_TILE(1), GT_TILE(2), GT_TILE(3), GT_TILE(4), GT_TILE(5), GT_TILE(6),
+          GT_TILE(7), GT_TILE(8), GT_TILE(9), GT_TILE(10), GT_TILE(11), GT_TILE(12), GT_TILE(13),
+          GT_TILE(14), GT_TILE(15)
+        : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])), "l"(b));
+#undef GT_TILE
+#else
+    __trap();
+#endif
+}
+
 #endif /* GT_EMU */
 
 template <class T>
@@ -839,6 +926,18 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
+/* Most threads that a block of a kernel may have.  It may have to be loaded, inside a capture too. */
+static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
+    cudaFuncAttributes attributes;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess) return error;
+    error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error == cudaSuccess) *most = attributes.maxThreadsPerBlock;
+    const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
+    return error == cudaSuccess ? back : error;
+}
+
 /* Enqueues a kernel on a stream and returns the launch's own error; errors that were pending before
  * are neither cleared nor returned.  May be the first CUDA call ever, also inside a capture.
  * runs_ahead: its blocks may start before the kernel before it on the stream is complete. */
@@ -913,6 +1012,32 @@ static inline gt_status current_device(Device* device) {
         return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed",
                        id, major, minor);
     return GT_OK;
+}
+
+/* What is known of a kernel, by device: 0, or 1 + whether it runs there. */
+typedef std::atomic<signed char> Answers[64];
+
+/* Whether a kernel that only compute capability 9.0 has, in blocks of `threads`, runs on the current
+ * device.  What other architectures get under its name, also from PTX by the driver, is bounded to
+ * blocks of one warp.  The driver is asked once, but not while an error is pending, which the question
+ * could clear: until it is known, the answer is no. */
+static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
+    Device device;
+#ifdef GT_EMU
+    (void)kernel, (void)threads, (void)known;
+    return current_device(&device) == GT_OK && device.compute_capability == 90;
+#else
+    int id = 0, most = 0;
+    if (cudaGetDevice(&id) != cudaSuccess || id >= 64) return false;
+    if (known[id] == 0 && cudaPeekAtLastError() == cudaSuccess) {
+        if (current_device(&device) == GT_OK &&
+            (device.compute_capability != 90 || ask_most_threads(kernel, &most) == cudaSuccess))
+            known[id] = (signed char)(1 + (most >= threads));
+        else
+            (void)cudaGetLastError(); /* the launch will say what is wrong */
+    }
+    return known[id] == 2;
+#endif
 }
 
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes; with no buffer it only counts.

@@ -32,15 +32,25 @@
  *   mbarriers     use before the initialisation or not ordered after it, a warp arriving twice in
  *                 one phase, a phase that ends before a waiting warp has seen the one before (it
  *                 could mistake the next for it), deadlock, arrivals left over at the end
- *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80
+ *   wgmma         A product is made by the wgmma_wait that ends its group; until then its registers
+ *                 hold NaN patterns, and finding anything else there is a fault.  Also: no
+ *                 wgmma_fence since the last wait, or registers changed after it; registers of
+ *                 a product in flight used by another, but as accumulators; warps of a warpgroup
+ *                 that execute different ones; groups never waited for.  B is read, for races, at
+ *                 any time from the start of the product to the wait.
+ *   async proxy   between a write and wgmma's read stands a fence_async_proxy: of the writing warp,
+ *                 before it released the data, or of the reading warp, after it acquired them
+ *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80; wgmma
+ *                 elsewhere than on sm_90
  *   bank conflicts are counted, not faulted: stats(), traffic() and kernels().  The lanes' accesses
  *                 between two collectives are grouped into warp instructions by source line and
  *                 order.  8-byte accesses take two wavefronts, 16-byte ones four: one per 16 and 8
  *                 lanes.
  *
  * NOT MODELLED: global memory (races between blocks, visibility; for bounds use
- * -fsanitize=address), spin waits, thread block clusters, the asynchronous proxy, the rounding
- * inside tensor cores (fp32 sums in the order of k here), registers and occupancy.
+ * -fsanitize=address), spin waits, thread block clusters, bulk copies, swizzled operands of wgmma
+ * (a fault), reads of registers that a product in flight has (they find NaN), the rounding inside
+ * tensor cores (fp32 sums in the order of k here), registers and occupancy.
  *
  * Faults are collected and never end the process; after a divergence, a barrier fault or a deadlock
  * the rest of the launch is skipped.  One thread of the host only.
@@ -77,6 +87,13 @@
 #ifdef EMU_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#endif
+
+/* Functions that look at registers of kernels, which may have left their scope. */
+#ifdef EMU_ASAN
+#define EMU_UNCHECKED __attribute__((no_sanitize("address")))
+#else
+#define EMU_UNCHECKED
 #endif
 
 /* Define EMU_UCONTEXT to switch fibers by ucontext on x86-64 too (slower: two system calls). */
@@ -194,6 +211,8 @@ enum class Fault {
     BARRIER,
     DEADLOCK,
     COPY,
+    WGMMA,
+    PROXY,
     UNSUPPORTED,
     COUNT
 };
@@ -202,7 +221,7 @@ inline const char* fault_name(Fault kind) {
     static const char* const names[] = {"out of bounds", "misaligned", "uninitialised read",
                                         "race",          "in flight",  "divergence",
                                         "barrier",       "deadlock",   "copy",
-                                        "unsupported"};
+                                        "wgmma",         "proxy",      "unsupported"};
     return names[(int)kind];
 }
 
@@ -443,6 +462,9 @@ public:
         return bad;
     }
 
+    /* Stamp of the last write. */
+    uint32_t writer(uint32_t cell) const { return writer_[cell]; }
+
     /* A copy arrives in cells that it has owned since its issue. */
     void land(uint32_t first, uint32_t count, uint32_t mark) {
         std::fill_n(writer_.begin() + first, count, mark);
@@ -642,15 +664,22 @@ enum class Op {
     SYNC_WARP,
     MBARRIER_ARRIVE,
     MBARRIER_WAIT,
+    FENCE_PROXY,
     BARRIER_SYNC, /* from here on .aligned */
     LDMATRIX,
     MOVMATRIX,
-    MMA
+    MMA,
+    WGMMA,
+    WGMMA_FENCE,
+    WGMMA_COMMIT,
+    WGMMA_WAIT
 };
 
 inline const char* op_name(Op op) {
-    static const char* const names[] = {"shuffle",  "sync_warp", "mbarrier_arrive", "mbarrier_wait",
-                                        "bar_sync", "ldmatrix",  "movmatrix",       "mma"};
+    static const char* const names[] = {
+        "shuffle",      "sync_warp",  "mbarrier_arrive", "mbarrier_wait", "fence_async_proxy",
+        "bar_sync",     "ldmatrix",   "movmatrix",       "mma",           "wgmma_tf32",
+        "wgmma_fence",  "wgmma_commit", "wgmma_wait"};
     return names[(int)op];
 }
 
@@ -660,10 +689,32 @@ struct Copy {
     int bytes, copied;
 };
 
+/* A register that wgmma knows, by its address. */
+struct Register {
+    float* at;
+    float value;      /* used by products in flight: its value now; else: at the last wgmma_fence */
+    int products;     /* in flight that use it */
+    bool accumulates; /* in these; else it is of A */
+};
+
+constexpr uint32_t IN_FLIGHT_BITS = 0xffdecade; /* a NaN that no arithmetic makes */
+constexpr int WGMMA_TILES = 16;                 /* of 8 columns */
+
 struct Thread {
     Fiber fiber;
     std::vector<Copy> copies;   /* issued and not landed, oldest first */
     std::vector<size_t> groups; /* end of each committed group in `copies` */
+    std::vector<Register> registers;
+};
+
+/* A warp's part of a product in flight. */
+struct Product64 {
+    Site site;
+    uint64_t b;
+    float* c[LANES];
+    const float* a[LANES];
+    Clock before;       /* the warp's, at its start */
+    Clock before_fence; /* ... and at its latest fence_async_proxy */
 };
 
 struct Warp {
@@ -678,6 +729,19 @@ struct Warp {
     uint32_t epoch; /* of its accesses now */
     Clock before;
     AccessLog log;
+    std::vector<uint32_t> proxy_fences; /* the epochs that they ended */
+    Clock before_fence;                 /* `before`, at the latest */
+    std::vector<Product64> products;    /* in flight, oldest first */
+    std::vector<size_t> groups;         /* end of each committed group in `products` */
+    bool fenced;                        /* by a wgmma_fence since the last wait */
+    size_t steps;                       /* operations of its warpgroup that it has executed */
+};
+
+/* What a warpgroup executes, in order. */
+struct WarpgroupStep {
+    Op op;
+    Site site;
+    uint64_t argument;
 };
 
 struct Barrier {
@@ -968,11 +1032,156 @@ public:
         }
     }
 
+    /* -- warpgroups -- */
+
+    void fence_proxy(Site site) {
+        need_sm90("fence_async_proxy", site);
+        warp_->proxy_fences.push_back(warp_->epoch);
+        warp_->before_fence = warp_->before;
+        begin_epoch(*warp_);
+    }
+
+    void start_product(const Product64& product) {
+        if (!step(Op::WGMMA, product.site, product.b)) return;
+        for (int lane = 0; lane < LANES; lane++) {
+            for (int i = 0; i < 4 * WGMMA_TILES; i++)
+                use(lane, product.c[lane] + i, true, product.site);
+            for (int i = 0; i < 4; i++)
+                use(lane, const_cast<float*>(product.a[lane]) + i, false, product.site);
+        }
+        warp_->products.push_back(product);
+        warp_->products.back().before = warp_->before;
+        warp_->products.back().before_fence = warp_->before_fence;
+    }
+
+    EMU_UNCHECKED void fence_registers(Site site) {
+        if (!step(Op::WGMMA_FENCE, site, 0)) return;
+        warp_->fenced = true;
+        for (int lane = 0; lane < LANES; lane++)
+            for (Register& r : lane_thread(lane).registers)
+                if (r.products == 0) r.value = *r.at;
+    }
+
+    void commit_products(Site site) {
+        if (step(Op::WGMMA_COMMIT, site, 0)) warp_->groups.push_back(warp_->products.size());
+    }
+
+    void wait_products(size_t groups_left, Site site) {
+        if (!step(Op::WGMMA_WAIT, site, groups_left)) return;
+        warp_->fenced = false;
+        std::vector<size_t>& groups = warp_->groups;
+        if (groups.size() <= groups_left) return;
+        const size_t done = groups.size() - groups_left, end = groups[done - 1];
+        std::vector<Product64>& products = warp_->products;
+        for (size_t i = 0; i < end; i++) perform(products[i]);
+        products.erase(products.begin(), products.begin() + (ptrdiff_t)end);
+        groups.erase(groups.begin(), groups.begin() + (ptrdiff_t)done);
+        for (size_t& group : groups) group -= end;
+    }
+
 private:
     struct Reported {
         Fault kind;
         Site site;
     };
+
+    Thread& lane_thread(int lane) { return threads_[warp_index() * LANES + lane]; }
+
+    void need_sm90(const char* what, Site site) {
+        if (device.capability_major == 9) return;
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
+               device.capability_minor);
+    }
+
+    /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
+    bool step(Op op, Site site, uint64_t argument) {
+        need_sm90(op_name(op), site);
+        const int group = warp_index() / 4;
+        if (4 * group + 4 > launch.warps) {
+            report(Fault::WGMMA, site, "%s by warp %d of %d, not one of 4", op_name(op),
+                   warp_index(), launch.warps);
+            return false;
+        }
+        std::vector<WarpgroupStep>& steps = warpgroups_[group];
+        const WarpgroupStep now = {op, site, argument};
+        if (warp_->steps++ == steps.size()) steps.push_back(now);
+        const WarpgroupStep& first = steps[warp_->steps - 1];
+        if (first.op == op && first.site == site && first.argument == argument) return true;
+        report(Fault::WGMMA, site,
+               "%s of warp %d is %s in %s:%d, or with other arguments, in its warpgroup",
+               op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
+        return true;
+    }
+
+    /* A product takes a register: as accumulator, or as part of A. */
+    EMU_UNCHECKED void use(int lane, float* at, bool accumulates, Site site) {
+        std::vector<Register>& known = lane_thread(lane).registers;
+        const auto is_it = [at](const Register& r) { return r.at == at; };
+        auto r = std::find_if(known.begin(), known.end(), is_it);
+        const bool is_new = r == known.end();
+        if (is_new) r = known.insert(r, Register{at, *at, 0, accumulates});
+        if (r->products == 0) {
+            if (!warp_->fenced)
+                report(Fault::WGMMA, site, "no wgmma_fence since the last wgmma_wait");
+            else if (!is_new && memcmp(&r->value, at, 4) != 0)
+                report(Fault::WGMMA, site, "a register of lane %d changed after the wgmma_fence",
+                       lane);
+            r->value = *at;
+            r->accumulates = accumulates;
+            memcpy(at, &IN_FLIGHT_BITS, 4);
+        } else if (r->accumulates != accumulates) {
+            report(Fault::WGMMA, site, "a register of lane %d is used by a product in flight",
+                   lane);
+        }
+        r->products++;
+    }
+
+    float take(int lane, const float* at) {
+        for (const Register& r : lane_thread(lane).registers)
+            if (r.at == at) return r.value;
+        internal_error("a register of a product is not known");
+    }
+
+    /* ... and gives it back. */
+    EMU_UNCHECKED void give(int lane, const float* at, const float* value, Site site) {
+        for (Register& r : lane_thread(lane).registers) {
+            if (r.at != at) continue;
+            if (value) r.value = *value;
+            if (--r.products > 0) return;
+            if (memcmp(at, &IN_FLIGHT_BITS, 4) != 0)
+                report(Fault::WGMMA, site, "a register of lane %d was written in flight", lane);
+            memcpy(r.at, &r.value, 4);
+            return;
+        }
+    }
+
+    void perform(const Product64& p);
+
+    /* 4 neighbours of a row of B.  Checks what read() does, and the fences between proxies. */
+    void read_async(float* row, uint32_t addr, const Product64& p) {
+        if (!legal(addr, 16, 16, "wgmma operand", p.site)) {
+            memset(row, 0xff, 16);
+            return;
+        }
+        const uint32_t offset = addr - SMEM_BASE;
+        uint32_t conflict;
+        const int64_t bad = history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch,
+                                          p.before, &conflict);
+        if (bad >= 0) report_conflict("wgmma", bad, conflict, p.site);
+        memcpy(row, &smem_[offset], 16);
+        for (uint32_t cell = offset / 2; bad < 0 && cell < offset / 2 + 8; cell++) {
+            const uint32_t written = history_.writer(cell), writer = thread_of(written) / LANES;
+            const std::vector<uint32_t>& fences = warps_[writer].proxy_fences;
+            const auto released =
+                std::upper_bound(fences.begin(), fences.end(), p.before.epoch[writer]);
+            if (released != fences.begin() && released[-1] >= epoch_of(written)) continue;
+            if (epoch_of(written) <= p.before_fence.epoch[writer]) continue;
+            report(Fault::PROXY, p.site,
+                   "wgmma reads smem_base() + %u without a fence_async_proxy since warp %u wrote",
+                   2 * cell, writer);
+            return;
+        }
+    }
 
     uint32_t random() {
         random_ ^= random_ << 13;
@@ -1019,6 +1228,7 @@ private:
         const bool good = live_warps_ == 0;
         abandoned_ = !good;
         if (good) check_mbarriers_idle();
+        if (good) check_warpgroups_idle();
         return good;
     }
 
@@ -1028,10 +1238,12 @@ private:
         history_.start_block(launch.smem_bytes, launch.warps);
         memset(barriers_, 0, sizeof barriers_);
         mbarriers_.clear();
+        for (auto& steps : warpgroups_) steps.clear();
         for (int i = 0; i < launch.threads; i++) {
             threads_[i].fiber.start(thread_entry, i, abandoned_);
             threads_[i].copies.clear();
             threads_[i].groups.clear();
+            threads_[i].registers.clear();
         }
         for (int i = 0; i < launch.warps; i++) {
             Warp& w = warps_[i];
@@ -1041,6 +1253,12 @@ private:
             w.epoch = 1;
             memset(&w.before, 0, sizeof w.before);
             w.log.clear();
+            w.proxy_fences.clear();
+            memset(&w.before_fence, 0, sizeof w.before_fence);
+            w.products.clear();
+            w.groups.clear();
+            w.fenced = false;
+            w.steps = 0;
         }
         live_warps_ = launch.warps;
         abandoned_ = false;
@@ -1170,7 +1388,8 @@ private:
     }
 
     void complete(Mbarrier& m, Site site) {
-        if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting) {
+        /* who arrives in every phase cannot take one for another */
+        if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting & ~m.warps) {
             report(Fault::BARRIER, site,
                    "a phase of %s ends before warp %d has seen the end of the one before",
                    mbarrier_name(m).c_str(), lowest_bit(late));
@@ -1234,6 +1453,19 @@ private:
         }
     }
 
+    void check_warpgroups_idle() {
+        for (int i = 0; i < launch.warps; i++) {
+            const Warp& w = warps_[i];
+            if (!w.products.empty())
+                report(Fault::WGMMA, w.products[0].site, "warp %d returns with products in flight",
+                       i);
+            if (w.steps && w.steps != warpgroups_[i / 4].size())
+                report(Fault::WGMMA, launch.site,
+                       "warp %d returns after %zu of its warpgroup's %zu steps", i, w.steps,
+                       warpgroups_[i / 4].size());
+        }
+    }
+
     std::string kernel_name() const;
 
     Fiber scheduler_;
@@ -1241,6 +1473,7 @@ private:
     Warp warps_[MAX_WARPS];
     Barrier barriers_[BARRIERS];
     std::vector<Mbarrier> mbarriers_;
+    std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
     Warp* warp_ = nullptr;
     int live_warps_ = 0;
     int patience_ = 0; /* collectives until another warp may run */
@@ -1444,6 +1677,46 @@ void perform_mma16(Mma16** lanes, Decode decode) {
     }
     p.multiply();
     for (int lane = 0; lane < LANES; lane++) p.exchange_c(lane, lanes[lane]->c, true);
+}
+
+/* The 16 rows of C[64][128] += A[64][8] B[8][128] that are the warp's; B^T lies in shared memory as
+ * wgmma_operand() says. */
+inline void Machine::perform(const Product64& p) {
+    const uint64_t unknown = p.b & ~(0x3fffull | 0x3fffull << 16 | 0x3fffull << 32);
+    const uint32_t start = (uint32_t)(p.b & 0x3fff) << 4;
+    const uint32_t k_bytes = (uint32_t)(p.b >> 16 & 0x3fff) << 4;
+    const uint32_t n_bytes = (uint32_t)(p.b >> 32 & 0x3fff) << 4;
+    if (unknown) report(Fault::UNSUPPORTED, p.site, "a swizzled operand of wgmma");
+    stats_.mma++;
+    for (int tile = 0; tile < WGMMA_TILES; tile++) {
+        Product<8> part;
+        uint32_t addrs[16];
+        for (int i = 0; i < 16; i++) { /* rows of 4 */
+            float row[4];
+            const int n = i % 8, k = i / 8;
+            addrs[i] = start + (uint32_t)tile * n_bytes + 16u * (uint32_t)n + (uint32_t)k * k_bytes;
+            read_async(row, addrs[i], p);
+            for (int e = 0; e < 4; e++) part.b[4 * k + e][n] = decode_tf32(row[e]);
+        }
+        if (warp_index() % 4 == 0) count_matrices(addrs, 16, p.site); /* the others read along */
+        for (int lane = 0; lane < LANES; lane++) {
+            float c[4];
+            for (int i = 0; i < 4; i++) {
+                part.a[lane / 4 + 8 * (i % 2)][lane % 4 + 4 * (i / 2)] =
+                    decode_tf32(take(lane, p.a[lane] + i));
+                c[i] = take(lane, p.c[lane] + 4 * tile + i);
+            }
+            part.exchange_c(lane, c, false);
+        }
+        part.multiply();
+        for (int lane = 0; lane < LANES; lane++) {
+            float c[4];
+            part.exchange_c(lane, c, true);
+            for (int i = 0; i < 4; i++) give(lane, p.c[lane] + 4 * tile + i, &c[i], p.site);
+        }
+    }
+    for (int lane = 0; lane < LANES; lane++)
+        for (int i = 0; i < 4; i++) give(lane, p.a[lane] + i, nullptr, p.site);
 }
 
 struct Mma8 {
@@ -1734,6 +2007,57 @@ inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1,
         emu::machine.stats().mma++;
         emu::perform_mma_tf32(lanes);
     });
+}
+
+inline uint64_t wgmma_operand(uint32_t addr, uint32_t k_bytes, uint32_t n_bytes,
+                              emu::Site site = emu::Site::here()) {
+    if ((addr | k_bytes | n_bytes) % 16 != 0)
+        emu::machine.report(emu::Fault::ALIGNMENT, site, "an operand of wgmma");
+    return (uint64_t)(addr >> 4) | (uint64_t)(k_bytes >> 4) << 16 | (uint64_t)(n_bytes >> 4) << 32;
+}
+
+inline void wgmma_tf32(float (&c)[emu::WGMMA_TILES][4], const float (&a)[4], uint64_t b,
+                       emu::Site site = emu::Site::here()) {
+    struct Operands {
+        float* c;
+        const float* a;
+        uint64_t b;
+    } mine = {c[0], a, b};
+    emu::machine.meet(emu::Op::WGMMA, site, mine, [site](Operands** lanes) {
+        emu::Product64 product = {};
+        product.site = site;
+        product.b = lanes[0]->b;
+        for (int lane = 0; lane < 32; lane++) {
+            product.c[lane] = lanes[lane]->c;
+            product.a[lane] = lanes[lane]->a;
+            if (lanes[lane]->b != product.b)
+                emu::machine.report(emu::Fault::WGMMA, site,
+                                    "lanes 0 and %d have different operands", lane);
+        }
+        emu::machine.start_product(product);
+    });
+}
+
+inline void wgmma_fence(emu::Site site = emu::Site::here()) {
+    char nothing = 0;
+    emu::machine.meet(emu::Op::WGMMA_FENCE, site, nothing,
+                      [site](char**) { emu::machine.fence_registers(site); });
+}
+inline void wgmma_commit(emu::Site site = emu::Site::here()) {
+    char nothing = 0;
+    emu::machine.meet(emu::Op::WGMMA_COMMIT, site, nothing,
+                      [site](char**) { emu::machine.commit_products(site); });
+}
+template <int N>
+void wgmma_wait(emu::Site site = emu::Site::here()) {
+    char nothing = 0;
+    emu::machine.meet(emu::Op::WGMMA_WAIT, site, nothing,
+                      [site](char**) { emu::machine.wait_products(N, site); });
+}
+inline void fence_async_proxy(emu::Site site = emu::Site::here()) {
+    char nothing = 0;
+    emu::machine.meet(emu::Op::FENCE_PROXY, site, nothing,
+                      [site](char**) { emu::machine.fence_proxy(site); });
 }
 
 struct Grid {

@@ -23,6 +23,7 @@ int machine_choose(const char *name) {
         const char *name;
         emu::Device device;
     } devices[] = {{"sm_75", {4, 7, 5, 64 * 1024, 64 * 1024}},
+                   {"sm_80", {4, 8, 0, 164 * 1024, 163 * 1024}},
                    {"sm_86", {4, 8, 6, 100 * 1024, 99 * 1024}},
                    {"sm_90", {4, 9, 0, 228 * 1024, 227 * 1024}}};
     for (const auto &known : devices) {

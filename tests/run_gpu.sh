@@ -88,7 +88,7 @@ build() {
         targets+=(tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops
                   tests/test_gpu_large)
     fi
-    if asked gpu; then targets+=(tests/test_train); fi
+    if asked gpu; then targets+=(tests/test_train tests/test_kernels_gpu_ptx); fi
     if asked gpu train memcheck modes racecheck initcheck; then targets+=(examples/hybrid_train); fi
     if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx); fi
     if asked suites; then targets=(); fi
@@ -98,8 +98,11 @@ build() {
 # Meson first compiles what the tests need.
 suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
-# Nothing may be skipped here.
-gpu() { suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt"; }
+# Nothing may be skipped here.  Then wkv6 from PTX, which is without what only compute capability 9.0 has.
+gpu() {
+    suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&
+        compile tests/test_kernels_gpu_ptx && "$build/tests/test_kernels_gpu_ptx" --once wkv6
+}
 
 # sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
 # each operator and, beside the usual tests, for WKV6's hard cases and for the trainer's operators, beside

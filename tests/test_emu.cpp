@@ -694,6 +694,183 @@ static void test_pipeline() {
     }
 }
 
+/* ---- warpgroups, sound or with one fault planted --------------------------------------------- */
+
+enum class Slip {
+    NOTHING,
+    NO_FENCE,          /* before the first product of a round */
+    LATE_A,            /* A changes after the fence */
+    LATE_C,            /* so do accumulators */
+    EARLY_READ,        /* accumulators are read in flight, */
+    EARLY_WRITE,       /* or written, */
+    EARLY_A,           /* or A is written */
+    LAX_WAIT,          /* the wait leaves the group in flight */
+    NO_COMMIT,         /* the products are in no group */
+    NO_WAIT,           /* the last wait is missing */
+    C_AS_A,            /* accumulators in flight are used as A */
+    READER_FENCES,     /* none: B is handed over to the asynchronous proxy after the barrier */
+    NO_PROXY_FENCE,    /* B is not handed over, */
+    LATE_PROXY_FENCE,  /* or after the barrier by another warp, */
+    EARLY_PROXY_FENCE, /* or before its last write */
+    EARLY_REUSE,       /* B is written again before the wait */
+    ONE_WARP_LESS,     /* a warp skips a product */
+    OTHER_OPERAND,     /* a warp has another B */
+    HALF_GROUP,        /* 2 warps are no warpgroup */
+    SWIZZLE,
+    OUT_OF_BOUNDS
+};
+
+struct WarpgroupParams {
+    const float *a, *b, *c; /* [groups][64][16], [ROUNDS][16][128], [groups][64][128] */
+    float* out;             /* [groups][64][128] */
+    int k_bytes, n_bytes;
+    Slip slip;
+};
+
+constexpr int ROUNDS = 3, TILES = 16, COLUMNS = 8 * TILES;
+
+GT_DEV float* warpgroup_cell(float* c, int tile, int i) {
+    const int row = 16 * warp_id() + lane_id() / 4 + 8 * (i / 2); /* of all warpgroups */
+    return c + row * COLUMNS + 8 * tile + 2 * (lane_id() % 4) + i % 2;
+}
+
+/* In every round C[64][128] += A[64][16] B[16][128] in two products; every warpgroup has its rows
+ * of A and C. */
+GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
+    float c[TILES][4], a[2][4];
+    for (int x = 0; x < 4 * TILES; x++)
+        c[x / 4][x % 4] = *warpgroup_cell(const_cast<float*>(p.c), x / 4, x % 4);
+    for (int x = 0; x < 8; x++) {
+        const int row = 16 * warp_id() + lane_id() / 4 + 8 * (x % 2);
+        a[x / 4][x % 4] = p.a[16 * row + 8 * (x / 4) + lane_id() % 4 + x / 2 % 2 * 4];
+    }
+    const uint32_t smem = smem_base() + 16;
+    for (int round = 0; round < ROUNDS; round++) {
+        const bool slips = round == ROUNDS - 1;
+        const auto has = [&](Slip slip) { return slips && p.slip == slip; };
+        const auto write_b = [&] {
+            for (int x = thread_id(); x < 4 * COLUMNS; x += block_threads()) {
+                const int n = x % COLUMNS, k = x / COLUMNS * 4; /* 4 neighbours along k */
+                const float* from = p.b + (16 * round + k) * COLUMNS + n;
+                sts<float4>(smem + k / 4 * p.k_bytes + n / 8 * p.n_bytes + n % 8 * 16,
+                            float4{from[0], from[COLUMNS], from[2 * COLUMNS], from[3 * COLUMNS]});
+            }
+        };
+        if (has(Slip::EARLY_PROXY_FENCE)) fence_async_proxy();
+        write_b();
+        if (!has(Slip::EARLY_PROXY_FENCE) && !has(Slip::NO_PROXY_FENCE) &&
+            !has(Slip::LATE_PROXY_FENCE) && p.slip != Slip::READER_FENCES)
+            fence_async_proxy();
+        sync_threads();
+        if (p.slip == Slip::READER_FENCES || (has(Slip::LATE_PROXY_FENCE) && warp_id() > 0))
+            fence_async_proxy();
+        if (!has(Slip::NO_FENCE)) wgmma_fence();
+        if (has(Slip::LATE_A)) a[1][2] += 1.0f;
+        if (has(Slip::LATE_C)) c[TILES - 1][3] += 1.0f;
+        for (int k = 0; k < 2; k++) {
+            uint64_t b = wgmma_operand(smem + 2 * k * p.k_bytes, p.k_bytes, p.n_bytes);
+            if (has(Slip::OTHER_OPERAND) && warp_id() == 2) b += 1;
+            if (has(Slip::SWIZZLE)) b |= 1ull << 62;
+            if (has(Slip::OUT_OF_BOUNDS)) b += (uint64_t)k << 40;
+            if (k == 1 && has(Slip::ONE_WARP_LESS) && warp_id() == 3) continue;
+            wgmma_tf32(c, k == 1 && has(Slip::C_AS_A) ? c[0] : a[k], b);
+        }
+        if (!has(Slip::NO_COMMIT)) wgmma_commit();
+        if (has(Slip::EARLY_READ)) p.out[0] = c[0][0];
+        if (has(Slip::EARLY_WRITE)) c[1][1] = 0.0f;
+        if (has(Slip::EARLY_A)) a[0][0] = 0.0f;
+        if (has(Slip::EARLY_REUSE)) {
+            sync_threads();
+            write_b();
+            fence_async_proxy();
+            sync_threads();
+        }
+        if (has(Slip::LAX_WAIT)) {
+            wgmma_wait<1>();
+        } else if (!has(Slip::NO_WAIT)) {
+            wgmma_wait<0>();
+        }
+        sync_threads();
+    }
+    if (p.slip == Slip::EARLY_READ) return;
+    for (int x = 0; x < 4 * TILES; x++) *warpgroup_cell(p.out, x / 4, x % 4) = c[x / 4][x % 4];
+}
+
+/* True when the results are right. */
+static bool run_warpgroups(int groups, int n_bytes, int k_pad, Slip slip) {
+    const int k_bytes = TILES * n_bytes + k_pad;
+    Array<float> a(groups * 64 * 16), b(ROUNDS * 16 * COLUMNS), c(groups * 64 * COLUMNS);
+    Array<float> out(c.size(), NAN);
+    for (float& x : a) x = random_integer();
+    for (float& x : b) x = random_integer() * (1 + 0x1p-12f); /* which the tensor core drops */
+    for (float& x : c) x = random_integer();
+    launch(warpgroup_kernel, {2}, slip == Slip::HALF_GROUP ? 64u : (unsigned)(128 * groups),
+           (size_t)(16 + 3 * k_bytes + TILES * n_bytes), nullptr,
+           WarpgroupParams{a.data(), b.data(), c.data(), out.data(), k_bytes, n_bytes, slip});
+    if (slip == Slip::EARLY_READ) return same(out[0], NAN);
+    for (size_t i = 0; i < c.size(); i++) {
+        float sum = c[i];
+        for (int k = 0; k < ROUNDS * 16; k++)
+            sum += a[i / COLUMNS * 16 + k % 16] * roundf(b[k * COLUMNS + i % COLUMNS]);
+        if (!same(out[i], sum)) return false;
+    }
+    return true;
+}
+
+static void test_warpgroups() {
+    bool right = true;
+    for (int seed = 1; seed <= 16; seed++) {
+        emu::set_seed(seed);
+        right = run_warpgroups(1, 128, 0, Slip::NOTHING) && right;
+        right = run_warpgroups(2, 144, 16, Slip::NOTHING) && right;
+        right = run_warpgroups(1, 144, 16, Slip::READER_FENCES) && right;
+        right = run_warpgroups(2, 128, 48, Slip::NOTHING) && right;
+    }
+    check(right, "wgmma: right results");
+    check(emu::stats().worst_ways <= 8, "wgmma operands: %d ways", emu::stats().worst_ways);
+    check_clean("wgmma");
+
+    const struct {
+        Slip slip;
+        emu::Fault fault;
+        const char* name;
+    } cases[] = {
+        {Slip::NO_FENCE, emu::Fault::WGMMA, "no wgmma_fence"},
+        {Slip::LATE_A, emu::Fault::WGMMA, "A changed after wgmma_fence"},
+        {Slip::LATE_C, emu::Fault::WGMMA, "accumulator changed after wgmma_fence"},
+        {Slip::EARLY_WRITE, emu::Fault::WGMMA, "accumulator written in flight"},
+        {Slip::EARLY_A, emu::Fault::WGMMA, "A written in flight"},
+        {Slip::LAX_WAIT, emu::Fault::WGMMA, "wgmma_wait off by one"},
+        {Slip::NO_COMMIT, emu::Fault::WGMMA, "products never committed"},
+        {Slip::NO_WAIT, emu::Fault::WGMMA, "products never waited for"},
+        {Slip::C_AS_A, emu::Fault::WGMMA, "accumulators in flight as A"},
+        {Slip::NO_PROXY_FENCE, emu::Fault::PROXY, "no fence_async_proxy"},
+        {Slip::LATE_PROXY_FENCE, emu::Fault::PROXY, "fence_async_proxy too late, of others"},
+        {Slip::EARLY_PROXY_FENCE, emu::Fault::PROXY, "fence_async_proxy before the write"},
+        {Slip::EARLY_REUSE, emu::Fault::RACE, "operand overwritten in flight"},
+        {Slip::ONE_WARP_LESS, emu::Fault::WGMMA, "a warp skips a product"},
+        {Slip::OTHER_OPERAND, emu::Fault::WGMMA, "a warp has another operand"},
+        {Slip::HALF_GROUP, emu::Fault::WGMMA, "half a warpgroup"},
+        {Slip::SWIZZLE, emu::Fault::UNSUPPORTED, "swizzled operand"},
+        {Slip::OUT_OF_BOUNDS, emu::Fault::BOUNDS, "operand out of bounds"},
+    };
+    for (const auto& c : cases) {
+        for (int seed = 1; seed <= 4; seed++) {
+            emu::set_seed(seed);
+            run_warpgroups(1, 128, 0, c.slip);
+            check_caught(c.name, c.fault, "warpgroup_kernel");
+        }
+    }
+    check(run_warpgroups(1, 128, 0, Slip::EARLY_READ), "accumulator read in flight is NaN");
+    check_clean("accumulator read in flight");
+
+    const emu::Device usual = emu::device;
+    emu::device.capability_major = 8;
+    run_warpgroups(1, 128, 0, Slip::NOTHING);
+    check_caught("wgmma on sm_80", emu::Fault::UNSUPPORTED, "warpgroup_kernel");
+    emu::device = usual;
+}
+
 /* ---- small planted faults -------------------------------------------------------------------- */
 
 struct NoParams {
@@ -1061,6 +1238,7 @@ int main() {
     test_matrices();
     test_mma();
     test_pipeline();
+    test_warpgroups();
     test_faults();
     test_devices();
     test_strict_order();

@@ -4,7 +4,7 @@
  *
  *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--exact] [OP ...]
  *
- *   --device NAME  of the emulation: sm_75, sm_86 or sm_90
+ *   --device NAME  of the emulation: sm_75, sm_80, sm_86 or sm_90
  *   --mode NAME    only that calls made in another way, such as "captured in a graph", give the
  *                  same bits; those calls come first in the process; "all": in all other ways
  *   --short        fewer cases, for sanitizers

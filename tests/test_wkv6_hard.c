@@ -135,15 +135,25 @@ static void check_tensors(const test_runner *r, const hard_case *k, gt_pass pass
     }
 }
 
-static void check_case(const hard_case *k) {
-    static int turn; /* emulated, half of the passes are run with saved, half without */
+static int turn; /* emulated, half of the passes are run with saved, half without */
+
+/* Emulated, also as another device where compute capability 9.0 has a kernel of its own. */
+static void check_on_devices(const hard_case *k, void (*check)(const hard_case *k)) {
+    check(k);
+    if (k->c.args.wkv6.N == 128 && k->c.args.wkv6.dtype != GT_F32 && machine_choose("sm_80")) {
+        check(k);
+        machine_choose("sm_90");
+    }
+    turn++;
+}
+
+static void check_passes(const hard_case *k) {
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
         test_values in, truth, got;
         draw_inputs(k, (gt_pass)pass, &in);
         test_run(&test_truth, &k->c, (gt_pass)pass, &in, TEST_ALL, &truth);
-        turn += pass == GT_BACKWARD;
         for (int i = 0; i < 2; i++) {
-            if (machine_is_slow && i != turn % 2) continue;
+            if (machine_is_slow && i != (turn + pass) % 2) continue;
             if (test_run(&runners[i], &k->c, (gt_pass)pass, &in, TEST_ALL, &got))
                 check_tensors(&runners[i], k, (gt_pass)pass, &got, &truth);
             if (k->in_detail) test_compare(&runners[i], &k->c, (gt_pass)pass, &got, &truth, NULL);
@@ -151,6 +161,10 @@ static void check_case(const hard_case *k) {
         }
         test_free(&in), test_free(&truth);
     }
+}
+
+static void check_case(const hard_case *k) {
+    check_on_devices(k, check_passes);
 }
 
 /* ---- variants -------------------------------------------------------------------------------- */
@@ -355,7 +369,7 @@ static void spoil_neighbours(const test_case *c, gt_pass pass, int64_t b, test_v
 }
 
 /* Against the same batch of clean elements or, where segments are fixed, the element alone. */
-static void check_neighbours_of(const hard_case *k, const test_runner *r, gt_pass pass) {
+static void check_neighbours_in(const hard_case *k, const test_runner *r, gt_pass pass) {
     const int64_t b = 1, first = k->c.args.wkv6.segments ? b : 0; /* b: the one in the middle */
     test_case clean = k->c;
     test_values in, part, out, got, expected;
@@ -374,6 +388,14 @@ static void check_neighbours_of(const hard_case *k, const test_runner *r, gt_pas
     test_free(&in), test_free(&out), test_free(&got), test_free(&expected);
 }
 
+static void check_neighbours_of(const hard_case *k) {
+    for (int saved = 0; saved < 2; saved++) {
+        if (machine_is_slow && saved != turn % 2) continue;
+        check_neighbours_in(k, &runners[saved], GT_FORWARD);
+        check_neighbours_in(k, &runners[saved], GT_BACKWARD);
+    }
+}
+
 /* du, the sum over the batch, is left out. */
 static void check_neighbours(void) {
     static const gt_dtype dtypes[] = {GT_BF16, GT_F32, GT_F16};
@@ -383,11 +405,7 @@ static void check_neighbours(void) {
             .decay = changing_speeds};
         set_variant(&k, dtypes[(i + i / 9) % 3], i / 3);
         k.c.args.wkv6.B = 3;
-        for (int saved = 0; saved < 2; saved++) {
-            if (machine_is_slow && saved != i % 2) continue;
-            check_neighbours_of(&k, &runners[saved], GT_FORWARD);
-            check_neighbours_of(&k, &runners[saved], GT_BACKWARD);
-        }
+        check_on_devices(&k, check_neighbours_of);
     }
     test_group("wkv6", "bits that neighbours do not change");
 }
