@@ -120,6 +120,20 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
     return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
 }
 
+/* Whether S is kept in two bf16 terms, its rests behind all checkpoints: in rowsum(S . G) the rounding of S is an error
+ * that dw of a slow channel has in common for a chunk.  N = 32, where a checkpoint is small and a row short. */
+GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
+    return state_dtype(dtype, N, V) == GT_BF16 && N == 32;
+}
+
+/* What bf16 leaves of a number, or of both of a pair. */
+GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
+
+GT_HD uint32_t rests_of(float lo, float hi) {
+    const uint32_t pair = pack_bf16(lo, hi);
+    return pack_bf16(lo - unpack_bf16_lo(pair), hi - unpack_bf16_hi(pair));
+}
+
 /* Packed sequences; cu_seqlens is NULL if the call has none, and a sequence is a batch element. */
 struct Packing {
     const int32_t *cu_seqlens, *seq_count;
@@ -231,6 +245,7 @@ struct ForwardParams {
     float* state_out;
     void* checkpoints; /* [B,H,places,N,V] */
     gt_dtype checkpoint_dtype;
+    int64_t rest; /* elements from a checkpoint to its rest, 0: none */
     int64_t places;
     int state_in_shared, is_step;
     const int32_t* slots;
@@ -350,10 +365,17 @@ GT_DEV void store_checkpoint(const ForwardParams& p, int64_t index, int slice, i
                              float (&s)[32]) {
     const Problem& in = p.in;
     index *= (int64_t)in.N * in.V;
-    if (p.checkpoint_dtype == GT_BF16)
-        move_column<SLICES, true>(static_cast<bf16*>(p.checkpoints) + index, in, slice, column, s);
-    else
+    if (p.checkpoint_dtype == GT_BF16) {
+        bf16* to = static_cast<bf16*>(p.checkpoints) + index;
+        move_column<SLICES, true>(to, in, slice, column, s);
+        if (!p.rest) return;
+        float rest[32];
+        GT_UNROLL
+        for (int i = 0; i < 32; i++) rest[i] = rest_of(s[i]);
+        move_column<SLICES, true>(to + p.rest, in, slice, column, rest);
+    } else {
         move_column<SLICES, true>(static_cast<float*>(p.checkpoints) + index, in, slice, column, s);
+    }
 }
 
 template <int SLICES, bool REVERSE>
@@ -490,7 +512,8 @@ struct TensorTraits {
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
     /* reverse, behind all that: S of a checkpoint of each head */
-    static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State);
+    static constexpr bool KEEPS_REST = std::is_same<State, bf16>::value && N == 32; /* keeps_rest() */
+    static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State) * (KEEPS_REST ? 2 : 1);
     static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_BYTES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
@@ -537,6 +560,7 @@ struct TensorParams {
     const float* state_in;
     float* state_out;
     void* checkpoints;      /* [B,H,places,N,N], of StateOf<T> */
+    int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
     const void* S;          /* reverse: S before each chunk, and ... */
     float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,places,PARTS,N]; NULL: not wanted */
     int places;
@@ -1239,7 +1263,7 @@ struct StateWarp {
     }
 
     /* The same as bf16: a lane gets channel 8 nt + g of every tile, and neighbours in it, by transposing. */
-    GT_METHOD void store(bf16* state) const {
+    GT_METHOD void store(bf16* state, bool rests = false) const {
         state += g * C::N + column0 + 2 * C::TILES * j;
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
@@ -1247,9 +1271,10 @@ struct StateWarp {
                 uint32_t pairs[C::TILES];
             } row;
             GT_UNROLL
-            for (int i = 0; i < C::TILES; i++)
-                row.pairs[i] =
-                    movmatrix_trans(pack_bf16(S[i / 2][nt][2 * (i % 2)], S[i / 2][nt][2 * (i % 2) + 1]));
+            for (int i = 0; i < C::TILES; i++) {
+                const float lo = S[i / 2][nt][2 * (i % 2)], hi = S[i / 2][nt][2 * (i % 2) + 1];
+                row.pairs[i] = movmatrix_trans(rests ? rests_of(lo, hi) : pack_bf16(lo, hi));
+            }
             stg(state + 8 * nt * C::N, row);
         }
     }
@@ -1513,8 +1538,11 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
 
     constexpr int STEP = C::SPLIT && C::N == 64 ? 1 : 2; /* two leaves side by side would spill there */
     for (int leaf = 0; leaf < span.leaves; leaf += STEP) {
-        if (checkpoints && leaf % LEAVES == 0)
-            me.store(checkpoints + leaf / LEAVES * C::N * C::N);
+        if (checkpoints && leaf % LEAVES == 0) {
+            typename C::State* checkpoint = checkpoints + leaf / LEAVES * C::N * C::N;
+            me.store(checkpoint);
+            if constexpr (C::KEEPS_REST) me.store(checkpoint + p.rest, true);
+        }
         GT_UNROLL
         for (int i = 0; i < STEP; i++) {
             if (leaf + i >= span.leaves) break;
@@ -2007,7 +2035,8 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
  * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
- * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G). */
+ * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
+ *     rests if it has any. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
@@ -2020,6 +2049,7 @@ struct StatePart {
     /* of the 2 NT values that a lane has of a channel: neighbours in a piece, which is copied at once */
     static constexpr int PIECE = 2 * C::PERMUTED, BYTES = PIECE * (int)sizeof(State);
     static constexpr int PIECES = 2 * NT / PIECE;
+    static constexpr int REST = C::S_BYTES / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
     uint32_t full, empty;           /* mbarriers */
@@ -2064,12 +2094,14 @@ struct StatePart {
     }
 
     template <class To>
-    GT_METHOD void store(To* state) const {
+    GT_METHOD void store(To* state, bool rests = false) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
             float x[2 * NT];
             To* to = state + channel_at(i) * C::N;
             row(i, x);
+            GT_UNROLL
+            for (int k = 0; rests && k < 2 * NT; k++) x[k] = rest_of(x[k]);
             GT_UNROLL
             for (int k = 0; k < PIECES; k++) {
                 float piece[PIECE];
@@ -2085,7 +2117,6 @@ struct StatePart {
         GT_UNROLL
         for (int x = 0; x < 2 * MT * PIECES; x++)
             cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES));
-        cp_async_commit();
     }
 
     /* sums = the warp's part of rowsum(S . G), from the lane's first channel on: this is G, and S lies where copy()
@@ -2102,6 +2133,11 @@ struct StatePart {
                 const Vec<State, PIECE> y = lds<Vec<State, PIECE>>(other + 32 * BYTES * (PIECES * i + k));
                 GT_UNROLL
                 for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], y.get(e), sum[i]);
+                if constexpr (C::KEEPS_REST) {
+                    const Vec<State, PIECE> rest = lds<Vec<State, PIECE>>(other + REST + 32 * BYTES * (PIECES * i + k));
+                    GT_UNROLL
+                    for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], rest.get(e), sum[i]);
+                }
             }
         }
         halve_sums<MT>(sum, 2);
@@ -2194,7 +2230,12 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
 
     /* S of the next checkpoint: a lane copies what it reads, so that it waits for none */
     const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
-    const auto fetch = [&] { me.copy(static_cast<const State*>(p.S) + element, other); };
+    const auto fetch = [&] {
+        const State* S = static_cast<const State*>(p.S) + element;
+        me.copy(S, other);
+        if constexpr (C::KEEPS_REST) me.copy(S + p.rest, other + StatePart<C>::REST);
+        cp_async_commit();
+    };
     if (wants_rowsums && span.leaves) fetch();
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
@@ -2206,7 +2247,9 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             const bool at_checkpoint =
                 REVERSE ? leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0 : leaf % LEAVES == 0;
             if (p.checkpoints && at_checkpoint) {
-                me.store(static_cast<State*>(p.checkpoints) + element);
+                State* checkpoint = static_cast<State*>(p.checkpoints) + element;
+                me.store(checkpoint);
+                if constexpr (C::KEEPS_REST && !REVERSE) me.store(checkpoint + p.rest, true);
                 if (wants_rowsums) {
                     const uint32_t inside = (uint32_t)element % NN; /* [chunk, channel, value] */
                     float* sums = p.rowsums + element / NN * (C::PARTS * C::N);
@@ -3718,12 +3761,15 @@ struct TwoTerms {
     uint32_t high[4], low[4];
 
     GT_METHOD TwoTerms(const float (&x)[4], const float (&y)[4]) {
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const float a = (i < 2 ? x : y)[i % 2 * 2], b = (i < 2 ? x : y)[i % 2 * 2 + 1];
-            high[i] = pack_bf16(a, b);
-            low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
-        }
+        set(0, x[0], x[1]);
+        set(1, x[2], x[3]);
+        set(2, y[0], y[1]);
+        set(3, y[2], y[3]);
+    }
+
+    GT_METHOD void set(int i, float a, float b) {
+        high[i] = pack_bf16(a, b);
+        low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
     }
 
     /* dv += this times 16 rows of bf16, each half of them 8 in shared memory: `at` has that of the lane */
@@ -5008,6 +5054,11 @@ static inline size_t forward_workspace(const gt_wkv6_args& a, const Device& devi
     return arena.bytes();
 }
 
+/* From a checkpoint of S to its rest, in elements; 0: it has none. */
+static inline int64_t rest_at(const gt_wkv6_args& a) {
+    return keeps_rest(a.dtype, a.N, a.V) ? a.B * a.H * places_of(a) * a.N * a.V : 0;
+}
+
 static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& device, void* checkpoints,
                                       Chain& stream) {
     const Segments cut = cut_time(a, device);
@@ -5019,6 +5070,7 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
     p.state_in = a.state_in;
     p.state_out = a.state_out;
     p.checkpoints = checkpoints;
+    p.rest = rest_at(a);
     p.state_in_shared = a.state_in_shared;
     p.places = (int)places_of(a);
     p.segments = cut;
@@ -5026,9 +5078,9 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
     return launch_tensor_any<false>(p, stream);
 }
 
-/* Checkpoints of states in the arena, at its next place. */
-static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype) {
-    const int64_t count = a.B * a.H * places_of(a) * a.N * a.V;
+/* Checkpoints of states in the arena, at its next place; `rest`: of those of S that follow. */
+static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t rest = 0) {
+    const int64_t count = a.B * a.H * places_of(a) * a.N * a.V + rest;
     if (dtype == GT_BF16) return arena.take<bf16>(count);
     return arena.take<float>(count);
 }
@@ -5036,7 +5088,7 @@ static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dty
 /* Where forward leaves the states for backward. */
 static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, size_t* bytes) {
     Arena arena(const_cast<void*>(saved));
-    void* checkpoints = take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V));
+    void* checkpoints = take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), rest_at(a));
     *bytes = arena.bytes();
     return checkpoints;
 }
@@ -5081,7 +5133,7 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     c.S_dtype = state_dtype(a.dtype, a.N, a.V);
     plan.tensor = backward_fits(a, device);
     c.G_dtype = plan.tensor ? c.S_dtype : GT_F32;
-    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype);
+    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, rest_at(a));
     plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype != GT_F32)
@@ -5110,6 +5162,7 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.state_in;
         t.state_in_shared = a.state_in_shared;
         t.checkpoints = plan.S_checkpoints;
+        t.rest = rest_at(a);
         t.places = (int)places_of(a);
         t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
@@ -5121,6 +5174,7 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     p.state_in = a.state_in;
     p.state_in_shared = a.state_in_shared;
     p.checkpoints = plan.S_checkpoints;
+    p.rest = rest_at(a);
     p.places = places_of(a);
     p.checkpoint_dtype = plan.chunk.S_dtype;
     plan.chunk.S_checkpoints = plan.S_checkpoints;
@@ -5140,6 +5194,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.dstate_out;
         t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
+        t.rest = rest_at(a);
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.places = (int)places_of(a);
         t.segments = plan.cut;
@@ -5274,6 +5329,7 @@ static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Devic
     p.checkpoints = checkpoints;
     p.places = places_of(a);
     p.checkpoint_dtype = state_dtype(a.dtype, a.N, a.V);
+    p.rest = rest_at(a);
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;
     p.slots = a.slots;
