@@ -3014,7 +3014,7 @@ struct BackwardTraits {
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
     static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
-    static constexpr int TOKENS = PLACE + 8 * TENSORS, HEAD = TOKENS + 4, SLOW = HEAD + 4;
+    static constexpr int TOKENS = PLACE + 8 * TENSORS, DU_ROW = TOKENS + 4, SLOW = DU_ROW + 4;
     static constexpr int FLAGS_END = SLOW + 4 * 2 * LEAVES;
     /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
     static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
@@ -3089,13 +3089,13 @@ GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
 }
 
 /* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in
- * every tensor, its number of tokens and its head. */
+ * every tensor, its number of tokens and its row of p.du. */
 template <class C>
 GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     const int i = lane_id();
     if (i == TENSORS) {
         sts<int>(me.smem + C::TOKENS, here.tokens());
-        sts<int>(me.smem + C::HEAD, here.h);
+        sts<int>(me.smem + C::DU_ROW, (here.b * p.places + here.place) * p.H.divisor + here.h);
     }
     if (i >= TENSORS) return;
     const BackwardParams::Tensor& x = p.tensors[i];
@@ -3604,16 +3604,18 @@ GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
 /* sum += (R or K of a leaf)^T c^T */
 template <class C>
 GT_DEV void add_leaf(const BackwardBlock<C>& me, const float (&c)[2][4], int from, int leaf, Sums<C>& sum) {
+    float b[2][4];
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) b[x / 4][x % 4] = to_tf32(c[x / 4][x % 4]);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const uint32_t cell = me.smem + from + cell_of<C>(LEAF / 2 * leaf + 4 * e + me.j, 2 * me.g);
-        const float b[4] = {to_tf32(c[e][0]), to_tf32(c[e][1]), to_tf32(c[e][2]), to_tf32(c[e][3])};
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float4 x = lds<float4>(cell + 128 * q);
             const float a[4] = {x.x, x.y, x.z, x.w};
-            mma_tf32(sum.tile[q][0], a, b[0], b[1]);
-            mma_tf32(sum.tile[q][1], a, b[2], b[3]);
+            mma_tf32(sum.tile[q][0], a, b[e][0], b[e][1]);
+            mma_tf32(sum.tile[q][1], a, b[e][2], b[e][3]);
         }
     }
 }
@@ -4605,9 +4607,7 @@ GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
     if (!p.du || thread_id() >= C::CHANNELS) return;
     float x = 0.0f;
     for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
-    const ChunkPlace here = find_chunk(p);
-    const int64_t row = ((int64_t)here.b * p.places + here.place) * p.H.divisor + here.h;
-    p.du[row * C::N + me.slice0 + thread_id()] = x;
+    p.du[(int64_t)lds<int>(me.smem + C::DU_ROW) * C::N + me.slice0 + thread_id()] = x;
 }
 
 /* The thread's part of dr, dk, dw and du, from X and Z of the slice. */

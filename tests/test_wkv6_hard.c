@@ -135,7 +135,8 @@ static void check_tensors(const test_runner *r, const hard_case *k, gt_pass pass
     }
 }
 
-static int turn; /* emulated, half of the passes are run with saved, half without */
+static int is_short; /* emulated, or by --short: for racecheck */
+static int turn;     /* then, half of the passes are run with saved, half without */
 
 /* Emulated, also as another device where compute capability 9.0 has a kernel of its own. */
 static void check_on_devices(const hard_case *k, void (*check)(const hard_case *k)) {
@@ -153,7 +154,7 @@ static void check_passes(const hard_case *k) {
         draw_inputs(k, (gt_pass)pass, &in);
         test_run(&test_truth, &k->c, (gt_pass)pass, &in, TEST_ALL, &truth);
         for (int i = 0; i < 2; i++) {
-            if (machine_is_slow && i != (turn + pass) % 2) continue;
+            if (is_short && i != (turn + pass) % 2) continue;
             if (test_run(&runners[i], &k->c, (gt_pass)pass, &in, TEST_ALL, &got))
                 check_tensors(&runners[i], k, (gt_pass)pass, &got, &truth);
             if (k->in_detail) test_compare(&runners[i], &k->c, (gt_pass)pass, &got, &truth, NULL);
@@ -183,7 +184,7 @@ static void check_dtypes(const hard_case *given, int turn) {
     static const gt_dtype dtypes[] = {GT_BF16, GT_F16, GT_F32};
     for (int i = 0; i < 3; i++) {
         hard_case k = *given;
-        if (machine_is_slow && i != turn % 3) continue;
+        if (is_short && i != turn % 3) continue;
         set_variant(&k, dtypes[i], turn + i);
         check_case(&k);
     }
@@ -197,7 +198,7 @@ static void check_dtypes(const hard_case *given, int turn) {
 
 /* As often as 64 of them meet every position of a chunk of 64. */
 static int reset_interval(void) {
-    return machine_is_slow ? 17 : 65;
+    return is_short ? 17 : 65;
 }
 
 /* In all channels of head 0, in some of head 1. */
@@ -223,7 +224,7 @@ static void check_resets(void) {
     hard_case zeros = resets;
     zeros.c.name = "zeros", zeros.c.args.wkv6.T = 130, zeros.decay = forgetting;
     check_dtypes(&resets, 0);
-    if (machine_is_slow) check_dtypes(&resets, 2);
+    if (is_short) check_dtypes(&resets, 2);
     for (int turn = 0; turn < 3; turn++) check_dtypes(&zeros, turn);
     test_group("wkv6", "resets at every position of a chunk");
 }
@@ -232,13 +233,13 @@ static void check_resets(void) {
 
 /* k v^T has a mean, so that the state grows with every token, to 16384. */
 static void check_accumulation(void) {
-    const int64_t T = machine_is_slow ? 600 : 65536;
+    const int64_t T = is_short ? 600 : 65536;
     const hard_case k = {.c = {WKV6(.T = T, .H = 1, .N = 64), .name = "accumulates",
                                .fill = {NORMAL("k", 0.5, 0.5), NORMAL("v", 0.5, 0.5),
                                         NORMAL("r", 0, 0.05), NORMAL("w", log(1e-6), 0)}},
                          .loss = 0.05};
     check_dtypes(&k, 0);
-    if (machine_is_slow) check_dtypes(&k, 1);
+    if (is_short) check_dtypes(&k, 1);
     test_group("wkv6", "decays of 1 - 1e-6");
 }
 
@@ -279,7 +280,7 @@ static void check_speeds(void) {
                                           NORMAL("v", 0.5, 0.5), NORMAL("dy", 0.5, 0.5)};
     for (int i = 0; i < 12; i++) {
         /* several heads: dw is that of a few slow channels, which in each chunk have one error in common */
-        hard_case k = {.c = {WKV6(.T = machine_is_slow ? 200 : 600, .H = 3, .N = sizes[i / 4]),
+        hard_case k = {.c = {WKV6(.T = is_short ? 200 : 600, .H = 3, .N = sizes[i / 4]),
                              .name = "speeds"},
                        .decay = decays[i % 4]};
         check_dtypes(&k, i / 4 + i % 4);
@@ -293,7 +294,7 @@ static void check_speeds(void) {
 /* ---- the loss ---- */
 
 static void check_final_state(void) {
-    const int64_t T = machine_is_slow ? 130 : 1000;
+    const int64_t T = is_short ? 130 : 1000;
     const hard_case k = {.c = {WKV6(.T = T, .H = 2, .N = 64), .name = "final state",
                                .fill = {NORMAL("dy", 0, 0), NORMAL("w", -5, 1)}}};
     for (int turn = 0; turn < 3; turn++) check_dtypes(&k, turn);
@@ -311,13 +312,13 @@ static void check_large_states(void) {
     static log_decay *const decays[] = {slowly, mild_speeds, resetting};
     for (int64_t N = 32; N <= 128; N *= 2) {
         for (int i = 0; i < 3; i++) {
-            hard_case k = {.c = {WKV6(.T = machine_is_slow ? 130 : 1000, .H = 1, .N = N),
+            hard_case k = {.c = {WKV6(.T = is_short ? 130 : 1000, .H = 1, .N = N),
                                  .name = "large states",
                                  .fill = {NORMAL("k", 0, 300), NORMAL("v", 0, 300),
                                           NORMAL("r", 0, 1e-4), NORMAL("state_in", 0, 3e6)}},
                            .decay = decays[i],
                            .loss = 1e-4};
-            if (machine_is_slow && N == 128 && i > 0) continue;
+            if (is_short && N == 128 && i > 0) continue;
             set_variant(&k, GT_F16, i);
             check_case(&k);
         }
@@ -349,7 +350,7 @@ static void check_extremes(void) {
         set_variant(&k, GT_BF16, i);
         check_case(&k);
         set_variant(&k, GT_F32, i);
-        if (!machine_is_slow || i == 0) check_case(&k);
+        if (!is_short || i == 0) check_case(&k);
     }
     test_group("wkv6", "extreme decays and factors");
 }
@@ -390,7 +391,7 @@ static void check_neighbours_in(const hard_case *k, const test_runner *r, gt_pas
 
 static void check_neighbours_of(const hard_case *k) {
     for (int saved = 0; saved < 2; saved++) {
-        if (machine_is_slow && saved != turn % 2) continue;
+        if (is_short && saved != turn % 2) continue;
         check_neighbours_in(k, &runners[saved], GT_FORWARD);
         check_neighbours_in(k, &runners[saved], GT_BACKWARD);
     }
@@ -399,7 +400,7 @@ static void check_neighbours_of(const hard_case *k) {
 /* du, the sum over the batch, is left out. */
 static void check_neighbours(void) {
     static const gt_dtype dtypes[] = {GT_BF16, GT_F32, GT_F16};
-    for (int i = 0; i < (machine_is_slow ? 6 : 27); i++) {
+    for (int i = 0; i < (is_short ? 6 : 27); i++) {
         hard_case k = {
             .c = {WKV6(.T = 130, .H = 1, .N = 32 << i % 3), .name = "neighbours", .absent = "du"},
             .decay = changing_speeds};
@@ -410,9 +411,10 @@ static void check_neighbours(void) {
     test_group("wkv6", "bits that neighbours do not change");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const int status = machine_start();
     if (status) return status;
+    is_short = machine_is_slow || (argc > 1 && strcmp(argv[1], "--short") == 0);
     check_resets();
     check_accumulation();
     check_speeds();
