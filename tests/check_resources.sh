@@ -54,6 +54,7 @@ sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 220 ptxas nee
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 32 140 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.64,.false> 40 110 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 104 690 the same
+sm_(100|120) wkv6::backward_tensor_kernel<.*,.(32|64|128)> 550 130 the same
 END
 
 cat >"$out/compile" <<END
