@@ -116,7 +116,7 @@ sanitize() {
     done
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
     # The hard cases are long for racecheck: fewer and shorter ones.  initcheck takes what cuBLASLt has written for
-    # uninitialised, also where a program does nothing but one product and read it, with all values right.
+    # uninitialised, also in a program that only makes products and reads them, whose values are right.
     # The trainer launches what test_hybrid_ops does: a few steps of it are for its graphs and its memory.
     if [[ $* = *--exact* ]]; then
         [ "$tool" != memcheck ] ||
