@@ -512,7 +512,8 @@ struct TensorTraits {
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
     /* reverse, behind all that: S of a checkpoint of each head */
-    static constexpr bool KEEPS_REST = std::is_same<State, bf16>::value && N == 32; /* keeps_rest() */
+    static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
+    static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
     static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State) * (KEEPS_REST ? 2 : 1);
     static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_BYTES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
@@ -570,6 +571,7 @@ struct TensorParams {
     int local;             /* writes segment_states and segment_decays, nothing else */
     float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
     float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
+    bool S_starts_zero, G_ends_zero; /* reverse: S before the first chunk of every sequence, G after the last */
 };
 
 /* One head's segment. */
@@ -2120,14 +2122,15 @@ struct StatePart {
     }
 
     /* sums = the warp's part of rowsum(S . G), from the lane's first channel on: this is G, and S lies where copy()
-     * has put it. */
-    GT_METHOD void store_rowsum(uint32_t other, float* sums) const {
+     * has put it, if they are not zero. */
+    GT_METHOD void store_rowsum(uint32_t other, float* sums, bool is_zero) const {
         float sum[2 * MT]; /* over the lanes of a row */
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
             float x[2 * NT];
-            row(i, x);
             sum[i] = 0.0f;
+            if (is_zero) continue;
+            row(i, x);
             GT_UNROLL
             for (int k = 0; k < PIECES; k++) {
                 const Vec<State, PIECE> y = lds<Vec<State, PIECE>>(other + 32 * BYTES * (PIECES * i + k));
@@ -2236,7 +2239,13 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         if constexpr (C::KEEPS_REST) me.copy(S + p.rest, other + StatePart<C>::REST);
         cp_async_commit();
     };
-    if (wants_rowsums && span.leaves) fetch();
+    /* Whether of the chunk that ends with a leaf S before, or G after, is 0, so that S is not needed.  f16 has no
+     * registers for the question. */
+    const auto is_zero = [&](int leaf) {
+        return C::KEEPS_BF16 && ((p.S_starts_zero && span.starts && leaf < LEAVES) ||
+                                 (p.G_ends_zero && leaf == span.leaves - 1));
+    };
+    if (wants_rowsums && span.leaves && !is_zero(span.leaves - 1)) fetch();
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
     for (int last = span.leaves - 1; last >= 0; last -= 2) { /* the leaf to come, if the walk is reverse */
@@ -2254,10 +2263,10 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
                     const uint32_t inside = (uint32_t)element % NN; /* [chunk, channel, value] */
                     float* sums = p.rowsums + element / NN * (C::PARTS * C::N);
                     cp_async_wait<0>();
-                    me.store_rowsum(other, sums + inside % C::N / C::COLUMNS * C::N + inside / C::N);
+                    me.store_rowsum(other, sums + inside % C::N / C::COLUMNS * C::N + inside / C::N, is_zero(leaf));
                 }
                 element = REVERSE ? element - NN : element + NN;
-                if (wants_rowsums && leaf >= LEAVES) fetch();
+                if (wants_rowsums && leaf >= LEAVES && !is_zero(leaf - LEAVES)) fetch();
             }
             mbarrier_wait(me.full + buffer * C::BUFFER, (span.leaves - 1 - last) / 2 % 2);
             if constexpr (C::SPLIT) {
@@ -5196,6 +5205,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.checkpoints = plan.G_checkpoints;
         t.rest = rest_at(a);
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
+        t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.cut.count == 1;
         t.places = (int)places_of(a);
         t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
