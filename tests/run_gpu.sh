@@ -33,6 +33,7 @@ summarise() {
     awk '/^ *[0-9]+\/[0-9]+ .* \/ .* OK / { suite = $2; sub(/.*:/, "", suite)
                                            if (!tests[suite]++) order[++suites] = suite }
          /^Ok:/ { ok = $2 " tests" }
+         /^alone/ { ok = ok " in " $2 " s" }
          /(ERROR|RACECHECK) SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
          /^held-out loss/ { loss = $3 }
          /^speed/ { speed = $6 " tokens/s" }
@@ -100,7 +101,9 @@ suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
 # Nothing may be skipped here.  Then wkv6 from PTX, which is without what only compute capability 9.0 has.
 gpu() {
+    local started=$SECONDS
     suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&
+        echo "alone $((SECONDS - started)) s" &&
         compile tests/test_kernels_gpu_ptx && "$build/tests/test_kernels_gpu_ptx" --once wkv6
 }
 
@@ -108,21 +111,26 @@ gpu() {
 # each operator and, beside the usual tests, for WKV6's hard cases and for the trainer's operators, beside
 # those of other ways to call for the large tensors; all at the same time.
 sanitize() {
-    local tool=$1 options=() commands=() processes=() status=0 i
+    local tool=$1 options=() commands=() processes=() status=0 preload= cuda i
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
         shift
     done
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
-    # The hard cases are long for racecheck: fewer and shorter ones.  initcheck takes what cuBLASLt has written for
-    # uninitialised, also in a program that only makes products and reads them, whose values are right.
+    # The hard cases are long for racecheck: fewer and shorter ones.  For initcheck, see clear_products.c.
     # The trainer launches what test_hybrid_ops does: a few steps of it are for its graphs and its memory.
     if [[ $* = *--exact* ]]; then
         [ "$tool" != memcheck ] ||
             commands+=('../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3')
         if [ "$tool" = racecheck ]; then commands+=("test_wkv6_hard_gpu --short"); else commands+=(test_wkv6_hard_gpu); fi
-        [ "$tool" = initcheck ] || commands+=("test_hybrid_ops device")
+        commands+=("test_hybrid_ops device")
+        if [ "$tool" = initcheck ]; then
+            preload=$build/clear_products.so
+            cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+            cc -shared -fPIC -I"$cuda/include" -o "$preload" "$root/tests/clear_products.c" -L"$cuda/lib64" -lcudart \
+                -Wl,-rpath,"$cuda/lib64" -ldl || return
+        fi
     else
         commands+=(test_gpu_large)
     fi
@@ -130,7 +138,7 @@ sanitize() {
         examples/hybrid_train || return
     for i in "${!commands[@]}"; do
         # shellcheck disable=SC2086 # a command and its options
-        timeout "${LIMIT:-900}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+        LD_PRELOAD=$preload timeout "${LIMIT:-900}" compute-sanitizer --tool "$tool" --error-exitcode 1 \
             --print-limit 20 "${options[@]}" "$build/tests/"${commands[i]} >"$out/$tool.$i.log" 2>&1 &
         processes+=($!)
     done

@@ -1,0 +1,48 @@
+/* clear_products.c - preloaded, it clears what cublasLtMatmul is about to write.
+ *
+ * initcheck of compute-sanitizer does not see the stores of cuBLASLt's kernels, and takes each read of a product for
+ * one of uninitialised memory.  It does see this cudaMemset2DAsync.  For tests/run_gpu.sh, step initcheck:
+ *
+ *     cc -shared -fPIC -I$CUDA/include -o clear_products.so clear_products.c -ldl
+ *     LD_PRELOAD=./clear_products.so compute-sanitizer --tool initcheck PROGRAM */
+#define _GNU_SOURCE
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t attribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t which, size_t bytes) {
+    uint64_t value = 0;
+    size_t written = 0;
+    if (cublasLtMatrixLayoutGetAttribute(layout, which, &value, bytes, &written) != CUBLAS_STATUS_SUCCESS ||
+        written != bytes) {
+        fprintf(stderr, "clear_products: attribute %d of a matrix\n", (int)which);
+        exit(1);
+    }
+    return value;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+    static __typeof__(&cublasLtMatmul) original;
+    if (!original) *(void **)&original = dlsym(RTLD_NEXT, "cublasLtMatmul");
+    if (*(const float *)beta == 0.0f) { /* else d is read, too */
+        const uint64_t type = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_TYPE, 4);
+        const uint64_t order = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_ORDER, 4);
+        const uint64_t rows = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_ROWS, 8);
+        const uint64_t columns = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_COLS, 8);
+        const uint64_t pitch = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_LD, 8);
+        const uint64_t element = type == CUDA_R_32F ? 4 : 2; /* the others are bf16 and f16 */
+        const uint64_t run = order == CUBLASLT_ORDER_ROW ? columns : rows, runs = order == CUBLASLT_ORDER_ROW ? rows : columns;
+        if (cudaMemset2DAsync(d, pitch * element, 0xff, run * element, runs, stream) != cudaSuccess) {
+            fprintf(stderr, "clear_products: cudaMemset2DAsync\n");
+            exit(1);
+        }
+    }
+    return original(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm,
+                    workspace, workspace_bytes, stream);
+}
