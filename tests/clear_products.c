@@ -37,8 +37,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
         const uint64_t columns = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_COLS, 8);
         const uint64_t pitch = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_LD, 8);
         const uint64_t element = type == CUDA_R_32F ? 4 : 2; /* the others are bf16 and f16 */
-        const uint64_t run = order == CUBLASLT_ORDER_ROW ? columns : rows, runs = order == CUBLASLT_ORDER_ROW ? rows : columns;
-        if (cudaMemset2DAsync(d, pitch * element, 0xff, run * element, runs, stream) != cudaSuccess) {
+        const uint64_t count = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4);
+        const uint64_t step = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 8);
+        const int by_rows = order == CUBLASLT_ORDER_ROW;
+        const uint64_t run = by_rows ? columns : rows, runs = by_rows ? rows : columns;
+        for (uint64_t i = 0; i < count; i++) {
+            if (cudaMemset2DAsync((char *)d + i * step * element, pitch * element, 0xff, run * element, runs, stream) ==
+                cudaSuccess)
+                continue;
             fprintf(stderr, "clear_products: cudaMemset2DAsync\n");
             exit(1);
         }
