@@ -123,7 +123,11 @@ sanitize() {
     if [[ $* = *--exact* ]]; then
         [ "$tool" != memcheck ] ||
             commands+=('../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3')
-        if [ "$tool" = racecheck ]; then commands+=("test_wkv6_hard_gpu --short"); else commands+=(test_wkv6_hard_gpu); fi
+        if [ "$tool" = racecheck ]; then
+            commands+=("test_wkv6_hard_gpu --short")
+        else
+            commands+=(test_wkv6_hard_gpu)
+        fi
         commands+=("test_hybrid_ops device")
         if [ "$tool" = initcheck ]; then
             preload=$build/clear_products.so
