@@ -2038,7 +2038,7 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
  * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
- *     rests if it has any. */
+ *     rests if it has any; in bf16 not where S or G is known to be 0. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 

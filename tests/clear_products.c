@@ -1,9 +1,10 @@
 /* clear_products.c - preloaded, it clears what cublasLtMatmul is about to write.
  *
- * initcheck of compute-sanitizer does not see the stores of cuBLASLt's kernels, and takes each read of a product for
- * one of uninitialised memory.  It does see this cudaMemset2DAsync.  For tests/run_gpu.sh, step initcheck:
+ * initcheck of compute-sanitizer reports reads of what cuBLASLt's kernels have written as reads of uninitialised
+ * memory, also where all values are right; memory that was set before is not reported.  Used by tests/run_gpu.sh, step
+ * initcheck, as
  *
- *     cc -shared -fPIC -I$CUDA/include -o clear_products.so clear_products.c -ldl
+ *     cc -shared -fPIC -I$CUDA/include -o clear_products.so clear_products.c -L$CUDA/lib64 -lcudart -ldl
  *     LD_PRELOAD=./clear_products.so compute-sanitizer --tool initcheck PROGRAM */
 #define _GNU_SOURCE
 #include <cublasLt.h>
