@@ -565,6 +565,10 @@ struct TensorParams {
     const void* S;          /* reverse: S before each chunk, and ... */
     float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,places,PARTS,N]; NULL: not wanted */
     int places;
+    /* reverse: the walk is through the places from first_place on.  From one range of places to the next G goes in
+     * `carried` [B,H,N,N], since one sequence at most is in both; S has places of its own. */
+    int first_place, S_places;
+    float* carried;
     int state_in_shared;
     Segments segments;     /* of every sequence; packed: the most of any, with that of T */
     Divider by_segments, by_H;
@@ -578,14 +582,28 @@ struct TensorParams {
 struct Span {
     bool exists;
     bool starts, ends;        /* first and last of its sequence, in the order of time */
+    bool starts_range, ends_range; /* of its range of places, beyond which the sequence goes on */
     int item, head, h;        /* head: of its sequence; item = head * segments + segment */
     int64_t b;
     int64_t place;            /* of its first chunk, among those of all heads */
     int start, tokens, leaves;
 };
 
-GT_DEV Segments segments_of(const Problem& in, const Sequence& seq, Segments most) {
-    return in.packing.cu_seqlens ? cut_tokens((int)seq.tokens, most.count) : most;
+/* What a walk has of a sequence, in tokens from its first.  Without tokens it belongs to the first range of places. */
+struct Part {
+    bool exists;
+    int first, last;
+};
+
+GT_DEV Part part_of(const TensorParams& p, const Sequence& seq) {
+    const int64_t start = (p.first_place - seq.place) * CHECKPOINT, end = start + (int64_t)p.places * CHECKPOINT;
+    const int64_t first = start > 0 ? start : 0, last = end < seq.tokens ? end : seq.tokens;
+    if (first < last) return {seq.exists, (int)first, (int)last};
+    return {seq.exists && seq.tokens == 0 && p.first_place == 0, 0, 0};
+}
+
+GT_DEV Segments segments_of(const Problem& in, const Part& part, Segments most) {
+    return in.packing.cu_seqlens ? cut_tokens(part.last - part.first, most.count) : most;
 }
 
 template <bool REVERSE>
@@ -596,17 +614,20 @@ GT_DEV Span span_at(const TensorParams& p, int64_t item) {
     s.item = inside ? (int)item : 0;
     s.head = divide(s.item, p.by_segments, &segment);
     const Sequence seq = sequence_at(p.in, divide(s.head, p.by_H, &s.h));
-    const Segments cut = segments_of(p.in, seq, p.segments);
-    s.starts = segment == 0;
-    s.ends = segment == cut.count - 1;
-    s.exists = inside && seq.exists && segment < cut.count &&
-               !(p.local && (REVERSE ? s.starts : s.ends));
+    const Part part = REVERSE ? part_of(p, seq) : Part{seq.exists, 0, (int)seq.tokens};
+    const Segments cut = segments_of(p.in, part, p.segments);
+    const bool is_first = segment == 0, is_last = segment == cut.count - 1;
+    s.starts_range = REVERSE && is_first && part.first > 0;
+    s.ends_range = REVERSE && is_last && part.last < (int)seq.tokens;
+    s.starts = is_first && !s.starts_range;
+    s.ends = is_last && !s.ends_range;
+    s.exists = inside && part.exists && segment < cut.count && !(p.local && (REVERSE ? is_first : is_last));
     s.b = seq.b;
-    const int before = segment * cut.tokens, left = (int)seq.tokens - before;
+    const int before = part.first + segment * cut.tokens, left = part.last - before;
     s.start = (int)seq.first + before;
     s.tokens = s.exists ? (left < cut.tokens ? left : cut.tokens) : 0;
     s.leaves = (s.tokens + LEAF - 1) / LEAF;
-    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT;
+    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT - (REVERSE ? p.first_place : 0);
     return s;
 }
 
@@ -1512,6 +1533,7 @@ GT_DEV const float* first_state(const TensorParams& p, const Span& span, int64_t
     constexpr int64_t NV = C::N * C::N;
     if (!span.exists || p.local) return nullptr;
     if (p.segments.count > 1) return p.segment_states + span.item * NV;
+    if (span.ends_range) return p.carried + (span.b * p.in.H + span.h) * NV;
     return p.state_in ? p.state_in + row * NV : nullptr;
 }
 
@@ -1521,6 +1543,7 @@ GT_DEV float* last_state(const TensorParams& p, const Span& span, bool is_last) 
     constexpr int64_t NV = C::N * C::N;
     if (!span.exists) return nullptr;
     if (p.local) return p.segment_states + span.item * NV;
+    if (span.starts_range) return p.carried + (span.b * p.in.H + span.h) * NV;
     return is_last && p.state_out ? p.state_out + span.head * NV : nullptr;
 }
 
@@ -2219,22 +2242,21 @@ GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
 template <class C, bool REVERSE>
 GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
-    constexpr uint32_t NN = C::N * C::N;
+    constexpr int NN = C::N * C::N;
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
     const bool wants_rowsums = REVERSE && !C::SPLIT && p.rowsums;
     StatePart<C> me;
     me.place(smem + sub * C::HEAD_BUFFER, share);
     const Span span = span_of<C, REVERSE>(p, sub);
-    /* the lane's first element in the next checkpoint */
-    uint64_t element = (span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0)) * NN + first;
-    float* end = last_state<C>(p, span, REVERSE ? span.starts : span.ends);
-    if (end) end += first;
+    int chunk = (int)span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0); /* of the next checkpoint */
+    const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
 
     /* S of the next checkpoint: a lane copies what it reads, so that it waits for none */
     const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
+    const int S_behind = REVERSE ? (int)((span.b * p.in.H + span.h) * (p.S_places - p.places)) + p.first_place : 0;
     const auto fetch = [&] {
-        const State* S = static_cast<const State*>(p.S) + element;
+        const State* S = static_cast<const State*>(p.S) + element(chunk + S_behind);
         me.copy(S, other);
         if constexpr (C::KEEPS_REST) me.copy(S + p.rest, other + StatePart<C>::REST);
         cp_async_commit();
@@ -2243,7 +2265,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
      * registers for the question. */
     const auto is_zero = [&](int leaf) {
         return C::KEEPS_BF16 && ((p.S_starts_zero && span.starts && leaf < LEAVES) ||
-                                 (p.G_ends_zero && leaf == span.leaves - 1));
+                                 (p.G_ends_zero && span.ends && leaf == span.leaves - 1));
     };
     if (wants_rowsums && span.leaves && !is_zero(span.leaves - 1)) fetch();
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
@@ -2256,16 +2278,15 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             const bool at_checkpoint =
                 REVERSE ? leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0 : leaf % LEAVES == 0;
             if (p.checkpoints && at_checkpoint) {
-                State* checkpoint = static_cast<State*>(p.checkpoints) + element;
+                State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk);
                 me.store(checkpoint);
                 if constexpr (C::KEEPS_REST && !REVERSE) me.store(checkpoint + p.rest, true);
                 if (wants_rowsums) {
-                    const uint32_t inside = (uint32_t)element % NN; /* [chunk, channel, value] */
-                    float* sums = p.rowsums + element / NN * (C::PARTS * C::N);
+                    float* sums = p.rowsums + (int64_t)chunk * (C::PARTS * C::N);
                     cp_async_wait<0>();
-                    me.store_rowsum(other, sums + inside % C::N / C::COLUMNS * C::N + inside / C::N, is_zero(leaf));
+                    me.store_rowsum(other, sums + first % C::N / C::COLUMNS * C::N + first / C::N, is_zero(leaf));
                 }
-                element = REVERSE ? element - NN : element + NN;
+                chunk += REVERSE ? -1 : 1;
                 if (wants_rowsums && leaf >= LEAVES && !is_zero(leaf - LEAVES)) fetch();
             }
             mbarrier_wait(me.full + buffer * C::BUFFER, (span.leaves - 1 - last) / 2 % 2);
@@ -2277,16 +2298,20 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
     }
-    if (end) me.store(end);
+    if (p.local || p.state_out || p.carried) {
+        const Span same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
+        float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
+        if (end) me.store(end + first);
+    }
 }
 
 template <class C, bool REVERSE>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     init_mbarriers<C>(smem_base());
-    wait_for_chain();
     if (warp_id() < C::PREP_WARPS) {
         prepare_role<C, REVERSE>(p, smem_base());
     } else {
+        wait_for_chain(); /* the others read what no kernel of the chain has written */
         states_role<C, REVERSE>(p, smem_base());
     }
 }
@@ -2317,12 +2342,14 @@ GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParam
     const int row_bits = 7 - bits, block_bits = 2 * bits - 7; /* rows of a block, blocks of a head */
     const int head = block_x() >> block_bits, block = block_x() & ((1 << block_bits) - 1);
     const Sequence seq = sequence_at(in, head / in.H);
-    if (!seq.exists) return;
-    const int count = segments_of(in, seq, p.walk.segments).count;
+    const Part part = part_of(p.walk, seq);
+    if (!part.exists) return;
+    const int count = segments_of(in, part, p.walk.segments).count;
     const int64_t item0 = (int64_t)head * p.walk.segments.count + (p.step < 0 ? count - 1 : 0);
     const int element = block * SCAN_THREADS + thread_id();
     const int64_t head_in = p.walk.state_in_shared ? head % in.H : head;
     float S = p.walk.state_in ? p.walk.state_in[head_in * NN + element] : 0.0f;
+    if (part.last < seq.tokens) S = p.walk.carried[(seq.b * in.H + head % in.H) * NN + element];
     float* states = p.walk.segment_states + item0 * NN + element;
     const uint32_t sums = smem_base(), scales = sums + SCAN_SCALES;
     for (int first = 0; first < count - 1; first += SCAN_BATCH) {
@@ -2972,11 +2999,13 @@ struct BackwardParams {
     } tensors[TENSORS];
     Divider heads, H; /* heads: B*H */
     int T, places;
+    int first_place, swept_places; /* of this launch, and of G and rowsums */
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
     const float* u;
-    const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V] */
-    const float* rowsums; /* [B,H,places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
+    const void* S_checkpoints; /* [B,H,places,N,V] */
+    const void* G_checkpoints; /* [B,H,swept_places,N,V] */
+    const float* rowsums; /* [B,H,swept_places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
     float* du;            /* [B,places,H,N] or NULL */
 };
 
@@ -3049,6 +3078,7 @@ template <class C>
 struct BackwardBlock {
     uint32_t smem;
     int index;  /* of the chunk in [B,H,places] */
+    int swept;  /* the same in [B,H,swept_places] */
     int leaf;   /* of the warp, in products */
     int slice0; /* first channel of the slice */
     int g, j;   /* lane / 4, lane % 4 */
@@ -3069,6 +3099,14 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     }
 }
 
+/* From there 16 kk values on, and 16 rows on as often as `rows` says: of the swapping one exclusive or is left. */
+GT_DEV uint32_t add_16(uint32_t piece, int kk) { return (piece ^ kk % 4 * 32) + kk / 4 * 128; }
+
+template <int N>
+GT_DEV uint32_t add_16_rows(uint32_t piece, int rows) {
+    return (N == 32 ? piece : piece ^ rows % 4 * 32) + 32 * N * rows;
+}
+
 /* Byte offset of 4 neighbours in a tile of fp32 rows.  In different banks lie two neighbours of rows 4, or 2,
  * apart, and four of rows 1, or 2, apart: the rows that lanes read together. */
 GT_DEV int fp32_swap(int row) { return (row >> 2 & 1) << 1 | ((row ^ row >> 1 ^ row >> 3) & 1) << 2; }
@@ -3081,7 +3119,7 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 /* The chunk of this block; sequence < 0: none. */
 struct ChunkPlace {
     int b, h, place;
-    int index; /* in [B,H,places] */
+    int index, swept; /* in [B,H,places] and [B,H,swept_places] */
     gt_chunk chunk;
 
     GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
@@ -3090,9 +3128,11 @@ struct ChunkPlace {
 GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
     ChunkPlace at;
     int head; /* of the batch */
-    at.place = divide(block_x(), p.heads, &head);
+    const int place = divide(block_x(), p.heads, &head);
+    at.place = p.first_place + place;
     at.b = divide(head, p.H, &at.h);
     at.index = head * p.places + at.place;
+    at.swept = head * p.swept_places + place;
     at.chunk = chunk_at(p.packing, p.T, at.place);
     return at;
 }
@@ -3339,10 +3379,10 @@ GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& her
 
 /* Two warps: a slice of a state kept as bf16, to rows at `to`. */
 template <class C>
-GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const void* states, int to) {
+GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const void* states, int index, int to) {
     constexpr int PIECES = C::N / 8, ROWS = 64 / PIECES;
     const int row = lane / PIECES, piece = lane % PIECES;
-    const bf16* from = static_cast<const bf16*>(states) + (int64_t)me.index * C::N * C::N + me.slice0 * C::N + 8 * lane;
+    const bf16* from = static_cast<const bf16*>(states) + (int64_t)index * C::N * C::N + me.slice0 * C::N + 8 * lane;
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS; i += ROWS)
         cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from + i * C::N);
@@ -3367,10 +3407,10 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
 
 /* A warp: rows of a slice of a state kept as fp32, to where S and then G is. */
 template <class C>
-GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const void* states, int first, int last) {
+GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const void* states, int index, int first, int last) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
     const int piece = lane_id() % PIECES;
-    const float* from = static_cast<const float*>(states) + (int64_t)me.index * C::N * C::N + me.slice0 * C::N;
+    const float* from = static_cast<const float*>(states) + (int64_t)index * C::N * C::N + me.slice0 * C::N;
     for (int row = first + lane_id() / PIECES; row < last; row += ROWS)
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), from + row * C::N + 4 * piece);
 }
@@ -3393,7 +3433,7 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
-    const float* sums = p.rowsums + (int64_t)me.index * C::ROWSUM_PARTS * C::N + me.slice0;
+    const float* sums = p.rowsums + (int64_t)me.swept * C::ROWSUM_PARTS * C::N + me.slice0;
     GT_UNROLL
     for (int i = 0; i < C::ROWSUM_PARTS * COUNT; i += 4 * 32) {
         const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
@@ -3443,7 +3483,9 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     } else {
         if constexpr (C::KEEPS_BF16) {
             wait_for_chain();
-            copy_state<C>(lane, me, tensor == 2 ? p.S_checkpoints : p.G_checkpoints, tensor == 2 ? C::S : C::G);
+            const bool is_S = tensor == 2;
+            copy_state<C>(lane, me, is_S ? p.S_checkpoints : p.G_checkpoints, is_S ? me.index : me.swept,
+                          is_S ? C::S : C::G);
         }
         if (warp == 7 && !is_early && p.tensors[OF_DW].data) copy_rowsums<C>(p, me);
     }
@@ -3457,7 +3499,7 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp < 4 && me.slice0 == 0)
         copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
     if (warp >= 4 && warp < 7)
-        copy_state_rows<C>(me, p.S_checkpoints, C::CHANNELS * (warp - 4) / 3, C::CHANNELS * (warp - 3) / 3);
+        copy_state_rows<C>(me, p.S_checkpoints, me.index, C::CHANNELS * (warp - 4) / 3, C::CHANNELS * (warp - 3) / 3);
     if (warp == 7) {
         copy_u<C>(p, me, here);
         if (me.slice0 == 0) store_place<C>(p, me, here);
@@ -3469,8 +3511,8 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
 /* A slice of a state kept as fp32, as f16 rows at `to`, times 2^(14 - e) with 2^e the largest of the row; what
  * undoes that at `scales`.  By all threads. */
 template <class C>
-GT_DEV void round_state(const BackwardBlock<C>& me, const void* states, int to, int scales) {
-    const float* from = static_cast<const float*>(states) + (int64_t)me.index * C::N * C::N + me.slice0 * C::N;
+GT_DEV void round_state(const BackwardBlock<C>& me, const void* states, int index, int to, int scales) {
+    const float* from = static_cast<const float*>(states) + (int64_t)index * C::N * C::N + me.slice0 * C::N;
     constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES;
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
     float4 x[QUADS];
@@ -3544,18 +3586,16 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
         sts<float>(me.smem + C::BONUS + 8 * (own.t0 + lane_id() / 2 % C::PART) + 4 * (warp_id() % 2), sum);
 }
 
-/* The 16 tokens of a leaf in 16-bit rows at `from`, as a left operand of the values from 16 kk on. */
-template <class C>
-GT_DEV void load_left(const BackwardBlock<C>& me, int from, int leaf, int kk, uint32_t (&a)[4]) {
-    const int matrix = lane_id() / 8, i = lane_id() % 8;
-    ldmatrix_x4(a, me.smem + from + row_piece<C::N>(LEAF * leaf + 8 * (matrix % 2) + i, 2 * kk + matrix / 2));
+/* For ldmatrix the lane's piece of 16-bit rows: of the first 16, their first 16 values, as a left operand, and as two
+ * right ones. */
+template <int N>
+GT_DEV uint32_t left_piece() {
+    return row_piece<N>(lane_id() / 8 % 2 * 8 + lane_id() % 8, lane_id() / 16);
 }
 
-/* The same as two right operands. */
-template <class C>
-GT_DEV void load_right(const BackwardBlock<C>& me, int from, int leaf, int kk, uint32_t (&b)[4]) {
-    const int matrix = lane_id() / 8, i = lane_id() % 8;
-    ldmatrix_x4(b, me.smem + from + row_piece<C::N>(LEAF * leaf + 8 * (matrix / 2) + i, 2 * kk + matrix % 2));
+template <int N>
+GT_DEV uint32_t right_piece() {
+    return row_piece<N>(lane_id() / 16 * 8 + lane_id() % 8, lane_id() / 8 % 2);
 }
 
 /* Sums of a leaf, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
@@ -3568,16 +3608,17 @@ struct Sums {
 /* sum = a state's slice times the warp's tokens */
 template <class C>
 GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>& sum) {
-    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    const uint32_t tokens = me.smem + from + add_16_rows<C::N>(right_piece<C::N>(), me.leaf);
+    const uint32_t rows = me.smem + state + row_piece<C::N>(lane_id() % 8 * 2 + lane_id() / 8 % 2, lane_id() / 16);
     sum = {};
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
         uint32_t b[4];
-        load_right<C>(me, from, me.leaf, kk, b);
+        ldmatrix_x4(b, add_16(tokens, kk));
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             uint32_t a[4];
-            ldmatrix_x4(a, me.smem + state + row_piece<C::N>(16 * q + 2 * i + matrix % 2, 2 * kk + matrix / 2));
+            ldmatrix_x4(a, add_16_rows<C::N>(add_16(rows, kk), q));
             mma<typename C::T>(sum.tile[q][0], a, b[0], b[1]);
             mma<typename C::T>(sum.tile[q][1], a, b[2], b[3]);
         }
@@ -3589,12 +3630,14 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
 template <class C>
 GT_DEV void token_products(const BackwardBlock<C>& me, int from, int other, int leaf, float (&c)[2][4]) {
     constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
+    const uint32_t left = me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.leaf);
+    const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), leaf);
     float sums[SUMS][2][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
         uint32_t a[4], b[4]; /* read again and again: there are no registers to keep them */
-        load_left<C>(me, from, me.leaf, kk, a);
-        load_right<C>(me, other, leaf, kk, b);
+        ldmatrix_x4(a, add_16(left, kk));
+        ldmatrix_x4(b, add_16(right, kk));
         mma<typename C::T>(sums[kk % SUMS][0], a, b[0], b[1]);
         mma<typename C::T>(sums[kk % SUMS][1], a, b[2], b[3]);
     }
@@ -3783,14 +3826,13 @@ struct TwoTerms {
         low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
     }
 
-    /* dv += this times 16 rows of bf16, each half of them 8 in shared memory: `at` has that of the lane */
-    template <int TILES, class At>
-    GT_METHOD void multiply(float (&dv)[TILES][4], const At& at) const {
-        const int matrix = lane_id() / 8;
+    /* dv += this times 16 rows of bf16; rows: the lane's row and piece, for a lane of an odd 8 in their second half */
+    template <int TILES>
+    GT_METHOD void multiply(float (&dv)[TILES][4], uint32_t rows) const {
         GT_UNROLL
         for (int x = 0; x < TILES; x += 2) {
             uint32_t b[4]; /* of two tiles, both halves of the rows of each */
-            ldmatrix_x4_trans(b, at(matrix % 2, x + matrix / 2));
+            ldmatrix_x4_trans(b, add_16(rows, x / 2));
             GT_UNROLL
             for (int y = 0; y < 2; y++) {
                 mma_bf16(dv[x + y], high, b[2 * y], b[2 * y + 1]);
@@ -3806,20 +3848,19 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
                    float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int matrix = lane_id() / 8, i = lane_id() % 8;
-    const auto row = [&](int e, int piece) {
-        return me.smem + C::DY + row_piece<C::N>(LEAF * leaf + 2 * i + e, piece);
-    };
-    if constexpr (C::LARGE) {
-        TwoTerms(A[0], A[1]).multiply(dv, row);
+    if constexpr (C::LARGE) { /* its halves: even and odd tokens */
+        const uint32_t rows = me.smem + C::DY + row_piece<C::N>(2 * i + matrix % 2, matrix / 2);
+        TwoTerms(A[0], A[1]).multiply(dv, add_16_rows<C::N>(rows, leaf));
     } else {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
+            const uint32_t rows = me.smem + C::DY + row_piece<C::N>(2 * i + e, matrix);
             float a[4];
             left_of(A[e], a);
             GT_UNROLL
             for (int x = 0; x < C::N / 32; x++) {
                 uint32_t b[4];
-                ldmatrix_x4_trans(b, row(e, 4 * x + matrix));
+                ldmatrix_x4_trans(b, add_16(add_16_rows<C::N>(rows, leaf), 2 * x));
                 GT_UNROLL
                 for (int y = 0; y < 4; y++)
                     mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
@@ -4091,9 +4132,8 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, LeafK<C>& left, float (&dv)[C
                 left.scaled(kk + e, a);
                 x[e][0] = a[0], x[e][1] = a[2], x[e][2] = a[1], x[e][3] = a[3];
             }
-            TwoTerms(x[0], x[1]).multiply(dv, [&](int e, int piece) {
-                return me.smem + C::G + row_piece<C::N>(8 * (kk + e) + i, piece);
-            });
+            const uint32_t rows = me.smem + C::G + left_piece<C::N>();
+            TwoTerms(x[0], x[1]).multiply(dv, add_16_rows<C::N>(rows, kk / 2));
         }
     } else {
         GT_UNROLL
@@ -4365,7 +4405,7 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
     store_leaf_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
     mbarrier_wait(me.smem + C::S_READ, me.slice0 / C::CHANNELS % 2);
     constexpr int ROWS = C::CHANNELS / LEAVES;
-    copy_state_rows<C>(me, p.G_checkpoints, ROWS * a, ROWS * (a + 1));
+    copy_state_rows<C>(me, p.G_checkpoints, me.swept, ROWS * a, ROWS * (a + 1));
     cp_async_commit();
     if (a == 0 && corner) sts<float>(near_cell(me, 0) + 4, 0.0f);                        /* is in S */
     if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
@@ -4434,7 +4474,7 @@ struct StateRows {
     GT_METHOD int row0(const BackwardBlock<C>& me) const { return C::CHANNELS / LEAVES * me.leaf + lane_id() / 8; }
 
     GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
-        const float* from = static_cast<const float*>(p.G_checkpoints) + (int64_t)me.index * C::N * C::N +
+        const float* from = static_cast<const float*>(p.G_checkpoints) + (int64_t)me.swept * C::N * C::N +
                             (me.slice0 + row0(me)) * C::N + 4 * (lane_id() % 8);
         GT_UNROLL
         for (int i = 0; i < ROWS; i++) {
@@ -4747,11 +4787,24 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     }
 }
 
-/* dv of the warp's leaf, over the slices. */
-template <class C>
+/* dv of the warp's leaf, over the slices; of one slice it is not kept. */
+template <class C, bool KEPT = (C::SLICES > 1)>
 struct ChunkValues {
     float dv[C::VALUE_TILES][4];
 };
+template <class C>
+struct ChunkValues<C, false> {};
+
+template <class C, bool SLOW>
+GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
+                       ChunkValues<C>& values) {
+    if constexpr (C::SLICES > 1) {
+        make_products<C, SLOW>(p, me, states, values.dv);
+    } else {
+        ChunkValues<C, true> own = {};
+        make_products<C, SLOW>(p, me, states, own.dv);
+    }
+}
 
 /* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
 template <class C>
@@ -4760,7 +4813,7 @@ GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> 
     StateRows<C> states;
     prepare_slow_column<C>(p, me, leaf, channel);
     sync_threads();
-    make_products<C, true>(p, me, states, values.dv);
+    make_slice<C, true>(p, me, states, values);
     sync_threads();
     finish_slow_column<C>(p, me, leaf, channel);
     sync_threads();
@@ -4791,7 +4844,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         {
             const ChunkPlace here = find_chunk(p);
             if (here.chunk.sequence < 0) return;
-            me.index = here.index;
+            me.index = here.index, me.swept = here.swept;
             if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
@@ -4808,8 +4861,8 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             }
         }
         if constexpr (C::ROUNDED) {
-            round_state<C>(me, p.S_checkpoints, C::S, C::S_SCALE);
-            round_state<C>(me, p.G_checkpoints, C::G, C::G_SCALE);
+            round_state<C>(me, p.S_checkpoints, me.index, C::S, C::S_SCALE);
+            round_state<C>(me, p.G_checkpoints, me.swept, C::G, C::G_SCALE);
         }
         if constexpr (!C::SPLIT) {
             cp_async_wait<1>();
@@ -4824,7 +4877,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             values = slow_slice<C>(p, me, values);
             continue;
         }
-        make_products<C, false>(p, me, states, values.dv);
+        make_slice<C, false>(p, me, states, values);
         own.load(p, me, w);
         const RawPart<C> raw(p, me, own);
         sync_threads();
@@ -5008,20 +5061,20 @@ static gt_status launch_tensor_once(const TensorParams& p, Chain& stream) {
                       : launch_tensor_of<REVERSE, f16, f16>(p, stream);
 }
 
-/* How the time axis is cut: from sizes and device, or as the caller wishes. */
-static inline Segments cut_time(const gt_wkv6_args& a, const Device& device) {
+/* How T tokens of every sequence are cut: from sizes and device, or as the caller wishes. */
+static inline Segments cut_time(const gt_wkv6_args& a, const Device& device, int64_t T) {
     constexpr int LEAST = 4 * CHECKPOINT; /* tokens of a segment that are worth a block */
     const int64_t heads = sequences_of(a) * a.H, blocks = a.N == 32 ? (heads + 1) / 2 : heads;
     const int64_t room = (a.N == 128 ? 1 : 2) * (int64_t)device.multiprocessors;
     int64_t count = a.segments;
     if (count == 0) {
         count = blocks > 0 ? room / blocks : 1;
-        if (count > a.T / LEAST) count = a.T / LEAST;
+        if (count > T / LEAST) count = T / LEAST;
     }
-    const int64_t most = (a.T + CHECKPOINT - 1) / CHECKPOINT;
+    const int64_t most = (T + CHECKPOINT - 1) / CHECKPOINT;
     if (count > most) count = most;
     if (count < 1) count = 1;
-    const Segments cut = cut_tokens((int)a.T, (int)count);
+    const Segments cut = cut_tokens((int)T, (int)count);
     /* packed sequences are cut by the number wished for: it stands for that of any length */
     return a.seq_capacity ? Segments{(int)count, cut.tokens} : cut;
 }
@@ -5059,7 +5112,7 @@ static inline size_t forward_workspace(const gt_wkv6_args& a, const Device& devi
     Arena arena(nullptr);
     float *states, *decays;
     if (forward_fits(a, device))
-        take_segments(arena, a, cut_time(a, device), &states, &decays);
+        take_segments(arena, a, cut_time(a, device, a.T), &states, &decays);
     return arena.bytes();
 }
 
@@ -5070,7 +5123,7 @@ static inline int64_t rest_at(const gt_wkv6_args& a) {
 
 static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& device, void* checkpoints,
                                       Chain& stream) {
-    const Segments cut = cut_time(a, device);
+    const Segments cut = cut_time(a, device, a.T);
     Arena arena(a.workspace);
     TensorParams p = {};
     p.in = problem_of(a);
@@ -5088,8 +5141,9 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
 }
 
 /* Checkpoints of states in the arena, at its next place; `rest`: of those of S that follow. */
-static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t rest = 0) {
-    const int64_t count = a.B * a.H * places_of(a) * a.N * a.V + rest;
+static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t places,
+                                     int64_t rest = 0) {
+    const int64_t count = a.B * a.H * places * a.N * a.V + rest;
     if (dtype == GT_BF16) return arena.take<bf16>(count);
     return arena.take<float>(count);
 }
@@ -5097,7 +5151,7 @@ static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dty
 /* Where forward leaves the states for backward. */
 static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, size_t* bytes) {
     Arena arena(const_cast<void*>(saved));
-    void* checkpoints = take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), rest_at(a));
+    void* checkpoints = take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), places_of(a), rest_at(a));
     *bytes = arena.bytes();
     return checkpoints;
 }
@@ -5106,11 +5160,16 @@ static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, siz
 struct BackwardPlan {
     bool tensor; /* on tensor cores; else by the kernels for any size */
     ChunkParams chunk;
-    void *S_checkpoints, *G_checkpoints;
-    float* rowsums;         /* [B,H,places,rowsum_parts(),N], for backward_tensor_kernel */
+    void* S_checkpoints;
+    size_t bytes_of_S;   /* if there is no `saved` */
+    void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
+    float* rowsums;      /* [B,H,range_places,rowsum_parts(),N], for backward_tensor_kernel */
+    /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
+    int64_t ranges, range_places;
+    float* carried; /* [B,H,N,N], NULL if there is one range */
     bool shared_gradient; /* dstate_in is a sum over the sequences: of dstate_sum [sequences,H,N,V] */
     float* dstate_sum;
-    Segments cut;
+    Segments cut, range_cut; /* of T, and of a range */
     float *segment_states, *segment_decays;
     int64_t blocks;
     size_t bytes;
@@ -5122,7 +5181,13 @@ static inline int rowsum_parts(const gt_wkv6_args& a) {
                        : StatesTraits<bf16, bf16, 128>::PARTS;
 }
 
-static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
+/* Tokens of a range of places that no packed sequence has; of these, at most as many. */
+static inline int64_t range_tokens(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range) {
+    const int64_t first = range * plan.range_places * CHECKPOINT, left = a.T - first;
+    return left < plan.range_places * CHECKPOINT ? left : plan.range_places * CHECKPOINT;
+}
+
+static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& device, int64_t ranges) {
     BackwardPlan plan = {};
     ChunkParams& c = plan.chunk;
     Arena arena(a.workspace);
@@ -5142,21 +5207,42 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     c.S_dtype = state_dtype(a.dtype, a.N, a.V);
     plan.tensor = backward_fits(a, device);
     c.G_dtype = plan.tensor ? c.S_dtype : GT_F32;
-    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, rest_at(a));
-    plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype);
+    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, c.places, rest_at(a));
+    plan.bytes_of_S = arena.bytes();
+    plan.range_places = (c.places + ranges - 1) / ranges;
+    plan.ranges = ranges;
+    plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, plan.range_places);
+    if (ranges > 1) plan.carried = arena.take<float>(a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype != GT_F32)
-        plan.rowsums = arena.take<float>(a.B * a.H * c.places * rowsum_parts(a) * a.N);
+        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * rowsum_parts(a) * a.N);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
     plan.shared_gradient = a.dstate_in && a.state_in_shared;
     if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(sequences_of(a) * a.H * a.N * a.V);
     if (plan.tensor) {
-        plan.cut = cut_time(a, device);
-        take_segments(arena, a, plan.cut, &plan.segment_states, &plan.segment_decays);
+        plan.range_cut = cut_time(a, device, range_tokens(a, plan, 0));
+        plan.cut = a.saved ? plan.range_cut : cut_time(a, device, a.T);
+        take_segments(arena, a, plan.cut.count > plan.range_cut.count ? plan.cut : plan.range_cut,
+                      &plan.segment_states, &plan.segment_decays);
     }
     plan.bytes = arena.bytes();
     c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
     c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
+    return plan;
+}
+
+/* Long sequences go through as many ranges as keep the workspace within the size of r; ranges cost a few launches
+ * each.  The results are the same, but where segments of a range are others than those of the whole: their number then
+ * does not depend on the batch, if that of the segments does not. */
+static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
+    constexpr int64_t LEAST_TOKENS = 1024, LEAST_PLACES = 4, LEAST_BYTES = 16 << 20;
+    const size_t size = (size_t)(a.B * a.T * a.H * a.N * size_of(a.dtype));
+    BackwardPlan plan = plan_ranges(a, device, 1);
+    if (!plan.tensor || a.T < LEAST_TOKENS || (a.segments == 0 && size < LEAST_BYTES)) return plan;
+    size_t extra = 0; /* S, if it has to be made again */
+    if (!a.saved) extra = plan.bytes_of_S;
+    for (int64_t ranges = 2; plan.bytes - extra > size && plan.chunk.places >= LEAST_PLACES * ranges; ranges++)
+        plan = plan_ranges(a, device, ranges);
     return plan;
 }
 
@@ -5190,8 +5276,8 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     return launch_tokens<false>(p, stream);
 }
 
-/* G after every chunk, and dstate_in. */
-static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, Chain& stream) {
+/* G after every chunk of a range, and dstate_in. */
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, int64_t range, Chain& stream) {
     plan.chunk.G_checkpoints = plan.G_checkpoints;
     if (plan.tensor) {
         TensorParams t = {};
@@ -5205,9 +5291,12 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.checkpoints = plan.G_checkpoints;
         t.rest = rest_at(a);
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
-        t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.cut.count == 1;
-        t.places = (int)places_of(a);
-        t.segments = plan.cut;
+        t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.range_cut.count == 1;
+        t.first_place = (int)(range * plan.range_places);
+        t.places = (int)plan.range_places, t.S_places = (int)places_of(a);
+        t.carried = plan.carried;
+        t.segments = plan.range_cut;
+        if (!a.seq_capacity) t.segments = cut_tokens((int)range_tokens(a, plan, range), plan.range_cut.count);
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         return launch_tensor_any<true>(t, stream);
     }
@@ -5228,8 +5317,9 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 template <class T, class W, int N>
 static gt_status launch_chunks_with(const BackwardParams& p, Chain& stream) {
     using C = BackwardTraits<T, W, N>;
-    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, p.places * (int64_t)p.heads.divisor,
-               C::THREADS, C::SMEM, stream, p);
+    const int64_t left = p.places - p.first_place, places = left < p.swept_places ? left : p.swept_places;
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, places * p.heads.divisor, C::THREADS,
+               C::SMEM, stream, p);
 }
 
 template <class T, class W>
@@ -5239,7 +5329,7 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
     return launch_chunks_with<T, W, 128>(p, stream);
 }
 
-static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, Chain& stream) {
+static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range, Chain& stream) {
     const ChunkParams& c = plan.chunk;
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     if (c.places == 0) return GT_OK;
@@ -5263,7 +5353,8 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
     p.rowsums = plan.rowsums;
     p.du = c.du;
-    p.places = (int)c.places;
+    p.places = (int)c.places, p.swept_places = (int)plan.range_places;
+    p.first_place = (int)(range * plan.range_places);
     if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, stream);
     if (a.dtype == GT_BF16)
         return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
@@ -5293,10 +5384,12 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     add_output(rest, a.dv, a.dv_stride, a.dtype, a.V);
     rest.states = plan.dstate_sum, rest.du = c.du;
     if ((status = clear_rest(a, rest, device, stream)) != GT_OK ||
-        (status = make_S_checkpoints(a, plan, stream)) != GT_OK ||
-        (status = make_G_checkpoints(a, plan, stream)) != GT_OK ||
-        (status = plan.tensor ? launch_chunks(a, plan, stream) : launch_any_chunks(a, plan, stream)) != GT_OK)
+        (status = make_S_checkpoints(a, plan, stream)) != GT_OK)
         return status;
+    for (int64_t range = plan.ranges - 1; range >= 0; range--)
+        if ((status = make_G_checkpoints(a, plan, range, stream)) != GT_OK ||
+            (status = plan.tensor ? launch_chunks(a, plan, range, stream) : launch_any_chunks(a, plan, stream)) != GT_OK)
+            return status;
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,
                                       stream)) != GT_OK)
         return status;

@@ -1125,6 +1125,8 @@ static gt_status fill_model(hy_model *m) {
                        &m->scratch_bytes));
     optimizer = (size_t)m->param_total * m->be->fp32_bytes;
     TRY(m->be->zero(m->be, m->grads, optimizer)); /* the gaps between tensors stay zero */
+    /* rows are padded, and libraries that read 16 bytes at a time read the padding, too */
+    TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
     TRY(m->be->zero(m->be, m->m, optimizer));
     TRY(m->be->zero(m->be, m->v, optimizer));
     TRY(write_tables(m));

@@ -411,6 +411,46 @@ static void check_neighbours(void) {
     test_group("wkv6", "bits that neighbours do not change");
 }
 
+/* ---- long sequences ---- */
+
+/* What backward needs beside `saved` is no larger than r. */
+static void check_room(const test_case *c) {
+    static _Alignas(16) char any[16];
+    gt_wkv6_args a = c->args.wkv6;
+    gt_workspace need;
+    const int64_t elements = a.B * a.T * a.H * a.N, size = elements * (a.dtype == GT_F32 ? 4 : 2);
+    a.r = a.k = a.w = a.v = a.dy = a.dr = a.dk = a.dw = a.dv = a.saved = any;
+    a.u = a.du = (float *)any;
+    if (test_is_packed(c)) a.cu_seqlens = (int32_t *)any;
+    const gt_status status = gt_wkv6_workspace(&a, &need);
+    test_check(status == GT_OK && (int64_t)need.backward <= size, "%s: %s, %zu bytes of workspace, r has %lld",
+               test_describe(c, GT_BACKWARD), gt_status_string(status), need.backward, (long long)size);
+}
+
+/* Backward goes through these in several ranges of chunks, from one of which G is carried to the next. */
+static void check_ranges(void) {
+    static const struct {
+        gt_dtype dtype;
+        int64_t B, H, N, segments;
+    } calls[] = {{GT_BF16, 2, 1, 64, 1},  {GT_BF16, 1, 2, 64, 2}, {GT_F16, 1, 2, 32, 1}, {GT_F16, 1, 1, 64, 2},
+                 {GT_BF16, 1, 1, 128, 1}, {GT_F32, 1, 1, 64, 1},  {GT_F32, 1, 1, 64, 2}};
+    static const int64_t lengths[] = {300, 0, 500, 64, 200, 0};
+    for (int i = 0; i < 7; i++) {
+        for (int is_packed = 0; is_packed < (is_short && i % 2 ? 1 : 2); is_packed++) {
+            hard_case k = {.c = {WKV6(.T = 1088, .H = calls[i].H, .N = calls[i].N), .name = "ranges"},
+                           .decay = slowly,
+                           .in_detail = 1};
+            set_variant(&k, calls[i].dtype, i);
+            k.c.args.wkv6.B = is_packed ? 1 : calls[i].B;
+            k.c.args.wkv6.segments = calls[i].segments;
+            if (is_packed) test_set_sequences(&k.c, 6, 6), k.c.packed.lengths = lengths;
+            if (!is_packed || calls[i].segments == 1) check_room(&k.c); /* else states of segments come on top */
+            check_case(&k);
+        }
+    }
+    test_group("wkv6", "ranges of chunks");
+}
+
 int main(int argc, char **argv) {
     const int status = machine_start();
     if (status) return status;
@@ -422,5 +462,6 @@ int main(int argc, char **argv) {
     check_large_states();
     check_extremes();
     check_neighbours();
+    check_ranges();
     return test_finish();
 }
