@@ -5231,14 +5231,15 @@ static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& devi
     return plan;
 }
 
-/* Long sequences go through as many ranges as keep the workspace within the size of r; ranges cost a few launches
- * each.  The results are the same, but where segments of a range are others than those of the whole: their number then
- * does not depend on the batch, if that of the segments does not. */
+/* Long sequences go through as many ranges as keep the workspace beside `saved` within the size of r; each costs a few
+ * launches more.  Where a caller has fixed more segments than one there are none, since a sequence would be cut at their
+ * borders, too, and these depend on what is packed beside it. */
 static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
-    constexpr int64_t LEAST_TOKENS = 1024, LEAST_PLACES = 4, LEAST_BYTES = 16 << 20;
+    constexpr int64_t LEAST_TOKENS = 1024, LEAST_PLACES = 4;
+    const size_t least = (size_t)device.multiprocessors << 17; /* 16 MiB on an H200: below, launches count for more */
     const size_t size = (size_t)(a.B * a.T * a.H * a.N * size_of(a.dtype));
     BackwardPlan plan = plan_ranges(a, device, 1);
-    if (!plan.tensor || a.T < LEAST_TOKENS || (a.segments == 0 && size < LEAST_BYTES)) return plan;
+    if (!plan.tensor || a.T < LEAST_TOKENS || a.segments > 1 || (a.segments == 0 && size < least)) return plan;
     size_t extra = 0; /* S, if it has to be made again */
     if (!a.saved) extra = plan.bytes_of_S;
     for (int64_t ranges = 2; plan.bytes - extra > size && plan.chunk.places >= LEAST_PLACES * ranges; ranges++)
