@@ -240,7 +240,10 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *     dw_t = dL/dw as given: log: d_t . rowsum(G_t . S_{t-1}); raw: that times -exp(w_t), and 0 where
  *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
  * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
- * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
+ * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
+ * Workspace of backward given `saved`, where N = V is 32, 64 or 128: at most the bytes of r from T = 1024 on (f16 with
+ * N = 128: 1700) if segments are 1, or 0 and r has 128 KB or more for each multiprocessor.  Else it is more: in bf16
+ * with N = 64, 9/8 of that and the states of segments. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */

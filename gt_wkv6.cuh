@@ -2061,7 +2061,10 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
  * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
- *     rests if it has any; in bf16 not where S or G is known to be 0. */
+ *     rests if it has any; in bf16 not where S or G is known to be 0.
+ * ranges: G would take as much room as dy does (N = 128: twice), so long sequences go through this walk and the kernel
+ *     of chunks in turn, range by range of places from the last on.  Between two of them G is carried in fp32: the bits
+ *     are those of one walk.  The preparing warps start before the chunks of the range before are finished. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
@@ -2968,7 +2971,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form, below, and so does one with raw
  * decays that differ too much (is_slow).
  *
- * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier
+ * grid places of the range*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier
  * between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
