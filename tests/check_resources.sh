@@ -49,7 +49,7 @@ sm_ wkv6::slow_slice<.*> 0 600 the rare chunk of the same kernels: called, so th
 sm_ wkv6::forward_tensor_kernel<.*<float,.float,.(32|64),.false> 32 80 fp32: operands in two terms beside a state of 64 registers; what spills are a few addresses
 sm_ wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 80 240 fp32: the same in 128 registers a thread; what spills are addresses and what a slow leaf needs
 sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 48 180 fp32: operands in two terms in 80 registers a thread; what spills are addresses of a leaf and v
-sm_(86|89|90a) wkv6::states_tensor_kernel<.*<f16,.*,.64,.*> 16 44 80 registers a thread; what spills are addresses of a checkpoint, written once in 64 tokens
+sm_(80|86|89|90a) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 24 48 80 or 128 registers a thread; what spills are addresses of a checkpoint, written once in 64 tokens
 sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 220 ptxas needs more registers for the same code there; not measured on such a GPU, nor are the following
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 32 140 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.64,.false> 40 110 the same
