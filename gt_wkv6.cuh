@@ -5213,7 +5213,7 @@ static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& devi
     if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, c.places, rest_at(a));
     plan.bytes_of_S = arena.bytes();
     plan.range_places = (c.places + ranges - 1) / ranges;
-    plan.ranges = ranges;
+    plan.ranges = plan.range_places ? (c.places + plan.range_places - 1) / plan.range_places : 1; /* none is empty */
     plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, plan.range_places);
     if (ranges > 1) plan.carried = arena.take<float>(a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
@@ -5239,7 +5239,7 @@ static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& devi
  * borders, too, and these depend on what is packed beside it. */
 static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
     constexpr int64_t LEAST_TOKENS = 1024, LEAST_PLACES = 4;
-    const size_t least = (size_t)device.multiprocessors << 17; /* 16 MiB on an H200: below, launches count for more */
+    const size_t least = (size_t)device.multiprocessors << 17; /* 16.5 MiB on an H200: below, launches count for more */
     const size_t size = (size_t)(a.B * a.T * a.H * a.N * size_of(a.dtype));
     BackwardPlan plan = plan_ranges(a, device, 1);
     if (!plan.tensor || a.T < LEAST_TOKENS || a.segments > 1 || (a.segments == 0 && size < least)) return plan;
