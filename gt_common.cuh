@@ -109,7 +109,13 @@
 #define GT_SM80 0
 #endif
 
-/* The instructions that only compute capability 9.0 has. */
+/* What a kernel needs that is empty for other devices, which never get it: mma of bf16 and tf32, and mbarriers, of
+ * compute capability 8.0 on; the instructions that only 9.0 has. */
+#if defined(GT_EMU) || GT_SM80
+#define GT_SM80_KERNELS 1
+#else
+#define GT_SM80_KERNELS 0
+#endif
 #if defined(GT_EMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define GT_SM90A 1
 #else

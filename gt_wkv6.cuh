@@ -1624,6 +1624,7 @@ GT_DEV void init_mbarriers(uint32_t smem) {
 
 template <class C>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM80_KERNELS
     init_mbarriers<C>(smem_base());
     wait_for_chain();
     if (warp_id() < C::PREP_WARPS) {
@@ -1631,6 +1632,10 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_C
     } else {
         state_role<C>(p, smem_base());
     }
+#else
+    (void)p;
+    __trap();
+#endif
 }
 
 /* ---- the same on compute capability 9.0: 16-bit activations, N = V = 128 ------------------------------------
@@ -2310,6 +2315,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
 
 template <class C, bool REVERSE>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM80_KERNELS
     init_mbarriers<C>(smem_base());
     if (warp_id() < C::PREP_WARPS) {
         prepare_role<C, REVERSE>(p, smem_base());
@@ -2317,6 +2323,10 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CO
         wait_for_chain(); /* the others read what no kernel of the chain has written */
         states_role<C, REVERSE>(p, smem_base());
     }
+#else
+    (void)p;
+    __trap();
+#endif
 }
 
 /* ---- states between segments -----------------------------------------------------------------------------
@@ -4827,6 +4837,7 @@ GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> 
 template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+#if GT_SM80_KERNELS
     if (!C::KEEPS_BF16) wait_for_chain(); /* else in copy_inputs() */
     BackwardBlock<C> me;
     ChannelPart<C> own;
@@ -4886,6 +4897,10 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         sync_threads();
         finish_part<C>(p, me, own, raw, w);
     }
+#else
+    (void)p;
+    __trap();
+#endif
 }
 
 /* ---- what no packed sequence has ---------------------------------------------------------------------------

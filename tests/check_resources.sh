@@ -50,6 +50,7 @@ sm_ wkv6::forward_tensor_kernel<.*<float,.float,.(32|64),.false> 32 80 fp32: ope
 sm_ wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 80 240 fp32: the same in 128 registers a thread; what spills are addresses and what a slow leaf needs
 sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 48 180 fp32: operands in two terms in 80 registers a thread; what spills are addresses of a leaf and v
 sm_(80|86|89|90a) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 24 48 80 or 128 registers a thread; what spills are addresses of a checkpoint, written once in 64 tokens
+sm_90a wkv6::states_tensor_kernel<.*<bf16,.bf16,.32,.true>,.false> 8 16 the same
 sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 220 ptxas needs more registers for the same code there; not measured on such a GPU, nor are the following
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 32 140 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.64,.false> 40 110 the same
@@ -100,8 +101,9 @@ for part in "$@"; do
             return text + 0
         }
         function judge(kernel, registers, smem, stack, spill) {
-            sub(/\(.*/, "", kernel)       # parameters of a demangled name
             gsub(/_INTERNAL_[0-9a-z_]*::|gt::|\(anonymous namespace\)::|^void /, "", kernel)
+            if (match(kernel, /wkv6::slow_slice</)) kernel = substr(kernel, RSTART)   # behind its type
+            sub(/\(.*/, "", kernel)       # parameters of a demangled name
             allowed_stack = allowed_spill = 0
             for (i = 1; i <= exceptions; i++)
                 if (arch ~ on[i] && kernel ~ of[i]) {
