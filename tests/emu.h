@@ -186,6 +186,8 @@ namespace emu {
 /* ---- interface ------------------------------------------------------------------------------- */
 
 /* A place in the source; as a default argument, the place of the call. */
+/* Passed by reference, and copied by member where that is often: a processor waits for what was written in two pieces
+ * and is read in one. */
 struct Site {
     const char* file;
     int line;
@@ -499,10 +501,21 @@ struct Access {
 
 /* Counts, over the 32 banks of 4 bytes, how many words of one bank `count` accesses want. */
 inline int bank_ways(const uint32_t* addrs, int count, int bytes) {
+    const int words = bytes < 4 ? 1 : bytes / 4;
+    uint32_t only[32], taken = 0; /* nearly always there is one word of a bank */
+    bool conflict = false;
+    for (int i = 0; i < count && !conflict; i++) {
+        for (int k = 0; k < words; k++) {
+            const uint32_t word = addrs[i] / 4 + (uint32_t)k, bank = word % 32;
+            if (!(taken >> bank & 1)) only[bank] = word;
+            taken |= 1u << bank;
+            conflict = conflict || only[bank] != word;
+        }
+    }
+    if (!conflict) return 1;
     uint32_t wanted[32][LANES];
     int in_bank[32] = {0};
     int ways = 1;
-    const int words = bytes < 4 ? 1 : bytes / 4;
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < words; k++) {
             const uint32_t word = addrs[i] / 4 + (uint32_t)k, bank = word % 32;
@@ -537,13 +550,13 @@ public:
     /* One instruction of a warp: the addresses of its active lanes, which make a wavefront each
      * 16 or 8 lanes when they are wide. */
     void count(const Access& instruction, const uint32_t* addrs, const uint8_t* lanes, int active) {
-        const int lanes_per_wavefront = instruction.bytes <= 4 ? 32 : 128 / instruction.bytes;
+        const int shift = instruction.bytes <= 4 ? 5 : instruction.bytes == 8 ? 4 : 3; /* lanes of a wavefront */
         uint64_t wavefronts = 0, ideal = 0;
         int worst = 1;
         for (int i = 0; i < active;) {
-            const int group = lanes[i] / lanes_per_wavefront;
+            const int group = lanes[i] >> shift;
             int end = i;
-            while (end < active && lanes[end] / lanes_per_wavefront == group) end++;
+            while (end < active && lanes[end] >> shift == group) end++;
             const int ways = bank_ways(addrs + i, end - i, instruction.bytes);
             worst = std::max(worst, ways);
             wavefronts += (uint64_t)ways;
@@ -584,8 +597,10 @@ private:
 /* The shared accesses of a warp's lanes since they last met. */
 class AccessLog {
 public:
-    void add(int lane, const Access& access) {
-        lanes_[lane].push_back(access);
+    void add(int lane, const Site& site, uint32_t addr, uint32_t bytes, bool store) {
+        Access& access = lanes_[lane].emplace_back();
+        access.site.file = site.file, access.site.line = site.line;
+        access.addr = addr, access.bytes = (uint16_t)bytes, access.store = store;
         any_ = true;
     }
 
@@ -813,7 +828,7 @@ public:
         thread = -1;
     }
 
-    __attribute__((format(printf, 4, 5))) void report(Fault kind, Site site, const char* format,
+    __attribute__((format(printf, 4, 5))) void report(Fault kind, const Site& site, const char* format,
                                                       ...) {
         fault_count_[(int)kind]++;
         for (const Reported& r : reported_) {
@@ -843,24 +858,24 @@ public:
 
     /* -- shared memory -- */
 
-    void load(void* value, uint32_t addr, uint32_t bytes, Site site) {
+    void load(void* value, uint32_t addr, uint32_t bytes, const Site& site) {
         if (!legal(addr, bytes, bytes, "read", site)) {
             memset(value, 0xff, bytes);
             return;
         }
-        warp_->log.add(lane(), Access{site, addr, (uint16_t)bytes, false});
+        warp_->log.add(lane(), site, addr, bytes, false);
         read(value, addr, bytes, (uint32_t)lane(), site);
     }
 
-    void store(const void* value, uint32_t addr, uint32_t bytes, Site site) {
+    void store(const void* value, uint32_t addr, uint32_t bytes, const Site& site) {
         if (!legal(addr, bytes, bytes, "write", site)) return;
-        warp_->log.add(lane(), Access{site, addr, (uint16_t)bytes, true});
+        warp_->log.add(lane(), site, addr, bytes, true);
         write(addr, bytes, stamp(), site);
         memcpy(&smem_[addr - SMEM_BASE], value, bytes);
     }
 
     /* A row of a matrix, read by the warp as one. */
-    void load_row(void* row, uint32_t addr, Site site) {
+    void load_row(void* row, uint32_t addr, const Site& site) {
         if (!legal(addr, 16, 16, "ldmatrix", site)) {
             memset(row, 0xff, 16);
             return;
@@ -868,32 +883,32 @@ public:
         read(row, addr, 16, WHOLE_WARP, site);
     }
 
-    void count_matrices(const uint32_t* addrs, int rows, Site site) {
+    void count_matrices(const uint32_t* addrs, int rows, const Site& site) {
         uint8_t lanes[LANES];
         for (int i = 0; i < rows; i++) lanes[i] = (uint8_t)i;
         traffic_.count(Access{site, 0, 16, false}, addrs, lanes, rows);
     }
 
     /* What traps on older devices. */
-    void need_sm80(const char* what, Site site) {
+    void need_sm80(const char* what, const Site& site) {
         if (device.capability_major >= 8) return;
         report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
                device.capability_minor);
     }
 
-    void check_global(const void* pointer, size_t bytes, Site site) {
+    void check_global(const void* pointer, size_t bytes, const Site& site) {
         if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return;
         report(Fault::ALIGNMENT, site, "%zu-byte access to global address %p", bytes, pointer);
     }
 
-    void copy(uint32_t addr, const void* source, int bytes, int copied, Site site) {
+    void copy(uint32_t addr, const void* source, int bytes, int copied, const Site& site) {
         if (copied < 0 || copied > bytes || copied % 2 != 0) {
             report(Fault::COPY, site, "cp_async of %d bytes asked for %d", bytes, copied);
             copied = 0;
         }
         check_global(source, (size_t)bytes, site);
         if (!legal(addr, (uint32_t)bytes, (uint32_t)bytes, "cp_async", site)) return;
-        warp_->log.add(lane(), Access{site, addr, (uint16_t)bytes, true});
+        warp_->log.add(lane(), site, addr, bytes, true);
         write(addr, (uint32_t)bytes, stamp_of(EPOCH_IN_FLIGHT, (uint32_t)thread), site);
         memset(&smem_[addr - SMEM_BASE], 0xff, (size_t)bytes);
         current().copies.push_back(Copy{addr, source, bytes, copied});
@@ -921,7 +936,7 @@ public:
     /* Waits until all lanes of the warp have come; the last one calls perform(operands of all
      * lanes) for the warp. */
     template <class Operands, class Perform>
-    void meet(Op op, Site site, Operands& mine, Perform perform) {
+    void meet(Op op, const Site& site, Operands& mine, Perform perform) {
         if (thread < 0) internal_error("primitive used outside a kernel");
         Warp& w = *warp_;
         if (w.arrived == 0) {
@@ -955,7 +970,7 @@ public:
         if (--patience_ <= 0) enter(-1, false);
     }
 
-    void sync(int id, int threads, Site site) {
+    void sync(int id, int threads, const Site& site) {
         if (id < 0 || id >= BARRIERS || threads <= 0 || threads % LANES != 0 ||
             threads > launch.threads) {
             report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads,
@@ -980,7 +995,7 @@ public:
 
     /* -- mbarriers -- */
 
-    void init_mbarrier(uint32_t addr, int threads, Site site) {
+    void init_mbarrier(uint32_t addr, int threads, const Site& site) {
         need_sm80("an mbarrier", site);
         if (!legal(addr, 8, 8, "mbarrier", site)) return;
         if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
@@ -1001,7 +1016,7 @@ public:
         mbarriers_.push_back(fresh);
     }
 
-    void arrive(uint32_t addr, Site site) {
+    void arrive(uint32_t addr, const Site& site) {
         Mbarrier& m = mbarrier_at(addr, "mbarrier_arrive", site);
         if (m.warps & own_bit()) {
             report(Fault::BARRIER, site, "warp %d arrives twice at %s in one phase", warp_index(),
@@ -1016,7 +1031,7 @@ public:
         if (m.arrived == m.expected) complete(m, site);
     }
 
-    void wait(uint32_t addr, int parity, Site site) {
+    void wait(uint32_t addr, int parity, const Site& site) {
         Mbarrier& m = mbarrier_at(addr, "mbarrier_wait", site);
         if (parity != 0 && parity != 1) {
             report(Fault::BARRIER, site, "parity %d at %s", parity, mbarrier_name(m).c_str());
@@ -1034,7 +1049,7 @@ public:
 
     /* -- warpgroups -- */
 
-    void fence_proxy(Site site) {
+    void fence_proxy(const Site& site) {
         need_sm90("fence_async_proxy", site);
         warp_->proxy_fences.push_back(warp_->epoch);
         warp_->before_fence = warp_->before;
@@ -1054,7 +1069,7 @@ public:
         warp_->products.back().before_fence = warp_->before_fence;
     }
 
-    EMU_UNCHECKED void fence_registers(Site site) {
+    EMU_UNCHECKED void fence_registers(const Site& site) {
         if (!step(Op::WGMMA_FENCE, site, 0)) return;
         warp_->fenced = true;
         for (int lane = 0; lane < LANES; lane++)
@@ -1062,11 +1077,11 @@ public:
                 if (r.products == 0) r.value = *r.at;
     }
 
-    void commit_products(Site site) {
+    void commit_products(const Site& site) {
         if (step(Op::WGMMA_COMMIT, site, 0)) warp_->groups.push_back(warp_->products.size());
     }
 
-    void wait_products(size_t groups_left, Site site) {
+    void wait_products(size_t groups_left, const Site& site) {
         if (!step(Op::WGMMA_WAIT, site, groups_left)) return;
         warp_->fenced = false;
         std::vector<size_t>& groups = warp_->groups;
@@ -1087,14 +1102,14 @@ private:
 
     Thread& lane_thread(int lane) { return threads_[warp_index() * LANES + lane]; }
 
-    void need_sm90(const char* what, Site site) {
+    void need_sm90(const char* what, const Site& site) {
         if (device.capability_major == 9) return;
         report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
                device.capability_minor);
     }
 
     /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
-    bool step(Op op, Site site, uint64_t argument) {
+    bool step(Op op, const Site& site, uint64_t argument) {
         need_sm90(op_name(op), site);
         const int group = warp_index() / 4;
         if (4 * group + 4 > launch.warps) {
@@ -1114,7 +1129,7 @@ private:
     }
 
     /* A product takes a register: as accumulator, or as part of A. */
-    EMU_UNCHECKED void use(int lane, float* at, bool accumulates, Site site) {
+    EMU_UNCHECKED void use(int lane, float* at, bool accumulates, const Site& site) {
         std::vector<Register>& known = lane_thread(lane).registers;
         const auto is_it = [at](const Register& r) { return r.at == at; };
         auto r = std::find_if(known.begin(), known.end(), is_it);
@@ -1143,7 +1158,7 @@ private:
     }
 
     /* ... and gives it back. */
-    EMU_UNCHECKED void give(int lane, const float* at, const float* value, Site site) {
+    EMU_UNCHECKED void give(int lane, const float* at, const float* value, const Site& site) {
         for (Register& r : lane_thread(lane).registers) {
             if (r.at != at) continue;
             if (value) r.value = *value;
@@ -1323,7 +1338,7 @@ private:
 
     /* -- memory -- */
 
-    bool legal(uint32_t addr, uint32_t bytes, uint32_t alignment, const char* what, Site site) {
+    bool legal(uint32_t addr, uint32_t bytes, uint32_t alignment, const char* what, const Site& site) {
         if (thread < 0) internal_error("primitive used outside a kernel");
         const uint32_t offset = addr - SMEM_BASE;
         if (addr < SMEM_BASE || offset > launch.smem_bytes || bytes > launch.smem_bytes - offset) {
@@ -1331,7 +1346,7 @@ private:
                    (int)offset, launch.smem_bytes);
             return false;
         }
-        if (offset % alignment != 0) {
+        if (offset & (alignment - 1)) { /* a power of two */
             report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes,
                    offset);
             return false;
@@ -1339,7 +1354,7 @@ private:
         return true;
     }
 
-    void read(void* value, uint32_t addr, uint32_t bytes, uint32_t lane, Site site) {
+    void read(void* value, uint32_t addr, uint32_t bytes, uint32_t lane, const Site& site) {
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
         const int64_t bad =
@@ -1349,14 +1364,14 @@ private:
         memcpy(value, &smem_[offset], bytes);
     }
 
-    void write(uint32_t addr, uint32_t bytes, uint32_t mark, Site site) {
+    void write(uint32_t addr, uint32_t bytes, uint32_t mark, const Site& site) {
         uint32_t conflict;
         const int64_t bad = history_.write((addr - SMEM_BASE) / 2, bytes / 2, thread / LANES,
                                            (uint32_t)lane(), warp_->before, mark, &conflict);
         if (bad >= 0) report_conflict("write", bad, conflict, site);
     }
 
-    void report_conflict(const char* what, int64_t cell, uint32_t conflict, Site site) {
+    void report_conflict(const char* what, int64_t cell, uint32_t conflict, const Site& site) {
         const long offset = (long)cell * 2;
         if (conflict == NEVER_WRITTEN) {
             report(Fault::UNINITIALISED, site, "%s at smem_base() + %ld", what, offset);
@@ -1387,7 +1402,7 @@ private:
         }
     }
 
-    void complete(Mbarrier& m, Site site) {
+    void complete(Mbarrier& m, const Site& site) {
         /* who arrives in every phase cannot take one for another */
         if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting & ~m.warps) {
             report(Fault::BARRIER, site,
@@ -1404,7 +1419,7 @@ private:
         memset(&m.arriving, 0, sizeof m.arriving);
     }
 
-    Mbarrier& mbarrier_at(uint32_t addr, const char* what, Site site) {
+    Mbarrier& mbarrier_at(uint32_t addr, const char* what, const Site& site) {
         if (!legal(addr, 8, 8, what, site)) abandon();
         uint64_t mark;
         memcpy(&mark, &smem_[addr - SMEM_BASE], 8);
@@ -1755,7 +1770,7 @@ struct LdMatrix {
 };
 
 inline void load_matrices(int count, bool transposed, uint32_t* registers, uint32_t addr,
-                          Site site) {
+                          const Site& site) {
     LdMatrix mine = {addr, registers};
     machine.meet(Op::LDMATRIX, site, mine, [=](LdMatrix** lanes) {
         uint16_t rows[32][8];
@@ -1781,7 +1796,7 @@ struct Shuffle {
 
 /* source(lane, argument) is the lane to read from. */
 template <class T, class Source>
-T shuffle(T value, int argument, Site site, Source source) {
+T shuffle(T value, int argument, const Site& site, Source source) {
     static_assert(sizeof(T) == 4, "shuffles move 32 bits");
     Shuffle mine = {0, argument, 0};
     memcpy(&mine.value, &value, sizeof value);
@@ -1798,7 +1813,7 @@ struct BarrierCall {
     int id, threads;
 };
 
-inline void barrier(int id, int threads, Site site) {
+inline void barrier(int id, int threads, const Site& site) {
     BarrierCall mine = {id, threads};
     machine.meet(Op::BARRIER_SYNC, site, mine, [site](BarrierCall** lanes) {
         const BarrierCall first = *lanes[0];
@@ -1817,7 +1832,7 @@ struct MbarrierCall {
     int parity;
 };
 
-inline void mbarrier(Op op, uint32_t addr, int parity, Site site) {
+inline void mbarrier(Op op, uint32_t addr, int parity, const Site& site) {
     MbarrierCall mine = {addr, parity};
     machine.meet(op, site, mine, [op, site](MbarrierCall** lanes) {
         const MbarrierCall first = *lanes[0];
