@@ -241,9 +241,12 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
  * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
- * Workspace of backward given `saved`, where N = V is 32, 64 or 128: at most the bytes of r from T = 1024 on (f16 with
- * N = 128: 1700) if segments are 1, or 0 and r has 128 KB or more for each multiprocessor.  Else it is more: in bf16
- * with N = 64, 9/8 of that and the states of segments. */
+ * Workspace of backward given `saved`, where N = V is 32, 64 or 128.  bf16, and fp32 with N below 128,
+ * use dv (N = 128: dk, too) as scratch memory if it is wanted and its rows are aligned to 16 bytes: besides
+ * at most a sixth of the bytes of r, a state for each head where T is no multiple of 64 (packed: of each
+ * sequence), and what segments need.  Else at most the bytes of r from T = 1024 on (N = 128: 2048) if
+ * segments are 1, or 0 and r has 128 KB or more for each multiprocessor; otherwise more.  A query without
+ * dv gets the latter, which is always enough. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */

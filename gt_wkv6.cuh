@@ -126,6 +126,11 @@ GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
     return state_dtype(dtype, N, V) == GT_BF16 && N == 32;
 }
 
+/* Whether backward may keep G where the chunk that reads it will write dk and dv: its elements are as large as theirs.
+ * fp32, N = 128: warps that have made dv do not wait for those that still read G. */
+template <class T, int N>
+constexpr bool G_FITS_OUTPUTS = std::is_same<StateOf<T>, T>::value && !(std::is_same<T, float>::value && N == 128);
+
 /* What bf16 leaves of a number, or of both of a pair. */
 GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 
@@ -514,6 +519,7 @@ struct TensorTraits {
     /* reverse, behind all that: S of a checkpoint of each head */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
     static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State) * (KEEPS_REST ? 2 : 1);
     static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_BYTES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
@@ -561,14 +567,22 @@ struct TensorParams {
     const float* state_in;
     float* state_out;
     void* checkpoints;      /* [B,H,places,N,N], of StateOf<T> */
+    /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
+     * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks.  data = NULL: all G goes there */
+    struct Rows {
+        void* data;
+        gt_stride at;
+    } G_rows[2];
     int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
     const void* S;          /* reverse: S before each chunk, and ... */
     float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,places,PARTS,N]; NULL: not wanted */
     int places;
     /* reverse: the walk is through the places from first_place on.  From one range of places to the next G goes in
-     * `carried` [B,H,N,N], since one sequence at most is in both; S has places of its own. */
+     * carried_out [B,H,N,N], since one sequence at most is in both, which the next walk gets as carried_in: two arrays,
+     * since in one walk another sequence may come in than goes out.  S has places of its own. */
     int first_place, S_places;
-    float* carried;
+    const float* carried_in;
+    float* carried_out;
     int state_in_shared;
     Segments segments;     /* of every sequence; packed: the most of any, with that of T */
     Divider by_segments, by_H;
@@ -1533,7 +1547,7 @@ GT_DEV const float* first_state(const TensorParams& p, const Span& span, int64_t
     constexpr int64_t NV = C::N * C::N;
     if (!span.exists || p.local) return nullptr;
     if (p.segments.count > 1) return p.segment_states + span.item * NV;
-    if (span.ends_range) return p.carried + (span.b * p.in.H + span.h) * NV;
+    if (span.ends_range) return p.carried_in + (span.b * p.in.H + span.h) * NV;
     return p.state_in ? p.state_in + row * NV : nullptr;
 }
 
@@ -1543,7 +1557,7 @@ GT_DEV float* last_state(const TensorParams& p, const Span& span, bool is_last) 
     constexpr int64_t NV = C::N * C::N;
     if (!span.exists) return nullptr;
     if (p.local) return p.segment_states + span.item * NV;
-    if (span.starts_range) return p.carried + (span.b * p.in.H + span.h) * NV;
+    if (span.starts_range) return p.carried_out + (span.b * p.in.H + span.h) * NV;
     return is_last && p.state_out ? p.state_out + span.head * NV : nullptr;
 }
 
@@ -2067,9 +2081,12 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
  *     rests if it has any; in bf16 not where S or G is known to be 0.
- * ranges: G would take as much room as dy does (N = 128: twice), so long sequences go through this walk and the kernel
- *     of chunks in turn, range by range of places from the last on.  Between two of them G is carried in fp32: the bits
- *     are those of one walk.  The preparing warps start before the chunks of the range before are finished. */
+ * G in outputs: it takes as much room as dv does (N = 128: as dk and dv), so it lies there, row for row, until the
+ *     kernel of chunks has read it and writes them.  What a head and chunk have of them no other reads or writes.
+ * ranges: where that cannot be (f16, whose states are fp32; no dv is wanted; rows are not aligned), long sequences go
+ *     through this walk and the kernel of chunks in turn, range by range of places from the last on.  Between two of
+ *     them G is carried in fp32: the bits are those of one walk.  The preparing warps start before the chunks of the
+ *     range before are finished. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
@@ -2126,12 +2143,13 @@ struct StatePart {
         for (int k = 0; k < 2 * NT; k++) x[k] = S[i / 2][k / 2][2 * (i % 2) + k % 2];
     }
 
+    /* pitch: elements from a row to the next */
     template <class To>
-    GT_METHOD void store(To* state, bool rests = false) const {
+    GT_METHOD void store(To* state, int pitch, bool rests = false) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
             float x[2 * NT];
-            To* to = state + channel_at(i) * C::N;
+            To* to = state + channel_at(i) * (int64_t)pitch;
             row(i, x);
             GT_UNROLL
             for (int k = 0; rests && k < 2 * NT; k++) x[k] = rest_of(x[k]);
@@ -2260,6 +2278,16 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     int chunk = (int)span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0); /* of the next checkpoint */
     const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
 
+    /* Where the checkpoint of the last leaf's chunk goes.  A whole chunk's rows may lie in outputs */
+    const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
+    const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data, is_cut = span.tokens % CHECKPOINT != 0;
+    const int pitch = in_outputs ? (int)outputs.at.t : C::N;
+    State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk);
+    if (in_outputs) {
+        const int token = span.start + (span.leaves - 1) / LEAVES * CHECKPOINT + first / C::N % CHECKPOINT;
+        checkpoint = static_cast<State*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
+    }
+
     /* S of the next checkpoint: a lane copies what it reads, so that it waits for none */
     const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const int S_behind = REVERSE ? (int)((span.b * p.in.H + span.h) * (p.S_places - p.places)) + p.first_place : 0;
@@ -2285,10 +2313,14 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             const int leaf = REVERSE ? last - buffer : span.leaves - 1 - last + buffer;
             const bool at_checkpoint =
                 REVERSE ? leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0 : leaf % LEAVES == 0;
-            if (p.checkpoints && at_checkpoint) {
-                State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk);
-                me.store(checkpoint);
-                if constexpr (C::KEEPS_REST && !REVERSE) me.store(checkpoint + p.rest, true);
+            if ((p.checkpoints || in_outputs) && at_checkpoint) {
+                if (in_outputs && is_cut && leaf == span.leaves - 1) {
+                    me.store(static_cast<State*>(p.checkpoints) + element(span.head), C::N);
+                } else {
+                    me.store(checkpoint, pitch);
+                }
+                if constexpr (C::KEEPS_REST && !REVERSE) me.store(checkpoint + p.rest, C::N, true);
+                checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
                 if (wants_rowsums) {
                     float* sums = p.rowsums + (int64_t)chunk * (C::PARTS * C::N);
                     cp_async_wait<0>();
@@ -2306,10 +2338,10 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
     }
-    if (p.local || p.state_out || p.carried) {
+    if (p.local || p.state_out || p.carried_out) {
         const Span same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
-        if (end) me.store(end + first);
+        if (end) me.store(end + first, C::N);
     }
 }
 
@@ -2362,7 +2394,7 @@ GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParam
     const int element = block * SCAN_THREADS + thread_id();
     const int64_t head_in = p.walk.state_in_shared ? head % in.H : head;
     float S = p.walk.state_in ? p.walk.state_in[head_in * NN + element] : 0.0f;
-    if (part.last < seq.tokens) S = p.walk.carried[(seq.b * in.H + head % in.H) * NN + element];
+    if (part.last < seq.tokens) S = p.walk.carried_in[(seq.b * in.H + head % in.H) * NN + element];
     float* states = p.walk.segment_states + item0 * NN + element;
     const uint32_t sums = smem_base(), scales = sums + SCAN_SCALES;
     for (int first = 0; first < count - 1; first += SCAN_BATCH) {
@@ -3013,11 +3045,12 @@ struct BackwardParams {
     Divider heads, H; /* heads: B*H */
     int T, places;
     int first_place, swept_places; /* of this launch, and of G and rowsums */
+    bool G_in_outputs; /* see TensorParams::G_rows */
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
     const float* u;
     const void* S_checkpoints; /* [B,H,places,N,V] */
-    const void* G_checkpoints; /* [B,H,swept_places,N,V] */
+    const void* G_checkpoints; /* [B,H,swept_places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
     const float* rowsums; /* [B,H,swept_places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
     float* du;            /* [B,places,H,N] or NULL */
 };
@@ -3030,6 +3063,7 @@ struct BackwardTraits {
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
     static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* states kept as fp32, used as f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N_>;
     static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
     static constexpr int N = N_;
     static constexpr int CHANNELS = N < 64 ? N : 64; /* of a slice */
@@ -3091,7 +3125,7 @@ template <class C>
 struct BackwardBlock {
     uint32_t smem;
     int index;  /* of the chunk in [B,H,places] */
-    int swept;  /* the same in [B,H,swept_places] */
+    int G_index; /* in G_checkpoints; below 0: in outputs */
     int leaf;   /* of the warp, in products */
     int slice0; /* first channel of the slice */
     int g, j;   /* lane / 4, lane % 4 */
@@ -3133,6 +3167,7 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 struct ChunkPlace {
     int b, h, place;
     int index, swept; /* in [B,H,places] and [B,H,swept_places] */
+    int G_index;      /* in G_checkpoints; below 0: in outputs */
     gt_chunk chunk;
 
     GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
@@ -3147,6 +3182,11 @@ GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
     at.index = head * p.places + at.place;
     at.swept = head * p.swept_places + place;
     at.chunk = chunk_at(p.packing, p.T, at.place);
+    at.G_index = at.swept;
+    if (p.G_in_outputs) { /* b or sequence is 0 */
+        const int sequence = at.b + (int)at.chunk.sequence;
+        at.G_index = at.tokens() == CHECKPOINT ? -1 : sequence * p.H.divisor + at.h;
+    }
     return at;
 }
 
@@ -3177,6 +3217,32 @@ template <class T>
 GT_DEV T* global_row(const BackwardParams& p, const ChunkPlace& here, int tensor, int t) {
     const BackwardParams::Tensor& x = p.tensors[tensor];
     return static_cast<T*>(x.data) + at(x.at, here.b, here.chunk.first + t, here.h);
+}
+
+/* Rows of a slice of a state, `pitch` elements apart. */
+template <class State>
+struct SliceRows {
+    const State* data;
+    int pitch;
+};
+
+template <class C>
+GT_DEV SliceRows<typename C::State> checkpoint_rows(const BackwardBlock<C>& me, const void* states, int index) {
+    return {static_cast<const typename C::State*>(states) + ((int64_t)index * C::N + me.slice0) * C::N, C::N};
+}
+
+/* Those of G; `output` tells where the chunk's rows of an output start. */
+template <class C, class Output>
+GT_DEV SliceRows<typename C::State> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output) {
+    if (!C::G_IN_OUTPUTS || me.G_index >= 0) return checkpoint_rows<C>(me, p.G_checkpoints, me.G_index);
+    const int tensor = me.slice0 + C::CHANNELS < C::N ? OF_DK : OF_DV;
+    return {output(tensor), (int)p.tensors[tensor].at.t};
+}
+
+/* The same where store_place() is done. */
+template <class C>
+GT_DEV SliceRows<typename C::State> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
+    return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::State>(p, me, tensor, 0); });
 }
 
 /* Byte offset of a cell of R, K, X or Z: two tokens by two channels from an even one.  Cells are swapped so
@@ -3392,13 +3458,15 @@ GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& her
 
 /* Two warps: a slice of a state kept as bf16, to rows at `to`. */
 template <class C>
-GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const void* states, int index, int to) {
+GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf16>& rows, int to) {
     constexpr int PIECES = C::N / 8, ROWS = 64 / PIECES;
     const int row = lane / PIECES, piece = lane % PIECES;
-    const bf16* from = static_cast<const bf16*>(states) + (int64_t)index * C::N * C::N + me.slice0 * C::N + 8 * lane;
+    const bf16* from = rows.data + row * (int64_t)rows.pitch + 8 * piece;
     GT_UNROLL
-    for (int i = 0; i < C::CHANNELS; i += ROWS)
-        cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from + i * C::N);
+    for (int i = 0; i < C::CHANNELS; i += ROWS) {
+        cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from);
+        from += ROWS * (int64_t)rows.pitch;
+    }
 }
 
 /* A warp: half of the chunk's tokens of v or dy as fp32 rows; 0 beyond the sequence. */
@@ -3420,12 +3488,11 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
 
 /* A warp: rows of a slice of a state kept as fp32, to where S and then G is. */
 template <class C>
-GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const void* states, int index, int first, int last) {
+GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& rows, int first, int last) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
     const int piece = lane_id() % PIECES;
-    const float* from = static_cast<const float*>(states) + (int64_t)index * C::N * C::N + me.slice0 * C::N;
     for (int row = first + lane_id() / PIECES; row < last; row += ROWS)
-        cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), from + row * C::N + 4 * piece);
+        cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), rows.data + row * (int64_t)rows.pitch + 4 * piece);
 }
 
 /* A warp: u of a slice, LARGE: of both. */
@@ -3444,9 +3511,9 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
 
 /* The same of the parts of rowsum(S . G); fp32 has it from sum_states(). */
 template <class C>
-GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me) {
+GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
-    const float* sums = p.rowsums + (int64_t)me.swept * C::ROWSUM_PARTS * C::N + me.slice0;
+    const float* sums = p.rowsums + (int64_t)here.swept * C::ROWSUM_PARTS * C::N + me.slice0;
     GT_UNROLL
     for (int i = 0; i < C::ROWSUM_PARTS * COUNT; i += 4 * 32) {
         const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
@@ -3496,11 +3563,14 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     } else {
         if constexpr (C::KEEPS_BF16) {
             wait_for_chain();
-            const bool is_S = tensor == 2;
-            copy_state<C>(lane, me, is_S ? p.S_checkpoints : p.G_checkpoints, is_S ? me.index : me.swept,
-                          is_S ? C::S : C::G);
+            const auto output = [&](int i) { return global_row<bf16>(p, here, i, 0); };
+            if (tensor == 2) {
+                copy_state<C>(lane, me, checkpoint_rows<C>(me, p.S_checkpoints, me.index), C::S);
+            } else {
+                copy_state<C>(lane, me, G_rows<C>(p, me, output), C::G);
+            }
         }
-        if (warp == 7 && !is_early && p.tensors[OF_DW].data) copy_rowsums<C>(p, me);
+        if (warp == 7 && !is_early && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
     }
     cp_async_commit();
 }
@@ -3512,7 +3582,8 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp < 4 && me.slice0 == 0)
         copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
     if (warp >= 4 && warp < 7)
-        copy_state_rows<C>(me, p.S_checkpoints, me.index, C::CHANNELS * (warp - 4) / 3, C::CHANNELS * (warp - 3) / 3);
+        copy_state_rows<C>(me, checkpoint_rows<C>(me, p.S_checkpoints, me.index), C::CHANNELS * (warp - 4) / 3,
+                           C::CHANNELS * (warp - 3) / 3);
     if (warp == 7) {
         copy_u<C>(p, me, here);
         if (me.slice0 == 0) store_place<C>(p, me, here);
@@ -4418,7 +4489,7 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
     store_leaf_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
     mbarrier_wait(me.smem + C::S_READ, me.slice0 / C::CHANNELS % 2);
     constexpr int ROWS = C::CHANNELS / LEAVES;
-    copy_state_rows<C>(me, p.G_checkpoints, me.swept, ROWS * a, ROWS * (a + 1));
+    copy_state_rows<C>(me, G_rows<C>(p, me), ROWS * a, ROWS * (a + 1));
     cp_async_commit();
     if (a == 0 && corner) sts<float>(near_cell(me, 0) + 4, 0.0f);                        /* is in S */
     if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
@@ -4487,12 +4558,13 @@ struct StateRows {
     GT_METHOD int row0(const BackwardBlock<C>& me) const { return C::CHANNELS / LEAVES * me.leaf + lane_id() / 8; }
 
     GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
-        const float* from = static_cast<const float*>(p.G_checkpoints) + (int64_t)me.swept * C::N * C::N +
-                            (me.slice0 + row0(me)) * C::N + 4 * (lane_id() % 8);
+        const SliceRows<float> rows = G_rows<C>(p, me);
+        const float* from = rows.data + row0(me) * (int64_t)rows.pitch + 4 * (lane_id() % 8);
         GT_UNROLL
         for (int i = 0; i < ROWS; i++) {
             GT_UNROLL
-            for (int k = 0; k < PIECES; k++) G[i][k] = ldg<float4>(from + 4 * C::N * i + 32 * k);
+            for (int k = 0; k < PIECES; k++) G[i][k] = ldg<float4>(from + 32 * k);
+            from += 4 * (int64_t)rows.pitch;
         }
     }
 
@@ -4858,7 +4930,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         {
             const ChunkPlace here = find_chunk(p);
             if (here.chunk.sequence < 0) return;
-            me.index = here.index, me.swept = here.swept;
+            me.index = here.index, me.G_index = here.G_index;
             if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
@@ -4876,7 +4948,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         }
         if constexpr (C::ROUNDED) {
             round_state<C>(me, p.S_checkpoints, me.index, C::S, C::S_SCALE);
-            round_state<C>(me, p.G_checkpoints, me.swept, C::G, C::G_SCALE);
+            round_state<C>(me, p.G_checkpoints, me.G_index, C::G, C::G_SCALE);
         }
         if constexpr (!C::SPLIT) {
             cp_async_wait<1>();
@@ -5115,6 +5187,7 @@ static gt_status launch_tensor_any(TensorParams p, Chain& stream) {
     local.local = 1;
     local.y = nullptr;
     local.checkpoints = nullptr;
+    local.G_rows[0].data = local.G_rows[1].data = nullptr;
     local.rowsums = nullptr;
     const int64_t step = REVERSE ? -1 : 1;
     const ScanParams scan = {p, step, step * p.in.N * p.in.N};
@@ -5158,10 +5231,10 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
     return launch_tensor_any<false>(p, stream);
 }
 
-/* Checkpoints of states in the arena, at its next place; `rest`: of those of S that follow. */
-static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t places,
+/* `states` checkpoints in the arena, at its next place; `rest`: elements of those of S that follow. */
+static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
                                      int64_t rest = 0) {
-    const int64_t count = a.B * a.H * places * a.N * a.V + rest;
+    const int64_t count = states * a.N * a.V + rest;
     if (dtype == GT_BF16) return arena.take<bf16>(count);
     return arena.take<float>(count);
 }
@@ -5169,7 +5242,8 @@ static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dty
 /* Where forward leaves the states for backward. */
 static inline void* checkpoints_in(const void* saved, const gt_wkv6_args& a, size_t* bytes) {
     Arena arena(const_cast<void*>(saved));
-    void* checkpoints = take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), places_of(a), rest_at(a));
+    const gt_dtype dtype = state_dtype(a.dtype, a.N, a.V);
+    void* checkpoints = take_checkpoints(arena, a, dtype, a.B * a.H * places_of(a), rest_at(a));
     *bytes = arena.bytes();
     return checkpoints;
 }
@@ -5181,10 +5255,11 @@ struct BackwardPlan {
     void* S_checkpoints;
     size_t bytes_of_S;   /* if there is no `saved` */
     void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
+    bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, if chunks are cut short */
     float* rowsums;      /* [B,H,range_places,rowsum_parts(),N], for backward_tensor_kernel */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
-    float* carried; /* [B,H,N,N], NULL if there is one range */
+    float* carried; /* [2,B,H,N,N], NULL if there is one range */
     bool shared_gradient; /* dstate_in is a sum over the sequences: of dstate_sum [sequences,H,N,V] */
     float* dstate_sum;
     Segments cut, range_cut; /* of T, and of a range */
@@ -5205,7 +5280,15 @@ static inline int64_t range_tokens(const gt_wkv6_args& a, const BackwardPlan& pl
     return left < plan.range_places * CHECKPOINT ? left : plan.range_places * CHECKPOINT;
 }
 
-static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& device, int64_t ranges) {
+/* Whether the gradients that are wanted can hold G. */
+static inline bool outputs_hold_G(const gt_wkv6_args& a) {
+    const int size = size_of(a.dtype);
+    if (a.dtype == GT_F16 || (a.dtype == GT_F32 && a.N == 128)) return false; /* G_FITS_OUTPUTS */
+    return a.dv && aligned(a.dv, a.dv_stride, size, 16) &&
+           (a.N < 128 || (a.dk && aligned(a.dk, a.dk_stride, size, 16)));
+}
+
+static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device, int64_t ranges, bool G_in_outputs) {
     BackwardPlan plan = {};
     ChunkParams& c = plan.chunk;
     Arena arena(a.workspace);
@@ -5225,12 +5308,17 @@ static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& devi
     c.S_dtype = state_dtype(a.dtype, a.N, a.V);
     plan.tensor = backward_fits(a, device);
     c.G_dtype = plan.tensor ? c.S_dtype : GT_F32;
-    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, c.places, rest_at(a));
+    if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, a.B * a.H * c.places, rest_at(a));
     plan.bytes_of_S = arena.bytes();
     plan.range_places = (c.places + ranges - 1) / ranges;
     plan.ranges = plan.range_places ? (c.places + plan.range_places - 1) / plan.range_places : 1; /* none is empty */
-    plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, plan.range_places);
-    if (ranges > 1) plan.carried = arena.take<float>(a.B * a.H * a.N * a.N);
+    plan.G_in_outputs = G_in_outputs;
+    if (!G_in_outputs) {
+        plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, a.B * a.H * plan.range_places);
+    } else if (a.seq_capacity || a.T % CHECKPOINT) {
+        plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, sequences_of(a) * a.H);
+    }
+    if (ranges > 1) plan.carried = arena.take<float>(2 * a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype != GT_F32)
         plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * rowsum_parts(a) * a.N);
@@ -5249,20 +5337,25 @@ static inline BackwardPlan plan_ranges(const gt_wkv6_args& a, const Device& devi
     return plan;
 }
 
-/* Long sequences go through as many ranges as keep the workspace beside `saved` within the size of r; each costs a few
- * launches more.  Where a caller has fixed more segments than one there are none, since a sequence would be cut at their
- * borders, too, and these depend on what is packed beside it. */
+/* G lies in gradients if that takes less workspace, which it does unless sequences are short.  Else long ones go
+ * through as many ranges as keep the workspace beside `saved` within the size of r; each costs a few launches more.
+ * Where a caller has fixed more segments than one there are none, since a sequence would be cut at their borders, too,
+ * and these depend on what is packed beside it. */
 static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
     constexpr int64_t LEAST_TOKENS = 1024, LEAST_PLACES = 4;
     const size_t least = (size_t)device.multiprocessors << 17; /* 16.5 MiB on an H200: below, launches count for more */
     const size_t size = (size_t)(a.B * a.T * a.H * a.N * size_of(a.dtype));
-    BackwardPlan plan = plan_ranges(a, device, 1);
-    if (!plan.tensor || a.T < LEAST_TOKENS || a.segments > 1 || (a.segments == 0 && size < least)) return plan;
+    const bool has_ranges = a.T >= LEAST_TOKENS && (a.segments == 1 || (a.segments == 0 && size >= least));
+    BackwardPlan plan = plan_with(a, device, 1, false);
+    if (!plan.tensor) return plan;
     size_t extra = 0; /* S, if it has to be made again */
     if (!a.saved) extra = plan.bytes_of_S;
-    for (int64_t ranges = 2; plan.bytes - extra > size && plan.chunk.places >= LEAST_PLACES * ranges; ranges++)
-        plan = plan_ranges(a, device, ranges);
-    return plan;
+    for (int64_t ranges = 2;
+         has_ranges && plan.bytes - extra > size && plan.chunk.places >= LEAST_PLACES * ranges; ranges++)
+        plan = plan_with(a, device, ranges, false);
+    if (!outputs_hold_G(a)) return plan;
+    const BackwardPlan in_outputs = plan_with(a, device, 1, true);
+    return in_outputs.bytes <= plan.bytes ? in_outputs : plan;
 }
 
 /* S before every chunk: what forward saved, or made again. */
@@ -5308,12 +5401,19 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.state_in = a.dstate_out;
         t.state_out = plan.shared_gradient ? plan.dstate_sum : a.dstate_in;
         t.checkpoints = plan.G_checkpoints;
+        if (plan.G_in_outputs) {
+            t.G_rows[0] = {a.dv, a.dv_stride};
+            if (a.N == 128) t.G_rows[0] = {a.dk, a.dk_stride}, t.G_rows[1] = {a.dv, a.dv_stride};
+        }
         t.rest = rest_at(a);
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.range_cut.count == 1;
         t.first_place = (int)(range * plan.range_places);
         t.places = (int)plan.range_places, t.S_places = (int)places_of(a);
-        t.carried = plan.carried;
+        if (plan.carried) {
+            const int64_t size = a.B * a.H * a.N * a.N;
+            t.carried_in = plan.carried + (range + 1) % 2 * size, t.carried_out = plan.carried + range % 2 * size;
+        }
         t.segments = plan.range_cut;
         if (!a.seq_capacity) t.segments = cut_tokens((int)range_tokens(a, plan, range), plan.range_cut.count);
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
@@ -5370,6 +5470,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.raw = a.decay == GT_DECAY_RAW;
     p.u = a.u;
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
+    p.G_in_outputs = plan.G_in_outputs;
     p.rowsums = plan.rowsums;
     p.du = c.du;
     p.places = (int)c.places, p.swept_places = (int)plan.range_places;
