@@ -242,11 +242,12 @@ static inline float gt_f16_to_f32(uint16_t bits);
  * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
  * Workspace of backward given `saved`, where N = V is 32, 64 or 128.  bf16, and fp32 with N below 128,
- * use dv (N = 128: dk, too) as scratch memory if it is wanted and its rows are aligned to 16 bytes: besides
- * at most a sixth of the bytes of r, a state for each head where T is no multiple of 64 (packed: of each
- * sequence), and what segments need.  Else at most the bytes of r from T = 1024 on (N = 128: 2048) if
- * segments are 1, or 0 and r has 128 KB or more for each multiprocessor; otherwise more.  A query without
- * dv gets the latter, which is always enough. */
+ * use dv (N = 128: dk, too) as scratch memory if it is given and its rows are aligned to 16 bytes; then it
+ * is a sixth of the bytes of r or less, and a state for each head where T is no multiple of 64 (packed: of
+ * each sequence).  Else it is at most the bytes of r from T = 1024 on (N = 128: 2048) if segments are 1, or
+ * 0 and r has 128 KB or more for each multiprocessor; otherwise more.  Both without the states of segments,
+ * those of a shared dstate_in, and what more sequences than T / 1024 add.  A query without dv is answered
+ * for the second case, which is always enough; one with dv for a call that has it. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */
@@ -302,8 +303,8 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream);
 /* 1 to 16 new tokens per batch element; state_out is read and updated in place (state_in: NULL or the
  * same pointer).  Equals forward on the same tokens up to rounding.  Not for packed sequences. */
 GT_API gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
-/* Needs sizes, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
- * matters. */
+/* Needs sizes, strides, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
+ * and how they are aligned matters. */
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
 GT_REF_API gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
 GT_REF_API gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);

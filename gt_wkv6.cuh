@@ -127,7 +127,7 @@ GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
 }
 
 /* Whether backward may keep G where the chunk that reads it will write dk and dv: its elements are as large as theirs.
- * fp32, N = 128: warps that have made dv do not wait for those that still read G. */
+ * fp32, N = 128: a warp of the sweep has all rows, half of which would lie in dk and half in dv. */
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = std::is_same<StateOf<T>, T>::value && !(std::is_same<T, float>::value && N == 128);
 
@@ -2081,12 +2081,12 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
  *     rests if it has any; in bf16 not where S or G is known to be 0.
- * G in outputs: it takes as much room as dv does (N = 128: as dk and dv), so it lies there, row for row, until the
- *     kernel of chunks has read it and writes them.  What a head and chunk have of them no other reads or writes.
- * ranges: where that cannot be (f16, whose states are fp32; no dv is wanted; rows are not aligned), long sequences go
- *     through this walk and the kernel of chunks in turn, range by range of places from the last on.  Between two of
- *     them G is carried in fp32: the bits are those of one walk.  The preparing warps start before the chunks of the
- *     range before are finished. */
+ * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
+ *     read it and writes them.  What a head and chunk have of them no other reads or writes.
+ * ranges: where that cannot be (f16, whose states are fp32; fp32 with N = 128; dv or dk is not wanted or not aligned),
+ *     long sequences go through this walk and the kernel of chunks in turn, range by range of places from the last on.
+ *     Between two of them G is carried in fp32: the bits are those of one walk.  The preparing warps start before the
+ *     chunks of the range before are finished. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
@@ -2282,7 +2282,8 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data, is_cut = span.tokens % CHECKPOINT != 0;
     const int pitch = in_outputs ? (int)outputs.at.t : C::N;
-    State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk);
+    State* checkpoint = static_cast<State*>(p.checkpoints);
+    if (checkpoint) checkpoint += element(chunk);
     if (in_outputs) {
         const int token = span.start + (span.leaves - 1) / LEAVES * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<State*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
@@ -5337,7 +5338,7 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     return plan;
 }
 
-/* G lies in gradients if that takes less workspace, which it does unless sequences are short.  Else long ones go
+/* G lies in gradients unless sequences are so short that it takes more workspace there.  Else long ones go
  * through as many ranges as keep the workspace beside `saved` within the size of r; each costs a few launches more.
  * Where a caller has fixed more segments than one there are none, since a sequence would be cut at their borders, too,
  * and these depend on what is packed beside it. */
@@ -5451,7 +5452,7 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
 static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range, Chain& stream) {
     const ChunkParams& c = plan.chunk;
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
-    if (c.places == 0) return GT_OK;
+    if (a.B == 0 || c.places == 0) return GT_OK;
     BackwardParams p = {};
     const auto set = [&](int i, const void* data, gt_stride at_, int element) {
         p.tensors[i] = {const_cast<void*>(data), at_, element};

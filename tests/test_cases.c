@@ -141,6 +141,7 @@ const test_case test_case_table[] = {
     {WKV6(.B = 2, .T = 0, .H = 2, .N = 3), .name = "no time"},
     {WKV6(.B = 2, .T = 0, .H = 2, .N = 3, .state_in_shared = 1), .name = "no time, shared state"},
     {WKV6(.B = 0, .T = 3, .H = 2, .N = 3), .name = "no batch"},
+    {WKV6(.B = 0, .T = 70, .H = 2, .N = 64), .name = "no batch, a size of tensor cores"},
     {WKV6(.B = 0, .T = 3, .H = 2, .N = 3, .state_in_shared = 1), .name = "no batch, shared state"},
     {WKV6(.B = 2, .T = 70, .H = 2, .N = 4, .V = 3), .name = "two chunks", .level = TEST_SMALL},
     {WKV6(.B = 2, .T = 130, .H = 1, .N = 3, .decay = GT_DECAY_LOG, .state_in_shared = 1),
