@@ -1376,10 +1376,11 @@ int main(int argc, char **argv) {
     hy_backend_cpu(&be32);
     hy_backend_cpu64(&be64);
     set_threads(1);
-    if (argc > 1 && !strcmp(argv[1], "device")) {
-        test_dtype(GT_F32);
+    if (argc > 1 && !strcmp(argv[1], "device")) { /* device [short] */
+        const int is_short = argc > 2 && !strcmp(argv[2], "short");
         test_dtype(GT_BF16);
-        test_dtype(GT_F16);
+        if (!is_short) test_dtype(GT_F32);
+        if (!is_short) test_dtype(GT_F16);
     } else {
         test_cpu();
     }
