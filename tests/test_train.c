@@ -931,8 +931,8 @@ static void test_all(void) {
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);
-    run_case("program: models", test_models);
     if (!is_short) {
+        run_case("program: models", test_models);
         run_case("program: learns the fables", test_learns_fables);
         run_case("program: learns another text", test_learns_another_text);
         run_case("program: gate of a long run", test_gate_of_long_run);
