@@ -2282,8 +2282,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data, is_cut = span.tokens % CHECKPOINT != 0;
     const int pitch = in_outputs ? (int)outputs.at.t : C::N;
-    State* checkpoint = static_cast<State*>(p.checkpoints);
-    if (checkpoint) checkpoint += element(chunk);
+    State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
     if (in_outputs) {
         const int token = span.start + (span.leaves - 1) / LEAVES * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<State*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
