@@ -41,9 +41,9 @@ summarise() {
          END { for (i = 1; i <= suites; i++)
                    list = list (i > 1 ? ", " : ": ") tests[order[i]] " " order[i]
                if (ok) print ok list
-               else if (loss) printf "held-out loss %s, %s\n", loss, speed
                else if (n) printf "%d errors in %d programs, %d checks passed, %d failed\n",
                                   errors, n, passed, bad
+               else if (loss) printf "held-out loss %s, %s\n", loss, speed
                else if (passed) printf "%d checks passed, %d failed\n", passed, bad }' "$1"
 }
 
@@ -112,6 +112,7 @@ gpu() {
 # those of other ways to call for the large tensors; all at the same time.
 sanitize() {
     local tool=$1 options=() commands=() processes=() status=0 preload= cuda i
+    export OMP_WAIT_POLICY=passive # their references would wait at full speed, each on every core
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
