@@ -3070,6 +3070,8 @@ struct BackwardTraits {
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * LEAVES;
+    static constexpr bool PAIRED = KEEPS_BF16 && N > 32; /* where it is faster, see leaf_of_warp() */
+    static_assert(!PAIRED || LEAVES == 4, "leaf_of_warp()");
     /* on a multiprocessor; with three f16 would spill */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
     /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
@@ -3131,7 +3133,15 @@ struct BackwardBlock {
     int g, j;   /* lane / 4, lane % 4 */
 
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
-    GT_METHOD static bool makes_dv() { return warp_id() < LEAVES; }      /* else X and Z */
+
+    /* In products a warp makes dv of a leaf, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler and its
+     * instruction cache, run the same code, for leaves 0 and 3 or 1 and 2: of dv the first leaf takes most, the last
+     * least. */
+    GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < LEAVES; }
+    GT_METHOD static int leaf_of_warp() {
+        if (!C::PAIRED) return warp_id() % LEAVES;
+        return warp_id() < 4 ? warp_id() & 1 : 3 - (warp_id() & 1);
+    }
 };
 
 /* Byte offset of 8 neighbours in a tile of 16-bit rows: pieces are swapped so that 8 rows in a row, and 8
@@ -4914,7 +4924,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     BackwardBlock<C> me;
     ChannelPart<C> own;
     me.smem = smem_base();
-    me.leaf = warp_id() % LEAVES;
+    me.leaf = me.leaf_of_warp();
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
     own.place();
