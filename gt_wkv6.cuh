@@ -2275,7 +2275,8 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     StatePart<C> me;
     me.place(smem + sub * C::HEAD_BUFFER, share);
     const Span span = span_of<C, REVERSE>(p, sub);
-    int chunk = (int)span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0); /* of the next checkpoint */
+    /* of the next checkpoint */
+    int chunk = (int)span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0);
     const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
 
     /* Where the checkpoint of the last leaf's chunk goes.  A whole chunk's rows may lie in outputs */
@@ -3013,8 +3014,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form, below, and so does one with raw
  * decays that differ too much (is_slow).
  *
- * grid places of the range*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with a barrier
- * between:
+ * grid places of the range*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
+ * a barrier between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a leaf for dv, another for X, then Z
@@ -3134,9 +3135,9 @@ struct BackwardBlock {
 
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
 
-    /* In products a warp makes dv of a leaf, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler and its
-     * instruction cache, run the same code, for leaves 0 and 3 or 1 and 2: of dv the first leaf takes most, the last
-     * least. */
+    /* In products a warp makes dv of a leaf, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler and
+     * its instruction cache, run the same code, for leaves 0 and 3 or 1 and 2: of dv the first leaf takes most, the
+     * last least. */
     GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < LEAVES; }
     GT_METHOD static int leaf_of_warp() {
         if (!C::PAIRED) return warp_id() % LEAVES;
@@ -3458,8 +3459,8 @@ GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, ui
 
 /* Two warps, this as `lane` of theirs: the same of the elements from `column` on of a tensor. */
 template <int COUNT, class Cell>
-GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& here, int tensor, int column, uint32_t none,
-                        const Cell& cell) {
+GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& here, int tensor, int column,
+                        uint32_t none, const Cell& cell) {
     constexpr int PIECES = COUNT / 8;
     const BackwardParams::Tensor& x = p.tensors[tensor];
     const int64_t first = at(x.at, here.b, here.chunk.first + lane / PIECES, here.h) + column + lane % PIECES * 8;
@@ -5265,7 +5266,7 @@ struct BackwardPlan {
     void* S_checkpoints;
     size_t bytes_of_S;   /* if there is no `saved` */
     void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
-    bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, if chunks are cut short */
+    bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for chunks cut short */
     float* rowsums;      /* [B,H,range_places,rowsum_parts(),N], for backward_tensor_kernel */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
@@ -5518,7 +5519,8 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
         return status;
     for (int64_t range = plan.ranges - 1; range >= 0; range--)
         if ((status = make_G_checkpoints(a, plan, range, stream)) != GT_OK ||
-            (status = plan.tensor ? launch_chunks(a, plan, range, stream) : launch_any_chunks(a, plan, stream)) != GT_OK)
+            (status = plan.tensor ? launch_chunks(a, plan, range, stream)
+                                  : launch_any_chunks(a, plan, stream)) != GT_OK)
             return status;
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,
                                       stream)) != GT_OK)

@@ -942,9 +942,10 @@ static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F
 
 /* How a channel is judged: by itself, as it may be small beside the others, and where one element makes up most of
  * it, its own rounding may be more than the tensor's tolerance.  Rounded factors may take half as much again (seen,
- * emulated: 1.72 tolerances, with one row); an fp32 gradient among them comes of a state in the call's dtype, of which a
- * slow channel has one rounding in 64 tokens (seen on a GPU: 1.81).  Of fewer than 32 elements a channel may be small by chance, where terms
- * happen to cancel: then an error counts beside an eighth of a typical element, of rounded factors beside all of it. */
+ * emulated: 1.72 tolerances, with one row); an fp32 gradient among them comes of a state in the call's dtype, of which
+ * a slow channel has one rounding in 64 tokens (seen on a GPU: 1.81).  Of fewer than 32 elements a channel may be small
+ * by chance, where terms happen to cancel: then an error counts beside an eighth of a typical element, of rounded
+ * factors beside all of it. */
 static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels,
                            int64_t rows, double tolerance, double floor, double typical) {
     const int rounds = r->tolerance.rounds_factors && call_dtype != GT_F32;
