@@ -50,8 +50,10 @@ sm_ wkv6::forward_tensor_kernel<.*<float,.float,.(32|64),.false> 32 80 fp32: ope
 sm_ wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 80 240 fp32: the same in 128 registers a thread; what spills are addresses and what a slow leaf needs
 sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 48 180 fp32: operands in two terms in 80 registers a thread; what spills are addresses of a leaf and v
 sm_(86|89) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 24 48 80 or 128 registers a thread; what spills are addresses of a checkpoint, written once in 64 tokens
-sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 220 ptxas needs more registers for the same code there; not measured on such a GPU, nor are the following
+sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 232 ptxas needs more registers for the same code there; not measured on such a GPU, nor are the following
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 32 140 the same
+sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 56 180 the same
+sm_100 wkv6::states_tensor_kernel<.*<bf16,.*,.32,.*,.false> 16 24 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.64,.false> 40 110 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 104 690 the same
 sm_(100|120) wkv6::backward_tensor_kernel<.*,.(32|64|128)> 550 130 the same
