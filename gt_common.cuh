@@ -883,12 +883,14 @@ GT_DEV bool warp_any(bool condition) {
 #endif
 }
 
+#ifndef GT_EMU
 GT_DEV void wait_for_chain() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+#endif
 
 /* ---- launch ---------------------------------------------------------------------------------- */
 
@@ -1086,9 +1088,10 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
 
 /* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of each but the first take
  * their places while the kernel before still runs (programmatic dependent launch), which hides the time that a
- * launch takes.  So all of them call wait_for_chain() at their start, in every thread and before anything in
- * global memory is touched but inputs of the call, which are there: the first waits, as any kernel does, for all
- * that was on the stream before. */
+ * launch takes.  So threads call wait_for_chain() before they read what another kernel of the chain writes, or write
+ * what it reads or writes; inputs of the call are there, since the first kernel waits, as any does, for all that was
+ * on the stream before.  Blocks that share nothing need not wait, but some block of every kernel must, or the kernels
+ * after it would not wait for those before it.  The emulation checks both. */
 struct Chain {
     gt_stream stream;
     const void* first = nullptr; /* kernel, once it is launched */
@@ -1107,7 +1110,9 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
     grid.y = grid.z = 1;
     const cudaStream_t stream = (cudaStream_t)chain.stream;
 #ifdef GT_EMU
-    return report(launch(kernel, grid, threads, smem_bytes, stream, params), name);
+    const bool follows = chain.first;
+    chain.first = reinterpret_cast<const void*>(kernel);
+    return report(launch(kernel, grid, threads, smem_bytes, stream, params, follows), name);
 #else
     if (!chain.first) {
         chain.first = reinterpret_cast<const void*>(kernel);

@@ -40,6 +40,10 @@
  *                 any time from the start of the product to the wait.
  *   async proxy   between a write and wgmma's read stands a fence_async_proxy: of the writing warp,
  *                 before it released the data, or of the reading warp, after it acquired them
+ *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
+ *                 writes with the primitives below before one of its threads is in wait_for_chain() must
+ *                 not be written, or read, by the kernel before; and some thread must wait, or the
+ *                 kernels after it would not come after those before it.
  *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80; wgmma
  *                 elsewhere than on sm_90
  *   bank conflicts are counted, not faulted: stats(), traffic() and kernels().  The lanes' accesses
@@ -47,8 +51,8 @@
  *                 order.  8-byte accesses take two wavefronts, 16-byte ones four: one per 16 and 8
  *                 lanes.
  *
- * NOT MODELLED: global memory (races between blocks, visibility; for bounds use
- * -fsanitize=address), spin waits, thread block clusters, bulk copies, swizzled operands of wgmma
+ * NOT MODELLED: global memory (races between blocks, and between kernels of a chain what is accessed without
+ * primitives or after another thread of the block has waited; visibility; for bounds use -fsanitize=address), spin waits, thread block clusters, bulk copies, swizzled operands of wgmma
  * (a fault), reads of registers that a product in flight has (they find NaN), the rounding inside
  * tensor cores (fp32 sums in the order of k here), registers and occupancy.
  *
@@ -216,6 +220,7 @@ enum class Fault {
     WGMMA,
     PROXY,
     UNSUPPORTED,
+    CHAIN,
     COUNT
 };
 
@@ -223,7 +228,8 @@ inline const char* fault_name(Fault kind) {
     static const char* const names[] = {"out of bounds", "misaligned", "uninitialised read",
                                         "race",          "in flight",  "divergence",
                                         "barrier",       "deadlock",   "copy",
-                                        "wgmma",         "proxy",      "unsupported"};
+                                        "wgmma",         "proxy",      "unsupported",
+                                        "chain"};
     return names[(int)kind];
 }
 
@@ -786,7 +792,58 @@ struct Launch {
     unsigned grid[3];
     int threads, warps;
     uint32_t smem_bytes;
+    bool follows; /* another kernel of its chain */
     Site site;
+};
+
+/* Which bytes of global memory a kernel has read, and which written. */
+class Footprint {
+public:
+    void clear() {
+        for (auto& ranges : of_) ranges.clear();
+    }
+
+    void add(bool written, uintptr_t first, size_t bytes) {
+        std::vector<Range>& ranges = of_[written];
+        ranges.push_back(Range{first, first + bytes});
+        if (ranges.size() < most_[written]) return;
+        merge(ranges);
+        most_[written] = std::max(LEAST, 2 * ranges.size());
+    }
+
+    /* To be called before touches(). */
+    void merge() {
+        for (auto& ranges : of_) merge(ranges);
+    }
+
+    bool touches(bool written, uintptr_t first, size_t bytes) const {
+        const std::vector<Range>& ranges = of_[written];
+        const auto after = std::upper_bound(ranges.begin(), ranges.end(), first,
+                                            [](uintptr_t x, const Range& r) { return x < r.end; });
+        return after != ranges.end() && after->first < first + bytes;
+    }
+
+private:
+    struct Range {
+        uintptr_t first, end;
+    };
+    static constexpr size_t LEAST = 1 << 20;
+
+    static void merge(std::vector<Range>& ranges) {
+        std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
+        size_t count = 0;
+        for (const Range& r : ranges) {
+            if (count && r.first <= ranges[count - 1].end) {
+                ranges[count - 1].end = std::max(ranges[count - 1].end, r.end);
+            } else {
+                ranges[count++] = r;
+            }
+        }
+        ranges.resize(count);
+    }
+
+    std::vector<Range> of_[2];
+    size_t most_[2] = {LEAST, LEAST};
 };
 
 class Machine {
@@ -817,6 +874,10 @@ public:
         launch = what;
         traffic_.start(launch.kernel);
         smem_.resize(launch.smem_bytes);
+        std::swap(before_, footprint_);
+        footprint_.clear();
+        if (launch.follows) before_.merge();
+        some_waited_ = false;
         bool good = true;
         for (block[2] = 0; good && block[2] < launch.grid[2]; block[2]++) {
             for (block[1] = 0; good && block[1] < launch.grid[1]; block[1]++) {
@@ -826,6 +887,20 @@ public:
             }
         }
         thread = -1;
+        if (good && launch.follows && !some_waited_)
+            report(Fault::CHAIN, launch.site, "no thread waits for the kernels before");
+    }
+
+    void wait_for_chain() { block_waited_ = some_waited_ = true; }
+
+    void touch_global(bool writes, const void* pointer, size_t bytes, const Site& site) {
+        const uintptr_t first = reinterpret_cast<uintptr_t>(pointer);
+        footprint_.add(writes, first, bytes);
+        if (!launch.follows || block_waited_) return;
+        const bool written = before_.touches(true, first, bytes);
+        if (written || (writes && before_.touches(false, first, bytes)))
+            report(Fault::CHAIN, site, "%s of %p, which the kernel before %s, without waiting for it",
+                   writes ? "write" : "read", pointer, written ? "writes" : "reads");
     }
 
     __attribute__((format(printf, 4, 5))) void report(Fault kind, const Site& site, const char* format,
@@ -907,6 +982,7 @@ public:
             copied = 0;
         }
         check_global(source, (size_t)bytes, site);
+        if (copied > 0) touch_global(false, source, (size_t)copied, site);
         if (!legal(addr, (uint32_t)bytes, (uint32_t)bytes, "cp_async", site)) return;
         warp_->log.add(lane(), site, addr, bytes, true);
         write(addr, (uint32_t)bytes, stamp_of(EPOCH_IN_FLIGHT, (uint32_t)thread), site);
@@ -1249,6 +1325,7 @@ private:
 
     void start_block() {
         stats_.blocks++;
+        block_waited_ = false;
         std::fill(smem_.begin(), smem_.end(), (uint8_t)0xff);
         history_.start_block(launch.smem_bytes, launch.warps);
         memset(barriers_, 0, sizeof barriers_);
@@ -1498,6 +1575,8 @@ private:
 
     std::vector<uint8_t> smem_;
     AccessHistory history_;
+    Footprint footprint_, before_; /* of this kernel, of the one before */
+    bool some_waited_ = false, block_waited_ = false; /* for the chain: threads of the kernel, of the block */
 
     uint64_t fault_count_[(int)Fault::COUNT] = {0};
     std::vector<std::string> messages_;
@@ -1891,6 +1970,7 @@ void sts(uint32_t addr, T value, emu::Site site = emu::Site::here()) {
 template <class T>
 T ldg(const void* source, emu::Site site = emu::Site::here()) {
     emu::machine.check_global(source, sizeof(T), site);
+    emu::machine.touch_global(false, source, sizeof(T), site);
     T value;
     memcpy(&value, source, sizeof value);
     return value;
@@ -1899,6 +1979,7 @@ T ldg(const void* source, emu::Site site = emu::Site::here()) {
 template <class T>
 void stg(void* target, T value, emu::Site site = emu::Site::here()) {
     emu::machine.check_global(target, sizeof(T), site);
+    emu::machine.touch_global(true, target, sizeof(T), site);
     memcpy(target, &value, sizeof value);
 }
 
@@ -1913,6 +1994,8 @@ template <class T>
 T* global_pointer(void* pointer) {
     return static_cast<T*>(pointer);
 }
+
+inline void wait_for_chain() { emu::machine.wait_for_chain(); }
 
 inline void cp_async_commit() { emu::machine.commit_copies(); }
 
@@ -2081,7 +2164,7 @@ struct Grid {
 
 template <class Params>
 cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes,
-                   cudaStream_t /*stream*/, const Params& params,
+                   cudaStream_t /*stream*/, const Params& params, bool follows = false,
                    emu::Site site = emu::Site::here()) {
     static_assert(std::is_trivially_copyable<Params>::value, "parameters are copied bit by bit");
     const bool fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu &&
@@ -2102,6 +2185,7 @@ cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t s
     what.threads = (int)threads;
     what.warps = (int)(threads / emu::LANES);
     what.smem_bytes = (uint32_t)smem_bytes;
+    what.follows = follows;
     what.site = site;
     emu::machine.run(what);
     return cudaSuccess;

@@ -1211,6 +1211,56 @@ static void test_bank_conflicts() {
     emu::reset();
 }
 
+/* ---- chains ---------------------------------------------------------------------------------- */
+
+/* What the block does before the wait: 0 nothing, 1 and 2 reads, 3 writes; 4: nothing at all, and there is no wait. */
+struct ChainParams {
+    float* data;
+    int early;
+};
+
+/* Reads the first half of the data, writes the second. */
+GT_KERNEL(32, 1) chain_kernel(const GT_GRID_CONSTANT ChainParams p) {
+    wait_for_chain();
+    stg<float>(p.data + 32 + thread_id(), ldg<float>(p.data + thread_id()));
+}
+
+GT_KERNEL(32, 1) chained_kernel(const GT_GRID_CONSTANT ChainParams p) {
+    if (p.early == 1) ldg<float>(p.data + 32 + thread_id());
+    if (p.early == 2) cp_async<4>(my_word(), p.data + 32 + thread_id());
+    if (p.early == 3) stg<float>(p.data + thread_id(), 0.0f);
+    if (p.early == 4) return;
+    wait_for_chain();
+    cp_async_commit();
+    cp_async_wait<0>();
+    stg<float>(p.data + thread_id(), ldg<float>(p.data + 32 + thread_id()));
+}
+
+/* What was only read may be read, other data written. */
+GT_KERNEL(32, 1) beside_kernel(const GT_GRID_CONSTANT ChainParams p) {
+    stg<float>(p.data + 64 + thread_id(), ldg<float>(p.data + thread_id()));
+    wait_for_chain();
+}
+
+static void test_chain() {
+    std::vector<float> data(96, 1.0f);
+    const auto run_after = [&](void (*kernel)(ChainParams), int early, bool follows) {
+        const ChainParams p = {data.data(), early};
+        check(gt::launch(chain_kernel, {1}, 32, 0, nullptr, p) == cudaSuccess &&
+                  gt::launch(kernel, {1}, 32, 128, nullptr, p, follows) == cudaSuccess,
+              "two kernels");
+    };
+    run_after(chained_kernel, 0, true);
+    run_after(beside_kernel, 0, true);
+    for (int early = 1; early <= 4; early++) run_after(chained_kernel, early, false);
+    check_clean("a chain that waits, and kernels that are in none");
+    static const char* const whats[] = {"reads early", "copies early", "writes early", "never waits"};
+    for (int early = 1; early <= 4; early++) {
+        run_after(chained_kernel, early, true);
+        check_caught(whats[early - 1], emu::Fault::CHAIN, "chained_kernel");
+    }
+}
+
 /* ---- speed ----------------------------------------------------------------------------------- */
 
 static void report_speed() {
@@ -1243,6 +1293,7 @@ int main() {
     test_devices();
     test_strict_order();
     test_bank_conflicts();
+    test_chain();
     report_speed();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
