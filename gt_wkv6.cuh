@@ -488,27 +488,36 @@ struct TensorTraits {
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
     static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
+    static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
+    /* Tokens that are prepared together, and of these a lane's.  STATES: no factor grows, so there may be more than a
+     * leaf: N = 64, where it is faster and two blocks still share the memory of 9.0. */
+    static constexpr int STEP = STATES && !SPLIT && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
     /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
      * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
     static constexpr int AHEAD = STATES     ? (N == 128 && !SPLIT ? 4 : 2)
                                  : N != 128 ? (SPLIT ? 2 : 4)
                                             : (sizeof(W) == 2 ? 2 : 1);
-    static constexpr int RING_ROWS = LEAF * WIDTH + LEAF / 4 * 16; /* elements: see ring_at */
+    static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16; /* elements: see ring_at */
     static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
     static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
     static constexpr int RING_V = RING_W + RING_ROWS * (int)sizeof(W);
-    static constexpr int STAGE = RING_V + LEAF * WIDTH * (int)sizeof(T);
+    static constexpr int STAGE = RING_V + STEP * WIDTH * (int)sizeof(T);
+    /* How rows of a type come into the ring: lanes of a row, 16 bytes each; rows at once; pieces of a lane. */
+    template <class E>
+    struct Copies {
+        static constexpr int LANES = WIDTH * (int)sizeof(E) / 16, ROWS = 32 * TEAM / LANES, PIECES = STEP / ROWS;
+    };
     static constexpr int PITCH = N + 8;
     static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, cells of 2 x 2 */
-    static_assert(LEAF / 2 * PAIR_PITCH <= LEAF * PITCH * 4, "within K");
+    static_assert(STEP / 2 * PAIR_PITCH <= STEP * PITCH * 4, "within K");
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
-    static constexpr int R = 0, K = STATES ? 0 : LEAF / 2 * CELLS * 16, VALUES = K + LEAF * PITCH * 4;
+    static constexpr int R = 0, K = STATES ? 0 : LEAF / 2 * CELLS * 16, VALUES = K + STEP * PITCH * 4;
     static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
     static constexpr int VALUE_PITCH = 2 * VALUE_CELLS;
     static constexpr int SCALE =
-        VALUES + (SPLIT ? LEAF / 2 * VALUE_CELLS * 16 : LEAF * PITCH * 2);
+        VALUES + (SPLIT ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (SPLIT ? 8 : 4) * N;
     static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
     static constexpr int PAIRS = SLOW + 64;
@@ -517,7 +526,6 @@ struct TensorTraits {
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
     /* reverse, behind all that: S of a checkpoint of each head */
-    static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
     static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State) * (KEEPS_REST ? 2 : 1);
@@ -568,7 +576,8 @@ struct TensorParams {
     float* state_out;
     void* checkpoints;      /* [B,H,places,N,N], of StateOf<T> */
     /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
-     * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks.  data = NULL: all G goes there */
+     * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks, and for last_apart.  data = NULL: all G goes
+     * there */
     struct Rows {
         void* data;
         gt_stride at;
@@ -589,6 +598,7 @@ struct TensorParams {
     int local;             /* writes segment_states and segment_decays, nothing else */
     float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
     float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
+    bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
     bool S_starts_zero, G_ends_zero; /* reverse: S before the first chunk of every sequence, G after the last */
 };
 
@@ -665,23 +675,23 @@ struct Pair<float> {
     GT_METHOD float hi() const { return value.y; }
 };
 
-/* What a preparing lane has of a leaf: 2 channels of 4 tokens, and 8 values of v (fp32: twice 4). */
+/* What a preparing lane has of a step: 2 channels of TOKENS tokens, and pieces of v. */
 template <class C>
 struct RawLeaf {
-    Pair<typename C::T> r[4], k[4];
-    Pair<typename C::W> w[4];
-    uint4 v[sizeof(typename C::T) / 2];
+    Pair<typename C::T> r[C::TOKENS], k[C::TOKENS];
+    Pair<typename C::W> w[C::TOKENS];
+    uint4 v[C::template Copies<typename C::T>::PIECES];
 };
 
-/* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf. */
+/* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf or step. */
 struct Source {
     const char* before; /* those of the leaf before: moved first, it is in no copy's way */
     int64_t leaf_bytes;
 
-    /* first: token of the first leaf; leaves: from one copied to the next.  NULL stays NULL. */
+    /* first: token of the first leaf; tokens: from one copied to the next.  NULL stays NULL. */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
-                       int64_t first, int row, int column, int leaves) {
-        leaf_bytes = data ? leaves * LEAF * at_.t * element : 0;
+                       int64_t first, int row, int column, int tokens) {
+        leaf_bytes = data ? tokens * at_.t * element : 0;
         before = static_cast<const char*>(data);
         if (before)
             before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
@@ -696,40 +706,41 @@ struct Source {
 /* Elements from the start of a ring tensor to a token: one token of each quad lie in different banks. */
 template <class C>
 GT_DEV int ring_at(int token) {
-    return token * C::WIDTH + token / 4 * 16;
+    return token * C::WIDTH + token / C::TOKENS * 16;
 }
 
 /* A preparing lane's place. */
 template <class C>
 struct Preparer {
-    int quad, channel; /* tokens 4 quad + 0..3, channels channel, channel + 1 of the head */
+    int quad, channel; /* tokens from TOKENS quad on, channels channel, channel + 1 of the head */
     int group;         /* channel / 16 */
     uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
     uint32_t buffer0, ring;
     int tokens; /* of the span; 0 if it does not exist */
-    static constexpr int PIECES = sizeof(typename C::T) / 2, W_PIECES = sizeof(typename C::W) / 2;
+    using T = typename C::T;
+    using W = typename C::W;
+    static constexpr int PIECES = C::template Copies<T>::PIECES, W_PIECES = C::template Copies<W>::PIECES;
     Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
     float u0, u1;
     float bits[2], bits_rest[2]; /* of decay so far, log2; what their sums have rounded off */
     bool raw;      /* decay = exp(-exp(w)) */
 
-    /* Finds the span's tensors, from token `first` on, `leaves` from one copied to the next. */
-    GT_METHOD void open(const Problem& in, const Span& span, int64_t first, int leaves) {
-        constexpr int ELEMENT = sizeof(typename C::T);
+    /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
+    GT_METHOD void open(const Problem& in, const Span& span, int64_t first, int step) {
+        constexpr int ELEMENT = sizeof(T);
         const int64_t b = span.b, h = span.h;
         const int channel0 = C::STATES ? 0 : 16 * group; /* of the ring */
         tokens = span.tokens;
         GT_UNROLL
         for (int i = 0; i < PIECES; i++) {
-            const int row = copied_row<PIECES>(i), column = channel0 + copied_column<PIECES>();
-            r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row, column, leaves);
-            k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row, column, leaves);
-            v[i].set(in.v, in.v_at, ELEMENT, b, h, first, v_row(i), v_column(i), leaves);
+            const int row = copied_row<T>(i), column = channel0 + copied_column<T>();
+            r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row, column, step);
+            k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row, column, step);
+            v[i].set(in.v, in.v_at, ELEMENT, b, h, first, v_row(i), v_column(i), step);
         }
         GT_UNROLL
         for (int i = 0; i < W_PIECES; i++)
-            w[i].set(in.w, in.w_at, sizeof(typename C::W), b, h, first, copied_row<W_PIECES>(i),
-                     channel0 + copied_column<W_PIECES>(), leaves);
+            w[i].set(in.w, in.w_at, sizeof(W), b, h, first, copied_row<W>(i), channel0 + copied_column<W>(), step);
         u0 = in.u ? in.u[h * C::N + channel] : 0.0f;
         u1 = in.u ? in.u[h * C::N + channel + 1] : 0.0f;
         raw = in.decay == GT_DECAY_RAW;
@@ -739,35 +750,35 @@ struct Preparer {
      * span. */
     GT_METHOD void copy(int leaf, bool exists, int stage) {
         const uint32_t to = ring + stage * C::STAGE;
-        const int left = tokens - leaf * LEAF;
+        const int left = tokens - leaf * C::STEP;
         if (C::STATES || exists) { /* a source that is moved past the end costs less than not moving it */
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
-                const int row = copied_row<PIECES>(i);
-                const uint32_t cell = to + 2 * PIECES * (ring_at<C>(row) + copied_column<PIECES>());
+                const int row = copied_row<T>(i);
+                const uint32_t cell = to + (int)sizeof(T) * (ring_at<C>(row) + copied_column<T>());
                 if (!C::STATES) r[i].copy(cell + C::RING_R, exists, row < left);
                 k[i].copy(cell + C::RING_K, exists, row < left);
                 v[i].copy(to + C::RING_V + v_cell(i), exists, v_row(i) < left);
             }
             GT_UNROLL
             for (int i = 0; i < W_PIECES; i++) {
-                const int row = copied_row<W_PIECES>(i);
-                const uint32_t cell = to + 2 * W_PIECES * (ring_at<C>(row) + copied_column<W_PIECES>());
+                const int row = copied_row<W>(i);
+                const uint32_t cell = to + (int)sizeof(W) * (ring_at<C>(row) + copied_column<W>());
                 w[i].copy(cell + C::RING_W, exists, row < left);
             }
         }
         cp_async_commit();
     }
 
-    /* Of r, k or w, COUNT pieces a lane: the token of its i-th, the first channel in a row of the ring. */
+    /* Of r, k or w, of type E: the token of the lane's i-th piece, the first channel in a row of the ring. */
     GT_METHOD int lane_in_team() const { return C::STATES ? 32 * group + lane_id() : lane_id(); }
-    template <int COUNT>
+    template <class E>
     GT_METHOD int copied_row(int i) const {
-        return lane_in_team() / (C::WIDTH / 8 * COUNT) + i * LEAF / COUNT;
+        return lane_in_team() / C::template Copies<E>::LANES + i * C::template Copies<E>::ROWS;
     }
-    template <int COUNT>
+    template <class E>
     GT_METHOD int copied_column() const {
-        return lane_in_team() % (C::WIDTH / 8 * COUNT) * (8 / COUNT);
+        return lane_in_team() % C::template Copies<E>::LANES * (16 / (int)sizeof(E));
     }
     GT_METHOD int v_cell(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
@@ -778,7 +789,7 @@ struct Preparer {
 
     /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a cell. */
     GT_METHOD int v_row(int i) const {
-        if constexpr (!C::SPLIT) return (32 * group + lane_id()) / (C::N / 8);
+        if constexpr (!C::SPLIT) return (32 * group + lane_id()) / (C::N / 8) + LEAF * i;
         const int second = lane_id() / 8 % 2;
         if constexpr (C::N == 32) return 8 * group + lane_id() / 16 * 4 + second + 2 * i;
         return 256 / C::N * group + second + (C::N == 64 ? 2 * i : 0);
@@ -793,18 +804,23 @@ struct Preparer {
     GT_METHOD RawLeaf<C> read(int stage) const {
         const uint32_t from = ring + stage * C::STAGE;
         constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
-        const int own = ring_at<C>(4 * quad) + (C::STATES ? 16 * group : 0) + lane_id() % 8 * 2;
+        const int own = ring_at<C>(C::TOKENS * quad) + (C::STATES ? 16 * group : 0) + lane_id() % 8 * 2;
         const uint32_t rows = from + SIZE * own, w_rows = from + C::RING_W + W_SIZE * own;
         RawLeaf<C> x = {};
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < C::TOKENS; i++) {
             if (!C::STATES) x.r[i] = lds<Pair<typename C::T>>(rows + C::RING_R + SIZE * C::WIDTH * i);
             x.k[i] = lds<Pair<typename C::T>>(rows + C::RING_K + SIZE * C::WIDTH * i);
             x.w[i] = lds<Pair<typename C::W>>(w_rows + W_SIZE * C::WIDTH * i);
         }
-        GT_UNROLL
-        for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(from + C::RING_V + v_cell(i));
+        if (!C::STATES) read_values(x, stage);
         return x;
+    }
+
+    /* STATES: later, since by then registers are free. */
+    GT_METHOD void read_values(RawLeaf<C>& x, int stage) const {
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(ring + stage * C::STAGE + C::RING_V + v_cell(i));
     }
 };
 
@@ -816,26 +832,40 @@ GT_DEV float bits_of_raw(float w) {
 
 /* -log2 of a lane's decays; 0 for tokens beyond the sequence. */
 template <class C>
-GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, float (&h)[4][2]) {
+GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, float (&h)[C::TOKENS][2]) {
     if (me.raw) {
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < C::TOKENS; i++) {
             h[i][0] = bits_of_raw(x.w[i].lo());
             h[i][1] = bits_of_raw(x.w[i].hi());
         }
     } else {
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < C::TOKENS; i++) {
             h[i][0] = -x.w[i].lo() * LOG2_E;
             h[i][1] = -x.w[i].hi() * LOG2_E;
         }
     }
-    const int left = me.tokens - leaf * LEAF;
-    if (left < LEAF) {
+    const int left = me.tokens - leaf * C::STEP;
+    if (left < C::STEP) {
         GT_UNROLL
-        for (int i = 0; i < 4; i++)
-            if (4 * me.quad + i >= left) h[i][0] = h[i][1] = 0.0f;
+        for (int i = 0; i < C::TOKENS; i++)
+            if (C::TOKENS * me.quad + i >= left) h[i][0] = h[i][1] = 0.0f;
     }
+}
+
+/* Over the lane's tokens, pair by pair, of one of its channels. */
+template <int TOKENS>
+GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
+    float sum[TOKENS / 2];
+    GT_UNROLL
+    for (int i = 0; i < TOKENS / 2; i++) sum[i] = h[2 * i][e] + h[2 * i + 1][e];
+    GT_UNROLL
+    for (int left = TOKENS / 4; left > 0; left /= 2) {
+        GT_UNROLL
+        for (int i = 0; i < left; i++) sum[i] = sum[2 * i] + sum[2 * i + 1];
+    }
+    return sum[0];
 }
 
 /* 2^-bits, rounded well where it is near 1: a state meets it once per leaf of its life */
@@ -984,10 +1014,13 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
         me.bits[1] += total[1];
         if (me.quad < 2)
             sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
-        const uint32_t pairs[4] = {x.v[0].x, x.v[0].y, x.v[0].z, x.v[0].w};
         GT_UNROLL
-        for (int i = 0; i < 4; i++)
-            sts<uint32_t>(me.values + buffer * C::BUFFER + 2 * value_column<C>(2 * i), pairs[i]);
+        for (int piece = 0; piece < me.PIECES; piece++) {
+            const uint32_t to = me.values + buffer * C::BUFFER + 2 * LEAF * C::PITCH * piece;
+            const uint32_t pairs[4] = {x.v[piece].x, x.v[piece].y, x.v[piece].z, x.v[piece].w};
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) sts<uint32_t>(to + 2 * value_column<C>(2 * i), pairs[i]);
+        }
     }
 }
 
@@ -1046,56 +1079,65 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* STATES: K as cells of two tokens by two channels, each a lane's left operand. */
+/* STATES: two tokens of K, from the lane's i-th on, as a cell of two tokens by two channels, a left operand. */
 template <class C>
-GT_DEV void store_cells(const Preparer<C>& me, const float (&k)[4][2], int buffer) {
-    GT_UNROLL
-    for (int i = 0; i < 4; i += 2)
-        sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH,
-                    {k[i][0], k[i][1], k[i + 1][0], k[i + 1][1]});
+GT_DEV void store_cell(const Preparer<C>& me, int i, const float (&k)[2][2], int buffer) {
+    sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
 }
 
 /* The same where only states are wanted: K with decays after the token, as the slow form has it. */
 template <class C>
-GT_DEV void prepare_states(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
-    float h[4][2], total[2], after[2];
+GT_DEV void prepare_states(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
+    float h[C::TOKENS][2], total[2], after[2];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const float sum = (h[0][e] + h[1][e]) + (h[2][e] + h[3][e]);
+        const float sum = sum_of(h, e);
         after[e] = sum_later_quads(sum, me.quad);
         total[e] = shfl_idx(after[e] + sum, lane_id() % 8);
     }
-    float k[4][2];
     GT_UNROLL
-    for (int i = 3; i >= 0; i--) {
-        k[i][0] = stored_operand<C>(x.k[i].lo() * ex2_approx(-after[0]));
-        k[i][1] = stored_operand<C>(x.k[i].hi() * ex2_approx(-after[1]));
-        after[0] += h[i][0];
-        after[1] += h[i][1];
+    for (int i = C::TOKENS - 2; i >= 0; i -= 2) {
+        float k[2][2];
+        GT_UNROLL
+        for (int j = 1; j >= 0; j--) {
+            k[j][0] = stored_operand<C>(x.k[i + j].lo() * ex2_approx(-after[0]));
+            k[j][1] = stored_operand<C>(x.k[i + j].hi() * ex2_approx(-after[1]));
+            after[0] += h[i + j][0];
+            after[1] += h[i + j][1];
+        }
+        store_cell<C>(me, i, k, buffer);
     }
-    store_cells<C>(me, k, buffer);
+    me.read_values(x, stage);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
 /* The same for G backwards in time: K holds r_t 2^-c_t, always in range. */
 template <class C>
-GT_DEV void prepare_reverse(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer) {
-    float h[4][2], total[2], c[2];
+GT_DEV void prepare_reverse(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
+    float h[C::TOKENS][2], total[2], c[2];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
-    for (int e = 0; e < 2; e++)
-        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
-    float r[4][2];
+    for (int e = 0; e < 2; e++) c[e] = scan_quads(sum_of(h, e), me.quad, &total[e]);
     GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        r[i][0] = stored_operand<C>(x.k[i].lo() * ex2_approx(-c[0]));
-        r[i][1] = stored_operand<C>(x.k[i].hi() * ex2_approx(-c[1]));
-        c[0] += h[i][0];
-        c[1] += h[i][1];
+    for (int i = 0; i < C::TOKENS; i += 2) {
+        float r[2][2];
+        GT_UNROLL
+        for (int j = 0; j < 2; j++) {
+            r[j][0] = stored_operand<C>(x.k[i + j].lo() * ex2_approx(-c[0]));
+            r[j][1] = stored_operand<C>(x.k[i + j].hi() * ex2_approx(-c[1]));
+            c[0] += h[i + j][0];
+            c[1] += h[i + j][1];
+        }
+        store_cell<C>(me, i, r, buffer);
     }
-    store_cells<C>(me, r, buffer);
+    me.read_values(x, stage);
     store_scale_and_values<C>(me, x, total, buffer);
+}
+
+template <class C>
+GT_DEV int steps_of(const Span& span) {
+    return (span.tokens + C::STEP - 1) / C::STEP;
 }
 
 template <class C, bool REVERSE>
@@ -1112,7 +1154,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
     /* row 4 quad, columns xor 24 where bit 2 of the row is set */
     me.k_row = me.buffer0 + C::K +
-               (C::STATES ? 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
+               (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
     me.values =
         me.buffer0 + C::VALUES +
@@ -1126,9 +1168,9 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
                             : 4 * me.channel);
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     const Span span = span_of<C, REVERSE>(p, sub);
-    const int steps = span.leaves, direction = REVERSE ? -C::TURNS : C::TURNS;
+    const int steps = steps_of<C>(span), direction = REVERSE ? -C::TURNS : C::TURNS;
     const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
-    me.open(p.in, span, span.start + leaf_at(turn) * LEAF, direction);
+    me.open(p.in, span, span.start + leaf_at(turn) * C::STEP, direction * C::STEP);
     me.bits[0] = me.bits[1] = me.bits_rest[0] = me.bits_rest[1] = 0.0f;
 
     /* copies go FIRST leaves ahead; a team's to the stage that it has read before, a warp's to that which it has
@@ -1147,14 +1189,14 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         } else {
             sync_warp();
         }
-        const RawLeaf<C> x = me.read(stage);
+        RawLeaf<C> x = me.read(stage);
         mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
         if constexpr (!C::STATES) {
             prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
         } else if constexpr (REVERSE) {
-            prepare_reverse<C>(me, x, leaf_at(step), buffer);
+            prepare_reverse<C>(me, x, leaf_at(step), buffer, stage);
         } else {
-            prepare_states<C>(me, x, leaf_at(step), buffer);
+            prepare_states<C>(me, x, leaf_at(step), buffer, stage);
         }
         mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
         if constexpr (!C::STATES) {
@@ -1733,7 +1775,7 @@ struct HopperPreparer : Preparer<C> {
 
 template <class C>
 GT_DEV void place_preparer(HopperPreparer<C>& me, uint32_t smem) {
-    constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W), W_PIECES = W_SIZE / 2;
+    constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
     const int lane = lane_id();
     me.group = uniform(warp_id());
     me.quad = lane / 8;
@@ -1750,14 +1792,14 @@ GT_DEV void place_preparer(HopperPreparer<C>& me, uint32_t smem) {
 
     const int own = ring_at<C>(4 * me.quad) + lane % 8 * 2;
     me.read_at = me.w_read_at = kept(me.ring + SIZE * own);
-    me.copy_row = me.w_copy_row = kept(me.template copied_row<1>(0));
+    me.copy_row = me.w_copy_row = kept(me.template copied_row<typename C::T>(0));
     me.copy_at = me.w_copy_at =
-        kept(me.ring + SIZE * (ring_at<C>(me.copy_row) + me.template copied_column<1>()));
-    if constexpr (W_PIECES > 1) {
+        kept(me.ring + SIZE * (ring_at<C>(me.copy_row) + me.template copied_column<typename C::T>()));
+    if constexpr (me.W_PIECES > 1) {
         me.w_read_at = kept(me.ring + W_SIZE * own);
-        me.w_copy_row = kept(me.template copied_row<W_PIECES>(0));
+        me.w_copy_row = kept(me.template copied_row<typename C::W>(0));
         me.w_copy_at =
-            kept(me.ring + W_SIZE * (ring_at<C>(me.w_copy_row) + me.template copied_column<W_PIECES>()));
+            kept(me.ring + W_SIZE * (ring_at<C>(me.w_copy_row) + me.template copied_column<typename C::W>()));
     }
     me.v_at = kept(me.ring + C::RING_V + me.v_cell(0));
     me.v_copy_row = kept(me.v_row(0));
@@ -1906,7 +1948,7 @@ GT_DEV void hopper_prepare_role(const TensorParams& p, uint32_t smem) {
     place_preparer<C>(me, smem);
     pairs.place(smem);
     const Span span = span_of<C, false>(p, 0);
-    me.open(p.in, span, span.start, 1);
+    me.open(p.in, span, span.start, LEAF);
     me.owed[0] = me.owed[1] = 0.0f;
     const int leaves = uniform(span.leaves), turn_after = (me.group + 1) % C::PREP_WARPS;
     for (int leaf = 0; leaf < C::AHEAD; leaf++) copy_leaf<C>(me, leaf);
@@ -2065,7 +2107,8 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
 /* ---- states only: G backwards in time, S of segments, on tensor cores ---------------------------------------
  * The same block, roles and buffers, but two teams of a head, each the preparing warps of a leaf, take leaves in
  * turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled before it is
- * added to, which needs no growing factor.  Forward
+ * added to, which needs no growing factor.  So two leaves may be one step (STEP): their decays are scanned, and the
+ * state is scaled, once.  Below, a leaf is a step.  Forward
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
  * REVERSE: (k, v) are (r, dy), the leaves come last to first, and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
@@ -2078,7 +2121,7 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
- * shared, N = 64: 7.3 KB a buffer, two of them and the rings: 40 KB; S of a checkpoint: 8 KB.
+ * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S of a checkpoint: 8 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
  *     rests if it has any; in bf16 not where S or G is known to be 0.
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
@@ -2213,7 +2256,7 @@ GT_DEV void add_leaf_rounded(StatePart<C>& me, int offset) {
         }
     }
     GT_UNROLL
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < C::STEP / 8; half++) {
         uint32_t v[4];
         static_assert(StatePart<C>::NT == 4, "a tile each");
         ldmatrix_x4_trans(v, me.values + offset + 16 * half * C::PITCH);
@@ -2268,24 +2311,26 @@ GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
 template <class C, bool REVERSE>
 GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
-    constexpr int NN = C::N * C::N;
+    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP; /* of a chunk */
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
     const bool wants_rowsums = REVERSE && !C::SPLIT && p.rowsums;
     StatePart<C> me;
     me.place(smem + sub * C::HEAD_BUFFER, share);
     const Span span = span_of<C, REVERSE>(p, sub);
+    const int steps = steps_of<C>(span);
     /* of the next checkpoint */
-    int chunk = (int)span.place + (REVERSE && span.leaves ? (span.leaves - 1) / LEAVES : 0);
+    int chunk = (int)span.place + (REVERSE && steps ? (steps - 1) / STEPS : 0);
     const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
 
-    /* Where the checkpoint of the last leaf's chunk goes.  A whole chunk's rows may lie in outputs */
+    /* Where the checkpoint of the last step's chunk goes.  A whole chunk's rows may lie in outputs */
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
-    const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data, is_cut = span.tokens % CHECKPOINT != 0;
+    const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
+    const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* that of the last chunk */
     const int pitch = in_outputs ? (int)outputs.at.t : C::N;
     State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
     if (in_outputs) {
-        const int token = span.start + (span.leaves - 1) / LEAVES * CHECKPOINT + first / C::N % CHECKPOINT;
+        const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<State*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
     }
 
@@ -2298,24 +2343,24 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         if constexpr (C::KEEPS_REST) me.copy(S + p.rest, other + StatePart<C>::REST);
         cp_async_commit();
     };
-    /* Whether of the chunk that ends with a leaf S before, or G after, is 0, so that S is not needed.  f16 has no
+    /* Whether of the chunk that ends with a step S before, or G after, is 0, so that S is not needed.  f16 has no
      * registers for the question. */
-    const auto is_zero = [&](int leaf) {
-        return C::KEEPS_BF16 && ((p.S_starts_zero && span.starts && leaf < LEAVES) ||
-                                 (p.G_ends_zero && span.ends && leaf == span.leaves - 1));
+    const auto is_zero = [&](int step) {
+        return C::KEEPS_BF16 && ((p.S_starts_zero && span.starts && step < STEPS) ||
+                                 (p.G_ends_zero && span.ends && step == steps - 1));
     };
-    if (wants_rowsums && span.leaves && !is_zero(span.leaves - 1)) fetch();
+    if (wants_rowsums && steps && !is_zero(steps - 1)) fetch();
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
-    for (int last = span.leaves - 1; last >= 0; last -= 2) { /* the leaf to come, if the walk is reverse */
+    for (int last = steps - 1; last >= 0; last -= 2) { /* the step to come, if the walk is reverse */
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
             if (last - buffer < 0) break;
-            const int leaf = REVERSE ? last - buffer : span.leaves - 1 - last + buffer;
+            const int step = REVERSE ? last - buffer : steps - 1 - last + buffer;
             const bool at_checkpoint =
-                REVERSE ? leaf == span.leaves - 1 || (leaf + 1) % LEAVES == 0 : leaf % LEAVES == 0;
+                REVERSE ? step == steps - 1 || (step + 1) % STEPS == 0 : step % STEPS == 0;
             if ((p.checkpoints || in_outputs) && at_checkpoint) {
-                if (in_outputs && is_cut && leaf == span.leaves - 1) {
+                if (in_outputs && is_apart && step == steps - 1) {
                     me.store(static_cast<State*>(p.checkpoints) + element(span.head), C::N);
                 } else {
                     me.store(checkpoint, pitch);
@@ -2325,12 +2370,12 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
                 if (wants_rowsums) {
                     float* sums = p.rowsums + (int64_t)chunk * (C::PARTS * C::N);
                     cp_async_wait<0>();
-                    me.store_rowsum(other, sums + first % C::N / C::COLUMNS * C::N + first / C::N, is_zero(leaf));
+                    me.store_rowsum(other, sums + first % C::N / C::COLUMNS * C::N + first / C::N, is_zero(step));
                 }
                 chunk += REVERSE ? -1 : 1;
-                if (wants_rowsums && leaf >= LEAVES && !is_zero(leaf - LEAVES)) fetch();
+                if (wants_rowsums && step >= STEPS && !is_zero(step - STEPS)) fetch();
             }
-            mbarrier_wait(me.full + buffer * C::BUFFER, (span.leaves - 1 - last) / 2 % 2);
+            mbarrier_wait(me.full + buffer * C::BUFFER, (steps - 1 - last) / 2 % 2);
             if constexpr (C::SPLIT) {
                 add_leaf_split<C>(me, buffer * C::BUFFER);
             } else {
@@ -3021,8 +3066,9 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *   products  a warp a leaf for dv, another for X, then Z
  *   store     X and Z, over v, dy, S, G
  *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shared memory; dw
- * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).
- * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.
+ * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has them in one
+ * slice where a block may have 227 KB (WHOLE): C and A are made once, and there are half as many barriers.
+ * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  WHOLE: 128, 64, 96.
  * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
  *     that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.  f16: kept as fp32,
  *     rounded here to f16 with a power of two a row.
@@ -3030,7 +3076,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
  *     operand, two right ones (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
- *     blocks on a multiprocessor.
+ *     blocks on a multiprocessor.  WHOLE: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 14 KB of vectors.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
  * fp32 activations: what differs stands before their products, below. */
@@ -3049,6 +3095,9 @@ struct BackwardParams {
     bool G_in_outputs; /* see TensorParams::G_rows */
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
+    /* G after the last chunk of every sequence is 0, so its block needs nothing from the sweep: these blocks come first
+     * and run beside it, on multiprocessors that it leaves free.  The others wait. */
+    bool last_first;
     const float* u;
     const void* S_checkpoints; /* [B,H,places,N,V] */
     const void* G_checkpoints; /* [B,H,swept_places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
@@ -3056,7 +3105,8 @@ struct BackwardParams {
     float* du;            /* [B,places,H,N] or NULL */
 };
 
-template <class T_, class W_, int N_>
+/* WHOLE: N = 128 in one slice, where a block may have 227 KB. */
+template <class T_, class W_, int N_, bool WHOLE_ = false>
 struct BackwardTraits {
     using T = T_;
     using W = W_;
@@ -3067,8 +3117,10 @@ struct BackwardTraits {
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N_>;
     static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
     static constexpr int N = N_;
-    static constexpr int CHANNELS = N < 64 ? N : 64; /* of a slice */
+    static constexpr bool WHOLE = WHOLE_;
+    static constexpr int CHANNELS = N < 64 || WHOLE ? N : 64; /* of a slice */
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
+    static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64; /* of S or G side by side in memory */
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * LEAVES;
     static constexpr bool PAIRED = KEEPS_BF16 && N > 32; /* where it is faster, see leaf_of_warp() */
@@ -3108,11 +3160,12 @@ struct BackwardTraits {
     static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
     static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
-    /* LARGE: alone on its multiprocessor, where nobody else works while it waits.  r, k, w of the second slice are
-     * copied during the first; A of two leaves is summed over the slices before it meets dy, TwoTerms multiply it */
-    static constexpr bool LARGE = N == 128 && KEEPS_BF16;
-    static constexpr int KEPT_A = G_HERE + 8, RAW_NEXT = KEPT_A + (LARGE ? 6 * 4 * LEAF * LEAF : 0);
-    static constexpr int SMEM = RAW_NEXT + (LARGE ? VALUES - RAW_R : 0);
+    /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
+     * TwoTerms, and LeafRows are kept.  SLICED, besides: r, k, w of the second slice are copied during the first, and
+     * A of two leaves is summed over the slices before it meets dy */
+    static constexpr bool LARGE = N == 128 && KEEPS_BF16, SLICED = LARGE && SLICES > 1;
+    static constexpr int KEPT_A = G_HERE + 8, RAW_NEXT = KEPT_A + (SLICED ? 6 * 4 * LEAF * LEAF : 0);
+    static constexpr int SMEM = RAW_NEXT + (SLICED ? VALUES - RAW_R : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
@@ -3121,7 +3174,8 @@ struct BackwardTraits {
     static constexpr int SLOW_ENDS = PART_SUMS, SLOW_BEGINS = GROWTH;
     static_assert(PARTS >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
-    static_assert(SMEM <= (N == 128 ? 163 : 99) * 1024, "fits sm_80 and sm_90, or every architecture");
+    static_assert(!WHOLE || LARGE, "G and the slow form of others are by slices");
+    static_assert(SMEM <= (WHOLE ? 227 : N == 128 ? 163 : 99) * 1024, "fits sm_90, or sm_80 too, or all");
 };
 
 template <class C>
@@ -3179,15 +3233,19 @@ struct ChunkPlace {
     int b, h, place;
     int index, swept; /* in [B,H,places] and [B,H,swept_places] */
     int G_index;      /* in G_checkpoints; below 0: in outputs */
+    bool is_early;    /* see BackwardParams::last_first */
     gt_chunk chunk;
 
     GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
 };
 
+template <class C>
 GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
     ChunkPlace at;
     int head; /* of the batch */
-    const int place = divide(block_x(), p.heads, &head);
+    int place = divide(block_x(), p.heads, &head);
+    at.is_early = C::KEEPS_BF16 && p.last_first && place == 0;
+    if (C::KEEPS_BF16 && p.last_first) place = (place ? place : p.swept_places) - 1;
     at.place = p.first_place + place;
     at.b = divide(head, p.H, &at.h);
     at.index = head * p.places + at.place;
@@ -3230,7 +3288,7 @@ GT_DEV T* global_row(const BackwardParams& p, const ChunkPlace& here, int tensor
     return static_cast<T*>(x.data) + at(x.at, here.b, here.chunk.first + t, here.h);
 }
 
-/* Rows of a slice of a state, `pitch` elements apart. */
+/* Rows of a slice of a state, `pitch` elements apart, from one of them on. */
 template <class State>
 struct SliceRows {
     const State* data;
@@ -3238,15 +3296,17 @@ struct SliceRows {
 };
 
 template <class C>
-GT_DEV SliceRows<typename C::State> checkpoint_rows(const BackwardBlock<C>& me, const void* states, int index) {
-    return {static_cast<const typename C::State*>(states) + ((int64_t)index * C::N + me.slice0) * C::N, C::N};
+GT_DEV SliceRows<typename C::State> checkpoint_rows(const BackwardBlock<C>& me, const void* states, int index,
+                                                    int row = 0) {
+    return {static_cast<const typename C::State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
 }
 
 /* Those of G; `output` tells where the chunk's rows of an output start. */
 template <class C, class Output>
-GT_DEV SliceRows<typename C::State> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output) {
-    if (!C::G_IN_OUTPUTS || me.G_index >= 0) return checkpoint_rows<C>(me, p.G_checkpoints, me.G_index);
-    const int tensor = me.slice0 + C::CHANNELS < C::N ? OF_DK : OF_DV;
+GT_DEV SliceRows<typename C::State> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
+                                           int row = 0) {
+    if (!C::G_IN_OUTPUTS || me.G_index >= 0) return checkpoint_rows<C>(me, p.G_checkpoints, me.G_index, row);
+    const int tensor = me.slice0 + row + C::STATE_ROWS < C::N ? OF_DK : OF_DV;
     return {output(tensor), (int)p.tensors[tensor].at.t};
 }
 
@@ -3286,7 +3346,7 @@ GT_DEV uint32_t raw_cell(int row, int channel) {
 template <class C>
 GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor, int slice0) {
     const int offset = tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W;
-    return me.smem + offset + (C::LARGE && slice0 > 0 ? C::RAW_NEXT - C::RAW_R : 0);
+    return me.smem + offset + (C::SLICED && slice0 > 0 ? C::RAW_NEXT - C::RAW_R : 0);
 }
 
 template <class C>
@@ -3349,7 +3409,10 @@ struct ChannelPart {
         for (int i = 1; i < C::PART; i++) sum[0] += h[i][0], sum[1] += h[i][1];
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            if constexpr (C::LEAF_PARTS == 2) {
+            if constexpr (C::LEAF_PARTS == 1) {
+                total[e] = sum[e];
+                c[e] = 0.0f;
+            } else if constexpr (C::LEAF_PARTS == 2) {
                 const float other = shfl_xor(sum[e], 16);
                 total[e] = sum[e] + other;
                 c[e] = part ? other : 0.0f;
@@ -3467,15 +3530,16 @@ GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& her
     copy_rows<COUNT, 64>(lane, static_cast<const uint16_t*>(x.data) + first, (int)x.at.t, here.tokens(), none, cell);
 }
 
-/* Two warps: a slice of a state kept as bf16, to rows at `to`. */
+/* Two warps: STATE_ROWS rows of a state kept as bf16, or zeros, to rows at `to`. */
 template <class C>
-GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf16>& rows, int to) {
+GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf16>& rows, int to,
+                       bool is_zero = false) {
     constexpr int PIECES = C::N / 8, ROWS = 64 / PIECES;
     const int row = lane / PIECES, piece = lane % PIECES;
     const bf16* from = rows.data + row * (int64_t)rows.pitch + 8 * piece;
     GT_UNROLL
-    for (int i = 0; i < C::CHANNELS; i += ROWS) {
-        cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from);
+    for (int i = 0; i < C::STATE_ROWS; i += ROWS) {
+        cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from, is_zero ? 0 : 16);
         from += ROWS * (int64_t)rows.pitch;
     }
 }
@@ -3528,7 +3592,8 @@ GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, co
     GT_UNROLL
     for (int i = 0; i < C::ROWSUM_PARTS * COUNT; i += 4 * 32) {
         const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
-        if (part < C::ROWSUM_PARTS) cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + place), sums + place);
+        if (part < C::ROWSUM_PARTS)
+            cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + place), sums + place, here.is_early ? 0 : 16);
     }
 }
 
@@ -3557,13 +3622,13 @@ GT_DEV void copy_next_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
-    const bool is_first = me.slice0 == 0, is_early = C::LARGE && !is_first; /* is_early: r, k, w, u, sums came before */
-    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K) && !is_early) {
+    const bool is_first = me.slice0 == 0, has_come = C::SLICED && !is_first; /* r, k, w, u, rowsums */
+    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K) && !has_come) {
         const uint32_t to = raw_rows(me, tensor, me.slice0);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
                                  [=](int t, int n) { return to + raw_cell<C>(t, n); });
     }
-    if (warp == 6 && !is_early) copy_u<C>(p, me, here);
+    if (warp == 6 && !has_come) copy_u<C>(p, me, here);
     if (warp == 7 && is_first) store_place<C>(p, me, here);
     cp_async_commit();
     if (tensor < 2) {
@@ -3573,15 +3638,19 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
                               [=](int t, int v) { return to + row_piece<C::N>(t, v / 8); });
     } else {
         if constexpr (C::KEEPS_BF16) {
-            wait_for_chain();
+            if (!here.is_early) wait_for_chain();
             const auto output = [&](int i) { return global_row<bf16>(p, here, i, 0); };
-            if (tensor == 2) {
-                copy_state<C>(lane, me, checkpoint_rows<C>(me, p.S_checkpoints, me.index), C::S);
-            } else {
-                copy_state<C>(lane, me, G_rows<C>(p, me, output), C::G);
+            GT_UNROLL
+            for (int row = 0; row < C::CHANNELS; row += C::STATE_ROWS) {
+                const int to = 2 * C::N * row;
+                if (tensor == 2) {
+                    copy_state<C>(lane, me, checkpoint_rows<C>(me, p.S_checkpoints, me.index, row), C::S + to);
+                } else {
+                    copy_state<C>(lane, me, G_rows<C>(p, me, output, row), C::G + to, here.is_early);
+                }
             }
         }
-        if (warp == 7 && !is_early && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
+        if (warp == 7 && !has_come && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
     }
     cp_async_commit();
 }
@@ -3672,8 +3741,9 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     }
     const uint32_t scales = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
     if (own.part == 0) sts<float2>(scales + C::E, {leaf_decay(total[0]), leaf_decay(total[1])});
-    if (own.part == 1) sts<float2>(scales + C::GROWTH, {ex2_approx(total[0]), ex2_approx(total[1])});
-    if constexpr (C::PART == 8) halve_sums<4>(bonus, 8);
+    if (own.part == C::LEAF_PARTS - 1) sts<float2>(scales + C::GROWTH, {ex2_approx(total[0]), ex2_approx(total[1])});
+    if constexpr (C::PART == 16) halve_sums<8>(bonus, 16);
+    if constexpr (C::PART >= 8) halve_sums<4>(bonus, 8);
     halve_sums<2>(bonus, 4);
     halve_sums<1>(bonus, 2);
     const float sum = bonus[0] + shfl_xor(bonus[0], 1);
@@ -3720,18 +3790,36 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
     }
 }
 
-/* c = products of the warp's tokens at `from`, rows, with those of another leaf, at `other`: tile e, column c is
- * token 8e + c. */
+/* The warp's tokens of v or dy as left operands: read again and again, but where there are registers to keep them. */
 template <class C>
-GT_DEV void token_products(const BackwardBlock<C>& me, int from, int other, int leaf, float (&c)[2][4]) {
+struct LeafRows {
+    uint32_t left;
+    uint32_t kept[C::LARGE ? C::N / 16 : 1][4];
+
+    GT_METHOD LeafRows(const BackwardBlock<C>& me, int from)
+        : left(me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.leaf)) {
+        GT_UNROLL
+        for (int kk = 0; C::LARGE && kk < C::N / 16; kk++) ldmatrix_x4(kept[kk], add_16(left, kk));
+    }
+
+    GT_METHOD void get(int kk, uint32_t (&a)[4]) const {
+        if (!C::LARGE) return ldmatrix_x4(a, add_16(left, kk));
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) a[i] = kept[C::LARGE ? kk : 0][i];
+    }
+};
+
+/* c = products of the warp's tokens, rows, with those of another leaf, at `other`: tile e, column c is token 8e + c. */
+template <class C>
+GT_DEV void token_products(const BackwardBlock<C>& me, const LeafRows<C>& own, int other, int leaf,
+                           float (&c)[2][4]) {
     constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
-    const uint32_t left = me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.leaf);
     const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), leaf);
     float sums[SUMS][2][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
-        uint32_t a[4], b[4]; /* read again and again: there are no registers to keep them */
-        ldmatrix_x4(a, add_16(left, kk));
+        uint32_t a[4], b[4];
+        own.get(kk, a);
         ldmatrix_x4(b, add_16(right, kk));
         mma<typename C::T>(sums[kk % SUMS][0], a, b[0], b[1]);
         mma<typename C::T>(sums[kk % SUMS][1], a, b[2], b[3]);
@@ -3838,8 +3926,9 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
     times_state<C>(me, C::DY, C::S, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
     store_leaf_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
+    const LeafRows<C> dy(me, C::DY);
     for (int b = 0; b < a; b++) {
-        token_products<C>(me, C::DY, C::VALUES, b, c);
+        token_products<C>(me, dy, C::VALUES, b, c);
         if (b == a - 1 && corner) {
             before = c[1][1];
             c[1][1] = 0.0f;
@@ -3850,7 +3939,7 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
     }
     if (corner) sts<float>(near_cell(me, LEAF * a) + 4, before);
     if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
-    token_products<C>(me, C::DY, C::VALUES, a, c);
+    token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
@@ -3873,14 +3962,15 @@ GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     times_state<C>(me, C::VALUES, C::G, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::G_SCALE, sum);
     if (SLOW) store_leaf_sum<C>(me, sum, C::K, C::SLOW_BEGINS + 4 * b * C::CHANNELS);
+    const LeafRows<C> v(me, C::VALUES);
     for (int a = LEAVES - 1; a > b; a--) {
-        token_products<C>(me, C::VALUES, C::DY, a, c);
+        token_products<C>(me, v, C::DY, a, c);
         if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
         scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
         add_leaf<C>(me, c, C::R, a, sum);
     }
     if (SLOW) return;
-    token_products<C>(me, C::VALUES, C::DY, b, c);
+    token_products<C>(me, v, C::DY, b, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int j = me.g + x % 4 / 2 * 8, i = 8 * (x / 4) + 2 * me.j + x % 2;
@@ -4071,7 +4161,6 @@ struct SlowColumn {
 /* R, K and E again: the sums to the leaf's end only add, since they may be infinite. */
 template <class C>
 GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
-    if (leaf >= LEAVES) return; /* N = 32 has threads to spare */
     const SlowColumn<C> own(p, me, leaf, channel);
     float before = 0.0f, after = 0.0f;
     GT_NO_UNROLL
@@ -4142,7 +4231,6 @@ template <class C>
 GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
     using T = typename C::T;
     using W = typename C::W;
-    if (leaf >= LEAVES) return;
     const SlowColumn<C> own(p, me, leaf, channel);
     const int n = me.slice0 + channel;
     const float u = lds<float>(me.smem + C::U + 4 * (me.slice0 + channel));
@@ -4286,7 +4374,7 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
     left.set_factor(TF32_MEAN);
     for (int a = b + 1; a < LEAVES; a++) {
         pair_products<C>(me, left, a, A);
-        if (!C::LARGE || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
+        if (!C::SLICED || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
         left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
     }
     if constexpr (C::ROUNDED) left.multiply_factor(me, C::G_SCALE);
@@ -4869,7 +4957,7 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     if constexpr (C::SPLIT) {
         fp32_products<C, SLOW>(p, me, states, dv);
     } else if (me.makes_dv()) {
-        if (C::LARGE && me.leaf == LEAVES - 1 && me.slice0 == 0) copy_next_raw<C>(p, me);
+        if (C::SLICED && me.leaf == LEAVES - 1 && me.slice0 == 0) copy_next_raw<C>(p, me);
         if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
         if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
         sync_threads();
@@ -4905,13 +4993,16 @@ GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, Stat
 /* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
 template <class C>
 GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
-    const int leaf = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
+    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* leaves; N = 32 has threads to spare */
+    const int first = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
     StateRows<C> states;
-    prepare_slow_column<C>(p, me, leaf, channel);
+    GT_NO_UNROLL
+    for (int leaf = first; leaf < LEAVES; leaf += TOGETHER) prepare_slow_column<C>(p, me, leaf, channel);
     sync_threads();
     make_slice<C, true>(p, me, states, values);
     sync_threads();
-    finish_slow_column<C>(p, me, leaf, channel);
+    GT_NO_UNROLL
+    for (int leaf = first; leaf < LEAVES; leaf += TOGETHER) finish_slow_column<C>(p, me, leaf, channel);
     sync_threads();
     store_du<C>(p, me);
     return values;
@@ -4939,8 +5030,11 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         typename ChannelPart<C>::Decays w;
         StateRows<C> states;
         {
-            const ChunkPlace here = find_chunk(p);
-            if (here.chunk.sequence < 0) return;
+            const ChunkPlace here = find_chunk<C>(p);
+            if (here.chunk.sequence < 0) { /* if all do so, those after them still come after those before */
+                wait_for_chain();
+                return;
+            }
             me.index = here.index, me.G_index = here.G_index;
             if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
                 const int left = here.tokens() - own.t0;
@@ -5266,7 +5360,8 @@ struct BackwardPlan {
     void* S_checkpoints;
     size_t bytes_of_S;   /* if there is no `saved` */
     void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
-    bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for chunks cut short */
+    bool last_first;     /* see BackwardParams */
+    bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for last chunks */
     float* rowsums;      /* [B,H,range_places,rowsum_parts(),N], for backward_tensor_kernel */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
@@ -5323,10 +5418,12 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     plan.bytes_of_S = arena.bytes();
     plan.range_places = (c.places + ranges - 1) / ranges;
     plan.ranges = plan.range_places ? (c.places + plan.range_places - 1) / plan.range_places : 1; /* none is empty */
+    plan.last_first = plan.tensor && c.S_dtype == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
+                      c.places > 1 && ranges == 1 && cut_time(a, device, a.T).count == 1;
     plan.G_in_outputs = G_in_outputs;
     if (!G_in_outputs) {
         plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, a.B * a.H * plan.range_places);
-    } else if (a.seq_capacity || a.T % CHECKPOINT) {
+    } else if (plan.last_first || a.seq_capacity || a.T % CHECKPOINT) {
         plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, sequences_of(a) * a.H);
     }
     if (ranges > 1) plan.carried = arena.take<float>(2 * a.B * a.H * a.N * a.N);
@@ -5419,6 +5516,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.rest = rest_at(a);
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.range_cut.count == 1;
+        t.last_apart = plan.last_first;
         t.first_place = (int)(range * plan.range_places);
         t.places = (int)plan.range_places, t.S_places = (int)places_of(a);
         if (plan.carried) {
@@ -5445,21 +5543,29 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 }
 
 template <class T, class W, int N>
-static gt_status launch_chunks_with(const BackwardParams& p, Chain& stream) {
+static gt_status launch_chunks_with(const BackwardParams& p, const Device& device, Chain& stream) {
     using C = BackwardTraits<T, W, N>;
     const int64_t left = p.places - p.first_place, places = left < p.swept_places ? left : p.swept_places;
+    if constexpr (C::LARGE) {
+        using Whole = BackwardTraits<T, W, N, true>;
+        if (device.shared_bytes >= Whole::SMEM)
+            return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<Whole>, places * p.heads.divisor,
+                       Whole::THREADS, Whole::SMEM, stream, p);
+    }
     return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, places * p.heads.divisor, C::THREADS,
                C::SMEM, stream, p);
 }
 
 template <class T, class W>
-static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, Chain& stream) {
-    if (a.N == 32) return launch_chunks_with<T, W, 32>(p, stream);
-    if (a.N == 64) return launch_chunks_with<T, W, 64>(p, stream);
-    return launch_chunks_with<T, W, 128>(p, stream);
+static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, const Device& device,
+                                  Chain& stream) {
+    if (a.N == 32) return launch_chunks_with<T, W, 32>(p, device, stream);
+    if (a.N == 64) return launch_chunks_with<T, W, 64>(p, device, stream);
+    return launch_chunks_with<T, W, 128>(p, device, stream);
 }
 
-static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range, Chain& stream) {
+static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range,
+                                      const Device& device, Chain& stream) {
     const ChunkParams& c = plan.chunk;
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     if (a.B == 0 || c.places == 0) return GT_OK;
@@ -5479,6 +5585,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.heads = divide_by((int)(a.B * a.H)), p.H = divide_by((int)a.H), p.T = (int)a.T;
     p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
+    p.last_first = plan.last_first;
     p.u = a.u;
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
     p.G_in_outputs = plan.G_in_outputs;
@@ -5486,12 +5593,12 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.du = c.du;
     p.places = (int)c.places, p.swept_places = (int)plan.range_places;
     p.first_place = (int)(range * plan.range_places);
-    if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, stream);
+    if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, device, stream);
     if (a.dtype == GT_BF16)
-        return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, stream)
-                                   : launch_chunks_of<bf16, bf16>(a, p, stream);
-    return a.w_dtype == GT_F32 ? launch_chunks_of<f16, float>(a, p, stream)
-                               : launch_chunks_of<f16, f16>(a, p, stream);
+        return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, device, stream)
+                                   : launch_chunks_of<bf16, bf16>(a, p, device, stream);
+    return a.w_dtype == GT_F32 ? launch_chunks_of<f16, float>(a, p, device, stream)
+                               : launch_chunks_of<f16, f16>(a, p, device, stream);
 }
 
 /* Chunks of any size. */
@@ -5519,7 +5626,7 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
         return status;
     for (int64_t range = plan.ranges - 1; range >= 0; range--)
         if ((status = make_G_checkpoints(a, plan, range, stream)) != GT_OK ||
-            (status = plan.tensor ? launch_chunks(a, plan, range, stream)
+            (status = plan.tensor ? launch_chunks(a, plan, range, device, stream)
                                   : launch_any_chunks(a, plan, stream)) != GT_OK)
             return status;
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,

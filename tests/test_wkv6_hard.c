@@ -411,6 +411,23 @@ static void check_neighbours(void) {
     test_group("wkv6", "bits that neighbours do not change");
 }
 
+/* ---- last chunks ---- */
+
+/* Without dstate_out the chunks that sequences end with are made beside the sweep; of a whole chunk, and of a piece. */
+static void check_last_chunks(void) {
+    for (int i = 0; i < 6; i++) {
+        hard_case k = {.c = {WKV6(.T = i % 2 ? 128 : 150, .H = 2, .N = 32 << i / 2), .name = "last",
+                             .absent = i / 2 == 1 ? "state_in state_out dstate_in dstate_out" : "dstate_out"},
+                       .in_detail = 1};
+        k.c.args.wkv6.B = 2;
+        set_variant(&k, GT_BF16, i);
+        k.c.args.wkv6.segments = 1;
+        turn = 0; /* with saved */
+        check_case(&k);
+    }
+    test_group("wkv6", "last chunks beside the sweep");
+}
+
 /* ---- long sequences ---- */
 
 /* What backward needs beside `saved` is no larger than r; with N = 128 and without dv from 2048 tokens on. */
@@ -474,6 +491,7 @@ int main(int argc, char **argv) {
     check_large_states();
     check_extremes();
     check_neighbours();
+    check_last_chunks();
     check_ranges();
     return test_finish();
 }
