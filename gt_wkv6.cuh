@@ -3798,14 +3798,19 @@ struct LeafRows {
 
     GT_METHOD LeafRows(const BackwardBlock<C>& me, int from)
         : left(me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.leaf)) {
-        GT_UNROLL
-        for (int kk = 0; C::LARGE && kk < C::N / 16; kk++) ldmatrix_x4(kept[kk], add_16(left, kk));
+        if constexpr (C::LARGE) {
+            GT_UNROLL
+            for (int kk = 0; kk < C::N / 16; kk++) ldmatrix_x4(kept[kk], add_16(left, kk));
+        }
     }
 
     GT_METHOD void get(int kk, uint32_t (&a)[4]) const {
-        if (!C::LARGE) return ldmatrix_x4(a, add_16(left, kk));
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) a[i] = kept[C::LARGE ? kk : 0][i];
+        if constexpr (C::LARGE) {
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) a[i] = kept[kk][i];
+        } else {
+            ldmatrix_x4(a, add_16(left, kk));
+        }
     }
 };
 

@@ -108,9 +108,8 @@ gpu() {
 }
 
 # sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
-# each operator and, beside the usual tests, for WKV6's hard cases, the trainer's operators and a few of its
-# steps, beside those of other ways to call for the large tensors (more blocks of the same kernels: not for
-# racecheck and initcheck); all at the same time.
+# each operator and, beside the usual tests, for WKV6's hard cases and for the trainer's operators, beside
+# those of other ways to call for the large tensors; all at the same time.
 sanitize() {
     local tool=$1 options=() commands=() processes=() status=0 preload= cuda i
     export OMP_WAIT_POLICY=passive # their references would wait at full speed, each on every core
@@ -121,8 +120,11 @@ sanitize() {
     done
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
     # The hard cases are long for racecheck: fewer and shorter ones.  For initcheck, see clear_products.c.
+    # The trainer launches what test_hybrid_ops does: a few steps of it are for its graphs and its memory, under
+    # memcheck; under the others they take longer than all operators, for the same kernels.
     if [[ $* = *--exact* ]]; then
-        commands+=('../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3')
+        [ "$tool" != memcheck ] ||
+            commands+=('../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3')
         if [ "$tool" = racecheck ]; then
             commands+=("test_wkv6_hard_gpu --short")
         else
