@@ -126,10 +126,15 @@ GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
     return state_dtype(dtype, N, V) == GT_BF16 && N == 32;
 }
 
-/* Whether backward may keep G where the chunk that reads it will write dk and dv: its elements are as large as theirs.
- * fp32, N = 128: a warp of the sweep has all rows, half of which would lie in dk and half in dv. */
+/* G, which the sweep leaves for the chunks, has elements of the activations' type; f16 with a power of two for every part
+ * of a row that a warp of the sweep has (Fit). */
+template <class T>
+using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
+
+/* Whether it may lie where the chunk that reads it will write dk and dv.  fp32, N = 128: a warp of the sweep has all
+ * rows, half of which would lie in dk and half in dv. */
 template <class T, int N>
-constexpr bool G_FITS_OUTPUTS = std::is_same<StateOf<T>, T>::value && !(std::is_same<T, float>::value && N == 128);
+constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
 /* What bf16 leaves of a number, or of both of a pair. */
 GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
@@ -474,24 +479,26 @@ struct TensorTraits {
     using T = T_;
     using W = W_;
     using State = StateOf<T>;
+    using Gradient = GradientOf<T>;
     static constexpr int N = N_;
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
+    static constexpr bool FITS_G = !std::is_same<Gradient, State>::value; /* f16, by Fit */
     static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
     static constexpr bool STATES = STATES_;
     static constexpr int TILES = (N == 128 && !STATES) || (STATES && SPLIT) ? 2 : 4;
     /* of a state warp: values, channels */
     static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || SPLIT ? N : N == 128 ? 64 : 32;
     static constexpr int MT = TILES / 2, NT = N / 8;
-    /* tiles of which a lane's values are neighbours; STATES: 16 bytes of them, as checkpoints have them */
-    static constexpr int PERMUTED = !STATES ? TILES : SPLIT ? 1 : 8 / (int)sizeof(State);
+    /* tiles of which a lane's values are neighbours; STATES: 16 bytes of them, as G has them */
+    static constexpr int PERMUTED = !STATES ? TILES : SPLIT ? 1 : 4;
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
     static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     /* Tokens that are prepared together, and of these a lane's.  STATES: no factor grows, so there may be more than a
-     * leaf: N = 64, where it is faster and two blocks still share the memory of 9.0. */
-    static constexpr int STEP = STATES && !SPLIT && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
+     * leaf: N = 64 in bf16, where it is faster and two blocks still share the memory of 9.0. */
+    static constexpr int STEP = STATES && KEEPS_BF16 && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
     /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
      * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
@@ -552,6 +559,17 @@ GT_DEV constexpr int value_cell(int token, int v) {
 
 constexpr float SLOW_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
 
+/* Of numbers that f16 is to hold: the power of two that brings the largest next to 2^15, and what undoes it. */
+struct Fit {
+    float scale, undo;
+};
+
+GT_DEV Fit fit_f16(float largest) {
+    int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
+    if (exponent < -126) exponent = -126;
+    return {as_float((uint32_t)(127 - exponent) << 23), as_float((uint32_t)(exponent + 127) << 23)};
+}
+
 /* How the tokens of a sequence are cut into segments: `tokens` each, a multiple of CHECKPOINT. */
 struct Segments {
     int count, tokens;
@@ -574,7 +592,7 @@ struct TensorParams {
     gt_stride y_at;
     const float* state_in;
     float* state_out;
-    void* checkpoints;      /* [B,H,places,N,N], of StateOf<T> */
+    void* checkpoints;      /* [B,H,places,N,N], of StateOf<T>; reverse: of GradientOf<T> */
     /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
      * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks, and for last_apart.  data = NULL: all G goes
      * there */
@@ -600,6 +618,7 @@ struct TensorParams {
     float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
     bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
     bool S_starts_zero, G_ends_zero; /* reverse: S before the first chunk of every sequence, G after the last */
+    float* G_undo; /* reverse, f16: [B,H,places,PARTS,N], Fit::undo of G */
 };
 
 /* One head's segment. */
@@ -1243,19 +1262,19 @@ GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
 }
 
 /* 2 TILES neighbours of a state in memory, in pieces of up to 16 bytes. */
-template <int TILES>
-GT_DEV void store_row(float* to, const float (&x)[2 * TILES]) {
-    if constexpr (TILES == 1) stg<float2>(to, {x[0], x[1]});
-    GT_UNROLL
-    for (int i = 0; i < TILES / 2; i++)
-        stg<float4>(to + 4 * i, {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
-}
-
-template <int TILES>
-GT_DEV void store_row(bf16* to, const float (&x)[2 * TILES]) {
-    Vec<bf16, 2 * TILES> packed;
-    packed.set(x);
-    stg<Vec<bf16, 2 * TILES>>(to, packed);
+template <int TILES, class T>
+GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
+    if constexpr (sizeof(T) == 2) {
+        Vec<T, 2 * TILES> packed;
+        packed.set(x);
+        stg<Vec<T, 2 * TILES>>(to, packed);
+    } else if constexpr (TILES == 1) {
+        stg<float2>(to, {x[0], x[1]});
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < TILES / 2; i++)
+            stg<float4>(to + 4 * i, {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
+    }
 }
 
 /* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
@@ -2126,7 +2145,8 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  *     rests if it has any; in bf16 not where S or G is known to be 0.
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
  *     read it and writes them.  What a head and chunk have of them no other reads or writes.
- * ranges: where that cannot be (f16, whose states are fp32; fp32 with N = 128; dv or dk is not wanted or not aligned),
+ *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
+ * ranges: where that cannot be (fp32 with N = 128; dv or dk is not wanted or not aligned),
  *     long sequences go through this walk and the kernel of chunks in turn, range by range of places from the last on.
  *     Between two of them G is carried in fp32: the bits are those of one walk.  The preparing warps start before the
  *     chunks of the range before are finished. */
@@ -2139,9 +2159,10 @@ template <class C>
 struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
-    /* of the 2 NT values that a lane has of a channel: neighbours in a piece, which is copied at once */
-    static constexpr int PIECE = 2 * C::PERMUTED, BYTES = PIECE * (int)sizeof(State);
-    static constexpr int PIECES = 2 * NT / PIECE;
+    /* of the 2 NT values that a lane has of a channel: neighbours in a piece, and those of another S copied at once */
+    static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
+    static constexpr int COPIED = C::SPLIT ? PIECE : 16 / (int)sizeof(State), COPIES = PIECE / COPIED;
+    static constexpr int BYTES = COPIED * (int)sizeof(State);
     static constexpr int REST = C::S_BYTES / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
@@ -2206,11 +2227,35 @@ struct StatePart {
         }
     }
 
+    /* The same as f16; undo: of this part, from the lane's first channel on. */
+    GT_METHOD void store_fit(f16* state, int pitch, float* undo) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            float x[2 * NT], largest = 0.0f;
+            row(i, x);
+            GT_UNROLL
+            for (int k = 0; k < 2 * NT; k++) largest = fmaxf(largest, fabsf(x[k]));
+            largest = fmaxf(largest, shfl_xor(largest, 1));
+            largest = fmaxf(largest, shfl_xor(largest, 2));
+            const Fit fit = fit_f16(largest);
+            if (lane_id() % 4 == 0) undo[channel_at(i)] = fit.undo;
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) {
+                float piece[PIECE];
+                GT_UNROLL
+                for (int e = 0; e < PIECE; e++) piece[e] = x[PIECE * k + e] * fit.scale;
+                store_row<C::PERMUTED>(state + channel_at(i) * (int64_t)pitch + value_at(k), piece);
+            }
+        }
+    }
+
     /* Starts the copies of the lane's part of another state; a warp's pieces lie side by side. */
     GT_METHOD void copy(const State* state, uint32_t to) const {
         GT_UNROLL
-        for (int x = 0; x < 2 * MT * PIECES; x++)
-            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES));
+        for (int x = 0; x < 2 * MT * PIECES * COPIES; x++) {
+            const int value = value_at(x / COPIES % PIECES) + x % COPIES * COPIED;
+            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / COPIES / PIECES) * C::N + value);
+        }
     }
 
     /* sums = the warp's part of rowsum(S . G), from the lane's first channel on: this is G, and S lies where copy()
@@ -2224,14 +2269,15 @@ struct StatePart {
             if (is_zero) continue;
             row(i, x);
             GT_UNROLL
-            for (int k = 0; k < PIECES; k++) {
-                const Vec<State, PIECE> y = lds<Vec<State, PIECE>>(other + 32 * BYTES * (PIECES * i + k));
+            for (int k = 0; k < PIECES * COPIES; k++) {
+                const uint32_t copy = other + 32 * BYTES * (PIECES * COPIES * i + k);
+                const Vec<State, COPIED> y = lds<Vec<State, COPIED>>(copy);
                 GT_UNROLL
-                for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], y.get(e), sum[i]);
+                for (int e = 0; e < COPIED; e++) sum[i] = fma_rn(x[COPIED * k + e], y.get(e), sum[i]);
                 if constexpr (C::KEEPS_REST) {
-                    const Vec<State, PIECE> rest = lds<Vec<State, PIECE>>(other + REST + 32 * BYTES * (PIECES * i + k));
+                    const Vec<State, COPIED> rest = lds<Vec<State, COPIED>>(copy + REST);
                     GT_UNROLL
-                    for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], rest.get(e), sum[i]);
+                    for (int e = 0; e < COPIED; e++) sum[i] = fma_rn(x[COPIED * k + e], rest.get(e), sum[i]);
                 }
             }
         }
@@ -2311,6 +2357,7 @@ GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
 template <class C, bool REVERSE>
 GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
+    using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
     constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP; /* of a chunk */
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
@@ -2328,11 +2375,22 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
     const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* that of the last chunk */
     const int pitch = in_outputs ? (int)outputs.at.t : C::N;
-    State* checkpoint = static_cast<State*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
+    Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
     if (in_outputs) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
-        checkpoint = static_cast<State*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
+        checkpoint = static_cast<Left*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
     }
+    /* the lane's first in [B,H,places,PARTS,N], of the next checkpoint */
+    const auto own_part = [&](float* parts) {
+        return parts + (int64_t)chunk * (C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
+    };
+    const auto leave = [&](Left* to, int to_pitch) {
+        if constexpr (REVERSE && C::FITS_G) {
+            me.store_fit(to, to_pitch, own_part(p.G_undo));
+        } else {
+            me.store(to, to_pitch);
+        }
+    };
 
     /* S of the next checkpoint: a lane copies what it reads, so that it waits for none */
     const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
@@ -2361,16 +2419,15 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
                 REVERSE ? step == steps - 1 || (step + 1) % STEPS == 0 : step % STEPS == 0;
             if ((p.checkpoints || in_outputs) && at_checkpoint) {
                 if (in_outputs && is_apart && step == steps - 1) {
-                    me.store(static_cast<State*>(p.checkpoints) + element(span.head), C::N);
+                    leave(static_cast<Left*>(p.checkpoints) + element(span.head), C::N);
                 } else {
-                    me.store(checkpoint, pitch);
+                    leave(checkpoint, pitch);
                 }
                 if constexpr (C::KEEPS_REST && !REVERSE) me.store(checkpoint + p.rest, C::N, true);
                 checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
                 if (wants_rowsums) {
-                    float* sums = p.rowsums + (int64_t)chunk * (C::PARTS * C::N);
                     cp_async_wait<0>();
-                    me.store_rowsum(other, sums + first % C::N / C::COLUMNS * C::N + first / C::N, is_zero(step));
+                    me.store_rowsum(other, own_part(p.rowsums), is_zero(step));
                 }
                 chunk += REVERSE ? -1 : 1;
                 if (wants_rowsums && step >= STEPS && !is_zero(step - STEPS)) fetch();
@@ -3070,8 +3127,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * slice where a block may have 227 KB (WHOLE): C and A are made once, and there are half as many barriers.
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  WHOLE: 128, 64, 96.
  * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
- *     that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.  f16: kept as fp32,
- *     rounded here to f16 with a power of two a row.
+ *     that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.  f16: S is kept as fp32 and
+ *     rounded here, G in the sweep, to f16 with a power of two a row.
  * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
  *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
  *     operand, two right ones (of A), or a lane's accumulators of a tile.
@@ -3103,6 +3160,7 @@ struct BackwardParams {
     const void* G_checkpoints; /* [B,H,swept_places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
     const float* rowsums; /* [B,H,swept_places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
     float* du;            /* [B,places,H,N] or NULL */
+    const float* G_undo;  /* f16: [B,H,swept_places,ROWSUM_PARTS,N], Fit::undo of G */
 };
 
 /* WHOLE: N = 128 in one slice, where a block may have 227 KB. */
@@ -3111,8 +3169,9 @@ struct BackwardTraits {
     using T = T_;
     using W = W_;
     using State = StateOf<T>;
+    using Gradient = GradientOf<T>;
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
-    static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* states kept as fp32, used as f16 */
+    static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* S kept as fp32, used as f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N_>;
     static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
@@ -3295,25 +3354,25 @@ struct SliceRows {
     int pitch;
 };
 
-template <class C>
-GT_DEV SliceRows<typename C::State> checkpoint_rows(const BackwardBlock<C>& me, const void* states, int index,
-                                                    int row = 0) {
-    return {static_cast<const typename C::State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
+template <class State, class C>
+GT_DEV SliceRows<State> checkpoint_rows(const BackwardBlock<C>& me, const void* states, int index, int row = 0) {
+    return {static_cast<const State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
 }
 
 /* Those of G; `output` tells where the chunk's rows of an output start. */
 template <class C, class Output>
-GT_DEV SliceRows<typename C::State> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
-                                           int row = 0) {
-    if (!C::G_IN_OUTPUTS || me.G_index >= 0) return checkpoint_rows<C>(me, p.G_checkpoints, me.G_index, row);
+GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
+                                              int row = 0) {
+    if (!C::G_IN_OUTPUTS || me.G_index >= 0)
+        return checkpoint_rows<typename C::Gradient>(me, p.G_checkpoints, me.G_index, row);
     const int tensor = me.slice0 + row + C::STATE_ROWS < C::N ? OF_DK : OF_DV;
     return {output(tensor), (int)p.tensors[tensor].at.t};
 }
 
 /* The same where store_place() is done. */
 template <class C>
-GT_DEV SliceRows<typename C::State> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
-    return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::State>(p, me, tensor, 0); });
+GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
+    return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
 }
 
 /* Byte offset of a cell of R, K, X or Z: two tokens by two channels from an even one.  Cells are swapped so
@@ -3644,7 +3703,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
             for (int row = 0; row < C::CHANNELS; row += C::STATE_ROWS) {
                 const int to = 2 * C::N * row;
                 if (tensor == 2) {
-                    copy_state<C>(lane, me, checkpoint_rows<C>(me, p.S_checkpoints, me.index, row), C::S + to);
+                    copy_state<C>(lane, me, checkpoint_rows<bf16>(me, p.S_checkpoints, me.index, row), C::S + to);
                 } else {
                     copy_state<C>(lane, me, G_rows<C>(p, me, output, row), C::G + to, here.is_early);
                 }
@@ -3662,7 +3721,7 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp < 4 && me.slice0 == 0)
         copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
     if (warp >= 4 && warp < 7)
-        copy_state_rows<C>(me, checkpoint_rows<C>(me, p.S_checkpoints, me.index), C::CHANNELS * (warp - 4) / 3,
+        copy_state_rows<C>(me, checkpoint_rows<float>(me, p.S_checkpoints, me.index), C::CHANNELS * (warp - 4) / 3,
                            C::CHANNELS * (warp - 3) / 3);
     if (warp == 7) {
         copy_u<C>(p, me, here);
@@ -3672,34 +3731,56 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp == 7) cp_async_wait<0>();
 }
 
-/* A slice of a state kept as fp32, as f16 rows at `to`, times 2^(14 - e) with 2^e the largest of the row; what
- * undoes that at `scales`.  By all threads. */
+/* A slice of S, kept as fp32, as f16 rows, each times what Fit has for it; and of G, whose parts of a row have a power of
+ * two each, all by the largest of these.  What undoes that.  By all threads; all loads come first. */
 template <class C>
-GT_DEV void round_state(const BackwardBlock<C>& me, const void* states, int index, int to, int scales) {
-    const float* from = static_cast<const float*>(states) + (int64_t)index * C::N * C::N + me.slice0 * C::N;
-    constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES;
+GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES; /* of S */
+    constexpr int PARTS = C::ROWSUM_PARTS, COUNT = C::N / PARTS / LANES;      /* of G; values of a part */
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
+    const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data;
+    const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
+    const SliceRows<f16> rows = G_rows<C>(p, me, output);
+    const f16* G_from = rows.data + n * (int64_t)rows.pitch + COUNT * lane;
+    const float* undo_from = p.G_undo + (int64_t)here.swept * (PARTS * C::N) + me.slice0 + n;
     float4 x[QUADS];
-    float largest = 0.0f;
+    Vec<f16, COUNT> G[PARTS];
+    float undo[PARTS], largest = 0.0f, G_largest = 0.0f;
     GT_UNROLL
-    for (int i = 0; i < QUADS; i++) x[i] = ldg<float4>(from + n * C::N + 4 * (lane + LANES * i));
+    for (int i = 0; i < QUADS; i++) x[i] = ldg<float4>(S_from + 4 * (lane + LANES * i));
+    GT_UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        G[i] = ldg<Vec<f16, COUNT>>(G_from + COUNT * LANES * i);
+        undo[i] = ldg<float>(undo_from + C::N * i);
+    }
     GT_UNROLL
     for (int i = 0; i < QUADS; i++)
         largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
                                        fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
     GT_UNROLL
     for (int mask = 1; mask < LANES; mask <<= 1) largest = fmaxf(largest, shfl_xor(largest, mask));
-    int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
-    if (exponent < -126) exponent = -126;
-    const float undo = as_float((uint32_t)(exponent + 127) << 23);
-    const float scale = as_float((uint32_t)(127 - exponent) << 23);
-    if (lane == 0) sts<float>(me.smem + scales + 4 * n, undo);
+    GT_UNROLL
+    for (int i = 0; i < PARTS; i++) G_largest = fmaxf(G_largest, undo[i]);
+    const Fit fit = fit_f16(largest);
+    const float G_scale = as_float((254u << 23) - as_uint(G_largest)); /* 1 / G_largest */
+    if (lane == 0) sts<float>(me.smem + C::S_SCALE + 4 * n, fit.undo);
+    if (lane == 0) sts<float>(me.smem + C::G_SCALE + 4 * n, G_largest);
     GT_UNROLL
     for (int i = 0; i < QUADS; i++) {
         const int column = 4 * (lane + LANES * i);
-        sts<uint2>(me.smem + to + row_piece<C::N>(n, column / 8) + 2 * (column % 8),
-                   {pack_f16(x[i].x * scale, x[i].y * scale),
-                    pack_f16(x[i].z * scale, x[i].w * scale)});
+        sts<uint2>(me.smem + C::S + row_piece<C::N>(n, column / 8) + 2 * (column % 8),
+                   {pack_f16(x[i].x * fit.scale, x[i].y * fit.scale),
+                    pack_f16(x[i].z * fit.scale, x[i].w * fit.scale)});
+    }
+    GT_UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        const int column = COUNT * (lane + LANES * i);
+        const float by = undo[i] * G_scale;
+        float united[COUNT];
+        GT_UNROLL
+        for (int e = 0; e < COUNT; e++) united[e] = G[i].get(e) * by;
+        G[i].set(united);
+        sts<Vec<f16, COUNT>>(me.smem + C::G + row_piece<C::N>(n, column / 8) + 2 * (column % 8), G[i]);
     }
 }
 
@@ -5055,10 +5136,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             } else {
                 copy_inputs<C>(p, me, here);
             }
-        }
-        if constexpr (C::ROUNDED) {
-            round_state<C>(me, p.S_checkpoints, me.index, C::S, C::S_SCALE);
-            round_state<C>(me, p.G_checkpoints, me.G_index, C::G, C::G_SCALE);
+            if constexpr (C::ROUNDED) round_states<C>(p, me, here);
         }
         if constexpr (!C::SPLIT) {
             cp_async_wait<1>();
@@ -5345,8 +5423,8 @@ static inline gt_status launch_tensor(const gt_wkv6_args& a, const Device& devic
 static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
                                      int64_t rest = 0) {
     const int64_t count = states * a.N * a.V + rest;
-    if (dtype == GT_BF16) return arena.take<bf16>(count);
-    return arena.take<float>(count);
+    if (dtype == GT_F32) return arena.take<float>(count);
+    return arena.take<bf16>(count);
 }
 
 /* Where forward leaves the states for backward. */
@@ -5368,6 +5446,7 @@ struct BackwardPlan {
     bool last_first;     /* see BackwardParams */
     bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for last chunks */
     float* rowsums;      /* [B,H,range_places,rowsum_parts(),N], for backward_tensor_kernel */
+    float* G_undo;       /* the same, f16 */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
     float* carried; /* [2,B,H,N,N], NULL if there is one range */
@@ -5394,7 +5473,7 @@ static inline int64_t range_tokens(const gt_wkv6_args& a, const BackwardPlan& pl
 /* Whether the gradients that are wanted can hold G. */
 static inline bool outputs_hold_G(const gt_wkv6_args& a) {
     const int size = size_of(a.dtype);
-    if (a.dtype == GT_F16 || (a.dtype == GT_F32 && a.N == 128)) return false; /* G_FITS_OUTPUTS */
+    if (a.dtype == GT_F32 && a.N == 128) return false; /* G_FITS_OUTPUTS */
     return a.dv && aligned(a.dv, a.dv_stride, size, 16) &&
            (a.N < 128 || (a.dk && aligned(a.dk, a.dk_stride, size, 16)));
 }
@@ -5418,7 +5497,7 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     if (plan.blocks > 2 * device.multiprocessors) plan.blocks = 2 * device.multiprocessors;
     c.S_dtype = state_dtype(a.dtype, a.N, a.V);
     plan.tensor = backward_fits(a, device);
-    c.G_dtype = plan.tensor ? c.S_dtype : GT_F32;
+    c.G_dtype = plan.tensor ? a.dtype : GT_F32; /* GradientOf */
     if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, a.B * a.H * c.places, rest_at(a));
     plan.bytes_of_S = arena.bytes();
     plan.range_places = (c.places + ranges - 1) / ranges;
@@ -5435,6 +5514,8 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype != GT_F32)
         plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * rowsum_parts(a) * a.N);
+    if (plan.tensor && a.dtype == GT_F16)
+        plan.G_undo = arena.take<float>(a.B * a.H * plan.range_places * rowsum_parts(a) * a.N);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
     plan.shared_gradient = a.dstate_in && a.state_in_shared;
     if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(sequences_of(a) * a.H * a.N * a.V);
@@ -5522,6 +5603,7 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
         t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.range_cut.count == 1;
         t.last_apart = plan.last_first;
+        t.G_undo = plan.G_undo;
         t.first_place = (int)(range * plan.range_places);
         t.places = (int)plan.range_places, t.S_places = (int)places_of(a);
         if (plan.carried) {
@@ -5595,6 +5677,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;
     p.G_in_outputs = plan.G_in_outputs;
     p.rowsums = plan.rowsums;
+    p.G_undo = plan.G_undo;
     p.du = c.du;
     p.places = (int)c.places, p.swept_places = (int)plan.range_places;
     p.first_place = (int)(range * plan.range_places);

@@ -446,7 +446,7 @@ static void check_room(const test_case *c) {
                test_describe(c, GT_BACKWARD), gt_status_string(status), need.backward, (long long)size);
 }
 
-/* G lies in dk and dv.  Without dv, and in fp16, backward goes through these in several ranges of chunks
+/* G lies in dk and dv.  Without dv, backward goes through these in several ranges of chunks
  * instead, from one of which G is carried to the next, also where sequences cross both ends of a range;
  * with 0 segments only emulated, where two are made of each range, since larger GPUs have room for more. */
 static void check_ranges(void) {
@@ -456,6 +456,7 @@ static void check_ranges(void) {
         const char *absent;
     } calls[] = {{GT_BF16, 2, 1, 64, 1, "dv"}, {GT_BF16, 1, 4, 64, 0, "dv"},  {GT_F16, 1, 2, 32, 1, NULL},
                  {GT_F16, 1, 1, 64, 1, NULL},  {GT_BF16, 1, 1, 128, 1, "dv"}, {GT_F32, 1, 2, 64, 0, "dv"},
+                 {GT_F16, 1, 1, 64, 1, "dv"},  {GT_F16, 1, 2, 64, 0, "dv"},   {GT_F16, 1, 1, 128, 1, NULL},
                  {GT_F32, 1, 1, 64, 1, "dv"},  {GT_BF16, 2, 1, 64, 1, NULL},  {GT_BF16, 1, 2, 64, 0, NULL},
                  {GT_BF16, 1, 1, 128, 1, NULL}, {GT_F32, 1, 1, 64, 1, NULL},  {GT_F32, 1, 1, 128, 1, NULL}};
     static const int64_t lengths[] = {300, 0, 500, 64, 200, 0}, two_lengths[] = {480, 570};
