@@ -55,6 +55,7 @@ sm_(100|120) wkv6::states_tensor_kernel<.*<f16,.*,.(64|128),.*> 72 232 ptxas nee
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 32 140 the same
 sm_(100|120) wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 56 180 the same
 sm_100 wkv6::states_tensor_kernel<.*<bf16,.*,.32,.*,.false> 16 24 the same
+sm_120 wkv6::states_tensor_kernel<.*<bf16,.float,.64,.*> 8 16 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.64,.false> 40 110 the same
 sm_(100|120) wkv6::forward_tensor_kernel<.*<float,.float,.128,.false> 104 690 the same
 sm_(100|120) wkv6::backward_tensor_kernel<.*,.(32|64|128),.false> 560 140 the same
