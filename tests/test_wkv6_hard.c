@@ -302,6 +302,7 @@ static void check_slow_heads(void) {
         hard_case k = {.c = {WKV6(.T = i < 3 ? 128 : is_short ? 200 : 600, .H = 8, .N = 32 << i % 3), .name = "slow",
                              .absent = "state_in state_out dstate_in dstate_out"},
                        .decay = slowest};
+        if (is_short && i == 5) continue;
         set_variant(&k, GT_BF16, i);
         check_case(&k);
     }
@@ -473,7 +474,7 @@ static void check_ranges(void) {
         const char *absent;
     } calls[] = {{GT_BF16, 2, 1, 64, 1, "dv"}, {GT_BF16, 1, 4, 64, 0, "dv"},  {GT_F16, 1, 2, 32, 1, NULL},
                  {GT_F16, 1, 1, 64, 1, NULL},  {GT_BF16, 1, 1, 128, 1, "dv"}, {GT_F32, 1, 2, 64, 0, "dv"},
-                 {GT_F16, 1, 1, 64, 1, "dv"},  {GT_F16, 1, 2, 64, 0, "dv"},   {GT_F16, 1, 1, 128, 1, NULL},
+                 {GT_F16, 1, 1, 128, 1, NULL}, {GT_F16, 1, 1, 64, 1, "dv"},   {GT_F16, 1, 2, 64, 0, "dv"},
                  {GT_F32, 1, 1, 64, 1, "dv"},  {GT_BF16, 2, 1, 64, 1, NULL},  {GT_BF16, 1, 2, 64, 0, NULL},
                  {GT_BF16, 1, 1, 128, 1, NULL}, {GT_F32, 1, 1, 64, 1, NULL},  {GT_F32, 1, 1, 128, 1, NULL}};
     static const int64_t lengths[] = {300, 0, 500, 64, 200, 0}, two_lengths[] = {480, 570};
