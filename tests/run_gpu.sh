@@ -108,8 +108,8 @@ gpu() {
 }
 
 # sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
-# each operator and, beside the usual tests, for WKV6's hard cases and for the trainer's operators, beside
-# those of other ways to call for the large tensors; all at the same time.
+# each operator and, beside the usual tests, for WKV6's hard cases, for the trainer and its operators and for
+# large tensors; beside those of other ways to call for all of the large tensors; all at the same time.
 sanitize() {
     local tool=$1 options=() commands=() processes=() status=0 preload= cuda i
     export OMP_WAIT_POLICY=passive # their references would wait at full speed, each on every core
@@ -119,24 +119,23 @@ sanitize() {
         shift
     done
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
-    # The hard cases are long for racecheck: fewer and shorter ones.  For initcheck, see clear_products.c.
-    # The trainer launches what test_hybrid_ops does: a few steps of it are for its graphs and its memory, under
-    # memcheck; under the others they take longer than all operators, for the same kernels.
     if [[ $* = *--exact* ]]; then
-        [ "$tool" != memcheck ] ||
-            commands+=('../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3')
-        if [ "$tool" = racecheck ]; then
-            commands+=("test_wkv6_hard_gpu --short")
-        else
-            commands+=(test_wkv6_hard_gpu)
-        fi
-        commands+=("test_hybrid_ops device")
-        if [ "$tool" = initcheck ]; then
-            preload=$build/clear_products.so
+        # a text of 1 KB, since the held-out loss at the end takes all of its last tenth
+        commands+=("../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3
+                    --data $root/LICENSE --sample 8"
+                   "test_hybrid_ops device")
+        # Hard cases and large tensors are long for racecheck, large ones for initcheck too: fewer and shorter.
+        case $tool in
+        memcheck) commands+=(test_wkv6_hard_gpu) ;;
+        racecheck) commands+=("test_wkv6_hard_gpu --short" "test_gpu_large --short") ;;
+        initcheck)
+            commands+=(test_wkv6_hard_gpu "test_gpu_large --short")
+            preload=$build/clear_products.so # says why
             cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
             cc -shared -fPIC -I"$cuda/include" -o "$preload" "$root/tests/clear_products.c" -L"$cuda/lib64" -lcudart \
                 -Wl,-rpath,"$cuda/lib64" -ldl || return
-        fi
+            ;;
+        esac
     else
         commands+=(test_gpu_large)
     fi
