@@ -110,6 +110,8 @@ constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves 
 constexpr int LEAVES = CHECKPOINT / LEAF;
 constexpr int MAX_SIZE = 256;   /* of N and V */
 constexpr int SHARED_BYTES = 64 * 1024; /* that a block may have on every architecture */
+/* from 8.0 on: on all; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0 */
+constexpr int LEAST_KB = 99, AMPERE_KB = 163, HOPPER_KB = 227;
 
 /* States that forward keeps for backward: bf16 for bf16 activations in the sizes that have kernels on
  * tensor cores, else fp32. */
@@ -126,8 +128,8 @@ GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
     return state_dtype(dtype, N, V) == GT_BF16 && N == 32;
 }
 
-/* G, which the sweep leaves for the chunks, has elements of the activations' type; f16 with a power of two for every part
- * of a row that a warp of the sweep has (Fit). */
+/* G, which the sweep leaves for the chunks, has elements of the activations' type; f16 with a power of two for every
+ * part of a row that a warp of the sweep has (Fit). */
 template <class T>
 using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
 
@@ -497,12 +499,13 @@ struct TensorTraits {
     static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     /* Tokens that are prepared together, and of these a lane's.  STATES: no factor grows, so there may be more than a
-     * leaf: N = 64 in bf16, where it is faster and two blocks still share the memory of 9.0. */
-    static constexpr int STEP = STATES && KEEPS_BF16 && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
+     * leaf: N = 64 in 16 bits, where it is faster and two blocks still share the memory of 9.0. */
+    static constexpr int STEP = STATES && !SPLIT && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
     /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
-     * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows. */
+     * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows.  N = 128 in 16 bits: as
+     * many leaves as 99 KB hold. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
-    static constexpr int AHEAD = STATES     ? (N == 128 && !SPLIT ? 4 : 2)
+    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2 : KEEPS_BF16 ? (sizeof(W) == 2 ? 3 : 2) : 4)
                                  : N != 128 ? (SPLIT ? 2 : 4)
                                             : (sizeof(W) == 2 ? 2 : 1);
     static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16; /* elements: see ring_at */
@@ -532,11 +535,11 @@ struct TensorTraits {
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
-    /* reverse, behind all that: S of a checkpoint of each head */
+    /* reverse, behind all that: bf16, S of a checkpoint of each head */
     static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
-    static constexpr int S_BYTES = HEADS * N * N * (int)sizeof(State) * (KEEPS_REST ? 2 : 1);
-    static_assert(SMEM + (N == 128 || SPLIT ? 0 : S_BYTES) <= (SPLIT && N == 128 ? 163 : 99) * 1024,
+    static constexpr int S_BYTES = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_REST ? 2 : 1) : 0;
+    static_assert(SMEM + S_BYTES <= (SPLIT && N == 128 && !STATES ? 163 : 99) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
 };
@@ -601,7 +604,7 @@ struct TensorParams {
         gt_stride at;
     } G_rows[2];
     int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
-    const void* S;          /* reverse: S before each chunk, and ... */
+    const void* S;          /* reverse, bf16: S before each chunk, and ... */
     float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,places,PARTS,N]; NULL: not wanted */
     int places;
     /* reverse: the walk is through the places from first_place on.  From one range of places to the next G goes in
@@ -2141,8 +2144,8 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
  * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S of a checkpoint: 8 KB.
- * bytes: k or r, w, v or dy once, checkpoints and states once; S of the checkpoints once, for rowsum(S . G), with its
- *     rests if it has any; in bf16 not where S or G is known to be 0.
+ * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
+ *     its rests if it has any, but not where S or G is known to be 0.
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
  *     read it and writes them.  What a head and chunk have of them no other reads or writes.
  *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
@@ -2159,10 +2162,9 @@ template <class C>
 struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
-    /* of the 2 NT values that a lane has of a channel: neighbours in a piece, and those of another S copied at once */
+    /* of the 2 NT values that a lane has of a channel: neighbours in a piece */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
-    static constexpr int COPIED = C::SPLIT ? PIECE : 16 / (int)sizeof(State), COPIES = PIECE / COPIED;
-    static constexpr int BYTES = COPIED * (int)sizeof(State);
+    static constexpr int BYTES = 2 * PIECE; /* of a copy of S, bf16 */
     static constexpr int REST = C::S_BYTES / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
@@ -2250,12 +2252,10 @@ struct StatePart {
     }
 
     /* Starts the copies of the lane's part of another state; a warp's pieces lie side by side. */
-    GT_METHOD void copy(const State* state, uint32_t to) const {
+    GT_METHOD void copy(const bf16* state, uint32_t to) const {
         GT_UNROLL
-        for (int x = 0; x < 2 * MT * PIECES * COPIES; x++) {
-            const int value = value_at(x / COPIES % PIECES) + x % COPIES * COPIED;
-            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / COPIES / PIECES) * C::N + value);
-        }
+        for (int x = 0; x < 2 * MT * PIECES; x++)
+            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES));
     }
 
     /* sums = the warp's part of rowsum(S . G), from the lane's first channel on: this is G, and S lies where copy()
@@ -2269,15 +2269,15 @@ struct StatePart {
             if (is_zero) continue;
             row(i, x);
             GT_UNROLL
-            for (int k = 0; k < PIECES * COPIES; k++) {
-                const uint32_t copy = other + 32 * BYTES * (PIECES * COPIES * i + k);
-                const Vec<State, COPIED> y = lds<Vec<State, COPIED>>(copy);
+            for (int k = 0; k < PIECES; k++) {
+                const uint32_t copy = other + 32 * BYTES * (PIECES * i + k);
+                const Vec<bf16, PIECE> y = lds<Vec<bf16, PIECE>>(copy);
                 GT_UNROLL
-                for (int e = 0; e < COPIED; e++) sum[i] = fma_rn(x[COPIED * k + e], y.get(e), sum[i]);
+                for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], y.get(e), sum[i]);
                 if constexpr (C::KEEPS_REST) {
-                    const Vec<State, COPIED> rest = lds<Vec<State, COPIED>>(copy + REST);
+                    const Vec<bf16, PIECE> rest = lds<Vec<bf16, PIECE>>(copy + REST);
                     GT_UNROLL
-                    for (int e = 0; e < COPIED; e++) sum[i] = fma_rn(x[COPIED * k + e], rest.get(e), sum[i]);
+                    for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], rest.get(e), sum[i]);
                 }
             }
         }
@@ -2361,7 +2361,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP; /* of a chunk */
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
-    const bool wants_rowsums = REVERSE && !C::SPLIT && p.rowsums;
+    const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
     StatePart<C> me;
     me.place(smem + sub * C::HEAD_BUFFER, share);
     const Span span = span_of<C, REVERSE>(p, sub);
@@ -2396,16 +2396,14 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const int S_behind = REVERSE ? (int)((span.b * p.in.H + span.h) * (p.S_places - p.places)) + p.first_place : 0;
     const auto fetch = [&] {
-        const State* S = static_cast<const State*>(p.S) + element(chunk + S_behind);
+        const bf16* S = static_cast<const bf16*>(p.S) + element(chunk + S_behind);
         me.copy(S, other);
         if constexpr (C::KEEPS_REST) me.copy(S + p.rest, other + StatePart<C>::REST);
         cp_async_commit();
     };
-    /* Whether of the chunk that ends with a step S before, or G after, is 0, so that S is not needed.  f16 has no
-     * registers for the question. */
+    /* Whether of the chunk that ends with a step S before, or G after, is 0, so that S is not needed. */
     const auto is_zero = [&](int step) {
-        return C::KEEPS_BF16 && ((p.S_starts_zero && span.starts && step < STEPS) ||
-                                 (p.G_ends_zero && span.ends && step == steps - 1));
+        return (p.S_starts_zero && span.starts && step < STEPS) || (p.G_ends_zero && span.ends && step == steps - 1);
     };
     if (wants_rowsums && steps && !is_zero(steps - 1)) fetch();
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
@@ -3124,16 +3122,19 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *   store     X and Z, over v, dy, S, G
  *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shared memory; dw
  * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has them in one
- * slice where a block may have 227 KB (WHOLE): C and A are made once, and there are half as many barriers.
- * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  WHOLE: 128, 64, 96.
+ * slice where a block may have 227 KB: C and A are made once, and there are half as many barriers.  Where it may have
+ * 99 KB, slices are of 32, and G is not in outputs, since dk of the first slice would come before G of the second.
+ * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one
+ *     slice: 128, 64, 96.
  * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
  *     that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.  f16: S is kept as fp32 and
- *     rounded here, G in the sweep, to f16 with a power of two a row.
+ *     rounded here, G in the sweep, to f16 with a power of two a row; rowsum(S . G) is made here, of S as it is kept.
  * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
  *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
  *     operand, two right ones (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
- *     blocks on a multiprocessor.  WHOLE: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 14 KB of vectors.
+ *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 14 KB of
+ *     vectors; in four: 16, 12, 32, 16, 14 KB.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
  * fp32 activations: what differs stands before their products, below. */
@@ -3158,13 +3159,13 @@ struct BackwardParams {
     const float* u;
     const void* S_checkpoints; /* [B,H,places,N,V] */
     const void* G_checkpoints; /* [B,H,swept_places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
-    const float* rowsums; /* [B,H,swept_places,ROWSUM_PARTS,N]: parts of rowsum(S . G), S before, G after the chunk */
+    const float* rowsums; /* bf16: [B,H,swept_places,ROWSUM_PARTS,N], rowsum(S . G), S before, G after the chunk */
     float* du;            /* [B,places,H,N] or NULL */
-    const float* G_undo;  /* f16: [B,H,swept_places,ROWSUM_PARTS,N], Fit::undo of G */
+    const float* G_undo;  /* f16: [B,H,swept_places,G_PARTS,N], Fit::undo of G */
 };
 
-/* WHOLE: N = 128 in one slice, where a block may have 227 KB. */
-template <class T_, class W_, int N_, bool WHOLE_ = false>
+/* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
+template <class T_, class W_, int N_, int CHANNELS_ = N_>
 struct BackwardTraits {
     using T = T_;
     using W = W_;
@@ -3173,16 +3174,14 @@ struct BackwardTraits {
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
     static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* S kept as fp32, used as f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
-    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N_>;
     static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
-    static constexpr int N = N_;
-    static constexpr bool WHOLE = WHOLE_;
-    static constexpr int CHANNELS = N < 64 || WHOLE ? N : 64; /* of a slice */
+    static constexpr int N = N_, CHANNELS = CHANNELS_;
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* the second's G is not in dk */
     static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64; /* of S or G side by side in memory */
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * LEAVES;
-    static constexpr bool PAIRED = KEEPS_BF16 && N > 32; /* where it is faster, see leaf_of_warp() */
+    static constexpr bool PAIRED = !SPLIT && N > 32; /* where it is faster, see leaf_of_warp() */
     static_assert(!PAIRED || LEAVES == 4, "leaf_of_warp()");
     /* on a multiprocessor; with three f16 would spill */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
@@ -3206,7 +3205,8 @@ struct BackwardTraits {
     static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
     static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
     static constexpr int DU = FIRST + PER_LEAF;
-    static constexpr int ROWSUM_PARTS = SPLIT ? 1 : StatesTraits<T, W, N>::PARTS;
+    static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the sweep */
+    static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
     static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
     static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * ROWSUM_PARTS * N;
     static constexpr int BONUS = U + 4 * N; /* [64,2] */
@@ -3220,11 +3220,11 @@ struct BackwardTraits {
     static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
     /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
-     * TwoTerms, and LeafRows are kept.  SLICED, besides: r, k, w of the second slice are copied during the first, and
-     * A of two leaves is summed over the slices before it meets dy */
-    static constexpr bool LARGE = N == 128 && KEEPS_BF16, SLICED = LARGE && SLICES > 1;
-    static constexpr int KEPT_A = G_HERE + 8, RAW_NEXT = KEPT_A + (SLICED ? 6 * 4 * LEAF * LEAF : 0);
-    static constexpr int SMEM = RAW_NEXT + (SLICED ? VALUES - RAW_R : 0);
+     * TwoTerms, and LeafRows are kept.  SUMS_A, besides: A of two leaves is summed over the slices before it meets dy.
+     * HALVES: r, k, w of the second slice are copied during the first */
+    static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1, HALVES = LARGE && SLICES == 2;
+    static constexpr int KEPT_A = G_HERE + 8, RAW_NEXT = KEPT_A + (SUMS_A ? 6 * 4 * LEAF * LEAF : 0);
+    static constexpr int SMEM = RAW_NEXT + (HALVES ? VALUES - RAW_R : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
@@ -3233,8 +3233,9 @@ struct BackwardTraits {
     static constexpr int SLOW_ENDS = PART_SUMS, SLOW_BEGINS = GROWTH;
     static_assert(PARTS >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
-    static_assert(!WHOLE || LARGE, "G and the slow form of others are by slices");
-    static_assert(SMEM <= (WHOLE ? 227 : N == 128 ? 163 : 99) * 1024, "fits sm_90, or sm_80 too, or all");
+    static_assert(CHANNELS < 128 || LARGE, "G and the slow form of others are by slices");
+    static_assert(SMEM <= (CHANNELS == 128 ? HOPPER_KB : SLICES == 2 ? AMPERE_KB : LEAST_KB) * 1024,
+                  "as slice_channels() has it");
 };
 
 template <class C>
@@ -3405,7 +3406,7 @@ GT_DEV uint32_t raw_cell(int row, int channel) {
 template <class C>
 GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor, int slice0) {
     const int offset = tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W;
-    return me.smem + offset + (C::SLICED && slice0 > 0 ? C::RAW_NEXT - C::RAW_R : 0);
+    return me.smem + offset + (C::HALVES && slice0 > 0 ? C::RAW_NEXT - C::RAW_R : 0);
 }
 
 template <class C>
@@ -3629,7 +3630,7 @@ GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& 
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), rows.data + row * (int64_t)rows.pitch + 4 * piece);
 }
 
-/* A warp: u of a slice, LARGE: of both. */
+/* A warp: u of a slice, LARGE: of all. */
 template <class C>
 GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     GT_UNROLL
@@ -3643,7 +3644,7 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* The same of the parts of rowsum(S . G); fp32 has it from sum_states(). */
+/* bf16: the same of the parts of rowsum(S . G); f16 has it from round_states(), fp32 from sum_states(). */
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
@@ -3662,7 +3663,7 @@ GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
     return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
 }
 
-/* LARGE: a warp, r, k, w of the second slice. */
+/* HALVES: a warp, r, k, w of the second slice. */
 template <class C>
 GT_DEV void copy_next_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
     constexpr int PIECES = C::CHANNELS / 8;
@@ -3681,13 +3682,13 @@ GT_DEV void copy_next_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
-    const bool is_first = me.slice0 == 0, has_come = C::SLICED && !is_first; /* r, k, w, u, rowsums */
-    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K) && !has_come) {
+    const bool is_first = me.slice0 == 0, wants_rest = is_first || !C::LARGE; /* u, rowsums */
+    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K) && (is_first || !C::HALVES)) {
         const uint32_t to = raw_rows(me, tensor, me.slice0);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
                                  [=](int t, int n) { return to + raw_cell<C>(t, n); });
     }
-    if (warp == 6 && !has_come) copy_u<C>(p, me, here);
+    if (warp == 6 && wants_rest) copy_u<C>(p, me, here);
     if (warp == 7 && is_first) store_place<C>(p, me, here);
     cp_async_commit();
     if (tensor < 2) {
@@ -3709,7 +3710,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
                 }
             }
         }
-        if (warp == 7 && !has_come && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
+        if (C::KEEPS_BF16 && warp == 7 && wants_rest && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
     }
     cp_async_commit();
 }
@@ -3731,56 +3732,64 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp == 7) cp_async_wait<0>();
 }
 
-/* A slice of S, kept as fp32, as f16 rows, each times what Fit has for it; and of G, whose parts of a row have a power of
- * two each, all by the largest of these.  What undoes that.  By all threads; all loads come first. */
+/* A slice of S, kept as fp32, as f16 rows, each times what Fit has for it; and of G, whose parts of a row have a power
+ * of two each, all by the largest of these.  What undoes that, and rowsum(S . G).  By all threads; all loads come
+ * first. */
 template <class C>
 GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
-    constexpr int LANES = C::THREADS / C::CHANNELS, QUADS = C::N / 4 / LANES; /* of S */
-    constexpr int PARTS = C::ROWSUM_PARTS, COUNT = C::N / PARTS / LANES;      /* of G; values of a part */
+    constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES; /* of a part */
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
-    const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data;
+    const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data + COUNT * lane;
     const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
     const SliceRows<f16> rows = G_rows<C>(p, me, output);
     const f16* G_from = rows.data + n * (int64_t)rows.pitch + COUNT * lane;
     const float* undo_from = p.G_undo + (int64_t)here.swept * (PARTS * C::N) + me.slice0 + n;
-    float4 x[QUADS];
+    Vec<float, 4> S[PARTS][COUNT / 4];
     Vec<f16, COUNT> G[PARTS];
-    float undo[PARTS], largest = 0.0f, G_largest = 0.0f;
-    GT_UNROLL
-    for (int i = 0; i < QUADS; i++) x[i] = ldg<float4>(S_from + 4 * (lane + LANES * i));
+    float undo[PARTS], largest = 0.0f, G_largest = 0.0f, sum = 0.0f;
     GT_UNROLL
     for (int i = 0; i < PARTS; i++) {
+        GT_UNROLL
+        for (int e = 0; e < COUNT; e += 4) S[i][e / 4] = ldg<Vec<float, 4>>(S_from + COUNT * LANES * i + e);
         G[i] = ldg<Vec<f16, COUNT>>(G_from + COUNT * LANES * i);
         undo[i] = ldg<float>(undo_from + C::N * i);
     }
     GT_UNROLL
-    for (int i = 0; i < QUADS; i++)
-        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
-                                       fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
+    for (int i = 0; i < PARTS; i++) {
+        G_largest = fmaxf(G_largest, undo[i]);
+        GT_UNROLL
+        for (int e = 0; e < COUNT; e++) {
+            const float x = S[i][e / 4].get(e % 4);
+            largest = fmaxf(largest, fabsf(x));
+            sum = fma_rn(x, G[i].get(e) * undo[i], sum);
+        }
+    }
     GT_UNROLL
-    for (int mask = 1; mask < LANES; mask <<= 1) largest = fmaxf(largest, shfl_xor(largest, mask));
-    GT_UNROLL
-    for (int i = 0; i < PARTS; i++) G_largest = fmaxf(G_largest, undo[i]);
+    for (int mask = 1; mask < LANES; mask <<= 1) {
+        largest = fmaxf(largest, shfl_xor(largest, mask));
+        sum += shfl_xor(sum, mask);
+    }
     const Fit fit = fit_f16(largest);
     const float G_scale = as_float((254u << 23) - as_uint(G_largest)); /* 1 / G_largest */
-    if (lane == 0) sts<float>(me.smem + C::S_SCALE + 4 * n, fit.undo);
-    if (lane == 0) sts<float>(me.smem + C::G_SCALE + 4 * n, G_largest);
-    GT_UNROLL
-    for (int i = 0; i < QUADS; i++) {
-        const int column = 4 * (lane + LANES * i);
-        sts<uint2>(me.smem + C::S + row_piece<C::N>(n, column / 8) + 2 * (column % 8),
-                   {pack_f16(x[i].x * fit.scale, x[i].y * fit.scale),
-                    pack_f16(x[i].z * fit.scale, x[i].w * fit.scale)});
+    if (lane == 0) {
+        sts<float>(me.smem + C::S_SCALE + 4 * n, fit.undo);
+        sts<float>(me.smem + C::G_SCALE + 4 * n, G_largest);
+        sts<float>(me.smem + C::ROWSUM + 4 * (me.slice0 + n), sum);
     }
     GT_UNROLL
     for (int i = 0; i < PARTS; i++) {
         const int column = COUNT * (lane + LANES * i);
+        const uint32_t cell = me.smem + row_piece<C::N>(n, column / 8) + 2 * (column % 8);
         const float by = undo[i] * G_scale;
-        float united[COUNT];
+        float scaled[COUNT], united[COUNT];
         GT_UNROLL
-        for (int e = 0; e < COUNT; e++) united[e] = G[i].get(e) * by;
-        G[i].set(united);
-        sts<Vec<f16, COUNT>>(me.smem + C::G + row_piece<C::N>(n, column / 8) + 2 * (column % 8), G[i]);
+        for (int e = 0; e < COUNT; e++)
+            scaled[e] = S[i][e / 4].get(e % 4) * fit.scale, united[e] = G[i].get(e) * by;
+        Vec<f16, COUNT> rounded;
+        rounded.set(scaled);
+        sts<Vec<f16, COUNT>>(cell + C::S, rounded);
+        rounded.set(united);
+        sts<Vec<f16, COUNT>>(cell + C::G, rounded);
     }
 }
 
@@ -4420,7 +4429,7 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, LeafK<C>& left, float (&dv)[C
     }
 }
 
-/* LARGE: A of leaf a > the warp's, with what the first slice adds; false: the second is to come. */
+/* SUMS_A: A of leaf a > the warp's, with what the slices before add; false: others are to come. */
 template <class C>
 GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     const uint32_t cells = me.smem + C::KEPT_A + 4 * LEAF * LEAF * (a * (a - 1) / 2 + me.leaf) + 16 * lane_id();
@@ -4460,7 +4469,7 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
     left.set_factor(TF32_MEAN);
     for (int a = b + 1; a < LEAVES; a++) {
         pair_products<C>(me, left, a, A);
-        if (!C::SLICED || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
+        if (!C::SUMS_A || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
         left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
     }
     if constexpr (C::ROUNDED) left.multiply_factor(me, C::G_SCALE);
@@ -5043,7 +5052,7 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     if constexpr (C::SPLIT) {
         fp32_products<C, SLOW>(p, me, states, dv);
     } else if (me.makes_dv()) {
-        if (C::SLICED && me.leaf == LEAVES - 1 && me.slice0 == 0) copy_next_raw<C>(p, me);
+        if (C::HALVES && me.leaf == LEAVES - 1 && me.slice0 == 0) copy_next_raw<C>(p, me);
         if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
         if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
         sync_threads();
@@ -5098,7 +5107,7 @@ template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 #if GT_SM80_KERNELS
-    if (!C::KEEPS_BF16) wait_for_chain(); /* else in copy_inputs() */
+    if (C::SPLIT) wait_for_chain(); /* else where S and G are read */
     BackwardBlock<C> me;
     ChannelPart<C> own;
     me.smem = smem_base();
@@ -5136,7 +5145,10 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             } else {
                 copy_inputs<C>(p, me, here);
             }
-            if constexpr (C::ROUNDED) round_states<C>(p, me, here);
+            if constexpr (C::ROUNDED) {
+                wait_for_chain();
+                round_states<C>(p, me, here);
+            }
         }
         if constexpr (!C::SPLIT) {
             cp_async_wait<1>();
@@ -5284,14 +5296,17 @@ static inline bool forward_fits(const gt_wkv6_args& a, const Device& device) {
            (uintptr_t)a.state_out % 16 == 0;
 }
 
+/* N = 128: channels of a slice of a chunk, by the shared memory that a block may have; 0: there is no kernel. */
+static inline int slice_channels(gt_dtype dtype, const Device& device) {
+    if (dtype == GT_BF16 && device.shared_bytes >= HOPPER_KB * 1024) return 128;
+    if (device.shared_bytes >= AMPERE_KB * 1024) return 64;
+    return dtype == GT_F32 ? 0 : 32;
+}
+
 /* Sweep and chunks. */
 static inline bool backward_fits(const gt_wkv6_args& a, const Device& device) {
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
-    using Sweep = StatesTraits<f16, f16, 128>;
-    const int64_t most = a.N < 128           ? 0
-                         : a.dtype == GT_F32 ? BackwardTraits<float, float, 128>::SMEM
-                                             : Sweep::SMEM + Sweep::S_BYTES;
-    return fits_tensor_cores(a, device) && device.shared_bytes >= most &&
+    return fits_tensor_cores(a, device) && (a.N < 128 || slice_channels(a.dtype, device) > 0) &&
            aligned(a.dy, a.dy_stride, size, 16) && (uintptr_t)a.dstate_in % 16 == 0 &&
            aligned(a.dv, a.dv_stride, size, 2 * size) && aligned(a.dr, a.dr_stride, size, 8) &&
            aligned(a.dk, a.dk_stride, size, 8) && aligned(a.dw, a.dw_stride, w_size, 2 * w_size) &&
@@ -5445,8 +5460,7 @@ struct BackwardPlan {
     void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
     bool last_first;     /* see BackwardParams */
     bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for last chunks */
-    float* rowsums;      /* [B,H,range_places,rowsum_parts(),N], for backward_tensor_kernel */
-    float* G_undo;       /* the same, f16 */
+    float *rowsums, *G_undo; /* [B,H,range_places,G_parts(),N]: the first in bf16, the second in f16 */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
     float* carried; /* [2,B,H,N,N], NULL if there is one range */
@@ -5458,7 +5472,7 @@ struct BackwardPlan {
     size_t bytes;
 };
 
-static inline int rowsum_parts(const gt_wkv6_args& a) {
+static inline int G_parts(const gt_wkv6_args& a) {
     return a.N == 32   ? StatesTraits<bf16, bf16, 32>::PARTS
            : a.N == 64 ? StatesTraits<bf16, bf16, 64>::PARTS
                        : StatesTraits<bf16, bf16, 128>::PARTS;
@@ -5471,9 +5485,9 @@ static inline int64_t range_tokens(const gt_wkv6_args& a, const BackwardPlan& pl
 }
 
 /* Whether the gradients that are wanted can hold G. */
-static inline bool outputs_hold_G(const gt_wkv6_args& a) {
+static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
     const int size = size_of(a.dtype);
-    if (a.dtype == GT_F32 && a.N == 128) return false; /* G_FITS_OUTPUTS */
+    if (a.N == 128 && (a.dtype == GT_F32 || slice_channels(a.dtype, device) < 64)) return false; /* G_IN_OUTPUTS */
     return a.dv && aligned(a.dv, a.dv_stride, size, 16) &&
            (a.N < 128 || (a.dk && aligned(a.dk, a.dk_stride, size, 16)));
 }
@@ -5512,10 +5526,10 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     }
     if (ranges > 1) plan.carried = arena.take<float>(2 * a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
-    if (plan.tensor && a.dtype != GT_F32)
-        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * rowsum_parts(a) * a.N);
+    if (plan.tensor && a.dtype == GT_BF16)
+        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * G_parts(a) * a.N);
     if (plan.tensor && a.dtype == GT_F16)
-        plan.G_undo = arena.take<float>(a.B * a.H * plan.range_places * rowsum_parts(a) * a.N);
+        plan.G_undo = arena.take<float>(a.B * a.H * plan.range_places * G_parts(a) * a.N);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
     plan.shared_gradient = a.dstate_in && a.state_in_shared;
     if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(sequences_of(a) * a.H * a.N * a.V);
@@ -5547,7 +5561,7 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     for (int64_t ranges = 2;
          has_ranges && plan.bytes - extra > size && plan.chunk.places >= LEAST_PLACES * ranges; ranges++)
         plan = plan_with(a, device, ranges, false);
-    if (!outputs_hold_G(a)) return plan;
+    if (!outputs_hold_G(a, device)) return plan;
     const BackwardPlan in_outputs = plan_with(a, device, 1, true);
     return in_outputs.bytes <= plan.bytes ? in_outputs : plan;
 }
@@ -5629,16 +5643,10 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     return launch_tokens<true>(p, stream);
 }
 
-template <class T, class W, int N>
-static gt_status launch_chunks_with(const BackwardParams& p, const Device& device, Chain& stream) {
-    using C = BackwardTraits<T, W, N>;
+template <class T, class W, int N, int CHANNELS = N>
+static gt_status launch_chunks_with(const BackwardParams& p, Chain& stream) {
+    using C = BackwardTraits<T, W, N, CHANNELS>;
     const int64_t left = p.places - p.first_place, places = left < p.swept_places ? left : p.swept_places;
-    if constexpr (C::LARGE) {
-        using Whole = BackwardTraits<T, W, N, true>;
-        if (device.shared_bytes >= Whole::SMEM)
-            return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<Whole>, places * p.heads.divisor,
-                       Whole::THREADS, Whole::SMEM, stream, p);
-    }
     return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, places * p.heads.divisor, C::THREADS,
                C::SMEM, stream, p);
 }
@@ -5646,9 +5654,16 @@ static gt_status launch_chunks_with(const BackwardParams& p, const Device& devic
 template <class T, class W>
 static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, const Device& device,
                                   Chain& stream) {
-    if (a.N == 32) return launch_chunks_with<T, W, 32>(p, device, stream);
-    if (a.N == 64) return launch_chunks_with<T, W, 64>(p, device, stream);
-    return launch_chunks_with<T, W, 128>(p, device, stream);
+    if (a.N == 32) return launch_chunks_with<T, W, 32>(p, stream);
+    if (a.N == 64) return launch_chunks_with<T, W, 64>(p, stream);
+    const int channels = slice_channels(a.dtype, device);
+    if constexpr (std::is_same<T, bf16>::value) {
+        if (channels == 128) return launch_chunks_with<T, W, 128, 128>(p, stream);
+    }
+    if constexpr (!std::is_same<T, float>::value) {
+        if (channels == 32) return launch_chunks_with<T, W, 128, 32>(p, stream);
+    }
+    return launch_chunks_with<T, W, 128, 64>(p, stream);
 }
 
 static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range,
