@@ -138,6 +138,13 @@ using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, S
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
+/* Whether the sweep makes three sums over the rows of a chunk's states instead of one, of which the chunk mends what
+ * rounding does to dg: see there.  N = 128 has no room for S after the chunk, nor a row short enough to need it. */
+template <class T, int N>
+constexpr bool MENDS_DG = std::is_same<T, bf16>::value && N < 128;
+
+GT_HD int sweep_sums(gt_dtype dtype, int64_t N) { return dtype == GT_BF16 && N < 128 ? 3 : 1; }
+
 /* What bf16 leaves of a number, or of both of a pair. */
 GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 
@@ -538,7 +545,8 @@ struct TensorTraits {
     /* reverse, behind all that: bf16, S of a checkpoint of each head */
     static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
-    static constexpr int S_BYTES = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_REST ? 2 : 1) : 0;
+    static constexpr int S_COPY = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_REST ? 2 : 1) : 0;
+    static constexpr int SUMS = MENDS_DG<T, N> ? 3 : 1, S_BYTES = S_COPY * (SUMS == 1 ? 1 : 2); /* and S after it */
     static_assert(SMEM + S_BYTES <= (SPLIT && N == 128 && !STATES ? 163 : 99) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
@@ -605,7 +613,7 @@ struct TensorParams {
     } G_rows[2];
     int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
     const void* S;          /* reverse, bf16: S before each chunk, and ... */
-    float* rowsums;         /* ... where rowsum(S . G) goes, [B,H,places,PARTS,N]; NULL: not wanted */
+    float* rowsums;         /* ... where rowsums go, [B,H,places,SUMS,PARTS,N]: see store_rowsums(); NULL: not wanted */
     int places;
     /* reverse: the walk is through the places from first_place on.  From one range of places to the next G goes in
      * carried_out [B,H,N,N], since one sequence at most is in both, which the next walk gets as carried_in: two arrays,
@@ -2138,14 +2146,13 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  *
  * state warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: nothing is made from the state here,
  *     so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A checkpoint is
- *     stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied for
- *     itself, and few shuffles, over the 4 lanes of a channel.
+ *     stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied for itself.
  * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
- * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S of a checkpoint: 8 KB.
+ * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S before and after a chunk: 16 KB.
  * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
- *     its rests if it has any, but not where S or G is known to be 0.
+ *     its rests if it has any, but not where it is known to be 0 or not needed, G being 0.
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
  *     read it and writes them.  What a head and chunk have of them no other reads or writes.
  *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
@@ -2165,7 +2172,7 @@ struct StatePart {
     /* of the 2 NT values that a lane has of a channel: neighbours in a piece */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
     static constexpr int BYTES = 2 * PIECE; /* of a copy of S, bf16 */
-    static constexpr int REST = C::S_BYTES / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
+    static constexpr int REST = C::S_COPY / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
     uint32_t full, empty;           /* mbarriers */
@@ -2251,40 +2258,56 @@ struct StatePart {
         }
     }
 
-    /* Starts the copies of the lane's part of another state; a warp's pieces lie side by side. */
-    GT_METHOD void copy(const bf16* state, uint32_t to) const {
+    /* Starts the copies of the lane's part of another state, or clears it; a warp's pieces lie side by side. */
+    GT_METHOD void copy(const bf16* state, uint32_t to, bool wanted) const {
         GT_UNROLL
         for (int x = 0; x < 2 * MT * PIECES; x++)
-            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES));
+            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES),
+                            wanted ? BYTES : 0);
     }
 
-    /* sums = the warp's part of rowsum(S . G), from the lane's first channel on: this is G, and S lies where copy()
-     * has put it, if they are not zero. */
-    GT_METHOD void store_rowsum(uint32_t other, float* sums, bool is_zero) const {
-        float sum[2 * MT]; /* over the lanes of a row */
+    /* This is G after a chunk; S before it and, SUMS = 3, S after it lie where copy() has put them.  The warp's parts
+     * of rows, from the lane's first channel on, go to sums[SUMS,PARTS,N]:
+     *     S before . G      G's rest . (S after - S before), 0 for the last chunk      S after . G, 0 if not known
+     * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and those of their rests are one left
+     * operand, and what a lane has of G and S are operands as it is. */
+    GT_METHOD void store_rowsums(uint32_t before, uint32_t after, float* sums, bool is_last, bool knows_after) const {
+        const auto multiply = [](float (&sum)[4], const uint32_t (&a)[4], uint32_t copy) {
+            const uint2 b = lds<uint2>(copy);
+            mma_bf16(sum, a, b.x, b.y);
+            if constexpr (C::KEEPS_REST) {
+                const uint2 rest = lds<uint2>(copy + REST);
+                mma_bf16(sum, a, rest.x, rest.y);
+            }
+        };
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
-            float x[2 * NT];
-            sum[i] = 0.0f;
-            if (is_zero) continue;
+            float x[2 * NT], sum[2][4] = {};
             row(i, x);
             GT_UNROLL
-            for (int k = 0; k < PIECES; k++) {
-                const uint32_t copy = other + 32 * BYTES * (PIECES * i + k);
-                const Vec<bf16, PIECE> y = lds<Vec<bf16, PIECE>>(copy);
+            for (int k = 0; k < 2 * NT; k += 4) {
+                const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
+                uint32_t a[4];
                 GT_UNROLL
-                for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], y.get(e), sum[i]);
-                if constexpr (C::KEEPS_REST) {
-                    const Vec<bf16, PIECE> rest = lds<Vec<bf16, PIECE>>(copy + REST);
-                    GT_UNROLL
-                    for (int e = 0; e < PIECE; e++) sum[i] = fma_rn(x[PIECE * k + e], rest.get(e), sum[i]);
+                for (int e = 0; e < 4; e += 2) {
+                    a[e] = pack_bf16(x[k + e], x[k + e + 1]);
+                    a[e + 1] = rests_of(x[k + e], x[k + e + 1]);
                 }
+                multiply(sum[0], a, before + at);
+                if constexpr (C::SUMS == 3) multiply(sum[1], a, after + at);
+            }
+            const int g = lane_id() / 4;
+            const auto diagonal = [&](int of, int x) { return g % 2 ? sum[of][x + 1] : sum[of][x]; };
+            const float rest = diagonal(0, 2), rest_after = diagonal(1, 2);
+            const float all = diagonal(0, 0) + rest, all_after = diagonal(1, 0) + rest_after;
+            if (lane_id() % 4 != g / 2) continue;
+            float* to = sums + channel_at(i);
+            to[0] = all;
+            if constexpr (C::SUMS == 3) {
+                to[C::PARTS * C::N] = is_last ? 0.0f : rest_after - rest;
+                to[2 * C::PARTS * C::N] = knows_after ? all_after : 0.0f;
             }
         }
-        halve_sums<MT>(sum, 2);
-        halve_sums<MT / 2>(sum, 1);
-        GT_UNROLL
-        for (int i = 0; i < MT / 2; i++) sums[channel_at(MT / 2 * (lane_id() % 4) + i)] = sum[i];
     }
 };
 
@@ -2380,9 +2403,9 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<Left*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
     }
-    /* the lane's first in [B,H,places,PARTS,N], of the next checkpoint */
+    /* the lane's first in [B,H,places,SUMS,PARTS,N], of the next checkpoint */
     const auto own_part = [&](float* parts) {
-        return parts + (int64_t)chunk * (C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
+        return parts + (int64_t)chunk * (C::SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
     };
     const auto leave = [&](Left* to, int to_pitch) {
         if constexpr (REVERSE && C::FITS_G) {
@@ -2392,44 +2415,52 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         }
     };
 
-    /* S of the next checkpoint: a lane copies what it reads, so that it waits for none */
-    const uint32_t other = smem + C::SMEM + C::S_BYTES / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
+    /* S of the next checkpoint, and SUMS = 3 of that before: a lane copies what it reads, so that it waits for none */
+    const uint32_t copies = smem + C::SMEM + C::S_COPY / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
+    const auto copy_of = [&](int at) { return copies + (C::SUMS == 3 ? (at & 1) * C::S_COPY : 0); };
     const int S_behind = REVERSE ? (int)((span.b * p.in.H + span.h) * (p.S_places - p.places)) + p.first_place : 0;
-    const auto fetch = [&] {
-        const bf16* S = static_cast<const bf16*>(p.S) + element(chunk + S_behind);
-        me.copy(S, other);
-        if constexpr (C::KEEPS_REST) me.copy(S + p.rest, other + StatePart<C>::REST);
+    const auto fetch = [&](int at, bool wanted) {
+        const bf16* S = static_cast<const bf16*>(p.S) + element(at + S_behind);
+        me.copy(S, copy_of(at), wanted);
+        if constexpr (C::KEEPS_REST) me.copy(S + p.rest, copy_of(at) + StatePart<C>::REST, wanted);
         cp_async_commit();
     };
-    /* Whether of the chunk that ends with a step S before, or G after, is 0, so that S is not needed. */
-    const auto is_zero = [&](int step) {
-        return (p.S_starts_zero && span.starts && step < STEPS) || (p.G_ends_zero && span.ends && step == steps - 1);
+    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* of the chunk that S is 0 before */
+
+    /* What is left at the checkpoint of the chunk that a step belongs to.  The sums come first: of G as it is stored
+     * nothing is to be kept in registers meanwhile. */
+    const auto pass_checkpoint = [&](int step, Left* to, int to_pitch, bool is_last) {
+        if (wants_rowsums) {
+            cp_async_wait<0>();
+            me.store_rowsums(copy_of(chunk), copy_of(chunk + 1), own_part(p.rowsums), is_last,
+                             !is_last && step >= zero_steps);
+        }
+        leave(to, to_pitch);
+        if constexpr (C::KEEPS_REST && !REVERSE) me.store(to + p.rest, C::N, true);
+        checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
+        chunk += REVERSE ? -1 : 1;
+        if (wants_rowsums && step >= STEPS) fetch(chunk, step - STEPS >= zero_steps);
     };
-    if (wants_rowsums && steps && !is_zero(steps - 1)) fetch();
+    const bool has_checkpoints = p.checkpoints || in_outputs;
+    if (wants_rowsums && steps) {
+        const bool is_needed = C::SUMS == 3 || !(p.G_ends_zero && span.ends);
+        fetch(chunk, is_needed && steps - 1 >= zero_steps);
+        if constexpr (C::SUMS == 3) fetch(chunk + 1, !span.ends);
+    }
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
+    if (REVERSE && has_checkpoints && steps) { /* that of the last chunk, which may be cut short and lie elsewhere */
+        const bool apart = in_outputs && is_apart;
+        pass_checkpoint(steps - 1, apart ? static_cast<Left*>(p.checkpoints) + element(span.head) : checkpoint,
+                        apart ? C::N : pitch, span.ends);
+    }
     for (int last = steps - 1; last >= 0; last -= 2) { /* the step to come, if the walk is reverse */
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
             if (last - buffer < 0) break;
             const int step = REVERSE ? last - buffer : steps - 1 - last + buffer;
-            const bool at_checkpoint =
-                REVERSE ? step == steps - 1 || (step + 1) % STEPS == 0 : step % STEPS == 0;
-            if ((p.checkpoints || in_outputs) && at_checkpoint) {
-                if (in_outputs && is_apart && step == steps - 1) {
-                    leave(static_cast<Left*>(p.checkpoints) + element(span.head), C::N);
-                } else {
-                    leave(checkpoint, pitch);
-                }
-                if constexpr (C::KEEPS_REST && !REVERSE) me.store(checkpoint + p.rest, C::N, true);
-                checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
-                if (wants_rowsums) {
-                    cp_async_wait<0>();
-                    me.store_rowsum(other, own_part(p.rowsums), is_zero(step));
-                }
-                chunk += REVERSE ? -1 : 1;
-                if (wants_rowsums && step >= STEPS && !is_zero(step - STEPS)) fetch();
-            }
+            const bool at_checkpoint = REVERSE ? (step + 1) % STEPS == 0 && step < steps - 1 : step % STEPS == 0;
+            if (has_checkpoints && at_checkpoint) pass_checkpoint(step, checkpoint, pitch, false);
             mbarrier_wait(me.full + buffer * C::BUFFER, (steps - 1 - last) / 2 % 2);
             if constexpr (C::SPLIT) {
                 add_leaf_split<C>(me, buffer * C::BUFFER);
@@ -3113,6 +3144,15 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
  * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form, below, and so does one with raw
  * decays that differ too much (is_slow).
+ * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
+ * its start to its end: half of dw's error, more than single heads may have.  MENDS_DG: of the sweep, which has G in
+ * fp32, S before the chunk and that after it, with E = E_0..E_3,
+ *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
+ * are about what is missing from dg_64, and dg_64 with the rounding of another S.  So
+ *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
+ * with t of a part of a leaf, and E since what is before counts less, the faster a channel forgets.  end is not known
+ * for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first if
+ * S is 0 before it, which has no such error (and dg_0 = 0).
  *
  * grid places of the range*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
  * a barrier between:
@@ -3127,7 +3167,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one
  *     slice: 128, 64, 96.
  * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
- *     that of the outputs); rowsum(S . G) comes from the sweep, where G is fp32.  f16: S is kept as fp32 and
+ *     that of the outputs); rowsums come from the sweep, where G is fp32.  f16: S is kept as fp32 and
  *     rounded here, G in the sweep, to f16 with a power of two a row; rowsum(S . G) is made here, of S as it is kept.
  * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
  *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
@@ -3159,7 +3199,7 @@ struct BackwardParams {
     const float* u;
     const void* S_checkpoints; /* [B,H,places,N,V] */
     const void* G_checkpoints; /* [B,H,swept_places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
-    const float* rowsums; /* bf16: [B,H,swept_places,ROWSUM_PARTS,N], rowsum(S . G), S before, G after the chunk */
+    const float* rowsums; /* bf16: [B,H,swept_places,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
     float* du;            /* [B,places,H,N] or NULL */
     const float* G_undo;  /* f16: [B,H,swept_places,G_PARTS,N], Fit::undo of G */
 };
@@ -3187,7 +3227,6 @@ struct BackwardTraits {
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
     /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
     static constexpr int LANES = CHANNELS / 4, LEAF_PARTS = 32 / LANES, PART = LEAF / LEAF_PARTS;
-    static constexpr int PARTS = CHECKPOINT / PART;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
     static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS; /* fp32 [4,CHANNELS] */
     /* offsets in bytes */
@@ -3207,8 +3246,10 @@ struct BackwardTraits {
     static constexpr int DU = FIRST + PER_LEAF;
     static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the sweep */
     static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
-    static constexpr int PART_SUMS = DU + PER_LEAF; /* of dg */
-    static constexpr int ROWSUM = PART_SUMS + 4 * PARTS * CHANNELS, U = ROWSUM + 4 * ROWSUM_PARTS * N;
+    static constexpr int LEAF_SUMS = DU + PER_LEAF; /* of dg */
+    static constexpr bool MENDS = MENDS_DG<T, N>;
+    static constexpr int SUMS = MENDS ? 3 : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
+    static constexpr int ROWSUM = LEAF_SUMS + PER_LEAF, U = ROWSUM + 4 * SUM_PARTS * N;
     static constexpr int BONUS = U + 4 * N; /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
@@ -3230,8 +3271,8 @@ struct BackwardTraits {
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
     static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
     /* the slow form: sums of leaves where it needs neither 2^c_16 nor the parts' sums */
-    static constexpr int SLOW_ENDS = PART_SUMS, SLOW_BEGINS = GROWTH;
-    static_assert(PARTS >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
+    static constexpr int SLOW_ENDS = LEAF_SUMS, SLOW_BEGINS = GROWTH;
+    static_assert(LEAVES >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
     static_assert(CHANNELS < 128 || LARGE, "G and the slow form of others are by slices");
     static_assert(SMEM <= (CHANNELS == 128 ? HOPPER_KB : SLICES == 2 ? AMPERE_KB : LEAST_KB) * 1024,
@@ -3644,20 +3685,20 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* bf16: the same of the parts of rowsum(S . G); f16 has it from round_states(), fp32 from sum_states(). */
+/* bf16: the same of the sweep's sums in parts; f16 has rowsum(S . G) from round_states(), fp32 from sum_states(). */
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
-    const float* sums = p.rowsums + (int64_t)here.swept * C::ROWSUM_PARTS * C::N + me.slice0;
+    const float* sums = p.rowsums + (int64_t)here.swept * C::SUM_PARTS * C::N + me.slice0;
     GT_UNROLL
-    for (int i = 0; i < C::ROWSUM_PARTS * COUNT; i += 4 * 32) {
+    for (int i = 0; i < C::SUM_PARTS * COUNT; i += 4 * 32) {
         const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
-        if (part < C::ROWSUM_PARTS)
+        if (part < C::SUM_PARTS)
             cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + place), sums + place, here.is_early ? 0 : 16);
     }
 }
 
-/* rowsum(S . G) of channels of the slice: of one, or of two as float2. */
+/* A part of a sum of channels of the slice: of one, or of two as float2. */
 template <class Word, class C>
 GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
     return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
@@ -4301,23 +4342,32 @@ GT_DEV void slow_pairs(const BackwardParams& p, const BackwardBlock<C>& me, floa
     }
 }
 
-/* Sums over the channel's pairs that cross the whole leaf. */
+/* Sums over the channel's pairs that cross the whole leaf, and what mends dg there. */
 template <class C>
 GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
     const auto of = [&](int vector) { return lds<float>(me.smem + vector + 4 * channel); };
     const auto E = [&](int a) { return of(C::E + 4 * a * C::CHANNELS); };
-    float sum = 0.0f, decay = 1.0f;
+    float sum = 0.0f, end = 0.0f, decay = 1.0f, sums[C::SUMS] = {}; /* end: dg of the chunk's end */
     for (int c = leaf + 1; c < LEAVES; c++) {
         decay *= E(c - 1);
         sum = fma_rn(decay, of(leaf == 0 ? C::FIRST + 4 * c * C::CHANNELS : slow_ends<C>(leaf, c)), sum);
     }
     decay = 1.0f;
     for (int b = LEAVES - 1; b >= 0; b--) { /* b: of leaves before; decay from its end on */
-        if (b < leaf) sum = fma_rn(decay, of(C::SLOW_BEGINS + 4 * b * C::CHANNELS), sum);
+        const float begins = of(C::SLOW_BEGINS + 4 * b * C::CHANNELS);
+        if (b < leaf) sum = fma_rn(decay, begins, sum);
+        end = fma_rn(decay, begins, end);
         decay *= E(b);
     }
-    for (int part = 0; part < C::ROWSUM_PARTS; part++)
-        sum = fma_rn(decay, rowsum_part<float>(me, part, channel), sum);
+    GT_UNROLL
+    for (int i = 0; i < C::SUM_PARTS; i++) sums[i / C::ROWSUM_PARTS] += rowsum_part<float>(me, i, channel);
+    sum = fma_rn(decay, sums[0], sum);
+    if constexpr (C::MENDS) {
+        const float lost = decay * sums[1];
+        end = sums[2] - fma_rn(decay, sums[0], end) - lost;
+        sum = fma_rn(lost, (float)leaf / LEAVES, sum);
+        if (sums[2] != 0.0f) sum = fma_rn(0.5f * decay, end, sum);
+    }
     return sum;
 }
 
@@ -4998,38 +5048,54 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             k_before = k, r = r_next, near = next;
         }
     }
-    const int part = C::LEAF_PARTS * own.leaf + own.part; /* of the chunk */
-    sts<float2>(me.smem + C::PART_SUMS + 4 * (part * C::CHANNELS + own.channel),
-                {sum.x * growth.x, sum.y * growth.y});
+    sum = {sum.x * growth.x, sum.y * growth.y};
+    float2 before = {0.0f, 0.0f}; /* sum of the leaf's parts before; `sum`: and this */
     for (int bit = C::LANES; bit < 32; bit *= 2) {
         du.x += shfl_xor(du.x, bit);
         du.y += shfl_xor(du.y, bit);
+        const float2 x = {shfl_up(sum.x, bit), shfl_up(sum.y, bit)};
+        if (lane_id() < bit) continue;
+        sum = {sum.x + x.x, sum.y + x.y};
+        before = {before.x + x.x, before.y + x.y};
     }
     if (own.part == 0) sts<float2>(leaf_cell + C::DU, du);
-    float2 first = {0.0f, 0.0f}; /* dg of the chunk's first token */
+    if (own.part == C::LEAF_PARTS - 1) sts<float2>(leaf_cell + C::LEAF_SUMS, sum);
+    float2 sums[C::SUMS] = {};
     GT_UNROLL
-    for (int i = 0; i < C::ROWSUM_PARTS; i++) {
+    for (int i = 0; i < C::SUM_PARTS; i++) {
         const float2 x = rowsum_part<float2>(me, i, own.channel);
-        first.x += x.x;
-        first.y += x.y;
+        sums[i / C::ROWSUM_PARTS].x += x.x;
+        sums[i / C::ROWSUM_PARTS].y += x.y;
     }
+    float2 first = sums[0], decay = {1.0f, 1.0f}; /* first: dg of the chunk's first token, then of the part's */
     GT_UNROLL
     for (int a = LEAVES - 1; a >= 0; a--) { /* Horner from the last leaf */
         const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
         const float2 E = lds<float2>(cell + C::E), x = lds<float2>(cell + C::FIRST);
         first.x = fma_rn(first.x, E.x, x.x);
         first.y = fma_rn(first.y, E.y, x.y);
+        decay = {decay.x * E.x, decay.y * E.y};
     }
+    float2 end; /* what dg of the chunk's end is beyond what the leaves will have summed */
+    if constexpr (C::MENDS) {
+        const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
+        const float share = 1.0f / CHECKPOINT * (float)own.t0;
+        end = {sums[2].x - first.x - lost.x, sums[2].y - first.y - lost.y};
+        decay.x = sums[2].x == 0.0f ? 0.0f : 0.5f * decay.x;
+        decay.y = sums[2].y == 0.0f ? 0.0f : 0.5f * decay.y;
+        before = {fma_rn(share, lost.x, before.x), fma_rn(share, lost.y, before.y)};
+    }
+    first = {first.x + before.x, first.y + before.y};
     sync_threads();
     store_du<C>(p, me);
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
-    for (int i = 0; i < C::PARTS - 1; i++) {
-        if (i >= part) break;
-        const float2 x = lds<float2>(me.smem + C::PART_SUMS + 4 * (i * C::CHANNELS + own.channel));
-        first.x += x.x;
-        first.y += x.y;
+    for (int a = 0; a < (C::MENDS ? LEAVES : LEAVES - 1); a++) {
+        const float2 x = lds<float2>(me.smem + 4 * (a * C::CHANNELS + own.channel) + C::LEAF_SUMS);
+        if (C::MENDS) end = {end.x - x.x, end.y - x.y};
+        if (a < own.leaf) first = {first.x + x.x, first.y + x.y};
     }
+    if (C::MENDS) first = {fma_rn(decay.x, end.x, first.x), fma_rn(decay.y, end.y, first.y)};
     W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
     const float unit = p.raw ? -LN_2 : 1.0f; /* raw: log2 d = -h, and h is its own derivative by w */
     first = {unit * first.x, unit * first.y};
@@ -5460,7 +5526,7 @@ struct BackwardPlan {
     void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
     bool last_first;     /* see BackwardParams */
     bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for last chunks */
-    float *rowsums, *G_undo; /* [B,H,range_places,G_parts(),N]: the first in bf16, the second in f16 */
+    float *rowsums, *G_undo; /* [B,H,range_places,G_parts(),N]: bf16, sweep_sums() of them before G_parts(); f16 */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
     float* carried; /* [2,B,H,N,N], NULL if there is one range */
@@ -5527,7 +5593,7 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     if (ranges > 1) plan.carried = arena.take<float>(2 * a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype == GT_BF16)
-        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * G_parts(a) * a.N);
+        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * sweep_sums(a.dtype, a.N) * G_parts(a) * a.N);
     if (plan.tensor && a.dtype == GT_F16)
         plan.G_undo = arena.take<float>(a.B * a.H * plan.range_places * G_parts(a) * a.N);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);

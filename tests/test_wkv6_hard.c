@@ -292,22 +292,31 @@ static void check_speeds(void) {
     test_group("wkv6", "fast and slow channels");
 }
 
-/* Of these, dw has the largest error in bf16.  Eight heads: single ones spread, see docs/performance.md. */
+/* Of these dw has the largest error in bf16: of a slow channel all of a chunk has one error of S in common, and G's adds
+ * up.  Each head is judged by itself. */
 static double slowest(test_random *random, int t, int h, int n) {
     (void)t, (void)h, (void)n;
     return -exp(-8 + 0.5 * test_normal(random));
 }
 
+/* The same, but chunks of such a head are made in another way. */
+static double slowest_but_one(test_random *random, int t, int h, int n) {
+    return n == 5 ? -12 : slowest(random, t, h, n);
+}
+
 static void check_slow_heads(void) {
-    for (int i = 0; i < 6; i++) {
-        hard_case k = {.c = {WKV6(.T = i < 3 ? 128 : is_short ? 200 : 600, .H = 8, .N = 32 << i % 3), .name = "slow",
-                             .absent = "state_in state_out dstate_in dstate_out"},
-                       .decay = slowest};
-        if (is_short && i == 5) continue;
-        set_variant(&k, GT_BF16, i);
+    static log_decay *const decays[] = {slowest, slowest_but_one};
+    const int heads = is_short ? 1 : 16;
+    for (int i = 0; i < 12 * heads; i++) {
+        const int is_long = i / 3 % 2;
+        hard_case k = {.c = {WKV6(.T = !is_long ? 128 : is_short ? 200 : 600, .H = 1, .N = 32 << i % 3),
+                             .name = "slow", .absent = "state_in state_out dstate_in dstate_out"},
+                       .decay = decays[i / 6 % 2]};
+        if (is_short && is_long && k.c.args.wkv6.N == 128) continue;
+        set_variant(&k, GT_BF16, i + i / 12);
         check_case(&k);
     }
-    test_group("wkv6", "heads that are slow in every channel");
+    test_group("wkv6", "heads that are slow in every channel, or all but one");
 }
 
 /* ---- the loss ---- */
