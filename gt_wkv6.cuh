@@ -139,7 +139,8 @@ template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
 /* Whether the sweep makes three sums over the rows of a chunk's states instead of one, of which the chunk mends what
- * rounding does to dg: see there.  N = 128 has no room for S after the chunk, nor a row short enough to need it. */
+ * rounding does to dg: see there.  N = 128 has no room for S after the chunk: its single heads of slow channels may
+ * exceed 2.5e-3 in dw (docs/performance.md). */
 template <class T, int N>
 constexpr bool MENDS_DG = std::is_same<T, bf16>::value && N < 128;
 
@@ -3160,7 +3161,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a leaf for dv, another for X, then Z
  *   store     X and Z, over v, dy, S, G
- *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shared memory; dw
+ *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over leaves by shared memory; dw
  * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has them in one
  * slice where a block may have 227 KB: C and A are made once, and there are half as many barriers.  Where it may have
  * 99 KB, slices are of 32, and G is not in outputs, since dk of the first slice would come before G of the second.
@@ -3270,7 +3271,7 @@ struct BackwardTraits {
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
     static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
-    /* the slow form: sums of leaves where it needs neither 2^c_16 nor the parts' sums */
+    /* the slow form: sums of leaves where it needs neither 2^c_16 nor those of dg */
     static constexpr int SLOW_ENDS = LEAF_SUMS, SLOW_BEGINS = GROWTH;
     static_assert(LEAVES >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
