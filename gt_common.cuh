@@ -147,6 +147,14 @@ GT_HD uint32_t as_uint(float value) {
 #endif
 }
 
+/* x, and what is made of it is made here: not earlier, out of a loop, where it would have to be kept. */
+GT_HD float made_here(float x) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+f"(x));
+#endif
+    return x;
+}
+
 /* 16-bit element types.  They are storage only; arithmetic is fp32.  All conversions to them round
  * to nearest even; every NaN becomes 0x7fff.  A packed pair keeps the element of the lower address
  * (`lo`) in the lower half of 32 bits. */

@@ -241,13 +241,15 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
  * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
- * Workspace of backward given `saved`, where N = V is 32, 64 or 128.  bf16, and fp32 with N below 128,
- * use dv (N = 128: dk, too) as scratch memory if it is given and its rows are aligned to 16 bytes; then it
- * is a sixth of the bytes of r or less, and a state for each head where T is no multiple of 64 (packed: of
- * each sequence).  Else it is at most the bytes of r from T = 1024 on (N = 128: 2048) if segments are 1, or
- * 0 and r has 128 KB or more for each multiprocessor; otherwise more.  Both without the states of segments,
- * those of a shared dstate_in, and what more sequences than T / 1024 add.  A query without dv is answered
- * for the second case, which is always enough; one with dv for a call that has it. */
+ * Workspace of backward given `saved`, where N = V is 32, 64 or 128.  dv (N = 128: dk, too) is scratch
+ * memory if it is given and its rows are aligned to 16 bytes, but with N = 128 not in fp32, nor where a block
+ * may have less than 163 KB of shared memory.  Then it is 1/8, 1/4 or 7/16 of the bytes of r in bf16 with N =
+ * 32, 64 or 128, else 1/6, or less, and a state for each head (packed: of each sequence).  Without scratch it
+ * is at most the bytes of r from T = 1024 on (N = 128: 2048) if segments are 1, or 0 and r has 128 KB or more
+ * for each multiprocessor; otherwise more, as in fp32 with N = 128 and less than 163 KB.  Both without the
+ * states of segments, those of a shared dstate_in, and what more sequences than T / 1024 add.
+ * A query without dv is answered for the second case, which is always enough; one with dv for a call that
+ * has it. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */

@@ -138,13 +138,9 @@ using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, S
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
-/* Whether the sweep makes three sums over the rows of a chunk's states instead of one, of which the chunk mends what
- * rounding does to dg: see there.  N = 128 has no room for S after the chunk: its single heads of slow channels may
- * exceed 2.5e-3 in dw (docs/performance.md). */
-template <class T, int N>
-constexpr bool MENDS_DG = std::is_same<T, bf16>::value && N < 128;
-
-GT_HD int sweep_sums(gt_dtype dtype, int64_t N) { return dtype == GT_BF16 && N < 128 ? 3 : 1; }
+/* bf16: what the sweep sums over the rows of a chunk's states, of which the chunk mends what rounding does to dg: see
+ * there. */
+constexpr int SWEEP_SUMS = 3;
 
 /* What bf16 leaves of a number, or of both of a pair. */
 GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
@@ -483,8 +479,8 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  * v lies in cells as R does (value_cell), in the order of a left operand.
  * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 leaves deep: 74 KB; N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
-/* STATES: for walks that want states only, states_tensor_kernel. */
-template <class T_, class W_, int N_, bool STATES_ = false>
+/* STATES: for walks that want states only, states_tensor_kernel; S_COPIES: see there. */
+template <class T_, class W_, int N_, bool STATES_ = false, int S_COPIES_ = 2>
 struct TensorTraits {
     using T = T_;
     using W = W_;
@@ -511,9 +507,9 @@ struct TensorTraits {
     static constexpr int STEP = STATES && !SPLIT && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
     /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
      * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows.  N = 128 in 16 bits: as
-     * many leaves as 99 KB hold. */
+     * many leaves as 99 KB hold; STATES: beside two S, which need more, four. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
-    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2 : KEEPS_BF16 ? (sizeof(W) == 2 ? 3 : 2) : 4)
+    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2 : S_COPIES_ == 2 ? 4 : sizeof(W) == 2 ? 3 : 2)
                                  : N != 128 ? (SPLIT ? 2 : 4)
                                             : (sizeof(W) == 2 ? 2 : 1);
     static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16; /* elements: see ring_at */
@@ -543,12 +539,14 @@ struct TensorTraits {
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
     static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
-    /* reverse, behind all that: bf16, S of a checkpoint of each head */
+    /* reverse, behind all that: bf16, S of a checkpoint of each head, once or twice; once, a sum of each row, too */
     static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
     static constexpr int S_COPY = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_REST ? 2 : 1) : 0;
-    static constexpr int SUMS = MENDS_DG<T, N> ? 3 : 1, S_BYTES = S_COPY * (SUMS == 1 ? 1 : 2); /* and S after it */
-    static_assert(SMEM + S_BYTES <= (SPLIT && N == 128 && !STATES ? 163 : 99) * 1024,
+    static constexpr int S_COPIES = S_COPIES_, KEPT = SMEM + S_COPY;
+    static constexpr int S_BYTES = S_COPIES == 2 ? 2 * S_COPY : S_COPY + 4 * ROWS * STATE_WARPS;
+    static constexpr bool NEEDS_ROOM = N == 128 && (STATES ? KEEPS_BF16 && S_COPIES == 2 : SPLIT);
+    static_assert(SMEM + S_BYTES <= (NEEDS_ROOM ? AMPERE_KB : LEAST_KB) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
     static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
 };
@@ -614,7 +612,8 @@ struct TensorParams {
     } G_rows[2];
     int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
     const void* S;          /* reverse, bf16: S before each chunk, and ... */
-    float* rowsums;         /* ... where rowsums go, [B,H,places,SUMS,PARTS,N]: see store_rowsums(); NULL: not wanted */
+    float* rowsums;         /* ... where rowsums go, [B,H,places,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
+    int S_copies;           /* ... and how many S a block has room for */
     int places;
     /* reverse: the walk is through the places from first_place on.  From one range of places to the next G goes in
      * carried_out [B,H,N,N], since one sequence at most is in both, which the next walk gets as carried_in: two arrays,
@@ -629,7 +628,7 @@ struct TensorParams {
     float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
     float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
     bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
-    bool S_starts_zero, G_ends_zero; /* reverse: S before the first chunk of every sequence, G after the last */
+    bool S_starts_zero; /* reverse: before the first chunk of every sequence */
     float* G_undo; /* reverse, f16: [B,H,places,PARTS,N], Fit::undo of G */
 };
 
@@ -2152,8 +2151,10 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
  * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S before and after a chunk: 16 KB.
+ *     N = 128: 76.6 KB, and 64 KB.  S_COPIES = 1, where a block may have 99 KB: S after a chunk is there from the
+ *     checkpoint before, and once its sums are made, S before the chunk takes its place, which is waited for.
  * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
- *     its rests if it has any, but not where it is known to be 0 or not needed, G being 0.
+ *     its rests if it has any, but not where it is known to be 0.
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
  *     read it and writes them.  What a head and chunk have of them no other reads or writes.
  *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
@@ -2267,46 +2268,79 @@ struct StatePart {
                             wanted ? BYTES : 0);
     }
 
-    /* This is G after a chunk; S before it and, SUMS = 3, S after it lie where copy() has put them.  The warp's parts
-     * of rows, from the lane's first channel on, go to sums[SUMS,PARTS,N]:
-     *     S before . G      G's rest . (S after - S before), 0 for the last chunk      S after . G, 0 if not known
+    /* Of G after a chunk, which this is, and of copies of S: the warp's part of rowsum(S . G) of the lane's i-th
+     * channel, and `rest`, that of S and what bf16 leaves of G; in the lane that has_sums().
      * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and those of their rests are one left
      * operand, and what a lane has of G and S are operands as it is. */
-    GT_METHOD void store_rowsums(uint32_t before, uint32_t after, float* sums, bool is_last, bool knows_after) const {
-        const auto multiply = [](float (&sum)[4], const uint32_t (&a)[4], uint32_t copy) {
-            const uint2 b = lds<uint2>(copy);
-            mma_bf16(sum, a, b.x, b.y);
-            if constexpr (C::KEEPS_REST) {
-                const uint2 rest = lds<uint2>(copy + REST);
-                mma_bf16(sum, a, rest.x, rest.y);
+    struct RowSum {
+        float all, rest;
+    };
+    static GT_METHOD bool has_sums() { return lane_id() % 4 == lane_id() / 8; }
+
+    template <int COUNT>
+    GT_METHOD void multiply_row(int i, const uint32_t (&copies)[COUNT], RowSum (&sums)[COUNT]) const {
+        float x[2 * NT], sum[COUNT][4] = {};
+        row(i, x);
+        GT_UNROLL
+        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* in a loop: operands of all rows would spill */
+        GT_UNROLL
+        for (int k = 0; k < 2 * NT; k += 4) {
+            const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
+            uint32_t a[4];
+            GT_UNROLL
+            for (int e = 0; e < 4; e += 2) {
+                a[e] = pack_bf16(x[k + e], x[k + e + 1]);
+                a[e + 1] = rests_of(x[k + e], x[k + e + 1]);
             }
-        };
+            GT_UNROLL
+            for (int c = 0; c < COUNT; c++) {
+                const uint2 b = lds<uint2>(copies[c] + at);
+                mma_bf16(sum[c], a, b.x, b.y);
+                if constexpr (C::KEEPS_REST) {
+                    const uint2 rest = lds<uint2>(copies[c] + REST + at);
+                    mma_bf16(sum[c], a, rest.x, rest.y);
+                }
+            }
+        }
+        const int odd = lane_id() / 4 % 2;
+        GT_UNROLL
+        for (int c = 0; c < COUNT; c++) {
+            sums[c].rest = odd ? sum[c][3] : sum[c][2];
+            sums[c].all = (odd ? sum[c][1] : sum[c][0]) + sums[c].rest;
+        }
+    }
+
+    /* To sums[3,PARTS,N], from the lane's first channel on:
+     *     S before . G      G's rest . (S after - S before), 0 for the last chunk      S after . G, 0 if not known */
+    GT_METHOD void store_rowsums(uint32_t before, uint32_t after, float* sums, bool is_last, bool knows_after) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
-            float x[2 * NT], sum[2][4] = {};
-            row(i, x);
-            GT_UNROLL
-            for (int k = 0; k < 2 * NT; k += 4) {
-                const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
-                uint32_t a[4];
-                GT_UNROLL
-                for (int e = 0; e < 4; e += 2) {
-                    a[e] = pack_bf16(x[k + e], x[k + e + 1]);
-                    a[e + 1] = rests_of(x[k + e], x[k + e + 1]);
-                }
-                multiply(sum[0], a, before + at);
-                if constexpr (C::SUMS == 3) multiply(sum[1], a, after + at);
-            }
-            const int g = lane_id() / 4;
-            const auto diagonal = [&](int of, int x) { return g % 2 ? sum[of][x + 1] : sum[of][x]; };
-            const float rest = diagonal(0, 2), rest_after = diagonal(1, 2);
-            const float all = diagonal(0, 0) + rest, all_after = diagonal(1, 0) + rest_after;
-            if (lane_id() % 4 != g / 2) continue;
+            RowSum x[2];
+            multiply_row(i, {before, after}, x);
+            if (!has_sums()) continue;
             float* to = sums + channel_at(i);
-            to[0] = all;
-            if constexpr (C::SUMS == 3) {
-                to[C::PARTS * C::N] = is_last ? 0.0f : rest_after - rest;
-                to[2 * C::PARTS * C::N] = knows_after ? all_after : 0.0f;
+            to[0] = x[0].all;
+            to[C::PARTS * C::N] = is_last ? 0.0f : x[1].rest - x[0].rest;
+            to[2 * C::PARTS * C::N] = knows_after ? x[1].all : 0.0f;
+        }
+    }
+
+    /* The same in two calls, first with S after the chunk, then with S before it; kept: from one to the other. */
+    GT_METHOD void store_rowsums_of(bool is_after, uint32_t copy, uint32_t kept, float* sums, bool is_last,
+                                    bool knows_after) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            RowSum x[1];
+            multiply_row(i, {copy}, x);
+            if (!has_sums()) continue;
+            float* to = sums + channel_at(i);
+            const uint32_t rest = kept + 4 * 8 * i;
+            if (is_after) {
+                to[2 * C::PARTS * C::N] = knows_after ? x[0].all : 0.0f;
+                sts<float>(rest, x[0].rest);
+            } else {
+                to[0] = x[0].all;
+                to[C::PARTS * C::N] = is_last ? 0.0f : lds<float>(rest) - x[0].rest;
             }
         }
     }
@@ -2404,9 +2438,10 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<Left*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
     }
-    /* the lane's first in [B,H,places,SUMS,PARTS,N], of the next checkpoint */
+    /* the lane's first in [B,H,places,PARTS,N], bf16: [B,H,places,3,PARTS,N], of the next checkpoint */
     const auto own_part = [&](float* parts) {
-        return parts + (int64_t)chunk * (C::SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
+        constexpr int SUMS = C::KEEPS_BF16 ? SWEEP_SUMS : 1;
+        return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
     };
     const auto leave = [&](Left* to, int to_pitch) {
         if constexpr (REVERSE && C::FITS_G) {
@@ -2416,9 +2451,10 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         }
     };
 
-    /* S of the next checkpoint, and SUMS = 3 of that before: a lane copies what it reads, so that it waits for none */
+    /* S of the next checkpoint and that before, or the latter alone: a lane copies what it reads, and waits for none */
     const uint32_t copies = smem + C::SMEM + C::S_COPY / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
-    const auto copy_of = [&](int at) { return copies + (C::SUMS == 3 ? (at & 1) * C::S_COPY : 0); };
+    const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
+    const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
     const int S_behind = REVERSE ? (int)((span.b * p.in.H + span.h) * (p.S_places - p.places)) + p.first_place : 0;
     const auto fetch = [&](int at, bool wanted) {
         const bf16* S = static_cast<const bf16*>(p.S) + element(at + S_behind);
@@ -2432,21 +2468,30 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
      * nothing is to be kept in registers meanwhile. */
     const auto pass_checkpoint = [&](int step, Left* to, int to_pitch, bool is_last) {
         if (wants_rowsums) {
-            cp_async_wait<0>();
-            me.store_rowsums(copy_of(chunk), copy_of(chunk + 1), own_part(p.rowsums), is_last,
-                             !is_last && step >= zero_steps);
+            float* sums = own_part(p.rowsums);
+            const bool knows_after = !is_last && step >= zero_steps;
+            if constexpr (C::S_COPIES == 2) {
+                cp_async_wait<0>();
+                me.store_rowsums(copy_of(chunk), copy_of(chunk + 1), sums, is_last, knows_after);
+            } else {
+                GT_NO_UNROLL
+                for (int is_after = 1; is_after >= 0; is_after--) {
+                    cp_async_wait<0>();
+                    me.store_rowsums_of(is_after, copies, kept, sums, is_last, knows_after);
+                    if (is_after) fetch(chunk, step >= zero_steps);
+                }
+            }
         }
         leave(to, to_pitch);
         if constexpr (C::KEEPS_REST && !REVERSE) me.store(to + p.rest, C::N, true);
         checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
         chunk += REVERSE ? -1 : 1;
-        if (wants_rowsums && step >= STEPS) fetch(chunk, step - STEPS >= zero_steps);
+        if (wants_rowsums && C::S_COPIES == 2 && step >= STEPS) fetch(chunk, step - STEPS >= zero_steps);
     };
     const bool has_checkpoints = p.checkpoints || in_outputs;
     if (wants_rowsums && steps) {
-        const bool is_needed = C::SUMS == 3 || !(p.G_ends_zero && span.ends);
-        fetch(chunk, is_needed && steps - 1 >= zero_steps);
-        if constexpr (C::SUMS == 3) fetch(chunk + 1, !span.ends);
+        if constexpr (C::S_COPIES == 2) fetch(chunk, steps - 1 >= zero_steps);
+        fetch(chunk + 1, !span.ends);
     }
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
@@ -3146,7 +3191,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form, below, and so does one with raw
  * decays that differ too much (is_slow).
  * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
- * its start to its end: half of dw's error, more than single heads may have.  MENDS_DG: of the sweep, which has G in
+ * its start to its end: half of dw's error, more than single heads may have.  bf16: of the sweep, which has G in
  * fp32, S before the chunk and that after it, with E = E_0..E_3,
  *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
  * are about what is missing from dg_64, and dg_64 with the rounding of another S.  So
@@ -3174,8 +3219,8 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
  *     operand, two right ones (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
- *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 14 KB of
- *     vectors; in four: 16, 12, 32, 16, 14 KB.
+ *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of
+ *     vectors; in four: 16, 12, 32, 16, 16 KB.
  * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
  * fp32 activations: what differs stands before their products, below. */
@@ -3248,13 +3293,12 @@ struct BackwardTraits {
     static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the sweep */
     static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
     static constexpr int LEAF_SUMS = DU + PER_LEAF; /* of dg */
-    static constexpr bool MENDS = MENDS_DG<T, N>;
-    static constexpr int SUMS = MENDS ? 3 : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
+    static constexpr int SUMS = KEEPS_BF16 ? SWEEP_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
     static constexpr int ROWSUM = LEAF_SUMS + PER_LEAF, U = ROWSUM + 4 * SUM_PARTS * N;
     static constexpr int BONUS = U + 4 * N; /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
-    static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + 4 * CHANNELS;
-    static constexpr int PLACE = G_SCALE + 4 * CHANNELS; /* of the chunk in every tensor */
+    static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + (ROUNDED ? 4 * CHANNELS : 0);
+    static constexpr int PLACE = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* of the chunk in every tensor */
     static constexpr int TOKENS = PLACE + 8 * TENSORS, DU_ROW = TOKENS + 4, SLOW = DU_ROW + 4;
     static constexpr int FLAGS_END = SLOW + 4 * 2 * LEAVES;
     /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
@@ -4363,7 +4407,7 @@ GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
     GT_UNROLL
     for (int i = 0; i < C::SUM_PARTS; i++) sums[i / C::ROWSUM_PARTS] += rowsum_part<float>(me, i, channel);
     sum = fma_rn(decay, sums[0], sum);
-    if constexpr (C::MENDS) {
+    if constexpr (C::KEEPS_BF16) {
         const float lost = decay * sums[1];
         end = sums[2] - fma_rn(decay, sums[0], end) - lost;
         sum = fma_rn(lost, (float)leaf / LEAVES, sum);
@@ -5078,7 +5122,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         decay = {decay.x * E.x, decay.y * E.y};
     }
     float2 end; /* what dg of the chunk's end is beyond what the leaves will have summed */
-    if constexpr (C::MENDS) {
+    if constexpr (C::KEEPS_BF16) {
         const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
         const float share = 1.0f / CHECKPOINT * (float)own.t0;
         end = {sums[2].x - first.x - lost.x, sums[2].y - first.y - lost.y};
@@ -5091,12 +5135,12 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     store_du<C>(p, me);
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
-    for (int a = 0; a < (C::MENDS ? LEAVES : LEAVES - 1); a++) {
+    for (int a = 0; a < (C::KEEPS_BF16 ? LEAVES : LEAVES - 1); a++) {
         const float2 x = lds<float2>(me.smem + 4 * (a * C::CHANNELS + own.channel) + C::LEAF_SUMS);
-        if (C::MENDS) end = {end.x - x.x, end.y - x.y};
+        if (C::KEEPS_BF16) end = {end.x - x.x, end.y - x.y};
         if (a < own.leaf) first = {first.x + x.x, first.y + x.y};
     }
-    if (C::MENDS) first = {fma_rn(decay.x, end.x, first.x), fma_rn(decay.y, end.y, first.y)};
+    if (C::KEEPS_BF16) first = {fma_rn(decay.x, end.x, first.x), fma_rn(decay.y, end.y, first.y)};
     W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
     const float unit = p.raw ? -LN_2 : 1.0f; /* raw: log2 d = -h, and h is its own derivative by w */
     first = {unit * first.x, unit * first.y};
@@ -5389,6 +5433,12 @@ static gt_status launch_tensor_with(TensorParams p, Chain& stream) {
     if (items > INT32_MAX)
         return gt_fail(GT_ERROR_SIZE, "%lld segments of heads: at most %d", (long long)items, INT32_MAX);
     p.by_segments = divide_by(p.segments.count), p.by_H = divide_by((int)p.in.H);
+    if constexpr (REVERSE && N == 128 && C::KEEPS_BF16) {
+        using OneCopy = TensorTraits<T, W, N, true, 1>;
+        if (p.S_copies == 1)
+            return run("wkv6 states_tensor_kernel", states_tensor_kernel<OneCopy, REVERSE>, blocks, OneCopy::THREADS,
+                       OneCopy::SMEM + (p.rowsums ? OneCopy::S_BYTES : 0), stream, p);
+    }
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks,
                    States::THREADS, States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
@@ -5527,7 +5577,7 @@ struct BackwardPlan {
     void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
     bool last_first;     /* see BackwardParams */
     bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for last chunks */
-    float *rowsums, *G_undo; /* [B,H,range_places,G_parts(),N]: bf16, sweep_sums() of them before G_parts(); f16 */
+    float *rowsums, *G_undo; /* bf16 [B,H,range_places,3,G_parts(),N]; f16 without the 3 */
     /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
     int64_t ranges, range_places;
     float* carried; /* [2,B,H,N,N], NULL if there is one range */
@@ -5594,7 +5644,7 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     if (ranges > 1) plan.carried = arena.take<float>(2 * a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype == GT_BF16)
-        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * sweep_sums(a.dtype, a.N) * G_parts(a) * a.N);
+        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * SWEEP_SUMS * G_parts(a) * a.N);
     if (plan.tensor && a.dtype == GT_F16)
         plan.G_undo = arena.take<float>(a.B * a.H * plan.range_places * G_parts(a) * a.N);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
@@ -5664,7 +5714,8 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 }
 
 /* G after every chunk of a range, and dstate_in. */
-static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, int64_t range, Chain& stream) {
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, int64_t range,
+                                           const Device& device, Chain& stream) {
     plan.chunk.G_checkpoints = plan.G_checkpoints;
     if (plan.tensor) {
         TensorParams t = {};
@@ -5682,7 +5733,8 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         }
         t.rest = rest_at(a);
         if (a.dw && plan.rowsums) t.S = plan.chunk.S_checkpoints, t.rowsums = plan.rowsums;
-        t.S_starts_zero = !a.state_in, t.G_ends_zero = !a.dstate_out && plan.range_cut.count == 1;
+        t.S_copies = a.N < 128 || slice_channels(a.dtype, device) >= 64 ? 2 : 1;
+        t.S_starts_zero = !a.state_in;
         t.last_apart = plan.last_first;
         t.G_undo = plan.G_undo;
         t.first_place = (int)(range * plan.range_places);
@@ -5795,7 +5847,7 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
         (status = make_S_checkpoints(a, plan, stream)) != GT_OK)
         return status;
     for (int64_t range = plan.ranges - 1; range >= 0; range--)
-        if ((status = make_G_checkpoints(a, plan, range, stream)) != GT_OK ||
+        if ((status = make_G_checkpoints(a, plan, range, device, stream)) != GT_OK ||
             (status = plan.tensor ? launch_chunks(a, plan, range, device, stream)
                                   : launch_any_chunks(a, plan, stream)) != GT_OK)
             return status;
