@@ -936,11 +936,11 @@ static void test_all(void) {
         run_case("program: learns the fables", test_learns_fables);
         run_case("program: learns another text", test_learns_another_text);
         run_case("program: gate of a long run", test_gate_of_long_run);
+        run_case("program: repeats", test_repeats);
+        run_case("program: gates-strict", test_gates_strict);
     }
-    run_case("program: repeats", test_repeats);
     run_case("program: csv", test_csv);
     run_case("program: binary text", test_binary_text);
-    run_case("program: gates-strict", test_gates_strict);
     run_case("program: not finite", test_not_finite);
     run_case("program: interrupt", test_interrupt);
     run_case("program: interrupt twice", test_interrupt_twice);
