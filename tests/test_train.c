@@ -1,85 +1,24 @@
 /* Tests of hybrid_train: its options, its data, its gates, and the program itself from end to end.
  *
  *     test_train PROGRAM            PROGRAM is the built hybrid_train
+ *     test_train PROGRAM short      without what takes many steps
  *     test_train PROGRAM device     only what it does with --device cuda; the program may be the
- * one that emulates a GPU */
+ *                                   one that emulates a GPU */
 #define _XOPEN_SOURCE 700
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
 #include "gpu_present.h"
+#include "trainer.h"
 #include <fcntl.h>
-#include <math.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-static char program[4096]; /* hybrid_train */
-static char folder[64];    /* for files; the current directory while the tests run */
-static int case_failed, passed, failed;
 static int is_short; /* leaves out what takes many steps */
 
-#define CHECK(condition) check((condition) != 0, __LINE__, #condition)
-
-static int check(int ok, int line, const char *condition) {
-    if (!ok) {
-        printf("  line %d: %s\n", line, condition);
-        case_failed = 1;
-    }
-    return ok;
-}
-
-static void run_case(const char *name, void (*test)(void)) {
-    case_failed = 0;
-    test();
-    printf("%s %s\n", case_failed ? "FAIL" : "ok  ", name);
-    fflush(stdout);
-    if (case_failed)
-        failed++;
-    else
-        passed++;
-}
-
-static const char *write_file(const char *name, const void *bytes, size_t size) {
-    FILE *file = fopen(name, "wb");
-    if (CHECK(file != NULL)) {
-        CHECK(fwrite(bytes, 1, size, file) == size);
-        fclose(file);
-    }
-    return name;
-}
-
-static const char *write_string(const char *name, const char *text) {
-    return write_file(name, text, strlen(text));
-}
-
-/* The whole file as a string; the caller frees it. */
-static char *read_string(const char *path) {
-    FILE *file = fopen(path, "rb");
-    size_t size = 1 << 20, used = 0;
-    char *text = calloc(1, size);
-    if (!text) abort();
-    if (file) used = fread(text, 1, size - 1, file);
-    text[used] = 0;
-    if (file) fclose(file);
-    return text;
-}
-
 /* ---- options -------------------------------------------------------------------------------- */
-
-enum { ARGUMENTS_MAX = 48 };
-
-/* Splits a command line at its spaces; argv ends with NULL. */
-static int split(char *line, char **argv) {
-    int argc = 0;
-    for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
-    argv[argc] = NULL;
-    return argc;
-}
 
 /* Parses "hybrid_train LINE" and fills in the defaults of the CPU. */
 static gt_status parse(hy_options *o, const char *line) {
@@ -464,90 +403,6 @@ static void test_gates(void) {
 
 /* ---- the program ---------------------------------------------------------------------------- */
 
-/* Starts `hybrid_train LINE` with its output in the file out.txt. */
-static pid_t start_program(const char *line) {
-    static char copy[4096];
-    char *argv[ARGUMENTS_MAX] = {program};
-    snprintf(copy, sizeof copy, "%s", line);
-    split(copy, argv + 1);
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        int file = open("out.txt", O_WRONLY | O_CREAT | O_TRUNC, 0600);
-        if (file < 0 || dup2(file, 1) < 0 || dup2(file, 2) < 0) _exit(126);
-        execv(program, argv);
-        _exit(127);
-    }
-    if (child < 0) abort();
-    return child;
-}
-
-/* Exit status, or 128 + the signal that ended it. */
-static int wait_for(pid_t child) {
-    int status;
-    if (waitpid(child, &status, 0) < 0) return -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-/* Runs it; *out gets what it printed, for the caller to free. */
-static int run_program(char **out, const char *format, ...) {
-    char line[4096];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(line, sizeof line, format, list);
-    va_end(list);
-    int status = wait_for(start_program(line));
-    *out = read_string("out.txt");
-    return status;
-}
-
-/* It exits with `status` and says both texts; else shows what it said. */
-static int says(int status, const char *line, const char *text1, const char *text2) {
-    char *out;
-    int got = run_program(&out, "%s", line);
-    int ok = got == status && strstr(out, text1) && strstr(out, text2);
-    if (!ok) printf("  hybrid_train %s\n  exits with %d and says:\n%s\n", line, got, out);
-    free(out);
-    return ok;
-}
-
-/* Sentences of Greek words in UTF-8: another alphabet, bytes over 127. */
-static void write_greek(void) {
-    static const char *const words[] = {"λόγος", "θάλασσα", "φως", "νύχτα",  "δέντρο", "και",
-                                        "πουλί", "ουρανός", "γη",  "ποτάμι", "ένα",    "βουνό"};
-    static char text[12000];
-    uint64_t seed = 7;
-    size_t used = 0;
-    while (used + 64 < sizeof text) {
-        const char *word = words[hy_random(&seed) % 12];
-        const char *after = hy_random(&seed) % 7 ? " " : hy_random(&seed) % 5 ? ".\n" : ".\n\n\n";
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", word, after);
-    }
-    write_file("greek.txt", text, used);
-    write_file("short_greek.txt", text, 3000);
-}
-
-#define TINY "--device cpu --model HY --hidden 32 --layers 2 --batch 4 --seq 32 "
-#define TINY_GREEK TINY "--data greek.txt "
-
-/* The number after the last line's "held-out loss "; NAN if the last line is not that. */
-static double final_loss(const char *out) {
-    size_t end = strlen(out);
-    double loss;
-    int used = 0;
-    if (!end || out[end - 1] != '\n') return NAN;
-    size_t start = end - 1;
-    while (start > 0 && out[start - 1] != '\n') start--;
-    if (sscanf(out + start, "held-out loss %lf%n", &loss, &used) != 1) return NAN;
-    return start + (size_t)used + 1 == end ? loss : NAN;
-}
-
-/* The held-out unigram entropy that the start table prints. */
-static double unigram(const char *out) {
-    const char *at = strstr(out, "of the held-out part ");
-    return at ? atof(at + strlen("of the held-out part ")) : NAN;
-}
-
 static void test_learns_fables(void) {
     char *out;
     int status = run_program(&out, TINY "--steps 150 --lr 0.01 --sample 80 --prompt The");
@@ -571,22 +426,6 @@ static void test_learns_another_text(void) {
                stateful ? "tracks" : "windows", final_loss(out), gain);
         free(out);
     }
-}
-
-/* The columns of a CSV log that do not depend on time, and how many rows it has. */
-static char *numbers_of(const char *path, int *rows) {
-    char *text = read_string(path), *kept = calloc(1, strlen(text) + 1), *save;
-    *rows = 0;
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        int commas = 0;
-        size_t length = 0;
-        while (line[length] && (commas += line[length] == ',') < 8) length++;
-        strncat(kept, line, length);
-        strcat(kept, "\n");
-        ++*rows;
-    }
-    free(text);
-    return kept;
 }
 
 /* Same seed, other thread count: the same numbers and the same sample; another seed: others. */
@@ -751,19 +590,6 @@ static void test_gates_strict(void) {
 static void test_not_finite(void) {
     CHECK(says(1, TINY_GREEK "--steps 200 --lr 10 --warmup 0 --clip 0 --weight-decay 10 --sample 0",
                "hybrid_train: step ", "not finite"));
-}
-
-/* Waits, at most a minute, until the file has so many lines. */
-static int wait_for_lines(const char *path, int lines) {
-    for (int i = 0; i < 3000; i++) {
-        int count = 0;
-        char *text = read_string(path);
-        for (const char *p = text; *p; p++) count += *p == '\n';
-        free(text);
-        if (count >= lines) return 1;
-        nanosleep(&(struct timespec){0, 20000000}, NULL);
-    }
-    return 0;
 }
 
 static void test_interrupt(void) {
@@ -958,21 +784,12 @@ int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : getenv("HYBRID_TRAIN");
     int on_device = argc > 2 && !strcmp(argv[2], "device"), absent = 0;
     is_short = argc > 2 && !strcmp(argv[2], "short");
-    snprintf(folder, sizeof folder, "/tmp/test_train.XXXXXX");
-    if (!path || !realpath(path, program) || access(program, X_OK) || !mkdtemp(folder) ||
-        chdir(folder)) {
-        fprintf(stderr, "usage: test_train PROGRAM [device | short], the built hybrid_train\n");
-        return 2;
-    }
-    write_greek();
+    int status = begin_tests(path);
+    if (status) return status;
     if (!on_device)
         test_all();
     else if (!(absent = device_is_absent()))
         test_all_on_device();
-    char command[128];
-    snprintf(command, sizeof command, "cd / && rm -rf %s", folder);
-    if (system(command)) printf("cannot remove %s\n", folder);
-    if (absent) return 77;
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0;
+    status = end_tests();
+    return absent ? 77 : status;
 }
