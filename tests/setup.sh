@@ -1,11 +1,25 @@
-# Sourced by tests/run.sh and examples/train.sh with $root set: makes sure that a compiler, ninja and
-# Meson 1.0 exist.  On Debian and Ubuntu missing packages are installed, as root or through sudo; where
+# Sourced by tests/run.sh, tests/packages.sh and examples/train.sh with $root set: makes sure that a compiler,
+# ninja and Meson 1.0 exist.  On Debian and Ubuntu missing packages are installed, as root or through sudo; where
 # that cannot be or the packaged Meson is too old, Meson and ninja come from pip, in $root/build-venv.
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
 meson_fits() {
     have meson && case $(meson --version) in 0.*) return 1 ;; esac
+}
+
+# apt_install PACKAGE...: on Debian and Ubuntu; its output is shown if it fails.
+apt_install() {
+    echo "installing: $*"
+    as_root=
+    [ "$(id -u)" -eq 0 ] || as_root=sudo
+    # dpkg needs the sbin folders, which a user's PATH may lack
+    $as_root env PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive \
+        sh -ec 'apt-get -q update; apt-get -q -y --no-install-recommends install "$@"' \
+        sh "$@" >"$root/build-setup.log" 2>&1 || {
+        cat "$root/build-setup.log"
+        return 1
+    }
 }
 
 PATH=$root/build-venv/bin:$PATH # where it does not exist, this changes nothing
@@ -18,13 +32,8 @@ have pkg-config || missing="$missing pkg-config"
 meson_fits || missing="$missing meson python3-venv"
 
 if [ -n "$missing" ] && have apt-get; then
-    echo "installing:$missing"
-    as_root=
-    [ "$(id -u)" -eq 0 ] || as_root=sudo
-    # dpkg needs the sbin folders, which a user's PATH may lack
-    $as_root env PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive \
-        sh -ec 'apt-get -q update; apt-get -q -y --no-install-recommends install "$@"' \
-        sh $missing >"$root/build-setup.log" 2>&1 || cat "$root/build-setup.log"
+    # shellcheck disable=SC2086 # a list
+    apt_install $missing || true # what is still missing is named below
 fi
 if ! have cc || ! have c++; then
     echo 'a C and a C++ compiler are needed: install gcc and g++' >&2

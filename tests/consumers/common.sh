@@ -29,6 +29,13 @@ check() {
     fi
 }
 
+# skip WHY: what this test needs is missing.  In CI, which installs it and sets GT_TEST_STRICT, that is a failure.
+skip() {
+    echo "skipped: $1"
+    [ -n "${GT_TEST_STRICT-}" ] && exit 1
+    exit 77
+}
+
 finish() {
     [ "$failures" -eq 0 ] || exit 1
 }

@@ -1,10 +1,7 @@
 # Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.
 . "$(dirname "$0")/common.sh"
 
-if ! have "$meson"; then
-    echo 'no meson on PATH and none in $MESON'
-    exit 77
-fi
+have "$meson" || skip 'no meson on PATH and none in $MESON'
 copy_source source
 
 cat >program.c <<'END'

@@ -1,0 +1,50 @@
+#!/bin/sh
+# packages.sh FOLDER: installs what some tests need beyond a compiler and Meson, for CI: cmake and OpenBLAS as packages
+# of Debian and Ubuntu, and Python packages in a virtual environment in FOLDER.  Tests run the Python that the
+# environment variable GT_TEST_PYTHON names, FOLDER/bin/python.  Ends with 0 if everything is there, with 77 if
+# something is missing and its registry does not answer, else with 1.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+folder=$1
+status=0
+. "$root/tests/setup.sh"
+
+# lacks WHAT COMMAND...: names what could not be installed; the command succeeds if the registry answers.
+lacks() {
+    echo "$1 could not be installed"
+    shift
+    if "$@" >/dev/null 2>&1; then
+        status=1
+    elif [ $status -eq 0 ]; then
+        echo 'since its registry does not answer'
+        status=77
+    fi
+}
+
+missing=
+have cmake || missing="$missing cmake"
+pkg-config --exists openblas || missing="$missing libopenblas-dev"
+if [ -n "$missing" ]; then
+    # shellcheck disable=SC2086 # a list
+    if ! have apt-get; then
+        echo "not Debian or Ubuntu: install$missing yourself"
+        status=1
+    elif ! apt_install $missing; then
+        # without that option apt-get update succeeds although nothing answered
+        lacks "$missing" ${as_root} apt-get -q -o APT::Update::Error-Mode=any update
+    fi
+fi
+
+imports='import matplotlib, numpy, safetensors.numpy'
+if ! "$folder/bin/python" -c "$imports" 2>/dev/null; then
+    python3 -m venv --clear "$folder" >/dev/null 2>&1 ||
+        { have apt-get && apt_install python3-venv && python3 -m venv --clear "$folder"; } || true
+    if [ ! -x "$folder/bin/pip" ]; then
+        echo 'python3 lacks its module venv, which makes virtual environments'
+        status=1
+    elif ! "$folder/bin/pip" -q install matplotlib numpy safetensors || ! "$folder/bin/python" -c "$imports"; then
+        # pip itself is on every registry of Python packages
+        lacks 'the Python packages' "$folder/bin/pip" -q download --no-deps --no-cache-dir -d "$folder/probe" pip
+    fi
+fi
+exit $status
