@@ -78,9 +78,8 @@ static const row rows[] = {
          "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
          "tensor by tensor; status 4 if they differ by more than rounding"},
     {"bench", STRING, AT(bench), "T,T,...", "",
-     .help =
-         "no training: time inference, and forward and backward, of --batch windows (8) of T "
-         "tokens; prints CSV"},
+     .help = "no training: time inference, and forward and backward, of --batch windows (8) of T "
+             "tokens; prints CSV"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,
@@ -89,7 +88,10 @@ static const row rows[] = {
      "held-out tokens behind the losses on the way, 0: all; the final loss always uses all"},
     {"log-every", WHOLE, AT(log_every), "N", "steps / 20", NULL, 1, BIG, 1, NULL,
      "steps between lines when the output is no terminal"},
-    {"csv", PATH, AT(csv), "FILE", "", .help = "one row per step; --log is the same"},
+    {"csv", PATH, AT(csv), "FILE", "",
+     .help =
+         "one row per step; a file of that name is kept as FILE.1, or with the first number that "
+         "is free; --log is the same"},
     {"sample", WHOLE, AT(sample), "N", "300", NULL, 0, 1000000, 1, NULL,
      "bytes of text to generate at the end"},
     {"sample-every", WHOLE, AT(sample_every), "N", "0", NULL, 0, BIG, 1, NULL,
@@ -368,6 +370,7 @@ gt_status hy_options_parse(hy_options *o, int argc, char *const *argv) {
     if (status == GT_OK && file) status = read_file(o, file);
     if (status == GT_OK && argc > 1) /* ... and again, to override it */
         status = read_arguments(o, argv + 1, &file);
+    o->config = file;
     return status;
 }
 

@@ -27,6 +27,7 @@ typedef struct hy_options {
     double temperature;
     int gates_strict;
     int help, list_models;
+    const char *config; /* the config file, as in argv; NULL = none */
     unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: the user set it */
 } hy_options;
 

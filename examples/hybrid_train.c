@@ -1,13 +1,15 @@
 /* hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text, on a GPU or on the CPU.
  *
  * From here: hybrid_config (options), hybrid_data (text and batches), hybrid_model (the model),
- * hybrid_ops (what it computes with), hybrid_gates (health checks), hybrid_check (GPU against CPU).
+ * hybrid_ops (what it computes with), hybrid_gates (health checks), hybrid_check (GPU against CPU),
+ * hybrid_log (streams and the log).
  * main is at the end. */
 #define _XOPEN_SOURCE 700 /* sigaction, clock_gettime, getrusage */
 #include "hybrid_check.h"
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
+#include "hybrid_log.h"
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -45,7 +47,7 @@ typedef struct trainer {
     hy_batch batch;
     hy_tracks tracks;
     uint64_t random; /* state of the generator that places windows */
-    FILE *csv;
+    hy_log log;
     int terminal;        /* the output is one */
     double start, shown; /* times of the first step and of the last progress line, in seconds */
 
@@ -74,6 +76,11 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* All that is printed is out. */
+static gt_status flush_report(void) {
+    return hy_flush(stdout, "standard output");
 }
 
 /* ---- numbers as text ------------------------------------------------------------------------ */
@@ -217,7 +224,7 @@ static gt_status generate(trainer *t) {
         puts("----------------------------------------------------------------");
         print_bytes(bytes, length + count);
         puts("\n----------------------------------------------------------------\n");
-        fflush(stdout);
+        status = flush_report();
     }
     free(bytes);
     return status;
@@ -275,15 +282,17 @@ static void print_start(const trainer *t) {
     printf("            unigram entropy %.4f nats, of the held-out part %.4f\n", x->entropy_train,
            x->entropy_held_out);
     printf("training    %s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
-           "seed %lld\n\n",
+           "seed %lld\n",
            grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
            (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
-    fflush(stdout);
+    if (t->log.file)
+        printf("log         %s%s%s\n", t->log.path, *t->log.note ? ": " : "", t->log.note);
+    puts("");
 }
 
 /* ---- progress ------------------------------------------------------------------------------- */
 
-static void print_progress(trainer *t) {
+static gt_status print_progress(trainer *t) {
     const recent *r = &t->recent;
     t->shown = now();
     double per_step = (now() - t->start) / (double)t->steps; /* evaluations included */
@@ -297,7 +306,7 @@ static void print_progress(trainer *t) {
            recent_speed(r), memory_mib(t),
            duration(per_step * (double)(t->options.steps - t->steps)).text,
            t->terminal ? "\033[K\033[?7h" : "\n");
-    fflush(stdout);
+    return flush_report();
 }
 
 /* Ends the line that is refreshed in place. */
@@ -305,25 +314,19 @@ static void end_progress(const trainer *t) {
     if (t->terminal) puts("");
 }
 
-static gt_status open_csv(trainer *t) {
-    if (!*t->options.csv) return GT_OK;
-    t->csv = fopen(t->options.csv, "w");
-    if (!t->csv) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", t->options.csv, strerror(errno));
-    fputs("step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"
-          "seconds\n",
-          t->csv);
-    return GT_OK;
-}
-
 /* held_out: NAN if there was no evaluation after this step. */
-static void write_csv(trainer *t, const hy_result *result, double held_out, double lr) {
-    if (!t->csv) return;
-    fprintf(t->csv, "%lld,%lld,%.9g,", (long long)t->steps, (long long)t->tokens, result->loss);
-    if (!isnan(held_out)) fprintf(t->csv, "%.9g", held_out);
-    fprintf(t->csv, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f\n", result->norm[HY_GROUPS],
-            result->norm[HY_RWKV], result->norm[HY_MAMBA], lr, recent_speed(&t->recent),
-            memory_mib(t), now() - t->start);
-    fflush(t->csv);
+static gt_status write_log(trainer *t, const hy_result *result, double held_out, double lr) {
+    return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
+                                               .tokens = t->tokens,
+                                               .loss = result->loss,
+                                               .held_out = held_out,
+                                               .grad_norm = result->norm[HY_GROUPS],
+                                               .rwkv_norm = result->norm[HY_RWKV],
+                                               .mamba_norm = result->norm[HY_MAMBA],
+                                               .lr = lr,
+                                               .tokens_per_s = recent_speed(&t->recent),
+                                               .memory_mib = memory_mib(t),
+                                               .seconds = now() - t->start});
 }
 
 /* ---- training ------------------------------------------------------------------------------- */
@@ -441,11 +444,11 @@ static gt_status gates_before(trainer *t) {
     return GT_OK;
 }
 
-static void print_gates(const trainer *t, const char *when, int first) {
+static gt_status print_gates(const trainer *t, const char *when, int first) {
     printf("gates %s: verdict, gate, value, bounds\n", when);
     hy_gates_print(stdout, t->gates + first, t->gate_count - first);
     puts("");
-    fflush(stdout);
+    return flush_report();
 }
 
 /* G3 and G4 judge the recent steps. */
@@ -485,9 +488,10 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
         t->held_out = held_out;
         t->aside += now() - start;
     }
-    write_csv(t, result, held_out, lr);
-    if (t->terminal ? last || now() - t->shown > 0.1 : last || due(t->steps, o->log_every))
-        print_progress(t);
+    gt_status written = write_log(t, result, held_out, lr);
+    if (status == GT_OK) status = written;
+    int show = t->terminal ? now() - t->shown > 0.1 : due(t->steps, o->log_every);
+    if (status == GT_OK && (last || show)) status = print_progress(t);
     if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
         end_progress(t);
         start = now();
@@ -511,8 +515,9 @@ static gt_status train(trainer *t) {
         if (t->recent.steps == 1 &&
             !t->gates_at_start) { /* the first that fp16 did not leave out */
             add_gate(t, balance_gate(t));
-            print_gates(t, "before training, on the first batch", 0);
+            status = print_gates(t, "before training, on the first batch", 0);
             t->gates_at_start = t->gate_count;
+            if (status != GT_OK) break;
         }
         last =
             t->steps == o->steps || interrupted || (o->gates_strict && count_gates(t, HY_FAIL) > 0);
@@ -566,13 +571,23 @@ static void find_fables(char *path, const char *program) {
     }
 }
 
+/* Nothing that is read may be written. */
+static gt_status check_files(const trainer *t) {
+    const hy_options *o = &t->options;
+    gt_status status = hy_keep_apart("csv", o->csv, "the text of --data", t->data);
+    if (status == GT_OK && o->config)
+        status = hy_keep_apart("csv", o->csv, "the config file", o->config);
+    return status;
+}
+
 static gt_status load_text(trainer *t, const char *program) {
     int32_t token[HY_TEXT_MAX];
     if (*t->options.data)
         memcpy(t->data, t->options.data, sizeof t->data);
     else
         find_fables(t->data, program);
-    gt_status status = hy_text_load(&t->text, t->data, t->options.separator);
+    gt_status status = check_files(t);
+    if (status == GT_OK) status = hy_text_load(&t->text, t->data, t->options.separator);
     if (status != GT_OK || t->options.list_models) return status;
     status = hy_text_fits(&t->text, t->options.seq);
     if (status == GT_OK && hy_text_encode(&t->text, t->options.prompt, token) != GT_OK)
@@ -690,8 +705,7 @@ static gt_status bench_row(trainer *t, const struct bench_pass *pass) {
            t->backend->name, dtypes[t->backend->dtype], pass->name, (long long)o->batch,
            (long long)o->seq, (long long)t->plan.parameters, tokens / seconds,
            tokens / seconds / (double)t->plan.parameters, seconds * 1e3, mib, mib * 1024 / tokens);
-    fflush(stdout);
-    return GT_OK;
+    return flush_report();
 }
 
 static gt_status bench_length(trainer *t) {
@@ -743,7 +757,7 @@ static gt_status set_up(trainer *t, const char *program) {
     status = create_model(t);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status == GT_OK && o->stateful) status = hy_tracks_create(&t->tracks, &t->text, o->batch);
-    if (status == GT_OK) status = open_csv(t);
+    if (status == GT_OK) status = hy_log_open(&t->log, o->csv, -1);
     t->loss_scale = 1;
     if (t->backend->dtype == GT_F16)
         t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
@@ -781,22 +795,25 @@ static gt_status run(trainer *t) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_interrupt;
-    action.sa_flags = (int)SA_RESETHAND;
+    action.sa_flags = (int)SA_RESETHAND | SA_RESTART; /* a write goes on, and does not fail */
     sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a reader of the report that has gone is an error as any other */
     print_start(t);
-    gt_status status = train(t);
+    gt_status status = flush_report();
+    if (status == GT_OK) status = train(t);
     if (status != GT_OK) return status;
     if (interrupted) puts("interrupted");
     puts("");
     if ((status = gates_after(t)) != GT_OK) return status;
-    print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
-    if (t->options.sample && (status = generate(t)) != GT_OK) return status;
+    status =
+        print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
+    if (status == GT_OK && t->options.sample) status = generate(t);
+    if (status != GT_OK) return status;
     print_final(t);
     return GT_OK;
 }
 
 static void clean_up(trainer *t) {
-    if (t->csv) fclose(t->csv);
     hy_model_destroy(t->model);
     if (t->backend) t->backend->close(t->backend);
     hy_batch_free(&t->batch);
@@ -804,10 +821,23 @@ static void clean_up(trainer *t) {
     hy_text_free(&t->text);
 }
 
+/* Prints the last error, once: a stream that cannot be written says so again as it is closed. */
 static int fail(int status) {
-    fflush(stdout);
-    fprintf(stderr, "hybrid_train: %s\n", hy_last_error());
+    static char told[640];
+    char message[sizeof told];
+    snprintf(message, sizeof message, "%s", hy_last_error());
+    flush_report(); /* finish looks whether that worked */
+    if (strcmp(told, message)) fprintf(stderr, "hybrid_train: %s\n", message);
+    memcpy(told, message, sizeof told);
     return status;
+}
+
+/* Closes the log and the report; the exit status, which is 1 if a part of them is lost. */
+static int finish(trainer *t, int status) {
+    int bad = status == EXIT_BAD_OPTION;
+    if (hy_log_close(&t->log) != GT_OK) status = fail(EXIT_FAILURE);
+    if (hy_close(stdout, "standard output") != GT_OK) status = fail(EXIT_FAILURE);
+    return bad ? EXIT_BAD_OPTION : status;
 }
 
 /* Idle OpenMP threads spin by default, which slows the program down many times over when it has to
@@ -843,16 +873,18 @@ int main(int argc, char **argv) {
     static trainer t;
     int status;
     stop_spinning(argv);
-    if (hy_options_parse(&t.options, argc, argv) != GT_OK) return fail(EXIT_BAD_OPTION);
+    if (hy_streams_open() != GT_OK) return fail(EXIT_FAILURE);
+    if (hy_options_parse(&t.options, argc, argv) != GT_OK) return finish(&t, fail(EXIT_BAD_OPTION));
     if (t.options.help) {
         hy_options_help(stdout);
-        return 0;
+        return finish(&t, 0);
     }
     gt_status error = set_up(&t, argv[0]);
     if (error != GT_OK)
         status = fail(error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);
     else
         status = act(&t);
+    status = finish(&t, status);
     clean_up(&t);
     return status;
 }

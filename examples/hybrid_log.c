@@ -1,0 +1,226 @@
+#define _XOPEN_SOURCE 700 /* realpath, getline */
+#include "hybrid_log.h"
+#include "hybrid_ops.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- streams -------------------------------------------------------------------------------- */
+
+gt_status hy_streams_open(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0) continue;
+        /* open() takes the lowest descriptor, which is fd.  It is opened the wrong way round, so
+         * that using it is an error. */
+        if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            return hy_fail(HY_ERROR_WRITE, "/dev/null: %s", strerror(errno));
+    }
+    return GT_OK;
+}
+
+/* The first errors of streams: a stream that failed says so again, but not why. */
+static struct {
+    const FILE *file;
+    int number; /* errno */
+} lost[4];
+
+/* The message of a stream that failed, now with that errno, or earlier with 0. */
+static gt_status write_error(const FILE *file, const char *name, int number) {
+    size_t slot = 0, last = sizeof lost / sizeof lost[0] - 1;
+    while (slot < last && lost[slot].file && lost[slot].file != file) slot++;
+    if (lost[slot].file != file) lost[slot].file = file, lost[slot].number = number;
+    return hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name,
+                   lost[slot].number ? strerror(lost[slot].number) : "a part of it is missing");
+}
+
+gt_status hy_flush(FILE *file, const char *name) {
+    errno = 0;
+    int failed = fflush(file), number = failed ? errno : 0;
+    return failed || ferror(file) ? write_error(file, name, number) : GT_OK;
+}
+
+gt_status hy_close(FILE *file, const char *name) {
+    gt_status status = hy_flush(file, name);
+    errno = 0;
+    if (fclose(file) && status == GT_OK)
+        status = hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name, strerror(errno));
+    for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++)
+        if (lost[i].file == file) lost[i].file = NULL; /* the next one may lie there, too */
+    return status;
+}
+
+/* ---- files that must stay ------------------------------------------------------------------- */
+
+/* The path without links; if there is no such file, that of its folder with its name.  NULL if the
+ * folder is not there either.  The caller frees it. */
+static char *resolve(const char *path) {
+    char *whole = realpath(path, NULL);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (whole) return whole;
+    char folder[HY_TEXT_MAX] = ".";
+    if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path) + 1, path);
+    char *parent = realpath(folder, NULL);
+    if (!parent) return NULL;
+    size_t size = strlen(parent) + strlen(name) + 2;
+    whole = malloc(size);
+    if (whole) snprintf(whole, size, "%s/%s", parent, name);
+    free(parent);
+    return whole;
+}
+
+int hy_same_file(const char *a, const char *b) {
+    struct stat one, two;
+    int found = !stat(a, &one) + !stat(b, &two);
+    if (found == 2) return one.st_dev == two.st_dev && one.st_ino == two.st_ino;
+    if (found == 1) return 0;
+    char *first = resolve(a), *second = resolve(b);
+    int same = first && second && !strcmp(first, second);
+    free(first);
+    free(second);
+    return same;
+}
+
+gt_status hy_keep_apart(const char *option, const char *path, const char *what, const char *other) {
+    if (!*path || !*other || !hy_same_file(path, other)) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s: %s would overwrite %s; give another name", option, path,
+                   what);
+}
+
+/* ---- the log -------------------------------------------------------------------------------- */
+
+static const char header[] = "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
+                             "tokens_per_s,memory_mib,seconds\n";
+
+/* Gives the file the first name of PATH.1, PATH.2, ... that is free. */
+static gt_status keep_aside(const char *path, char *kept, size_t size) {
+    struct stat found;
+    for (int n = 1;; n++) {
+        snprintf(kept, size, "%s.%d", path, n);
+        if (!link(path, kept)) { /* unlike rename, never replaces a file */
+            if (!unlink(path)) return GT_OK;
+            break;
+        }
+        if (errno == EEXIST || !lstat(kept, &found)) continue;
+        if (errno == ENOENT && !rename(path, kept)) return GT_OK; /* a file system without links */
+        break;
+    }
+    return hy_fail(GT_ERROR_VALUE, "csv %s: cannot keep the file that is there as %s: %s", path,
+                   kept, strerror(errno));
+}
+
+/* What the rows of a log say. */
+typedef struct old_log {
+    int is_log;
+    int64_t last_step; /* of the rows that stay, 0 if there are none */
+    int64_t dropped;   /* rows */
+    long long size;    /* of what stays, in bytes */
+} old_log;
+
+/* Reads the log up to its first row after the step. */
+static gt_status read_log(const char *path, int64_t resume_step, old_log *old) {
+    FILE *file = fopen(path, "r");
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    *old = (old_log){.is_log = 0};
+    if (!file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
+    while ((length = getline(&line, &room, file)) > 0) {
+        char *end;
+        long long step = strtoll(line, &end, 10);
+        int is_row = end != line && *end == ',', is_whole = line[length - 1] == '\n';
+        if (!old->size && !(old->is_log = !strcmp(line, header))) break;
+        if (old->dropped || !is_whole || (is_row && step > resume_step)) {
+            old->dropped++;
+            continue;
+        }
+        if (is_row) old->last_step = step;
+        old->size += length;
+    }
+    int failed = ferror(file);
+    free(line);
+    fclose(file);
+    return failed ? hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(EIO)) : GT_OK;
+}
+
+/* Cuts an old log after the step, or keeps it aside; *mode is how to open the file. */
+static gt_status prepare(hy_log *log, const char *target, int64_t resume_step, const char **mode) {
+    char kept[HY_PATH_MAX + 16];
+    old_log old = {.is_log = 0};
+    gt_status status = resume_step < 0 ? GT_OK : read_log(target, resume_step, &old);
+    if (status != GT_OK) return status;
+    if (!old.is_log) {
+        status = keep_aside(target, kept, sizeof kept);
+        snprintf(log->note, sizeof log->note, "the file that was there is kept as %s", kept);
+        return status;
+    }
+    if (truncate(target, (off_t)old.size))
+        return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
+    *mode = "a";
+    int used = snprintf(log->note, sizeof log->note, "continued after step %lld",
+                        (long long)old.last_step);
+    if (old.dropped)
+        snprintf(log->note + used, sizeof log->note - (size_t)used, ", %lld later row%s dropped",
+                 (long long)old.dropped, old.dropped > 1 ? "s" : "");
+    return GT_OK;
+}
+
+/* Standard output or error goes to that very file: each would overwrite the other. */
+static int is_standard(const struct stat *file) {
+    struct stat standard;
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++)
+        if (!fstat(fd, &standard) && standard.st_dev == file->st_dev &&
+            standard.st_ino == file->st_ino)
+            return 1;
+    return 0;
+}
+
+/* Where the path leads to if it is a link; else the path as it is. */
+static void follow_link(const char *path, char *target) {
+    struct stat found;
+    char *whole = !lstat(path, &found) && S_ISLNK(found.st_mode) ? realpath(path, NULL) : NULL;
+    snprintf(target, HY_PATH_MAX, "%s", whole ? whole : path);
+    free(whole);
+}
+
+gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
+    struct stat found;
+    const char *mode = "w";
+    gt_status status = GT_OK;
+    *log = (hy_log){.file = NULL};
+    if (!*path) return GT_OK;
+    char target[HY_PATH_MAX];
+    snprintf(log->path, sizeof log->path, "%s", path);
+    follow_link(path, target);
+    if (!stat(path, &found) && S_ISREG(found.st_mode)) {
+        if (is_standard(&found))
+            return hy_fail(GT_ERROR_VALUE, "csv: %s is where the report goes; give another name",
+                           path);
+        if (found.st_size) status = prepare(log, target, resume_step, &mode);
+    }
+    if (status != GT_OK) return status;
+    log->file = fopen(target, mode);
+    if (!log->file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
+    if (*mode == 'w') fputs(header, log->file);
+    return hy_flush(log->file, log->path);
+}
+
+gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
+    if (!log->file) return GT_OK;
+    fprintf(log->file, "%lld,%lld,%.9g,", (long long)r->step, (long long)r->tokens, r->loss);
+    if (!isnan(r->held_out)) fprintf(log->file, "%.9g", r->held_out);
+    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f\n", r->grad_norm, r->rwkv_norm,
+            r->mamba_norm, r->lr, r->tokens_per_s, r->memory_mib, r->seconds);
+    return hy_flush(log->file, log->path);
+}
+
+gt_status hy_log_close(hy_log *log) {
+    FILE *file = log->file;
+    log->file = NULL;
+    return file ? hy_close(file, log->path) : GT_OK;
+}

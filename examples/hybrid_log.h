@@ -1,0 +1,59 @@
+/* What hybrid_train writes: streams whose every failure is seen, and the log, a CSV file with a row
+ * per step. */
+#ifndef HYBRID_LOG_H
+#define HYBRID_LOG_H
+
+#include "hybrid_config.h"
+#include <stdio.h>
+
+/* A file or a stream could not be written: no gt_status, as no operator writes one. */
+#define HY_ERROR_WRITE ((gt_status)500)
+
+/* Call it first.  A standard stream that is closed gets a descriptor that cannot be used: else the
+ * next file that is opened would take its place, and what is printed would land there.  A file that
+ * reaches its largest size (ulimit -f) becomes an error as any other. */
+gt_status hy_streams_open(void);
+
+/* Writes out what the stream holds back.  Fails if that or an earlier write to it failed.  `name`
+ * is for the message, here and below. */
+gt_status hy_flush(FILE *file, const char *name);
+/* The same, and closes it in any case. */
+gt_status hy_close(FILE *file, const char *name);
+
+/* 1 if both paths lead to one file, be it through links, or would if they were created. */
+int hy_same_file(const char *a, const char *b);
+/* Fails if writing `path`, which `option` names, would overwrite `other`, which `what` describes.
+ * An empty path is none. */
+gt_status hy_keep_apart(const char *option, const char *path, const char *what, const char *other);
+
+/* Room for a path without links. */
+#define HY_PATH_MAX 4096
+
+/* ---- the log -------------------------------------------------------------------------------- */
+
+typedef struct hy_log {
+    FILE *file;                   /* NULL: there is none */
+    char path[HY_TEXT_MAX];       /* as it was given */
+    char note[HY_PATH_MAX + 128]; /* what became of the file that stood there, for the report */
+} hy_log;
+
+typedef struct hy_log_row {
+    int64_t step, tokens;
+    double loss, held_out; /* held_out: NAN if it was not measured after this step */
+    double grad_norm, rwkv_norm, mamba_norm, lr, tokens_per_s, memory_mib, seconds;
+} hy_log_row;
+
+/* Opens the log; an empty path gives one that takes rows and keeps none.
+ *
+ * resume_step < 0: a new log.  A regular file of that name is kept as PATH.1, or under the first
+ * number that is free; of a link, what it leads to.  Else the log is continued: rows after that
+ * step are dropped, and a last row that was not written to its end.  A file that is no log is kept
+ * aside as above.
+ *
+ * What is no regular file, such as a pipe, is written from where it stands. */
+gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step);
+/* The row is in the file when it returns. */
+gt_status hy_log_write(hy_log *log, const hy_log_row *row);
+gt_status hy_log_close(hy_log *log);
+
+#endif

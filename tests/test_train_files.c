@@ -1,0 +1,220 @@
+/* Tests of what hybrid_train writes: no write that fails goes unseen, and no file that somebody
+ * needs is overwritten.
+ *
+ *     test_train_files PROGRAM      PROGRAM is the built hybrid_train */
+#define _XOPEN_SOURCE 700
+#include "hybrid_log.h"
+#include "trainer.h"
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SHORT TINY_GREEK "--steps 4 --sample 0 "
+
+/* Exit status of a shell command, in which $T is the program; its standard error is err.txt. */
+static int shell(const char *command) {
+    char line[2048];
+    fflush(stdout);
+    snprintf(line, sizeof line, "exec 2>err.txt; %s", command);
+    setenv("T", program, 1);
+    int status = system(line);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* The command ends with `status`, and standard error has both texts once. */
+static int fails(int status, const char *command, const char *text1, const char *text2) {
+    int got = shell(command);
+    char *out = read_string("err.txt"), *at = strstr(out, text1);
+    int ok = got == status && at && strstr(out, text2) && !strstr(at + 1, text1);
+    if (!ok) printf("  %s\n  exits with %d and says:\n%s\n", command, got, out);
+    free(out);
+    return ok;
+}
+
+static int has(const char *path, const char *text) {
+    char *all = read_string(path);
+    int found = strstr(all, text) != NULL;
+    free(all);
+    return found;
+}
+
+static int is(const char *path, const char *text) {
+    char *all = read_string(path);
+    int same = !strcmp(all, text);
+    free(all);
+    return same;
+}
+
+static int exists(const char *path) {
+    return !access(path, F_OK);
+}
+
+/* ---- writes that fail ----------------------------------------------------------------------- */
+
+static void test_full_output(void) {
+    const char *what = "hybrid_train: cannot write standard output: ", *full = "No space left";
+    if (!exists("/dev/full")) return;
+    CHECK(fails(1, "$T " SHORT ">/dev/full", what, full));
+    CHECK(fails(1, "$T --help >/dev/full", what, full));
+    CHECK(fails(1, "$T --list-models >/dev/full", what, full));
+    CHECK(fails(1, "$T " TINY_GREEK "--bench 8 >/dev/full", what, full));
+    /* what else ends the program is still said, and its status is kept if the options are wrong */
+    CHECK(fails(2, "$T --steps 0 >/dev/full", "steps: '0'", "nearest"));
+    CHECK(fails(1, "$T " SHORT ">&-", what, "Bad file descriptor"));
+    CHECK(fails(1, "$T " SHORT "--csv run.csv <&- >&- 2>>err.txt", what, "Bad file descriptor"));
+    /* a reader that goes away */
+    CHECK(fails(0, "{ $T " SHORT "--steps 100000; echo $? >status.txt; } | head -1 >head.txt", what,
+                "Broken pipe"));
+    CHECK(is("status.txt", "1\n"));
+}
+
+static void test_full_log(void) {
+    const char *what = "hybrid_train: cannot write ";
+    if (exists("/dev/full"))
+        CHECK(fails(1, "$T " SHORT "--csv /dev/full >out.txt", what, "/dev/full: No space left"));
+    /* a disk that is full after some rows: the run ends, those rows stay */
+    remove("run.csv");
+    CHECK(fails(1,
+                "(ulimit -f 1; exec $T " SHORT "--steps 1000 --csv run.csv) | cat >out.txt; exit 1",
+                what, "run.csv: File too large"));
+    CHECK(has("run.csv", "\n4,512,") && !has("out.txt", "held-out loss "));
+    CHECK(fails(1, "ulimit -f 1; $T " SHORT "--steps 1000 --log-every 1 >long.txt",
+                "hybrid_train: cannot write standard output: ", "File too large"));
+}
+
+/* The log must not take the descriptor of a stream that is closed. */
+static void test_closed_streams(void) {
+    char *header, *end;
+    remove("run.csv");
+    CHECK(shell("$T " SHORT "--csv run.csv <&- >&- 2>&-") == 1);
+    header = read_string("run.csv");
+    CHECK((end = strchr(header, '\n')) && !strncmp(header, "step,tokens,", 12));
+    CHECK(!strstr(header, "model") && !strstr(header, "hybrid_train"));
+    free(header);
+    CHECK(shell("$T " SHORT "--csv run.csv <&- >out.txt 2>&-") == 0);
+    CHECK(has("out.txt", "held-out loss ") && !has("run.csv", "held-out loss "));
+}
+
+/* ---- files that must stay ------------------------------------------------------------------- */
+
+static void test_inputs_stay(void) {
+    const char *text = "ab ba abba, ab ba abba; ab ba abba, abba ba\n";
+    const char *yaml = "steps: 2\nsample: 0\n";
+    char absolute[256], line[512];
+    write_string("text.txt", text);
+    write_string("run.yaml", yaml);
+    CHECK(!symlink("text.txt", "link.txt") && !link("text.txt", "hard.txt"));
+    CHECK(!symlink("run.yaml", "link.yaml"));
+    snprintf(absolute, sizeof absolute, "%s/./text.txt", folder);
+    const char *names[] = {"text.txt", "link.txt", "hard.txt", "./text.txt", absolute};
+    for (int i = 0; i < 5; i++) {
+        for (int k = 0; k < 3; k++) {
+            snprintf(line, sizeof line, TINY "--seq 4 --data %s --csv %s", names[k], names[i]);
+            CHECK(says(2, line, "hybrid_train: csv: ", "would overwrite the text of --data"));
+        }
+    }
+    CHECK(says(2, TINY_GREEK "run.yaml --csv run.yaml", "csv: run.yaml", "the config file"));
+    CHECK(says(2, TINY_GREEK "run.yaml --csv link.yaml", "csv: link.yaml", "the config file"));
+    CHECK(says(2, TINY_GREEK "link.yaml --csv ./run.yaml", "csv: ./run.yaml", "the config file"));
+    CHECK(fails(2, "$T " TINY "--seq 4 --data /dev/stdin --csv text.txt <text.txt", "csv: text.txt",
+                "the text of --data"));
+    CHECK(
+        fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "where the report goes"));
+    CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout",
+                "where the report goes"));
+    CHECK(is("text.txt", text) && is("run.yaml", yaml) && !exists("text.txt.1"));
+}
+
+/* An older log is kept under the first free number; a run that does not start leaves it. */
+static void test_older_log(void) {
+    remove("mine.csv");
+    write_string("mine.csv", "first\n");
+    CHECK(says(2, SHORT "--csv mine.csv --seq 1000000", "too short", ""));
+    CHECK(is("mine.csv", "first\n"));
+    CHECK(says(0, SHORT "--csv mine.csv", "log         mine.csv: ", "is kept as mine.csv.1\n"));
+    CHECK(is("mine.csv.1", "first\n") && has("mine.csv", "\n4,512,"));
+    write_string("mine.csv", "second\n");
+    write_string("mine.csv.3", "another\n");
+    CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.2\n", ""));
+    CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.4\n", ""));
+    CHECK(is("mine.csv.1", "first\n") && is("mine.csv.2", "second\n") &&
+          is("mine.csv.3", "another\n"));
+    CHECK(has("mine.csv.4", "\n4,512,"));
+    /* an empty file has nothing to keep; through a link what it leads to is kept */
+    write_string("empty.csv", "");
+    CHECK(says(0, SHORT "--csv empty.csv", "log         empty.csv\n", ""));
+    CHECK(!exists("empty.csv.1"));
+    write_string("target.csv", "third\n");
+    CHECK(!symlink("target.csv", "link.csv"));
+    CHECK(says(0, SHORT "--csv link.csv", "target.csv.1\n", ""));
+    CHECK(is("target.csv.1", "third\n") && has("target.csv", "\n4,512,") && !exists("link.csv.1"));
+    CHECK(says(0, SHORT "--csv /dev/null", "log         /dev/null\n", ""));
+}
+
+/* ---- a log that is continued ---------------------------------------------------------------- */
+
+#define HEADER                                                                                     \
+    "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"         \
+    "seconds\n"
+#define ROW(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500\n"
+
+/* Opens old.csv with that content, to go on after a step, and adds row 7. */
+static int continues(const char *content, int64_t step, const char *expected, const char *note) {
+    hy_log log;
+    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 0.001, 1000, 10, 0.5};
+    write_string("old.csv", content);
+    int ok = hy_log_open(&log, "old.csv", step) == GT_OK && strstr(log.note, note);
+    ok &= hy_log_write(&log, &row) == GT_OK && hy_log_close(&log) == GT_OK;
+    ok &= is("old.csv", expected);
+    if (!ok) printf("  %s (%s)\n", log.note, hy_last_error());
+    return ok;
+}
+
+static void test_continued_log(void) {
+    hy_log log;
+    CHECK(continues(HEADER ROW(5) ROW(6), 6, HEADER ROW(5) ROW(6) ROW(7), "after step 6"));
+    CHECK(
+        continues(HEADER ROW(6) ROW(7) ROW(8), 6, HEADER ROW(6) ROW(7), "6, 2 later rows dropped"));
+    CHECK(continues(HEADER ROW(6) "7,64,2.", 6, HEADER ROW(6) ROW(7), "6, 1 later row dropped"));
+    CHECK(continues(HEADER ROW(5) "6,64,2.", 6, HEADER ROW(5) ROW(7), "5, 1 later row dropped"));
+    CHECK(continues(HEADER ROW(7), 0, HEADER ROW(7), "after step 0, 1 later"));
+    CHECK(continues(HEADER "# a note\n" ROW(6) ROW(9), 6, HEADER "# a note\n" ROW(6) ROW(7),
+                    "step 6"));
+    CHECK(continues("", 6, HEADER ROW(7), ""));
+    CHECK(!exists("old.csv.1"));
+    /* what is no log is kept aside */
+    CHECK(continues("6,my own numbers\n", 6, HEADER ROW(7), "kept as old.csv.1"));
+    CHECK(is("old.csv.1", "6,my own numbers\n"));
+    remove("none.csv");
+    CHECK(hy_log_open(&log, "none.csv", 6) == GT_OK && hy_log_close(&log) == GT_OK);
+    CHECK(is("none.csv", HEADER));
+    CHECK(hy_log_open(&log, folder, 6) == GT_ERROR_VALUE && !log.file);
+    CHECK(hy_log_open(&log, "", 6) == GT_OK && !log.file);
+    CHECK(hy_log_write(&log, &(hy_log_row){.step = 1}) == GT_OK && hy_log_close(&log) == GT_OK);
+}
+
+static void test_same_file(void) {
+    write_string("a.txt", "a");
+    write_string("b.txt", "a");
+    CHECK(!mkdir("sub", 0700) && !symlink("sub", "way"));
+    CHECK(hy_same_file("a.txt", "./a.txt") && !hy_same_file("a.txt", "b.txt"));
+    CHECK(hy_same_file("new.txt", "sub/../new.txt") && !hy_same_file("new.txt", "newer.txt"));
+    CHECK(hy_same_file("sub/new.txt", "way/new.txt") && !hy_same_file("new.txt", "sub/new.txt"));
+    CHECK(!hy_same_file("a.txt", "new.txt") && !hy_same_file("no/new.txt", "no/new2.txt"));
+    CHECK(hy_keep_apart("csv", "", "the text", "a.txt") == GT_OK);
+    CHECK(hy_keep_apart("csv", "a.txt", "the text", "") == GT_OK);
+    CHECK(hy_keep_apart("csv", "a.txt", "the text", "a.txt") == GT_ERROR_VALUE);
+}
+
+int main(int argc, char **argv) {
+    int status = begin_tests(argc > 1 ? argv[1] : getenv("HYBRID_TRAIN"));
+    if (status) return status;
+    run_case("writes: full output", test_full_output);
+    run_case("writes: full log", test_full_log);
+    run_case("writes: closed streams", test_closed_streams);
+    run_case("files: inputs stay", test_inputs_stay);
+    run_case("files: older log", test_older_log);
+    run_case("files: continued log", test_continued_log);
+    run_case("files: the same", test_same_file);
+    return end_tests();
+}
