@@ -3,12 +3,18 @@
  * time.  See --help.
  *
  * With BENCH_PTX it is gt_bench_ptx, linked with a wkv6 that has no machine code, only PTX. */
+#define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #ifdef BENCH_PTX
 static const char gpu_impl[] = "gt_ptx", only_op[] = "wkv6";
@@ -186,6 +192,48 @@ static const struct {
 } operations[] = {
     {"wkv6", "BTHNV", 4, 12}, {"ssd", "BTHPN", 4, 12}, {"rmsnorm_linear", "MDO", 2, 4}};
 
+/* ---- files ----------------------------------------------------------------------------------- */
+
+/* A standard stream that is closed gets a descriptor that cannot be used, so that what is printed
+ * does not land in the next file that is opened.  A file at its largest size (ulimit -f) becomes an
+ * error as any other. */
+static void open_streams(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            exit(1);
+}
+
+/* Ends the program if a part of what was written is lost. */
+static void check_written(FILE *f, const char *name) {
+    errno = 0;
+    if (!fflush(f) && !ferror(f)) return;
+    fprintf(stderr, "cannot write %s: %s\n", name,
+            errno ? strerror(errno) : "a part of it is missing");
+    exit(1);
+}
+
+static void close_file(FILE *f, const char *name) {
+    check_written(f, name);
+    errno = 0;
+    if (!fclose(f)) return;
+    fprintf(stderr, "cannot write %s: %s\n", name, strerror(errno));
+    exit(1);
+}
+
+static int is_same_file(const char *a, const char *b) {
+    struct stat one, two;
+    return !stat(a, &one) && !stat(b, &two) && one.st_dev == two.st_dev && one.st_ino == two.st_ino;
+}
+
+static FILE *open_file(const char *name, const char *mode) {
+    FILE *f = fopen(name, mode);
+    if (f) return f;
+    perror(name);
+    exit(2);
+}
+
 /* ---- options --------------------------------------------------------------------------------- */
 
 static const char help_text[] =
@@ -223,6 +271,7 @@ static options parse_options(int argc, char **argv) {
         int has_value = i + 1 < argc;
         if (!strcmp(argv[i], "--help")) {
             fputs(help_text, stdout);
+            close_file(stdout, "standard output");
             exit(0);
         } else if (!strcmp(argv[i], "--quick")) {
             o.quick = 1;
@@ -240,13 +289,6 @@ static options parse_options(int argc, char **argv) {
         }
     }
     return o;
-}
-
-static FILE *open_file(const char *name, const char *mode) {
-    FILE *f = fopen(name, mode);
-    if (f) return f;
-    perror(name);
-    exit(2);
 }
 
 /* ---- other times ----------------------------------------------------------------------------- */
@@ -502,6 +544,12 @@ static void print_reason(report *r, const bench_call *c, const char *reason) {
                 c->machine->impl, dtype_names[bench_dtype(c)], c->shape, reason);
 }
 
+/* What was printed so far has arrived. */
+static void check_report(const report *r) {
+    check_written(stdout, "standard output");
+    if (r->csv) check_written(r->csv, r->o.csv);
+}
+
 /* ---- all rows -------------------------------------------------------------------------------- */
 
 static int is_wanted(const report *r, const bench_call *c) {
@@ -536,7 +584,7 @@ static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pas
     } else if (!fits(&c, &need, reason, sizeof reason)) {
         print_reason(r, &c, reason);
     } else {
-        fflush(stdout);
+        check_report(r);
         measurement m = measure(&c, r->o.quick);
         if (is_unsupported(m.status))
             print_reason(r, &c, gt_status_string(m.status));
@@ -544,7 +592,7 @@ static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pas
             print_result(r, &c, &m);
         r->failed += !m.is_right;
     }
-    fflush(stdout);
+    check_report(r);
 }
 
 static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
@@ -587,6 +635,7 @@ static void run_rows(report *r, const bench_machine *machine, const char *name,
 }
 
 int main(int argc, char **argv) {
+    open_streams();
     report r = {.o = parse_options(argc, argv)};
     const char *reason = "";
     if (r.o.list) {
@@ -594,9 +643,14 @@ int main(int argc, char **argv) {
         r.machine = &any_gpu;
         puts("op,pass,impl,dtype,shape");
         for_rows(&r, gpu_rows, COUNT(gpu_rows), list_row);
+        close_file(stdout, "standard output");
         return 0;
     }
     if (r.o.peers) read_peers(&r.peers, r.o.peers);
+    if (r.o.csv && r.o.peers && is_same_file(r.o.csv, r.o.peers)) {
+        fprintf(stderr, "--csv %s would overwrite the file of --peers\n", r.o.csv);
+        return 2;
+    }
     if (r.o.csv) r.csv = open_file(r.o.csv, "w");
     print_facts(&r);
     const bench_machine *gpu = bench_gpu(gpu_impl, &reason);
@@ -606,10 +660,8 @@ int main(int argc, char **argv) {
     if (gpu) run_rows(&r, gpu, "gpu", gpu_rows, COUNT(gpu_rows));
     free(r.peers.of);
     free(r.twins.of);
-    if (r.csv && fclose(r.csv)) {
-        perror(r.o.csv);
-        return 2;
-    }
     if (r.failed) printf("%d rows failed\n", r.failed);
+    if (r.csv) close_file(r.csv, r.o.csv);
+    close_file(stdout, "standard output");
     return r.failed != 0;
 }

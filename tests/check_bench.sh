@@ -1,0 +1,46 @@
+# check_bench.sh GT_BENCH: what it cannot write ends it with status 1 and a message, and it overwrites
+# no file that it compares with.
+set -u
+case $1 in
+    /*) bench=$1 ;;
+    *) bench=$PWD/$1 ;;
+esac
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+failures=0
+
+# expect STATUS MESSAGE COMMAND
+expect() {
+    (eval "$3") 2>err.txt
+    status=$?
+    if [ $status != "$1" ] || ! grep -q "$2" err.txt; then
+        failures=1
+        echo "FAIL: status $status: $3"
+        cat err.txt
+    fi
+}
+filter="--quick --filter 'norm_mix fwd ref f32'"
+
+for options in --help --list "--quick --filter none"; do
+    [ -e /dev/full ] && expect 1 'cannot write standard output: ' '"$bench" $options >/dev/full'
+    expect 1 'cannot write standard output: ' '"$bench" $options >&-'
+done
+[ -e /dev/full ] && expect 1 'cannot write /dev/full: ' "\"\$bench\" $filter --csv /dev/full >out.txt"
+expect 1 'cannot write standard output: ' "\"\$bench\" $filter --csv closed.csv >&-"
+if grep -q '^version' closed.csv; then
+    failures=1
+    echo "FAIL: what is printed lands in the CSV file"
+fi
+expect 1 'cannot write standard output: ' 'ulimit -f 1; "$bench" --list >big.txt'
+"$bench" --quick --filter 'norm_mix fwd ref f32' --csv rows.csv >out.txt || failures=1
+grep -q '^norm_mix,fwd,ref,f32,' rows.csv || {
+    failures=1
+    echo "FAIL: no row in the CSV file"
+}
+cp rows.csv before.csv
+ln -s rows.csv link.csv
+expect 2 'would overwrite' '"$bench" --filter none --csv link.csv --peers rows.csv >out.txt'
+cmp rows.csv before.csv || failures=1
+[ $failures = 0 ] && echo ok
+exit $failures
