@@ -152,11 +152,11 @@ gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
             for (int64_t j = 0; j < J; j++) dstate_sum[j] += dstate[j];
         }
         for (int64_t j = 0; j < a.W; j++)
-            ref_grad(a.dweight, d * a.W + j, (real)sums.weight[j], a.accumulate);
-        ref_grad(a.dbias, d, (real)sums.bias, a.accumulate);
+            ref_grad(a.dweight, d * a.W + j, sums.weight[j], a.accumulate);
+        ref_grad(a.dbias, d, sums.bias, a.accumulate);
         if (a.state_in_shared)
             for (int64_t j = 0; j < J; j++)
-                ref_grad(a.dstate_in, d * J + j, (real)dstate_sum[j], a.accumulate);
+                ref_grad(a.dstate_in, d * J + j, dstate_sum[j], a.accumulate);
     }
     return GT_OK;
 }

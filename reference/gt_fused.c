@@ -53,19 +53,16 @@ static int64_t norm_block_start(int64_t M, int64_t block) { return M * block / N
 
 /* Zeros for every block. */
 static gt_status norm_scratch(double **scratch, int64_t block_size) {
-    *scratch = (double *)calloc((size_t)(NORM_BLOCKS * block_size), sizeof(double));
-    return *scratch ? GT_OK
-                    : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld doubles of scratch",
-                              (long long)(NORM_BLOCKS * block_size));
+    return ref_sums(scratch, NORM_BLOCKS * block_size);
 }
 
 /* Writes or accumulates the sum over blocks of sums[block * block_size + i], i < n. */
 static void norm_sum_blocks(float *grad, const double *sums, int64_t block_size, int64_t n,
                             int accumulate) {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; grad && i < n; i++) {
         double sum = 0;
         for (int64_t k = 0; k < NORM_BLOCKS; k++) sum += sums[k * block_size + i];
-        ref_grad(grad, i, (real)sum, accumulate);
+        ref_grad(grad, i, sum, accumulate);
     }
 }
 
@@ -93,23 +90,49 @@ static inline void linear_add(real *restrict y, const real *restrict x, int64_t 
     for (int64_t i = 0; i < n; i++) y[i] += s * x[i];
 }
 
-/* C += A B for C [P,R], A [P,Q] with element [p,q] at p * p_stride + q * q_stride, B [Q,R].  A few
- * rows of C at a time stay in cache with the rows of B that they share. */
+/* Rows of C at a time that stay in cache with the rows of B that they share. */
+enum { LINEAR_ROWS = 8 };
+
+/* C += A B for C [P,R], A [P,Q] with element [p,q] at p * p_stride + q * q_stride, B [Q,R]; rows
+ * first ... last-1 of C. */
+static void linear_product_rows(real *C, const real *A, int64_t p_stride, int64_t q_stride,
+                                const real *B, int64_t first, int64_t last, int64_t Q, int64_t R) {
+    int64_t q = 0;
+    for (; q + 4 <= Q; q += 4)
+        for (int64_t p = first; p < last; p++) {
+            const real *s = A + p * p_stride + q * q_stride;
+            linear_add4(C + p * R, B + q * R, R, s[0], s[q_stride], s[2 * q_stride],
+                        s[3 * q_stride]);
+        }
+    for (; q < Q; q++)
+        for (int64_t p = first; p < last; p++)
+            linear_add(C + p * R, B + q * R, R, A[p * p_stride + q * q_stride]);
+}
+
 static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_stride,
                            const real *B, int64_t P, int64_t Q, int64_t R) {
-    enum { ROWS = 8 };
     GT_PARALLEL_FOR
-    for (int64_t first = 0; first < P; first += ROWS) {
-        int64_t last = first + ROWS < P ? first + ROWS : P, q = 0;
-        for (; q + 4 <= Q; q += 4)
-            for (int64_t p = first; p < last; p++) {
-                const real *s = A + p * p_stride + q * q_stride;
-                linear_add4(C + p * R, B + q * R, R, s[0], s[q_stride], s[2 * q_stride],
-                            s[3 * q_stride]);
-            }
-        for (; q < Q; q++)
-            for (int64_t p = first; p < last; p++)
-                linear_add(C + p * R, B + q * R, R, A[p * p_stride + q * q_stride]);
+    for (int64_t first = 0; first < P; first += LINEAR_ROWS) {
+        int64_t last = first + LINEAR_ROWS < P ? first + LINEAR_ROWS : P;
+        linear_product_rows(C, A, p_stride, q_stride, B, first, last, Q, R);
+    }
+}
+
+/* sum [P,R] += A^T B for A [Q,P], B [Q,R], where Q may be large: in `part` [P,R] the sums over
+ * LINEAR_TERMS rows at a time, whose rounding errors stay small; of them the sum in double. */
+enum { LINEAR_TERMS = 256 };
+
+static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P,
+                                int64_t Q, int64_t R) {
+    GT_PARALLEL_FOR
+    for (int64_t first = 0; first < P; first += LINEAR_ROWS) {
+        int64_t last = first + LINEAR_ROWS < P ? first + LINEAR_ROWS : P;
+        for (int64_t q = 0; q < Q; q += LINEAR_TERMS) {
+            int64_t terms = Q - q < LINEAR_TERMS ? Q - q : LINEAR_TERMS;
+            memset(part + first * R, 0, (size_t)((last - first) * R) * sizeof(real));
+            linear_product_rows(part, A + q * P, 1, P, B + q * R, first, last, terms, R);
+            for (int64_t i = first * R; i < last * R; i++) sum[i] += part[i];
+        }
     }
 }
 
@@ -167,21 +190,20 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     return status;
 }
 
-/* From dy [M,O]; a product with ones, all in one place. */
-static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, real *dbias) {
-    const real one = 1;
+/* From dy [M,O]; the sums in `dbias` are still 0. */
+static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double *dbias) {
     if (!a->dbias) return;
-    memset(dbias, 0, (size_t)a->O * sizeof(real));
-    linear_product(dbias, &one, 0, 0, dy, 1, a->M, a->O);
+    for (int64_t m = 0; m < a->M; m++)
+        for (int64_t o = 0; o < a->O; o++) dbias[o] += dy[m * a->O + o];
     for (int64_t o = 0; o < a->O; o++) ref_grad(a->dbias, o, dbias[o], a->accumulate);
 }
 
-static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *dweight,
-                           double *blocks) {
+/* The sums in `dweight` are still 0; `part` is scratch of the same size. */
+static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *part,
+                           double *dweight, double *blocks) {
     if (!a->dweight) return;
     linear_normalise(a, n, blocks);
-    memset(dweight, 0, (size_t)(a->O * a->D) * sizeof(real));
-    linear_product(dweight, dy, 1, a->O, n, a->O, a->M, a->D);
+    linear_long_product(dweight, part, dy, n, a->O, a->M, a->D);
     for (int64_t i = 0; i < a->O * a->D; i++) ref_grad(a->dweight, i, dweight[i], a->accumulate);
 }
 
@@ -191,7 +213,7 @@ static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, cons
     double rstd = linear_row(a, m, xhat);
     for (int64_t d = 0; d < a->D; d++) {
         dx[d] = (double)dn[d] * ref_param(a->gamma, d, 1);
-        dgamma[d] += dn[d] * xhat[d];
+        dgamma[d] += (double)dn[d] * xhat[d];
         dbeta[d] += dn[d];
     }
     if (!a->dx) return;
@@ -222,19 +244,21 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_rmsnorm_linear(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    real *dy = NULL; /* dy [M,O], n then dn [M,D], dweight then weight [O,D], dbias [O] */
-    double *blocks = NULL;
+    real *dy = NULL; /* dy [M,O], n then dn [M,D], parts of dweight, then weight [O,D] */
+    double *blocks = NULL, *sums = NULL; /* dbias [O], dweight [O,D] */
     status = norm_scratch(&blocks, linear_block_size(&a));
-    if (status == GT_OK) status = ref_scratch(&dy, a.M * a.O + a.M * a.D + a.O * a.D + a.O);
+    if (status == GT_OK) status = ref_sums(&sums, a.O + a.O * a.D);
+    if (status == GT_OK) status = ref_scratch(&dy, a.M * a.O + a.M * a.D + a.O * a.D);
     if (status == GT_OK) {
-        real *rows = dy + a.M * a.O, *matrix = rows + a.M * a.D, *dbias = matrix + a.O * a.D;
+        real *rows = dy + a.M * a.O, *matrix = rows + a.M * a.D;
         for (int64_t m = 0; m < a.M; m++)
             ref_load_row(dy + m * a.O, a.dy, a.dtype, m * a.dy_stride, a.O);
-        linear_dbias(&a, dy, dbias);
-        linear_dweight(&a, dy, rows, matrix, blocks);
+        linear_dbias(&a, dy, sums);
+        linear_dweight(&a, dy, rows, matrix, sums + a.O, blocks);
         linear_dinput(&a, dy, rows, matrix, blocks);
     }
     free(dy);
+    free(sums);
     free(blocks);
     return status;
 }

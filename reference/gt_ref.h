@@ -70,11 +70,12 @@ static inline real ref_param(const float *data, int64_t i, real missing) {
     return data ? ((const real *)data)[i] : missing;
 }
 
-/* Writes or accumulates element i of a parameter gradient; nothing if it is not wanted. */
-static inline void ref_grad(float *data, int64_t i, real value, int accumulate) {
+/* Writes or accumulates element i of a parameter gradient; nothing if it is not wanted.  `value` is
+ * a sum over batch and time: its number of terms has no limit, so it is taken in double. */
+static inline void ref_grad(float *data, int64_t i, double value, int accumulate) {
     if (!data) return;
     real *d = (real *)data + i;
-    *d = accumulate ? *d + value : value;
+    *d = accumulate ? *d + (real)value : (real)value;
 }
 
 /* Offset of [b, t, h, 0]. */
@@ -114,6 +115,13 @@ static inline gt_status ref_scratch(real **scratch, int64_t count) {
     return *scratch ? GT_OK
                     : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld numbers of scratch",
                               (long long)count);
+}
+
+/* `count` sums, which start at 0; never NULL on success. */
+static inline gt_status ref_sums(double **sums, int64_t count) {
+    *sums = (double *)calloc((size_t)(count > 0 ? count : 1), sizeof(double));
+    return *sums ? GT_OK
+                 : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
 }
 
 static inline real ref_sigmoid(real x) {

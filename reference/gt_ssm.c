@@ -167,11 +167,17 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
+/* Memory of all heads: one block of each kind a head. */
+typedef struct ssm_scratch {
+    double *sums;
+    real *numbers;
+} ssm_scratch;
+
 /* What backward keeps of one head. */
 typedef struct ssm_head {
-    real *sums;                /* start of the sums over the batch, in this order: */
-    real *G_sum, *dA, *dDskip; /* [P,N] [N] [P] */
-    real *ddt_bias;            /* [1] */
+    double *dA, *dDskip;       /* [N] [P] sums over batch and time */
+    double *ddt_bias;          /* [1] the same */
+    double *G_sum;             /* [P,N] sum over the batch, if the first state is shared */
     real *states;              /* [P,N] at the start of every chunk */
     real *replay;              /* [P,N] before every token of one chunk */
     real *G;                   /* [P,N] gradient of the state */
@@ -184,23 +190,22 @@ static int64_t ssm_chunks(const gt_ssd_args *a) {
 }
 
 static int64_t ssm_sums_count(const gt_ssd_args *a) {
-    return a->P * a->N + a->N + a->P + 1;
+    return a->N + a->P + 1 + (a->state_in_shared ? a->P * a->N : 0);
 }
 
 static int64_t ssm_head_count(const gt_ssd_args *a) {
     int64_t states = ssm_chunks(a) + 1 + SSM_CHUNK + 1;
-    return ssm_sums_count(a) + states * a->P * a->N + 2 * SSM_CHUNK * a->N + ssm_token_count(a);
+    return states * a->P * a->N + 2 * SSM_CHUNK * a->N + ssm_token_count(a);
 }
 
-static ssm_head ssm_head_in(const gt_ssd_args *a, real *scratch, int64_t h) {
+static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, int64_t h) {
     int64_t PN = a->P * a->N;
     ssm_head k;
-    k.sums = scratch + h * ssm_head_count(a);
-    k.G_sum = k.sums;
-    k.dA = k.G_sum + PN;
+    k.dA = scratch->sums + h * ssm_sums_count(a);
     k.dDskip = k.dA + a->N;
     k.ddt_bias = k.dDskip + a->P;
-    k.states = k.sums + ssm_sums_count(a);
+    k.G_sum = k.ddt_bias + 1;
+    k.states = scratch->numbers + h * ssm_head_count(a);
     k.replay = k.states + (ssm_chunks(a) + 1) * PN;
     k.G = k.replay + SSM_CHUNK * PN;
     k.dB = k.G + PN;
@@ -306,7 +311,7 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t first, int6
 
 /* dBm and dCm of one token and group: the sum over its heads, collected in the first of them. */
 static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t g,
-                               real *scratch) {
+                               const ssm_scratch *scratch) {
     int64_t R = a->H / a->G, row = t % SSM_CHUNK * a->N;
     ssm_head sum = ssm_head_in(a, scratch, g * R);
     for (int64_t h = g * R + 1; h < (g + 1) * R; h++) {
@@ -321,7 +326,7 @@ static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64
 }
 
 /* One batch element, backwards in time; k->G ends as the gradient of its first state. */
-static void ssm_sequence_backward(const ssm_call *c, int64_t b, real *scratch) {
+static void ssm_sequence_backward(const ssm_call *c, int64_t b, const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
@@ -350,8 +355,8 @@ static void ssm_state_backward(const gt_ssd_args *a, int64_t b, int64_t h, ssm_h
         memcpy((real *)a->dstate_in + (b * a->H + h) * PN, k->G, (size_t)PN * sizeof(real));
 }
 
-static real ssm_sum(const real *values, int64_t n) {
-    real sum = 0;
+static double ssm_sum(const double *values, int64_t n) {
+    double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += values[i];
     return sum;
 }
@@ -373,24 +378,23 @@ static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head
 
 static gt_status ssm_backward(const ssm_call *c) {
     const gt_ssd_args *a = &c->a;
-    real *scratch;
-    gt_status status = ref_scratch(&scratch, a->H * ssm_head_count(a));
-    if (status != GT_OK) return status;
-    for (int64_t h = 0; h < a->H; h++)
-        memset(ssm_head_in(a, scratch, h).sums, 0, (size_t)ssm_sums_count(a) * sizeof(real));
-    for (int64_t b = 0; b < a->B; b++) {
-        ssm_sequence_backward(c, b, scratch);
+    ssm_scratch scratch = {NULL, NULL};
+    gt_status status = ref_sums(&scratch.sums, a->H * ssm_sums_count(a));
+    if (status == GT_OK) status = ref_scratch(&scratch.numbers, a->H * ssm_head_count(a));
+    for (int64_t b = 0; status == GT_OK && b < a->B; b++) {
+        ssm_sequence_backward(c, b, &scratch);
         for (int64_t h = 0; h < a->H; h++) {
-            ssm_head k = ssm_head_in(a, scratch, h);
+            ssm_head k = ssm_head_in(a, &scratch, h);
             ssm_state_backward(a, b, h, &k);
         }
     }
-    for (int64_t h = 0; h < a->H; h++) {
-        ssm_head k = ssm_head_in(a, scratch, h);
+    for (int64_t h = 0; status == GT_OK && h < a->H; h++) {
+        ssm_head k = ssm_head_in(a, &scratch, h);
         ssm_parameters_backward(c, h, &k);
     }
-    free(scratch);
-    return GT_OK;
+    free(scratch.numbers);
+    free(scratch.sums);
+    return status;
 }
 
 /* ---- ssd ------------------------------------------------------------------------------------- */

@@ -144,7 +144,7 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 /* Gradients of token t, given the state S before it and the gradient G of the state after it; then
  * G <- diag(d_t) G + r_t dy_t^T.  du[n] is added to. */
 static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, const real *S,
-                                const wkv6_token *x, real *G, real *du) {
+                                const wkv6_token *x, real *G, double *du) {
     real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy is b_t = <dy_t, v_t> */
     ref_load_row(x->dy, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->V);
     for (int64_t j = 0; j < a->V; j++) vdy += x->v[j] * x->dy[j];
@@ -175,7 +175,7 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
 /* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
  * states: one per chunk; replay: WKV6_CHUNK more. */
 static void wkv6_sequence_backward(const gt_wkv6_args *a, const wkv6_sequence *q, int64_t h,
-                                   wkv6_token *x, real *states, real *replay, real *G, real *du) {
+                                   wkv6_token *x, real *states, real *replay, real *G, double *du) {
     int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
     int64_t row_in = a->state_in_shared ? 0 : q->row;
     ref_copy_state(states, a->state_in, (row_in * a->H + h) * NV, NV);
@@ -227,24 +227,30 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     int64_t count;
     if (status != GT_OK || (status = wkv6_count_sequences(&a, &count)) != GT_OK) return status;
-    /* per head: chunk states, replayed states, G, the sum of G over the sequences, du, one token */
+    /* per head: chunk states, replayed states, G, one token; du, the sum of G over the sequences */
     int64_t NV = a.N * a.V, chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
-    int64_t per_head = (chunks + WKV6_CHUNK + 2) * NV + a.N + wkv6_token_count(&a);
-    real *scratch;
-    status = ref_scratch(&scratch, a.H * per_head);
-    if (status != GT_OK) return status;
+    int64_t per_head = (chunks + WKV6_CHUNK + 1) * NV + wkv6_token_count(&a);
+    int64_t sums_per_head = a.N + (a.state_in_shared ? NV : 0);
+    real *scratch = NULL;
+    double *sums = NULL;
+    status = ref_sums(&sums, a.H * sums_per_head);
+    if (status == GT_OK) status = ref_scratch(&scratch, a.H * per_head);
+    if (status != GT_OK) {
+        free(sums);
+        return status;
+    }
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a.H; h++) {
         real *states = scratch + h * per_head, *replay = states + chunks * NV;
-        real *G = replay + WKV6_CHUNK * NV, *G_sum = G + NV, *du = G_sum + NV;
-        wkv6_token x = wkv6_token_in(&a, du + a.N);
-        memset(G_sum, 0, (size_t)(NV + a.N) * sizeof(real));
+        real *G = replay + WKV6_CHUNK * NV;
+        double *du = sums + h * sums_per_head, *G_sum = du + a.N;
+        wkv6_token x = wkv6_token_in(&a, G + NV);
         for (int64_t s = 0; s < count; s++) {
             wkv6_sequence q = wkv6_sequence_at(&a, s);
             wkv6_sequence_backward(&a, &q, h, &x, states, replay, G, du);
             if (a.dstate_in && !a.state_in_shared)
                 memcpy((real *)a.dstate_in + (s * a.H + h) * NV, G, (size_t)NV * sizeof(real));
-            for (int64_t i = 0; i < NV; i++) G_sum[i] += G[i];
+            for (int64_t i = 0; a.state_in_shared && i < NV; i++) G_sum[i] += G[i];
         }
         wkv6_clear_rest(&a, count, h, a.dr, a.dtype, a.dr_stride, a.N);
         wkv6_clear_rest(&a, count, h, a.dk, a.dtype, a.dk_stride, a.N);
@@ -256,5 +262,6 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
                 ref_grad(a.dstate_in, h * NV + i, G_sum[i], a.accumulate);
     }
     free(scratch);
+    free(sums);
     return GT_OK;
 }
