@@ -1,4 +1,5 @@
 #include "hybrid_config.h"
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@ typedef enum kind {
     NUMBER,
     PATH,
     STRING, /* in which \n, \t, \f, \r, \\ and \xNN stand for bytes */
+    LIST,   /* whole numbers with commas between them */
     CHOICE, /* one of `choices` */
     MODEL   /* one of hy_model_list */
 } kind;
@@ -77,7 +79,7 @@ static const row rows[] = {
      .help =
          "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
          "tensor by tensor; status 4 if they differ by more than rounding"},
-    {"bench", STRING, AT(bench), "T,T,...", "",
+    {"bench", LIST, AT(bench), "T,T,...", "", NULL, 1, 1048576, 1,
      .help = "no training: time inference, and forward and backward, of --batch windows (8) of T "
              "tokens; prints CSV"},
 
@@ -114,7 +116,11 @@ static int least(int a, int b) {
     return a < b ? a : b;
 }
 
-/* Insertions, deletions, replacements and swaps of neighbours that turn a into b. */
+static int same_letter(char a, char b) {
+    return tolower((unsigned char)a) == tolower((unsigned char)b);
+}
+
+/* Insertions, deletions, replacements and swaps of neighbours that turn a into b, in any case. */
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[3][LONGEST + 1], n = least((int)strlen(a), LONGEST), m = least((int)strlen(b), LONGEST);
@@ -123,9 +129,10 @@ static int edit_distance(const char *a, const char *b) {
         int *here = d[i % 3], *above = d[(i + 2) % 3], *above2 = d[(i + 1) % 3];
         here[0] = i;
         for (int j = 1; j <= m; j++) {
-            here[j] =
-                least(least(above[j], here[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+            here[j] = least(least(above[j], here[j - 1]) + 1,
+                            above[j - 1] + !same_letter(a[i - 1], b[j - 1]));
+            if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) &&
+                same_letter(a[i - 2], b[j - 1]))
                 here[j] = least(here[j], above2[j - 2] + 1);
         }
     }
@@ -136,10 +143,24 @@ const char *hy_nearest(const char *word, const char *const *words, int count) {
     const char *best = NULL;
     int best_distance = 0;
     for (int i = 0; i < count; i++) {
+        int length = (int)strlen(strlen(word) < strlen(words[i]) ? words[i] : word);
         int distance = edit_distance(word, words[i]);
+        if (distance > length / 4) continue;
         if (!best || distance < best_distance) best = words[i], best_distance = distance;
     }
     return best;
+}
+
+typedef struct hint {
+    char text[96];
+} hint;
+
+/* "; the nearest is WORD", or nothing if none is near. */
+static hint hint_at(const char *word, const char *const *words, int count) {
+    const char *nearest = hy_nearest(word, words, count);
+    hint out = {""};
+    if (nearest) snprintf(out.text, sizeof out.text, "; the nearest is %s", nearest);
+    return out;
 }
 
 /* ---- one value ------------------------------------------------------------------------------ */
@@ -151,7 +172,7 @@ static int hex_digit(char c) {
 }
 
 /* Copies text, resolving the escapes.  NUL cannot be given. */
-static void unescape(char *to, const char *from) {
+static gt_status unescape(char *to, const char *from, const row *r, const char *where) {
     static const char code[] = "ntfr\\", byte[] = "\n\t\f\r\\";
     while (*from) {
         const char *known = from[0] == '\\' && from[1] ? strchr(code, from[1]) : NULL;
@@ -162,38 +183,69 @@ static void unescape(char *to, const char *from) {
                    hex_digit(from[3]) >= 0 && (from[2] != '0' || from[3] != '0')) {
             *to++ = (char)(hex_digit(from[2]) * 16 + hex_digit(from[3]));
             from += 4;
+        } else if (*from == '\\') {
+            return hy_fail(GT_ERROR_VALUE,
+                           "%s%s: '%.*s' is not known; \\n \\t \\f \\r \\xNN (a byte from 01 to "
+                           "ff) are, and \\\\ stands for a backslash",
+                           where, r->name, from[1] == 'x' ? 4 : 2, from);
         } else {
             *to++ = *from++;
         }
     }
     *to = 0;
+    return GT_OK;
 }
 
-/* The number that `value` is or begins with, or else the default, brought into the range. */
+/* The number that `value` is or begins with, brought into the range; NAN if it is none. */
 static double nearest_number(const row *r, const char *value, int *exact) {
     char *end;
     double given = strtod(value, &end), x = given;
-    if (end == value || !isfinite(x)) x = strtod(r->cpu, NULL);
-    if (r->kind == WHOLE) x = r->multiple * round(x / r->multiple);
+    *exact = 0;
+    if (end == value || isnan(given)) return NAN;
+    if (isfinite(x) && r->kind == WHOLE) x = r->multiple * round(x / r->multiple);
     x = x < r->min ? r->min : x > r->max ? r->max : x;
-    *exact = end != value && !*end && x == given;
+    *exact = !*end && x == given;
     return x;
 }
 
 /* `where` comes before the message: "" or "file:line: ". */
 static gt_status set_number(hy_options *o, const row *r, const char *value, const char *where) {
     int exact;
+    char advice[96];
     double x = nearest_number(r, value, &exact);
+    if (!isnan(x))
+        snprintf(advice, sizeof advice, "the nearest is %.16g", x);
+    else
+        snprintf(advice, sizeof advice, "the default is %s%s%s", r->cpu,
+                 r->cuda ? ", on CUDA " : "", r->cuda ? r->cuda : "");
     if (!exact)
-        return hy_fail(GT_ERROR_VALUE,
-                       "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; the nearest is %.16g",
+        return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; %s",
                        where, r->name, value, r->kind == WHOLE ? "whole " : "", r->min, r->max,
-                       r->multiple > 1 ? " in steps of 16" : "", x);
+                       r->multiple > 1 ? " in steps of 16" : "", advice);
     if (r->kind == WHOLE)
         *(int64_t *)((char *)o + r->offset) = (int64_t)x;
     else
         *(double *)((char *)o + r->offset) = x;
     return GT_OK;
+}
+
+/* Numbers of digits alone, such as 256,512. */
+static gt_status set_list(hy_lengths *list, const row *r, const char *value, const char *where) {
+    const char *at = value;
+    list->count = 0;
+    while (isdigit((unsigned char)*at) && list->count < HY_LENGTHS_MAX) {
+        char *end;
+        double x = strtod(at, &end);
+        if (strspn(at, "0123456789") != (size_t)(end - at) || x < r->min || x > r->max) break;
+        list->of[list->count++] = (int64_t)x;
+        if (!*end) return GT_OK;
+        if (*end != ',') break;
+        at = end + 1;
+    }
+    return hy_fail(GT_ERROR_VALUE,
+                   "%s%s: '%s' is not a list of at most %d whole numbers from %.16g to %.16g such "
+                   "as 256,512",
+                   where, r->name, value, HY_LENGTHS_MAX, r->min, r->max);
 }
 
 /* The index of value in a list that ends with NULL. */
@@ -208,8 +260,8 @@ static gt_status find_word(const char *const *words, const char *value, const ro
         }
         snprintf(list + strlen(list), sizeof list - strlen(list), " %s", words[count]);
     }
-    return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is none of:%s; the nearest is %s", where, r->name,
-                   value, list, hy_nearest(value, words, count));
+    return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is none of:%s%s", where, r->name, value, list,
+                   hint_at(value, words, count).text);
 }
 
 static gt_status check_model(const char *value, const row *r, const char *where) {
@@ -234,7 +286,9 @@ static gt_status set_value(hy_options *o, const row *r, const char *value, const
         status = hy_fail(GT_ERROR_VALUE, "%s%s: the value is longer than %d bytes", where, r->name,
                          HY_TEXT_MAX - 1);
     } else if (r->kind == STRING) {
-        unescape(field, value);
+        status = unescape(field, value, r, where);
+    } else if (r->kind == LIST) {
+        status = set_list(field, r, value, where);
     } else {
         if (r->kind == CHOICE) status = find_word(r->choices, value, r, where, &index);
         if (r->kind == MODEL) status = check_model(value, r, where);
@@ -259,8 +313,8 @@ static const row *find_row(const char *key, const char *where) {
         if (!strcmp(rows[i].name, name)) return rows + i;
         names[count++] = rows[i].name;
     }
-    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'; the nearest is '%s' (--help lists all)", where,
-            key, hy_nearest(name, names, count));
+    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'%s (--help lists all)", where, key,
+            hint_at(name, names, count).text);
     return NULL;
 }
 
@@ -304,17 +358,43 @@ static gt_status read_line(hy_options *o, char *line, const char *where) {
     return r ? set_value(o, r, strip_quotes(trim(colon + 1)), where) : GT_ERROR_VALUE;
 }
 
+/* Reads a line with its end.  Its length, which is 0 at the end of the file; at most size - 1. */
+static size_t next_line(FILE *file, char *line, size_t size) {
+    size_t length = 0;
+    for (int c; length + 1 < size && (c = getc(file)) != EOF;) {
+        line[length++] = (char)c;
+        if (c == '\n') break;
+    }
+    line[length] = 0;
+    return length;
+}
+
+/* Fails if the line shows that the file is no plain text in UTF-8. */
+static gt_status check_line(const char *line, size_t length, size_t size, int number,
+                            const char *where) {
+    static const char save[] = "save it as UTF-8 without a byte-order mark";
+    if (number == 1 && (!strncmp(line, "\xff\xfe", 2) || !strncmp(line, "\xfe\xff", 2)))
+        return hy_fail(GT_ERROR_VALUE, "%sthe file is UTF-16; %s", where, save);
+    if (number == 1 && !strncmp(line, "\xef\xbb\xbf", 3))
+        return hy_fail(GT_ERROR_VALUE, "%sthe file begins with a byte-order mark; %s", where, save);
+    if (memchr(line, 0, length))
+        return hy_fail(GT_ERROR_VALUE,
+                       "%sthe line has a NUL byte; a config file is plain text, in UTF-8", where);
+    if (length + 1 == size)
+        return hy_fail(GT_ERROR_VALUE, "%sthe line is longer than %zu bytes", where, size - 2);
+    return GT_OK;
+}
+
 static gt_status read_file(hy_options *o, const char *path) {
     char line[2 * HY_TEXT_MAX], where[256];
     FILE *file = fopen(path, "r");
     gt_status status = GT_OK;
+    size_t length;
     if (!file) return hy_fail(GT_ERROR_VALUE, "config file %s: %s", path, strerror(errno));
-    for (int number = 1; status == GT_OK && fgets(line, sizeof line, file); number++) {
-        snprintf(where, sizeof where, "%.200s:%d: ", path, number);
-        if (strlen(line) == sizeof line - 1)
-            status = hy_fail(GT_ERROR_VALUE, "%sthe line is too long", where);
-        else
-            status = read_line(o, line, where);
+    for (int n = 1; status == GT_OK && (length = next_line(file, line, sizeof line)) > 0; n++) {
+        snprintf(where, sizeof where, "%.200s:%d: ", path, n);
+        status = check_line(line, length, sizeof line, n, where);
+        if (status == GT_OK) status = read_line(o, line, where);
     }
     if (status == GT_OK && ferror(file))
         status = hy_fail(GT_ERROR_VALUE, "config file %s: %s", path, strerror(errno));
@@ -383,18 +463,27 @@ static int given(const hy_options *o, size_t offset) {
 gt_status hy_options_default(hy_options *o, int cuda) {
     for (int i = 0; i < ROWS; i++) {
         const char *value = cuda && rows[i].cuda ? rows[i].cuda : rows[i].cpu;
-        if (o->given[i] || rows[i].kind == SECTION || strchr(value, '/')) continue;
+        if (o->given[i] || rows[i].kind == SECTION || rows[i].kind == LIST || strchr(value, '/'))
+            continue;
         gt_status status = set_value(o, rows + i, value, "default of ");
         if (status != GT_OK) return status;
         o->given[i] = 0;
     }
-    if (*o->bench && !given(o, AT(batch))) o->batch = 8;
+    if (o->bench.count && !given(o, AT(batch))) o->batch = 8;
     if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
     if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
     if (!given(o, AT(log_every))) o->log_every = o->steps < 20 ? 1 : o->steps / 20;
-    if (o->min_lr <= o->lr) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr, o->lr);
+    if (o->min_lr > o->lr)
+        return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr,
+                       o->lr);
+    if (o->warmup > o->steps)
+        return hy_fail(GT_ERROR_VALUE,
+                       "warmup: %lld steps are longer than the run, which has %lld%s; give at most "
+                       "so many, or more --steps",
+                       (long long)o->warmup, (long long)o->steps,
+                       given(o, AT(steps)) ? "" : " (the default)");
+    return GT_OK;
 }
 
 /* ---- help ----------------------------------------------------------------------------------- */

@@ -8,6 +8,13 @@
 #define HY_TEXT_MAX 1024
 #define HY_OPTIONS_MAX 48
 
+#define HY_LENGTHS_MAX 64
+
+typedef struct hy_lengths {
+    int count;
+    int64_t of[HY_LENGTHS_MAX];
+} hy_lengths;
+
 typedef struct hy_options {
     char data[HY_TEXT_MAX]; /* "" = the text that comes with the program */
     char separator[HY_TEXT_MAX];
@@ -19,7 +26,7 @@ typedef struct hy_options {
     char device[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;
-    char bench[HY_TEXT_MAX];
+    hy_lengths bench; /* none: no benchmark */
     int64_t eval_every, eval_tokens, log_every;
     char csv[HY_TEXT_MAX];
     int64_t sample, sample_every;
@@ -32,7 +39,8 @@ typedef struct hy_options {
 } hy_options;
 
 /* Reads the command line, and before it the config file that it may name, so that the command line
- * wins.  On failure hy_last_error() names the faulty key or value and the nearest right one. */
+ * wins.  On failure hy_last_error() names the faulty key or value, and the nearest right one if
+ * there is one. */
 gt_status hy_options_parse(hy_options *options, int argc, char *const *argv);
 
 /* Gives every option that the user left out its default, which may depend on the device. */
@@ -40,7 +48,8 @@ gt_status hy_options_default(hy_options *options, int cuda);
 
 void hy_options_help(FILE *out);
 
-/* The one of `words` with the smallest edit distance to `word`; the first of them on a tie. */
+/* The one of `words` with the smallest edit distance to `word`, in any case; the first of them on a
+ * tie; NULL if more than a quarter of the letters would have to change. */
 const char *hy_nearest(const char *word, const char *const *words, int count);
 
 #endif

@@ -1,3 +1,4 @@
+#define _XOPEN_SOURCE 700 /* fileno, fstat */
 #include "hybrid_data.h"
 #include "hybrid_ops.h"
 #include <errno.h>
@@ -5,16 +6,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
-/* The whole file, also if it is a pipe whose size is not known. */
+/* The whole file, also if it is a pipe, whose size is not known.  NULL with errno; EFBIG if what is
+ * no regular file goes on after HY_STREAM_MAX bytes, as /dev/zero does. */
 static uint8_t *read_all(FILE *file, int64_t *size) {
     size_t room = 1 << 16, used = 0;
+    struct stat about;
+    int may_be_endless = fstat(fileno(file), &about) || !S_ISREG(about.st_mode);
     uint8_t *bytes = malloc(room);
     while (bytes) {
         used += fread(bytes + used, 1, room - used, file);
         if (used < room) break;
+        if (may_be_endless && used >= HY_STREAM_MAX) {
+            if (getc(file) == EOF) break;
+            free(bytes);
+            errno = EFBIG;
+            return NULL;
+        }
         uint8_t *larger = realloc(bytes, room *= 2);
         if (!larger) free(bytes);
         bytes = larger;
@@ -114,6 +125,11 @@ gt_status hy_text_load(hy_text *text, const char *path, const char *separator) {
     if (bytes) {
         status = hy_text_from_bytes(text, bytes, size, separator);
         if (status != GT_OK) hy_fail(status, "data file %s: %s", path, hy_last_error());
+    } else if (file && errno == EFBIG) {
+        status = hy_fail(GT_ERROR_VALUE,
+                         "data file %s: no regular file, and longer than %zu MiB; put the text "
+                         "into a file",
+                         path, HY_STREAM_MAX >> 20);
     } else {
         status = hy_fail(GT_ERROR_VALUE, "data file %s: %s", path, strerror(errno));
     }
@@ -124,12 +140,15 @@ gt_status hy_text_load(hy_text *text, const char *path, const char *separator) {
 
 gt_status hy_text_fits(const hy_text *text, int64_t length) {
     if (text->train > length) return GT_OK;
+    if (text->train < 2)
+        return hy_fail(GT_ERROR_VALUE, "the text is too short: it has %lld bytes, the least is 3",
+                       (long long)text->size);
     return hy_fail(
         GT_ERROR_VALUE,
         "the text is too short for one window: its training part has %lld bytes, seq %lld "
         "needs %lld; use a longer text or a smaller seq (at most %lld)",
         (long long)text->train, (long long)length, (long long)length + 1,
-        (long long)(text->train > 1 ? text->train - 1 : 0));
+        (long long)text->train - 1);
 }
 
 void hy_text_free(hy_text *text) {
@@ -209,8 +228,9 @@ static void rewind_track(hy_tracks *tracks, const hy_text *text, int64_t row) {
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows) {
     *tracks = (hy_tracks){.rows = rows};
     if (text->train - 1 < rows)
-        return hy_fail(GT_ERROR_VALUE, "batch: %lld tracks are too many for a text of %lld bytes",
-                       (long long)rows, (long long)text->size);
+        return hy_fail(GT_ERROR_VALUE,
+                       "batch: %lld tracks are too many for a text of %lld bytes; at most %lld fit",
+                       (long long)rows, (long long)text->size, (long long)text->train - 1);
     tracks->first = malloc((size_t)(rows + 1) * sizeof(int64_t));
     tracks->next = malloc((size_t)rows * sizeof(int64_t));
     tracks->document = malloc((size_t)rows * sizeof(int64_t));

@@ -20,6 +20,9 @@ typedef struct hy_text {
     double entropy_held_out; /* of the held-out part, frequencies from training (each count + 1) */
 } hy_text;
 
+/* Most bytes that are read from a pipe or a device; a regular file may be longer. */
+#define HY_STREAM_MAX ((size_t)1 << 30)
+
 /* Reads a file.  separator: what ends a document; "" = two or more blank lines, or a form feed.
  * The reason of a failure, here and below, is in hy_last_error(). */
 gt_status hy_text_load(hy_text *text, const char *path, const char *separator);

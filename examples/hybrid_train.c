@@ -539,7 +539,10 @@ static gt_status open_backend(trainer *t) {
     gt_status status;
     if (!strcmp(wanted, "cpu")) {
         if (*dtype && dtype_of(dtype) != GT_F32)
-            return hy_fail(GT_ERROR_VALUE, "dtype: '%s': the CPU computes in f32", dtype);
+            return hy_fail(GT_ERROR_VALUE,
+                           "dtype: '%s': the CPU computes in f32 alone; leave --dtype out, or take "
+                           "--device cuda",
+                           dtype);
         snprintf(t->why, sizeof t->why, "as --device says");
         return hy_backend_cpu(&t->backend);
     }
@@ -549,6 +552,12 @@ static gt_status open_backend(trainer *t) {
         return GT_OK;
     }
     if (!strcmp(wanted, "cuda")) return hy_fail(status, "device cuda: %s", hy_last_error());
+    if (*dtype && dtype_of(dtype) != GT_F32)
+        return hy_fail(
+            GT_ERROR_VALUE,
+            "dtype: '%s' needs a GPU, but there is no CUDA (%s); the CPU computes in f32 "
+            "alone: leave --dtype out",
+            dtype, hy_last_error());
     snprintf(t->why, sizeof t->why, "no CUDA (%s)", hy_last_error());
     return hy_backend_cpu(&t->backend);
 }
@@ -580,6 +589,15 @@ static gt_status check_files(const trainer *t) {
     return status;
 }
 
+/* Every window that will be asked for fits into the text. */
+static gt_status check_lengths(const trainer *t) {
+    const hy_lengths *bench = &t->options.bench;
+    gt_status status = bench->count ? GT_OK : hy_text_fits(&t->text, t->options.seq);
+    for (int i = 0; i < bench->count && status == GT_OK; i++)
+        status = hy_text_fits(&t->text, bench->of[i]);
+    return status;
+}
+
 static gt_status load_text(trainer *t, const char *program) {
     int32_t token[HY_TEXT_MAX];
     if (*t->options.data)
@@ -589,7 +607,7 @@ static gt_status load_text(trainer *t, const char *program) {
     gt_status status = check_files(t);
     if (status == GT_OK) status = hy_text_load(&t->text, t->data, t->options.separator);
     if (status != GT_OK || t->options.list_models) return status;
-    status = hy_text_fits(&t->text, t->options.seq);
+    status = check_lengths(t);
     if (status == GT_OK && hy_text_encode(&t->text, t->options.prompt, token) != GT_OK)
         status = hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
     return status;
@@ -606,21 +624,35 @@ static void choose_config(trainer *t) {
     t->config.stateful = o->stateful;
 }
 
+/* Bytes that a model can have; 0 if that is not known.  On the CPU, what the computer has. */
+static size_t available_memory(const trainer *t) {
+    long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+    if (strcmp(t->backend->name, "cpu")) return t->backend->memory_free;
+    return pages > 0 && bytes > 0 ? (size_t)pages * (size_t)bytes : 0;
+}
+
+/* there: bytes that can be had, 0 if that is not known. */
+static gt_status needs_memory(const trainer *t, size_t there) {
+    const hy_options *o = &t->options;
+    char how_much[64] = "which cannot be had", advice[96] = "a smaller --model needs less";
+    if (there) snprintf(how_much, sizeof how_much, "%.0f are there", (double)there / MIB);
+    if (o->batch > 1 || o->seq > 1)
+        snprintf(advice, sizeof advice, "a smaller --batch (%lld) or --seq (%lld) needs less",
+                 (long long)o->batch, (long long)o->seq);
+    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s; %s",
+                   (double)t->plan.total / MIB, how_much, advice);
+}
+
 static gt_status create_model(trainer *t) {
     const hy_options *o = &t->options;
     gt_status status =
         hy_model_plan(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
     if (status != GT_OK) return status;
-    if (t->backend->memory_free && t->plan.total > t->backend->memory_free)
-        return hy_fail(GT_ERROR_MEMORY,
-                       "the model needs %.0f MiB, %.0f are free; a smaller batch or seq needs less",
-                       (double)t->plan.total / MIB, (double)t->backend->memory_free / MIB);
+    const size_t there = available_memory(t);
+    if (there && t->plan.total > there) return needs_memory(t, there);
     status = hy_model_create(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq,
                              (uint64_t)o->seed, &t->model);
-    if (status != GT_OK)
-        hy_fail(status, "the model needs %.0f MiB: %s", (double)t->plan.total / MIB,
-                hy_last_error());
-    return status;
+    return status == GT_ERROR_MEMORY ? needs_memory(t, 0) : status;
 }
 
 /* ---- instead of training --------------------------------------------------------------------- */
@@ -710,8 +742,7 @@ static gt_status bench_row(trainer *t, const struct bench_pass *pass) {
 
 static gt_status bench_length(trainer *t) {
     const hy_options *o = &t->options;
-    gt_status status = hy_text_fits(&t->text, o->seq);
-    if (status == GT_OK) status = create_model(t);
+    gt_status status = create_model(t);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status != GT_OK) return status;
     hy_batch_random(&t->batch, &t->text, &t->random);
@@ -725,22 +756,17 @@ static gt_status bench_length(trainer *t) {
 }
 
 static gt_status bench(trainer *t) {
-    char *at = t->options.bench;
+    const hy_lengths *lengths = &t->options.bench;
+    gt_status status = GT_OK;
     printf("# %s; mean of 100 runs after 10, by %s\n"
            "model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,"
            "latency_ms,peak_mib,kb_per_token\n",
            t->backend->device, t->backend->stop_clock ? "the device's clock" : "the wall's clock");
-    for (;;) {
-        char *end;
-        long long seq = strtoll(at, &end, 10);
-        if (end == at || (*end && *end != ',') || seq < 1 || seq > 1 << 20)
-            return hy_fail(GT_ERROR_VALUE, "bench: '%s' is not a list of lengths such as 256,512",
-                           at);
-        t->options.seq = seq;
-        gt_status status = bench_length(t);
-        if (status != GT_OK || !*end) return status;
-        at = end + 1;
+    for (int i = 0; i < lengths->count && status == GT_OK; i++) {
+        t->options.seq = lengths->of[i];
+        status = bench_length(t);
     }
+    return status;
 }
 
 /* ---- main ----------------------------------------------------------------------------------- */
@@ -753,7 +779,7 @@ static gt_status set_up(trainer *t, const char *program) {
     if (status == GT_OK) status = load_text(t, program);
     choose_config(t);
     t->random = (uint64_t)o->seed;
-    if (status != GT_OK || o->list_models || o->check || *o->bench) return status;
+    if (status != GT_OK || o->list_models || o->check || o->bench.count) return status;
     status = create_model(t);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status == GT_OK && o->stateful) status = hy_tracks_create(&t->tracks, &t->text, o->batch);
@@ -863,7 +889,7 @@ static int act(trainer *t) {
         if (check_device(t, &differences) != GT_OK) return fail(EXIT_FAILURE);
         return differences ? EXIT_CHECK : 0;
     }
-    if (*t->options.bench) return bench(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (t->options.bench.count) return bench(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (run(t) != GT_OK) return fail(EXIT_FAILURE);
     if (interrupted) return EXIT_INTERRUPTED;
     return t->options.gates_strict && count_gates(t, HY_FAIL) ? EXIT_GATE : 0;

@@ -1,5 +1,6 @@
 # check_bench.sh GT_BENCH: what it cannot write ends it with status 1 and a message, and it overwrites
 # no file that it compares with.
+# shellcheck disable=SC2016,SC2034 # expect expands what it is given
 set -u
 case $1 in
     /*) bench=$1 ;;

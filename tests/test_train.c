@@ -52,8 +52,9 @@ static void test_options_defaults(void) {
     memset(&cuda, 0, sizeof cuda);
     CHECK(hy_options_default(&cuda, 1) == GT_OK);
     CHECK(!strcmp(cuda.model, "HY") && cuda.batch == 16 && cuda.seq == 128);
-    CHECK(!strcmp(o.dtype, "f32") && !strcmp(cuda.dtype, "bf16") && !o.check && !*o.bench);
-    CHECK(parse(&o, "--bench 8,16") == GT_OK && !strcmp(o.bench, "8,16") && o.batch == 8);
+    CHECK(!strcmp(o.dtype, "f32") && !strcmp(cuda.dtype, "bf16") && !o.check && !o.bench.count);
+    CHECK(parse(&o, "--bench 8,16") == GT_OK && o.bench.count == 2 && o.batch == 8);
+    CHECK(o.bench.of[0] == 8 && o.bench.of[1] == 16);
     CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value is no default */
     char *argv[] = {"hybrid_train", "--batch", "3", NULL};
     CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
@@ -77,26 +78,56 @@ static void test_options_values(void) {
 }
 
 static void test_options_refused(void) {
+    static const char *const lists[] = {"",
+                                        "0",
+                                        "x",
+                                        "16,x",
+                                        "16,",
+                                        ",16",
+                                        "16,,16",
+                                        "-1",
+                                        "1.5",
+                                        "16,0x10",
+                                        "1048577",
+                                        "1e2",
+                                        "99999999999999999999"};
     char longest[2 * HY_TEXT_MAX];
-    CHECK(refused("--stpes 3", "'stpes'", "'steps'"));
-    CHECK(refused("--modle HY", "'modle'", "'model'"));
-    CHECK(refused("--Lr 3", "'Lr'", "'lr'"));
-    CHECK(refused("--eval_evry 3", "'eval_evry'", "'eval-every'"));
+    CHECK(refused("--stpes 3", "'stpes'", "nearest is steps ("));
+    CHECK(refused("--modle HY", "'modle'", "nearest is model ("));
+    CHECK(refused("--Lr 3", "'Lr'", "nearest is lr ("));
+    CHECK(refused("--eval_evry 3", "'eval_evry'", "nearest is eval-every ("));
+    CHECK(refused("--wurst 3", "unknown option 'wurst' (--help", ""));
+    CHECK(refused("--x 3", "unknown option 'x' (--help", ""));
     CHECK(refused("--model 5m", "'5m'", "nearest is 5M"));
     CHECK(refused("--model GF-HR", "'GF-HR'", "nearest is GF-RH"));
-    CHECK(refused("--device gpu", "'gpu'", "nearest is cpu"));
+    CHECK(refused("--device gpu", "'gpu' is none of: auto cuda cpu", ""));
     CHECK(refused("--dtype fp16", "'fp16'", "nearest is f16"));
     CHECK(refused("--steps 0", "steps: '0'", "nearest is 1"));
     CHECK(refused("--steps -4", "steps: '-4'", "nearest is 1"));
     CHECK(refused("--steps 12x", "'12x'", "nearest is 12"));
     CHECK(refused("--batch 2.5", "whole number", "nearest is 3"));
-    CHECK(refused("--lr fast", "lr: 'fast'", "nearest is 0.00"));
-    CHECK(refused("--lr nan", "lr: 'nan'", "nearest is"));
+    CHECK(refused("--lr fast", "lr: 'fast'", "10; the default is 0.004, on CUDA 0.002"));
+    CHECK(refused("--lr nan", "lr: 'nan'", "the default is 0.004, on CUDA"));
+    CHECK(refused("--lr inf", "lr: 'inf'", "nearest is 10"));
+    CHECK(refused("--steps=", "steps: ''", "the default is 400, on CUDA 300"));
+    CHECK(refused("--warmup many", "warmup: 'many'", "the default is steps / 20"));
     CHECK(refused("--lr 11", "lr: '11'", "nearest is 10"));
     CHECK(refused("--hidden 100", "hidden: '100'", "nearest is 96"));
-    CHECK(refused("--stateful=maybe", "stateful: 'maybe'", "nearest is"));
+    CHECK(refused("--stateful=maybe", "stateful: 'maybe' is none of: yes no true", ""));
     CHECK(refused("--steps", "steps", "value is missing"));
     CHECK(refused("-steps 3", "'-steps'", "two dashes"));
+    CHECK(refused("--warmup 21 --steps 20", "warmup: 21 steps are longer", "which has 20; give"));
+    CHECK(refused("--warmup 401", "which has 400 (the default)", "--steps"));
+    CHECK(refused("--separator a\\qb", "separator: '\\q' is not known", "\\xNN"));
+    CHECK(refused("--separator \\x00", "separator: '\\x00' is not known", "from 01"));
+    CHECK(refused("--prompt \\xg1", "prompt: '\\xg1' is not known", "backslash"));
+    CHECK(refused("--prompt a\\", "prompt: '\\' is not known", "backslash"));
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        char text[64], line[64];
+        snprintf(text, sizeof text, "bench: '%s' is not a list", lists[i]);
+        snprintf(line, sizeof line, "--bench=%s", lists[i]);
+        CHECK(refused(line, text, "from 1 to 1048576"));
+    }
     CHECK(refused("--min-lr 0.5 --lr 0.1", "min-lr: 0.5", "nearest is 0.1"));
     CHECK(refused("no-such-file", "no-such-file", "No such file"));
     snprintf(longest, sizeof longest, "--data %0*d", HY_TEXT_MAX, 0);
@@ -123,11 +154,24 @@ static void test_options_file(void) {
     CHECK(parse(&o, line) == GT_OK && o.steps == 12 && !o.stateful && o.lr == 1e-3);
     snprintf(line, sizeof line, "%s %s", good, good);
     CHECK(refused(line, "only one config file", "good.yaml"));
-    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"), "bad.yaml:3: ", "'batch'"));
-    CHECK(
-        refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'", "nearest"));
+    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"), "bad.yaml:3: ", "nearest is batch"));
+    CHECK(refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'",
+                  "the default is"));
     CHECK(refused(write_string("bad.yaml", "steps 3\n"), "bad.yaml:1: ", "key: value"));
     CHECK(refused(folder, folder, "config file"));
+    CHECK(
+        refused(write_file("bad.yaml", "steps: 3\nbat\0ch: 4\n", 20), "bad.yaml:2: ", "NUL byte"));
+    CHECK(refused(write_file("bad.yaml", "steps: 3\n\0", 10), "bad.yaml:2: ", "NUL byte"));
+    CHECK(refused(write_string("bad.yaml", "\xef\xbb\xbfsteps: 3\n"),
+                  "bad.yaml:1: ", "begins with a byte-order mark; save it as UTF-8"));
+    CHECK(refused(write_file("bad.yaml", "\xff\xfes\0t\0", 6), "bad.yaml:1: ", "UTF-16"));
+    CHECK(refused(write_file("bad.yaml", "\xfe\xff\0s\0t", 6), "bad.yaml:1: ", "UTF-16"));
+    CHECK(refused("/dev/zero", "/dev/zero:1: ", "NUL byte"));
+    snprintf(line, sizeof line, "%0*d", 250, 0);
+    FILE *file = fopen("bad.yaml", "w");
+    for (int i = 0; CHECK(file != NULL) && i < 10; i++) fputs(line, file);
+    if (file) fclose(file);
+    CHECK(refused("bad.yaml", "bad.yaml:1: ", "longer than 2046 bytes"));
 }
 
 /* ---- data ----------------------------------------------------------------------------------- */
@@ -332,6 +376,8 @@ static void test_tracks(void) {
     check_tracks(2000, 4, 1);
     CHECK(hy_text_from_bytes(&x, "abcdefghij", 10, "") == GT_OK);
     CHECK(hy_tracks_create(&tracks, &x, 9) != GT_OK && strstr(hy_last_error(), "too many"));
+    CHECK(strstr(hy_last_error(), "at most 8 fit") && hy_tracks_create(&tracks, &x, 8) == GT_OK);
+    hy_tracks_free(&tracks);
     hy_text_free(&x);
 }
 
@@ -344,7 +390,7 @@ static void test_texts_refused(void) {
     CHECK(hy_text_load(&x, write_string("empty.txt", ""), "") != GT_OK &&
           strstr(hy_last_error(), "empty"));
     CHECK(hy_text_load(&x, write_file("two.bin", "\0\xff", 2), "") == GT_OK && x.vocab == 2);
-    CHECK(hy_text_fits(&x, 1) != GT_OK && strstr(hy_last_error(), "too short"));
+    CHECK(hy_text_fits(&x, 1) != GT_OK && strstr(hy_last_error(), "too short: it has 2 bytes, "));
     hy_text_free(&x);
     CHECK(hy_text_from_bytes(&x, "abcdefghij", 10, "") == GT_OK);
     CHECK(hy_text_fits(&x, 8) == GT_OK);
@@ -522,14 +568,19 @@ static void test_help(void) {
 static void test_errors(void) {
     write_string("short.txt", "abcdefghij");
     write_string("empty.txt", "");
-    CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "'steps'"));
-    CHECK(says(2, "--model XY", "'XY'", "nearest is HY"));
+    CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "is steps"));
+    CHECK(says(2, "--model XY", "'XY' is none of: HY GF ", ""));
     CHECK(says(2, "--data no-such-text", "no-such-text", "No such file"));
-    CHECK(says(2, "--device cpu --dtype bf16", "dtype: 'bf16'", "the CPU computes in f32"));
+    CHECK(says(2, "--device cpu --dtype bf16", "dtype: 'bf16'", "leave --dtype out"));
     CHECK(says(1, TINY_GREEK "--check", "check: ", "no other device than the CPU"));
-    CHECK(says(1, TINY_GREEK "--bench 8,x", "bench: 'x'", "such as 256,512"));
-    CHECK(says(1, TINY "--data short.txt --seq 4 --bench 9", "too short for one window",
-               "at most 8"));
+    CHECK(says(2, TINY_GREEK "--bench 8,x", "hybrid_train: bench: '8,x'", "such as 256,512"));
+    CHECK(says(2, TINY_GREEK "--bench 0", "hybrid_train: bench: '0'", "such as 256,512"));
+    CHECK(says(2, TINY "--data short.txt --seq 4 --bench 4,9",
+               "hybrid_train: the text is too short", "at most 8"));
+    CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",fwd+bwd,4,1,"));
+    CHECK(says(2, TINY "--data /dev/zero", "data file /dev/zero: no regular file", "1024 MiB"));
+    CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000", "MiB of memory, ",
+               "a smaller --batch (65536) or --seq (8000) needs less"));
     CHECK(says(2, TINY_GREEK "--prompt \\x01", "prompt: ", "does not occur"));
     CHECK(says(2, TINY "--data short.txt", "too short for one window", "at most 8"));
     CHECK(says(2, TINY "--data empty.txt", "empty.txt", "empty"));
@@ -550,6 +601,9 @@ static void test_device(void) {
     snprintf(line, sizeof line, "--device cuda %s", rest);
     CHECK(works ? says(0, line, "device      ", "held-out loss ")
                 : says(1, line, "device cuda: ", why));
+    snprintf(line, sizeof line, "--device auto --dtype bf16 %s", rest);
+    CHECK(works ? says(0, line, "device      ", "held-out loss ")
+                : says(2, line, "dtype: 'bf16' needs a GPU", "the CPU computes in f32 alone"));
 }
 
 /* A text of all byte values at random, and one of two: nothing to learn, but it must run. */
@@ -664,7 +718,8 @@ static void check_bench(const char *device) {
             continue;
         CHECK(!strcmp(pass, rows % 2 ? "fwd+bwd" : "inf"));
         rows++;
-        CHECK(x[0] == 2 && x[1] == 8 * ((rows + 1) / 2) && x[2] > 0 && x[3] > 0 && x[4] > 0 && x[5] > 0);
+        CHECK(x[0] == 2 && x[1] == 8 * ((rows + 1) / 2) && x[2] > 0 && x[3] > 0 && x[4] > 0 &&
+              x[5] > 0);
         CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 &&
               fabs(x[3] * x[5] / 1e3 / (2 * x[1]) - 1) < 0.01);
         CHECK(fabs(x[6] * 1024 / (2 * x[1]) / x[7] - 1) < 0.05);
@@ -684,9 +739,9 @@ static const char *const dtypes[] = {"f32", "bf16", "f16"};
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, ON_DEVICE "--steps 1");
-    int absent = status == 1 && !gpu_is_present() &&
-                 (strstr(out, "no CUDA-capable device") ||
-                  strstr(out, "driver version is insufficient"));
+    int absent =
+        status == 1 && !gpu_is_present() &&
+        (strstr(out, "no CUDA-capable device") || strstr(out, "driver version is insufficient"));
     if (absent) printf("SKIP: %s", out);
     free(out);
     return absent;
