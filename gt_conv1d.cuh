@@ -18,10 +18,7 @@
 #ifndef GT_CONV1D_CUH
 #define GT_CONV1D_CUH
 
-#ifndef GT_KERNELS_INTERNAL
-#define GT_KERNELS_INTERNAL
-#endif
-#include "gt_kernels.h"
+#include "gt/base/op.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -80,7 +77,7 @@ GT_API const gt_op *gt_op_conv1d(void) {
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
-#include "gt_common.cuh"
+#include "gt/base/reduce.cuh"
 
 namespace gt {
 namespace conv1d {
@@ -985,5 +982,7 @@ GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *n
 #endif
 
 #endif /* kernels or stubs */
+
+#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
 
 #endif /* GT_CONV1D_CUH */

@@ -30,10 +30,7 @@
 #ifndef GT_FUSED_CUH
 #define GT_FUSED_CUH
 
-#ifndef GT_KERNELS_INTERNAL
-#define GT_KERNELS_INTERNAL
-#endif
-#include "gt_kernels.h"
+#include "gt/base/op.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -184,7 +181,7 @@ GT_API const gt_op *gt_op_norm_gate(void) {
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
-#include "gt_common.cuh"
+#include "gt/base/reduce.cuh"
 
 namespace gt {
 namespace rmsnorm_linear {
@@ -1994,5 +1991,7 @@ GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_worksp
 #endif
 
 #endif /* kernels or stubs */
+
+#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
 
 #endif /* GT_FUSED_CUH */

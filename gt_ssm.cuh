@@ -42,10 +42,7 @@
 #ifndef GT_SSM_CUH
 #define GT_SSM_CUH
 
-#ifndef GT_KERNELS_INTERNAL
-#define GT_KERNELS_INTERNAL
-#endif
-#include "gt_kernels.h"
+#include "gt/base/op.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -201,7 +198,7 @@ GT_API const gt_op *gt_op_selective_scan(void) {
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
-#include "gt_common.cuh"
+#include "gt/base/reduce.cuh"
 
 #include <float.h>
 
@@ -2230,4 +2227,7 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args,
 #endif
 
 #endif /* kernels or stubs */
+
+#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+
 #endif /* GT_SSM_CUH */

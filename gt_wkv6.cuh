@@ -30,10 +30,7 @@
 #ifndef GT_WKV6_CUH
 #define GT_WKV6_CUH
 
-#ifndef GT_KERNELS_INTERNAL
-#define GT_KERNELS_INTERNAL
-#endif
-#include "gt_kernels.h"
+#include "gt/base/op.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -98,7 +95,7 @@ GT_API const gt_op *gt_op_wkv6(void) {
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
-#include "gt_common.cuh"
+#include "gt/base/reduce.cuh"
 
 namespace gt {
 namespace wkv6 {
@@ -5993,4 +5990,7 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need)
 #endif
 
 #endif /* kernels or stubs */
+
+#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+
 #endif /* GT_WKV6_CUH */

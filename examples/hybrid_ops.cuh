@@ -1,7 +1,7 @@
 /* The operators of hybrid_ops.h as kernels, in the same order, and their part of a backend's table.
  *
- * All kernels are written on the primitives of gt_common.cuh, so that they also run in the
- * emulation of tests/emu.h.  What is left to whoever includes this file (hybrid_ops.cu, and the
+ * All kernels are written on the primitives of gt/base, so that they also run in the
+ * emulation of gt/emu.  What is left to whoever includes this file (hybrid_ops.cu, and the
  * tests' emulation) is memory, order and the matrix product.
  *
  * Blocks have 8 warps.  Where rows are independent a warp takes a row.  Where rows are summed a
@@ -11,7 +11,7 @@
 #ifndef HYBRID_OPS_CUH
 #define HYBRID_OPS_CUH
 
-#include "gt_common.cuh"
+#include "gt/base/reduce.cuh"
 #include "hybrid_ops.h"
 
 namespace hy {

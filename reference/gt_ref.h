@@ -7,8 +7,8 @@
 #ifndef GT_REF_H
 #define GT_REF_H
 
-#define GT_KERNELS_INTERNAL
-#include "gt_kernels.h"
+#include "gt/base/op.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <tgmath.h>

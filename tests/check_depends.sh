@@ -8,7 +8,7 @@ failures=0
 for object in "$@"; do
     part=${object#libgt_}
     part=${part%%.*}
-    needed=gt_kernels.h
+    needed="gt_kernels.h gt/base/op.h"
     [ "$part" = core ] || needed="$needed gt_$part.cuh"
     # -n: read ninja's log of dependencies, do not tidy it
     known=$("$ninja" -n -C "$build" -t deps "$object")

@@ -67,7 +67,7 @@ name=$out/\$1.sm_\$2
 start=\$(date +%s)
 macro=GT_\$(echo \$1 | tr a-z A-Z)_IMPLEMENTATION
 $nvcc -std=c++17 -Xptxas -v -cubin -gencode=arch=compute_\$2,code=sm_\$2 -D\$macro -I'$root' \\
-    -o \$name.cubin '$root/tests/impl.cu' >\$name.log 2>&1 || touch \$name.failed
+    -o \$name.cubin '$root/gt/impl/impl.cu' >\$name.log 2>&1 || touch \$name.failed
 echo \$((\$(date +%s) - start)) >\$name.seconds
 END
 for part in "$@"; do

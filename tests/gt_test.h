@@ -17,10 +17,7 @@
 #ifndef GT_TEST_H
 #define GT_TEST_H
 
-#ifndef GT_KERNELS_INTERNAL
-#define GT_KERNELS_INTERNAL
-#endif
-#include "gt_kernels.h"
+#include "gt/base/op.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,5 +1,5 @@
 /* The kernels emulated on the CPU: device memory is the host's. */
-#include "gt_common.cuh"
+#include "gt/emu/emu.h"
 
 #include "test_kernels.h"
 

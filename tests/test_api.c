@@ -3,8 +3,7 @@
  * that they cover all operators and passes; what only one operator has stands in bad_values.  A
  * fuzz test compares the verdicts of gt_prepare on overlapping memory with an enumeration of all
  * elements. */
-#define GT_KERNELS_INTERNAL
-#include "gt_kernels.h"
+#include "gt/base/op.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
-/* test_emu.cpp - tests the primitives of gt_common.cuh as the emulator runs them, and the checks of
+/* test_emu.cpp - tests the primitives of gt/base as the emulator runs them, and the checks of
  * the emulator itself, by planting the faults that they must find.
  *
- *   g++ -std=c++17 -O2 -Wall -Wextra -DGT_EMU -I. -Itests tests/test_emu.cpp -o test_emu
+ *   g++ -std=c++17 -O2 -Wall -Wextra -DGT_EMU -I. tests/test_emu.cpp -o test_emu
  */
 #include <math.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "gt_common.cuh"
+#include "gt/base/reduce.cuh"
 
 using namespace gt;
 

@@ -57,6 +57,6 @@ cxx_compilers() {
 # What a user copies: headers, reference, and all that the build needs.
 copy_source() {
     mkdir -p "$1"
-    (cd "$SOURCE" && tar -cf - meson.build meson_options.txt ./*.h ./*.cuh reference tests examples \
+    (cd "$SOURCE" && tar -cf - meson.build meson_options.txt ./*.h ./*.cuh gt reference tests examples \
         bench tools) | (cd "$1" && tar -xf -)
 }

@@ -30,7 +30,7 @@ patch=$(sed -n 's/^#define GT_VERSION_PATCH //p' "$SOURCE/gt_kernels.h")
 suffix=v${major}_${minor}_${patch}
 other=v${major}_${minor}_77
 mkdir newer
-cp "$SOURCE"/*.h "$SOURCE"/*.cuh newer
+cp -R "$SOURCE"/*.h "$SOURCE"/*.cuh "$SOURCE"/gt newer
 sed -e "s/^#define GT_VERSION_PATCH .*/#define GT_VERSION_PATCH 77/" -e "s/_$suffix/_$other/" \
     "$SOURCE/gt_kernels.h" >newer/gt_kernels.h
 

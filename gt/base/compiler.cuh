@@ -1,0 +1,66 @@
+/* gt/base/compiler.cuh - how code is declared for nvcc and, with GT_EMU defined, for an ordinary C++ compiler, and what
+ * the architecture that is compiled for has. */
+#ifndef GT_BASE_COMPILER_CUH
+#define GT_BASE_COMPILER_CUH
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <type_traits>
+
+#if defined(GT_EMU)
+/* The emulation, gt/emu/, stands in for the CUDA runtime. */
+#elif defined(__CUDACC__)
+#include <cuda_runtime.h>
+#else
+#error "kernels need nvcc, or a C++17 compiler with GT_EMU defined"
+#endif
+
+/* GT_DEV     device function, in namespace scope or as static member
+ * GT_DEV_CALL the same, called and not inlined: for what is rare
+ * GT_HD      the same for host and device
+ * GT_METHOD  device member function that uses `this`
+ * GT_KERNEL(threads, min_blocks) name(params): kernel launched with `threads` threads, compiled so
+ *            that `min_blocks` blocks fit on a multiprocessor; may follow template <...> */
+#ifdef GT_EMU
+#define GT_DEV [[maybe_unused]] static inline
+#define GT_DEV_CALL [[maybe_unused]] static
+#define GT_HD [[maybe_unused]] static inline
+#define GT_METHOD inline
+#define GT_KERNEL(threads, min_blocks) [[maybe_unused]] static void
+#define GT_GRID_CONSTANT
+#define GT_UNROLL
+#define GT_NO_UNROLL
+#else
+#define GT_DEV static __device__ __forceinline__
+#define GT_DEV_CALL [[maybe_unused]] static __device__ __noinline__
+#define GT_HD static __host__ __device__ __forceinline__
+#define GT_METHOD __device__ __forceinline__
+#define GT_KERNEL(threads, min_blocks) \
+    [[maybe_unused]] static __global__ void __launch_bounds__(threads, min_blocks)
+#define GT_GRID_CONSTANT __grid_constant__
+#define GT_UNROLL _Pragma("unroll")
+#define GT_NO_UNROLL _Pragma("unroll 1")
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define GT_SM80 1
+#else
+#define GT_SM80 0
+#endif
+
+/* What a kernel needs that is empty for other devices, which never get it: mma of bf16 and tf32, and mbarriers, of
+ * compute capability 8.0 on; the instructions that only 9.0 has. */
+#if defined(GT_EMU) || GT_SM80
+#define GT_SM80_KERNELS 1
+#else
+#define GT_SM80_KERNELS 0
+#endif
+#if defined(GT_EMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GT_SM90A 1
+#else
+#define GT_SM90A 0
+#endif
+
+#endif

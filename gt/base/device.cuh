@@ -1,0 +1,532 @@
+/* gt/base/device.cuh - the one place where kernels meet the machine.
+ *
+ * Every kernel of this library is written on the primitives below and on plain C++, so that the
+ * same source runs on a GPU (PTX bodies here) and, with GT_EMU defined, on the CPU, compiled by an
+ * ordinary C++ compiler without the CUDA Toolkit (bodies in gt/emu/, which also check for
+ * races, bounds, alignment and barrier use).  The rules that make this possible:
+ *
+ *   - Kernels touch shared memory only through the primitives, by 32-bit shared address.
+ *   - Shared memory is dynamic only (no static __shared__), carved up by offsets from smem_base(),
+ *     the one base address.  It starts with undefined contents.
+ *   - No PTX, no intrinsic and no threadIdx-like variable outside gt/base/ (most of them are here).
+ *   - A kernel takes one trivially copyable struct of parameters by value; its blocks are a whole
+ *     number of warps; no thread returns while others of its warp still meet at a primitive.
+ *   - Collective primitives (marked W below) are executed by all 32 lanes of a warp together.
+ *
+ *   struct ScaleParams { const float* x; float* y; float factor; int n; };
+ *
+ *   GT_KERNEL(128, 1) scale_kernel(const GT_GRID_CONSTANT ScaleParams p) {
+ *       const int i = block_x() * block_threads() + thread_id();
+ *       const uint32_t cell = smem_base() + 4 * thread_id();
+ *       sts<float>(cell, i < p.n ? p.x[i] : 0.0f);
+ *       sync_threads();
+ *       if (i < p.n) p.y[i] = p.factor * lds<float>(cell);
+ *   }
+ *
+ *   cudaError_t error = gt::launch(scale_kernel, {blocks}, 128, 128 * 4, stream, params);
+ *
+ * CONTENTS
+ *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
+ *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
+ *   global memory  ldg stg global_pointer
+ *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_arrive (W)
+ *                  mbarrier_wait (W) wait_for_chain
+ *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
+ *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
+ *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
+ *                  fence_async_proxy (all W)
+ *
+ * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
+ * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
+ * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A) and trap elsewhere.
+ */
+#ifndef GT_BASE_DEVICE_CUH
+#define GT_BASE_DEVICE_CUH
+
+#include "number.cuh"
+#ifdef GT_EMU
+#include "../emu/emu.h"
+#endif
+
+namespace gt {
+
+/* ---- tensor core fragments ------------------------------------------------------------------- */
+
+/* With g = lane / 4 and j = lane % 4, a lane holds of a product C[16][8] += A[16][K] B[K][8]:
+ *
+ *   m16n8k16, 16-bit operands (mma_bf16, mma_f16); a register holds two elements, lower index in
+ *   the lower half:
+ *     | a[0]            | a[1]              | a[2]              | a[3]                |
+ *     | A[g][2j,2j+1]   | A[g+8][2j,2j+1]   | A[g][2j+8,2j+9]   | A[g+8][2j+8,2j+9]   |
+ *     | b0              | b1                |
+ *     | B[2j,2j+1][g]   | B[2j+8,2j+9][g]   |
+ *
+ *   m16n8k8, tf32 operands (mma_tf32):
+ *     | a[0]            | a[1]              | a[2]              | a[3]                |
+ *     | A[g][j]         | A[g+8][j]         | A[g][j+4]         | A[g+8][j+4]         |
+ *     | b0              | b1                |
+ *     | B[j][g]         | B[j+4][g]         |
+ *
+ *   both, fp32 accumulators:
+ *     | c[0]            | c[1]              | c[2]              | c[3]                |
+ *     | C[g][2j]        | C[g][2j+1]        | C[g+8][2j]        | C[g+8][2j+1]        |
+ *
+ * ldmatrix reads matrices of 8 rows of 8 16-bit elements, 16 bytes a row, each row at a 16-byte
+ * aligned address of its own.  Lane 8m + i gives the address of row i of matrix m (lanes beyond the
+ * last matrix give any value), and register m receives
+ *
+ *     ldmatrix          M_m[g][2j,2j+1]            ldmatrix ..._trans          M_m[2j,2j+1][g]
+ *
+ * so from A stored by rows, x4 with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
+ * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15] is the A fragment; from B stored as B[k][n] x2_trans,
+ * and from B stored as B^T[n][k] x2, with the two halves of k, is the B fragment.
+ * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].
+ *
+ * | primitive                                  | PTX                                              |
+ * |--------------------------------------------|--------------------------------------------------|
+ * | mma_bf16(c, a, b0, b1)                     | mma.sync.aligned.m16n8k16.row.col.f32.bf16...    |
+ * | mma_f16(c, a, b0, b1)                      | mma.sync.aligned.m16n8k16.row.col.f32.f16...     |
+ * | mma<T>(c, a, b0, b1)                       | one of these, for T = bf16, f16                  |
+ * | mma_tf32(c, a, b0, b1)                     | mma.sync.aligned.m16n8k8.row.col.f32.tf32...     |
+ * | ldmatrix_x1(r, addr), _x2, _x4; ..._trans  | ldmatrix.sync.aligned.m8n8.x1[.trans].shared.b16 |
+ * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
+ *
+ * A warpgroup, of 4 warps from a multiple of 4 on, multiplies as one: C[64][128] += A[64][8] B[8][128],
+ * of tf32.  A warp has rows 16 (warp % 4) ... + 15 of A and C, in the registers of mma_tf32: c[i] are
+ * columns 8i ... 8i + 7.  B lies in shared memory as B^T[n][k]: 8 rows of 4 neighbours, 16 bytes a
+ * row, are 128 bytes side by side, at a multiple of 16; the next 4 of k are k_bytes further, the next
+ * 8 of n n_bytes, both multiples of 16.
+ *
+ * | primitive                              | PTX                                                  |
+ * |----------------------------------------|------------------------------------------------------|
+ * | wgmma_operand(addr, k_bytes, n_bytes)  | a matrix descriptor without swizzle                  |
+ * | wgmma_tf32(c, a, b)                    | wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 |
+ * | wgmma_fence(), wgmma_commit()          | wgmma.fence, wgmma.commit_group                      |
+ * | wgmma_wait<N>()                        | wgmma.wait_group: at most the N latest groups run on |
+ * | fence_async_proxy()                    | fence.proxy.async.shared::cta                        |
+ *
+ * wgmma_tf32 only starts the product.  Until a wgmma_wait ends its group, c and a are neither read nor
+ * written, but as c of further products, nor is B written.  A wgmma_fence comes between what was done
+ * with c and a before and the product.  Who writes B calls fence_async_proxy before the barrier that
+ * hands it over.
+ */
+
+/* ---- memory, ordering and warp primitives ---------------------------------------------------- */
+
+/* | primitive                          | semantics (PTX)                                          |
+ * |------------------------------------|----------------------------------------------------------|
+ * | smem_base()                        | shared address of the dynamic shared memory, a multiple  |
+ * |                                    | of 128                                                   |
+ * | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
+ * |                                    | 16 bytes; addr aligned to sizeof(T)                      |
+ * | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
+ * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
+ * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
+ * |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
+ * | cp_async_commit()                  | closes the calling thread's group of copies              |
+ * | cp_async_wait<N>()                 | waits until at most the N latest groups of the calling   |
+ * |                                    | thread are in flight; other threads see the data only    |
+ * |                                    | after a barrier that follows                             |
+ * | sync_warp()                        | bar.warp.sync: orders memory between the lanes of a warp |
+ * | sync_threads()                     | bar.sync 0 for the whole block                           |
+ * | bar_sync(id, n)                    | bar.sync: waits until n threads, whole warps, have come  |
+ * |                                    | to barrier id (0 to 15; 0 is sync_threads')              |
+ * | mbarrier_init(addr, n)             | mbarrier.init: a barrier of 8 aligned bytes for n        |
+ * |                                    | arriving threads, whole warps; a sync_threads comes      |
+ * |                                    | before its use.  Its phases have parities 0, 1, 0 ...    |
+ * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
+ * |                                    | begins the next.  Each thread of the warp counts: with   |
+ * |                                    | one for all, behind sync_warp, racecheck sees hazards    |
+ * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
+ * |                                    | parity is complete; that before the first, of parity 1,  |
+ * |                                    | counts as complete                                       |
+ * | wait_for_chain()                   | griddepcontrol: waits until the kernels before this one  |
+ * |                                    | in its Chain are complete and what they wrote is         |
+ * |                                    | visible, then lets blocks of the next take free places.  |
+ * |                                    | Nothing before sm_90 and where no kernel runs ahead      |
+ * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
+ * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
+ * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
+ * | warp_any(c)                        | whether c holds in any lane                              |
+ *
+ * Only sync_warp and the barriers order one lane's memory accesses before another's: an arrival
+ * those before it, for whoever waits for its phase. */
+
+#ifndef GT_EMU
+
+GT_DEV int thread_id() { return (int)threadIdx.x; }
+GT_DEV int lane_id() { return (int)(threadIdx.x & 31); }
+GT_DEV int warp_id() { return (int)(threadIdx.x >> 5); }
+GT_DEV int block_threads() { return (int)blockDim.x; }
+GT_DEV int block_x() { return (int)blockIdx.x; }
+GT_DEV int block_y() { return (int)blockIdx.y; }
+GT_DEV int block_z() { return (int)blockIdx.z; }
+GT_DEV int grid_x() { return (int)gridDim.x; }
+GT_DEV int grid_y() { return (int)gridDim.y; }
+GT_DEV int grid_z() { return (int)gridDim.z; }
+
+GT_DEV uint32_t smem_base() {
+    extern __shared__ __align__(128) unsigned char gt_dynamic_smem[];
+    return (uint32_t)__cvta_generic_to_shared(gt_dynamic_smem);
+}
+
+template <class T>
+GT_DEV T lds(uint32_t addr) {
+    static_assert(std::is_trivially_copyable<T>::value, "lds moves plain data");
+    T value;
+    if constexpr (sizeof(T) == 2) {
+        uint16_t bits;
+        asm volatile("ld.shared.b16 %0, [%1];" : "=h"(bits) : "r"(addr) : "memory");
+        memcpy(&value, &bits, sizeof value);
+    } else if constexpr (sizeof(T) == 4) {
+        uint32_t bits;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits) : "r"(addr) : "memory");
+        memcpy(&value, &bits, sizeof value);
+    } else if constexpr (sizeof(T) == 8) {
+        uint32_t bits[2];
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(bits[0]), "=r"(bits[1])
+                     : "r"(addr)
+                     : "memory");
+        memcpy(&value, bits, sizeof value);
+    } else {
+        static_assert(sizeof(T) == 16, "lds moves 2, 4, 8 or 16 bytes");
+        uint32_t bits[4];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
+                     : "r"(addr)
+                     : "memory");
+        memcpy(&value, bits, sizeof value);
+    }
+    return value;
+}
+
+template <class T>
+GT_DEV void sts(uint32_t addr, T value) {
+    static_assert(std::is_trivially_copyable<T>::value, "sts moves plain data");
+    if constexpr (sizeof(T) == 2) {
+        uint16_t bits;
+        memcpy(&bits, &value, sizeof value);
+        asm volatile("st.shared.b16 [%0], %1;" ::"r"(addr), "h"(bits) : "memory");
+    } else if constexpr (sizeof(T) == 4) {
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof value);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(bits) : "memory");
+    } else if constexpr (sizeof(T) == 8) {
+        uint32_t bits[2];
+        memcpy(bits, &value, sizeof value);
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(addr), "r"(bits[0]), "r"(bits[1])
+                     : "memory");
+    } else {
+        static_assert(sizeof(T) == 16, "sts moves 2, 4, 8 or 16 bytes");
+        uint32_t bits[4];
+        memcpy(bits, &value, sizeof value);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(bits[0]),
+                     "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+                     : "memory");
+    }
+}
+
+template <class T>
+GT_DEV T ldg(const void* source) {
+    return *static_cast<const T*>(source);
+}
+
+template <class T>
+GT_DEV void stg(void* target, T value) {
+    if constexpr (sizeof(T) == 16) { /* left to the compiler, it may fall apart into four stores */
+        uint32_t bits[4];
+        memcpy(bits, &value, sizeof value);
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
+                     "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+                     : "memory");
+    } else {
+        *static_cast<T*>(target) = value;
+    }
+}
+
+template <int BYTES>
+GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
+#if GT_SM80
+    const size_t global = __cvta_generic_to_global(source);
+    if constexpr (BYTES == 16) { /* .cg keeps the stream out of the first-level cache */
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(addr), "l"(global),
+                     "r"(copied)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(addr), "l"(global),
+                     "n"(BYTES), "r"(copied)
+                     : "memory");
+    }
+#else
+    const uint32_t* words = static_cast<const uint32_t*>(source);
+    GT_UNROLL
+    for (int i = 0; i < BYTES / 4; i++) {
+        uint32_t word = 0;
+        if (copied >= 4 * i + 4) {
+            word = words[i];
+        } else if (copied >= 4 * i + 2) {
+            word = reinterpret_cast<const uint16_t*>(words)[2 * i];
+        }
+        sts<uint32_t>(addr + 4 * i, word);
+    }
+#endif
+}
+
+/* A pointer that was kept in shared memory, known again to be one to global memory. */
+template <class T>
+GT_DEV T* global_pointer(void* pointer) {
+    __builtin_assume(__isGlobal(pointer));
+    return static_cast<T*>(pointer);
+}
+
+GT_DEV void cp_async_commit() {
+#if GT_SM80
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N>
+GT_DEV void cp_async_wait() {
+#if GT_SM80
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+GT_DEV void sync_warp() { __syncwarp(); }
+GT_DEV void sync_threads() { __syncthreads(); }
+
+GT_DEV void bar_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+GT_DEV void mbarrier_init(uint32_t addr, int threads) {
+#if GT_SM80
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(addr), "r"(threads) : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_arrive(uint32_t addr) {
+#if GT_SM80
+    asm volatile(
+        "{ .reg .b64 state;\n"
+        "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(addr)
+        : "memory");
+#else
+    __trap();
+#endif
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define GT_MBARRIER_WAIT "mbarrier.try_wait.parity" /* sleeps a while */
+#else
+#define GT_MBARRIER_WAIT "mbarrier.test_wait.parity"
+#endif
+
+GT_DEV void mbarrier_wait(uint32_t addr, int parity) {
+#if GT_SM80
+    asm volatile(
+        "{ .reg .pred complete;\n"
+        "AGAIN: " GT_MBARRIER_WAIT ".shared.b64 complete, [%0], %1;\n"
+        "@!complete bra AGAIN; }" ::"r"(addr),
+        "r"(parity)
+        : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* T is float, int32_t or uint32_t. */
+template <class T>
+GT_DEV T shfl_xor(T value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+template <class T>
+GT_DEV T shfl_up(T value, int distance) {
+    return __shfl_up_sync(0xffffffffu, value, distance);
+}
+template <class T>
+GT_DEV T shfl_down(T value, int distance) {
+    return __shfl_down_sync(0xffffffffu, value, distance);
+}
+template <class T>
+GT_DEV T shfl_idx(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+}
+
+GT_DEV void ldmatrix_x1(uint32_t& r, uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(r)
+                 : "r"(addr)
+                 : "memory");
+}
+
+GT_DEV void ldmatrix_x1_trans(uint32_t& r, uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(r)
+                 : "r"(addr)
+                 : "memory");
+}
+
+GT_DEV void ldmatrix_x2(uint32_t (&r)[2], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+GT_DEV void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+GT_DEV void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+GT_DEV void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+GT_DEV uint32_t movmatrix_trans(uint32_t r) {
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+    return transposed;
+}
+
+GT_DEV void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if GT_SM80
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if GT_SM80
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+GT_DEV void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
+#if GT_SM80
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])),
+          "r"(as_uint(b0)), "r"(as_uint(b1)));
+#else
+    __trap();
+#endif
+}
+
+GT_DEV uint64_t wgmma_operand(uint32_t addr, uint32_t k_bytes, uint32_t n_bytes) {
+    return (uint64_t)(addr >> 4) | (uint64_t)(k_bytes >> 4) << 16 | (uint64_t)(n_bytes >> 4) << 32;
+}
+
+GT_DEV void wgmma_fence() {
+#if GT_SM90A
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void wgmma_commit() {
+#if GT_SM90A
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+template <int N>
+GT_DEV void wgmma_wait() {
+#if GT_SM90A
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void fence_async_proxy() {
+#if GT_SM90A
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b) {
+#if GT_SM90A
+#define GT_TILE(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1;"
+        : GT_TILE(0), GT_TILE(1), GT_TILE(2), GT_TILE(3), GT_TILE(4), GT_TILE(5), GT_TILE(6),
+          GT_TILE(7), GT_TILE(8), GT_TILE(9), GT_TILE(10), GT_TILE(11), GT_TILE(12), GT_TILE(13),
+          GT_TILE(14), GT_TILE(15)
+        : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])), "l"(b));
+#undef GT_TILE
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void wait_for_chain() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif /* GT_EMU */
+
+template <class T>
+GT_DEV void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    static_assert(std::is_same<T, bf16>::value || std::is_same<T, f16>::value, "16-bit operands");
+    if constexpr (std::is_same<T, bf16>::value) {
+        mma_bf16(c, a, b0, b1);
+    } else {
+        mma_f16(c, a, b0, b1);
+    }
+}
+
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,176 @@
+/* gt/base/op.h - how operators are described to the checks of arguments that GPU and CPU share; not for users.
+ *
+ * Each operator describes its argument struct once, as a table; gt_prepare reads it to fill in
+ * defaults and to find every bad argument before anything is launched, for the GPU and for the CPU
+ * twin alike.  The tests walk the same tables.
+ *
+ * A size is a letter; a tensor's shape is a word of letters: "BTHN".  A letter without a field (S:
+ * states read, Q: states written, ...) is set by the operator's resolve function. */
+#ifndef GT_BASE_OP_H
+#define GT_BASE_OP_H
+
+#define GT_DECLARATIONS_ONLY /* not the implementation, which needs this file first */
+#include "../../gt_kernels.h"
+#undef GT_DECLARATIONS_ONLY
+
+#define gt_enter GT_SYMBOL(enter)
+#define gt_fail GT_SYMBOL(fail)
+#define gt_no_cuda GT_SYMBOL(no_cuda)
+#define gt_check_range GT_SYMBOL(check_range)
+#define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
+#define gt_resolve_packed GT_SYMBOL(resolve_packed)
+#define gt_prepare GT_SYMBOL(prepare)
+#define gt_view_of GT_SYMBOL(view_of)
+#define gt_op_wkv6 GT_SYMBOL(op_wkv6)
+#define gt_op_ssd GT_SYMBOL(op_ssd)
+#define gt_op_selective_scan GT_SYMBOL(op_selective_scan)
+#define gt_op_conv1d GT_SYMBOL(op_conv1d)
+#define gt_op_rmsnorm_linear GT_SYMBOL(op_rmsnorm_linear)
+#define gt_op_norm_mix GT_SYMBOL(op_norm_mix)
+#define gt_op_norm_gate GT_SYMBOL(op_norm_gate)
+
+/* A function for the host and for kernels. */
+#ifdef __CUDACC__
+#define GT_INLINE static __host__ __device__ inline
+#else
+#define GT_INLINE static inline
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum gt_pass { GT_FORWARD = 0, GT_BACKWARD = 1, GT_STEP = 2, GT_QUERY = 3 } gt_pass;
+typedef enum gt_place { GT_HOST = 0, GT_DEVICE = 1 } gt_place;
+
+typedef struct gt_tensor {
+    const char *name;
+    size_t offset;        /* of the pointer in the struct */
+    size_t stride_offset; /* of its gt_stride ([M,*]: int64_t); 0 = always packed */
+    const char *shape;    /* size letters, slowest first */
+    char kind;            /* 'x' activations, 'w' their companion dtype, 'f' fp32, 'i' int32 */
+    const char *use;      /* per pass forward, backward, step: '-' unused, 'I' required input, 'i'
+                             optional input, 'O' required output, 'o' optional output, 'g' parameter
+                             gradient (optional, accumulates), 's' updated in place, required */
+    const char *may_equal; /* tensor that an output may equal exactly, or NULL */
+} gt_tensor;
+
+typedef struct gt_size {
+    char letter;
+    const char *name;
+    size_t offset;
+    int64_t min;
+} gt_size;
+
+typedef struct gt_dims { /* by letter: n['B' - 'A'] */
+    int64_t n[26];
+} gt_dims;
+
+typedef struct gt_op {
+    const char *name;
+    size_t args_bytes;
+    size_t dtype_offset, companion_offset; /* companion: of w_dtype or dt_dtype; 0 = none */
+    const char *companion_name;
+    size_t accumulate_offset;
+    const gt_size *sizes;     /* ends with letter 0 */
+    const gt_tensor *tensors; /* ends with name NULL */
+    /* fills the operator's own defaults into *args, sets derived letters, checks its own fields */
+    gt_status (*resolve)(void *args, gt_pass pass, gt_dims *dims);
+} gt_op;
+
+/* One tensor of one call: where its elements lie. */
+typedef struct gt_view {
+    char *data;
+    int rank; /* without the indices of size 1 */
+    int64_t size[4], stride[4]; /* strides in bytes */
+    int64_t count;              /* elements */
+    int element;                /* bytes of one */
+} gt_view;
+
+/* Names the public function that this thread is in, for gt_fail: "gt_" or "gt_ref_", operator, pass. */
+GT_API void gt_enter(gt_place place, const char *op, gt_pass pass);
+
+/* Records "<function>: <text>" as this thread's last error and returns `status`. */
+GT_API gt_status gt_fail(gt_status status, const char *format, ...);
+
+/* What every stub returns. */
+GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
+
+/* Fails with `status` unless min <= value <= max. */
+#define GT_MAX_SIZE ((int64_t)1 << 40)
+GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
+                                int64_t max);
+
+/* The fields that the recurrent operators share: sets S (states read) and Q (states written), refuses
+ * what is reserved or belongs to another pass.  gt_resolve_packed takes packed sequences, too, and
+ * sets C and E, the lengths of cu_seqlens and seq_count: 0 if the call is not packed. */
+typedef struct gt_recurrence {
+    int64_t B, T, segments, seq_capacity, slot_capacity;
+    int state_in_shared;
+    const float *state_in, *state_out;
+    const int32_t *cu_seqlens, *seq_count, *slots;
+} gt_recurrence;
+GT_API gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
+GT_API gt_status gt_resolve_packed(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
+
+/* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
+ * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers. */
+GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
+                            void *filled, gt_dims *dims);
+
+/* The view of one tensor in a prepared struct. */
+GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
+                          const gt_dims *dims);
+
+/* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays
+ * of one entry per chunk, chunk c of sequence s has place cu_seqlens[s] / size + s + c.  No two
+ * chunks share a place and all places are below T / size + seq_capacity, because from s to s + 1
+ * the sum cu_seqlens[s] / size + s grows by at least the number of chunks of s.  So the host, which
+ * knows the capacities only, can size the arrays and start a block per place, and the block finds
+ * by gt_chunk_at which chunk it has, if any. */
+typedef struct gt_chunk {
+    int64_t sequence;    /* -1 = none has this place */
+    int64_t first, last; /* tokens first ... last-1 */
+} gt_chunk;
+
+GT_INLINE int64_t gt_chunk_places(int64_t T, int64_t seq_capacity, int64_t size) {
+    return T / size + seq_capacity;
+}
+
+GT_INLINE int64_t gt_chunk_place(const int32_t *cu_seqlens, int64_t size, int64_t sequence,
+                                 int64_t chunk) {
+    return cu_seqlens[sequence] / size + sequence + chunk;
+}
+
+GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t size,
+                               int64_t place) {
+    gt_chunk c = {-1, 0, 0};
+    int64_t low = 0, high = count; /* the last sequence whose first place is at most `place` */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (gt_chunk_place(cu_seqlens, size, middle, 0) <= place)
+            low = middle;
+        else
+            high = middle;
+    }
+    if (low == count) return c;
+    c.first = cu_seqlens[low] + (place - gt_chunk_place(cu_seqlens, size, low, 0)) * size;
+    if (c.first >= cu_seqlens[low + 1]) return c;
+    c.sequence = low;
+    c.last = c.first + size < cu_seqlens[low + 1] ? c.first + size : cu_seqlens[low + 1];
+    return c;
+}
+
+GT_API const gt_op *gt_op_wkv6(void);
+GT_API const gt_op *gt_op_ssd(void);
+GT_API const gt_op *gt_op_selective_scan(void);
+GT_API const gt_op *gt_op_conv1d(void);
+GT_API const gt_op *gt_op_rmsnorm_linear(void);
+GT_API const gt_op *gt_op_norm_mix(void);
+GT_API const gt_op *gt_op_norm_gate(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

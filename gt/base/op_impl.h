@@ -1,0 +1,449 @@
+/* gt/base/op_impl.h - the core of the library: version, messages, and the checks of arguments that gt_prepare makes.
+ * One object of a program holds it. */
+#ifndef GT_BASE_OP_IMPL_H
+#define GT_BASE_OP_IMPL_H
+
+#include "op.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__cplusplus)
+#define GT_THREAD_LOCAL thread_local
+#elif defined(_MSC_VER)
+#define GT_THREAD_LOCAL __declspec(thread)
+#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+#define GT_THREAD_LOCAL _Thread_local
+#else
+#define GT_THREAD_LOCAL __thread
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+static GT_THREAD_LOCAL char gt_function_name[64];
+static GT_THREAD_LOCAL char gt_error_text[512];
+
+GT_API int gt_version(void) { return GT_VERSION; }
+
+GT_API const char *gt_last_error(void) { return gt_error_text; }
+
+GT_API const char *gt_status_string(gt_status status) {
+    switch (status) {
+    case GT_OK: return "success";
+    case GT_ERROR_NULL: return "a required pointer is NULL";
+    case GT_ERROR_SIZE: return "a size is out of range or inconsistent";
+    case GT_ERROR_STRIDE: return "a stride is out of range";
+    case GT_ERROR_DTYPE: return "a dtype is not allowed here";
+    case GT_ERROR_VALUE: return "a flag or number is out of range";
+    case GT_ERROR_ALIGNMENT: return "a pointer is not aligned to its element size";
+    case GT_ERROR_OVERLAP: return "an output overlaps another tensor";
+    case GT_ERROR_UNSUPPORTED: return "valid, but not supported by this version";
+    case GT_ERROR_NO_CUDA: return "the implementation was built without CUDA";
+    case GT_ERROR_ARCH: return "this build has no kernel for the device";
+    case GT_ERROR_NO_DEVICE: return "no CUDA device or no usable driver";
+    case GT_ERROR_WORKSPACE: return "workspace is missing or too small";
+    case GT_ERROR_SAVED: return "saved is too small";
+    case GT_ERROR_MEMORY: return "out of host memory";
+    case GT_ERROR_CUDA: return "a CUDA call failed";
+    }
+    return "not a status of gt_kernels";
+}
+
+GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
+    static const char *const passes[] = {"forward", "backward", "step", "workspace"};
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s",
+             place == GT_HOST ? "ref_" : "", op, passes[pass]);
+}
+
+GT_API gt_status gt_fail(gt_status status, const char *format, ...) {
+    int used = snprintf(gt_error_text, sizeof gt_error_text, "%s: ", gt_function_name);
+    va_list list;
+    va_start(list, format);
+    vsnprintf(gt_error_text + used, sizeof gt_error_text - (size_t)used, format, list);
+    va_end(list);
+    return status;
+}
+
+GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass) {
+    gt_enter(GT_DEVICE, op->name, pass);
+    return gt_fail(GT_ERROR_NO_CUDA, "built without CUDA: compile the file that defines "
+                                     "GT_KERNELS_IMPLEMENTATION with nvcc");
+}
+
+GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
+                                int64_t max) {
+    if (value >= min && value <= max) return GT_OK;
+    if (max == GT_MAX_SIZE && value < min)
+        return gt_fail(status, "%s = %lld: must be at least %lld", field, (long long)value,
+                       (long long)min);
+    return gt_fail(status, "%s = %lld: must be %lld to %lld", field, (long long)value,
+                   (long long)min, (long long)max);
+}
+
+/* Of a batch. */
+static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
+    int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
+    gt_status status;
+    if ((status = gt_check_range(GT_ERROR_VALUE, "segments", f->segments, 0, GT_MAX_SIZE)) ||
+        (status = gt_check_range(GT_ERROR_VALUE, "state_in_shared", f->state_in_shared, 0, 1)))
+        return status;
+    *Q = f->B;
+    *S = f->state_in_shared ? 1 : f->B;
+    if (pass == GT_QUERY) return GT_OK;
+    if (pass != GT_STEP) {
+        if (f->slots || f->slot_capacity)
+            return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses slots",
+                           f->slots ? "slots" : "slot_capacity");
+        return GT_OK;
+    }
+    if (f->state_in_shared)
+        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates a state per element");
+    if (f->state_in && f->state_in != f->state_out)
+        return gt_fail(GT_ERROR_VALUE, "state_in = %p: must be NULL or equal state_out, which is "
+                                       "updated in place",
+                       (const void *)f->state_in);
+    if ((status = gt_check_range(GT_ERROR_SIZE, "T", f->T, 0, 16))) return status;
+    *Q = f->slot_capacity ? f->slot_capacity : f->B;
+    return gt_check_range(GT_ERROR_SIZE, "slot_capacity", *Q, f->slots ? 0 : f->B, GT_MAX_SIZE);
+}
+
+static const char *gt_packed_field(const gt_recurrence *f) {
+    return f->cu_seqlens ? "cu_seqlens" : f->seq_count ? "seq_count" : "seq_capacity";
+}
+
+GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
+    if (f->cu_seqlens || f->seq_count || f->seq_capacity)
+        return gt_fail(GT_ERROR_UNSUPPORTED,
+                       "%s is set: packed sequences are reserved, not yet implemented",
+                       gt_packed_field(f));
+    return gt_resolve_states(f, pass, dims);
+}
+
+GT_API gt_status gt_resolve_packed(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
+    gt_status status =
+        gt_check_range(GT_ERROR_SIZE, "seq_capacity", f->seq_capacity, 0, INT32_MAX - 1);
+    if (status != GT_OK) return status;
+    if (f->seq_capacity == 0) {
+        if (f->cu_seqlens || f->seq_count)
+            return gt_fail(GT_ERROR_SIZE, "seq_capacity = 0: %s is set, so it must be at least 1",
+                           gt_packed_field(f));
+        return gt_resolve_states(f, pass, dims);
+    }
+    if (pass == GT_STEP)
+        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: a step has no packed sequences",
+                       (long long)f->seq_capacity);
+    if (f->B != 1)
+        return gt_fail(GT_ERROR_SIZE, "B = %lld: must be 1 with packed sequences", (long long)f->B);
+    if (f->T > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "T = %lld: at most %lld tokens with packed sequences",
+                       (long long)f->T, (long long)INT32_MAX);
+    if (pass != GT_QUERY && !f->cu_seqlens)
+        return gt_fail(GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = %lld",
+                       (long long)f->seq_capacity);
+    if ((status = gt_resolve_states(f, pass, dims)) != GT_OK) return status;
+    dims->n['Q' - 'A'] = f->seq_capacity;
+    dims->n['S' - 'A'] = f->state_in_shared ? 1 : f->seq_capacity;
+    dims->n['C' - 'A'] = f->seq_capacity + 1;
+    dims->n['E' - 'A'] = 1;
+    return GT_OK;
+}
+
+/* ---- views and overlap ---- */
+
+static int gt_used(const gt_tensor *t, gt_pass pass) {
+    return pass <= GT_STEP && t->use[pass] != '-';
+}
+
+static int gt_written(const gt_tensor *t, gt_pass pass) {
+    return t->use[pass] == 'O' || t->use[pass] == 'o' || t->use[pass] == 'g' ||
+           t->use[pass] == 's';
+}
+
+static void *gt_pointer(const gt_tensor *t, const void *filled) {
+    void *p;
+    memcpy(&p, (const char *)filled + t->offset, sizeof p);
+    return p;
+}
+
+static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *filled) {
+    gt_dtype dtype;
+    if (t->kind == 'f' || t->kind == 'i') return 4;
+    memcpy(&dtype, (const char *)filled + (t->kind == 'w' ? op->companion_offset : op->dtype_offset),
+           sizeof dtype);
+    return dtype == GT_F32 ? 4 : 2;
+}
+
+/* Strides of all indices in elements, slowest first, from the filled struct. */
+static void gt_element_strides(const gt_tensor *t, const void *filled, const int64_t *size, int rank,
+                               int64_t *stride) {
+    const char *at = (const char *)filled + t->stride_offset;
+    int64_t packed = 1;
+    for (int i = rank - 1; i >= 0; i--) {
+        stride[i] = packed;
+        packed *= size[i];
+    }
+    if (!t->stride_offset) return;
+    if (t->shape[0] == 'M') {
+        memcpy(stride, at, sizeof stride[0]);
+    } else {
+        gt_stride s;
+        memcpy(&s, at, sizeof s);
+        stride[0] = s.b;
+        stride[1] = s.t;
+        stride[2] = s.h;
+    }
+}
+
+GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *filled,
+                          const gt_dims *dims) {
+    gt_view v;
+    int rank = (int)strlen(t->shape);
+    int64_t size[4], stride[4];
+    memset(&v, 0, sizeof v);
+    v.data = (char *)gt_pointer(t, filled);
+    v.element = gt_element_size(op, t, filled);
+    v.count = 1;
+    for (int i = 0; i < rank; i++) {
+        size[i] = dims->n[t->shape[i] - 'A'];
+        v.count *= size[i];
+    }
+    gt_element_strides(t, filled, size, rank, stride);
+    for (int i = 0; i < rank; i++) {
+        if (size[i] == 1) continue;
+        v.size[v.rank] = size[i];
+        v.stride[v.rank++] = stride[i] * v.element;
+    }
+    return v;
+}
+
+/* Bytes from the first to the end of the last element, over the indices with stride < limit. */
+static int64_t gt_extent(const gt_view *v, int64_t limit) {
+    int64_t bytes = v->element;
+    for (int i = 0; i < v->rank; i++)
+        if (v->stride[i] < limit) bytes += (v->size[i] - 1) * v->stride[i];
+    return bytes;
+}
+
+static int gt_multiples(const gt_view *v, int64_t m) {
+    for (int i = 0; i < v->rank; i++)
+        if (v->stride[i] >= m && v->stride[i] % m) return 0;
+    return 1;
+}
+
+/* Whether two elements of one tensor share memory, judged for nested strides: sorted by stride, each
+ * index must step over all that the smaller ones reach. */
+static int gt_overlaps_itself(const gt_view *v) {
+    for (int i = 0; i < v->rank; i++) {
+        if (v->stride[i] < gt_extent(v, v->stride[i])) return 1;
+        for (int j = 0; j < i; j++)
+            if (v->stride[i] == v->stride[j]) return 1;
+    }
+    return 0;
+}
+
+/* Columns of one buffer: for some row length m, a stride of `a`, both reach only a part of a row, and
+ * the parts do not meet. */
+static int gt_interleaved(const gt_view *a, const gt_view *b) {
+    uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
+    for (int i = 0; i < a->rank; i++) {
+        int64_t m = a->stride[i], in_row_a, in_row_b, d;
+        if (!gt_multiples(a, m) || !gt_multiples(b, m)) continue;
+        in_row_a = gt_extent(a, m);
+        in_row_b = gt_extent(b, m);
+        d = pb >= pa ? (int64_t)((pb - pa) % (uint64_t)m)
+                     : (m - (int64_t)((pa - pb) % (uint64_t)m)) % m;
+        if (d >= in_row_a && d + in_row_b <= m) return 1;
+    }
+    return 0;
+}
+
+static int gt_disjoint(const gt_view *a, const gt_view *b) {
+    uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
+    return pa + (uint64_t)gt_extent(a, INT64_MAX) <= pb ||
+           pb + (uint64_t)gt_extent(b, INT64_MAX) <= pa || gt_interleaved(a, b) ||
+           gt_interleaved(b, a);
+}
+
+static int gt_same_view(const gt_view *a, const gt_view *b) {
+    return a->data == b->data && a->element == b->element && a->rank == b->rank &&
+           !memcmp(a->size, b->size, sizeof a->size) &&
+           !memcmp(a->stride, b->stride, sizeof a->stride);
+}
+
+/* ---- the steps of gt_prepare ---- */
+
+static gt_status gt_fill_dtypes(const gt_op *op, char *filled) {
+    gt_dtype dtype, companion;
+    memcpy(&dtype, filled + op->dtype_offset, sizeof dtype);
+    if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > GT_F16)
+        return gt_fail(GT_ERROR_DTYPE, "dtype = %d: must be GT_F32, GT_BF16 or GT_F16", (int)dtype);
+    if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
+    memcpy(filled + op->dtype_offset, &dtype, sizeof dtype);
+    if (!op->companion_offset) return GT_OK;
+    memcpy(&companion, filled + op->companion_offset, sizeof companion);
+    if (companion == GT_DTYPE_DEFAULT) companion = dtype;
+    if (companion != dtype && companion != GT_F32)
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32 or equal dtype (%d)",
+                       op->companion_name, (int)companion, (int)dtype);
+    memcpy(filled + op->companion_offset, &companion, sizeof companion);
+    return GT_OK;
+}
+
+static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dims) {
+    memset(dims, 0, sizeof *dims);
+    for (const gt_size *s = op->sizes; s->letter; s++) {
+        int64_t n;
+        gt_status status;
+        memcpy(&n, filled + s->offset, sizeof n);
+        status = gt_check_range(GT_ERROR_SIZE, s->name, n, s->min, GT_MAX_SIZE);
+        if (status != GT_OK) return status;
+        dims->n[s->letter - 'A'] = n;
+    }
+    return GT_OK;
+}
+
+static int64_t gt_larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Every tensor must be addressable with 64-bit byte offsets.  A size of 0 counts as 1, so that products
+ * of the others do not overflow either. */
+static gt_status gt_check_shape(const gt_tensor *t, const gt_dims *dims) {
+    int64_t count = 1;
+    for (const char *c = t->shape; *c; c++) {
+        int64_t n = gt_larger(dims->n[*c - 'A'], 1);
+        if (count > ((int64_t)1 << 58) / n)
+            return gt_fail(GT_ERROR_SIZE, "%s: more than 2^58 elements", t->name);
+        count *= n;
+    }
+    return GT_OK;
+}
+
+static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
+    const char *at = (const char *)args + t->stride_offset;
+    gt_stride s;
+    if (t->shape[0] == 'M') {
+        int64_t row;
+        memcpy(&row, at, sizeof row);
+        return gt_fail(GT_ERROR_STRIDE, "%s_stride = %lld: %s", t->name, (long long)row, why);
+    }
+    memcpy(&s, at, sizeof s);
+    return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%lld, %lld, %lld}: %s", t->name, (long long)s.b,
+                   (long long)s.t, (long long)s.h, why);
+}
+
+/* Replaces zero strides by their defaults, in place.  No index may span more than 2^56 elements, so
+ * that sums of byte offsets fit in 64 bits. */
+static gt_status gt_fill_stride(const gt_tensor *t, char *filled, const gt_dims *dims) {
+    const int64_t limit = (int64_t)1 << 56;
+    char *at = filled + t->stride_offset;
+    const char *shape = t->shape;
+    if (shape[0] == 'M') {
+        int64_t row;
+        memcpy(&row, at, sizeof row);
+        if (row < 0) return gt_bad_stride(t, filled, "must not be negative");
+        if (row == 0) row = dims->n[shape[1] - 'A'];
+        if (row > limit / gt_larger(dims->n['M' - 'A'], 1))
+            return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        memcpy(at, &row, sizeof row);
+    } else {
+        int64_t B = gt_larger(dims->n[shape[0] - 'A'], 1), T = gt_larger(dims->n[shape[1] - 'A'], 1);
+        int64_t H = gt_larger(dims->n[shape[2] - 'A'], 1);
+        gt_stride s;
+        memcpy(&s, at, sizeof s);
+        if (s.b < 0 || s.t < 0 || s.h < 0)
+            return gt_bad_stride(t, filled, "must not be negative");
+        if (s.h == 0) s.h = shape[3] ? dims->n[shape[3] - 'A'] : 1;
+        if (s.t == 0 && s.h <= limit / H) s.t = H * s.h;
+        if (s.b == 0 && s.h <= limit / H && s.t <= limit / T) s.b = gt_larger(T * s.t, H * s.h);
+        if (s.h > limit / H || s.t > limit / T || s.b > limit / B)
+            return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        memcpy(at, &s, sizeof s);
+    }
+    return GT_OK;
+}
+
+static gt_status gt_check_pointer(const gt_op *op, const gt_tensor *t, gt_pass pass,
+                                  const void *filled, const gt_dims *dims) {
+    gt_view v = gt_view_of(op, t, filled, dims);
+    char use = t->use[pass];
+    if (v.count == 0) return GT_OK;
+    if (!v.data)
+        return use == 'I' || use == 'O' || use == 's' ? gt_fail(GT_ERROR_NULL, "%s is NULL", t->name)
+                                                      : GT_OK;
+    if ((uintptr_t)v.data % (uintptr_t)v.element)
+        return gt_fail(GT_ERROR_ALIGNMENT, "%s = %p: not aligned to its %d-byte elements", t->name,
+                       (void *)v.data, v.element);
+    if (gt_written(t, pass) && gt_overlaps_itself(&v))
+        return gt_bad_stride(t, filled, "elements of this output overlap");
+    return GT_OK;
+}
+
+static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass pass,
+                                  const void *filled, const gt_dims *dims) {
+    gt_view v = gt_view_of(op, out, filled, dims);
+    if (!v.data || v.count == 0) return GT_OK;
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        gt_view other = gt_view_of(op, t, filled, dims);
+        if (t == out || !gt_used(t, pass) || !other.data || other.count == 0) continue;
+        if (out->may_equal && !strcmp(out->may_equal, t->name) && gt_same_view(&v, &other)) continue;
+        if (!gt_disjoint(&v, &other))
+            return gt_fail(GT_ERROR_OVERLAP, "%s overlaps %s", out->name, t->name);
+    }
+    return GT_OK;
+}
+
+GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
+                            void *filled, gt_dims *dims) {
+    const gt_tensor *t;
+    gt_status status;
+    int accumulate;
+    gt_enter(place, op->name, pass);
+    if (!args) return gt_fail(GT_ERROR_NULL, "args is NULL");
+    memcpy(filled, args, op->args_bytes);
+    memcpy(&accumulate, (char *)filled + op->accumulate_offset, sizeof accumulate);
+    if ((status = gt_fill_dtypes(op, (char *)filled)) != GT_OK) return status;
+    if ((status = gt_fill_sizes(op, (char *)filled, dims)) != GT_OK) return status;
+    status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1);
+    if (status != GT_OK) return status;
+    if ((status = op->resolve(filled, pass, dims)) != GT_OK) return status;
+    for (t = op->tensors; t->name; t++) {
+        if ((status = gt_check_shape(t, dims)) != GT_OK) return status;
+        if (t->stride_offset && (status = gt_fill_stride(t, (char *)filled, dims)) != GT_OK)
+            return status;
+    }
+    for (t = op->tensors; t->name; t++)
+        if (gt_used(t, pass) && (status = gt_check_pointer(op, t, pass, filled, dims)) != GT_OK)
+            return status;
+    for (t = op->tensors; t->name; t++)
+        if (gt_used(t, pass) && gt_written(t, pass) &&
+            (status = gt_check_overlap(op, t, pass, filled, dims)) != GT_OK)
+            return status;
+    return GT_OK;
+}
+
+#if !defined(__CUDACC__) && !defined(GT_EMU)
+GT_API gt_status gt_device_supported(int device) {
+    (void)device;
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_device_supported");
+    return gt_fail(GT_ERROR_NO_CUDA, "built without CUDA");
+}
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#if defined(__CUDACC__) || defined(GT_EMU)
+#include "reduce.cuh"
+
+extern "C" {
+GT_API gt_status gt_device_supported(int device) {
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_device_supported");
+    return gt::device_supported(device);
+}
+}
+#endif
+
+#endif

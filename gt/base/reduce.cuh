@@ -1,0 +1,87 @@
+/* gt/base/reduce.cuh - sums over rows, a kernel that the operators share. */
+#ifndef GT_BASE_REDUCE_CUH
+#define GT_BASE_REDUCE_CUH
+
+#include "launch.cuh"
+#include "warp.cuh"
+
+namespace gt {
+
+/* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
+ * out[c] (+)= sum_r in[r][c], r ascending within each of 16 interleaved partial sums, which are then
+ * added in a fixed order: the result depends on the shape alone.
+ * grid ceil(columns/32), block 512 = 16 rows x 32 columns; 2 KB of shared memory; reads
+ * rows*columns*4 bytes once. */
+constexpr int REDUCED_ROWS = 16; /* at a time */
+
+struct ReduceRowsParams {
+    const float* in;
+    float* out;
+    int64_t rows, columns;
+    int accumulate;
+};
+
+GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) {
+    constexpr int BATCH = 16; /* loads in flight */
+    wait_for_chain();
+    const int64_t c = (int64_t)block_x() * 32 + lane_id();
+    float sum = 0.0f;
+    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += BATCH * REDUCED_ROWS) {
+        float x[BATCH];
+        load_column(x, p.in, GT_F32, r * p.columns + c, REDUCED_ROWS * p.columns,
+                    (p.rows - r + REDUCED_ROWS - 1) / REDUCED_ROWS);
+        GT_UNROLL
+        for (int i = 0; i < BATCH; i++) sum += x[i];
+    }
+    const uint32_t cells = smem_base();
+    sts<float>(cells + 4 * thread_id(), sum);
+    sync_threads();
+    if (warp_id() == 0 && c < p.columns) {
+        sum = 0.0f;
+        for (int i = 0; i < REDUCED_ROWS; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
+        p.out[c] = p.accumulate ? p.out[c] + sum : sum;
+    }
+}
+
+/* gt_device_supported: whether this build's kernels run on `device` (-1: the current one). */
+static inline gt_status device_supported(int device) {
+#ifdef GT_EMU
+    return device <= 0 ? GT_OK : gt_fail(GT_ERROR_VALUE, "device = %d: there is one", device);
+#else
+    int count = 0, current = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+    if (error == cudaSuccess) error = cudaGetDevice(&current);
+    if (error != cudaSuccess) return report(error, "device");
+    if (device < -1 || device >= count)
+        return gt_fail(GT_ERROR_VALUE, "device = %d: must be -1 to %d", device, count - 1);
+    if (device == -1) device = current;
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error == cudaSuccess && 10 * major + minor < 75)
+        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed",
+                       device, major, minor);
+    /* a kernel stands for all: they are compiled for the same architectures */
+    cudaFuncAttributes attributes;
+    if (error == cudaSuccess && device != current) error = cudaSetDevice(device);
+    if (error == cudaSuccess) {
+        error = cudaFuncGetAttributes(&attributes, (const void*)reduce_rows_kernel);
+        if (device != current) (void)cudaSetDevice(current);
+    }
+    return report(error, "kernels");
+#endif
+}
+
+/* stream: a gt_stream, or a Chain. */
+template <class Stream>
+static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns,
+                                    int accumulate, Stream& stream) {
+    const ReduceRowsParams params = {in, out, rows, columns, accumulate};
+    return run("reduce_rows", reduce_rows_kernel, (columns + 31) / 32,
+               32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);
+}
+
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,106 @@
+/* gt/emu/exchange.h - what the lanes of a warp do together: matrices, shuffles, barriers. */
+#ifndef GT_EMU_EXCHANGE_H
+#define GT_EMU_EXCHANGE_H
+
+#include "machine.h"
+
+namespace emu {
+
+/* Element pair that a lane holds of an 8 by 8 matrix. */
+inline uint32_t matrix_pair(const uint16_t (*matrix)[8], int lane, bool transposed) {
+    const int g = lane / 4, j = lane % 4;
+    const uint32_t lo = transposed ? matrix[2 * j][g] : matrix[g][2 * j];
+    const uint32_t hi = transposed ? matrix[2 * j + 1][g] : matrix[g][2 * j + 1];
+    return lo | hi << 16;
+}
+
+struct LdMatrix {
+    uint32_t addr;
+    uint32_t* registers;
+};
+
+inline void load_matrices(int count, bool transposed, uint32_t* registers, uint32_t addr,
+                          const Site& site) {
+    LdMatrix mine = {addr, registers};
+    machine.meet(Op::LDMATRIX, site, mine, [=](LdMatrix** lanes) {
+        uint16_t rows[32][8];
+        uint32_t addrs[32];
+        for (int i = 0; i < 8 * count; i++) {
+            addrs[i] = lanes[i]->addr;
+            machine.load_row(rows[i], addrs[i], site);
+        }
+        machine.count_matrices(addrs, 8 * count, site);
+        for (int lane = 0; lane < LANES; lane++) {
+            for (int m = 0; m < count; m++) {
+                lanes[lane]->registers[m] = matrix_pair(rows + 8 * m, lane, transposed);
+            }
+        }
+    });
+}
+
+struct Shuffle {
+    uint32_t value;
+    int argument;
+    uint32_t result;
+};
+
+/* source(lane, argument) is the lane to read from. */
+template <class T, class Source>
+T shuffle(T value, int argument, const Site& site, Source source) {
+    static_assert(sizeof(T) == 4, "shuffles move 32 bits");
+    Shuffle mine = {0, argument, 0};
+    memcpy(&mine.value, &value, sizeof value);
+    machine.meet(Op::SHUFFLE, site, mine, [source](Shuffle** lanes) {
+        for (int lane = 0; lane < LANES; lane++) {
+            lanes[lane]->result = lanes[source(lane, lanes[lane]->argument)]->value;
+        }
+    });
+    memcpy(&value, &mine.result, sizeof value);
+    return value;
+}
+
+struct BarrierCall {
+    int id, threads;
+};
+
+inline void barrier(int id, int threads, const Site& site) {
+    BarrierCall mine = {id, threads};
+    machine.meet(Op::BARRIER_SYNC, site, mine, [site](BarrierCall** lanes) {
+        const BarrierCall first = *lanes[0];
+        for (int lane = 1; lane < LANES; lane++) {
+            if (lanes[lane]->id == first.id && lanes[lane]->threads == first.threads) continue;
+            machine.report(Fault::BARRIER, site, "lane 0 is at barrier %d, lane %d at barrier %d",
+                           first.id, lane, lanes[lane]->id);
+            machine.abandon();
+        }
+        machine.sync(first.id, first.threads, site);
+    });
+}
+
+struct MbarrierCall {
+    uint32_t addr;
+    int parity;
+};
+
+inline void mbarrier(Op op, uint32_t addr, int parity, const Site& site) {
+    MbarrierCall mine = {addr, parity};
+    machine.meet(op, site, mine, [op, site](MbarrierCall** lanes) {
+        const MbarrierCall first = *lanes[0];
+        for (int lane = 1; lane < LANES; lane++) {
+            if (lanes[lane]->addr == first.addr && lanes[lane]->parity == first.parity) continue;
+            machine.report(Fault::BARRIER, site,
+                           "lanes 0 and %d are at mbarriers %u bytes apart, parities %d and %d",
+                           lane, lanes[lane]->addr - first.addr, first.parity, lanes[lane]->parity);
+            machine.abandon();
+        }
+        if (op == Op::MBARRIER_ARRIVE) {
+            machine.arrive(first.addr, site);
+        } else {
+            machine.wait(first.addr, first.parity, site);
+        }
+    });
+}
+
+} /* namespace emu */
+
+#endif

@@ -1,0 +1,97 @@
+/* gt/emu/interface.h - what tests ask the emulation: faults, statistics, the device. */
+#ifndef GT_EMU_INTERFACE_H
+#define GT_EMU_INTERFACE_H
+
+#include "runtime.h"
+
+namespace emu {
+
+/* A place in the source; as a default argument, the place of the call. */
+/* Passed by reference, and copied by member where that is often: a processor waits for what was written in two pieces
+ * and is read in one. */
+struct Site {
+    const char* file;
+    int line;
+
+    static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        return Site{file, line};
+    }
+    bool operator==(const Site& other) const { return line == other.line && file == other.file; }
+    bool operator!=(const Site& other) const { return !(*this == other); }
+    const char* name() const { /* file name without folders */
+        const char* slash = strrchr(file, '/');
+        return slash ? slash + 1 : file;
+    }
+};
+
+enum class Fault {
+    BOUNDS,
+    ALIGNMENT,
+    UNINITIALISED,
+    RACE,
+    IN_FLIGHT,
+    DIVERGENCE,
+    BARRIER,
+    DEADLOCK,
+    COPY,
+    WGMMA,
+    PROXY,
+    UNSUPPORTED,
+    CHAIN,
+    COUNT
+};
+
+inline const char* fault_name(Fault kind) {
+    static const char* const names[] = {"out of bounds", "misaligned", "uninitialised read",
+                                        "race",          "in flight",  "divergence",
+                                        "barrier",       "deadlock",   "copy",
+                                        "wgmma",         "proxy",      "unsupported",
+                                        "chain"};
+    return names[(int)kind];
+}
+
+/* Shared-memory traffic of one source line, in warp instructions. */
+struct Traffic {
+    Site site;
+    int bytes; /* per lane */
+    bool store;
+    uint64_t instructions;
+    uint64_t wavefronts;
+    uint64_t ideal; /* wavefronts without bank conflicts */
+    int worst_ways; /* most words of one bank that one wavefront wanted */
+};
+
+/* Shared-memory traffic of one kernel, as in Traffic. */
+struct KernelTraffic {
+    const void* kernel;
+    uint64_t wavefronts, ideal;
+};
+
+struct Stats {
+    uint64_t blocks;
+    uint64_t switches;    /* between fibers */
+    uint64_t collectives; /* of warps, barriers included */
+    uint64_t mma;
+    uint64_t instructions; /* warp-wide shared-memory instructions; then as in Traffic */
+    uint64_t wavefronts;
+    uint64_t ideal;
+    int worst_ways;
+    Site worst_site;
+
+    double average_ways() const { return ideal ? (double)wavefronts / (double)ideal : 1.0; }
+};
+
+void set_seed(uint64_t seed);
+void set_strict(bool strict);
+void reset(); /* forgets faults and statistics */
+uint64_t faults();
+uint64_t faults(Fault kind);
+const std::vector<std::string>& messages(); /* the first fault of each kind and source line */
+Stats stats();
+std::vector<Traffic> traffic();        /* worst excess of wavefronts first */
+std::vector<KernelTraffic> kernels();  /* in the order of their first launch */
+std::string symbol_name(const void*);  /* of a kernel, with its template arguments; "": unknown */
+
+} /* namespace emu */
+
+#endif

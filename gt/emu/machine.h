@@ -1,0 +1,1017 @@
+/* gt/emu/machine.h - the machine: runs the blocks of a launch and checks what their threads do. */
+#ifndef GT_EMU_MACHINE_H
+#define GT_EMU_MACHINE_H
+
+#include "banks.h"
+
+namespace emu {
+
+enum class Op {
+    SHUFFLE,
+    SYNC_WARP,
+    MBARRIER_ARRIVE,
+    MBARRIER_WAIT,
+    FENCE_PROXY,
+    BARRIER_SYNC, /* from here on .aligned */
+    LDMATRIX,
+    MOVMATRIX,
+    MMA,
+    WGMMA,
+    WGMMA_FENCE,
+    WGMMA_COMMIT,
+    WGMMA_WAIT
+};
+
+inline const char* op_name(Op op) {
+    static const char* const names[] = {
+        "shuffle",      "sync_warp",  "mbarrier_arrive", "mbarrier_wait", "fence_async_proxy",
+        "bar_sync",     "ldmatrix",   "movmatrix",       "mma",           "wgmma_tf32",
+        "wgmma_fence",  "wgmma_commit", "wgmma_wait"};
+    return names[(int)op];
+}
+
+struct Copy {
+    uint32_t addr;
+    const void* source;
+    int bytes, copied;
+};
+
+/* A register that wgmma knows, by its address. */
+struct Register {
+    float* at;
+    float value;      /* used by products in flight: its value now; else: at the last wgmma_fence */
+    int products;     /* in flight that use it */
+    bool accumulates; /* in these; else it is of A */
+};
+
+constexpr uint32_t IN_FLIGHT_BITS = 0xffdecade; /* a NaN that no arithmetic makes */
+constexpr int WGMMA_TILES = 16;                 /* of 8 columns */
+
+struct Thread {
+    Fiber fiber;
+    std::vector<Copy> copies;   /* issued and not landed, oldest first */
+    std::vector<size_t> groups; /* end of each committed group in `copies` */
+    std::vector<Register> registers;
+};
+
+/* A warp's part of a product in flight. */
+struct Product64 {
+    Site site;
+    uint64_t b;
+    float* c[LANES];
+    const float* a[LANES];
+    Clock before;       /* the warp's, at its start */
+    Clock before_fence; /* ... and at its latest fence_async_proxy */
+};
+
+struct Warp {
+    uint32_t live;  /* lanes that have not returned */
+    uint32_t ready; /* lanes that can run on */
+    bool waits;     /* a barrier holds the whole warp */
+    int arrived;    /* lanes at the collective described by op and site */
+    int first_lane;
+    Op op;
+    Site site;
+    void* operands[LANES];
+    uint32_t epoch; /* of its accesses now */
+    Clock before;
+    AccessLog log;
+    std::vector<uint32_t> proxy_fences; /* the epochs that they ended */
+    Clock before_fence;                 /* `before`, at the latest */
+    std::vector<Product64> products;    /* in flight, oldest first */
+    std::vector<size_t> groups;         /* end of each committed group in `products` */
+    bool fenced;                        /* by a wgmma_fence since the last wait */
+    size_t steps;                       /* operations of its warpgroup that it has executed */
+};
+
+/* What a warpgroup executes, in order. */
+struct WarpgroupStep {
+    Op op;
+    Site site;
+    uint64_t argument;
+};
+
+struct Barrier {
+    int expected, arrived; /* threads; expected is set by the first that comes */
+    uint32_t waiting;
+    Clock clock;
+};
+
+struct Mbarrier {
+    uint32_t addr;
+    int expected, arrived; /* threads, in the current phase */
+    uint32_t phase;        /* the current one, from 0 */
+    uint32_t warps;        /* that have arrived in it */
+    uint32_t waiting;      /* for its end */
+    uint32_t waiters;      /* warps that have ever waited */
+    uint32_t seen;         /* of these: that know that the phase before is complete */
+    Clock arriving;        /* what the arrivals of the current phase release */
+    Clock complete;        /* what those of the phase before did */
+};
+
+constexpr uint64_t MBARRIER_MARK = 0x7265697272616d62u; /* what its memory holds */
+
+struct Launch {
+    const void* kernel;
+    const void* params;
+    void (*call)(const void* kernel, const void* params);
+    unsigned grid[3];
+    int threads, warps;
+    uint32_t smem_bytes;
+    bool follows; /* another kernel of its chain */
+    Site site;
+};
+
+/* Which bytes of global memory a kernel has read, and which written. */
+class Footprint {
+public:
+    void clear() {
+        for (auto& ranges : of_) ranges.clear();
+    }
+
+    void add(bool written, uintptr_t first, size_t bytes) {
+        std::vector<Range>& ranges = of_[written];
+        ranges.push_back(Range{first, first + bytes});
+        if (ranges.size() < most_[written]) return;
+        merge(ranges);
+        most_[written] = std::max(LEAST, 2 * ranges.size());
+    }
+
+    /* To be called before touches(). */
+    void merge() {
+        for (auto& ranges : of_) merge(ranges);
+    }
+
+    bool touches(bool written, uintptr_t first, size_t bytes) const {
+        const std::vector<Range>& ranges = of_[written];
+        const auto after = std::upper_bound(ranges.begin(), ranges.end(), first,
+                                            [](uintptr_t x, const Range& r) { return x < r.end; });
+        return after != ranges.end() && after->first < first + bytes;
+    }
+
+private:
+    struct Range {
+        uintptr_t first, end;
+    };
+    static constexpr size_t LEAST = 1 << 20;
+
+    static void merge(std::vector<Range>& ranges) {
+        std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
+        size_t count = 0;
+        for (const Range& r : ranges) {
+            if (count && r.first <= ranges[count - 1].end) {
+                ranges[count - 1].end = std::max(ranges[count - 1].end, r.end);
+            } else {
+                ranges[count++] = r;
+            }
+        }
+        ranges.resize(count);
+    }
+
+    std::vector<Range> of_[2];
+    size_t most_[2] = {LEAST, LEAST};
+};
+
+class Machine {
+public:
+    /* State that primitives read directly. */
+    Launch launch = {};
+    unsigned block[3] = {0, 0, 0};
+    int thread = -1; /* running, or -1 outside kernels */
+
+    void seed(uint64_t value) { random_ = value * 0x9e3779b97f4a7c15u + 1; }
+    void strict(bool value) { strict_ = value; }
+
+    void reset() {
+        std::fill_n(fault_count_, (int)Fault::COUNT, 0u);
+        messages_.clear();
+        reported_.clear();
+        stats_ = {};
+        traffic_.reset();
+    }
+
+    uint64_t fault_count(Fault kind) const { return fault_count_[(int)kind]; }
+    const std::vector<std::string>& fault_messages() const { return messages_; }
+    const TrafficCounter& traffic() const { return traffic_; }
+    Stats& stats() { return stats_; }
+
+    void run(const Launch& what) {
+        if (thread >= 0) internal_error("launch inside a kernel");
+        launch = what;
+        traffic_.start(launch.kernel);
+        smem_.resize(launch.smem_bytes);
+        std::swap(before_, footprint_);
+        footprint_.clear();
+        if (launch.follows) before_.merge();
+        some_waited_ = false;
+        bool good = true;
+        for (block[2] = 0; good && block[2] < launch.grid[2]; block[2]++) {
+            for (block[1] = 0; good && block[1] < launch.grid[1]; block[1]++) {
+                for (block[0] = 0; good && block[0] < launch.grid[0]; block[0]++) {
+                    good = run_block();
+                }
+            }
+        }
+        thread = -1;
+        if (good && launch.follows && !some_waited_)
+            report(Fault::CHAIN, launch.site, "no thread waits for the kernels before");
+    }
+
+    void wait_for_chain() { block_waited_ = some_waited_ = true; }
+
+    void touch_global(bool writes, const void* pointer, size_t bytes, const Site& site) {
+        const uintptr_t first = reinterpret_cast<uintptr_t>(pointer);
+        footprint_.add(writes, first, bytes);
+        if (!launch.follows || block_waited_) return;
+        const bool written = before_.touches(true, first, bytes);
+        if (written || (writes && before_.touches(false, first, bytes)))
+            report(Fault::CHAIN, site, "%s of %p, which the kernel before %s, without waiting for it",
+                   writes ? "write" : "read", pointer, written ? "writes" : "reads");
+    }
+
+    __attribute__((format(printf, 4, 5))) void report(Fault kind, const Site& site, const char* format,
+                                                      ...) {
+        fault_count_[(int)kind]++;
+        for (const Reported& r : reported_) {
+            if (r.kind == kind && r.site == site) return;
+        }
+        if (messages_.size() == MAX_MESSAGES) return;
+        reported_.push_back(Reported{kind, site});
+        char detail[512];
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(detail, sizeof detail, format, arguments);
+        va_end(arguments);
+        char place[128];
+        snprintf(place, sizeof place, " block (%u,%u,%u)", block[0], block[1], block[2]);
+        std::string message = std::string(site.name()) + ":" + std::to_string(site.line) + ": ";
+        message +=
+            std::string(fault_name(kind)) + ": " + detail + "; kernel " + kernel_name() + place;
+        if (thread >= 0) message += " thread " + std::to_string(thread);
+        messages_.push_back(message);
+    }
+
+    /* Ends the launch from inside a kernel after a fault that leaves no way on. */
+    void abandon() {
+        abandoned_ = true;
+        enter(-1, false);
+    }
+
+    /* -- shared memory -- */
+
+    void load(void* value, uint32_t addr, uint32_t bytes, const Site& site) {
+        if (!legal(addr, bytes, bytes, "read", site)) {
+            memset(value, 0xff, bytes);
+            return;
+        }
+        warp_->log.add(lane(), site, addr, bytes, false);
+        read(value, addr, bytes, (uint32_t)lane(), site);
+    }
+
+    void store(const void* value, uint32_t addr, uint32_t bytes, const Site& site) {
+        if (!legal(addr, bytes, bytes, "write", site)) return;
+        warp_->log.add(lane(), site, addr, bytes, true);
+        write(addr, bytes, stamp(), site);
+        memcpy(&smem_[addr - SMEM_BASE], value, bytes);
+    }
+
+    /* A row of a matrix, read by the warp as one. */
+    void load_row(void* row, uint32_t addr, const Site& site) {
+        if (!legal(addr, 16, 16, "ldmatrix", site)) {
+            memset(row, 0xff, 16);
+            return;
+        }
+        read(row, addr, 16, WHOLE_WARP, site);
+    }
+
+    void count_matrices(const uint32_t* addrs, int rows, const Site& site) {
+        uint8_t lanes[LANES];
+        for (int i = 0; i < rows; i++) lanes[i] = (uint8_t)i;
+        traffic_.count(Access{site, 0, 16, false}, addrs, lanes, rows);
+    }
+
+    /* What traps on older devices. */
+    void need_sm80(const char* what, const Site& site) {
+        if (device.capability_major >= 8) return;
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
+               device.capability_minor);
+    }
+
+    void check_global(const void* pointer, size_t bytes, const Site& site) {
+        if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return;
+        report(Fault::ALIGNMENT, site, "%zu-byte access to global address %p", bytes, pointer);
+    }
+
+    void copy(uint32_t addr, const void* source, int bytes, int copied, const Site& site) {
+        if (copied < 0 || copied > bytes || copied % 2 != 0) {
+            report(Fault::COPY, site, "cp_async of %d bytes asked for %d", bytes, copied);
+            copied = 0;
+        }
+        check_global(source, (size_t)bytes, site);
+        if (copied > 0) touch_global(false, source, (size_t)copied, site);
+        if (!legal(addr, (uint32_t)bytes, (uint32_t)bytes, "cp_async", site)) return;
+        warp_->log.add(lane(), site, addr, bytes, true);
+        write(addr, (uint32_t)bytes, stamp_of(EPOCH_IN_FLIGHT, (uint32_t)thread), site);
+        memset(&smem_[addr - SMEM_BASE], 0xff, (size_t)bytes);
+        current().copies.push_back(Copy{addr, source, bytes, copied});
+    }
+
+    void commit_copies() {
+        Thread& t = current();
+        t.groups.push_back(t.copies.size());
+    }
+
+    void wait_copies(size_t groups_left) {
+        Thread& t = current();
+        if (t.groups.size() <= groups_left) return;
+        const size_t done = t.groups.size() - groups_left, end = t.groups[done - 1];
+        for (size_t i = 0; i < end; i++) land(t.copies[i]);
+        t.copies.erase(t.copies.begin(), t.copies.begin() + (ptrdiff_t)end);
+        t.groups.erase(t.groups.begin(), t.groups.begin() + (ptrdiff_t)done);
+        for (size_t& group : t.groups) group -= end;
+    }
+
+    /* -- collectives -- */
+
+    int lane() const { return thread % LANES; }
+
+    /* Waits until all lanes of the warp have come; the last one calls perform(operands of all
+     * lanes) for the warp. */
+    template <class Operands, class Perform>
+    void meet(Op op, const Site& site, Operands& mine, Perform perform) {
+        if (thread < 0) internal_error("primitive used outside a kernel");
+        Warp& w = *warp_;
+        if (w.arrived == 0) {
+            w.op = op;
+            w.site = site;
+            w.first_lane = lane();
+        } else if (w.op != op || (op >= Op::BARRIER_SYNC && w.site != site)) {
+            report(Fault::DIVERGENCE, site, "at %s while lane %d of the warp is at %s in %s:%d",
+                   op_name(op), w.first_lane, op_name(w.op), w.site.name(), w.site.line);
+            abandon();
+        }
+        w.operands[lane()] = &mine;
+        if (++w.arrived < LANES) {
+            w.ready &= ~(1u << lane());
+            give_way(false);
+            return;
+        }
+        w.arrived = 0;
+        stats_.collectives++;
+        w.log.flush(traffic_);
+        const bool orders = !strict_ || op == Op::SYNC_WARP || op == Op::BARRIER_SYNC;
+        if (orders) next_epoch(w);
+        perform(reinterpret_cast<Operands**>(w.operands));
+        if (orders && op == Op::LDMATRIX) next_epoch(w);
+        if (w.waits) {
+            w.ready = 0;
+            give_way(false);
+            return;
+        }
+        w.ready = w.live;
+        if (--patience_ <= 0) enter(-1, false);
+    }
+
+    void sync(int id, int threads, const Site& site) {
+        if (id < 0 || id >= BARRIERS || threads <= 0 || threads % LANES != 0 ||
+            threads > launch.threads) {
+            report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads,
+                   launch.threads);
+            abandon();
+        }
+        Barrier& b = barriers_[id];
+        if (b.arrived == 0) b.expected = threads;
+        if (b.expected != threads) {
+            report(Fault::BARRIER, site, "barrier %d for %d threads, others said %d", id, threads,
+                   b.expected);
+            abandon();
+        }
+        b.arrived += LANES;
+        b.clock.join(warp_->before, launch.warps);
+        b.waiting |= own_bit();
+        warp_->waits = true;
+        if (b.arrived < b.expected) return;
+        release(b.waiting, b.clock);
+        memset(&b, 0, sizeof b);
+    }
+
+    /* -- mbarriers -- */
+
+    void init_mbarrier(uint32_t addr, int threads, const Site& site) {
+        need_sm80("an mbarrier", site);
+        if (!legal(addr, 8, 8, "mbarrier", site)) return;
+        if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
+            report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads,
+                   launch.threads);
+            abandon();
+        }
+        write(addr, 8, stamp(), site);
+        memcpy(&smem_[addr - SMEM_BASE], &MBARRIER_MARK, 8);
+        Mbarrier fresh = {};
+        fresh.addr = addr;
+        fresh.expected = threads;
+        for (Mbarrier& m : mbarriers_) {
+            if (m.addr != addr) continue;
+            m = fresh;
+            return;
+        }
+        mbarriers_.push_back(fresh);
+    }
+
+    void arrive(uint32_t addr, const Site& site) {
+        Mbarrier& m = mbarrier_at(addr, "mbarrier_arrive", site);
+        if (m.warps & own_bit()) {
+            report(Fault::BARRIER, site, "warp %d arrives twice at %s in one phase", warp_index(),
+                   mbarrier_name(m).c_str());
+            abandon();
+        }
+        m.warps |= own_bit();
+        m.arriving.join(warp_->before, launch.warps);
+        m.arriving.epoch[warp_index()] = warp_->epoch;
+        begin_epoch(*warp_);
+        m.arrived += LANES;
+        if (m.arrived == m.expected) complete(m, site);
+    }
+
+    void wait(uint32_t addr, int parity, const Site& site) {
+        Mbarrier& m = mbarrier_at(addr, "mbarrier_wait", site);
+        if (parity != 0 && parity != 1) {
+            report(Fault::BARRIER, site, "parity %d at %s", parity, mbarrier_name(m).c_str());
+            abandon();
+        }
+        m.waiters |= own_bit();
+        if ((int)(m.phase % 2) == parity) {
+            m.waiting |= own_bit();
+            warp_->waits = true;
+        } else {
+            m.seen |= own_bit();
+            warp_->before.join(m.complete, launch.warps);
+        }
+    }
+
+    /* -- warpgroups -- */
+
+    void fence_proxy(const Site& site) {
+        need_sm90("fence_async_proxy", site);
+        warp_->proxy_fences.push_back(warp_->epoch);
+        warp_->before_fence = warp_->before;
+        begin_epoch(*warp_);
+    }
+
+    void start_product(const Product64& product) {
+        if (!step(Op::WGMMA, product.site, product.b)) return;
+        for (int lane = 0; lane < LANES; lane++) {
+            for (int i = 0; i < 4 * WGMMA_TILES; i++)
+                use(lane, product.c[lane] + i, true, product.site);
+            for (int i = 0; i < 4; i++)
+                use(lane, const_cast<float*>(product.a[lane]) + i, false, product.site);
+        }
+        warp_->products.push_back(product);
+        warp_->products.back().before = warp_->before;
+        warp_->products.back().before_fence = warp_->before_fence;
+    }
+
+    EMU_UNCHECKED void fence_registers(const Site& site) {
+        if (!step(Op::WGMMA_FENCE, site, 0)) return;
+        warp_->fenced = true;
+        for (int lane = 0; lane < LANES; lane++)
+            for (Register& r : lane_thread(lane).registers)
+                if (r.products == 0) r.value = *r.at;
+    }
+
+    void commit_products(const Site& site) {
+        if (step(Op::WGMMA_COMMIT, site, 0)) warp_->groups.push_back(warp_->products.size());
+    }
+
+    void wait_products(size_t groups_left, const Site& site) {
+        if (!step(Op::WGMMA_WAIT, site, groups_left)) return;
+        warp_->fenced = false;
+        std::vector<size_t>& groups = warp_->groups;
+        if (groups.size() <= groups_left) return;
+        const size_t done = groups.size() - groups_left, end = groups[done - 1];
+        std::vector<Product64>& products = warp_->products;
+        for (size_t i = 0; i < end; i++) perform(products[i]);
+        products.erase(products.begin(), products.begin() + (ptrdiff_t)end);
+        groups.erase(groups.begin(), groups.begin() + (ptrdiff_t)done);
+        for (size_t& group : groups) group -= end;
+    }
+
+private:
+    struct Reported {
+        Fault kind;
+        Site site;
+    };
+
+    Thread& lane_thread(int lane) { return threads_[warp_index() * LANES + lane]; }
+
+    void need_sm90(const char* what, const Site& site) {
+        if (device.capability_major == 9) return;
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
+               device.capability_minor);
+    }
+
+    /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
+    bool step(Op op, const Site& site, uint64_t argument) {
+        need_sm90(op_name(op), site);
+        const int group = warp_index() / 4;
+        if (4 * group + 4 > launch.warps) {
+            report(Fault::WGMMA, site, "%s by warp %d of %d, not one of 4", op_name(op),
+                   warp_index(), launch.warps);
+            return false;
+        }
+        std::vector<WarpgroupStep>& steps = warpgroups_[group];
+        const WarpgroupStep now = {op, site, argument};
+        if (warp_->steps++ == steps.size()) steps.push_back(now);
+        const WarpgroupStep& first = steps[warp_->steps - 1];
+        if (first.op == op && first.site == site && first.argument == argument) return true;
+        report(Fault::WGMMA, site,
+               "%s of warp %d is %s in %s:%d, or with other arguments, in its warpgroup",
+               op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
+        return true;
+    }
+
+    /* A product takes a register: as accumulator, or as part of A. */
+    EMU_UNCHECKED void use(int lane, float* at, bool accumulates, const Site& site) {
+        std::vector<Register>& known = lane_thread(lane).registers;
+        const auto is_it = [at](const Register& r) { return r.at == at; };
+        auto r = std::find_if(known.begin(), known.end(), is_it);
+        const bool is_new = r == known.end();
+        if (is_new) r = known.insert(r, Register{at, *at, 0, accumulates});
+        if (r->products == 0) {
+            if (!warp_->fenced)
+                report(Fault::WGMMA, site, "no wgmma_fence since the last wgmma_wait");
+            else if (!is_new && memcmp(&r->value, at, 4) != 0)
+                report(Fault::WGMMA, site, "a register of lane %d changed after the wgmma_fence",
+                       lane);
+            r->value = *at;
+            r->accumulates = accumulates;
+            memcpy(at, &IN_FLIGHT_BITS, 4);
+        } else if (r->accumulates != accumulates) {
+            report(Fault::WGMMA, site, "a register of lane %d is used by a product in flight",
+                   lane);
+        }
+        r->products++;
+    }
+
+    float take(int lane, const float* at) {
+        for (const Register& r : lane_thread(lane).registers)
+            if (r.at == at) return r.value;
+        internal_error("a register of a product is not known");
+    }
+
+    /* ... and gives it back. */
+    EMU_UNCHECKED void give(int lane, const float* at, const float* value, const Site& site) {
+        for (Register& r : lane_thread(lane).registers) {
+            if (r.at != at) continue;
+            if (value) r.value = *value;
+            if (--r.products > 0) return;
+            if (memcmp(at, &IN_FLIGHT_BITS, 4) != 0)
+                report(Fault::WGMMA, site, "a register of lane %d was written in flight", lane);
+            memcpy(r.at, &r.value, 4);
+            return;
+        }
+    }
+
+    void perform(const Product64& p);
+
+    /* 4 neighbours of a row of B.  Checks what read() does, and the fences between proxies. */
+    void read_async(float* row, uint32_t addr, const Product64& p) {
+        if (!legal(addr, 16, 16, "wgmma operand", p.site)) {
+            memset(row, 0xff, 16);
+            return;
+        }
+        const uint32_t offset = addr - SMEM_BASE;
+        uint32_t conflict;
+        const int64_t bad = history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch,
+                                          p.before, &conflict);
+        if (bad >= 0) report_conflict("wgmma", bad, conflict, p.site);
+        memcpy(row, &smem_[offset], 16);
+        for (uint32_t cell = offset / 2; bad < 0 && cell < offset / 2 + 8; cell++) {
+            const uint32_t written = history_.writer(cell), writer = thread_of(written) / LANES;
+            const std::vector<uint32_t>& fences = warps_[writer].proxy_fences;
+            const auto released =
+                std::upper_bound(fences.begin(), fences.end(), p.before.epoch[writer]);
+            if (released != fences.begin() && released[-1] >= epoch_of(written)) continue;
+            if (epoch_of(written) <= p.before_fence.epoch[writer]) continue;
+            report(Fault::PROXY, p.site,
+                   "wgmma reads smem_base() + %u without a fence_async_proxy since warp %u wrote",
+                   2 * cell, writer);
+            return;
+        }
+    }
+
+    uint32_t random() {
+        random_ ^= random_ << 13;
+        random_ ^= random_ >> 7;
+        random_ ^= random_ << 17;
+        return (uint32_t)(random_ >> 32);
+    }
+
+    Thread& current() { return threads_[thread]; }
+
+    uint32_t stamp() const {
+        return stamp_of(warp_->epoch, (uint32_t)thread);
+    }
+
+    int warp_index() const { return thread / LANES; }
+    uint32_t own_bit() const { return 1u << warp_index(); }
+
+    void begin_epoch(Warp& w) {
+        if (++w.epoch >= EPOCH_IN_FLIGHT - 1) internal_error("a warp met too often in one block");
+    }
+
+    /* Orders the lanes' accesses until now before those that follow. */
+    void next_epoch(Warp& w) {
+        w.before.epoch[&w - warps_] = w.epoch;
+        begin_epoch(w);
+    }
+
+    /* -- scheduling -- */
+
+    bool run_block() {
+        start_block();
+        while (live_warps_) {
+            uint32_t runnable = 0;
+            for (int w = 0; w < launch.warps; w++) runnable |= (warps_[w].ready ? 1u : 0u) << w;
+            if (!runnable) {
+                report_deadlock();
+                break;
+            }
+            for (uint32_t skip = random() % (uint32_t)__builtin_popcount(runnable); skip; skip--) {
+                runnable &= runnable - 1;
+            }
+            if (!run_warp(lowest_bit(runnable))) break;
+        }
+        const bool good = live_warps_ == 0;
+        abandoned_ = !good;
+        if (good) check_mbarriers_idle();
+        if (good) check_warpgroups_idle();
+        return good;
+    }
+
+    void start_block() {
+        stats_.blocks++;
+        block_waited_ = false;
+        std::fill(smem_.begin(), smem_.end(), (uint8_t)0xff);
+        history_.start_block(launch.smem_bytes, launch.warps);
+        memset(barriers_, 0, sizeof barriers_);
+        mbarriers_.clear();
+        for (auto& steps : warpgroups_) steps.clear();
+        for (int i = 0; i < launch.threads; i++) {
+            threads_[i].fiber.start(thread_entry, i, abandoned_);
+            threads_[i].copies.clear();
+            threads_[i].groups.clear();
+            threads_[i].registers.clear();
+        }
+        for (int i = 0; i < launch.warps; i++) {
+            Warp& w = warps_[i];
+            w.live = w.ready = ALL_LANES;
+            w.waits = false;
+            w.arrived = 0;
+            w.epoch = 1;
+            memset(&w.before, 0, sizeof w.before);
+            w.log.clear();
+            w.proxy_fences.clear();
+            memset(&w.before_fence, 0, sizeof w.before_fence);
+            w.products.clear();
+            w.groups.clear();
+            w.fenced = false;
+            w.steps = 0;
+        }
+        live_warps_ = launch.warps;
+        abandoned_ = false;
+    }
+
+    /* Runs a warp for a while; false when the block cannot go on. */
+    bool run_warp(int index) {
+        warp_ = &warps_[index];
+        patience_ = 1 + (int)(random() % 8);
+        enter(index * LANES + lowest_bit(warp_->ready), false);
+        if (abandoned_) return false;
+        if (warp_->live == 0) {
+            live_warps_--;
+        } else if (warp_->ready == 0 && !warp_->waits) {
+            thread = index * LANES + warp_->first_lane;
+            report(Fault::DIVERGENCE, warp_->site, "%d lanes are at %s, the others have returned",
+                   warp_->arrived, op_name(warp_->op));
+            return false;
+        }
+        return true;
+    }
+
+    /* Continues with another lane of the warp that can run, else with the scheduler. */
+    void give_way(bool ended) {
+        const uint32_t ready = warp_->ready;
+        const uint32_t above = ready & ~((2u << lane()) - 1u);
+        const int base = thread - lane();
+        enter(ready == 0 ? -1 : base + lowest_bit(above ? above : ready), ended);
+    }
+
+    /* Switches from the running fiber to that of thread `next`, or to the scheduler for -1. */
+    void enter(int next, bool ended) {
+        Fiber& from = thread < 0 ? scheduler_ : threads_[thread].fiber;
+        thread = next;
+        stats_.switches++;
+        switch_fiber(from, next < 0 ? scheduler_ : threads_[next].fiber, ended);
+    }
+
+    static void thread_entry();
+
+    void thread_main() {
+#ifdef EMU_ASAN
+        /* The first fiber is entered from the scheduler: learn the bounds of the host's stack. */
+        const void* bottom;
+        size_t bytes;
+        __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+        if (!scheduler_.bottom) {
+            scheduler_.bottom = bottom;
+            scheduler_.bottom_bytes = bytes;
+        }
+#endif
+        launch.call(launch.kernel, launch.params);
+        if (!current().copies.empty()) {
+            report(Fault::COPY, launch.site, "returns with %zu copies in flight",
+                   current().copies.size());
+        }
+        warp_->live &= ~(1u << lane());
+        warp_->ready &= ~(1u << lane());
+        if (warp_->live == 0) warp_->log.flush(traffic_);
+        give_way(true);
+    }
+
+    /* -- memory -- */
+
+    bool legal(uint32_t addr, uint32_t bytes, uint32_t alignment, const char* what, const Site& site) {
+        if (thread < 0) internal_error("primitive used outside a kernel");
+        const uint32_t offset = addr - SMEM_BASE;
+        if (addr < SMEM_BASE || offset > launch.smem_bytes || bytes > launch.smem_bytes - offset) {
+            report(Fault::BOUNDS, site, "%s of %u bytes at smem_base() %+d of %u", what, bytes,
+                   (int)offset, launch.smem_bytes);
+            return false;
+        }
+        if (offset & (alignment - 1)) { /* a power of two */
+            report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes,
+                   offset);
+            return false;
+        }
+        return true;
+    }
+
+    void read(void* value, uint32_t addr, uint32_t bytes, uint32_t lane, const Site& site) {
+        const uint32_t offset = addr - SMEM_BASE;
+        uint32_t conflict;
+        const int64_t bad =
+            history_.read(offset / 2, bytes / 2, warp_index(), lane, warp_->epoch, warp_->before,
+                          &conflict);
+        if (bad >= 0) report_conflict("read", bad, conflict, site);
+        memcpy(value, &smem_[offset], bytes);
+    }
+
+    void write(uint32_t addr, uint32_t bytes, uint32_t mark, const Site& site) {
+        uint32_t conflict;
+        const int64_t bad = history_.write((addr - SMEM_BASE) / 2, bytes / 2, thread / LANES,
+                                           (uint32_t)lane(), warp_->before, mark, &conflict);
+        if (bad >= 0) report_conflict("write", bad, conflict, site);
+    }
+
+    void report_conflict(const char* what, int64_t cell, uint32_t conflict, const Site& site) {
+        const long offset = (long)cell * 2;
+        if (conflict == NEVER_WRITTEN) {
+            report(Fault::UNINITIALISED, site, "%s at smem_base() + %ld", what, offset);
+        } else if (epoch_of(conflict) == EPOCH_IN_FLIGHT) {
+            report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, where thread %u copies", what,
+                   offset, thread_of(conflict));
+        } else {
+            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after thread %u", what,
+                   offset, thread_of(conflict));
+        }
+    }
+
+    void land(const Copy& c) {
+        const uint32_t offset = c.addr - SMEM_BASE;
+        if (c.copied) memcpy(&smem_[offset], c.source, (size_t)c.copied);
+        memset(&smem_[offset] + c.copied, 0, (size_t)(c.bytes - c.copied));
+        history_.land(offset / 2, (uint32_t)c.bytes / 2, stamp());
+    }
+
+    /* -- barriers -- */
+
+    void release(uint32_t waiting, const Clock& clock) {
+        for (; waiting; waiting &= waiting - 1) {
+            Warp& w = warps_[lowest_bit(waiting)];
+            w.before.join(clock, launch.warps);
+            w.waits = false;
+            w.ready = w.live;
+        }
+    }
+
+    void complete(Mbarrier& m, const Site& site) {
+        /* who arrives in every phase cannot take one for another */
+        if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting & ~m.warps) {
+            report(Fault::BARRIER, site,
+                   "a phase of %s ends before warp %d has seen the end of the one before",
+                   mbarrier_name(m).c_str(), lowest_bit(late));
+            abandon();
+        }
+        release(m.waiting, m.arriving);
+        m.seen = m.waiting;
+        m.waiting = m.warps = 0;
+        m.arrived = 0;
+        m.phase++;
+        m.complete = m.arriving;
+        memset(&m.arriving, 0, sizeof m.arriving);
+    }
+
+    Mbarrier& mbarrier_at(uint32_t addr, const char* what, const Site& site) {
+        if (!legal(addr, 8, 8, what, site)) abandon();
+        uint64_t mark;
+        memcpy(&mark, &smem_[addr - SMEM_BASE], 8);
+        if (mark != MBARRIER_MARK) {
+            report(Fault::BARRIER, site, "%s at smem_base() + %u, where no mbarrier is", what,
+                   addr - SMEM_BASE);
+            abandon();
+        }
+        read(&mark, addr, 8, WHOLE_WARP, site);
+        for (Mbarrier& m : mbarriers_) {
+            if (m.addr == addr) return m;
+        }
+        internal_error("a mark without an mbarrier");
+    }
+
+    static std::string mbarrier_name(const Mbarrier& m) {
+        return "the mbarrier at smem_base() + " + std::to_string(m.addr - SMEM_BASE);
+    }
+
+    void report_deadlock() {
+        std::string text;
+        Site site = launch.site;
+        const auto add = [&](const std::string& name, uint32_t waits, int arrived, int expected) {
+            if (!waits) return;
+            const int waiting = lowest_bit(waits);
+            site = warps_[waiting].site;
+            thread = waiting * LANES;
+            text += (text.empty() ? "" : ", ") + name + " has " + std::to_string(arrived) + " of " +
+                    std::to_string(expected) + " threads";
+        };
+        for (int id = 0; id < BARRIERS; id++) {
+            const Barrier& b = barriers_[id];
+            add("barrier " + std::to_string(id), b.waiting, b.arrived, b.expected);
+        }
+        for (const Mbarrier& m : mbarriers_) {
+            add(mbarrier_name(m), m.waiting, m.arrived, m.expected);
+        }
+        report(Fault::DEADLOCK, site, "%s", text.c_str());
+    }
+
+    void check_mbarriers_idle() {
+        for (const Mbarrier& m : mbarriers_) {
+            if (m.arrived == 0) continue;
+            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads",
+                   mbarrier_name(m).c_str(), m.arrived, m.expected);
+        }
+    }
+
+    void check_warpgroups_idle() {
+        for (int i = 0; i < launch.warps; i++) {
+            const Warp& w = warps_[i];
+            if (!w.products.empty())
+                report(Fault::WGMMA, w.products[0].site, "warp %d returns with products in flight",
+                       i);
+            if (w.steps && w.steps != warpgroups_[i / 4].size())
+                report(Fault::WGMMA, launch.site,
+                       "warp %d returns after %zu of its warpgroup's %zu steps", i, w.steps,
+                       warpgroups_[i / 4].size());
+        }
+    }
+
+    std::string kernel_name() const;
+
+    Fiber scheduler_;
+    Thread threads_[MAX_THREADS];
+    Warp warps_[MAX_WARPS];
+    Barrier barriers_[BARRIERS];
+    std::vector<Mbarrier> mbarriers_;
+    std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
+    Warp* warp_ = nullptr;
+    int live_warps_ = 0;
+    int patience_ = 0; /* collectives until another warp may run */
+    bool abandoned_ = false;
+    bool strict_ = true;
+    uint64_t random_ = 1;
+
+    std::vector<uint8_t> smem_;
+    AccessHistory history_;
+    Footprint footprint_, before_; /* of this kernel, of the one before */
+    bool some_waited_ = false, block_waited_ = false; /* for the chain: threads of the kernel, of the block */
+
+    uint64_t fault_count_[(int)Fault::COUNT] = {0};
+    std::vector<std::string> messages_;
+    std::vector<Reported> reported_;
+    Stats stats_ = {};
+    TrafficCounter traffic_;
+};
+
+inline Machine machine;
+
+inline void Machine::thread_entry() {
+    machine.thread_main();
+    internal_error("a finished thread was resumed");
+}
+
+#ifdef __linux__
+inline std::vector<char> read_program() {
+    std::vector<char> image;
+    if (FILE* file = fopen("/proc/self/exe", "rb")) {
+        char buffer[4096];
+        for (size_t n; (n = fread(buffer, 1, sizeof buffer, file)) > 0;) {
+            image.insert(image.end(), buffer, buffer + n);
+        }
+        fclose(file);
+    }
+    return image;
+}
+#endif
+
+/* Looks the kernel up in the symbol table of the program; empty when there is none. */
+inline std::string symbol_name(const void* function) {
+#ifdef __linux__
+    uintptr_t load_address = 0;
+    /* The program itself comes first. */
+    const auto take_first = [](struct dl_phdr_info* info, size_t, void* address) {
+        *static_cast<uintptr_t*>(address) = info->dlpi_addr;
+        return 1;
+    };
+    dl_iterate_phdr(take_first, &load_address);
+    static const std::vector<char> image = read_program();
+    if (image.size() < sizeof(ElfW(Ehdr))) return "";
+    const auto at = [](size_t offset) { return image.data() + offset; };
+    const auto* header = reinterpret_cast<const ElfW(Ehdr)*>(at(0));
+    const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(at(header->e_shoff));
+    for (int s = 0; s < header->e_shnum; s++) {
+        if (sections[s].sh_type != SHT_SYMTAB) continue;
+        const auto* symbols = reinterpret_cast<const ElfW(Sym)*>(at(sections[s].sh_offset));
+        const char* names = at(sections[sections[s].sh_link].sh_offset);
+        for (size_t i = 0; i < sections[s].sh_size / sizeof *symbols; i++) {
+            if (symbols[i].st_value + load_address != reinterpret_cast<uintptr_t>(function))
+                continue;
+            if ((symbols[i].st_info & 15) != STT_FUNC) continue;
+            const char* name = names + symbols[i].st_name;
+            char* readable = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+            const std::string result = readable ? readable : name;
+            free(readable);
+            return result.substr(0, result.rfind('('));
+        }
+    }
+#else
+    (void)function;
+#endif
+    return "";
+}
+
+inline std::string Machine::kernel_name() const {
+    const std::string name = symbol_name(launch.kernel);
+    if (!name.empty()) return name;
+    return std::string("launched in ") + launch.site.name() + ":" +
+           std::to_string(launch.site.line);
+}
+
+inline void set_seed(uint64_t seed) { machine.seed(seed); }
+inline void set_strict(bool strict) { machine.strict(strict); }
+inline void reset() { machine.reset(); }
+inline uint64_t faults(Fault kind) { return machine.fault_count(kind); }
+inline const std::vector<std::string>& messages() { return machine.fault_messages(); }
+
+inline uint64_t faults() {
+    uint64_t total = 0;
+    for (int kind = 0; kind < (int)Fault::COUNT; kind++) total += faults((Fault)kind);
+    return total;
+}
+
+inline Stats stats() {
+    Stats s = machine.stats();
+    s.worst_ways = 1;
+    for (const Traffic& t : machine.traffic().table()) {
+        s.instructions += t.instructions;
+        s.wavefronts += t.wavefronts;
+        s.ideal += t.ideal;
+        if (t.worst_ways > s.worst_ways) {
+            s.worst_ways = t.worst_ways;
+            s.worst_site = t.site;
+        }
+    }
+    return s;
+}
+
+inline std::vector<KernelTraffic> kernels() { return machine.traffic().kernels(); }
+
+inline std::vector<Traffic> traffic() {
+    std::vector<Traffic> sorted = machine.traffic().table();
+    std::sort(sorted.begin(), sorted.end(), [](const Traffic& a, const Traffic& b) {
+        return a.wavefronts - a.ideal > b.wavefronts - b.ideal;
+    });
+    return sorted;
+}
+
+} /* namespace emu */
+
+#endif
