@@ -1,0 +1,283 @@
+/* Writing of safetensors files. */
+#define _DEFAULT_SOURCE /* flock, realpath */
+#include "hybrid_file.h"
+#include "hybrid_sha256.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        gt_status status_ = (call);                                                                \
+        if (status_ != GT_OK) return status_;                                                      \
+    } while (0)
+
+enum { DIGITS = 64, ROOM = 1 << 16 };
+
+struct hy_file_writer {
+    char *path, *beside; /* where the file goes, and where it is written */
+    int file;            /* beside, open; -1: not */
+    mode_t mode;
+    char *texts, *tensors; /* JSON of the metadata and of the tensors */
+    int64_t data, written; /* bytes of data announced, and written */
+    int64_t checksum_at;   /* place of its digits in the file */
+    hy_sha256 sum;
+    char buffer[ROOM];
+    size_t used; /* of the buffer */
+};
+
+static gt_status fail_writing(const hy_file_writer *w, const char *what) {
+    return hy_fail(GT_ERROR_VALUE, "%s: %s: %s", w->path, what, strerror(errno));
+}
+
+static gt_status no_memory(const hy_file_writer *w) {
+    return hy_fail(GT_ERROR_MEMORY, "%s: no memory to write it", w->path);
+}
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+/* The path itself, or the file that it links to, so that a link stays one. */
+static gt_status find_place(hy_file_writer *w, const char *path) {
+    struct stat about;
+    if (stat(path, &about) == 0) {
+        if (!S_ISREG(about.st_mode))
+            return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", path);
+        w->mode = about.st_mode & 0777;
+        w->path = realpath(path, NULL);
+    } else if (lstat(path, &about) == 0) {
+        return hy_fail(GT_ERROR_VALUE, "%s: a link to a file that is not there", path);
+    } else {
+        w->path = strdup(path);
+    }
+    if (!w->path) return hy_fail(GT_ERROR_MEMORY, "%s: no memory to write it", path);
+    w->beside = malloc(strlen(w->path) + 5);
+    if (!w->beside) return no_memory(w);
+    strcpy(w->beside, w->path);
+    strcat(w->beside, ".tmp");
+    return GT_OK;
+}
+
+/* Opens PATH.tmp for this program alone: left by a program that was killed it is taken over, while
+ * another one writes it is not.  *again: it was renamed or removed before it was ours. */
+static gt_status open_beside(hy_file_writer *w, int *again) {
+    struct stat ours, there;
+    *again = 0;
+    w->file = open(w->beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, w->mode);
+    if (w->file < 0) return fail_writing(w, "cannot be written");
+    if (flock(w->file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        return hy_fail(GT_ERROR_VALUE, "%s: another program is writing it", w->path);
+    if (fstat(w->file, &ours)) return fail_writing(w, "cannot be written");
+    if (!S_ISREG(ours.st_mode))
+        return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", w->beside);
+    if (stat(w->beside, &there) || ours.st_ino != there.st_ino || ours.st_dev != there.st_dev) {
+        close(w->file);
+        w->file = -1;
+        *again = 1;
+    } else if (ftruncate(w->file, 0)) {
+        return fail_writing(w, "cannot be written");
+    }
+    return GT_OK;
+}
+
+static gt_status open_writer(hy_file_writer *w, const char *path) {
+    int again = 1;
+    TRY(find_place(w, path));
+    for (int i = 0; again && i < 100; i++) TRY(open_beside(w, &again));
+    return again ? hy_fail(GT_ERROR_VALUE, "%s: another program is writing it", path) : GT_OK;
+}
+
+static void free_writer(hy_file_writer *w) {
+    if (w->file >= 0) close(w->file);
+    free(w->path);
+    free(w->beside);
+    free(w->texts);
+    free(w->tensors);
+    free(w);
+}
+
+gt_status hy_writer_open(hy_file_writer **writer, const char *path) {
+    hy_file_writer *w = calloc(1, sizeof *w);
+    *writer = NULL;
+    if (!w) return hy_fail(GT_ERROR_MEMORY, "%s: no memory to write it", path);
+    w->file = -1;
+    w->mode = 0666;
+    gt_status status = open_writer(w, path);
+    if (status != GT_OK) {
+        free_writer(w);
+        return status;
+    }
+    *writer = w;
+    return GT_OK;
+}
+
+/* ---- the header ---------------------------------------------------------------------------- */
+
+/* Appends to a text that it allocates; *text NULL is "". */
+static gt_status append(const hy_file_writer *w, char **text, const char *more) {
+    size_t n = *text ? strlen(*text) : 0, m = strlen(more);
+    char *larger = realloc(*text, n + m + 1);
+    if (!larger) return no_memory(w);
+    memcpy(larger + n, more, m + 1);
+    *text = larger;
+    return GT_OK;
+}
+
+/* A text in quotes. */
+static gt_status append_quoted(const hy_file_writer *w, char **text, const char *more) {
+    char *quoted = malloc(6 * strlen(more) + 3), *to = quoted;
+    if (!quoted) return no_memory(w);
+    *to++ = '"';
+    for (; *more; more++) {
+        if (*more == '"' || *more == '\\') *to++ = '\\';
+        if ((unsigned char)*more < 32 || *more == 127)
+            to += sprintf(to, "\\u%04x", (unsigned)*more);
+        else
+            *to++ = *more;
+    }
+    *to++ = '"';
+    *to = 0;
+    gt_status status = append(w, text, quoted);
+    free(quoted);
+    return status;
+}
+
+gt_status hy_writer_text(hy_file_writer *w, const char *key, const char *value) {
+    if (w->texts) TRY(append(w, &w->texts, ","));
+    TRY(append_quoted(w, &w->texts, key));
+    TRY(append(w, &w->texts, ":"));
+    return append_quoted(w, &w->texts, value);
+}
+
+gt_status hy_writer_tensor(hy_file_writer *w, const char *name, hy_file_dtype dtype, int rank,
+                           const int64_t *shape) {
+    char text[64];
+    int64_t bytes = dtype == HY_FILE_F32 ? 4 : 8;
+    TRY(append(w, &w->tensors, ","));
+    TRY(append_quoted(w, &w->tensors, name));
+    TRY(append(w, &w->tensors,
+               dtype == HY_FILE_F32 ? ":{\"dtype\":\"F32\",\"shape\":["
+                                    : ":{\"dtype\":\"I64\",\"shape\":["));
+    for (int i = 0; i < rank; i++) {
+        snprintf(text, sizeof text, "%s%lld", i ? "," : "", (long long)shape[i]);
+        TRY(append(w, &w->tensors, text));
+        bytes *= shape[i];
+    }
+    snprintf(text, sizeof text, "],\"data_offsets\":[%lld,%lld]}", (long long)w->data,
+             (long long)(w->data + bytes));
+    w->data += bytes;
+    return append(w, &w->tensors, text);
+}
+
+/* ---- the file ------------------------------------------------------------------------------ */
+
+static gt_status write_all(hy_file_writer *w, const char *bytes, size_t count) {
+    while (count) {
+        ssize_t n = write(w->file, bytes, count);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return fail_writing(w, "cannot be written");
+        bytes += n, count -= (size_t)n;
+    }
+    return GT_OK;
+}
+
+static gt_status flush(hy_file_writer *w) {
+    TRY(write_all(w, w->buffer, w->used));
+    w->used = 0;
+    return GT_OK;
+}
+
+static gt_status put(hy_file_writer *w, const void *bytes, size_t count) {
+    const char *from = bytes;
+    hy_sha256_add(&w->sum, bytes, count);
+    while (count) {
+        size_t n = ROOM - w->used < count ? ROOM - w->used : count;
+        memcpy(w->buffer + w->used, from, n);
+        w->used += n, from += n, count -= n;
+        if (w->used == ROOM) TRY(flush(w));
+    }
+    return GT_OK;
+}
+
+static gt_status put_header(hy_file_writer *w, const char *header) {
+    static const char spaces[] = "       ";
+    size_t n = strlen(header), padded = (n + 7) / 8 * 8;
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)padded >> 8 * i);
+    TRY(put(w, length, 8));
+    TRY(put(w, header, n));
+    return put(w, spaces, padded - n);
+}
+
+gt_status hy_writer_begin(hy_file_writer *w) {
+    static const char first[] = "{\"__metadata__\":{\"checksum\":\"sha256:";
+    char *header = NULL, digits[DIGITS + 1];
+    memset(digits, '0', DIGITS);
+    digits[DIGITS] = 0;
+    w->checksum_at = 8 + (int64_t)strlen(first);
+    hy_sha256_start(&w->sum);
+    gt_status status = append(w, &header, first);
+    if (status == GT_OK) status = append(w, &header, digits);
+    if (status == GT_OK) status = append(w, &header, w->texts ? "\"," : "\"");
+    if (status == GT_OK && w->texts) status = append(w, &header, w->texts);
+    if (status == GT_OK) status = append(w, &header, "}");
+    if (status == GT_OK && w->tensors) status = append(w, &header, w->tensors);
+    if (status == GT_OK) status = append(w, &header, "}");
+    if (status == GT_OK) status = put_header(w, header);
+    free(header);
+    return status;
+}
+
+gt_status hy_writer_data(hy_file_writer *w, const void *bytes, size_t count) {
+    w->written += (int64_t)count;
+    return put(w, bytes, count);
+}
+
+/* The digits go where zeros stand for them. */
+static gt_status put_checksum(hy_file_writer *w) {
+    char hex[DIGITS + 1];
+    TRY(flush(w));
+    hy_sha256_end(&w->sum, hex);
+    if (lseek(w->file, (off_t)w->checksum_at, SEEK_SET) < 0)
+        return fail_writing(w, "cannot be written");
+    return write_all(w, hex, DIGITS);
+}
+
+/* Makes a rename last. */
+static gt_status sync_folder(const hy_file_writer *w) {
+    char *folder = strdup(w->path);
+    if (!folder) return no_memory(w);
+    char *slash = strrchr(folder, '/');
+    if (slash) slash[slash == folder] = 0;
+    int file = open(slash ? folder : ".", O_RDONLY | O_CLOEXEC);
+    int bad = file < 0 || (fsync(file) && errno != EINVAL); /* EINVAL: this system needs none */
+    int error = errno;
+    if (file >= 0) close(file);
+    free(folder);
+    errno = error;
+    return bad ? fail_writing(w, "written, but its folder cannot be synced") : GT_OK;
+}
+
+static gt_status put_in_place(hy_file_writer *w) {
+    if (w->written != w->data)
+        return hy_fail(GT_ERROR_VALUE, "%s: %lld bytes written of %lld announced", w->path,
+                       (long long)w->written, (long long)w->data);
+    TRY(put_checksum(w));
+    if (fsync(w->file)) return fail_writing(w, "cannot be written");
+    if (rename(w->beside, w->path)) return fail_writing(w, "cannot be replaced");
+    w->beside[0] = 0;
+    TRY(sync_folder(w));
+    int file = w->file;
+    w->file = -1;
+    return close(file) ? fail_writing(w, "cannot be written") : GT_OK;
+}
+
+gt_status hy_writer_end(hy_file_writer *w, gt_status status) {
+    if (status == GT_OK) status = put_in_place(w);
+    if (w->beside[0]) unlink(w->beside);
+    free_writer(w);
+    return status;
+}
