@@ -70,6 +70,21 @@ static const row rows[] = {
          "cut the text into one track per window of the batch; each batch goes on where the last "
          "one ended, with its states; a document end resets them"},
 
+    {"Model files", .kind = SECTION},
+    {"save", PATH, AT(save), "FILE", "",
+     .help = "write the model and the state of the run to FILE, every --save-every steps, at the "
+             "end and when interrupted"},
+    {"save-every", WHOLE, AT(save_every), "N", "100", NULL, 0, BIG, 1, NULL,
+     "steps between savings; 0: at the end only"},
+    {"resume", PATH, AT(resume), "FILE", "",
+     .help = "go on with the run that saved FILE, with its options; a larger --steps makes it "
+             "longer"},
+    {"init", PATH, AT(init), "FILE", "", .help = "start a new run from FILE's weights"},
+    {"eval", PATH, AT(eval), "FILE", "",
+     .help = "no training: the held-out loss of FILE's model on --data"},
+    {"generate", PATH, AT(generate), "FILE", "",
+     .help = "no training: --sample bytes of text from FILE's model, after --prompt"},
+
     {"Device", .kind = SECTION},
     {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
      "auto, cuda or cpu; auto takes CUDA if it works"},
@@ -102,6 +117,8 @@ static const row rows[] = {
      .help = "start of the sample; empty: the first byte of the text"},
     {"temperature", NUMBER, AT(temperature), "X", "0.8", NULL, 0, 100, 0, NULL,
      "of the sample; 0: always the likeliest byte"},
+    {"top-k", WHOLE, AT(top_k), "N", "0", NULL, 0, 256, 1, NULL,
+     "draw each byte of the sample from the N likeliest; 0: from all"},
     {"gates-strict", FLAG, AT(gates_strict), NULL, "no",
      .help = "end the run at the first gate that fails, with status 3"},
     {"list-models", FLAG, AT(list_models), NULL, "no", .help = "print the models and their sizes"},
@@ -486,6 +503,82 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     return GT_OK;
 }
 
+/* ---- options in a model file ---------------------------------------------------------------- */
+
+/* Those that change the result come first; data is judged by its bytes, not by its name. */
+static const char *const kept[] = {"model",        "hidden",      "layers",      "batch",
+                                   "seq",          "steps",       "lr",          "min-lr",
+                                   "warmup",       "clip",        "seed",        "weight-decay",
+                                   "stateful",     "separator",   "dtype",       "data",
+                                   "eval-every",   "eval-tokens", "log-every",   "sample",
+                                   "sample-every", "prompt",      "temperature", "top-k",
+                                   "gates-strict", "save-every",  NULL};
+enum { OF_RESULT = 15 };
+
+const char *hy_options_kept(int i) {
+    return kept[i];
+}
+
+int hy_options_given(const hy_options *o, const char *name) {
+    return o->given[find_row(name, "") - rows];
+}
+
+/* In the fewest digits that read as the same number. */
+static void print_number(char text[HY_TEXT_MAX], double x) {
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, HY_TEXT_MAX, "%.*g", digits, x);
+        if (strtod(text, NULL) == x) return;
+    }
+}
+
+void hy_options_text(const hy_options *o, const char *name, char text[HY_TEXT_MAX]) {
+    const row *r = find_row(name, "");
+    const void *field = (const char *)o + r->offset;
+    if (r->kind == FLAG)
+        snprintf(text, HY_TEXT_MAX, "%s", *(const int *)field ? "yes" : "no");
+    else if (r->kind == WHOLE)
+        snprintf(text, HY_TEXT_MAX, "%lld", (long long)*(const int64_t *)field);
+    else if (r->kind == NUMBER)
+        print_number(text, *(const double *)field);
+    else
+        snprintf(text, HY_TEXT_MAX, "%s", (const char *)field);
+}
+
+/* Sets an option to the text of a file, in which STRINGs have no escapes. */
+static gt_status set_kept(hy_options *o, const row *r, const char *text, const char *file) {
+    char where[256];
+    snprintf(where, sizeof where, "%.200s: damaged: option ", file);
+    if (r->kind != STRING) return set_value(o, r, text, where);
+    snprintf((char *)o + r->offset, HY_TEXT_MAX, "%s", text);
+    o->given[r - rows] = 1;
+    return GT_OK;
+}
+
+/* 0 for hidden and layers is 'as the model says', and so no value of its own. */
+static int is_open(const hy_options *o, const row *r) {
+    if (!o->given[r - rows]) return 1;
+    return (r->offset == AT(hidden) || r->offset == AT(layers)) &&
+           *(const int64_t *)((const char *)o + r->offset) == 0;
+}
+
+gt_status hy_options_take(hy_options *o, const char *name, const char *text, const char *file,
+                          int strict) {
+    const row *r = find_row(name, "");
+    hy_options theirs = {.help = 0};
+    char own[HY_TEXT_MAX], other[HY_TEXT_MAX];
+    int of_result = 0;
+    gt_status status = set_kept(&theirs, r, text, file);
+    if (status != GT_OK) return status;
+    if (is_open(o, r)) return set_kept(o, r, text, file);
+    for (int i = 0; i < OF_RESULT; i++) of_result |= !strcmp(kept[i], name);
+    hy_options_text(o, name, own);
+    hy_options_text(&theirs, name, other);
+    if (!strict || !of_result || !strcmp(own, other)) return GT_OK;
+    if (r->offset == AT(steps) && o->steps > theirs.steps) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s: %.100s is not the %.100s of %s%s", name, own, other, file,
+                   r->offset == AT(steps) ? ", and not more" : "");
+}
+
 /* ---- help ----------------------------------------------------------------------------------- */
 
 /* Prints text from column `column`, wrapped at word ends before column 100. */
@@ -530,12 +623,12 @@ void hy_options_help(FILE *out) {
         else
             print_option(out, rows + i);
     }
-    fputs("\nCtrl-C ends the run after the current step, with the final loss and table (status "
-          "130);\n"
-          "a second Ctrl-C ends it at once.  OMP_NUM_THREADS sets the CPU threads; the numbers do "
-          "not\n"
-          "depend on it.\n"
-          "Exit status: 0 done, 1 run failed, 2 bad option, 3 a gate failed with --gates-strict,\n"
-          "4 --check found a difference, 130 interrupted.\n",
+    fputs("\nCtrl-C ends the run after the current step: the model file is written, then come the "
+          "final loss\n"
+          "and table (status 130); so does SIGTERM (status 143).  A second one ends it at once.\n"
+          "OMP_NUM_THREADS sets the CPU threads; the numbers do not depend on it.\n"
+          "Exit status: 0 done, 1 run failed, 2 bad option or file, 3 a gate failed with "
+          "--gates-strict,\n"
+          "4 --check found a difference, 130 and 143 interrupted.\n",
           out);
 }

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #define HY_TEXT_MAX 1024
-#define HY_OPTIONS_MAX 48
+#define HY_OPTIONS_MAX 64
 
 #define HY_LENGTHS_MAX 64
 
@@ -27,11 +27,16 @@ typedef struct hy_options {
     char dtype[HY_TEXT_MAX];
     int check;
     hy_lengths bench; /* none: no benchmark */
+    char save[HY_TEXT_MAX]; /* these five: "" = not wanted */
+    char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
+    char eval[HY_TEXT_MAX], generate[HY_TEXT_MAX];
+    int64_t save_every;
     int64_t eval_every, eval_tokens, log_every;
     char csv[HY_TEXT_MAX];
     int64_t sample, sample_every;
     char prompt[HY_TEXT_MAX];
     double temperature;
+    int64_t top_k;
     int gates_strict;
     int help, list_models;
     const char *config; /* the config file, as in argv; NULL = none */
@@ -47,6 +52,19 @@ gt_status hy_options_parse(hy_options *options, int argc, char *const *argv);
 gt_status hy_options_default(hy_options *options, int cuda);
 
 void hy_options_help(FILE *out);
+
+/* The options that a model file keeps, by name: the i-th, NULL after the last.  dtype is among
+ * them, device is not. */
+const char *hy_options_kept(int i);
+/* The value of an option as a text, in any bytes but NUL. */
+void hy_options_text(const hy_options *options, const char *name, char text[HY_TEXT_MAX]);
+/* Sets an option that the user left out to such a text, which came from `file`.  If the user gave
+ * another value it stays; but with `strict` an option that changes the result is refused, unless it
+ * is steps and larger. */
+gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file,
+                          int strict);
+/* Whether the user gave this option. */
+int hy_options_given(const hy_options *options, const char *name);
 
 /* The one of `words` with the smallest edit distance to `word`, in any case; the first of them on a
  * tie; NULL if more than a quarter of the letters would have to change. */

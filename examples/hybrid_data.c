@@ -151,6 +151,26 @@ gt_status hy_text_fits(const hy_text *text, int64_t length) {
         (long long)text->train - 1);
 }
 
+void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count) {
+    text->vocab = count;
+    for (int b = 0; b < 256; b++) text->token_of[b] = -1;
+    for (int v = 0; v < count; v++) text->token_of[text->byte_of[v] = bytes[v]] = v;
+}
+
+gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
+    hy_text other = *text;
+    hy_text_vocabulary(&other, bytes, count);
+    for (int v = 0; v < text->vocab; v++)
+        if (other.token_of[text->byte_of[v]] < 0)
+            return hy_fail(GT_ERROR_VALUE, "byte 0x%02x is not in the model's vocabulary",
+                           text->byte_of[v]);
+    for (int64_t i = 0; i < text->size; i++)
+        text->token[i] = (uint8_t)other.token_of[text->byte_of[text->token[i]]];
+    *text = other;
+    count_entropy(text);
+    return GT_OK;
+}
+
 void hy_text_free(hy_text *text) {
     free(text->token);
     free(text->document);
@@ -211,18 +231,32 @@ void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
     }
 }
 
-/* Sets a track to its beginning. */
-static void rewind_track(hy_tracks *tracks, const hy_text *text, int64_t row) {
+/* Finds the document of a track's next token. */
+static void find_document(hy_tracks *tracks, const hy_text *text, int64_t row) {
     int64_t low = 0, high = text->documents;
-    tracks->next[row] = tracks->first[row];
     while (high - low > 1) { /* the last document that starts at or before the token */
         int64_t middle = low + (high - low) / 2;
-        if (text->document[middle] <= tracks->first[row])
+        if (text->document[middle] <= tracks->next[row])
             low = middle;
         else
             high = middle;
     }
     tracks->document[row] = low;
+}
+
+/* Sets a track to its beginning. */
+static void rewind_track(hy_tracks *tracks, const hy_text *text, int64_t row) {
+    tracks->next[row] = tracks->first[row];
+    find_document(tracks, text, row);
+}
+
+int hy_tracks_moved(hy_tracks *tracks, const hy_text *text) {
+    for (int64_t row = 0; row < tracks->rows; row++) {
+        if (tracks->next[row] < tracks->first[row] || tracks->next[row] > tracks->first[row + 1])
+            return 0;
+        find_document(tracks, text, row);
+    }
+    return 1;
 }
 
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows) {

@@ -30,6 +30,12 @@ gt_status hy_text_load(hy_text *text, const char *path, const char *separator);
 gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, const char *separator);
 void hy_text_free(hy_text *text);
 
+/* Gives the text another vocabulary, `count` bytes in rising order; fails, naming the byte, if one
+ * of the text is not among them. */
+gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count);
+/* A text of which only the vocabulary is known: fit for hy_text_encode. */
+void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count);
+
 /* Fails if the text is too short for one window of training. */
 gt_status hy_text_fits(const hy_text *text, int64_t length);
 
@@ -73,6 +79,8 @@ typedef struct hy_tracks {
 
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows);
 void hy_tracks_free(hy_tracks *tracks);
+/* After `next` was set from outside; 0 if it is in no track. */
+int hy_tracks_moved(hy_tracks *tracks, const hy_text *text);
 void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks);
 
 /* Held-out windows in order, from *next on (0 at first): each held-out token is predicted exactly

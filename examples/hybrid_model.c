@@ -1554,6 +1554,111 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
     return GT_OK;
 }
 
+/* ---- what a file of the model holds ---------------------------------------------------------- */
+
+/* Parameters that are several tensors, one after the other: which, as their names in a layer end.
+ */
+enum { PARTS = MIXES };
+static const struct split {
+    const char *param;
+    int count;
+    const char *parts[PARTS];
+} splits[] = {
+    {"rwkv.mu_wkvrg", MIXES, {"rwkv.mu_w", "rwkv.mu_k", "rwkv.mu_v", "rwkv.mu_r", "rwkv.mu_g"}},
+    {"rwkv.mix_down",
+     MIXES,
+     {"rwkv.mix_down_w", "rwkv.mix_down_k", "rwkv.mix_down_v", "rwkv.mix_down_r",
+      "rwkv.mix_down_g"}},
+    {"rwkv.mix_up",
+     MIXES,
+     {"rwkv.mix_up_w", "rwkv.mix_up_k", "rwkv.mix_up_v", "rwkv.mix_up_r", "rwkv.mix_up_g"}},
+    {"rwkv.projections_kvrg",
+     PROJECTIONS,
+     {"rwkv.key", "rwkv.value", "rwkv.receptance", "rwkv.gate"}},
+    {"mix.gate_weight", 2, {"mix.gate_rwkv", "mix.gate_mamba"}},
+};
+
+static const struct split *split_of(const param_info *p) {
+    const char *name = p->shown.name;
+    if (p->layer < 0) return NULL;
+    name = strchr(strchr(name, '.') + 1, '.') + 1; /* after "layers.0." */
+    for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++)
+        if (!strcmp(name, splits[i].param)) return &splits[i];
+    return NULL;
+}
+
+/* Appends a parameter's tensors, their numbers being in `array`, to the list. */
+static void list_param(const hy_model *m, const param_info *p, hy_kind kind, const char *prefix,
+                       float *array, hy_tensor *list, int *count) {
+    const struct split *split = split_of(p);
+    int parts = split ? split->count : 1;
+    for (int part = 0; part < parts; part++) {
+        hy_tensor *t = &list[(*count)++];
+        *t = (hy_tensor){.kind = kind, .rank = p->shown.rank, .count = p->shown.count / parts};
+        memcpy(t->shape, p->shown.shape, sizeof p->shown.shape);
+        t->shape[0] /= parts;
+        if (split && t->shape[0] == 1)
+            memmove(t->shape, t->shape + 1, --t->rank * sizeof *t->shape);
+        t->data = fp32_at(m, array, p->shown.offset + part * t->count);
+        if (split)
+            snprintf(t->name, sizeof t->name, "%slayers.%d.%s", prefix, p->layer,
+                     split->parts[part]);
+        else
+            snprintf(t->name, sizeof t->name, "%s%s", prefix, p->shown.name);
+    }
+}
+
+static void list_state(const char *name, int l, float *data, int64_t n0, int64_t n1, int64_t n2,
+                       int64_t n3, hy_tensor *list, int *count) {
+    hy_tensor *t = &list[(*count)++];
+    *t = (hy_tensor){.kind = HY_STATE, .rank = 2 + (n2 > 0) + (n3 > 0), .shape = {n0, n1, n2, n3}};
+    t->count = n0 * n1 * (n2 ? n2 : 1) * (n3 ? n3 : 1);
+    t->data = data;
+    snprintf(t->name, sizeof t->name, "state.layers.%d.%s", l, name);
+}
+
+hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
+    const state_set *s = &m->carried_out;
+    hy_tensor *list =
+        malloc((size_t)(3 * PARTS * m->param_count + 4 * (int)m->L) * sizeof(hy_tensor));
+    *count = 0;
+    if (!list) return NULL;
+    for (int i = 0; i < m->param_count; i++)
+        list_param(m, m->params + i, HY_WEIGHT, "", m->values, list, count);
+    for (int i = 0; i < m->param_count; i++)
+        list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg.", m->m, list, count);
+    for (int i = 0; i < m->param_count; i++)
+        list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg_sq.", m->v, list, count);
+    for (int l = 0; m->config.stateful && l < m->L; l++) {
+        list_state("rwkv.wkv", l, wkv_state(m, s, l), m->B, m->H, m->N, m->N, list, count);
+        list_state("rwkv.shift", l, shift_state(m, s, l), m->B, m->C, 0, 0, list, count);
+        list_state("mamba.ssd", l, ssd_state(m, s, l), m->B, m->Hm, m->P, STATE, list, count);
+        list_state("mamba.conv", l, conv_state(m, s, l), m->B, conv_rows(m), CONV - 1, 0, list,
+                   count);
+    }
+    return list;
+}
+
+gt_status hy_model_read_tensor(hy_model *m, const hy_tensor *t, double *numbers) {
+    return m->be->read(m->be, numbers, t->data, GT_F32, t->count);
+}
+
+gt_status hy_model_write_tensor(hy_model *m, const hy_tensor *t, const double *numbers) {
+    return m->be->write(m->be, t->data, GT_F32, numbers, t->count);
+}
+
+gt_status hy_model_written(hy_model *m) {
+    return refresh_copies(m);
+}
+
+int64_t hy_model_steps(const hy_model *m) {
+    return m->steps;
+}
+
+void hy_model_set_steps(hy_model *m, int64_t steps) {
+    m->steps = steps;
+}
+
 /* ---- what forward computed ----------------------------------------------------------------- */
 
 typedef struct activation {

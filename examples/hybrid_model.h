@@ -149,6 +149,31 @@ gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *t
  * hy_model_gradient.  May return before the work is done. */
 gt_status hy_model_infer(hy_model *model, const int32_t *tokens);
 
+/* ---- what a file of the model holds ------------------------------------------------------------
+ * Its parameters, which here may be cut into several tensors, such as one per projection; AdamW's
+ * two moments of each; and, if stateful, the states that the last training batch left. */
+typedef enum hy_kind { HY_WEIGHT, HY_MOMENT, HY_STATE } hy_kind;
+
+typedef struct hy_tensor {
+    char name[80]; /* "layers.0.rwkv.key", "optimizer.exp_avg.layers.0.rwkv.key" */
+    hy_kind kind;
+    int rank;
+    int64_t shape[5], count;
+    float *data; /* memory of the backend */
+} hy_tensor;
+
+/* All tensors, *count of them, weights first, in a list that the caller frees; NULL: no memory. */
+hy_tensor *hy_model_tensors(const hy_model *model, int *count);
+
+gt_status hy_model_read_tensor(hy_model *model, const hy_tensor *tensor, double *numbers);
+/* After weights were written, hy_model_written is due. */
+gt_status hy_model_write_tensor(hy_model *model, const hy_tensor *tensor, const double *numbers);
+gt_status hy_model_written(hy_model *model);
+
+/* Steps that AdamW took; the last result has to be known. */
+int64_t hy_model_steps(const hy_model *model);
+void hy_model_set_steps(hy_model *model, int64_t steps);
+
 /* ---- what forward computed ---------------------------------------------------------------------
  * The activations of the last forward, up to the backward that uses them up. */
 typedef struct hy_activation {

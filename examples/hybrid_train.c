@@ -2,14 +2,16 @@
  *
  * From here: hybrid_config (options), hybrid_data (text and batches), hybrid_model (the model),
  * hybrid_ops (what it computes with), hybrid_gates (health checks), hybrid_check (GPU against CPU),
- * hybrid_log (streams and the log).
+ * hybrid_log (streams and the log), hybrid_save (model files), hybrid_generate (text from a model).
  * main is at the end. */
 #define _XOPEN_SOURCE 700 /* sigaction, clock_gettime, getrusage */
 #include "hybrid_check.h"
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
+#include "hybrid_generate.h"
 #include "hybrid_log.h"
+#include "hybrid_save.h"
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -19,9 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EXIT_BAD_OPTION = 2, EXIT_GATE = 3, EXIT_CHECK = 4, EXIT_INTERRUPTED = 130 };
-enum { RECENT = 20 };     /* steps behind the averages that are printed and judged */
-enum { G3_STEPS = 1000 }; /* gate G3 looks at the training after this many steps */
+enum { EXIT_BAD_OPTION = 2, EXIT_GATE = 3, EXIT_CHECK = 4, EXIT_SIGNAL = 128 };
+enum { G3_STEPS = 1000 };                  /* gate G3 looks at the training after this many steps */
 enum { SPEED_FROM = 100, SPEED_TO = 500 }; /* steps between which the speed is measured */
 /* The loss scale of fp16 starts at about so much per token, as the gradient is that of a mean over
  * tokens; it halves when the gradient overflows and doubles after so many good steps. */
@@ -29,16 +30,12 @@ enum { SCALE_PER_TOKEN = 4, SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 };
 enum { GATES_MAX = 16 };
 #define MIB (1024.0 * 1024.0)
 
-/* What the last steps were like. */
-typedef struct recent {
-    double loss[RECENT], norm[RECENT], ratio[RECENT], seconds[RECENT];
-    int64_t tokens[RECENT], steps;
-} recent;
-
 typedef struct trainer {
     hy_options options;
     hy_text text;
-    char data[HY_TEXT_MAX]; /* path of the text */
+    int32_t first_token;    /* of the text */
+    char data[HY_TEXT_MAX]; /* its path */
+    hy_file file;           /* the model file that is read; no path: none */
     hy_backend *backend;
     char why[256]; /* why this device */
     hy_config config;
@@ -50,8 +47,9 @@ typedef struct trainer {
     hy_log log;
     int terminal;        /* the output is one */
     double start, shown; /* times of the first step and of the last progress line, in seconds */
+    double earlier;      /* seconds of the run before it was resumed */
 
-    recent recent;
+    hy_recent recent;
     int64_t steps, tokens;     /* done */
     double train_seconds;      /* without evaluations and samples */
     double aside;              /* seconds spent on these */
@@ -60,16 +58,34 @@ typedef struct trainer {
     double loss_scale;   /* of fp16, else 1 */
     int64_t scale_steps; /* good steps at this scale */
     double first_loss, held_out;
+    int64_t saved;       /* step of the last model file; 0: none yet */
+    char not_saved[640]; /* why the last attempt failed; "": it did not */
+    char text_sum[65];   /* SHA-256 of the text, if model files are written or resumed */
     hy_gate gates[GATES_MAX];
     int gate_count, gates_at_start;
 } trainer;
 
-static volatile sig_atomic_t interrupted;
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
+enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
+static volatile sig_atomic_t interrupted; /* 0, or the signal */
 
-/* The handler is removed as it is called, so the next Ctrl-C ends the program. */
+/* The next one ends the program. */
 static void on_interrupt(int number) {
-    (void)number;
-    interrupted = 1;
+    interrupted = number;
+    for (int i = 0; i < STOP_SIGNALS; i++) signal(stop_signals[i], SIG_DFL);
+}
+
+/* What is ignored, as by nohup, stays so, but for Ctrl-C. */
+static void catch_signals(void) {
+    struct sigaction action, before;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESTART; /* a write goes on, and does not fail */
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        if (stop_signals[i] == SIGINT ||
+            (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(stop_signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a reader of the report that has gone is an error as any other */
 }
 
 static double now(void) {
@@ -127,8 +143,8 @@ static double memory_mib(const trainer *t) {
 
 /* ---- recent steps --------------------------------------------------------------------------- */
 
-static void recent_add(recent *r, const hy_result *result, double seconds) {
-    int i = (int)(r->steps++ % RECENT);
+static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
+    int i = (int)(r->steps++ % HY_RECENT);
     r->loss[i] = result->loss;
     r->norm[i] = result->norm[HY_GROUPS];
     r->ratio[i] = result->norm[HY_RWKV] / result->norm[HY_MAMBA];
@@ -136,17 +152,17 @@ static void recent_add(recent *r, const hy_result *result, double seconds) {
     r->seconds[i] = seconds;
 }
 
-static int recent_count(const recent *r) {
-    return r->steps < RECENT ? (int)r->steps : RECENT;
+static int recent_count(const hy_recent *r) {
+    return r->steps < HY_RECENT ? (int)r->steps : HY_RECENT;
 }
 
-static double recent_mean(const recent *r, const double *values) {
+static double recent_mean(const hy_recent *r, const double *values) {
     double sum = 0;
     for (int i = 0; i < recent_count(r); i++) sum += values[i];
     return recent_count(r) ? sum / recent_count(r) : (double)NAN;
 }
 
-static double recent_speed(const recent *r) { /* tokens per second */
+static double recent_speed(const hy_recent *r) { /* tokens per second */
     int64_t tokens = 0;
     double seconds = 0;
     for (int i = 0; i < recent_count(r); i++) tokens += r->tokens[i], seconds += r->seconds[i];
@@ -155,79 +171,25 @@ static double recent_speed(const recent *r) { /* tokens per second */
 
 /* ---- generated text ------------------------------------------------------------------------- */
 
-/* Length of the UTF-8 sequence at byte i, 0 if it is not one that can be shown. */
-static int utf8_length(const uint8_t *bytes, int64_t size, int64_t i) {
-    uint8_t first = bytes[i];
-    int length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    if (length == 1) return (first >= 32 && first != 127) || first == '\n' || first == '\t';
-    if (!length || first > 0xf4 || i + length > size) return 0;
-    for (int k = 1; k < length; k++)
-        if ((bytes[i + k] & 0xc0) != 0x80) return 0;
-    if (first == 0xc2 && bytes[i + 1] < 0xa0) return 0;  /* control characters */
-    if (first == 0xe0 && bytes[i + 1] < 0xa0) return 0;  /* too long a form */
-    if (first == 0xed && bytes[i + 1] >= 0xa0) return 0; /* surrogates */
-    if (first == 0xf0 && bytes[i + 1] < 0x90) return 0;
-    if (first == 0xf4 && bytes[i + 1] >= 0x90) return 0;
-    return length;
+static gt_status generate(trainer *t, hy_printer *printer) {
+    const hy_options *o = &t->options;
+    const hy_sampling sampling = {.prompt = o->prompt,
+                                  .first = t->first_token,
+                                  .count = o->sample,
+                                  .temperature = o->temperature,
+                                  .top_k = o->top_k,
+                                  .seed = (uint64_t)o->seed + 1};
+    return hy_generate(t->model, &t->text, &sampling, printer);
 }
 
-/* What a terminal should not get is shown as \xNN. */
-static void print_bytes(const uint8_t *bytes, int64_t size) {
-    for (int64_t i = 0; i < size;) {
-        int length = utf8_length(bytes, size, i);
-        if (length)
-            fwrite(bytes + i, 1, (size_t)length, stdout);
-        else
-            printf("\\x%02x", bytes[i]);
-        i += length ? length : 1;
-    }
-}
-
-/* Draws a token from softmax(logits / temperature). */
-static int32_t draw(const double *logits, int vocab, double temperature, uint64_t *random) {
-    int best = 0;
-    double sum = 0, u = hy_uniform(random);
-    for (int v = 1; v < vocab; v++)
-        if (logits[v] > logits[best]) best = v;
-    if (temperature == 0) return best;
-    for (int v = 0; v < vocab; v++) sum += exp((logits[v] - logits[best]) / temperature);
-    for (int v = 0; v < vocab; v++) {
-        u -= exp((logits[v] - logits[best]) / temperature) / sum;
-        if (u < 0) return v;
-    }
-    return best;
-}
-
-static gt_status generate(trainer *t) {
-    int64_t count = t->options.sample;
-    int32_t token[HY_TEXT_MAX] = {0};
-    double logits[256];
-    uint64_t random = (uint64_t)t->options.seed + 1;
-    int length = (int)strlen(t->options.prompt);
-    uint8_t *bytes = malloc((size_t)(HY_TEXT_MAX + count));
-    gt_status status = hy_text_encode(&t->text, t->options.prompt, token);
-    if (!bytes) return hy_fail(GT_ERROR_MEMORY, "no memory for a sample of %lld", (long long)count);
-    if (length == 0) {
-        token[0] = t->text.token[0];
-        length = 1;
-    }
-    for (int i = 0; i < length; i++) bytes[i] = t->text.byte_of[token[i]];
-    if (status == GT_OK) status = hy_model_reset(t->model);
-    if (status == GT_OK) status = hy_model_feed(t->model, token, length, logits);
-    for (int64_t i = 0; i < count && status == GT_OK; i++) {
-        token[0] = draw(logits, t->text.vocab, t->options.temperature, &random);
-        bytes[length + i] = t->text.byte_of[token[0]];
-        status = hy_model_feed(t->model, token, 1, logits);
-    }
-    if (status == GT_OK) {
-        puts("sample");
-        puts("----------------------------------------------------------------");
-        print_bytes(bytes, length + count);
-        puts("\n----------------------------------------------------------------\n");
-        status = flush_report();
-    }
-    free(bytes);
-    return status;
+/* A sample, between lines. */
+static gt_status print_sample(trainer *t) {
+    hy_printer printer = {.out = stdout};
+    puts("sample");
+    puts("----------------------------------------------------------------");
+    gt_status status = generate(t, &printer);
+    puts("\n----------------------------------------------------------------\n");
+    return status == GT_OK ? flush_report() : status;
 }
 
 /* ---- what is printed before the first step -------------------------------------------------- */
@@ -260,6 +222,16 @@ static void print_memory_plan(const hy_plan *p) {
     puts("");
 }
 
+static void print_saving(const hy_options *o) {
+    if (!*o->save)
+        puts("model file  none: --save FILE keeps what is learnt");
+    else if (o->save_every)
+        printf("model file  %s, every %s steps and at the end\n", o->save,
+               grouped(o->save_every).text);
+    else
+        printf("model file  %s, at the end\n", o->save);
+}
+
 static void print_start(const trainer *t) {
     const hy_options *o = &t->options;
     const hy_text *x = &t->text;
@@ -285,6 +257,10 @@ static void print_start(const trainer *t) {
            "seed %lld\n",
            grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
            (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
+    if (t->steps)
+        printf("going on    after step %s of %s\n", grouped(t->steps).text, t->options.resume);
+    if (*o->init) printf("weights     from %s\n", o->init);
+    print_saving(o);
     if (t->log.file)
         printf("log         %s%s%s\n", t->log.path, *t->log.note ? ": " : "", t->log.note);
     puts("");
@@ -293,7 +269,7 @@ static void print_start(const trainer *t) {
 /* ---- progress ------------------------------------------------------------------------------- */
 
 static gt_status print_progress(trainer *t) {
-    const recent *r = &t->recent;
+    const hy_recent *r = &t->recent;
     t->shown = now();
     double per_step = (now() - t->start) / (double)t->steps; /* evaluations included */
     char held_out[32] = "-";
@@ -345,6 +321,16 @@ static void next_batch(trainer *t) {
         hy_batch_random(&t->batch, &t->text, &t->random);
 }
 
+/* The held-out loss, last, and what it means. */
+static void print_loss(const trainer *t) {
+    printf("unigram        %.4f on the held-out part; the model is %.4f nats %s\n",
+           t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
+           t->held_out < t->text.entropy_held_out ? "better" : "worse");
+    printf("held-out       all %s tokens: %.4f bits per byte, perplexity %.4f\n",
+           grouped(t->text.size - t->text.train).text, t->held_out / log(2), exp(t->held_out));
+    printf("held-out loss %.4f\n", t->held_out);
+}
+
 /* Mean loss over the held-out part, or over its first `limit` tokens (0: all) in whole windows. */
 static gt_status evaluate(trainer *t, int64_t limit, double *loss) {
     hy_batch batch;
@@ -389,7 +375,7 @@ static void measure_speed(trainer *t) {
     if (t->steps == SPEED_FROM) {
         t->speed_start = now() - t->aside;
         t->speed_tokens = t->tokens;
-    } else if (t->steps == SPEED_TO) {
+    } else if (t->steps == SPEED_TO && t->speed_start > 0) { /* 0: resumed in between */
         t->speed = (double)(t->tokens - t->speed_tokens) / (now() - t->aside - t->speed_start);
     }
 }
@@ -453,7 +439,7 @@ static gt_status print_gates(const trainer *t, const char *when, int first) {
 
 /* G3 and G4 judge the recent steps. */
 static hy_gate training_gate(const trainer *t) {
-    const recent *r = &t->recent;
+    const hy_recent *r = &t->recent;
     return hy_gate_training(t->steps, t->first_loss, recent_mean(r, r->loss),
                             recent_mean(r, r->norm));
 }
@@ -477,12 +463,84 @@ static int due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
 }
 
+/* All that a model file gets. */
+static hy_run run_of(trainer *t, hy_options *options) {
+    const hy_config *c = hy_model_config(t->model);
+    *options = t->options;
+    options->hidden = c->hidden;
+    options->layers = c->layers;
+    hy_run run = {.model = t->model,
+                  .options = options,
+                  .text = &t->text,
+                  .tracks = options->stateful ? &t->tracks : NULL,
+                  .device = t->backend->name,
+                  .progress = {.steps = t->steps,
+                               .tokens = t->tokens,
+                               .random = t->random,
+                               .loss_scale = t->loss_scale,
+                               .scale_steps = t->scale_steps,
+                               .first_loss = t->first_loss,
+                               .held_out = t->held_out,
+                               .seconds = now() - t->start,
+                               .train_seconds = t->train_seconds,
+                               .aside = t->aside,
+                               .recent = t->recent}};
+    memcpy(run.text_sum, t->text_sum, sizeof run.text_sum);
+    return run;
+}
+
+/* Writes the model file, if one is wanted.  If that fails the run goes on, and ends with status 1
+ * unless a later attempt succeeds. */
+static void save(trainer *t) {
+    static hy_options options;
+    double start = now();
+    if (!*t->options.save || t->saved == t->steps) return;
+    hy_run run = run_of(t, &options);
+    if (hy_save(&run, t->options.save) == GT_OK) {
+        t->saved = t->steps;
+        t->not_saved[0] = 0;
+    } else {
+        snprintf(t->not_saved, sizeof t->not_saved, "save: %.600s", hy_last_error());
+        end_progress(t);
+        fprintf(stderr, "hybrid_train: step %lld: %s; ", (long long)t->steps, t->not_saved);
+        if (t->saved)
+            fprintf(stderr, "the file of step %lld stays\n", (long long)t->saved);
+        else
+            fprintf(stderr, "nothing is saved yet\n");
+    }
+    t->aside += now() - start;
+}
+
+/* Sets the trainer to where the file's run was. */
+static gt_status load_run(trainer *t) {
+    static hy_options options;
+    hy_run run = run_of(t, &options);
+    gt_status status = hy_load_run(&t->file, &run);
+    const hy_progress *p = &run.progress;
+    if (status != GT_OK) return status;
+    t->steps = t->saved = p->steps;
+    t->tokens = p->tokens;
+    t->random = p->random;
+    t->loss_scale = t->backend->dtype == GT_F16 ? p->loss_scale : 1;
+    t->scale_steps = p->scale_steps;
+    t->first_loss = p->first_loss;
+    t->held_out = p->held_out;
+    t->earlier = p->seconds;
+    t->train_seconds = p->train_seconds;
+    t->aside = p->aside;
+    t->recent = p->recent;
+    if (strcmp(t->options.save, t->options.resume)) t->saved = 0;
+    return GT_OK;
+}
+
 /* What follows a step: gates, held-out loss, log, progress line, sample. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
     double held_out = NAN, start = now();
     gt_status status = GT_OK;
     if (t->steps == G3_STEPS) add_gate(t, training_gate(t));
+    if (last) save(t); /* before anything that takes time or can fail */
+    start = now();
     if (last || due(t->steps, o->eval_every)) {
         status = evaluate(t, last ? 0 : o->eval_tokens, &held_out);
         t->held_out = held_out;
@@ -492,10 +550,11 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     if (status == GT_OK) status = written;
     int show = t->terminal ? now() - t->shown > 0.1 : due(t->steps, o->log_every);
     if (status == GT_OK && (last || show)) status = print_progress(t);
+    if (status == GT_OK && !last && due(t->steps, o->save_every)) save(t);
     if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
         end_progress(t);
         start = now();
-        status = generate(t);
+        status = print_sample(t);
         t->aside += now() - start;
     }
     return status;
@@ -505,6 +564,7 @@ static gt_status train(trainer *t) {
     const hy_options *o = &t->options;
     hy_result result;
     gt_status status = GT_OK;
+    if (t->steps) t->start = now() - t->earlier;
     for (int last = 0; !last && status == GT_OK;) {
         double lr = learning_rate(o, t->steps + 1);
         next_batch(t);
@@ -533,9 +593,11 @@ static gt_dtype dtype_of(const char *name) {
     return !strcmp(name, "f32") ? GT_F32 : !strcmp(name, "f16") ? GT_F16 : GT_BF16;
 }
 
-/* Opens the device that the options ask for, and says why it is this one. */
-static gt_status open_backend(trainer *t) {
-    const char *wanted = t->options.device, *dtype = t->options.dtype;
+static const char *const dtype_names[] = {[GT_F32] = "f32", [GT_BF16] = "bf16", [GT_F16] = "f16"};
+
+/* Opens the device that is wanted, with this dtype if it is CUDA, and says why it is this one. */
+static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda) {
+    const char *dtype = t->options.dtype; /* as the user wants it */
     gt_status status;
     if (!strcmp(wanted, "cpu")) {
         if (*dtype && dtype_of(dtype) != GT_F32)
@@ -546,7 +608,7 @@ static gt_status open_backend(trainer *t) {
         snprintf(t->why, sizeof t->why, "as --device says");
         return hy_backend_cpu(&t->backend);
     }
-    status = hy_backend_cuda(&t->backend, dtype_of(dtype));
+    status = hy_backend_cuda(&t->backend, dtype_of(on_cuda));
     if (status == GT_OK) {
         snprintf(t->why, sizeof t->why, "CUDA works here");
         return GT_OK;
@@ -586,6 +648,8 @@ static gt_status check_files(const trainer *t) {
     gt_status status = hy_keep_apart("csv", o->csv, "the text of --data", t->data);
     if (status == GT_OK && o->config)
         status = hy_keep_apart("csv", o->csv, "the config file", o->config);
+    if (status == GT_OK && t->file.path)
+        status = hy_keep_apart("csv", o->csv, "the model file", t->file.path);
     return status;
 }
 
@@ -598,6 +662,118 @@ static gt_status check_lengths(const trainer *t) {
     return status;
 }
 
+/* Opens the device, a resumed run's being of the kind that it had if that is possible.  Its dtype
+ * is the file's, if there is one, but for the CPU. */
+static gt_status open_backend(trainer *t) {
+    const hy_options *o = &t->options;
+    const char *saved = NULL, *wanted = o->device, *dtype = o->dtype;
+    int on_cpu = !strcmp(wanted, "cpu");
+    if (t->file.path && !*o->init) saved = hy_file_text_of(&t->file, "option.dtype");
+    if (*o->resume && !hy_options_given(o, "device")) {
+        const char *device = hy_file_text_of(&t->file, "device");
+        on_cpu = device && !strcmp(device, "cpu");
+        wanted = on_cpu ? "cpu" : "auto";
+    }
+    if (saved && *o->resume && *dtype && strcmp(saved, dtype) &&
+        !(on_cpu && dtype_of(dtype) == GT_F32))
+        return hy_fail(GT_ERROR_VALUE, "dtype: %s is not the %.20s of %s", dtype, saved, o->resume);
+    if (saved && !*dtype && !on_cpu) dtype = saved;
+    gt_status status = open_device(t, wanted, dtype);
+    if (status == GT_OK && wanted != o->device && on_cpu)
+        snprintf(t->why, sizeof t->why, "as the run that goes on");
+    return status;
+}
+
+/* Defaults of what neither the user nor a model file set. */
+static gt_status fill_options(trainer *t) {
+    gt_status status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
+    strcpy(t->options.dtype, dtype_names[t->backend->dtype]);
+    return status;
+}
+
+/* ---- model files that are read --------------------------------------------------------------- */
+
+/* The option that names such a file; NULL: none is given. */
+static gt_status find_file(const hy_options *o, const char **option, const char **path) {
+    const char *const names[] = {"resume", "init", "eval", "generate"};
+    const char *const paths[] = {o->resume, o->init, o->eval, o->generate};
+    *option = *path = NULL;
+    for (int i = 0; i < 4; i++) {
+        if (!*paths[i]) continue;
+        if (*option)
+            return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *option,
+                           names[i]);
+        *option = names[i];
+        *path = paths[i];
+    }
+    if (*option && (o->check || o->bench.count || o->list_models))
+        return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *option,
+                       o->check         ? "check"
+                       : o->bench.count ? "bench"
+                                        : "list-models");
+    if ((*o->eval || *o->generate) && (*o->save || *o->csv))
+        return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *option,
+                       *o->save ? "save" : "csv");
+    return GT_OK;
+}
+
+/* Opens it and takes the options that it sets. */
+static gt_status open_file(trainer *t) {
+    const hy_take take = *t->options.resume ? HY_TAKE_STRICTLY
+                         : *t->options.init ? HY_TAKE_MODEL
+                                            : HY_TAKE_ALL;
+    const char *option, *path;
+    gt_status status = find_file(&t->options, &option, &path);
+    if (status != GT_OK || !option) return status;
+    status = hy_saved_open(&t->file, path);
+    if (status != GT_OK) return hy_fail(status, "%s: %s", option, hy_last_error());
+    return hy_saved_options(&t->file, take, &t->options);
+}
+
+/* Gives the text the vocabulary of the file, if there is one. */
+static gt_status use_vocabulary(trainer *t) {
+    uint8_t bytes[256], first;
+    int count;
+    t->first_token = *t->options.generate ? 0 : t->text.token[0];
+    if (!t->file.path) return GT_OK;
+    gt_status status = hy_saved_vocabulary(&t->file, bytes, &count);
+    if (status != GT_OK) return status;
+    if (*t->options.generate) {
+        hy_text_vocabulary(&t->text, bytes, count);
+        status = hy_saved_first_byte(&t->file, &first);
+        t->first_token = status == GT_OK ? t->text.token_of[first] : 0;
+        if (t->first_token >= 0) return status;
+        return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary",
+                       t->file.path);
+    }
+    status = hy_text_recode(&t->text, bytes, count);
+    t->first_token = status == GT_OK ? t->text.token[0] : 0;
+    return status == GT_OK
+               ? status
+               : hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
+}
+
+/* After the model was created: weights, or all of the run that goes on. */
+static gt_status load_file(trainer *t) {
+    if (!t->file.path) return GT_OK;
+    gt_status status = *t->options.resume ? load_run(t) : hy_load_weights(&t->file, t->model);
+    if (status == GT_OK) hy_file_close(&t->file);
+    return status;
+}
+
+/* The file that is to be written can be. */
+static gt_status check_save(const trainer *t) {
+    const hy_options *o = &t->options;
+    if (!*o->save) return GT_OK;
+    gt_status status = hy_keep_apart("save", o->save, "the text of --data", t->data);
+    if (status == GT_OK && o->config)
+        status = hy_keep_apart("save", o->save, "the config file", o->config);
+    if (status == GT_OK) status = hy_keep_apart("save", o->save, "the log", o->csv);
+    if (status != GT_OK) return status;
+    status = hy_save_fits(o->save);
+    return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
+}
+
 static gt_status load_text(trainer *t, const char *program) {
     int32_t token[HY_TEXT_MAX];
     if (*t->options.data)
@@ -607,6 +783,9 @@ static gt_status load_text(trainer *t, const char *program) {
     gt_status status = check_files(t);
     if (status == GT_OK) status = hy_text_load(&t->text, t->data, t->options.separator);
     if (status != GT_OK || t->options.list_models) return status;
+    if (*t->options.save || *t->options.resume) hy_text_sum(&t->text, t->text_sum);
+    status = use_vocabulary(t);
+    if (status != GT_OK || *t->options.eval) return status;
     status = check_lengths(t);
     if (status == GT_OK && hy_text_encode(&t->text, t->options.prompt, token) != GT_OK)
         status = hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
@@ -769,31 +948,63 @@ static gt_status bench(trainer *t) {
     return status;
 }
 
+/* ---- a saved model --------------------------------------------------------------------------- */
+
+/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.
+ */
+static gt_status write_text(trainer *t) {
+    hy_printer printer = {.out = stdout, .raw = !t->terminal};
+    if (t->terminal) setvbuf(stdout, NULL, _IONBF, 0);
+    gt_status status = generate(t, &printer);
+    if (t->terminal) puts("");
+    return status == GT_OK ? flush_report() : status;
+}
+
+static gt_status print_held_out(trainer *t) {
+    const hy_config *c = hy_model_config(t->model);
+    const hy_text *x = &t->text;
+    gt_status status = evaluate(t, 0, &t->held_out);
+    if (status != GT_OK) return status;
+    printf("model          %s: %s, %d channels, %d layers\n", t->options.eval, c->name, c->hidden,
+           c->layers);
+    printf("device         %s: %s\n", t->backend->device, t->why);
+    printf("data           %s: %s bytes, of which held out %s (the last tenth)\n", t->data,
+           grouped(x->size).text, grouped(x->size - x->train).text);
+    print_loss(t);
+    return flush_report();
+}
+
 /* ---- main ----------------------------------------------------------------------------------- */
 
 /* Everything before the first step. */
 static gt_status set_up(trainer *t, const char *program) {
     const hy_options *o = &t->options;
-    gt_status status = open_backend(t);
-    if (status == GT_OK) status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
-    if (status == GT_OK) status = load_text(t, program);
+    gt_status status = open_file(t);
+    if (status == GT_OK) status = open_backend(t);
+    if (status == GT_OK) status = fill_options(t);
+    if (status == GT_OK) status = *o->generate ? use_vocabulary(t) : load_text(t, program);
+    if (status != GT_OK) return status;
     choose_config(t);
     t->random = (uint64_t)o->seed;
-    if (status != GT_OK || o->list_models || o->check || o->bench.count) return status;
-    status = create_model(t);
-    if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
-    if (status == GT_OK && o->stateful) status = hy_tracks_create(&t->tracks, &t->text, o->batch);
-    if (status == GT_OK) status = hy_log_open(&t->log, o->csv, -1);
     t->loss_scale = 1;
     if (t->backend->dtype == GT_F16)
         t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
     t->terminal = isatty(STDOUT_FILENO);
+    if (o->list_models || o->check || o->bench.count) return GT_OK;
+    if (*o->generate) t->options.batch = 1; /* there is one sequence */
+    status = create_model(t);
+    if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
+    if (status == GT_OK && o->stateful && !*o->generate && !*o->eval)
+        status = hy_tracks_create(&t->tracks, &t->text, o->batch);
+    if (status == GT_OK) status = load_file(t);
+    if (status == GT_OK) status = check_save(t);
+    if (status == GT_OK) status = hy_log_open(&t->log, o->csv, *o->resume ? t->steps : -1);
     return status;
 }
 
 static void print_final(const trainer *t) {
-    const recent *r = &t->recent;
+    const hy_recent *r = &t->recent;
     printf("steps          %s of %s, %s tokens, %.2f times the training part\n",
            grouped(t->steps).text, grouped(t->options.steps).text, grouped(t->tokens).text,
            (double)t->tokens / (double)t->text.train);
@@ -808,32 +1019,23 @@ static void print_final(const trainer *t) {
            count_gates(t, HY_WARN), count_gates(t, HY_FAIL));
     printf("training loss  %.4f, mean of the last %d steps\n", recent_mean(r, r->loss),
            recent_count(r));
-    printf("unigram        %.4f on the held-out part; the model is %.4f nats %s\n",
-           t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
-           t->held_out < t->text.entropy_held_out ? "better" : "worse");
-    printf("held-out       all %s tokens: %.4f bits per byte, perplexity %.4f\n",
-           grouped(t->text.size - t->text.train).text, t->held_out / log(2), exp(t->held_out));
-    printf("held-out loss %.4f\n", t->held_out);
+    print_loss(t);
 }
 
 /* Training and what comes after it. */
 static gt_status run(trainer *t) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_interrupt;
-    action.sa_flags = (int)SA_RESETHAND | SA_RESTART; /* a write goes on, and does not fail */
-    sigaction(SIGINT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a reader of the report that has gone is an error as any other */
+    catch_signals();
     print_start(t);
     gt_status status = flush_report();
     if (status == GT_OK) status = train(t);
+    if (status == HY_ERROR_WRITE) save(t); /* the model is right, though nobody is told */
     if (status != GT_OK) return status;
     if (interrupted) puts("interrupted");
     puts("");
     if ((status = gates_after(t)) != GT_OK) return status;
     status =
         print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
-    if (status == GT_OK && t->options.sample) status = generate(t);
+    if (status == GT_OK && t->options.sample) status = print_sample(t);
     if (status != GT_OK) return status;
     print_final(t);
     return GT_OK;
@@ -844,6 +1046,7 @@ static void clean_up(trainer *t) {
     if (t->backend) t->backend->close(t->backend);
     hy_batch_free(&t->batch);
     hy_tracks_free(&t->tracks);
+    hy_file_close(&t->file);
     hy_text_free(&t->text);
 }
 
@@ -890,8 +1093,19 @@ static int act(trainer *t) {
         return differences ? EXIT_CHECK : 0;
     }
     if (t->options.bench.count) return bench(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (*t->options.generate) return write_text(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (*t->options.eval) return print_held_out(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (t->steps >= t->options.steps) {
+        printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n",
+               t->options.resume, (long long)t->steps, (long long)t->options.steps);
+        return 0;
+    }
     if (run(t) != GT_OK) return fail(EXIT_FAILURE);
-    if (interrupted) return EXIT_INTERRUPTED;
+    if (*t->not_saved) {
+        hy_fail(GT_ERROR_VALUE, "%s", t->not_saved);
+        return fail(EXIT_FAILURE);
+    }
+    if (interrupted) return EXIT_SIGNAL + interrupted;
     return t->options.gates_strict && count_gates(t, HY_FAIL) ? EXIT_GATE : 0;
 }
 

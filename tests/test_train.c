@@ -154,7 +154,8 @@ static void test_options_file(void) {
     CHECK(parse(&o, line) == GT_OK && o.steps == 12 && !o.stateful && o.lr == 1e-3);
     snprintf(line, sizeof line, "%s %s", good, good);
     CHECK(refused(line, "only one config file", "good.yaml"));
-    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"), "bad.yaml:3: ", "nearest is batch"));
+    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"),
+                  "bad.yaml:3: ", "nearest is batch"));
     CHECK(refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'",
                   "the default is"));
     CHECK(refused(write_string("bad.yaml", "steps 3\n"), "bad.yaml:1: ", "key: value"));
@@ -552,7 +553,9 @@ static void test_help(void) {
         "batch",        "seq",         "lr",       "min-lr",       "warmup",     "weight-decay",
         "clip",         "seed",        "stateful", "device",       "eval-every", "eval-tokens",
         "log-every",    "csv",         "sample",   "sample-every", "prompt",     "temperature",
-        "gates-strict", "list-models", "help",     "dtype",        "check",      "bench"};
+        "gates-strict", "list-models", "help",     "dtype",        "check",      "bench",
+        "save",         "save-every",  "resume",   "init",         "eval",       "generate",
+        "top-k"};
     char *out;
     CHECK(run_program(&out, "--help") == 0);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {

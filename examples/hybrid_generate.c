@@ -1,0 +1,126 @@
+#include "hybrid_generate.h"
+#include "hybrid_log.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- printing ------------------------------------------------------------------------------ */
+
+/* Length of the UTF-8 sequence at the first byte, 0 if it is not one that can be shown. */
+static int utf8_length(const uint8_t *bytes, int size) {
+    uint8_t first = bytes[0];
+    int length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (length == 1) return (first >= 32 && first != 127) || first == '\n' || first == '\t';
+    if (!length || first > 0xf4 || length > size) return 0;
+    for (int k = 1; k < length; k++)
+        if ((bytes[k] & 0xc0) != 0x80) return 0;
+    if (first == 0xc2 && bytes[1] < 0xa0) return 0;  /* control characters */
+    if (first == 0xe0 && bytes[1] < 0xa0) return 0;  /* too long a form */
+    if (first == 0xed && bytes[1] >= 0xa0) return 0; /* surrogates */
+    if (first == 0xf0 && bytes[1] < 0x90) return 0;
+    if (first == 0xf4 && bytes[1] >= 0x90) return 0;
+    return length;
+}
+
+/* Whether the pending bytes may be the beginning of a sequence that is not whole yet. */
+static int is_beginning(const hy_printer *p) {
+    uint8_t first = p->pending[0];
+    int length = first < 0xc2 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 1;
+    if (p->count >= length) return 0;
+    for (int k = 1; k < p->count; k++)
+        if ((p->pending[k] & 0xc0) != 0x80) return 0;
+    return 1;
+}
+
+/* Prints the first character, or byte, that is pending. */
+static void print_one(hy_printer *p) {
+    int length = utf8_length(p->pending, p->count);
+    if (length)
+        fwrite(p->pending, 1, (size_t)length, p->out);
+    else
+        fprintf(p->out, "\\x%02x", p->pending[0]);
+    length += !length;
+    p->count -= length;
+    memmove(p->pending, p->pending + length, (size_t)p->count);
+}
+
+gt_status hy_print_byte(hy_printer *p, uint8_t byte) {
+    if (p->raw) {
+        fputc(byte, p->out);
+    } else {
+        p->pending[p->count++] = byte;
+        while (p->count && !is_beginning(p)) print_one(p);
+    }
+    return ferror(p->out) ? hy_flush(p->out, "standard output") : GT_OK;
+}
+
+void hy_print_rest(hy_printer *p) {
+    while (p->count) print_one(p);
+}
+
+/* ---- drawing ------------------------------------------------------------------------------- */
+
+/* Whether fewer than k tokens are likelier; of equals the first come first. */
+static int is_among(const double *logits, int vocab, int v, int64_t k) {
+    int64_t likelier = 0;
+    for (int i = 0; i < vocab; i++)
+        likelier += logits[i] > logits[v] || (logits[i] == logits[v] && i < v);
+    return likelier < k;
+}
+
+int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k,
+                uint64_t *random) {
+    int best = 0;
+    double weight[256], sum = 0, u = hy_uniform(random);
+    for (int v = 1; v < vocab; v++)
+        if (logits[v] > logits[best]) best = v;
+    if (temperature == 0) return best;
+    for (int v = 0; v < vocab; v++) {
+        int out = top_k && !is_among(logits, vocab, v, top_k);
+        weight[v] = out ? 0 : exp((logits[v] - logits[best]) / temperature);
+        sum += weight[v];
+    }
+    for (int v = 0; v < vocab; v++) {
+        u -= weight[v] / sum;
+        if (u < 0) return v;
+    }
+    return best;
+}
+
+/* ---- both ---------------------------------------------------------------------------------- */
+
+/* Draws and prints after the prompt, whose logits are given. */
+static gt_status go_on(hy_model *model, const hy_text *vocabulary, const hy_sampling *s,
+                       double *logits, hy_printer *printer) {
+    uint64_t random = s->seed;
+    gt_status status = GT_OK;
+    for (int64_t i = 0; i < s->count && status == GT_OK; i++) {
+        int32_t token = hy_draw(logits, vocabulary->vocab, s->temperature, s->top_k, &random);
+        if (!isfinite(logits[token]))
+            return hy_fail(GT_ERROR_VALUE, "the model's predictions are not finite");
+        status = hy_print_byte(printer, vocabulary->byte_of[token]);
+        if (status == GT_OK && i + 1 < s->count) status = hy_model_feed(model, &token, 1, logits);
+    }
+    return status;
+}
+
+gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *s,
+                      hy_printer *printer) {
+    int length = (int)strlen(s->prompt);
+    double logits[256];
+    int32_t *token = malloc((size_t)(length + 1) * sizeof *token);
+    if (!token) return hy_fail(GT_ERROR_MEMORY, "no memory for a prompt of %d bytes", length);
+    gt_status status = hy_text_encode(vocabulary, s->prompt, token);
+    if (length == 0) {
+        token[0] = s->first;
+        length = 1;
+    }
+    if (status == GT_OK) status = hy_model_reset(model);
+    if (status == GT_OK) status = hy_model_feed(model, token, length, logits);
+    for (int i = 0; i < length && status == GT_OK; i++)
+        status = hy_print_byte(printer, vocabulary->byte_of[token[i]]);
+    free(token);
+    if (status == GT_OK) status = go_on(model, vocabulary, s, logits, printer);
+    hy_print_rest(printer);
+    return status;
+}

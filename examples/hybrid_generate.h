@@ -1,0 +1,39 @@
+/* Text from a model: drawing its bytes, and printing them. */
+#ifndef HYBRID_GENERATE_H
+#define HYBRID_GENERATE_H
+
+#include "hybrid_data.h"
+#include "hybrid_model.h"
+#include <stdio.h>
+
+/* Prints text byte by byte, so that it can be read as it is made. */
+typedef struct hy_printer {
+    FILE *out;
+    int raw;            /* 1: bytes as they are; 0: as \xNN what a terminal should not get */
+    uint8_t pending[4]; /* of a character that is not whole yet */
+    int count;
+} hy_printer;
+
+/* Fails if the stream does.  The reason of a failure, here and below, is in hy_last_error(). */
+gt_status hy_print_byte(hy_printer *printer, uint8_t byte);
+/* Prints what is pending. */
+void hy_print_rest(hy_printer *printer);
+
+typedef struct hy_sampling {
+    const char *prompt;
+    int32_t first;      /* the token to start from if the prompt is empty */
+    int64_t count;      /* bytes to draw */
+    double temperature; /* 0: always the likeliest */
+    int64_t top_k;      /* draw from so many of the likeliest; 0: from all */
+    uint64_t seed;
+} hy_sampling;
+
+/* A token drawn from softmax(logits / temperature) over the top_k likeliest. */
+int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k,
+                uint64_t *random);
+
+/* Prints the prompt and what the model goes on with.  The model's decoding sequence is used up. */
+gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling,
+                      hy_printer *printer);
+
+#endif

@@ -1,0 +1,465 @@
+#include "hybrid_save.h"
+#include "hybrid_sha256.h"
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        gt_status status_ = (call);                                                                \
+        if (status_ != GT_OK) return status_;                                                      \
+    } while (0)
+
+static const char format_key[] = "hybrid_train_format", format[] = "1";
+static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
+enum { VALUE_MAX = 4 * HY_TEXT_MAX }; /* of a metadata text that this program writes */
+
+/* The numbers of hy_progress as the file has them: keys "run.NAME". */
+static const struct number {
+    const char *name;
+    int is_whole;
+    size_t offset;
+    int count;
+} numbers[] = {
+#define WHOLES(name, field, count)                                                                 \
+    { name, 1, offsetof(hy_progress, field), count }
+#define REALS(name, field, count)                                                                  \
+    { name, 0, offsetof(hy_progress, field), count }
+    WHOLES("steps", steps, 1),
+    WHOLES("tokens", tokens, 1),
+    WHOLES("random", random, 1),
+    REALS("loss_scale", loss_scale, 1),
+    WHOLES("loss_scale_steps", scale_steps, 1),
+    REALS("first_loss", first_loss, 1),
+    REALS("held_out", held_out, 1),
+    REALS("seconds", seconds, 1),
+    REALS("train_seconds", train_seconds, 1),
+    REALS("aside_seconds", aside, 1),
+    WHOLES("recent_steps", recent.steps, 1),
+    REALS("recent_loss", recent.loss, HY_RECENT),
+    REALS("recent_norm", recent.norm, HY_RECENT),
+    REALS("recent_ratio", recent.ratio, HY_RECENT),
+    REALS("recent_seconds", recent.seconds, HY_RECENT),
+    WHOLES("recent_tokens", recent.tokens, HY_RECENT),
+};
+enum { NUMBERS = sizeof numbers / sizeof numbers[0] };
+
+/* ---- texts --------------------------------------------------------------------------------- */
+
+/* Any bytes as ASCII: \xNN for what is none, for control characters and for the backslash. */
+static void to_ascii(char *to, const char *from) {
+    for (; *from; from++) {
+        unsigned char byte = (unsigned char)*from;
+        to += sprintf(to, byte < 32 || byte > 126 || byte == '\\' ? "\\x%02x" : "%c", byte);
+    }
+    *to = 0;
+}
+
+/* Undoes it; 0 if the text is not of that form or longer than HY_TEXT_MAX - 1. */
+static int from_ascii(char *to, const char *from) {
+    for (int n = 0; *from; n++) {
+        unsigned byte;
+        int used = 0;
+        if (n == HY_TEXT_MAX - 1) return 0;
+        if (*from != '\\') {
+            *to++ = *from++;
+        } else if (sscanf(from, "\\x%2x%n", &byte, &used) == 1 && used == 4 && byte) {
+            *to++ = (char)byte;
+            from += used;
+        } else {
+            return 0;
+        }
+    }
+    *to = 0;
+    return 1;
+}
+
+void hy_text_sum(const hy_text *text, char hex[65]) {
+    uint8_t piece[4096];
+    hy_sha256 sum;
+    hy_sha256_start(&sum);
+    for (int64_t i = 0, n; i < text->size; i += n) {
+        for (n = 0; n < (int64_t)sizeof piece && i + n < text->size; n++)
+            piece[n] = text->byte_of[text->token[i + n]];
+        hy_sha256_add(&sum, piece, (size_t)n);
+    }
+    hy_sha256_end(&sum, hex);
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+static gt_status add_whole(hy_file_writer *w, const char *key, int64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return hy_writer_text(w, key, text);
+}
+
+static gt_status add_numbers(hy_file_writer *w, const struct number *n, const hy_progress *p) {
+    char key[64], text[32 * HY_RECENT];
+    int used = 0;
+    snprintf(key, sizeof key, "run.%s", n->name);
+    for (int i = 0; i < n->count; i++) {
+        const char *at = (const char *)p + n->offset + 8 * i, *space = i ? " " : "";
+        if (n->is_whole)
+            used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", space,
+                             (long long)*(const int64_t *)at);
+        else
+            used += snprintf(text + used, sizeof text - (size_t)used, "%s%.17g", space,
+                             *(const double *)at);
+    }
+    return hy_writer_text(w, key, text);
+}
+
+static gt_status add_vocabulary(hy_file_writer *w, const hy_text *x) {
+    char text[4 * 256 + 1] = "";
+    int used = 0;
+    for (int v = 0; v < x->vocab; v++)
+        used += snprintf(text + used, sizeof text - (size_t)used, v ? " %d" : "%d", x->byte_of[v]);
+    TRY(hy_writer_text(w, "vocabulary", text));
+    return add_whole(w, "first_byte", x->byte_of[x->token[0]]);
+}
+
+static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
+    TRY(hy_writer_text(w, format_key, format));
+    TRY(add_vocabulary(w, run->text));
+    TRY(hy_writer_text(w, "data_sha256", run->text_sum));
+    TRY(hy_writer_text(w, "device", run->device));
+    for (int i = 0; hy_options_kept(i); i++) {
+        char key[64], text[HY_TEXT_MAX], ascii[VALUE_MAX];
+        snprintf(key, sizeof key, "option.%s", hy_options_kept(i));
+        hy_options_text(run->options, hy_options_kept(i), text);
+        to_ascii(ascii, text);
+        TRY(hy_writer_text(w, key, ascii));
+    }
+    for (int i = 0; i < NUMBERS; i++) TRY(add_numbers(w, &numbers[i], &run->progress));
+    return add_whole(w, "run.optimizer_steps", hy_model_steps(run->model));
+}
+
+/* The numbers of a tensor as floats; room: for its doubles. */
+static gt_status add_data(hy_file_writer *w, hy_model *model, const hy_tensor *t, double *room,
+                          const char *path) {
+    float *floats = (float *)room;
+    TRY(hy_model_read_tensor(model, t, room));
+    for (int64_t i = 0; i < t->count; i++) {
+        double x = room[i];
+        if (!isfinite(x))
+            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite",
+                           path, t->name);
+        float y = (float)x; /* the first bytes of room[i / 2], which were read */
+        memcpy(floats + i, &y, sizeof y);
+    }
+    return hy_writer_data(w, floats, (size_t)t->count * sizeof(float));
+}
+
+static int64_t largest(const hy_tensor *list, int count) {
+    int64_t most = 0;
+    for (int i = 0; i < count; i++) most = most < list[i].count ? list[i].count : most;
+    return most;
+}
+
+static gt_status write_run(hy_file_writer *w, const hy_run *run, const hy_tensor *list, int count,
+                           double *room, const char *path) {
+    TRY(add_texts(w, run));
+    if (run->tracks) TRY(hy_writer_tensor(w, positions, HY_FILE_I64, 1, &run->tracks->rows));
+    for (int i = 0; i < count; i++)
+        TRY(hy_writer_tensor(w, list[i].name, HY_FILE_F32, list[i].rank, list[i].shape));
+    TRY(hy_writer_begin(w));
+    if (run->tracks)
+        TRY(hy_writer_data(w, run->tracks->next, (size_t)run->tracks->rows * sizeof(int64_t)));
+    for (int i = 0; i < count; i++) TRY(add_data(w, run->model, list + i, room, path));
+    return GT_OK;
+}
+
+gt_status hy_save(const hy_run *run, const char *path) {
+    hy_file_writer *writer;
+    int count;
+    TRY(hy_writer_open(&writer, path));
+    hy_tensor *list = hy_model_tensors(run->model, &count);
+    double *room = list ? malloc((size_t)largest(list, count) * sizeof *room) : NULL;
+    gt_status status = room ? write_run(writer, run, list, count, room, path)
+                            : hy_fail(GT_ERROR_MEMORY, "%s: no memory to write it", path);
+    free(room);
+    free(list);
+    return hy_writer_end(writer, status);
+}
+
+gt_status hy_save_fits(const char *path) {
+    struct stat about;
+    hy_file_writer *writer;
+    if (stat(path, &about) == 0 && S_ISREG(about.st_mode) && about.st_size) {
+        hy_file file;
+        gt_status status = hy_saved_open(&file, path);
+        hy_file_close(&file);
+        if (status != GT_OK)
+            return hy_fail(status, "it would replace what is no model file: %s", hy_last_error());
+    }
+    TRY(hy_writer_open(&writer, path));
+    hy_fail(GT_ERROR_VALUE, "nothing was to be written");
+    hy_writer_end(writer, GT_ERROR_VALUE);
+    return GT_OK;
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+static gt_status damaged(const hy_file *f, const char *key) {
+    const char *text = hy_file_text_of(f, key);
+    return hy_fail(GT_ERROR_VALUE,
+                   text ? "%s: damaged: its %s is '%.60s'" : "%s: damaged: its %s is missing",
+                   f->path, key, text);
+}
+
+/* The text of a key; NULL, with the reason, if it is missing. */
+static const char *text_of(const hy_file *f, const char *key) {
+    const char *text = hy_file_text_of(f, key);
+    if (!text) damaged(f, key);
+    return text;
+}
+
+static gt_status read_whole(const hy_file *f, const char *key, int64_t least, int64_t most,
+                            int64_t *number) {
+    const char *text = text_of(f, key);
+    char *end;
+    if (!text) return GT_ERROR_VALUE;
+    errno = 0;
+    *number = strtoll(text, &end, 10);
+    if (errno || end == text || *end || *number < least || *number > most) return damaged(f, key);
+    return GT_OK;
+}
+
+static gt_status read_numbers(const hy_file *f, const struct number *n, hy_progress *p) {
+    char key[64], *end = NULL;
+    snprintf(key, sizeof key, "run.%s", n->name);
+    const char *text = text_of(f, key);
+    if (!text) return GT_ERROR_VALUE;
+    for (int i = 0; i < n->count; i++, text = end) {
+        char *at = (char *)p + n->offset + 8 * i;
+        errno = 0;
+        if (n->is_whole)
+            *(int64_t *)at = strtoll(text, &end, 10);
+        else
+            *(double *)at = strtod(text, &end);
+        if (end == text || (n->is_whole && errno)) return damaged(f, key);
+    }
+    return *end ? damaged(f, key) : GT_OK;
+}
+
+/* What the trainer relies on. */
+static gt_status check_progress(const hy_file *f, const hy_progress *p) {
+    const struct {
+        const char *key;
+        int good;
+    } checks[] = {{"run.steps", p->steps > 0},
+                  {"run.tokens", p->tokens >= 0},
+                  {"run.loss_scale", p->loss_scale >= 1 && isfinite(p->loss_scale)},
+                  {"run.loss_scale_steps", p->scale_steps >= 0},
+                  {"run.first_loss", isfinite(p->first_loss)},
+                  {"run.held_out", isfinite(p->held_out)},
+                  {"run.seconds", p->seconds >= 0 && isfinite(p->seconds)},
+                  {"run.train_seconds", p->train_seconds >= 0 && isfinite(p->train_seconds)},
+                  {"run.aside_seconds", p->aside >= 0 && isfinite(p->aside)},
+                  {"run.recent_steps", p->recent.steps >= 0 && p->recent.steps <= p->steps}};
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
+        if (!checks[i].good) return damaged(f, checks[i].key);
+    return GT_OK;
+}
+
+/* Whether a file may have this key.  Any other is refused: it may be a damaged one. */
+static int is_key(const char *key) {
+    static const char *const others[] = {
+        "checksum", format_key,    "vocabulary",          "first_byte",
+        "device",   "data_sha256", "run.optimizer_steps", "format"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (!strcmp(key, others[i])) return 1;
+    if (!strncmp(key, "user.", 5)) return 1;
+    for (int i = 0; !strncmp(key, "option.", 7) && hy_options_kept(i); i++)
+        if (!strcmp(key + 7, hy_options_kept(i))) return 1;
+    for (int i = 0; !strncmp(key, "run.", 4) && i < NUMBERS; i++)
+        if (!strcmp(key + 4, numbers[i].name)) return 1;
+    return 0;
+}
+
+static gt_status check_keys(const hy_file *f) {
+    const char *version = hy_file_text_of(f, format_key);
+    if (!version)
+        return hy_fail(GT_ERROR_VALUE,
+                       "%s: a safetensors file, but none of hybrid_train: it has no key '%s'",
+                       f->path, format_key);
+    if (strcmp(version, format))
+        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s'",
+                       f->path, version, format);
+    for (int i = 0; i < f->text_count; i++)
+        if (!is_key(f->texts[i].key))
+            return hy_fail(GT_ERROR_VALUE,
+                           "%s: damaged: unknown key '%.60s' (your own ones begin with 'user.')",
+                           f->path, f->texts[i].key);
+    return GT_OK;
+}
+
+gt_status hy_saved_open(hy_file *f, const char *path) {
+    TRY(hy_file_open(f, path));
+    return check_keys(f);
+}
+
+gt_status hy_saved_vocabulary(const hy_file *f, uint8_t *bytes, int *count) {
+    const char *text = text_of(f, "vocabulary");
+    if (!text) return GT_ERROR_VALUE;
+    *count = 0;
+    do {
+        char *end;
+        long byte = strtol(text, &end, 10);
+        if (end == text || (*end && *end != ' ') || byte < 0 || byte > 255 || *count == 256 ||
+            (*count && byte <= bytes[*count - 1]))
+            return damaged(f, "vocabulary");
+        bytes[(*count)++] = (uint8_t)byte;
+        text = end + (*end == ' ');
+    } while (*text);
+    return *count > 1 ? GT_OK : damaged(f, "vocabulary");
+}
+
+gt_status hy_saved_first_byte(const hy_file *f, uint8_t *byte) {
+    int64_t number;
+    TRY(read_whole(f, "first_byte", 0, 255, &number));
+    *byte = (uint8_t)number;
+    return GT_OK;
+}
+
+static int is_of_model(const char *option) {
+    return !strcmp(option, "model") || !strcmp(option, "hidden") || !strcmp(option, "layers");
+}
+
+gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
+    for (int i = 0; hy_options_kept(i); i++) {
+        const char *name = hy_options_kept(i);
+        char key[64], value[HY_TEXT_MAX];
+        snprintf(key, sizeof key, "option.%s", name);
+        if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !is_of_model(name))) continue;
+        const char *text = text_of(f, key);
+        if (!text) return GT_ERROR_VALUE;
+        if (!from_ascii(value, text)) return damaged(f, key);
+        TRY(hy_options_take(o, name, value, f->path,
+                            take == HY_TAKE_STRICTLY || is_of_model(name)));
+    }
+    return GT_OK;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+/* [4,3] */
+static void print_shape(char *text, size_t size, int rank, const int64_t *shape) {
+    size_t used = (size_t)snprintf(text, size, "[");
+    for (int i = 0; i < rank; i++)
+        used +=
+            (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)shape[i]);
+    snprintf(text + used, size - used, "]");
+}
+
+/* The file's tensor of this name and shape; NULL with the reason. */
+static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_file_dtype dtype,
+                                         int rank, const int64_t *shape) {
+    const hy_file_tensor *t = hy_file_tensor_of(f, name);
+    char has[192], needs[192];
+    if (!t) {
+        hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has no tensor %s", f->path, name);
+    } else if (t->dtype != dtype) {
+        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s is not of %s", f->path, name,
+                dtype == HY_FILE_F32 ? "F32" : "I64");
+    } else if (t->rank != rank || memcmp(t->shape, shape, (size_t)rank * sizeof *shape)) {
+        print_shape(has, sizeof has, t->rank, t->shape);
+        print_shape(needs, sizeof needs, rank, shape);
+        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s is %s, the model's is %s", f->path,
+                name, has, needs);
+    } else {
+        return t;
+    }
+    return NULL;
+}
+
+/* room: for its doubles */
+static gt_status load_tensor(hy_file *f, hy_model *model, const hy_tensor *t, double *room) {
+    const hy_file_tensor *from = find_tensor(f, t->name, HY_FILE_F32, t->rank, t->shape);
+    const float *floats = (const float *)room;
+    if (!from) return GT_ERROR_VALUE;
+    TRY(hy_file_read(f, from, room));
+    for (int64_t i = t->count - 1; i >= 0; i--) { /* from the end: room[i] lies over floats[2 i] */
+        float x;
+        memcpy(&x, floats + i, sizeof x);
+        room[i] = x;
+        if (!isfinite(x))
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: %s holds a number that is not finite",
+                           f->path, t->name);
+    }
+    return hy_model_write_tensor(model, t, room);
+}
+
+/* Loads the tensors of kinds first to last. */
+static gt_status load_kinds(hy_file *f, hy_model *model, hy_kind first, hy_kind last) {
+    int count;
+    hy_tensor *list = hy_model_tensors(model, &count);
+    double *room = list ? malloc((size_t)largest(list, count) * sizeof *room) : NULL;
+    gt_status status = room ? GT_OK : hy_fail(GT_ERROR_MEMORY, "%s: no memory to read it", f->path);
+    for (int i = 0; i < count && status == GT_OK; i++)
+        if (list[i].kind >= first && list[i].kind <= last)
+            status = load_tensor(f, model, list + i, room);
+    free(room);
+    free(list);
+    return status;
+}
+
+/* Refuses weights of another model, which has more of them. */
+static gt_status check_no_others(const hy_file *f, const hy_model *model) {
+    int count, weights = 0, there = 0;
+    hy_tensor *list = hy_model_tensors(model, &count);
+    if (!list) return hy_fail(GT_ERROR_MEMORY, "%s: no memory to read it", f->path);
+    for (int i = 0; i < count; i++) weights += list[i].kind == HY_WEIGHT;
+    free(list);
+    for (int i = 0; i < f->tensor_count; i++) {
+        const char *name = f->tensors[i].name;
+        there += strncmp(name, "optimizer.", 10) && strncmp(name, "state.", 6) &&
+                 strncmp(name, "run.", 4);
+    }
+    if (there == weights) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has %d tensors of weights, the model %d",
+                   f->path, there, weights);
+}
+
+gt_status hy_load_weights(hy_file *f, hy_model *model) {
+    TRY(load_kinds(f, model, HY_WEIGHT, HY_WEIGHT));
+    TRY(check_no_others(f, model));
+    return hy_model_written(model);
+}
+
+static gt_status load_tracks(hy_file *f, const hy_run *run) {
+    const hy_file_tensor *from = find_tensor(f, positions, HY_FILE_I64, 1, &run->tracks->rows);
+    if (!from) return GT_ERROR_VALUE;
+    TRY(hy_file_read(f, from, run->tracks->next));
+    if (hy_tracks_moved(run->tracks, run->text)) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged: a position in %s is in no track", f->path,
+                   positions);
+}
+
+gt_status hy_load_run(hy_file *f, hy_run *run) {
+    const char *sum = text_of(f, "data_sha256");
+    int64_t steps;
+    if (!sum) return GT_ERROR_VALUE;
+    if (f->checksum_at < 0)
+        return hy_fail(GT_ERROR_VALUE,
+                       "%s: a file without checksum serves --init, --eval and "
+                       "--generate; it cannot be resumed",
+                       f->path);
+    if (strcmp(sum, run->text_sum))
+        return hy_fail(GT_ERROR_VALUE,
+                       "data: the text is not the one that %s was trained on, "
+                       "whose SHA-256 is %.64s",
+                       f->path, sum);
+    for (int i = 0; i < NUMBERS; i++) TRY(read_numbers(f, &numbers[i], &run->progress));
+    TRY(check_progress(f, &run->progress));
+    TRY(read_whole(f, "run.optimizer_steps", 0, run->progress.steps, &steps));
+    TRY(hy_load_weights(f, run->model));
+    TRY(load_kinds(f, run->model, HY_MOMENT, HY_STATE));
+    if (run->tracks) TRY(load_tracks(f, run));
+    hy_model_set_steps(run->model, steps);
+    return GT_OK;
+}

@@ -1,0 +1,73 @@
+/* Model files of hybrid_train: what is in them, see docs/training.md.  hybrid_file.h is how it is
+ * written down. */
+#ifndef HYBRID_SAVE_H
+#define HYBRID_SAVE_H
+
+#include "hybrid_config.h"
+#include "hybrid_data.h"
+#include "hybrid_file.h"
+#include "hybrid_model.h"
+
+enum { HY_RECENT = 20 }; /* steps behind the averages that hybrid_train prints and judges */
+
+/* What the last steps were like: rings, step i at i % HY_RECENT. */
+typedef struct hy_recent {
+    double loss[HY_RECENT], norm[HY_RECENT], ratio[HY_RECENT], seconds[HY_RECENT];
+    int64_t tokens[HY_RECENT], steps;
+} hy_recent;
+
+/* How far a run has come. */
+typedef struct hy_progress {
+    int64_t steps, tokens;
+    uint64_t random; /* state of the generator that places windows */
+    double loss_scale;
+    int64_t scale_steps;
+    double first_loss, held_out;          /* held_out below 0: not measured yet */
+    double seconds, train_seconds, aside; /* as in the trainer */
+    hy_recent recent;
+} hy_progress;
+
+typedef struct hy_run {
+    hy_model *model;
+    const hy_options *options; /* as the run uses them: no default left open */
+    const hy_text *text;       /* its vocabulary */
+    char text_sum[65];         /* SHA-256 of the text */
+    hy_tracks *tracks;         /* NULL: not stateful */
+    const char *device;        /* name of the backend */
+    hy_progress progress;
+} hy_run;
+
+/* SHA-256 of a text's bytes. */
+void hy_text_sum(const hy_text *text, char hex[65]);
+
+/* Writes the file.  Fails, with an older one untouched, if that cannot be done or if a number is
+ * not finite. */
+gt_status hy_save(const hy_run *run, const char *path);
+
+/* Fails if hy_save could not write there, or would replace something else than a model file. */
+gt_status hy_save_fits(const char *path);
+
+/* Opens a file and refuses what is no whole model file. */
+gt_status hy_saved_open(hy_file *file, const char *path);
+
+/* The vocabulary: bytes[256] in the order of the tokens, and their number. */
+gt_status hy_saved_vocabulary(const hy_file *file, uint8_t *bytes, int *count);
+/* The first byte of the text that the model was trained on. */
+gt_status hy_saved_first_byte(const hy_file *file, uint8_t *byte);
+
+/* Sets options as the file has them where the user gave none.  Where the user gave another value:
+ * the model's are refused, since the weights fit no other; so are all that change the result if
+ * taken STRICTLY (see hy_options_take); else the user's stays.  dtype and device are left alone. */
+typedef enum hy_take {
+    HY_TAKE_MODEL, /* the model's alone */
+    HY_TAKE_ALL,
+    HY_TAKE_STRICTLY
+} hy_take;
+gt_status hy_saved_options(const hy_file *file, hy_take take, hy_options *options);
+
+/* Reads the weights into a model, the rest of a run into `run`, which has its model, its text with
+ * text_sum, and its tracks. */
+gt_status hy_load_weights(hy_file *file, hy_model *model);
+gt_status hy_load_run(hy_file *file, hy_run *run);
+
+#endif
