@@ -58,5 +58,5 @@ cxx_compilers() {
 copy_source() {
     mkdir -p "$1"
     (cd "$SOURCE" && tar -cf - meson.build meson_options.txt ./*.h ./*.cuh gt reference tests examples \
-        bench tools) | (cd "$1" && tar -xf -)
+        bench tools CMakeLists.txt cmake) | (cd "$1" && tar -xf -)
 }
