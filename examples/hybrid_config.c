@@ -1,4 +1,5 @@
 #include "hybrid_config.h"
+#include "hybrid_screen.h"
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -581,21 +582,7 @@ gt_status hy_options_take(hy_options *o, const char *name, const char *text, con
 
 /* ---- help ----------------------------------------------------------------------------------- */
 
-/* Prints text from column `column`, wrapped at word ends before column 100. */
-static void print_wrapped(FILE *out, const char *text, int column) {
-    int at = column;
-    while (*text) {
-        int length = (int)strcspn(text, " ");
-        if (at > column && at + 1 + length > 98) {
-            fprintf(out, "\n%*s", column, "");
-            at = column;
-        }
-        at += fprintf(out, "%s%.*s", at > column ? " " : "", length, text);
-        text += length;
-        text += strspn(text, " ");
-    }
-    fputc('\n', out);
-}
+enum { HELP = 23, WIDTH = 79 }; /* where the text begins, and where lines end */
 
 static void print_option(FILE *out, const row *r) {
     char left[64], text[512], standard[96] = "";
@@ -606,29 +593,35 @@ static void print_option(FILE *out, const row *r) {
     else if (r->kind != FLAG && *r->cpu)
         snprintf(standard, sizeof standard, " [%s]", r->cpu);
     snprintf(text, sizeof text, "%s%s", r->help, standard);
-    fprintf(out, "  %-20s ", left);
-    print_wrapped(out, text, 23);
+    fprintf(out, "  %-*s ", HELP - 3, left);
+    hy_print_wrapped(out, text, HELP, HELP, WIDTH);
+}
+
+static void print_paragraph(FILE *out, const char *text) {
+    hy_print_wrapped(out, text, 0, 0, WIDTH);
 }
 
 void hy_options_help(FILE *out) {
     fputs("hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n\n"
-          "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n\n"
-          "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes or no); "
-          "the\n"
-          "command line overrides it.  Defaults are in brackets.\n",
+          "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n\n",
           out);
+    print_paragraph(out,
+                    "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
+                    "or no); the command line overrides it. Defaults are in brackets.");
     for (int i = 0; i < ROWS; i++) {
         if (rows[i].kind == SECTION)
             fprintf(out, "\n%s\n", rows[i].name);
         else
             print_option(out, rows + i);
     }
-    fputs("\nCtrl-C ends the run after the current step: the model file is written, then come the "
-          "final loss\n"
-          "and table (status 130); so does SIGTERM (status 143).  A second one ends it at once.\n"
-          "OMP_NUM_THREADS sets the CPU threads; the numbers do not depend on it.\n"
-          "Exit status: 0 done, 1 run failed, 2 bad option or file, 3 a gate failed with "
-          "--gates-strict,\n"
-          "4 --check found a difference, 130 and 143 interrupted.\n",
-          out);
+    fputc('\n', out);
+    print_paragraph(out,
+                    "Ctrl-C ends the run after the current step: the model file is written, then "
+                    "come the final loss and table (status 130); so does SIGTERM (status 143). A "
+                    "second one ends it at once. OMP_NUM_THREADS sets the CPU threads; the "
+                    "numbers do not depend on it.");
+    print_paragraph(out, "NO_COLOR takes the colours away, TERM=dumb all escapes.");
+    print_paragraph(out, "Exit status: 0 done, 1 run failed, 2 bad option or file, 3 a gate failed "
+                         "with --gates-strict, 4 --check found a difference, 130 and 143 "
+                         "interrupted.");
 }

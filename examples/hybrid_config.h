@@ -39,7 +39,7 @@ typedef struct hy_options {
     int64_t top_k;
     int gates_strict;
     int help, list_models;
-    const char *config; /* the config file, as in argv; NULL = none */
+    const char *config;                  /* the config file, as in argv; NULL = none */
     unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: the user set it */
 } hy_options;
 

@@ -1,6 +1,7 @@
 #include "hybrid_gates.h"
 #include <math.h>
 #include <stdarg.h>
+#include <string.h>
 
 /* PASS if pass holds, else WARN if warn holds, else FAIL; so a NaN in the conditions fails. */
 static hy_gate judge(const char *name, int pass, int warn, const char *bounds, const char *format,
@@ -112,9 +113,22 @@ hy_gate hy_gate_balance(double ratio) {
                  "RWKV / Mamba gradient %.3f", ratio);
 }
 
-void hy_gates_print(FILE *out, const hy_gate *gates, int count) {
+void hy_gates_print(const hy_screen *s, const hy_gate *gates, int count) {
+    enum { INDENT = 14, VALUE = 48 };
     static const char *const verdicts[] = {"PASS", "WARN", "FAIL"};
+    static const hy_colour colours[] = {HY_GREEN, HY_YELLOW, HY_RED};
+    int fits = 1;
     for (int i = 0; i < count; i++)
-        fprintf(out, "  %s  %-4s  %-48s  %s\n", verdicts[gates[i].verdict], gates[i].name,
-                gates[i].value, gates[i].bounds);
+        fits &= INDENT + VALUE + 2 + (int)strlen(gates[i].bounds) <= s->columns;
+    for (const hy_gate *g = gates; g < gates + count; g++) {
+        fprintf(s->out, "  %s%s%s  %-4s  ", hy_screen_colour(s, colours[g->verdict]),
+                verdicts[g->verdict], hy_screen_plain(s), g->name);
+        if (fits) {
+            fprintf(s->out, "%-*s  %s\n", VALUE, g->value, g->bounds);
+        } else {
+            hy_print_wrapped(s->out, g->value, INDENT, INDENT, hy_screen_width(s));
+            fprintf(s->out, "%*s", INDENT, "");
+            hy_print_wrapped(s->out, g->bounds, INDENT, INDENT, hy_screen_width(s));
+        }
+    }
 }

@@ -4,7 +4,7 @@
 #define HYBRID_GATES_H
 
 #include "hybrid_model.h"
-#include <stdio.h>
+#include "hybrid_screen.h"
 
 typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL } hy_verdict;
 
@@ -35,6 +35,7 @@ hy_gate hy_gate_states(const hy_probe *probe);
 /* G4: gradient norm of the RWKV branches over that of the Mamba branches. */
 hy_gate hy_gate_balance(double ratio);
 
-void hy_gates_print(FILE *out, const hy_gate *gates, int count);
+/* A line each, or two if the bounds do not fit beside the values. */
+void hy_gates_print(const hy_screen *screen, const hy_gate *gates, int count);
 
 #endif

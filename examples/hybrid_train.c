@@ -2,7 +2,8 @@
  *
  * From here: hybrid_config (options), hybrid_data (text and batches), hybrid_model (the model),
  * hybrid_ops (what it computes with), hybrid_gates (health checks), hybrid_check (GPU against CPU),
- * hybrid_log (streams and the log), hybrid_save (model files), hybrid_generate (text from a model).
+ * hybrid_log (streams and the log), hybrid_screen (what is shown), hybrid_save (model files),
+ * hybrid_generate (text from a model).
  * main is at the end. */
 #define _XOPEN_SOURCE 700 /* sigaction, clock_gettime, getrusage */
 #include "hybrid_check.h"
@@ -12,6 +13,7 @@
 #include "hybrid_generate.h"
 #include "hybrid_log.h"
 #include "hybrid_save.h"
+#include "hybrid_screen.h"
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -45,7 +47,7 @@ typedef struct trainer {
     hy_tracks tracks;
     uint64_t random; /* state of the generator that places windows */
     hy_log log;
-    int terminal;        /* the output is one */
+    hy_screen screen;
     double start, shown; /* times of the first step and of the last progress line, in seconds */
     double earlier;      /* seconds of the run before it was resumed */
 
@@ -118,17 +120,6 @@ static number grouped(int64_t n) {
     return out;
 }
 
-/* Seconds as 1:02:03 or 2:03. */
-static number duration(double seconds) {
-    number out;
-    long long s = seconds > 0 ? (long long)(seconds + 0.5) : 0;
-    if (s >= 3600)
-        snprintf(out.text, sizeof out.text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-    else
-        snprintf(out.text, sizeof out.text, "%lld:%02lld", s / 60, s % 60);
-    return out;
-}
-
 /* Memory in use, in MiB: on the CPU the largest the process has been, else what the model took. */
 static double memory_mib(const trainer *t) {
     struct rusage usage;
@@ -195,20 +186,27 @@ static gt_status print_sample(trainer *t) {
 /* ---- what is printed before the first step -------------------------------------------------- */
 
 static void print_models(const trainer *t) {
+    const hy_screen *s = &t->screen;
     int count;
     const hy_config *list = hy_model_list(&count);
-    printf("parameters with the %d symbols of %s, and without the embedding\n\n", t->text.vocab,
-           t->data);
+    hy_screen_entry(
+        s, 0, "", "width x layers, parameters with the %d symbols of %s, and without the embedding",
+        t->text.vocab, t->data);
+    puts("");
     for (int i = 0; i < count; i++) {
+        char sizes[128];
         hy_plan plan;
         if (hy_model_plan(t->backend, list + i, t->text.vocab, 1, 1, &plan) != GT_OK) continue;
-        printf("  %-6s %3d x %d layers  %11s %11s  %s\n", list[i].name, list[i].hidden,
-               list[i].layers, grouped(plan.parameters).text, grouped(plan.non_embedding).text,
-               list[i].about);
+        int length = snprintf(sizes, sizeof sizes, "  %-6s %3d x %d %10s %10s  ", list[i].name,
+                              list[i].hidden, list[i].layers, grouped(plan.parameters).text,
+                              grouped(plan.non_embedding).text);
+        hy_screen_entry(s, length, sizes, "%s", list[i].about);
     }
 }
 
-static void print_memory_plan(const hy_plan *p) {
+enum { START = 12, FINAL = 15 }; /* where the entries of the first and the last table begin */
+
+static void print_memory_plan(const hy_screen *s, const hy_plan *p) {
     const struct {
         const char *name;
         size_t bytes;
@@ -216,78 +214,96 @@ static void print_memory_plan(const hy_plan *p) {
                  {"optimiser", p->optimizer}, {"activations", p->activations},
                  {"backward", p->backward},   {"states", p->states},
                  {"workspace", p->workspace}};
-    printf("memory      %.1f MiB\n           ", (double)p->total / MIB);
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        printf("%s %s %.1f", i ? "," : "", parts[i].name, (double)parts[i].bytes / MIB);
-    puts("");
+    char text[512] = "";
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s %.1f", i ? ", " : "", parts[i].name,
+                 (double)parts[i].bytes / MIB);
+    }
+    hy_screen_entry(s, START, "memory", "%.1f MiB: %s", (double)p->total / MIB, text);
 }
 
-static void print_saving(const hy_options *o) {
+static void print_groups(const hy_screen *s, const hy_plan *p) {
+    char text[256] = "";
+    for (int g = 0; g < HY_GROUPS; g++) {
+        size_t used = strlen(text);
+        if (g == HY_EMBED) continue;
+        snprintf(text + used, sizeof text - used, "%s%s %s", used ? ", " : "", hy_group_names[g],
+                 grouped(p->group[g]).text);
+    }
+    hy_screen_entry(s, START, "parameters", "%s, without the embedding %s: %s",
+                    grouped(p->parameters).text, grouped(p->non_embedding).text, text);
+}
+
+static void print_saving(const hy_screen *s, const hy_options *o) {
     if (!*o->save)
-        puts("model file  none: --save FILE keeps what is learnt");
+        hy_screen_entry(s, START, "model file", "none: --save FILE keeps what is learnt");
     else if (o->save_every)
-        printf("model file  %s, every %s steps and at the end\n", o->save,
-               grouped(o->save_every).text);
+        hy_screen_entry(s, START, "model file", "%s, every %s steps and at the end", o->save,
+                        grouped(o->save_every).text);
     else
-        printf("model file  %s, at the end\n", o->save);
+        hy_screen_entry(s, START, "model file", "%s, at the end", o->save);
 }
 
 static void print_start(const trainer *t) {
     const hy_options *o = &t->options;
     const hy_text *x = &t->text;
+    const hy_screen *s = &t->screen;
     const hy_config *c = hy_model_config(t->model);
-    printf("model       %s, %d channels, %d layers, %d RWKV heads: %s\n", c->name, c->hidden,
-           c->layers, c->heads, c->about);
-    printf("parameters  %s, without the embedding %s\n           ",
-           grouped(t->plan.parameters).text, grouped(t->plan.non_embedding).text);
-    for (int g = 0, first = 1; g < HY_GROUPS; g++) {
-        if (g == HY_EMBED) continue;
-        printf("%s %s %s", first ? "" : ",", hy_group_names[g], grouped(t->plan.group[g]).text);
-        first = 0;
-    }
-    printf("\ndevice      %s: %s\n", t->backend->device, t->why);
-    print_memory_plan(&t->plan);
-    printf("data        %s: %s bytes, %d different ones, %s documents\n", t->data,
-           grouped(x->size).text, x->vocab, grouped(x->documents).text);
-    printf("            training %s, held out %s (the last tenth)\n", grouped(x->train).text,
-           grouped(x->size - x->train).text);
-    printf("            unigram entropy %.4f nats, of the held-out part %.4f\n", x->entropy_train,
-           x->entropy_held_out);
-    printf("training    %s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
-           "seed %lld\n",
-           grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
-           (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
+    hy_screen_entry(s, START, "model", "%s, %d channels, %d layers, %d RWKV heads: %s", c->name,
+                    c->hidden, c->layers, c->heads, c->about);
+    print_groups(s, &t->plan);
+    hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
+    print_memory_plan(s, &t->plan);
+    hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data,
+                    grouped(x->size).text, x->vocab, grouped(x->documents).text);
+    hy_screen_entry(s, START, "", "training %s, held out %s (the last tenth)",
+                    grouped(x->train).text, grouped(x->size - x->train).text);
+    hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f",
+                    x->entropy_train, x->entropy_held_out);
+    hy_screen_entry(s, START, "training",
+                    "%s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
+                    "seed %lld",
+                    grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
+                    (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
     if (t->steps)
-        printf("going on    after step %s of %s\n", grouped(t->steps).text, t->options.resume);
-    if (*o->init) printf("weights     from %s\n", o->init);
-    print_saving(o);
+        hy_screen_entry(s, START, "going on", "after step %s of %s", grouped(t->steps).text,
+                        o->resume);
+    if (*o->init) hy_screen_entry(s, START, "weights", "from %s", o->init);
+    print_saving(s, o);
     if (t->log.file)
-        printf("log         %s%s%s\n", t->log.path, *t->log.note ? ": " : "", t->log.note);
+        hy_screen_entry(s, START, "log", "%s%s%s", t->log.path, *t->log.note ? ": " : "",
+                        t->log.note);
     puts("");
 }
 
 /* ---- progress ------------------------------------------------------------------------------- */
 
-static gt_status print_progress(trainer *t) {
+/* held_out: of this step, NAN if it was not measured.  A line with it stays on the screen. */
+static gt_status print_progress(trainer *t, double held_out) {
     const hy_recent *r = &t->recent;
-    t->shown = now();
+    int stays = !isnan(held_out);
     double per_step = (now() - t->start) / (double)t->steps; /* evaluations included */
-    char held_out[32] = "-";
-    if (t->held_out >= 0) snprintf(held_out, sizeof held_out, "%.4f", t->held_out);
-    /* on a terminal: to the start of the line, no wrapping, erase what is left of the last one */
-    printf("%sstep %lld/%lld | loss %.4f | held-out %s | grad %.2f | R/M %.2f | %.0f tok/s | "
-           "%.0f MiB | eta %s%s",
-           t->terminal ? "\r\033[?7l" : "", (long long)t->steps, (long long)t->options.steps,
-           recent_mean(r, r->loss), held_out, recent_mean(r, r->norm), recent_mean(r, r->ratio),
-           recent_speed(r), memory_mib(t),
-           duration(per_step * (double)(t->options.steps - t->steps)).text,
-           t->terminal ? "\033[K\033[?7h" : "\n");
+    if (t->screen.is_live && t->held_out >= 0) held_out = t->held_out;
+    t->shown = now();
+    hy_screen_progress(
+        &t->screen,
+        &(hy_screen_row){.step = t->steps,
+                         .steps = t->options.steps,
+                         .loss = recent_mean(r, r->loss),
+                         .held_out = held_out,
+                         .grad_norm = recent_mean(r, r->norm),
+                         .ratio = recent_mean(r, r->ratio),
+                         .tokens_per_s = recent_speed(r),
+                         .memory_mib = memory_mib(t),
+                         .seconds_left = per_step * (double)(t->options.steps - t->steps)},
+        stays);
     return flush_report();
 }
 
-/* Ends the line that is refreshed in place. */
-static void end_progress(const trainer *t) {
-    if (t->terminal) puts("");
+/* Ends the line that is refreshed in place: something else will be printed. */
+static void end_progress(trainer *t) {
+    hy_screen_leave(&t->screen);
 }
 
 /* held_out: NAN if there was no evaluation after this step. */
@@ -323,11 +339,13 @@ static void next_batch(trainer *t) {
 
 /* The held-out loss, last, and what it means. */
 static void print_loss(const trainer *t) {
-    printf("unigram        %.4f on the held-out part; the model is %.4f nats %s\n",
-           t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
-           t->held_out < t->text.entropy_held_out ? "better" : "worse");
-    printf("held-out       all %s tokens: %.4f bits per byte, perplexity %.4f\n",
-           grouped(t->text.size - t->text.train).text, t->held_out / log(2), exp(t->held_out));
+    const hy_screen *s = &t->screen;
+    hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
+                    t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
+                    t->held_out < t->text.entropy_held_out ? "better" : "worse");
+    hy_screen_entry(s, FINAL, "held-out", "all %s tokens: %.4f bits per byte, perplexity %.4f",
+                    grouped(t->text.size - t->text.train).text, t->held_out / log(2),
+                    exp(t->held_out));
     printf("held-out loss %.4f\n", t->held_out);
 }
 
@@ -431,8 +449,8 @@ static gt_status gates_before(trainer *t) {
 }
 
 static gt_status print_gates(const trainer *t, const char *when, int first) {
-    printf("gates %s: verdict, gate, value, bounds\n", when);
-    hy_gates_print(stdout, t->gates + first, t->gate_count - first);
+    hy_screen_entry(&t->screen, 0, "", "gates %s: verdict, gate, value, bounds", when);
+    hy_gates_print(&t->screen, t->gates + first, t->gate_count - first);
     puts("");
     return flush_report();
 }
@@ -548,8 +566,8 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     }
     gt_status written = write_log(t, result, held_out, lr);
     if (status == GT_OK) status = written;
-    int show = t->terminal ? now() - t->shown > 0.1 : due(t->steps, o->log_every);
-    if (status == GT_OK && (last || show)) status = print_progress(t);
+    int show = t->screen.is_live ? now() - t->shown > 0.1 : due(t->steps, o->log_every);
+    if (status == GT_OK && (show || !isnan(held_out))) status = print_progress(t, held_out);
     if (status == GT_OK && !last && due(t->steps, o->save_every)) save(t);
     if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
         end_progress(t);
@@ -953,10 +971,10 @@ static gt_status bench(trainer *t) {
 /* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.
  */
 static gt_status write_text(trainer *t) {
-    hy_printer printer = {.out = stdout, .raw = !t->terminal};
-    if (t->terminal) setvbuf(stdout, NULL, _IONBF, 0);
+    hy_printer printer = {.out = stdout, .raw = !t->screen.is_terminal};
+    if (t->screen.is_terminal) setvbuf(stdout, NULL, _IONBF, 0);
     gt_status status = generate(t, &printer);
-    if (t->terminal) puts("");
+    if (t->screen.is_terminal) puts("");
     return status == GT_OK ? flush_report() : status;
 }
 
@@ -965,11 +983,12 @@ static gt_status print_held_out(trainer *t) {
     const hy_text *x = &t->text;
     gt_status status = evaluate(t, 0, &t->held_out);
     if (status != GT_OK) return status;
-    printf("model          %s: %s, %d channels, %d layers\n", t->options.eval, c->name, c->hidden,
-           c->layers);
-    printf("device         %s: %s\n", t->backend->device, t->why);
-    printf("data           %s: %s bytes, of which held out %s (the last tenth)\n", t->data,
-           grouped(x->size).text, grouped(x->size - x->train).text);
+    const hy_screen *s = &t->screen;
+    hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name,
+                    c->hidden, c->layers);
+    hy_screen_entry(s, FINAL, "device", "%s: %s", t->backend->device, t->why);
+    hy_screen_entry(s, FINAL, "data", "%s: %s bytes, of which held out %s (the last tenth)",
+                    t->data, grouped(x->size).text, grouped(x->size - x->train).text);
     print_loss(t);
     return flush_report();
 }
@@ -990,7 +1009,6 @@ static gt_status set_up(trainer *t, const char *program) {
     if (t->backend->dtype == GT_F16)
         t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
-    t->terminal = isatty(STDOUT_FILENO);
     if (o->list_models || o->check || o->bench.count) return GT_OK;
     if (*o->generate) t->options.batch = 1; /* there is one sequence */
     status = create_model(t);
@@ -1005,20 +1023,22 @@ static gt_status set_up(trainer *t, const char *program) {
 
 static void print_final(const trainer *t) {
     const hy_recent *r = &t->recent;
-    printf("steps          %s of %s, %s tokens, %.2f times the training part\n",
-           grouped(t->steps).text, grouped(t->options.steps).text, grouped(t->tokens).text,
-           (double)t->tokens / (double)t->text.train);
-    printf("time           %s, of which training %.1f s: %s tokens/s\n",
-           duration(now() - t->start).text, t->train_seconds,
-           grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
+    const hy_screen *s = &t->screen;
+    hy_screen_entry(s, FINAL, "steps", "%s of %s, %s tokens, %.2f times the training part",
+                    grouped(t->steps).text, grouped(t->options.steps).text, grouped(t->tokens).text,
+                    (double)t->tokens / (double)t->text.train);
+    hy_screen_entry(s, FINAL, "time", "%s, of which training %.1f s: %s tokens/s",
+                    hy_duration(now() - t->start).text, t->train_seconds,
+                    grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
     if (t->speed > 0)
-        printf("speed          steps %d to %d: %s tokens/s by the clock, evaluations left out\n",
-               SPEED_FROM, SPEED_TO, grouped((int64_t)t->speed).text);
-    printf("memory         %.1f MiB\n", memory_mib(t));
-    printf("gates          %d PASS, %d WARN, %d FAIL\n", count_gates(t, HY_PASS),
-           count_gates(t, HY_WARN), count_gates(t, HY_FAIL));
-    printf("training loss  %.4f, mean of the last %d steps\n", recent_mean(r, r->loss),
-           recent_count(r));
+        hy_screen_entry(s, FINAL, "speed",
+                        "steps %d to %d: %s tokens/s by the clock, evaluations left out",
+                        SPEED_FROM, SPEED_TO, grouped((int64_t)t->speed).text);
+    hy_screen_entry(s, FINAL, "memory", "%.1f MiB", memory_mib(t));
+    hy_screen_entry(s, FINAL, "gates", "%d PASS, %d WARN, %d FAIL", count_gates(t, HY_PASS),
+                    count_gates(t, HY_WARN), count_gates(t, HY_FAIL));
+    hy_screen_entry(s, FINAL, "training loss", "%.4f, mean of the last %d steps",
+                    recent_mean(r, r->loss), recent_count(r));
     print_loss(t);
 }
 
@@ -1119,6 +1139,7 @@ int main(int argc, char **argv) {
         hy_options_help(stdout);
         return finish(&t, 0);
     }
+    hy_screen_open(&t.screen, stdout);
     gt_status error = set_up(&t, argv[0]);
     if (error != GT_OK)
         status = fail(error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);

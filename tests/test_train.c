@@ -10,7 +10,6 @@
 #include "hybrid_gates.h"
 #include "gpu_present.h"
 #include "trainer.h"
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -458,7 +457,7 @@ static void test_learns_fables(void) {
     printf("  held-out loss %.4f, %.2f nats under the unigram entropy\n", final_loss(out), gain);
     CHECK(strstr(out, "fables.txt") && strstr(out, "parameters") && strstr(out, "memory"));
     CHECK(strstr(out, "sample") && strstr(out, "\nThe"));
-    CHECK(strstr(out, "step 150/150"));
+    CHECK(strstr(out, "\n150/150 "));
     free(out);
 }
 
@@ -564,7 +563,7 @@ static void test_help(void) {
         if (!CHECK(strstr(out, name))) puts(name);
     }
     for (const char *line = out; *line; line += strcspn(line, "\n") + 1)
-        CHECK(strcspn(line, "\n") <= 100);
+        CHECK(strcspn(line, "\n") <= 80);
     free(out);
 }
 
@@ -672,34 +671,6 @@ static void test_interrupt_twice(void) {
         nanosleep(&(struct timespec){0, 20000000}, NULL);
     }
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
-}
-
-/* On a terminal the progress line is refreshed in place. */
-static void test_terminal(void) {
-    int master = posix_openpt(O_RDWR | O_NOCTTY), used = 0;
-    static char out[1 << 16], copy[] = TINY_GREEK "--steps 5 --sample 0", *argv[ARGUMENTS_MAX];
-    if (!CHECK(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0)) return;
-    split(copy, argv + 1);
-    argv[0] = program;
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
-        if (slave < 0 || dup2(slave, 1) < 0) _exit(126);
-        close(slave);
-        close(master);
-        execv(program, argv);
-        _exit(127);
-    }
-    for (;;) { /* reading fails when the other end is closed */
-        ssize_t n = read(master, out + used, sizeof out - 1 - (size_t)used);
-        if (n <= 0) break;
-        used += (int)n;
-    }
-    CHECK(wait_for(child) == 0);
-    out[used] = 0;
-    CHECK(strstr(out, "\r\033[?7lstep 5/5 | loss ") && strstr(out, "held-out loss "));
-    close(master);
 }
 
 /* ---- --bench, and what needs a device ---------------------------------------------------------
@@ -828,7 +799,6 @@ static void test_all(void) {
     run_case("program: not finite", test_not_finite);
     run_case("program: interrupt", test_interrupt);
     run_case("program: interrupt twice", test_interrupt_twice);
-    run_case("program: terminal", test_terminal);
 }
 
 static void test_all_on_device(void) {

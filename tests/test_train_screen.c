@@ -1,0 +1,316 @@
+/* Tests of what hybrid_train shows: on terminals of several widths, that change while it runs, on
+ * those that know no escapes, and in a pipe.
+ *
+ *     test_train_screen PROGRAM     PROGRAM is the built hybrid_train */
+#define _DEFAULT_SOURCE /* TIOCSWINSZ */
+#define _XOPEN_SOURCE 700
+#define _DARWIN_C_SOURCE
+#include "hybrid_screen.h"
+#include "trainer.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+/* ---- a terminal ------------------------------------------------------------------------------ */
+
+enum { LINES_MAX = 2000, LINE_SIZE = 512, RAW_MAX = 1 << 20 };
+
+/* What a terminal shows of a program's output: a list of lines, of which the last is written to. */
+typedef struct terminal {
+    int master, columns;
+    char raw[RAW_MAX]; /* all bytes */
+    int raw_length;
+    char line[LINES_MAX][LINE_SIZE];
+    int lines, at;     /* the one that is written to, the cursor's column */
+    int overflows;     /* characters beyond the last column */
+    int unknown;       /* escapes that it does not know */
+    char escape[16];   /* one that is not complete */
+    int escape_length; /* 0: none */
+} terminal;
+
+static terminal tty;
+
+static void set_width(int columns) {
+    struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
+    tty.columns = columns;
+    CHECK(ioctl(tty.master, TIOCSWINSZ, &size) == 0);
+}
+
+static void take_escape(void) {
+    char last = tty.escape[tty.escape_length - 1];
+    if (tty.escape_length < 3 || (last >= '0' && last <= '9') || last == ';' || last == '?') {
+        if (tty.escape_length == (int)sizeof tty.escape - 1) tty.unknown++, tty.escape_length = 0;
+        return;
+    }
+    if (last == 'K')
+        memset(tty.line[tty.lines] + tty.at, 0, (size_t)(LINE_SIZE - tty.at));
+    else if (last != 'm')
+        tty.unknown++;
+    tty.escape_length = 0;
+}
+
+static void take_byte(char c) {
+    char *line = tty.line[tty.lines];
+    if (tty.raw_length < RAW_MAX - 1) tty.raw[tty.raw_length++] = c;
+    if (tty.escape_length || c == '\033') {
+        tty.escape[tty.escape_length++] = c;
+        take_escape();
+    } else if (c == '\r') {
+        tty.at = 0;
+    } else if (c == '\n') {
+        if (tty.lines + 1 < LINES_MAX) tty.lines++;
+    } else if ((c & 0xc0) != 0x80 && tty.at + 1 < LINE_SIZE) {
+        tty.overflows += tty.at >= tty.columns;
+        line[tty.at++] = c;
+    }
+}
+
+/* Starts `hybrid_train LINE` on a new terminal; 0 if there is none. */
+static pid_t start(const char *command, int columns, const char *term) {
+    static char copy[4096];
+    char *argv[ARGUMENTS_MAX] = {program};
+    memset(&tty, 0, sizeof tty);
+    tty.master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (!CHECK(tty.master >= 0 && grantpt(tty.master) == 0 && unlockpt(tty.master) == 0)) return 0;
+    snprintf(copy, sizeof copy, "%s", command);
+    split(copy, argv + 1);
+    fflush(stdout);
+    int slave = open(ptsname(tty.master), O_RDWR | O_NOCTTY);
+    set_width(columns);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("TERM", term, 1);
+        if (slave < 0 || dup2(slave, 1) < 0 || dup2(slave, 2) < 0) _exit(126);
+        close(slave);
+        close(tty.master);
+        execv(program, argv);
+        _exit(127);
+    }
+    close(slave);
+    return child;
+}
+
+/* Reads what comes within a fifth of a second, or at the end 0: the program has closed it. */
+static int read_some(void) {
+    char bytes[4096];
+    struct pollfd wait = {.fd = tty.master, .events = POLLIN};
+    if (poll(&wait, 1, 200) <= 0) return 1;
+    ssize_t n = read(tty.master, bytes, sizeof bytes);
+    for (ssize_t i = 0; i < n; i++) take_byte(bytes[i]);
+    return n > 0;
+}
+
+/* Runs the program on a terminal to its end; its exit status. */
+static int run_on_terminal(const char *command, int columns, const char *term) {
+    pid_t child = start(command, columns, term);
+    if (!child) return -1;
+    while (read_some()) continue;
+    int status = wait_for(child);
+    close(tty.master);
+    return status;
+}
+
+/* The number of the line from `from` on that begins, after spaces, with the text; -1: none does. */
+static int line_with(const char *text, int from) {
+    for (int i = from; i <= tty.lines; i++) {
+        const char *line = tty.line[i] + strspn(tty.line[i], " ");
+        if (!strncmp(line, text, strlen(text))) return i;
+    }
+    return -1;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+#define RUN TINY_GREEK "--steps 12 --eval-every 3 --eval-tokens 64 --sample 0 "
+
+/* Every evaluation left a line, under a heading of these fields; nothing is wider than the
+ * terminal. */
+static int shows_table(const char *heading) {
+    int found = 0, fields = 1, head = line_with("step ", 0), at = head + 1;
+    char words[256] = "", copy[LINE_SIZE];
+    if (head < 0) return 0;
+    snprintf(copy, sizeof copy, "%s", tty.line[head]);
+    for (char *w = strtok(copy, " "); w; w = strtok(NULL, " "))
+        snprintf(words + strlen(words), sizeof words - strlen(words), "%s%s", *words ? " " : "", w);
+    for (const char *p = words; *p; p++) fields += *p == ' ';
+    for (int step = 3; step <= 12; step += 3) {
+        char label[16];
+        int count = 0;
+        snprintf(label, sizeof label, tty.columns && tty.columns < 60 ? "%d " : "%d/12 ", step);
+        if ((at = line_with(label, at)) < 0) break;
+        snprintf(copy, sizeof copy, "%s", tty.line[at]);
+        for (char *w = strtok(copy, " "); w; w = strtok(NULL, " ")) count += strcmp(w, "-") != 0;
+        found += count == fields && strlen(tty.line[at]) == strlen(tty.line[head]);
+    }
+    int good = !strcmp(words, heading) && found == 4 && !tty.overflows && !tty.unknown &&
+               at == head + 4; /* what was refreshed has left nothing */
+    if (!good) {
+        printf("  heading '%s', %d rows, %d characters too many\n", words, found, tty.overflows);
+        for (int i = 0; i <= tty.lines; i++) printf("  |%s\n", tty.line[i]);
+    }
+    return good;
+}
+
+static void test_widths(void) {
+    static const struct {
+        int columns;
+        const char *heading;
+    } widths[] = {{200, "step loss held-out grad R/M tok/s MiB eta"},
+                  {80, "step loss held-out grad R/M tok/s MiB eta"},
+                  {60, "step loss held-out grad tok/s MiB eta"},
+                  {50, "step loss held-out tok/s MiB eta"},
+                  {40, "step loss held-out eta"},
+                  {25, "step loss held-out"}};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        CHECK(run_on_terminal(RUN, widths[i].columns, "xterm") == 0);
+        tty.overflows *= widths[i].columns >= 40; /* the other tables need 40 columns */
+        CHECK(shows_table(widths[i].heading));
+        CHECK(line_with("held-out loss ", 0) > 0);
+    }
+    /* a terminal that does not know its width has 80 columns; in fewer than a step needs it is cut
+     */
+    CHECK(run_on_terminal(RUN, 0, "xterm") == 0);
+    tty.overflows = 0;
+    CHECK(shows_table(widths[1].heading));
+    CHECK(run_on_terminal(RUN, 6, "xterm") == 0 && line_with("12", 0) > 0);
+    /* with the largest numbers, too */
+    CHECK(run_on_terminal(TINY_GREEK "--steps 999999999 --sample 0 --gates-strict --lr 10 "
+                                     "--warmup 0 --clip 0",
+                          80, "xterm") != 2);
+    CHECK(!tty.overflows && line_with("step ", 0) > 0 &&
+          strstr(tty.line[line_with("step ", 0)], "eta"));
+}
+
+/* What was read since byte `from` has the text. */
+static int came(const char *text, int from) {
+    tty.raw[tty.raw_length] = 0;
+    return strstr(tty.raw + from, text) != NULL;
+}
+
+/* The table follows a terminal that changes its width: a new heading, and rows that fit. */
+static void test_resize(void) {
+    static const int widths[] = {80, 40, 60, 20, 100};
+    static const char *const headings[] = {
+        "grad    R/M   tok/s     MiB       eta\033[K\r\n", "held-out       eta\033[K\r\n",
+        "held-out   tok/s     MiB       eta\033[K\r\n", "loss\033[K\r\n", "grad    R/M   tok/s"};
+    pid_t child = start(TINY_GREEK "--steps 20000 --eval-every 0 --sample 0", 80, "xterm");
+    if (!child) return;
+    for (int i = 0; i < 5; i++) {
+        int from = tty.raw_length, tries = 300, row;
+        set_width(widths[i]);
+        while (!came(headings[i], from) && tries-- > 0 && read_some()) continue;
+        if (!CHECK(came(headings[i], from))) {
+            printf("  at %d columns: %.300s\n", widths[i], tty.raw + from);
+            continue;
+        }
+        /* rows after it are refreshed in place and fit; the line that stood may have been wider */
+        row = tty.lines;
+        tty.overflows = 0;
+        for (from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();)
+            continue;
+        CHECK(tty.lines <= row + 1 && !tty.overflows && strlen(tty.line[tty.lines]) > 10);
+    }
+    CHECK(kill(child, SIGINT) == 0);
+    while (read_some()) continue;
+    CHECK(wait_for(child) == 130);
+    CHECK(line_with("interrupted", 0) > 0 && line_with("held-out loss ", 0) > 0);
+    close(tty.master);
+}
+
+/* Without escapes: whole lines, as in a pipe. */
+static void test_dumb(void) {
+    static const char *const terms[] = {"dumb", ""};
+    for (int i = 0; i < 2; i++) {
+        CHECK(run_on_terminal(RUN "--log-every 3", 80, terms[i]) == 0);
+        CHECK(!memchr(tty.raw, '\033', (size_t)tty.raw_length));
+        for (int k = 0; k < tty.raw_length; k++)
+            CHECK(tty.raw[k] != '\r' || tty.raw[k + 1] == '\n'); /* the terminal's own */
+        CHECK(shows_table("step loss held-out grad R/M tok/s MiB eta"));
+    }
+}
+
+static void test_colour(void) {
+    unsetenv("NO_COLOR");
+    CHECK(run_on_terminal(RUN, 80, "xterm") == 0 && came("\033[32mPASS\033[0m", 0));
+    setenv("NO_COLOR", "", 1); /* empty is not set */
+    CHECK(run_on_terminal(RUN, 80, "xterm") == 0 && came("\033[32mPASS\033[0m", 0));
+    setenv("NO_COLOR", "1", 1);
+    CHECK(run_on_terminal(RUN, 80, "xterm") == 0 && !came("\033[3", 0) && came("  PASS  G0 ", 0));
+    unsetenv("NO_COLOR");
+}
+
+/* No line is wider than 80 columns. */
+static int is_narrow(const char *out) {
+    int widest = 0;
+    for (const char *line = out; *line; line += strcspn(line, "\n") + 1) {
+        int columns = 0;
+        for (const char *p = line; *p && *p != '\n'; p++) columns += (*p & 0xc0) != 0x80;
+        if (columns > 80) printf("  %d columns: %.*s\n", columns, (int)strcspn(line, "\n"), line);
+        if (columns > widest) widest = columns;
+        if (!line[strcspn(line, "\n")]) break;
+    }
+    return widest <= 80;
+}
+
+static void test_pipe(void) {
+    static const char *const lines[] = {RUN, "--data greek.txt --list-models", "--help",
+                                        TINY_GREEK "--steps 3 --model GF-RH --sample 0 --stateful"};
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        char *out;
+        CHECK(run_program(&out, "%s", lines[i]) == 0);
+        CHECK(is_narrow(out) && !strchr(out, '\033') && !strchr(out, '\r'));
+        free(out);
+    }
+    /* a gate in two lines: the bounds stand under the values */
+    CHECK(says(0, RUN, "\n  PASS  G4    RWKV", "\n              0.3 to 3 (FAIL <0.1, >10)\n"));
+    CHECK(run_on_terminal(RUN, 120, "xterm") == 0);
+    CHECK(line_with("PASS  G4 ", 0) > 0 &&
+          strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
+}
+
+static int wraps(const char *text, int column, int indent, int width, const char *expected) {
+    write_string("wrapped.txt", "");
+    FILE *out = fopen("wrapped.txt", "w");
+    if (!CHECK(out != NULL)) return 0;
+    hy_print_wrapped(out, text, column, indent, width);
+    fclose(out);
+    char *got = read_string("wrapped.txt");
+    int same = !strcmp(got, expected);
+    if (!same) printf("  got: %s", got);
+    free(got);
+    return same;
+}
+
+static void test_text(void) {
+    CHECK(wraps("one two three", 0, 2, 7, "one two\n  three\n"));
+    CHECK(wraps("one two three", 0, 2, 6, "one\n  two\n  three\n"));
+    CHECK(wraps("averylongword b", 4, 4, 10, "averylongword\n    b\n"));
+    CHECK(wraps("", 0, 0, 10, "\n") && wraps("a  b ", 0, 0, 10, "a b\n"));
+    CHECK(wraps("θάλασσα φως", 0, 0, 11, "θάλασσα φως\n"));
+    static const struct {
+        double x;
+        const char *text;
+    } numbers[] = {{0, "0"},           {9999.4, "9999"},   {9999.6, "10.0k"}, {12345, "12.3k"},
+                   {123456, "123k"},   {999499, "999k"},   {999501, "1.00M"}, {1.234e6, "1.23M"},
+                   {9.994e6, "9.99M"}, {9.996e6, "10.0M"}, {2.5e10, "25.0G"}, {NAN, "nan"}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (!CHECK(!strcmp(hy_short_number(numbers[i].x).text, numbers[i].text)))
+            printf("  %g: %s\n", numbers[i].x, hy_short_number(numbers[i].x).text);
+    CHECK(!strcmp(hy_duration(59.6).text, "1:00") && !strcmp(hy_duration(3723).text, "1:02:03"));
+    CHECK(!strcmp(hy_duration(-1).text, "0:00") && !strcmp(hy_duration(NAN).text, "0:00"));
+}
+
+int main(int argc, char **argv) {
+    int status = begin_tests(argc > 1 ? argv[1] : getenv("HYBRID_TRAIN"));
+    if (status) return status;
+    run_case("screen: text", test_text);
+    run_case("screen: widths", test_widths);
+    run_case("screen: resize", test_resize);
+    run_case("screen: no escapes", test_dumb);
+    run_case("screen: colour", test_colour);
+    run_case("screen: pipe", test_pipe);
+    return end_tests();
+}
