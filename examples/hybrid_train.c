@@ -748,6 +748,12 @@ static gt_status open_file(trainer *t) {
     return hy_saved_options(&t->file, take, &t->options);
 }
 
+static gt_status check_prompt(const trainer *t) {
+    int32_t token[HY_TEXT_MAX];
+    if (hy_text_encode(&t->text, t->options.prompt, token) == GT_OK) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
+}
+
 /* Gives the text the vocabulary of the file, if there is one. */
 static gt_status use_vocabulary(trainer *t) {
     uint8_t bytes[256], first;
@@ -760,7 +766,7 @@ static gt_status use_vocabulary(trainer *t) {
         hy_text_vocabulary(&t->text, bytes, count);
         status = hy_saved_first_byte(&t->file, &first);
         t->first_token = status == GT_OK ? t->text.token_of[first] : 0;
-        if (t->first_token >= 0) return status;
+        if (t->first_token >= 0) return status == GT_OK ? check_prompt(t) : status;
         return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary",
                        t->file.path);
     }
@@ -793,7 +799,6 @@ static gt_status check_save(const trainer *t) {
 }
 
 static gt_status load_text(trainer *t, const char *program) {
-    int32_t token[HY_TEXT_MAX];
     if (*t->options.data)
         memcpy(t->data, t->options.data, sizeof t->data);
     else
@@ -805,9 +810,7 @@ static gt_status load_text(trainer *t, const char *program) {
     status = use_vocabulary(t);
     if (status != GT_OK || *t->options.eval) return status;
     status = check_lengths(t);
-    if (status == GT_OK && hy_text_encode(&t->text, t->options.prompt, token) != GT_OK)
-        status = hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
-    return status;
+    return status == GT_OK ? check_prompt(t) : status;
 }
 
 static void choose_config(trainer *t) {

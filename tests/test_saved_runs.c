@@ -1,0 +1,657 @@
+/* Tests of what hybrid_train does with model files: runs that go on, that are killed, that cannot
+ * write; weights, losses and text from a file.
+ *
+ *     test_saved_runs PROGRAM [short]     PROGRAM is the built hybrid_train; short: fewer kills
+ *     test_saved_runs PROGRAM device      what it does with --device cuda, be it emulated
+ *     test_saved_runs PROGRAM python      its files in Python: with the interpreter GT_TEST_PYTHON,
+ *                                         else python3; without numpy and safetensors there it is
+ *                                         skipped, or with GT_TEST_STRICT set fails */
+#define _XOPEN_SOURCE 700
+#include "gpu_present.h"
+#include "hybrid_save.h"
+#include "trainer.h"
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int is_short;
+
+/* Small enough for some hundred steps a second. */
+#define SMALL "--device cpu --hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt "
+
+static int exists(const char *path) {
+    return !access(path, F_OK);
+}
+
+static void rest(int milliseconds) {
+    nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
+}
+
+static int wait_for_file(const char *path) {
+    for (int i = 0; i < 6000 && !exists(path); i++) rest(10);
+    return exists(path);
+}
+
+/* Exit status of a shell command, in which $T is the program; what it prints is out.txt. */
+static int shell(const char *command) {
+    char line[2048];
+    fflush(stdout);
+    snprintf(line, sizeof line, "exec >out.txt 2>&1; %s", command);
+    setenv("T", program, 1);
+    int status = system(line);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int has(const char *path, const char *text) {
+    char *all = read_string(path);
+    int found = strstr(all, text) != NULL;
+    free(all);
+    return found;
+}
+
+/* ---- comparing files ----------------------------------------------------------------------- */
+
+static int same_text(const hy_file *a, const hy_file *b, const char *key) {
+    const char *x = hy_file_text_of(a, key), *y = hy_file_text_of(b, key);
+    if (x && y && !strcmp(x, y)) return 1;
+    printf("  %s: '%s' and '%s'\n", key, x, y);
+    return 0;
+}
+
+static int same_tensor(hy_file *a, hy_file *b, const hy_file_tensor *t) {
+    const hy_file_tensor *u = hy_file_tensor_of(b, t->name);
+    size_t size = (size_t)(t->end - t->begin);
+    void *x = malloc(size), *y = malloc(size);
+    int same = u && u->rank == t->rank && u->end - u->begin == t->end - t->begin &&
+               !memcmp(t->shape, u->shape, sizeof t->shape) && hy_file_read(a, t, x) == GT_OK &&
+               hy_file_read(b, u, y) == GT_OK && !memcmp(x, y, size);
+    free(x), free(y);
+    return same;
+}
+
+/* How many tensors, whose names begin so, differ between two files; -1: a file is refused. */
+static int differences(const char *path_a, const char *path_b, const char *prefix) {
+    hy_file a, b = {.path = NULL};
+    int count = -1;
+    if (hy_saved_open(&a, path_a) != GT_OK || hy_saved_open(&b, path_b) != GT_OK) {
+        puts(hy_last_error());
+    } else {
+        count = a.tensor_count != b.tensor_count;
+        for (int i = 0; i < a.tensor_count; i++)
+            if (!strncmp(a.tensors[i].name, prefix, strlen(prefix)))
+                count += !same_tensor(&a, &b, a.tensors + i);
+    }
+    hy_file_close(&a);
+    hy_file_close(&b);
+    return count;
+}
+
+/* Two files hold the same run, bit for bit. */
+static int same_runs(const char *path_a, const char *path_b) {
+    static const char *const keys[] = {"run.steps",      "run.tokens",         "run.random",
+                                       "run.loss_scale", "run.recent_ratio",   "run.recent_loss",
+                                       "option.lr",      "run.optimizer_steps"};
+    int same = differences(path_a, path_b, "") == 0;
+    hy_file a, b;
+    if (!same) return 0;
+    CHECK(hy_saved_open(&a, path_a) == GT_OK && hy_saved_open(&b, path_b) == GT_OK);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) same &= same_text(&a, &b, keys[i]);
+    hy_file_close(&a);
+    hy_file_close(&b);
+    return same;
+}
+
+/* A number of a file's metadata; -1: the file is refused. */
+static long long number_of(const char *path, const char *key) {
+    hy_file file;
+    long long number = -1;
+    if (hy_saved_open(&file, path) == GT_OK && hy_file_text_of(&file, key))
+        number = atoll(hy_file_text_of(&file, key));
+    else
+        puts(hy_last_error());
+    hy_file_close(&file);
+    return number;
+}
+
+/* The columns of a log that depend neither on time nor on where a run ended: not the held-out
+ * loss. */
+static char *columns_of(const char *path) {
+    int rows;
+    char *text = numbers_of(path, &rows), *to = text;
+    int column = 0;
+    for (const char *from = text; *from; from++) {
+        if (*from == '\n') column = 0;
+        if (*from == ',') column++;
+        if (column != 3) *to++ = *from;
+    }
+    *to = 0;
+    return text;
+}
+
+static int same_logs(const char *path_a, const char *path_b) {
+    char *a = columns_of(path_a), *b = columns_of(path_b);
+    int same = !strcmp(a, b);
+    free(a), free(b);
+    return same;
+}
+
+/* ---- runs that go on ----------------------------------------------------------------------- */
+
+/* Starts a run that saves, and ends it by a signal when its log has so many lines. */
+static int interrupt(const char *line, const char *log, int lines, int number) {
+    pid_t child = start_program(line);
+    CHECK(wait_for_lines(log, lines));
+    CHECK(kill(child, number) == 0);
+    return wait_for(child);
+}
+
+/* A run that was interrupted twice is the run that was not. */
+static void check_resume(const char *options) {
+    static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv"};
+    char line[512], *whole, *out;
+    for (int i = 0; i < 4; i++) remove(temporary[i]);
+    CHECK(run_program(&whole, "%s --sample 40 --save a.st --csv a.csv", options) == 0);
+    snprintf(line, sizeof line, "%s --sample 40 --save b.st --csv b.csv", options);
+    CHECK(interrupt(line, "b.csv", 5, SIGTERM) == 143);
+    CHECK(has("out.txt", "interrupted") && has("out.txt", "held-out loss "));
+    long long first = number_of("b.st", "run.steps");
+    CHECK(first >= 4 && first < number_of("a.st", "run.steps"));
+    CHECK(interrupt("--resume b.st --save b.st --csv b.csv", "b.csv", (int)first + 6, SIGINT) ==
+          130);
+    long long second = number_of("b.st", "run.steps");
+    CHECK(second > first && second < number_of("a.st", "run.steps"));
+    if (!CHECK(run_program(&out, "--resume b.st --save b.st --csv b.csv") == 0)) puts(out);
+    CHECK(final_loss(out) == final_loss(whole) && strstr(out, "going on    after step "));
+    CHECK(same_runs("a.st", "b.st") && same_logs("a.csv", "b.csv"));
+    const char *sample[2] = {strstr(whole, "\nsample\n"), strstr(out, "\nsample\n")};
+    if (CHECK(sample[0] && sample[1])) {
+        size_t length = (size_t)(strstr(sample[0], "\nsteps ") - sample[0]);
+        CHECK(!strncmp(sample[0], sample[1], length));
+    }
+    free(whole);
+    /* the file of a complete run stays */
+    CHECK(says(0, "--resume b.st --save b.st", "b.st: the run is complete", "larger --steps"));
+    CHECK(same_runs("a.st", "b.st"));
+    free(out);
+}
+
+static void test_resume(void) {
+    check_resume(SMALL "--steps 500 --lr 0.01");
+    check_resume(SMALL "--steps 500 --stateful --model GF --clip 0");
+}
+
+/* With a larger --steps the warm-up stays and the cosine ends at the new count. */
+static void test_longer(void) {
+    char *out, *text, *save;
+    CHECK(run_program(&out, SMALL "--steps 10 --warmup 4 --lr 0.01 --save a.st --csv a.csv") == 0);
+    free(out);
+    CHECK(run_program(&out, "--resume a.st --steps 25 --save b.st --csv a.csv") == 0);
+    CHECK(number_of("a.st", "run.steps") == 10 && number_of("b.st", "run.steps") == 25);
+    free(out);
+    text = read_string("a.csv");
+    char *row = strtok_r(text, "\n", &save);
+    for (int step = 1; step <= 25; step++) {
+        double x[8] = {0}, steps = step <= 10 ? 10 : 25, lr = 0.01 * step / 4;
+        row = strtok_r(NULL, "\n", &save);
+        if (!CHECK(row != NULL)) break;
+        for (int i = 0; i < 8; i++, row += strcspn(row, ",") + 1) x[i] = atof(row);
+        if (step > 4) lr = 0.001 + 0.009 * 0.5 * (1 + cos(acos(-1) * (step - 4) / (steps - 4)));
+        CHECK(x[0] == step && fabs(x[7] / lr - 1) < 1e-6);
+    }
+    CHECK(strtok_r(NULL, "\n", &save) == NULL);
+    free(text);
+}
+
+/* What changes the result cannot be changed; what does not can. */
+static void test_other_options(void) {
+    static const char *const refused[][2] = {
+        {"--batch 3", "batch: 3 is not the 2 of a.st"},
+        {"--seq 8", "seq: 8 is not the 16 of a.st"},
+        {"--lr 0.1", "lr: 0.1 is not the 0.004 of a.st"},
+        {"--min-lr 0.001", "min-lr: 0.001 is not the 0.0004 of a.st"},
+        {"--warmup 3", "warmup: 3 is not the 2 of a.st"},
+        {"--weight-decay 0.2", "weight-decay: 0.2 is not the 0.1 of a.st"},
+        {"--clip 2", "clip: 2 is not the 1 of a.st"},
+        {"--seed 2", "seed: 2 is not the 1 of a.st"},
+        {"--stateful", "stateful: yes is not the no of a.st"},
+        {"--separator x", "separator: x is not the  of a.st"},
+        {"--model GF", "model: GF is not the 1M of a.st"},
+        {"--hidden 32", "hidden: 32 is not the 16 of a.st"},
+        {"--layers 2", "layers: 2 is not the 1 of a.st"},
+        {"--steps 39", "steps: 39 is not the 40 of a.st, and not more"},
+        {"--dtype bf16", "dtype: bf16 is not the f32 of a.st"},
+        {"--data short_greek.txt", "data: the text is not the one that a.st was trained on"},
+        {"--init a.st", "--resume and --init: only one of them"},
+        {"--bench 8", "--resume and --bench: only one of them"},
+        {"--save greek.txt", "save: greek.txt would overwrite the text of --data"},
+        {"--csv a.st", "csv: "},
+    };
+    char line[256], *out, *text;
+    remove("a.csv");
+    CHECK(interrupt(SMALL "--steps 40 --save a.st --csv a.csv --sample 5", "a.csv", 3, SIGTERM) ==
+          143);
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        snprintf(line, sizeof line, "--resume a.st %s", refused[i][0]);
+        CHECK(says(2, line, "hybrid_train: ", refused[i][1]));
+    }
+    /* the same text elsewhere, the same values, other options of the report */
+    text = read_string("greek.txt");
+    write_string("moved.txt", text);
+    CHECK(rename("greek.txt", "gone.txt") == 0);
+    CHECK(says(2, "--resume a.st", "greek.txt", "No such file"));
+    CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
+                            "--sample 7 --eval-every 3 --log-every 1") == 0);
+    CHECK(strstr(out, "moved.txt") && strstr(out, "step 39/40") && !isnan(final_loss(out)));
+    CHECK(number_of("a.st", "run.steps") < 40); /* no --save: the file stays as it was */
+    CHECK(rename("gone.txt", "greek.txt") == 0);
+    free(text);
+    free(out);
+}
+
+/* ---- weights, losses and text from a file -----------------------------------------------------
+ */
+
+static void test_init(void) {
+    char *out;
+    CHECK(run_program(&out, SMALL "--steps 5 --save a.st --lr 0.01") == 0);
+    free(out);
+    /* with a rate of 0 nothing is learnt: the weights of the file come out again */
+    CHECK(run_program(&out, SMALL "--init a.st --steps 3 --lr 0 --seed 8 --batch 3 --save b.st") ==
+          0);
+    CHECK(strstr(out, "weights     from a.st") && number_of("b.st", "run.steps") == 3);
+    CHECK(differences("a.st", "b.st", "layers.") == 0 && differences("a.st", "b.st", "embed") == 0);
+    CHECK(differences("a.st", "b.st", "optimizer.") > 0);
+    free(out);
+    CHECK(run_program(&out, "--device cpu --data greek.txt --init a.st --steps 1 --save b.st") ==
+          0);
+    CHECK(number_of("b.st", "option.hidden") == 16 && number_of("b.st", "option.batch") == 8);
+    free(out);
+    /* another text: of the same bytes it may lack some */
+    write_string("less.txt",
+                 "και και φως και γη και φως φως γη και γη και φως και γη και και και "
+                 "και και φως και γη και φως φως γη και γη και φως και γη και και και ");
+    CHECK(says(0, SMALL "--init a.st --data less.txt --steps 1 --prompt ποτάμι", "less.txt",
+               "held-out loss "));
+    write_string("more.txt", "και φως και γη και φως φως γη και γη και φως και γη και x");
+    CHECK(says(2, SMALL "--init a.st --data more.txt", "data more.txt: byte 0x78",
+               "not in the model's vocabulary, a.st"));
+    CHECK(says(2, SMALL "--init a.st --layers 2", "layers: 2 is not the 1 of a.st", ""));
+    CHECK(says(2, SMALL "--init missing.st", "init: missing.st: No such file", ""));
+}
+
+static void test_eval(void) {
+    char *out, *trained;
+    CHECK(run_program(&trained, SMALL "--steps 30 --save a.st --lr 0.01") == 0);
+    CHECK(run_program(&out, "--eval a.st --device cpu") == 0);
+    CHECK(final_loss(out) == final_loss(trained) && strstr(out, "greek.txt"));
+    free(out);
+    CHECK(run_program(&out, "--eval a.st --device cpu --data short_greek.txt") == 0);
+    CHECK(!isnan(final_loss(out)) && final_loss(out) != final_loss(trained));
+    free(out);
+    write_string("one.txt", "x");
+    CHECK(says(2, "--eval a.st --data one.txt --device cpu", "one.txt", ""));
+    CHECK(says(2, "--eval a.st --save b.st", "--eval trains nothing: no --save with it", ""));
+    CHECK(says(2, "--eval a.st --generate a.st", "--eval and --generate: only one", ""));
+    CHECK(says(2, "--eval greek.txt", "eval: greek.txt: this is no safetensors file", ""));
+    free(trained);
+}
+
+static void test_generate(void) {
+    char *sample, *out, *other;
+    write_string("plain.txt",
+                 "the cat sat on the mat and the dog sat on the cat. the end of the mat "
+                 "and the cat and the dog and the mat.\n");
+    CHECK(run_program(&sample,
+                      SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the "
+                            "--sample 60 --temperature 0.9") == 0);
+    remove("plain.txt"); /* no text is needed */
+    CHECK(run_program(&out, "--generate a.st --device cpu") == 0);
+    CHECK(strlen(out) == 63 && !strncmp(out, "the", 3) && strstr(sample, out));
+    CHECK(run_program(&other, "--generate a.st --device cpu --seed 2") == 0);
+    CHECK(strlen(other) == 63 && strcmp(out, other));
+    free(out), free(other);
+    CHECK(run_program(&out, "--generate a.st --device cpu --sample 200 --temperature 0") == 0);
+    CHECK(run_program(&other, "--generate a.st --device cpu --sample 200 --top-k 1 --seed 9") == 0);
+    CHECK(strlen(out) == 203 && !strcmp(out, other));
+    free(out), free(other);
+    CHECK(run_program(&out, "--generate a.st --device cpu --sample 0 --prompt cat") == 0);
+    CHECK(!strcmp(out, "cat"));
+    free(out);
+    CHECK(says(2, "--generate a.st --device cpu --prompt CAT", "prompt: ", "'C' does not occur"));
+    CHECK(says(2, "--generate a.st --model GF", "model: GF is not the 1M of a.st", ""));
+    CHECK(says(2, "--generate a.st --top-k 300", "top-k: '300'", ""));
+    CHECK(shell("$T --generate a.st --device cpu >/dev/full") == 1);
+    free(sample);
+}
+
+/* Without prompt text starts with the first byte of the training text; bytes come out as they are.
+ */
+static void test_generate_bytes(void) {
+    static uint8_t bytes[2000];
+    char *out;
+    for (int i = 0; i < 2000; i++) bytes[i] = (uint8_t)(i % 3 ? 0xff : 0xe0);
+    write_file("bytes.bin", bytes, sizeof bytes);
+    CHECK(run_program(&out, SMALL "--data bytes.bin --steps 40 --lr 0.02 --save a.st") == 0);
+    free(out);
+    CHECK(run_program(&out, "--generate a.st --device cpu --sample 29 --temperature 0") == 0);
+    CHECK(strlen(out) == 30 && !memcmp(out, bytes, 30));
+    free(out);
+}
+
+/* ---- files that are damaged, disks that are full, kills ---------------------------------------
+ */
+
+static void test_damaged(void) {
+    char *out, line[128];
+    static const char *const uses[] = {"resume", "init", "eval", "generate"};
+    CHECK(run_program(&out, SMALL "--steps 3 --save a.st") == 0);
+    free(out);
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 2; k++) {
+            CHECK(shell(k ? "cp a.st b.st && printf x | dd of=b.st bs=1 seek=30000 conv=notrunc"
+                          : "head -c 30000 a.st >b.st") == 0);
+            snprintf(line, sizeof line, "--%s b.st", uses[i]);
+            CHECK(says(2, line, uses[i], k ? "b.st: damaged" : "b.st: cut short"));
+        }
+        snprintf(line, sizeof line, "--save b.st --data greek.txt");
+        CHECK(says(2, line, "save: it would replace what is no model file", "b.st"));
+    }
+    /* an edited file has no checksum: its weights can be used */
+    CHECK(shell("sed 's/\"checksum\"/\"user.sum\"/' a.st >b.st") == 0);
+    CHECK(says(2, "--resume b.st", "b.st: a file without checksum", ""));
+    CHECK(says(0, "--eval b.st --device cpu", "b.st", "held-out loss "));
+    CHECK(says(0, SMALL "--init b.st --steps 1", "b.st", "held-out loss "));
+    CHECK(run_program(&out, "--generate b.st --device cpu --sample 9 --prompt γη") == 0);
+    CHECK(!strncmp(out, "γη", 4));
+    free(out);
+}
+
+/* No room for the file: the run goes on, says so, and ends with status 1; the older one stays. */
+static void test_full_disk(void) {
+    char *out;
+    remove("full.st");
+    CHECK(shell("ulimit -f 16; $T " SMALL "--steps 4 --save-every 2 --save full.st") == 1);
+    CHECK(has("out.txt", "step 2: save: ") &&
+          has("out.txt", "File too large; nothing is saved yet"));
+    CHECK(has("out.txt", "step 4: save: ") && has("out.txt", "held-out loss "));
+    CHECK(!exists("full.st") && !exists("full.st.tmp"));
+    CHECK(run_program(&out, SMALL "--steps 3 --save full.st") == 0);
+    free(out);
+    CHECK(shell("ulimit -f 16; $T " SMALL "--steps 4 --save full.st") == 1);
+    CHECK(number_of("full.st", "run.steps") == 3 && !exists("full.st.tmp"));
+}
+
+/* A place that cannot be written is an error before the first step. */
+static void test_wrong_place(void) {
+    CHECK(says(2, SMALL "--save no/such/folder.st", "save: ", "No such file"));
+    CHECK(says(2, SMALL "--save /dev/null", "save: ", "no regular file"));
+    CHECK(says(2, SMALL "--save .", "save: ", "no regular file"));
+}
+
+/* After a failure that passes the next attempt saves, and the run ends well. */
+static void test_disk_recovers(void) {
+    remove("r.st");
+    pid_t child = start_program(SMALL "--steps 1000000 --save r.st --save-every 1 --sample 0");
+    CHECK(wait_for_file("r.st"));
+    for (int i = 0; i < 100000 && mkdir("r.st.tmp", 0700); i++) rest(0);
+    for (int i = 0; i < 600 && !has("out.txt", " stays\n"); i++) rest(100);
+    CHECK(has("out.txt", "r.st: cannot be written: ") && has("out.txt", " stays\n"));
+    long long before = number_of("r.st", "run.steps");
+    CHECK(rmdir("r.st.tmp") == 0);
+    for (int i = 0; i < 600 && number_of("r.st", "run.steps") == before; i++) rest(100);
+    CHECK(kill(child, SIGTERM) == 0 && wait_for(child) == 143);
+    CHECK(before > 0 && number_of("r.st", "run.steps") > before);
+}
+
+/* A report that nobody reads any more ends the run, but not without its weights. */
+static void test_closed_report(void) {
+    remove("p.st");
+    CHECK(shell("$T " SMALL
+                "--steps 1000000 --log-every 1 --save p.st --save-every 0 | head -n 3") == 0);
+    CHECK(wait_for_file("p.st") && number_of("p.st", "run.steps") > 0);
+}
+
+static void test_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < 3; i++) {
+        remove("s.st");
+        remove("s.csv");
+        CHECK(interrupt(SMALL "--steps 1000000 --save s.st --save-every 0 --csv s.csv", "s.csv", 3,
+                        numbers[i]) == 128 + numbers[i]);
+        CHECK(number_of("s.st", "run.steps") >= 2);
+    }
+    /* the second one does not wait for the end */
+    remove("s.csv");
+    pid_t child = start_program(SMALL "--steps 1000000 --sample 1000000 --save s.st --csv s.csv");
+    CHECK(wait_for_lines("s.csv", 3) && kill(child, SIGTERM) == 0);
+    int status = 0;
+    for (int i = 0; i < 3000 && waitpid(child, &status, WNOHANG) == 0; i++) {
+        kill(child, SIGTERM);
+        rest(20);
+    }
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+}
+
+/* What tells one file from the next that takes its place; 0: there is none. */
+static long long identity(const char *path) {
+    struct stat about;
+    if (stat(path, &about)) return 0;
+    return (long long)about.st_ino * 1000003 + about.st_mtim.tv_sec * 1000000007 +
+           about.st_mtim.tv_nsec;
+}
+
+/* A program that is killed at any moment leaves a file that loads, and each goes on where the one
+ * before it had saved. */
+static void test_kills(void) {
+    int kills = is_short ? 10 : 50, halfway = 0;
+    long long before = 0;
+    uint64_t random = (uint64_t)time(NULL);
+    printf("  seed %llu\n", (unsigned long long)random);
+    remove("k.st");
+    for (int i = 0; i < kills; i++) {
+        long long older = identity("k.st");
+        pid_t child =
+            start_program(i ? "--resume k.st --save k.st"
+                            : SMALL "--stateful --steps 1000000 --save k.st --save-every 1");
+        for (int k = 0; k < 30000 && identity("k.st") == older; k++) rest(2);
+        rest((int)(hy_random(&random) % 60));
+        CHECK(kill(child, SIGKILL) == 0);
+        if (!CHECK(wait_for(child) == 128 + SIGKILL)) puts(read_string("out.txt"));
+        halfway += exists("k.st.tmp");
+        long long now = number_of("k.st", "run.steps");
+        CHECK(now > before);
+        before = now;
+    }
+    printf("  %d kills, %d of them while it was writing; %lld steps\n", kills, halfway, before);
+    pid_t child = start_program("--resume k.st --save k.st --sample 0 --csv k.csv");
+    CHECK(wait_for_lines("k.csv", 3) && kill(child, SIGTERM) == 0 && wait_for(child) == 143);
+    CHECK(number_of("k.st", "run.steps") > before && !exists("k.st.tmp"));
+}
+
+/* ---- on a device --------------------------------------------------------------------------- */
+
+#define DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
+static const char *const dtypes[] = {"f32", "bf16", "f16"};
+
+/* 77 if the program finds no GPU; what else keeps it from working fails the tests. */
+static int device_is_absent(void) {
+    char *out;
+    int status = run_program(&out, DEVICE "--steps 1");
+    int absent =
+        status == 1 && !gpu_is_present() &&
+        (strstr(out, "no CUDA-capable device") || strstr(out, "driver version is insufficient"));
+    if (absent) printf("SKIP: %s", out);
+    free(out);
+    return absent;
+}
+
+/* In every dtype a run goes on bit for bit; the CPU can go on with it, too. */
+static void test_device_resume(void) {
+    for (int i = 0; i < 3; i++) {
+        char line[256], *out;
+        remove("a.csv"), remove("b.csv"), remove("a.st"), remove("b.st"), remove("c.st");
+        snprintf(line, sizeof line, DEVICE "--dtype %s --steps 40 --sample 0 %s", dtypes[i],
+                 i == 1 ? "--stateful" : "");
+        CHECK(run_program(&out, "%s --eval-every 0 --save a.st --csv a.csv", line) == 0);
+        double loss = final_loss(out);
+        free(out);
+        strcat(line, " --eval-every 0 --save b.st --csv b.csv");
+        CHECK(interrupt(line, "b.csv", 4, SIGTERM) == 143 && number_of("b.st", "run.steps") < 40);
+        CHECK(shell("cp b.st c.st") == 0);
+        if (!CHECK(run_program(&out, "--resume b.st --save b.st --csv b.csv") == 0)) puts(out);
+        CHECK(final_loss(out) == loss);
+        CHECK(same_runs("a.st", "b.st") && same_logs("a.csv", "b.csv"));
+        free(out);
+        if (!CHECK(run_program(&out, "--resume c.st --device cpu --save c.st") == 0)) puts(out);
+        printf("  %s: held-out loss %.4f, gone on with on the CPU %.4f\n", dtypes[i], loss,
+               final_loss(out));
+        CHECK(fabs(final_loss(out) - loss) < (i ? 0.1 : 1e-3));
+        free(out);
+        CHECK(run_program(&out, "--eval b.st --device cuda") == 0 && final_loss(out) == loss);
+        free(out);
+        CHECK(says(2, "--resume b.st --seed 4", "seed: 4 is not the 1 of b.st", ""));
+        snprintf(line, sizeof line, "--resume b.st --dtype %s --device cuda", dtypes[(i + 1) % 3]);
+        CHECK(says(2, line, "dtype: ", "of b.st"));
+    }
+}
+
+/* A run of the CPU goes on on the device, and gives text there. */
+static void test_device_loads(void) {
+    char *out, *here;
+    remove("a.csv");
+    CHECK(interrupt(DEVICE "--device cpu --steps 300 --save a.st --csv a.csv", "a.csv", 4,
+                    SIGTERM) == 143);
+    CHECK(shell("cp a.st b.st") == 0);
+    CHECK(run_program(&here, "--resume a.st --steps 305 --save a.st") == 0);
+    if (!CHECK(run_program(&out, "--eval a.st --device cuda") == 0)) puts(out);
+    printf("  held-out loss %.4f, on the device %.4f\n", final_loss(here), final_loss(out));
+    CHECK(fabs(final_loss(out) - final_loss(here)) < 1e-3);
+    free(here), free(out);
+    CHECK(run_program(&here, "--generate a.st --device cpu --sample 40 --temperature 0") == 0);
+    CHECK(run_program(&out, "--generate a.st --device cuda --sample 40 --temperature 0") == 0);
+    CHECK(strlen(out) >= 41 && !strcmp(here, out));
+    free(here), free(out);
+    if (CHECK(run_program(&out, DEVICE "--init b.st --steps 2 --dtype bf16 --save c.st") == 0))
+        CHECK(run_program(&here, "--resume c.st --steps 3") == 0);
+    free(here), free(out);
+}
+
+/* ---- in Python ----------------------------------------------------------------------------- */
+
+static const char script[] =
+    "import hashlib, re, sys\n"
+    "import numpy\n"
+    "from safetensors import safe_open\n"
+    "from safetensors.numpy import load_file, save_file\n"
+    "tensors = load_file('a.st')\n"
+    "with safe_open('a.st', framework='numpy') as file:\n"
+    "    about = file.metadata()\n"
+    "    assert set(file.keys()) == set(tensors)\n"
+    "raw = open('a.st', 'rb').read()\n"
+    "zeros = re.sub(rb'sha256:[0-9a-f]{64}', b'sha256:' + 64 * b'0', raw, count=1)\n"
+    "assert about['checksum'] == 'sha256:' + hashlib.sha256(zeros).hexdigest()\n"
+    "text = open('greek.txt', 'rb').read()\n"
+    "assert about['data_sha256'] == hashlib.sha256(text).hexdigest()\n"
+    "vocabulary = bytes(map(int, about['vocabulary'].split()))\n"
+    "assert vocabulary == bytes(sorted(set(text)))\n"
+    "assert about['hybrid_train_format'] == '1' and about['run.steps'] == '5'\n"
+    "assert about['option.lr'] == '0.01' and about['option.stateful'] == 'yes'\n"
+    "shapes = {'embedding': (len(vocabulary), 16), 'final_norm': (16,),\n"
+    "          'layers.0.rwkv.receptance': (16, 16), 'layers.0.rwkv.mu_w': (16,),\n"
+    "          'layers.0.rwkv.mix_down_k': (32, 16), 'layers.0.rwkv.mix_up_k': (16, 32),\n"
+    "          'layers.0.rwkv.decay_down': (64, 16), 'layers.0.rwkv.decay_up': (16, 64),\n"
+    "          'layers.0.rwkv.bonus': (1, 16), 'layers.0.mamba.conv_weight': (160, 4),\n"
+    "          'layers.0.mamba.out': (16, 32), 'layers.0.ffn.up': (64, 16),\n"
+    "          'state.layers.0.rwkv.wkv': (2, 1, 16, 16)}\n"
+    "for name, shape in shapes.items():\n"
+    "    assert tensors[name].shape == shape, (name, tensors[name].shape)\n"
+    "assert tensors['run.track_positions'].dtype == numpy.int64\n"
+    "weights = {n: t for n, t in tensors.items() if n.split('.')[0] not in\n"
+    "           ('optimizer', 'state', 'run')}\n"
+    "for name, tensor in weights.items():\n"
+    "    assert tensor.dtype == numpy.float32 and numpy.isfinite(tensor).all()\n"
+    "    for moment in 'exp_avg', 'exp_avg_sq':\n"
+    "        assert tensors[f'optimizer.{moment}.{name}'].shape == tensor.shape\n"
+    "    assert (tensors['optimizer.exp_avg_sq.' + name] >= 0).all()\n"
+    "kept = {k: v for k, v in about.items() if k != 'checksum' and not k.startswith('run.')}\n"
+    "save_file(weights, 'b.st', metadata=kept | {'user.note': 'weights alone'})\n"
+    "weights['layers.0.ffn.up'] *= 0\n"
+    "save_file(weights, 'c.st', metadata=kept)\n"
+    "save_file(weights, 'd.st', metadata=about)\n"
+    "save_file(weights, 'e.st')\n";
+
+static const char *python(void) {
+    const char *path = getenv("GT_TEST_PYTHON");
+    return path && *path ? path : "python3";
+}
+
+static int python_is_absent(void) {
+    char command[512];
+    const char *strict = getenv("GT_TEST_STRICT");
+    int is_strict = strict && *strict;
+    snprintf(command, sizeof command, "%s -c 'import numpy, safetensors'", python());
+    if (shell(command) == 0) return 0;
+    printf("%s: %s has no numpy and safetensors\n", is_strict ? "FAIL" : "SKIP", python());
+    return is_strict ? 1 : 77;
+}
+
+/* Python reads what the program wrote, and the program what Python did. */
+static void test_python(void) {
+    char command[512], *out, *trained;
+    CHECK(run_program(&trained, SMALL "--stateful --steps 5 --lr 0.01 --save a.st") == 0);
+    write_string("script.py", script);
+    snprintf(command, sizeof command, "%s script.py", python());
+    if (!CHECK(shell(command) == 0)) puts(read_string("out.txt"));
+    CHECK(run_program(&out, "--eval b.st --device cpu") == 0 &&
+          final_loss(out) == final_loss(trained));
+    free(out);
+    CHECK(run_program(&out, "--eval c.st --device cpu") == 0 &&
+          final_loss(out) != final_loss(trained) && !isnan(final_loss(out)));
+    free(out);
+    CHECK(says(2, "--eval d.st", "d.st: damaged: its checksum is wrong", ""));
+    CHECK(says(2, "--eval e.st", "e.st: a safetensors file, but none of hybrid_train", ""));
+    CHECK(says(2, "--resume b.st", "a file without checksum", ""));
+    free(trained);
+}
+
+/* -------------------------------------------------------------------------------------------- */
+
+static void test_all(void) {
+    run_case("runs: resumed", test_resume);
+    run_case("runs: made longer", test_longer);
+    run_case("runs: other options", test_other_options);
+    run_case("files: init", test_init);
+    run_case("files: eval", test_eval);
+    run_case("files: generate", test_generate);
+    run_case("files: generate any bytes", test_generate_bytes);
+    run_case("files: damaged", test_damaged);
+    run_case("saving: full disk", test_full_disk);
+    run_case("saving: wrong place", test_wrong_place);
+    run_case("saving: disk recovers", test_disk_recovers);
+    run_case("saving: closed report", test_closed_report);
+    run_case("saving: signals", test_signals);
+    run_case("saving: kills", test_kills);
+}
+
+static void test_all_on_device(void) {
+    run_case("device: runs resumed", test_device_resume);
+    run_case("device: loads the CPU's", test_device_loads);
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 2 ? argv[2] : "";
+    int status = begin_tests(argc > 1 ? argv[1] : NULL), absent = 0;
+    if (status) return status;
+    is_short = !strcmp(mode, "short");
+    if (!strcmp(mode, "device")) {
+        if (!(absent = device_is_absent() ? 77 : 0)) test_all_on_device();
+    } else if (!strcmp(mode, "python")) {
+        if (!(absent = python_is_absent())) run_case("files: in Python", test_python);
+    } else {
+        test_all();
+    }
+    status = end_tests();
+    return absent ? absent : status;
+}
