@@ -243,7 +243,7 @@ static void test_other_options(void) {
     CHECK(says(2, "--resume a.st", "greek.txt", "No such file"));
     CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
                             "--sample 7 --eval-every 3 --log-every 1") == 0);
-    CHECK(strstr(out, "moved.txt") && strstr(out, " 39/40 ") && !isnan(final_loss(out)));
+    CHECK(strstr(out, "moved.txt") && strstr(out, "\n39/40 ") && !isnan(final_loss(out)));
     CHECK(number_of("a.st", "run.steps") < 40); /* no --save: the file stays as it was */
     CHECK(rename("gone.txt", "greek.txt") == 0);
     free(text);
