@@ -246,9 +246,8 @@ static inline float gt_f16_to_f32(uint16_t bits);
  * memory if it is given and its rows are aligned to 16 bytes, but with N = 128 not in fp32, nor where a block
  * may have less than 163 KB of shared memory.  Then it is 1/8, 1/4 or 7/16 of the bytes of r in bf16 with N =
  * 32, 64 or 128, else 1/6, or less, and a state for each head (packed: of each sequence).  Without scratch it
- * is at most the bytes of r from T = 1024 on (N = 128: 2048) if segments are 1, or 0 and r has 128 KB or more
- * for each multiprocessor; otherwise more, as in fp32 with N = 128 and less than 163 KB.  Both without the
- * states of segments, those of a shared dstate_in, and what more sequences than T / 1024 add.
+ * is 1/2, 1 or 2 times the bytes of r more with N = 32, 64 or 128.  Both with T rounded up to a multiple of 64,
+ * and without the states of segments, those of a shared dstate_in, and what more sequences than T / 1024 add.
  * A query without dv is answered for the second case, which is always enough; one with dv for a call that
  * has it. */
 typedef struct gt_wkv6_args {

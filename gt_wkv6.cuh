@@ -612,12 +612,6 @@ struct TensorParams {
     float* rowsums;         /* ... where rowsums go, [B,H,places,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
     int S_copies;           /* ... and how many S a block has room for */
     int places;
-    /* reverse: the walk is through the places from first_place on.  From one range of places to the next G goes in
-     * carried_out [B,H,N,N], since one sequence at most is in both, which the next walk gets as carried_in: two arrays,
-     * since in one walk another sequence may come in than goes out.  S has places of its own. */
-    int first_place, S_places;
-    const float* carried_in;
-    float* carried_out;
     int state_in_shared;
     Segments segments;     /* of every sequence; packed: the most of any, with that of T */
     Divider by_segments, by_H;
@@ -633,28 +627,14 @@ struct TensorParams {
 struct Span {
     bool exists;
     bool starts, ends;        /* first and last of its sequence, in the order of time */
-    bool starts_range, ends_range; /* of its range of places, beyond which the sequence goes on */
     int item, head, h;        /* head: of its sequence; item = head * segments + segment */
     int64_t b;
     int64_t place;            /* of its first chunk, among those of all heads */
     int start, tokens, leaves;
 };
 
-/* What a walk has of a sequence, in tokens from its first.  Without tokens it belongs to the first range of places. */
-struct Part {
-    bool exists;
-    int first, last;
-};
-
-GT_DEV Part part_of(const TensorParams& p, const Sequence& seq) {
-    const int64_t start = (p.first_place - seq.place) * CHECKPOINT, end = start + (int64_t)p.places * CHECKPOINT;
-    const int64_t first = start > 0 ? start : 0, last = end < seq.tokens ? end : seq.tokens;
-    if (first < last) return {seq.exists, (int)first, (int)last};
-    return {seq.exists && seq.tokens == 0 && p.first_place == 0, 0, 0};
-}
-
-GT_DEV Segments segments_of(const Problem& in, const Part& part, Segments most) {
-    return in.packing.cu_seqlens ? cut_tokens(part.last - part.first, most.count) : most;
+GT_DEV Segments segments_of(const Problem& in, const Sequence& seq, Segments most) {
+    return in.packing.cu_seqlens ? cut_tokens((int)seq.tokens, most.count) : most;
 }
 
 template <bool REVERSE>
@@ -665,20 +645,16 @@ GT_DEV Span span_at(const TensorParams& p, int64_t item) {
     s.item = inside ? (int)item : 0;
     s.head = divide(s.item, p.by_segments, &segment);
     const Sequence seq = sequence_at(p.in, divide(s.head, p.by_H, &s.h));
-    const Part part = REVERSE ? part_of(p, seq) : Part{seq.exists, 0, (int)seq.tokens};
-    const Segments cut = segments_of(p.in, part, p.segments);
-    const bool is_first = segment == 0, is_last = segment == cut.count - 1;
-    s.starts_range = REVERSE && is_first && part.first > 0;
-    s.ends_range = REVERSE && is_last && part.last < (int)seq.tokens;
-    s.starts = is_first && !s.starts_range;
-    s.ends = is_last && !s.ends_range;
-    s.exists = inside && part.exists && segment < cut.count && !(p.local && (REVERSE ? is_first : is_last));
+    const Segments cut = segments_of(p.in, seq, p.segments);
+    s.starts = segment == 0;
+    s.ends = segment == cut.count - 1;
+    s.exists = inside && seq.exists && segment < cut.count && !(p.local && (REVERSE ? s.starts : s.ends));
     s.b = seq.b;
-    const int before = part.first + segment * cut.tokens, left = part.last - before;
+    const int before = segment * cut.tokens, left = (int)seq.tokens - before;
     s.start = (int)seq.first + before;
     s.tokens = s.exists ? (left < cut.tokens ? left : cut.tokens) : 0;
     s.leaves = (s.tokens + LEAF - 1) / LEAF;
-    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT - (REVERSE ? p.first_place : 0);
+    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT;
     return s;
 }
 
@@ -1616,7 +1592,6 @@ GT_DEV const float* first_state(const TensorParams& p, const Span& span, int64_t
     constexpr int64_t NV = C::N * C::N;
     if (!span.exists || p.local) return nullptr;
     if (p.segments.count > 1) return p.segment_states + span.item * NV;
-    if (span.ends_range) return p.carried_in + (span.b * p.in.H + span.h) * NV;
     return p.state_in ? p.state_in + row * NV : nullptr;
 }
 
@@ -1626,7 +1601,6 @@ GT_DEV float* last_state(const TensorParams& p, const Span& span, bool is_last) 
     constexpr int64_t NV = C::N * C::N;
     if (!span.exists) return nullptr;
     if (p.local) return p.segment_states + span.item * NV;
-    if (span.starts_range) return p.carried_out + (span.b * p.in.H + span.h) * NV;
     return is_last && p.state_out ? p.state_out + span.head * NV : nullptr;
 }
 
@@ -2155,10 +2129,7 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CON
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
  *     read it and writes them.  What a head and chunk have of them no other reads or writes.
  *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
- * ranges: where that cannot be (fp32 with N = 128; dv or dk is not wanted or not aligned),
- *     long sequences go through this walk and the kernel of chunks in turn, range by range of places from the last on.
- *     Between two of them G is carried in fp32: the bits are those of one walk.  The preparing warps start before the
- *     chunks of the range before are finished. */
+ *     Where that cannot be (fp32 with N = 128; dv or dk is not wanted or not aligned) G goes to workspace. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
@@ -2452,9 +2423,8 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const uint32_t copies = smem + C::SMEM + C::S_COPY / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
     const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
-    const int S_behind = REVERSE ? (int)((span.b * p.in.H + span.h) * (p.S_places - p.places)) + p.first_place : 0;
     const auto fetch = [&](int at, bool wanted) {
-        const bf16* S = static_cast<const bf16*>(p.S) + element(at + S_behind);
+        const bf16* S = static_cast<const bf16*>(p.S) + element(at);
         me.copy(S, copy_of(at), wanted);
         if constexpr (C::KEEPS_REST) me.copy(S + p.rest, copy_of(at) + StatePart<C>::REST, wanted);
         cp_async_commit();
@@ -2513,7 +2483,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
     }
-    if (p.local || p.state_out || p.carried_out) {
+    if (p.local || p.state_out) {
         const Span same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
@@ -2562,14 +2532,12 @@ GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParam
     const int row_bits = 7 - bits, block_bits = 2 * bits - 7; /* rows of a block, blocks of a head */
     const int head = block_x() >> block_bits, block = block_x() & ((1 << block_bits) - 1);
     const Sequence seq = sequence_at(in, head / in.H);
-    const Part part = part_of(p.walk, seq);
-    if (!part.exists) return;
-    const int count = segments_of(in, part, p.walk.segments).count;
+    if (!seq.exists) return;
+    const int count = segments_of(in, seq, p.walk.segments).count;
     const int64_t item0 = (int64_t)head * p.walk.segments.count + (p.step < 0 ? count - 1 : 0);
     const int element = block * SCAN_THREADS + thread_id();
     const int64_t head_in = p.walk.state_in_shared ? head % in.H : head;
     float S = p.walk.state_in ? p.walk.state_in[head_in * NN + element] : 0.0f;
-    if (part.last < seq.tokens) S = p.walk.carried_in[(seq.b * in.H + head % in.H) * NN + element];
     float* states = p.walk.segment_states + item0 * NN + element;
     const uint32_t sums = smem_base(), scales = sums + SCAN_SCALES;
     for (int first = 0; first < count - 1; first += SCAN_BATCH) {
@@ -3197,7 +3165,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
  * for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first if
  * S is 0 before it, which has no such error (and dg_0 = 0).
  *
- * grid places of the range*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
+ * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
  * a barrier between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
@@ -3232,7 +3200,6 @@ struct BackwardParams {
     } tensors[TENSORS];
     Divider heads, H; /* heads: B*H */
     int T, places;
-    int first_place, swept_places; /* of this launch, and of G and rowsums */
     bool G_in_outputs; /* see TensorParams::G_rows */
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
@@ -3241,10 +3208,10 @@ struct BackwardParams {
     bool last_first;
     const float* u;
     const void* S_checkpoints; /* [B,H,places,N,V] */
-    const void* G_checkpoints; /* [B,H,swept_places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
-    const float* rowsums; /* bf16: [B,H,swept_places,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
+    const void* G_checkpoints; /* [B,H,places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
+    const float* rowsums; /* bf16: [B,H,places,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
     float* du;            /* [B,places,H,N] or NULL */
-    const float* G_undo;  /* f16: [B,H,swept_places,G_PARTS,N], Fit::undo of G */
+    const float* G_undo;  /* f16: [B,H,places,G_PARTS,N], Fit::undo of G */
 };
 
 /* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
@@ -3303,11 +3270,9 @@ struct BackwardTraits {
     static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
     /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
-     * TwoTerms, and LeafRows are kept.  SUMS_A, besides: A of two leaves is summed over the slices before it meets dy.
-     * HALVES: r, k, w of the second slice are copied during the first */
-    static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1, HALVES = LARGE && SLICES == 2;
-    static constexpr int KEPT_A = G_HERE + 8, RAW_NEXT = KEPT_A + (SUMS_A ? 6 * 4 * LEAF * LEAF : 0);
-    static constexpr int SMEM = RAW_NEXT + (HALVES ? VALUES - RAW_R : 0);
+     * TwoTerms, and LeafRows are kept.  SUMS_A, besides: A of two leaves is summed over the slices before it meets dy */
+    static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
+    static constexpr int KEPT_A = G_HERE + 8, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * LEAF * LEAF : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
@@ -3374,9 +3339,9 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 /* The chunk of this block; sequence < 0: none. */
 struct ChunkPlace {
     int b, h, place;
-    int index, swept; /* in [B,H,places] and [B,H,swept_places] */
-    int G_index;      /* in G_checkpoints; below 0: in outputs */
-    bool is_early;    /* see BackwardParams::last_first */
+    int index;     /* in [B,H,places] */
+    int G_index;   /* in G_checkpoints; below 0: in outputs */
+    bool is_early; /* see BackwardParams::last_first */
     gt_chunk chunk;
 
     GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
@@ -3386,15 +3351,13 @@ template <class C>
 GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
     ChunkPlace at;
     int head; /* of the batch */
-    int place = divide(block_x(), p.heads, &head);
-    at.is_early = C::KEEPS_BF16 && p.last_first && place == 0;
-    if (C::KEEPS_BF16 && p.last_first) place = (place ? place : p.swept_places) - 1;
-    at.place = p.first_place + place;
+    at.place = divide(block_x(), p.heads, &head);
+    at.is_early = C::KEEPS_BF16 && p.last_first && at.place == 0;
+    if (C::KEEPS_BF16 && p.last_first) at.place = (at.place ? at.place : p.places) - 1;
     at.b = divide(head, p.H, &at.h);
     at.index = head * p.places + at.place;
-    at.swept = head * p.swept_places + place;
     at.chunk = chunk_at(p.packing, p.T, at.place);
-    at.G_index = at.swept;
+    at.G_index = at.index;
     if (p.G_in_outputs) { /* b or sequence is 0 */
         const int sequence = at.b + (int)at.chunk.sequence;
         at.G_index = at.tokens() == CHECKPOINT ? -1 : sequence * p.H.divisor + at.h;
@@ -3485,11 +3448,10 @@ GT_DEV uint32_t raw_cell(int row, int channel) {
     return (2 * (row * C::CHANNELS + channel)) ^ swap;
 }
 
-/* Where r, k or w of a slice are; what stands there for a pair of channels beyond the sequence. */
+/* Where r, k or w of the slice are; what stands there for a pair of channels beyond the sequence. */
 template <class C>
-GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor, int slice0) {
-    const int offset = tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W;
-    return me.smem + offset + (C::HALVES && slice0 > 0 ? C::RAW_NEXT - C::RAW_R : 0);
+GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor) {
+    return me.smem + (tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W);
 }
 
 template <class C>
@@ -3518,7 +3480,7 @@ struct ChannelPart {
         if constexpr (sizeof(W) == 2) {
             GT_UNROLL
             for (int i = 0; i < C::PART; i++)
-                w[i] = lds<Pair<W>>(raw_rows(me, OF_W, me.slice0) + raw_cell<C>(t0 + i, channel));
+                w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_cell<C>(t0 + i, channel));
         } else {
             load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
         }
@@ -3598,7 +3560,7 @@ struct RawPart {
     uint32_t r_rows, k_rows;
 
     GT_METHOD RawPart(const BackwardParams&, const BackwardBlock<C>& me, const ChannelPart<C>& own_)
-        : own(own_), r_rows(raw_rows(me, OF_R, me.slice0)), k_rows(raw_rows(me, OF_K, me.slice0)) {}
+        : own(own_), r_rows(raw_rows(me, OF_R)), k_rows(raw_rows(me, OF_K)) {}
     GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_cell<C>(t, own.channel)); }
     GT_METHOD Raw r(int i) const {
         if (i < C::PART || own.t0 + i < CHECKPOINT) return load(r_rows, own.t0 + i);
@@ -3731,7 +3693,7 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
-    const float* sums = p.rowsums + (int64_t)here.swept * C::SUM_PARTS * C::N + me.slice0;
+    const float* sums = p.rowsums + (int64_t)here.index * C::SUM_PARTS * C::N + me.slice0;
     GT_UNROLL
     for (int i = 0; i < C::SUM_PARTS * COUNT; i += 4 * 32) {
         const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
@@ -3746,28 +3708,14 @@ GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
     return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
 }
 
-/* HALVES: a warp, r, k, w of the second slice. */
-template <class C>
-GT_DEV void copy_next_raw(const BackwardParams& p, const BackwardBlock<C>& me) {
-    constexpr int PIECES = C::CHANNELS / 8;
-    const int slice0 = me.slice0 + C::CHANNELS;
-    for (int i = OF_R; i <= (sizeof(typename C::W) == 2 ? OF_W : OF_K); i++) {
-        const uint32_t to = raw_rows(me, i, slice0);
-        const uint16_t* from = row_of<uint16_t>(p, me, i, lane_id() / PIECES) + slice0 + lane_id() % PIECES * 8;
-        copy_rows<C::CHANNELS, 32>(lane_id(), from, (int)p.tensors[i].at.t, me.tokens(), no_token<C>(p, i),
-                                   [=](int t, int n) { return to + raw_cell<C>(t, n); });
-    }
-    cp_async_commit();
-}
-
 /* Starts the copies of a slice, two warps a tensor: r, k, w and u, for which all wait, and as a second group the rest.
  * Of these only S, G and rowsum(S . G) come from kernels of the chain. */
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
     const bool is_first = me.slice0 == 0, wants_rest = is_first || !C::LARGE; /* u, rowsums */
-    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K) && (is_first || !C::HALVES)) {
-        const uint32_t to = raw_rows(me, tensor, me.slice0);
+    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K)) {
+        const uint32_t to = raw_rows(me, tensor);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
                                  [=](int t, int n) { return to + raw_cell<C>(t, n); });
     }
@@ -3826,7 +3774,7 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
     const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
     const SliceRows<f16> rows = G_rows<C>(p, me, output);
     const f16* G_from = rows.data + n * (int64_t)rows.pitch + COUNT * lane;
-    const float* undo_from = p.G_undo + (int64_t)here.swept * (PARTS * C::N) + me.slice0 + n;
+    const float* undo_from = p.G_undo + (int64_t)here.index * (PARTS * C::N) + me.slice0 + n;
     Vec<float, 4> S[PARTS][COUNT / 4];
     Vec<f16, COUNT> G[PARTS];
     float undo[PARTS], largest = 0.0f, G_largest = 0.0f, sum = 0.0f;
@@ -5160,7 +5108,6 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     if constexpr (C::SPLIT) {
         fp32_products<C, SLOW>(p, me, states, dv);
     } else if (me.makes_dv()) {
-        if (C::HALVES && me.leaf == LEAVES - 1 && me.slice0 == 0) copy_next_raw<C>(p, me);
         if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
         if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
         sync_threads();
@@ -5570,17 +5517,13 @@ struct BackwardPlan {
     bool tensor; /* on tensor cores; else by the kernels for any size */
     ChunkParams chunk;
     void* S_checkpoints;
-    size_t bytes_of_S;   /* if there is no `saved` */
-    void* G_checkpoints; /* [B,H,range_places,N,N]; else of all places */
+    void* G_checkpoints; /* [B,H,places,N,V] */
     bool last_first;     /* see BackwardParams */
     bool G_in_outputs;   /* see TensorParams::G_rows; G_checkpoints is [sequences,H,N,N] then, for last chunks */
-    float *rowsums, *G_undo; /* bf16 [B,H,range_places,3,G_parts(),N]; f16 without the 3 */
-    /* on tensor cores: sweep and chunks go through ranges of places in turn, so that G takes less room */
-    int64_t ranges, range_places;
-    float* carried; /* [2,B,H,N,N], NULL if there is one range */
+    float *rowsums, *G_undo; /* bf16 [B,H,places,3,G_parts(),N]; f16 without the 3 */
     bool shared_gradient; /* dstate_in is a sum over the sequences: of dstate_sum [sequences,H,N,V] */
     float* dstate_sum;
-    Segments cut, range_cut; /* of T, and of a range */
+    Segments cut;
     float *segment_states, *segment_decays;
     int64_t blocks;
     size_t bytes;
@@ -5592,12 +5535,6 @@ static inline int G_parts(const gt_wkv6_args& a) {
                        : StatesTraits<bf16, bf16, 128>::PARTS;
 }
 
-/* Tokens of a range of places that no packed sequence has; of these, at most as many. */
-static inline int64_t range_tokens(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range) {
-    const int64_t first = range * plan.range_places * CHECKPOINT, left = a.T - first;
-    return left < plan.range_places * CHECKPOINT ? left : plan.range_places * CHECKPOINT;
-}
-
 /* Whether the gradients that are wanted can hold G. */
 static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
     const int size = size_of(a.dtype);
@@ -5606,7 +5543,7 @@ static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
            (a.N < 128 || (a.dk && aligned(a.dk, a.dk_stride, size, 16)));
 }
 
-static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device, int64_t ranges, bool G_in_outputs) {
+static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device, bool G_in_outputs) {
     BackwardPlan plan = {};
     ChunkParams& c = plan.chunk;
     Arena arena(a.workspace);
@@ -5627,31 +5564,25 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     plan.tensor = backward_fits(a, device);
     c.G_dtype = plan.tensor ? a.dtype : GT_F32; /* GradientOf */
     if (!a.saved) plan.S_checkpoints = take_checkpoints(arena, a, c.S_dtype, a.B * a.H * c.places, rest_at(a));
-    plan.bytes_of_S = arena.bytes();
-    plan.range_places = (c.places + ranges - 1) / ranges;
-    plan.ranges = plan.range_places ? (c.places + plan.range_places - 1) / plan.range_places : 1; /* none is empty */
     plan.last_first = plan.tensor && c.S_dtype == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
-                      c.places > 1 && ranges == 1 && cut_time(a, device, a.T).count == 1;
+                      c.places > 1 && cut_time(a, device, a.T).count == 1;
     plan.G_in_outputs = G_in_outputs;
     if (!G_in_outputs) {
-        plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, a.B * a.H * plan.range_places);
+        plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, a.B * a.H * c.places);
     } else if (plan.last_first || a.seq_capacity || a.T % CHECKPOINT) {
         plan.G_checkpoints = take_checkpoints(arena, a, c.G_dtype, sequences_of(a) * a.H);
     }
-    if (ranges > 1) plan.carried = arena.take<float>(2 * a.B * a.H * a.N * a.N);
     if (!plan.tensor) c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
     if (plan.tensor && a.dtype == GT_BF16)
-        plan.rowsums = arena.take<float>(a.B * a.H * plan.range_places * SWEEP_SUMS * G_parts(a) * a.N);
+        plan.rowsums = arena.take<float>(a.B * a.H * c.places * SWEEP_SUMS * G_parts(a) * a.N);
     if (plan.tensor && a.dtype == GT_F16)
-        plan.G_undo = arena.take<float>(a.B * a.H * plan.range_places * G_parts(a) * a.N);
+        plan.G_undo = arena.take<float>(a.B * a.H * c.places * G_parts(a) * a.N);
     if (a.du) c.du = arena.take<float>(a.B * c.places * a.H * a.N);
     plan.shared_gradient = a.dstate_in && a.state_in_shared;
     if (plan.shared_gradient) plan.dstate_sum = arena.take<float>(sequences_of(a) * a.H * a.N * a.V);
     if (plan.tensor) {
-        plan.range_cut = cut_time(a, device, range_tokens(a, plan, 0));
-        plan.cut = a.saved ? plan.range_cut : cut_time(a, device, a.T);
-        take_segments(arena, a, plan.cut.count > plan.range_cut.count ? plan.cut : plan.range_cut,
-                      &plan.segment_states, &plan.segment_decays);
+        plan.cut = cut_time(a, device, a.T);
+        take_segments(arena, a, plan.cut, &plan.segment_states, &plan.segment_decays);
     }
     plan.bytes = arena.bytes();
     c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
@@ -5659,24 +5590,11 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     return plan;
 }
 
-/* G lies in gradients unless sequences are so short that it takes more workspace there.  Else long ones go
- * through as many ranges as keep the workspace beside `saved` within the size of r; each costs a few launches more.
- * Where a caller has fixed more segments than one there are none, since a sequence would be cut at their borders, too,
- * and these depend on what is packed beside it. */
+/* G lies in gradients unless sequences are so short that it takes more workspace there. */
 static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
-    constexpr int64_t LEAST_TOKENS = 1024, LEAST_PLACES = 4;
-    const size_t least = (size_t)device.multiprocessors << 17; /* 16.5 MiB on an H200: below, launches count for more */
-    const size_t size = (size_t)(a.B * a.T * a.H * a.N * size_of(a.dtype));
-    const bool has_ranges = a.T >= LEAST_TOKENS && (a.segments == 1 || (a.segments == 0 && size >= least));
-    BackwardPlan plan = plan_with(a, device, 1, false);
-    if (!plan.tensor) return plan;
-    size_t extra = 0; /* S, if it has to be made again */
-    if (!a.saved) extra = plan.bytes_of_S;
-    for (int64_t ranges = 2;
-         has_ranges && plan.bytes - extra > size && plan.chunk.places >= LEAST_PLACES * ranges; ranges++)
-        plan = plan_with(a, device, ranges, false);
-    if (!outputs_hold_G(a, device)) return plan;
-    const BackwardPlan in_outputs = plan_with(a, device, 1, true);
+    const BackwardPlan plan = plan_with(a, device, false);
+    if (!plan.tensor || !outputs_hold_G(a, device)) return plan;
+    const BackwardPlan in_outputs = plan_with(a, device, true);
     return in_outputs.bytes <= plan.bytes ? in_outputs : plan;
 }
 
@@ -5710,9 +5628,9 @@ static inline gt_status make_S_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
     return launch_tokens<false>(p, stream);
 }
 
-/* G after every chunk of a range, and dstate_in. */
-static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, int64_t range,
-                                           const Device& device, Chain& stream) {
+/* G after every chunk, and dstate_in. */
+static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& plan, const Device& device,
+                                           Chain& stream) {
     plan.chunk.G_checkpoints = plan.G_checkpoints;
     if (plan.tensor) {
         TensorParams t = {};
@@ -5734,14 +5652,8 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
         t.S_starts_zero = !a.state_in;
         t.last_apart = plan.last_first;
         t.G_undo = plan.G_undo;
-        t.first_place = (int)(range * plan.range_places);
-        t.places = (int)plan.range_places, t.S_places = (int)places_of(a);
-        if (plan.carried) {
-            const int64_t size = a.B * a.H * a.N * a.N;
-            t.carried_in = plan.carried + (range + 1) % 2 * size, t.carried_out = plan.carried + range % 2 * size;
-        }
-        t.segments = plan.range_cut;
-        if (!a.seq_capacity) t.segments = cut_tokens((int)range_tokens(a, plan, range), plan.range_cut.count);
+        t.places = (int)places_of(a);
+        t.segments = plan.cut;
         t.segment_states = plan.segment_states, t.segment_decays = plan.segment_decays;
         return launch_tensor_any<true>(t, stream);
     }
@@ -5762,9 +5674,8 @@ static inline gt_status make_G_checkpoints(const gt_wkv6_args& a, BackwardPlan& 
 template <class T, class W, int N, int CHANNELS = N>
 static gt_status launch_chunks_with(const BackwardParams& p, Chain& stream) {
     using C = BackwardTraits<T, W, N, CHANNELS>;
-    const int64_t left = p.places - p.first_place, places = left < p.swept_places ? left : p.swept_places;
-    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, places * p.heads.divisor, C::THREADS,
-               C::SMEM, stream, p);
+    return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, (int64_t)p.places * p.heads.divisor,
+               C::THREADS, C::SMEM, stream, p);
 }
 
 template <class T, class W>
@@ -5782,8 +5693,8 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
     return launch_chunks_with<T, W, 128, 64>(p, stream);
 }
 
-static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, int64_t range,
-                                      const Device& device, Chain& stream) {
+static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, const Device& device,
+                                      Chain& stream) {
     const ChunkParams& c = plan.chunk;
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
     if (a.B == 0 || c.places == 0) return GT_OK;
@@ -5810,8 +5721,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.rowsums = plan.rowsums;
     p.G_undo = plan.G_undo;
     p.du = c.du;
-    p.places = (int)c.places, p.swept_places = (int)plan.range_places;
-    p.first_place = (int)(range * plan.range_places);
+    p.places = (int)c.places;
     if (a.dtype == GT_F32) return launch_chunks_of<float, float>(a, p, device, stream);
     if (a.dtype == GT_BF16)
         return a.w_dtype == GT_F32 ? launch_chunks_of<bf16, float>(a, p, device, stream)
@@ -5841,13 +5751,11 @@ static inline gt_status launch_backward(const gt_wkv6_args& a, BackwardPlan& pla
     add_output(rest, a.dv, a.dv_stride, a.dtype, a.V);
     rest.states = plan.dstate_sum, rest.du = c.du;
     if ((status = clear_rest(a, rest, device, stream)) != GT_OK ||
-        (status = make_S_checkpoints(a, plan, stream)) != GT_OK)
+        (status = make_S_checkpoints(a, plan, stream)) != GT_OK ||
+        (status = make_G_checkpoints(a, plan, device, stream)) != GT_OK ||
+        (status = plan.tensor ? launch_chunks(a, plan, device, stream)
+                              : launch_any_chunks(a, plan, stream)) != GT_OK)
         return status;
-    for (int64_t range = plan.ranges - 1; range >= 0; range--)
-        if ((status = make_G_checkpoints(a, plan, range, device, stream)) != GT_OK ||
-            (status = plan.tensor ? launch_chunks(a, plan, range, device, stream)
-                                  : launch_any_chunks(a, plan, stream)) != GT_OK)
-            return status;
     if (a.du && (status = reduce_rows(c.du, a.du, a.B * c.places, a.H * a.N, a.accumulate,
                                       stream)) != GT_OK)
         return status;
