@@ -38,6 +38,7 @@ typedef struct trainer {
     int32_t first_token;    /* of the text */
     char data[HY_TEXT_MAX]; /* its path */
     hy_file file;           /* the model file that is read; no path: none */
+    int data_is_files;      /* 1: it says where the text is */
     hy_backend *backend;
     char why[256]; /* why this device */
     hy_config config;
@@ -711,41 +712,48 @@ static gt_status fill_options(trainer *t) {
 
 /* ---- model files that are read --------------------------------------------------------------- */
 
-/* The option that names such a file; NULL: none is given. */
-static gt_status find_file(const hy_options *o, const char **option, const char **path) {
-    const char *const names[] = {"resume", "init", "eval", "generate"};
-    const char *const paths[] = {o->resume, o->init, o->eval, o->generate};
-    *option = *path = NULL;
-    for (int i = 0; i < 4; i++) {
-        if (!*paths[i]) continue;
-        if (*option)
-            return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *option,
-                           names[i]);
-        *option = names[i];
-        *path = paths[i];
+/* At most one option says what to do instead of a new run, and goes with the others.  *mode: its
+ * name, or NULL. */
+static gt_status find_mode(const hy_options *o, const char **mode) {
+    const struct {
+        const char *name;
+        int is_given, trains;
+    } modes[] = {
+        {"resume", *o->resume, 1},         {"init", *o->init, 1},  {"eval", *o->eval, 0},
+        {"generate", *o->generate, 0},     {"check", o->check, 0}, {"bench", o->bench.count, 0},
+        {"list-models", o->list_models, 0}};
+    *mode = NULL;
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        if (!modes[i].is_given) continue;
+        if (*mode)
+            return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode,
+                           modes[i].name);
+        *mode = modes[i].name;
+        if (!modes[i].trains && (*o->save || *o->csv))
+            return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode,
+                           *o->save ? "save" : "csv");
     }
-    if (*option && (o->check || o->bench.count || o->list_models))
-        return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *option,
-                       o->check         ? "check"
-                       : o->bench.count ? "bench"
-                                        : "list-models");
-    if ((*o->eval || *o->generate) && (*o->save || *o->csv))
-        return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *option,
-                       *o->save ? "save" : "csv");
     return GT_OK;
 }
 
-/* Opens it and takes the options that it sets. */
+/* Opens the model file that is to be read, if there is one, and takes the options that it sets. */
 static gt_status open_file(trainer *t) {
-    const hy_take take = *t->options.resume ? HY_TAKE_STRICTLY
-                         : *t->options.init ? HY_TAKE_MODEL
-                                            : HY_TAKE_ALL;
-    const char *option, *path;
-    gt_status status = find_file(&t->options, &option, &path);
-    if (status != GT_OK || !option) return status;
+    const hy_options *o = &t->options;
+    const char *mode;
+    gt_status status = find_mode(o, &mode);
+    const char *path = *o->resume ? o->resume
+                       : *o->init ? o->init
+                       : *o->eval ? o->eval
+                                  : o->generate;
+    if (status != GT_OK || !*path) return status;
     status = hy_saved_open(&t->file, path);
-    if (status != GT_OK) return hy_fail(status, "%s: %s", option, hy_last_error());
-    return hy_saved_options(&t->file, take, &t->options);
+    if (status != GT_OK) return hy_fail(status, "%s: %s", mode, hy_last_error());
+    t->data_is_files = !*o->init && !hy_options_given(o, "data");
+    return hy_saved_options(&t->file,
+                            *o->resume ? HY_TAKE_STRICTLY
+                            : *o->init ? HY_TAKE_MODEL
+                                       : HY_TAKE_ALL,
+                            &t->options);
 }
 
 static gt_status check_prompt(const trainer *t) {
@@ -805,6 +813,9 @@ static gt_status load_text(trainer *t, const char *program) {
         find_fables(t->data, program);
     gt_status status = check_files(t);
     if (status == GT_OK) status = hy_text_load(&t->text, t->data, t->options.separator);
+    if (status != GT_OK && t->data_is_files)
+        hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(),
+                t->file.path);
     if (status != GT_OK || t->options.list_models) return status;
     if (*t->options.save || *t->options.resume) hy_text_sum(&t->text, t->text_sum);
     status = use_vocabulary(t);

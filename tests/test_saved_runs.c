@@ -240,7 +240,8 @@ static void test_other_options(void) {
     text = read_string("greek.txt");
     write_string("moved.txt", text);
     CHECK(rename("greek.txt", "gone.txt") == 0);
-    CHECK(says(2, "--resume a.st", "greek.txt", "No such file"));
+    CHECK(says(2, "--resume a.st", "greek.txt: No such file",
+               "so says a.st; --data names another place"));
     CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
                             "--sample 7 --eval-every 3 --log-every 1") == 0);
     CHECK(strstr(out, "moved.txt") && strstr(out, "\n39/40 ") && !isnan(final_loss(out)));
@@ -294,6 +295,7 @@ static void test_eval(void) {
     CHECK(says(2, "--eval a.st --data one.txt --device cpu", "one.txt", ""));
     CHECK(says(2, "--eval a.st --save b.st", "--eval trains nothing: no --save with it", ""));
     CHECK(says(2, "--eval a.st --generate a.st", "--eval and --generate: only one", ""));
+    CHECK(says(2, "--check --save b.st", "--check trains nothing: no --save with it", ""));
     CHECK(says(2, "--eval greek.txt", "eval: greek.txt: this is no safetensors file", ""));
     free(trained);
 }
