@@ -6,7 +6,8 @@ build=$2
 shift 2
 failures=0
 for object in "$@"; do
-    part=${object#libgt_}
+    part=${object#lib}
+    part=${part#gt_}
     part=${part%%.*}
     needed="gt_kernels.h gt/base/op.h"
     [ "$part" = core ] || needed="$needed gt_$part.cuh"

@@ -1,18 +1,22 @@
 #!/bin/sh
-# check_resources.sh [--all] [PART...]: compiles the kernels of each part (wkv6, ssm, conv1d, fused)
-# and reads from ptxas what they take.  None may spill registers or keep a stack frame, but for
-# those listed below, nor have more static shared memory than the architecture offers.  (Dynamic
-# shared memory is bounded by static_asserts beside the kernels.)  Prints what every kernel takes,
-# and how long each part compiles.  --all: for every supported architecture; else for those in
-# RESOURCES_ARCHS, if set, such as "75 90a".  Those that this nvcc does not know are left out and named.
+# check_resources.sh [--built ARCH FOLDER] ARCHS [PART...]: reads from ptxas what the kernels of each part (wkv6, ssm,
+# conv1d, fused) take.  None may spill registers or keep a stack frame, but for those listed below, nor have more static
+# shared memory than the architecture offers.  (Dynamic shared memory is bounded by static_asserts beside the kernels.)
+# Prints what every kernel takes.  ARCHS is a list, such as "75 90a", or all; those that this nvcc does not know are left
+# out and named.  They are compiled here, and the time this took is printed, but for ARCH, of which the build left
+# FOLDER/gt_PART.resources.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 nvcc=${NVCC:-nvcc}
-archs=${RESOURCES_ARCHS:-75 80 90a}
-if [ "${1-}" = --all ]; then
-    archs='75 80 86 89 90a 100 120'
-    shift
+built= built_in=
+if [ "${1-}" = --built ]; then
+    built=$2
+    built_in=$(cd "$3" && pwd)
+    shift 3
 fi
+archs=${1:-90a}
+[ $# -eq 0 ] || shift
+[ "$archs" != all ] || archs='75 80 86 89 90a 100 120'
 [ $# -gt 0 ] || set -- wkv6 ssm conv1d fused
 if ! command -v "$nvcc" >/dev/null; then
     echo 'SKIP: no nvcc'
@@ -64,11 +68,16 @@ cat >"$out/compile" <<END
 #!/bin/sh
 # compile PART ARCH
 name=$out/\$1.sm_\$2
+if [ "\$2" = '$built' ]; then
+    cp '$built_in'/gt_\$1.resources \$name.log || touch \$name.failed
+    echo 'compiled by the build' >\$name.how
+    exit
+fi
 start=\$(date +%s)
 macro=GT_\$(echo \$1 | tr a-z A-Z)_IMPLEMENTATION
 $nvcc -std=c++17 -Xptxas -v -cubin -gencode=arch=compute_\$2,code=sm_\$2 -D\$macro -I'$root' \\
     -o \$name.cubin '$root/gt/impl/impl.cu' >\$name.log 2>&1 || touch \$name.failed
-echo \$((\$(date +%s) - start)) >\$name.seconds
+echo "compiled in \$((\$(date +%s) - start)) s" >\$name.how
 END
 for part in "$@"; do
     for arch in $archs; do echo "$part $arch"; done
@@ -80,7 +89,7 @@ failures=0
 for part in "$@"; do
     for arch in $archs; do
         name=$out/$part.sm_$arch
-        echo "$part, sm_$arch: compiled in $(cat "$name.seconds") s"
+        echo "$part, sm_$arch: $(cat "$name.how")"
         if [ -e "$name.failed" ]; then
             cat "$name.log"
             failures=1

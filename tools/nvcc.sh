@@ -1,0 +1,15 @@
+#!/bin/sh
+# nvcc.sh LOG COMMAND...: compiles with -Xptxas=-v and keeps what ptxas says of each kernel in LOG, for the suite
+# "resources".  Shows the rest, such as warnings; everything, if the command fails.
+log=$1
+shift
+status=0
+"$@" -Xptxas=-v >"$log" 2>&1 || status=$?
+if [ $status -ne 0 ]; then
+    cat "$log"
+    rm -f "$log"
+else
+    # what ptxas says of a kernel: lines of its own, and indented ones for functions and spills
+    grep -Ev '^ptxas info|^ +[0-9]+ bytes (stack|cumulative)|^Function properties' "$log"
+fi
+exit $status
