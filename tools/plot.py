@@ -496,22 +496,45 @@ def draw_lines(p, axes, title, lines, impl):
 
 # ---- table ---------------------------------------------------------------------------------------
 
+def speed(ratio):
+    """(digits, words) of how many times faster."""
+    factor = max(ratio, 1 / ratio)
+    words = 'times faster' if ratio >= 1 else 'times slower'
+    return f'{factor:.{1 if factor < 9.95 else 0}f}', words
+
+
+def speed_range(bench, shape):
+    """Against the fastest peer of each pass, in all shapes of the operator, dtype and layout."""
+    def kind(shape):
+        return shape[:2], re.sub(r'\b[A-Z]\d+\b', '', shape[2]).split()
+
+    ratios = [min(ms[which] for _, ms in bench.peers(other)) / bench.ours(other)[which]
+              for other in bench.shapes if kind(other) == kind(shape) and bench.peers(other)
+              for which in ('fwd', 'bwd')]
+    low, high = sorted([speed(min(ratios)), speed(max(ratios))], key=lambda s: float(s[0]))
+    if low[1] == high[1]:
+        return f'{low[0]} to {high[0]} {low[1]}'
+    low, high = speed(min(ratios)), speed(max(ratios))
+    return f'{low[0]} {low[1]} to {high[0]} {high[1]}'
+
+
 def table(bench, shapes):
-    """Markdown: ms forward / backward here and of the peer that takes least for both."""
+    """Markdown: ms forward / backward here and of the peer that takes least for both, how they
+    compare, and how each pass compares in all shapes."""
     def times(ms):
         return ' / '.join(f"{ms[which]:.{3 if ms[which] < 1 else 2}f}" for which in ('fwd', 'bwd'))
 
-    lines = ['| operator, shape, dtype | here, ms | fastest peer | its ms | forward + backward |',
-             '|---|---|---|---|---|']
+    lines = ['| operator, shape, dtype | here, ms | fastest peer | its ms | forward + backward '
+             '| each pass, all shapes |', '|---|---|---|---|---|---|']
     for shape in shapes:
         op, dtype, text = shape
         ours, peers = bench.ours(shape), bench.peers(shape)
-        peer = ['none was timed', '', '']
+        peer = ['none was timed', '', '', '']
         if peers:
             impl, ms = peers[0]
-            ratio = sum(ms.values()) / sum(ours.values())
-            peer = [impl, times(ms), f'{ratio:.1f} times faster' if ratio >= 1 else
-                    f'**{1 / ratio:.1f} times slower**']
+            ratio = ' '.join(speed(sum(ms.values()) / sum(ours.values())))
+            peer = [impl, times(ms), f'**{ratio}**' if 'slower' in ratio else ratio,
+                    speed_range(bench, shape)]
         lines.append('| ' + ' | '.join([f'`{op}` {text}, {dtype}', times(ours), *peer]) + ' |')
     return '\n'.join(lines) + '\n'
 

@@ -1,5 +1,5 @@
-# The C example of README.md: extracted, built with the command given there, run, and compared with the
-# output given there.
+# The example of README.md: extracted, built with the command given there, run, and compared with the output given
+# there; then as C++20, and with the fields assigned, as README.md has it for C++11.
 . "$(dirname "$0")/common.sh"
 
 # block LANGUAGE N: the N-th fenced block of that language after the heading "Use it from C"
@@ -20,4 +20,19 @@ block text 1 >expected
 check 'the example builds' env CC="$CC" sh -eu build.sh
 ./example >output || fail 'the example does not run'
 cmp expected output || fail "the example prints: $(cat output)"
+
+block cpp 1 >fields
+[ -s fields ] || fail 'README.md lacks the example for C++'
+sed -e '/gt_wkv6_args a = {/r fields' -e '/gt_wkv6_args a = {/,/};/d' example.c >fields.cpp
+cp example.c named.cpp
+check 'CPU twin' $CC -I. -c reference/gt_wkv6.c -o twin.o
+cxx_compilers >compilers
+while read -r cxx; do
+    for program in fields:c++11 fields:c++20 named:c++20; do
+        source=${program%:*}.cpp
+        check "$cxx, $program" $cxx -std=${program#*:} $strict -Wno-missing-field-initializers -I. $source \
+            twin.o -lm -o example
+        ./example >output && cmp expected output || fail "$cxx, $program prints: $(cat output)"
+    done
+done <compilers
 finish
