@@ -1,0 +1,12 @@
+#!/bin/sh
+# exported.sh gt_kernels.h: the linker's version script of a shared library that exports the functions declared there.
+# They are the macros that give each its name with the version.
+set -eu
+suffix=$(sed -n 's/^#define GT_SYMBOL(name) gt_##name##_//p' "$1")
+names=$(sed -n 's/^#define gt_[a-z0-9_]* GT_SYMBOL(\([a-z0-9_]*\))$/\1/p' "$1")
+[ -n "$suffix" ] && [ -n "$names" ]
+echo '{'
+echo '  global:'
+for name in $names; do echo "    gt_${name}_$suffix;"; done
+echo '  local: *;'
+echo '};'
