@@ -148,13 +148,24 @@ static unsigned fields_that_fit(const hy_screen *s, const hy_screen_row *p) {
     return set;
 }
 
+/* Time left, in at most eight letters. */
+static hy_number time_left(double seconds) {
+    hy_number out = hy_duration(seconds);
+    double hours = floor(fmax(seconds, 0) / 3600), days = floor(hours / 24);
+    if (days >= 100)
+        snprintf(out.text, sizeof out.text, "%.0fd", fmin(days, 9999999));
+    else if (hours >= 100)
+        snprintf(out.text, sizeof out.text, "%.0fd %02.0fh", days, hours - 24 * days);
+    return out;
+}
+
 static hy_number field_text(const hy_screen *s, int field, const hy_screen_row *p) {
     const double numbers[FIELDS] = {
         [LOSS] = p->loss, [HELD_OUT] = p->held_out, [GRAD] = p->grad_norm, [RATIO] = p->ratio};
     hy_number out;
     double x = numbers[field];
     if (field == SPEED) return hy_short_number(p->tokens_per_s);
-    if (field == LEFT) return hy_duration(p->seconds_left);
+    if (field == LEFT) return time_left(p->seconds_left);
     if (field == STEP && !has_total(s))
         snprintf(out.text, sizeof out.text, "%lld", (long long)p->step);
     else if (field == STEP)
