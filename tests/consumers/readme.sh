@@ -1,5 +1,6 @@
 # The example of README.md: extracted, built with the command given there, run, and compared with the output given
-# there; then as C++20, and with the fields assigned, as README.md has it for C++11.
+# there; then as C++20, and with the fields assigned, as README.md has it for C++11.  The options and files that
+# README.md and docs name.
 . "$(dirname "$0")/common.sh"
 
 # block LANGUAGE N: the N-th fenced block of that language after the heading "Use it from C"
@@ -35,4 +36,18 @@ while read -r cxx; do
         ./example >output && cmp expected output || fail "$cxx, $program prints: $(cat output)"
     done
 done <compilers
+
+sed -n "s/^option('\([a-z_]*\)'.*/\1/p" "$SOURCE/meson_options.txt" | sort >options
+grep -o -e '-D[a-z_]*=' "$SOURCE/README.md" | sed 's/-D\(.*\)=/\1/' | sort -u >named
+[ -s options ] && cmp options named || fail 'README.md does not name just the options of meson_options.txt'
+
+# Files in backquotes from the source tree on, and links from the document's own folder on.
+for document in README.md $(cd "$SOURCE" && ls docs/*.md); do
+    (cd "$SOURCE" && grep -oE '`(bench|docs|examples|gt|reference|tests|tools)/[A-Za-z0-9_./*-]*`' "$document") |
+        tr -d '`' >paths || true
+    (cd "$SOURCE" && grep -oE ']\([^):#]+\)' "$document") | sed "s|](\(.*\))|$(dirname "$document")/\1|" >>paths || true
+    while read -r path; do
+        ls -d "$SOURCE"/$path >/dev/null 2>&1 || fail "$document names $path, which is not there"
+    done <paths
+done
 finish
