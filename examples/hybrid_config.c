@@ -157,6 +157,18 @@ static int edit_distance(const char *a, const char *b) {
     return d[n % 3][m];
 }
 
+/* The only word that begins with `word`, of at least three letters; NULL if there is not one. */
+static const char *only_beginning(const char *word, const char *const *words, int count) {
+    const char *found = NULL;
+    size_t length = strlen(word);
+    for (int i = 0; i < count && length >= 3; i++) {
+        if (strncmp(word, words[i], length)) continue;
+        if (found) return NULL;
+        found = words[i];
+    }
+    return found;
+}
+
 const char *hy_nearest(const char *word, const char *const *words, int count) {
     const char *best = NULL;
     int best_distance = 0;
@@ -166,7 +178,7 @@ const char *hy_nearest(const char *word, const char *const *words, int count) {
         if (distance > length / 4) continue;
         if (!best || distance < best_distance) best = words[i], best_distance = distance;
     }
-    return best;
+    return best ? best : only_beginning(word, words, count);
 }
 
 typedef struct hint {
@@ -498,9 +510,9 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     if (o->warmup > o->steps)
         return hy_fail(GT_ERROR_VALUE,
                        "warmup: %lld steps are longer than the run, which has %lld%s; give at most "
-                       "so many, or more --steps",
+                       "%lld, or more --steps",
                        (long long)o->warmup, (long long)o->steps,
-                       given(o, AT(steps)) ? "" : " (the default)");
+                       given(o, AT(steps)) ? "" : " (the default)", (long long)o->steps);
     return GT_OK;
 }
 

@@ -26,7 +26,7 @@ typedef struct hy_options {
     char device[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;
-    hy_lengths bench; /* none: no benchmark */
+    hy_lengths bench;       /* none: no benchmark */
     char save[HY_TEXT_MAX]; /* these five: "" = not wanted */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
     char eval[HY_TEXT_MAX], generate[HY_TEXT_MAX];
@@ -67,7 +67,8 @@ gt_status hy_options_take(hy_options *options, const char *name, const char *tex
 int hy_options_given(const hy_options *options, const char *name);
 
 /* The one of `words` with the smallest edit distance to `word`, in any case; the first of them on a
- * tie; NULL if more than a quarter of the letters would have to change. */
+ * tie.  NULL if more than a quarter of the letters would have to change, unless `word` is the
+ * beginning of one alone. */
 const char *hy_nearest(const char *word, const char *const *words, int count);
 
 #endif

@@ -117,9 +117,8 @@ static gt_status keep_aside(const char *path, char *kept, size_t size) {
 /* What the rows of a log say. */
 typedef struct old_log {
     int is_log;
-    int64_t last_step; /* of the rows that stay, 0 if there are none */
-    int64_t dropped;   /* rows */
-    long long size;    /* of what stays, in bytes */
+    int64_t kept, dropped; /* rows */
+    long long size;        /* of what stays, in bytes */
 } old_log;
 
 /* Reads the log up to its first row after the step. */
@@ -139,7 +138,7 @@ static gt_status read_log(const char *path, int64_t resume_step, old_log *old) {
             old->dropped++;
             continue;
         }
-        if (is_row) old->last_step = step;
+        old->kept += is_row;
         old->size += length;
     }
     int failed = ferror(file);
@@ -162,11 +161,8 @@ static gt_status prepare(hy_log *log, const char *target, int64_t resume_step, c
     if (truncate(target, (off_t)old.size))
         return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
     *mode = "a";
-    int used = snprintf(log->note, sizeof log->note, "continued after step %lld",
-                        (long long)old.last_step);
-    if (old.dropped)
-        snprintf(log->note + used, sizeof log->note - (size_t)used, ", %lld later row%s dropped",
-                 (long long)old.dropped, old.dropped > 1 ? "s" : "");
+    snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld",
+             (long long)old.kept, (long long)old.dropped);
     return GT_OK;
 }
 

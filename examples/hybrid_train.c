@@ -621,9 +621,7 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     if (!strcmp(wanted, "cpu")) {
         if (*dtype && dtype_of(dtype) != GT_F32)
             return hy_fail(GT_ERROR_VALUE,
-                           "dtype: '%s': the CPU computes in f32 alone; leave --dtype out, or take "
-                           "--device cuda",
-                           dtype);
+                           "dtype: '%s': the CPU computes in f32 alone; leave --dtype out", dtype);
         snprintf(t->why, sizeof t->why, "as --device says");
         return hy_backend_cpu(&t->backend);
     }

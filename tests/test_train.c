@@ -96,6 +96,8 @@ static void test_options_refused(void) {
     CHECK(refused("--Lr 3", "'Lr'", "nearest is lr ("));
     CHECK(refused("--eval_evry 3", "'eval_evry'", "nearest is eval-every ("));
     CHECK(refused("--wurst 3", "unknown option 'wurst' (--help", ""));
+    CHECK(refused("--temp 3", "unknown option 'temp'; the nearest is temperature", ""));
+    CHECK(refused("--eval- 3", "unknown option 'eval-'", "(--help"));
     CHECK(refused("--x 3", "unknown option 'x' (--help", ""));
     CHECK(refused("--model 5m", "'5m'", "nearest is 5M"));
     CHECK(refused("--model GF-HR", "'GF-HR'", "nearest is GF-RH"));
@@ -115,7 +117,8 @@ static void test_options_refused(void) {
     CHECK(refused("--stateful=maybe", "stateful: 'maybe' is none of: yes no true", ""));
     CHECK(refused("--steps", "steps", "value is missing"));
     CHECK(refused("-steps 3", "'-steps'", "two dashes"));
-    CHECK(refused("--warmup 21 --steps 20", "warmup: 21 steps are longer", "which has 20; give"));
+    CHECK(refused("--warmup 21 --steps 20", "warmup: 21 steps are longer",
+                  "which has 20; give at most 20"));
     CHECK(refused("--warmup 401", "which has 400 (the default)", "--steps"));
     CHECK(refused("--separator a\\qb", "separator: '\\q' is not known", "\\xNN"));
     CHECK(refused("--separator \\x00", "separator: '\\x00' is not known", "from 01"));

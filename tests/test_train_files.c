@@ -58,6 +58,9 @@ static void test_full_output(void) {
     CHECK(fails(1, "$T --help >/dev/full", what, full));
     CHECK(fails(1, "$T --list-models >/dev/full", what, full));
     CHECK(fails(1, "$T " TINY_GREEK "--bench 8 >/dev/full", what, full));
+    CHECK(shell("$T " SHORT "--save m.safetensors >out.txt") == 0);
+    CHECK(fails(1, "$T --generate m.safetensors >/dev/full", what, full));
+    CHECK(fails(1, "$T --eval m.safetensors --data greek.txt >/dev/full", what, full));
     /* what else ends the program is still said, and its status is kept if the options are wrong */
     CHECK(fails(2, "$T --steps 0 >/dev/full", "steps: '0'", "nearest"));
     CHECK(fails(1, "$T " SHORT ">&-", what, "Bad file descriptor"));
@@ -172,14 +175,17 @@ static int continues(const char *content, int64_t step, const char *expected, co
 
 static void test_continued_log(void) {
     hy_log log;
-    CHECK(continues(HEADER ROW(5) ROW(6), 6, HEADER ROW(5) ROW(6) ROW(7), "after step 6"));
-    CHECK(
-        continues(HEADER ROW(6) ROW(7) ROW(8), 6, HEADER ROW(6) ROW(7), "6, 2 later rows dropped"));
-    CHECK(continues(HEADER ROW(6) "7,64,2.", 6, HEADER ROW(6) ROW(7), "6, 1 later row dropped"));
-    CHECK(continues(HEADER ROW(5) "6,64,2.", 6, HEADER ROW(5) ROW(7), "5, 1 later row dropped"));
-    CHECK(continues(HEADER ROW(7), 0, HEADER ROW(7), "after step 0, 1 later"));
+    CHECK(continues(HEADER ROW(5) ROW(6), 6, HEADER ROW(5) ROW(6) ROW(7),
+                    "rows kept: 2, later ones dropped: 0"));
+    CHECK(continues(HEADER ROW(6) ROW(7) ROW(8), 6, HEADER ROW(6) ROW(7),
+                    "rows kept: 1, later ones dropped: 2"));
+    CHECK(continues(HEADER ROW(6) "7,64,2.", 6, HEADER ROW(6) ROW(7),
+                    "rows kept: 1, later ones dropped: 1"));
+    CHECK(continues(HEADER ROW(5) "6,64,2.", 6, HEADER ROW(5) ROW(7),
+                    "rows kept: 1, later ones dropped: 1"));
+    CHECK(continues(HEADER ROW(7), 0, HEADER ROW(7), "rows kept: 0, later ones dropped: 1"));
     CHECK(continues(HEADER "# a note\n" ROW(6) ROW(9), 6, HEADER "# a note\n" ROW(6) ROW(7),
-                    "step 6"));
+                    "rows kept: 1, later ones dropped: 1"));
     CHECK(continues("", 6, HEADER ROW(7), ""));
     CHECK(!exists("old.csv.1"));
     /* what is no log is kept aside */
