@@ -13,9 +13,25 @@
 
 /* ---- one channel ----------------------------------------------------------------------------- */
 
-/* Only W elements of e, or of de, are needed at a time: element i lies in slot i mod 4. */
-enum { CONV1D_MAX_W = 4 };
-static inline int conv1d_slot(int64_t i) { return (int)((uint64_t)i % CONV1D_MAX_W); }
+/* A sequence of a channel is walked in pieces of tokens, so that the loops over the tokens of a piece
+ * run over arrays.  e holds the J = W-1 elements before the piece, then those of the piece. */
+enum { CONV1D_MAX_W = 4, CONV1D_PIECE = 64, CONV1D_E = CONV1D_PIECE + CONV1D_MAX_W - 1 };
+
+static int64_t conv1d_piece(const gt_conv1d_args *a, int64_t first) {
+    return a->T - first < CONV1D_PIECE ? a->T - first : CONV1D_PIECE;
+}
+
+/* Tokens first ... first + n - 1 of channel d. */
+static void conv1d_load(real *to, const gt_conv1d_args *a, const void *data, gt_stride stride,
+                        int64_t b, int64_t first, int64_t d, int64_t n) {
+    int64_t at = ref_at(stride, b, first, d);
+    for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, a->dtype, at + i * stride.t);
+}
+static void conv1d_store(const real *from, const gt_conv1d_args *a, void *data, gt_stride stride,
+                         int64_t b, int64_t first, int64_t d, int64_t n) {
+    int64_t at = ref_at(stride, b, first, d);
+    for (int64_t i = 0; i < n; i++) ref_store(data, a->dtype, at + i * stride.t, from[i]);
+}
 
 /* The parameters of channel d. */
 typedef struct conv1d_channel {
@@ -34,11 +50,12 @@ static conv1d_channel conv1d_load_channel(const gt_conv1d_args *a, int64_t d) {
     return c;
 }
 
-/* pre_t, from the slots of e */
-static real conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, int64_t t) {
-    real sum = c->bias;
-    for (int j = 0; j < a->W; j++) sum += c->weight[j] * e[conv1d_slot(t + j)];
-    return sum;
+/* pre of the n tokens of a piece */
+static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *restrict e,
+                       int64_t n, real *restrict pre) {
+    for (int64_t i = 0; i < n; i++) pre[i] = c->bias;
+    for (int j = 0; j < a->W; j++)
+        for (int64_t i = 0; i < n; i++) pre[i] += c->weight[j] * e[i + j];
 }
 
 /* ---- forward and step ------------------------------------------------------------------------ */
@@ -47,15 +64,18 @@ static real conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 static void conv1d_sequence(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
                             real *state) {
     int64_t J = a->W - 1;
-    real e[CONV1D_MAX_W];
+    real e[CONV1D_E], y[CONV1D_PIECE];
     memcpy(e, state, (size_t)J * sizeof(real));
-    for (int64_t t = 0; t < a->T; t++) {
-        e[conv1d_slot(t + J)] = ref_load(a->x, a->dtype, ref_at(a->x_stride, b, t, c->d));
-        real pre = conv1d_sum(a, c, e, t);
-        real y = a->activation == GT_ACT_SILU ? ref_silu(pre) : pre;
-        ref_store(a->y, a->dtype, ref_at(a->y_stride, b, t, c->d), y);
+    for (int64_t first = 0; first < a->T; first += CONV1D_PIECE) {
+        int64_t n = conv1d_piece(a, first);
+        conv1d_load(e + J, a, a->x, a->x_stride, b, first, c->d, n);
+        conv1d_sum(a, c, e, n, y);
+        if (a->activation == GT_ACT_SILU)
+            for (int64_t i = 0; i < n; i++) y[i] = ref_silu(y[i]);
+        conv1d_store(y, a, a->y, a->y_stride, b, first, c->d, n);
+        memmove(e, e + n, (size_t)J * sizeof(real));
     }
-    for (int64_t j = 0; j < J; j++) state[j] = e[conv1d_slot(a->T + j)];
+    memcpy(state, e, (size_t)J * sizeof(real));
 }
 
 /* Of all channels; `a` is prepared. */
@@ -84,33 +104,58 @@ static void conv1d_run(const gt_conv1d_args *a, int step) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
+/* q of the n tokens of a piece */
+static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, int64_t b,
+                         int64_t first, int64_t n, real *restrict q) {
+    real pre[CONV1D_PIECE];
+    conv1d_load(q, a, a->dy, a->dy_stride, b, first, c->d, n);
+    if (a->activation != GT_ACT_SILU) return;
+    conv1d_sum(a, c, e, n, pre);
+    for (int64_t i = 0; i < n; i++) q[i] *= ref_dsilu(pre[i]);
+}
+
+static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const real *q, int64_t n,
+                               conv1d_sums *sums) {
+    for (int j = 0; j < a->W; j++) {
+        double sum = 0;
+        GT_SIMD_SUM(sum)
+        for (int64_t i = 0; i < n; i++) sum += (double)e[i + j] * q[i];
+        sums->weight[j] += sum;
+    }
+    for (int64_t i = 0; i < n; i++) sums->bias += q[i];
+}
+
+/* Stores elements first ... first + n - 1 of the whole de: the first J of all are the gradient of
+ * state_in, then come those of x. */
+static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, int64_t b,
+                            int64_t first, int64_t n, const real *de, real *dstate_in) {
+    int64_t J = a->W - 1, i = 0;
+    for (; i < n && first + i < J; i++) dstate_in[first + i] = de[i];
+    if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, b, first + i - J, c->d, n - i);
+}
+
 /* One sequence of one channel.  `dstate` goes from the gradient of state_out to that of state_in;
  * parameter gradients are added to `sums`. */
 static void conv1d_sequence_backward(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
                                      real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, row_in = a->state_in_shared ? 0 : b;
-    real e[CONV1D_MAX_W], de[CONV1D_MAX_W] = {0}, dstate_in[CONV1D_MAX_W];
+    real e[CONV1D_E], q[CONV1D_PIECE], de[CONV1D_E] = {0}, dstate_in[CONV1D_MAX_W];
     ref_copy_state(e, a->state_in, (row_in * a->D + c->d) * J, J);
-    for (int64_t t = 0; t < a->T + J; t++) {
-        if (t < a->T) {
-            e[conv1d_slot(t + J)] = ref_load(a->x, a->dtype, ref_at(a->x_stride, b, t, c->d));
-            real q = ref_load(a->dy, a->dtype, ref_at(a->dy_stride, b, t, c->d));
-            if (a->activation == GT_ACT_SILU) q *= ref_dsilu(conv1d_sum(a, c, e, t));
-            for (int j = 0; j < a->W; j++) {
-                de[conv1d_slot(t + j)] += c->weight[j] * q;
-                sums->weight[j] += (double)e[conv1d_slot(t + j)] * q;
-            }
-            sums->bias += q;
-        } else if (t == a->T) {
-            for (int64_t j = 0; j < J; j++) de[conv1d_slot(t + j)] += dstate[j];
-        }
-        /* de_t is complete: nothing later in time reads e_t */
-        if (t < J)
-            dstate_in[t] = de[conv1d_slot(t)];
-        else if (a->dx)
-            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t - J, c->d), de[conv1d_slot(t)]);
-        de[conv1d_slot(t)] = 0;
+    for (int64_t first = 0; first < a->T; first += CONV1D_PIECE) {
+        int64_t n = conv1d_piece(a, first);
+        conv1d_load(e + J, a, a->x, a->x_stride, b, first, c->d, n);
+        conv1d_slope(a, c, e, b, first, n, q);
+        conv1d_add_to_sums(a, e, q, n, sums);
+        for (int j = 0; j < a->W; j++)
+            for (int64_t i = 0; i < n; i++) de[i + j] += c->weight[j] * q[i];
+        /* the first n of de are complete: nothing later in time reads those elements of e */
+        conv1d_store_de(a, c, b, first, n, de, dstate_in);
+        memmove(de, de + n, (size_t)J * sizeof(real));
+        memset(de + J, 0, CONV1D_PIECE * sizeof(real));
+        memmove(e, e + n, (size_t)J * sizeof(real));
     }
+    for (int64_t j = 0; j < J; j++) de[j] += dstate[j];
+    conv1d_store_de(a, c, b, a->T, J, de, dstate_in);
     memcpy(dstate, dstate_in, (size_t)J * sizeof(real));
 }
 

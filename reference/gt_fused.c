@@ -18,9 +18,11 @@
 static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
     double mean = 0, square = 0;
     if (norm == GT_NORM_LAYER) {
+        GT_SIMD_SUM(mean)
         for (int64_t i = 0; i < n; i++) mean += x[i];
         mean /= (double)n;
     }
+    GT_SIMD_SUM(square)
     for (int64_t i = 0; i < n; i++) {
         x[i] -= mean;
         square += x[i] * x[i];
@@ -34,12 +36,14 @@ static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
 static void norm_slice_backward(double *d, const double *xhat, double rstd, int64_t n,
                                 gt_norm norm) {
     double mean = 0, slope = 0;
+    GT_SIMD_SUM(mean, slope)
     for (int64_t i = 0; i < n; i++) {
-        if (norm == GT_NORM_LAYER) mean += d[i];
+        mean += norm == GT_NORM_LAYER ? d[i] : 0;
         slope += d[i] * xhat[i];
     }
     mean /= (double)n;
     slope /= (double)n;
+    GT_SIMD
     for (int64_t i = 0; i < n; i++) d[i] = rstd * (d[i] - mean - xhat[i] * slope);
 }
 
@@ -71,6 +75,12 @@ static void norm_load_row(double *to, const void *data, gt_dtype dtype, int64_t 
 }
 static void norm_store_row(void *data, gt_dtype dtype, int64_t at, const double *from, int64_t n) {
     for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, (real)from[i]);
+}
+
+/* A parameter as a row; `missing` if there is none. */
+static void norm_load_param(double *to, const float *data, double missing, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = missing;
+    for (int64_t i = 0; data && i < n; i++) to[i] = ((const real *)data)[i];
 }
 
 /* ---- rmsnorm_linear -----------------------------------------------------------------------------
@@ -281,21 +291,23 @@ gt_status GT_REF(norm_mix_forward)(const gt_norm_mix_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_mix(), GT_FORWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
-    double *blocks; /* per block ahat, bhat */
-    status = norm_scratch(&blocks, 2 * a.D);
+    double *blocks; /* per block ahat, bhat, gain_a, gain_b, residual and then y */
+    status = norm_scratch(&blocks, 5 * a.D);
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
-        double *ahat = blocks + k * 2 * a.D, *bhat = ahat + a.D;
+        double *ahat = blocks + k * 5 * a.D, *bhat = ahat + a.D;
+        double *gain_a = bhat + a.D, *gain_b = gain_a + a.D, *y = gain_b + a.D;
+        norm_load_param(gain_a, a.gain_a, 1, a.D);
+        norm_load_param(gain_b, a.gain_b, 1, a.D);
         for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++) {
             mix_normalise(&a, a.a, a.a_stride, m, ahat);
             mix_normalise(&a, a.b, a.b_stride, m, bhat);
-            for (int64_t d = 0; d < a.D; d++) {
-                double y = ref_param(a.gain_a, d, 1) * ahat[d];
-                y += ref_param(a.gain_b, d, 1) * bhat[d];
-                if (a.residual) y += ref_load(a.residual, a.dtype, m * a.residual_stride + d);
-                ref_store(a.y, a.dtype, m * a.y_stride + d, (real)y);
-            }
+            if (a.residual) norm_load_row(y, a.residual, a.dtype, m * a.residual_stride, a.D);
+            GT_SIMD
+            for (int64_t d = 0; d < a.D; d++)
+                y[d] = (a.residual ? y[d] : 0) + gain_a[d] * ahat[d] + gain_b[d] * bhat[d];
+            norm_store_row(a.y, a.dtype, m * a.y_stride, y, a.D);
         }
     }
     free(blocks);
@@ -312,23 +324,24 @@ typedef struct mix_branch {
 
 /* Row m of one branch; dgain is added to. */
 static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m,
-                             double *xhat, double *dx, double *dgain) {
+                             double *xhat, double *dx, double *dgain, const double *gain) {
     int64_t n = a->D / a->H;
     norm_load_row(xhat, branch->x, a->dtype, m * branch->x_stride, a->D);
     norm_load_row(dx, a->dy, a->dtype, m * a->dy_stride, a->D);
     for (int64_t first = 0; first < a->D; first += n) {
         double rstd = norm_slice(xhat + first, n, GT_NORM_RMS, a->eps);
+        GT_SIMD
         for (int64_t d = first; d < first + n; d++) {
             dgain[d] += dx[d] * xhat[d];
-            dx[d] *= ref_param(branch->gain, d, 1);
+            dx[d] *= gain[d];
         }
         norm_slice_backward(dx + first, xhat + first, rstd, n, GT_NORM_RMS);
     }
     if (branch->dx) norm_store_row(branch->dx, a->dtype, m * branch->dx_stride, dx, a->D);
 }
 
-/* Scratch of one block of rows: two rows, and the sums dgain. */
-static int64_t mix_block_size(const gt_norm_mix_args *a) { return 3 * a->D; }
+/* Scratch of one block of rows: two rows, the sums dgain, the gain. */
+static int64_t mix_block_size(const gt_norm_mix_args *a) { return 4 * a->D; }
 
 static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *branch,
                                 double *blocks) {
@@ -338,8 +351,10 @@ static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *bra
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
         double *xhat = blocks + k * block_size, *dx = xhat + a->D, *dgain = dx + a->D;
+        double *gain = dgain + a->D;
+        norm_load_param(gain, branch->gain, 1, a->D);
         for (int64_t m = norm_block_start(a->M, k); m < norm_block_start(a->M, k + 1); m++)
-            mix_row_backward(a, branch, m, xhat, dx, dgain);
+            mix_row_backward(a, branch, m, xhat, dx, dgain, gain);
     }
     norm_sum_blocks(branch->dgain, blocks + 2 * a->D, block_size, a->D, a->accumulate);
 }
@@ -369,32 +384,38 @@ gt_status GT_REF(norm_mix_backward)(const gt_norm_mix_args *args) {
  *     gate first:  ds = dv . x      dx = dv . s
  */
 
-/* One row.  xhat holds x or v before it is normalised; d holds dxhat, then dx or dv. */
+/* One row.  xhat holds x or v before it is normalised; d holds y in forward, in backward dxhat, then
+ * dx or dv. */
 typedef struct gate_row {
-    double *x, *z, *s, *xhat, *dy, *d;
+    double *x, *z, *s, *xhat, *dy, *d, *gamma, *beta;
 } gate_row;
 
-enum { GATE_ROW_SIZE = 6 }; /* times D */
+enum { GATE_ROW_SIZE = 8 }; /* times D */
 
 static gate_row gate_row_in(const gt_norm_gate_args *a, double *scratch) {
     int64_t D = a->D;
-    gate_row row = {scratch,         scratch + D,     scratch + 2 * D,
-                    scratch + 3 * D, scratch + 4 * D, scratch + 5 * D};
+    gate_row row = {scratch,         scratch + D,     scratch + 2 * D, scratch + 3 * D,
+                    scratch + 4 * D, scratch + 5 * D, scratch + 6 * D, scratch + 7 * D};
+    norm_load_param(row.gamma, a->gamma, 1, D);
+    norm_load_param(row.beta, a->beta, 0, D);
     return row;
 }
 
 /* x, z, s, and in xhat the input of the norm. */
-static void gate_load(const gt_norm_gate_args *a, int64_t m, gate_row *row) {
+static void gate_load(const gt_norm_gate_args *a, int64_t m, const gate_row *row) {
+    const double *x = row->x, *z = row->z;
+    double *s = row->s, *xhat = row->xhat;
     norm_load_row(row->x, a->x, a->dtype, m * a->x_stride, a->D);
     if (a->z) norm_load_row(row->z, a->z, a->dtype, m * a->z_stride, a->D);
-    for (int64_t d = 0; d < a->D; d++) {
-        row->s[d] = a->z ? ref_silu((real)row->z[d]) : 1;
-        row->xhat[d] = a->gate_first ? row->x[d] * row->s[d] : row->x[d];
-    }
+    GT_SIMD
+    for (int64_t d = 0; d < a->D; d++) s[d] = a->z ? ref_silu((real)z[d]) : 1;
+    GT_SIMD
+    for (int64_t d = 0; d < a->D; d++) xhat[d] = a->gate_first ? x[d] * s[d] : x[d];
 }
 
-static double gate_affine(const gt_norm_gate_args *a, const gate_row *row, int64_t d) {
-    return row->xhat[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0);
+/* n */
+static double gate_affine(const gate_row *row, int64_t d) {
+    return row->xhat[d] * row->gamma[d] + row->beta[d];
 }
 
 gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
@@ -413,41 +434,48 @@ gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
             gate_load(&a, m, &row);
             for (int64_t first = 0; first < a.D; first += n)
                 norm_slice(row.xhat + first, n, a.norm, a.eps);
-            for (int64_t d = 0; d < a.D; d++) {
-                double y = gate_affine(&a, &row, d) * (a.gate_first ? 1 : row.s[d]);
-                ref_store(a.y, a.dtype, m * a.y_stride + d, (real)y);
-            }
+            GT_SIMD
+            for (int64_t d = 0; d < a.D; d++)
+                row.d[d] = gate_affine(&row, d) * (a.gate_first ? 1 : row.s[d]);
+            norm_store_row(a.y, a.dtype, m * a.y_stride, row.d, a.D);
         }
     }
     free(blocks);
     return GT_OK;
 }
 
-/* dx and dz of row m. */
+/* dx and dz of row m; d and dy are used up. */
 static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const gate_row *row) {
-    for (int64_t d = 0; d < a->D; d++) {
-        double dx = a->gate_first ? row->d[d] * row->s[d] : row->d[d];
-        double ds = a->gate_first ? row->d[d] * row->x[d] : row->dy[d] * gate_affine(a, row, d);
-        if (a->dx) ref_store(a->dx, a->dtype, m * a->dx_stride + d, (real)dx);
-        if (a->dz)
-            ref_store(a->dz, a->dtype, m * a->dz_stride + d,
-                      (real)(ds * ref_dsilu((real)row->z[d])));
+    const double *x = row->x, *z = row->z, *s = row->s;
+    double *dx = row->d, *dz = row->dy;
+    if (a->dz) {
+        GT_SIMD
+        for (int64_t d = 0; d < a->D; d++) {
+            double ds = a->gate_first ? dx[d] * x[d] : dz[d] * gate_affine(row, d);
+            dz[d] = ds * ref_dsilu((real)z[d]);
+        }
+        norm_store_row(a->dz, a->dtype, m * a->dz_stride, dz, a->D);
     }
+    if (!a->dx) return;
+    GT_SIMD
+    for (int64_t d = 0; d < a->D; d++) dx[d] *= a->gate_first ? s[d] : 1;
+    norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, a->D);
 }
 
 /* Row m; dgamma and dbeta are added to. */
-static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, gate_row *row, double *dgamma,
-                              double *dbeta) {
+static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, const gate_row *row,
+                              double *dgamma, double *dbeta) {
     int64_t n = a->D / a->H;
     gate_load(a, m, row);
     norm_load_row(row->dy, a->dy, a->dtype, m * a->dy_stride, a->D);
     for (int64_t first = 0; first < a->D; first += n) {
         double rstd = norm_slice(row->xhat + first, n, a->norm, a->eps);
+        GT_SIMD
         for (int64_t d = first; d < first + n; d++) {
             double dn = row->dy[d] * (a->gate_first ? 1 : row->s[d]);
             dgamma[d] += dn * row->xhat[d];
             dbeta[d] += dn;
-            row->d[d] = dn * ref_param(a->gamma, d, 1);
+            row->d[d] = dn * row->gamma[d];
         }
         norm_slice_backward(row->d + first, row->xhat + first, rstd, n, a->norm);
     }

@@ -17,8 +17,10 @@
 #define GT_REF(name) gt_ref64_##name
 #else
 #define GT_REAL float
-#define GT_REF(name) gt_ref_##name
 #define GT_REAL_IS_FLOAT
+#ifndef GT_REF /* a program may compile copies of its own, under other names */
+#define GT_REF(name) gt_ref_##name
+#endif
 #endif
 typedef GT_REAL real;
 
@@ -28,6 +30,17 @@ typedef GT_REAL real;
 #define GT_PARALLEL_FOR _Pragma("omp parallel for")
 #else
 #define GT_PARALLEL_FOR
+#endif
+
+/* Lets the loop that follows use vector registers: its iterations are independent of each other, or
+ * add to the named sums, which then are taken over a fixed number of lanes. */
+#ifdef _OPENMP
+#define GT_PRAGMA(text) _Pragma(#text)
+#define GT_SIMD GT_PRAGMA(omp simd)
+#define GT_SIMD_SUM(...) GT_PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+#else
+#define GT_SIMD
+#define GT_SIMD_SUM(...)
 #endif
 
 /* Element i of an activation array. */
@@ -124,8 +137,16 @@ static inline gt_status ref_sums(double **sums, int64_t count) {
                  : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
 }
 
+/* Such copies may also bring another exp of a real number. */
+#ifndef GT_REF_EXP
+#define GT_REF_EXP exp
+#endif
+static inline real ref_exp(real x) { return GT_REF_EXP(x); }
+
+/* 1 / (1 + exp(-x)), of which the exp is taken that cannot overflow */
 static inline real ref_sigmoid(real x) {
-    return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
+    real e = ref_exp(x < 0 ? x : -x);
+    return (x < 0 ? e : 1) / (1 + e);
 }
 /* Infinite x has a limit, not infinity times 0: -0, and 0 or 1 for the derivative.  Where infinity
  * is bounded here, the sigmoid is 0 or 1 in both builds. */

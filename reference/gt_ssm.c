@@ -18,16 +18,6 @@
 
 enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
 
-/* Lets the inner loops over the state use vector registers, with a fixed number of lanes. */
-#ifdef _OPENMP
-#define SSM_PRAGMA(text) _Pragma(#text)
-#define SSM_SIMD SSM_PRAGMA(omp simd)
-#define SSM_SIMD_SUM(...) SSM_PRAGMA(omp simd reduction(+ : __VA_ARGS__))
-#else
-#define SSM_SIMD
-#define SSM_SIMD_SUM(...)
-#endif
-
 /* One call of either operator, prepared.  For the selective scan H = D, P = 1 and x is u. */
 typedef struct ssm_call {
     gt_ssd_args a;
@@ -82,7 +72,7 @@ static real ssm_A(const ssm_call *c, int64_t h, int64_t n) {
 
 /* exp(a), kept finite: a state of zero stays zero under any growth */
 static real ssm_decay(real a) {
-    real d = exp(a);
+    real d = ref_exp(a);
     return isinf(d) ? nextafter(d, (real)0) : d;
 }
 
@@ -107,7 +97,7 @@ static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     const real *restrict B = x->B, *restrict decay = x->decay;
     for (int64_t p = 0; p < a->P; p++) {
         real *restrict S = state + p * a->N, w = x->delta * x->x[p];
-        SSM_SIMD
+        GT_SIMD
         for (int64_t n = 0; n < a->N; n++) S[n] = decay[n] * S[n] + w * B[n];
     }
 }
@@ -118,7 +108,7 @@ static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_t
     for (int64_t p = 0; p < a->P; p++) {
         const real *restrict S = state + p * a->N;
         real y = 0;
-        SSM_SIMD_SUM(y)
+        GT_SIMD_SUM(y)
         for (int64_t n = 0; n < a->N; n++) y += S[n] * C[n];
         y += ssm_skip(a, h, p) * x->x[p];
         x->y[p] = a->z ? y * ref_silu(x->z[p]) : y;
@@ -221,7 +211,7 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
                              real *GB) {
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
     real *restrict da = x->da, sum_hC = 0, sum_GB = 0;
-    SSM_SIMD_SUM(sum_hC, sum_GB)
+    GT_SIMD_SUM(sum_hC, sum_GB)
     for (int64_t n = 0; n < N; n++) {
         real kept = decay[n] * S[n], h = kept + w * B[n], g = G[n] + dy * C[n];
         sum_hC += h * C[n];

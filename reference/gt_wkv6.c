@@ -41,21 +41,21 @@ static void wkv6_clear_rest(const gt_wkv6_args *a, int64_t count, int64_t h, voi
 
 /* d = exp(-exp(x)) or exp(g) */
 static real wkv6_decay(const gt_wkv6_args *a, real w) {
-    return a->decay == GT_DECAY_LOG ? exp(w) : exp(-exp(w));
+    return ref_exp(a->decay == GT_DECAY_LOG ? w : -ref_exp(w));
 }
 
 /* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
 static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
     if (d == 0) return 0;
-    return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * exp(w);
+    return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * ref_exp(w);
 }
 
-/* The inputs of one token of one head, as numbers; d is the decay. */
+/* The inputs of one token of one head, as numbers; d is the decay.  dv is for backward. */
 typedef struct wkv6_token {
-    real *r, *k, *w, *d, *v, *dy;
+    real *r, *k, *w, *d, *v, *dy, *dv;
 } wkv6_token;
 
-static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 2 * a->V; }
+static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 3 * a->V; }
 
 static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
     wkv6_token x;
@@ -65,6 +65,7 @@ static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
     x.d = x.w + a->N;
     x.v = x.d + a->N;
     x.dy = x.v + a->V;
+    x.dv = x.dy + a->V;
     return x;
 }
 
@@ -88,15 +89,19 @@ static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, c
                         real *y) {
     real ruk = wkv6_bonus(a, h, x);
     for (int64_t j = 0; j < a->V; j++) y[j] = ruk * x->v[j];
-    for (int64_t n = 0; n < a->N; n++)
+    for (int64_t n = 0; n < a->N; n++) {
+        GT_SIMD
         for (int64_t j = 0; j < a->V; j++) y[j] += x->r[n] * S[n * a->V + j];
+    }
 }
 
 /* S <- diag(d_t) S + k_t v_t^T */
 static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
-    for (int64_t n = 0; n < a->N; n++)
+    for (int64_t n = 0; n < a->N; n++) {
+        GT_SIMD
         for (int64_t j = 0; j < a->V; j++)
             S[n * a->V + j] = x->d[n] * S[n * a->V + j] + x->k[n] * x->v[j];
+    }
 }
 
 /* ---- forward and step ------------------------------------------------------------------------ */
@@ -148,19 +153,17 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
     real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy is b_t = <dy_t, v_t> */
     ref_load_row(x->dy, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->V);
     for (int64_t j = 0; j < a->V; j++) vdy += x->v[j] * x->dy[j];
-    for (int64_t j = 0; a->dv && j < a->V; j++) {
-        real dv = ruk * x->dy[j];
-        for (int64_t n = 0; n < a->N; n++) dv += G[n * a->V + j] * x->k[n];
-        ref_store(a->dv, a->dtype, ref_at(a->dv_stride, b, t, h) + j, dv);
-    }
+    for (int64_t j = 0; j < a->V; j++) x->dv[j] = ruk * x->dy[j];
     for (int64_t n = 0; n < a->N; n++) {
         real u = ref_param(a->u, h * a->N + n, 0);
         real dr = vdy * u * x->k[n], dk = vdy * u * x->r[n], dd = 0;
+        GT_SIMD_SUM(dr, dk, dd)
         for (int64_t j = 0; j < a->V; j++) {
             real g = G[n * a->V + j], s = S[n * a->V + j];
             dr += s * x->dy[j];
             dk += g * x->v[j];
             dd += g * s;
+            x->dv[j] += g * x->k[n];
             G[n * a->V + j] = x->d[n] * g + x->r[n] * x->dy[j];
         }
         du[n] += vdy * x->r[n] * x->k[n];
@@ -170,6 +173,7 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
             ref_store(a->dw, a->w_dtype, ref_at(a->dw_stride, b, t, h) + n,
                       wkv6_decay_gradient(a, x->w[n], x->d[n], dd));
     }
+    if (a->dv) ref_store_row(a->dv, a->dtype, ref_at(a->dv_stride, b, t, h), x->dv, a->V);
 }
 
 /* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
