@@ -5,8 +5,7 @@
  * fixed order and the result does not depend on the number of threads.  Like the twins this file is
  * compiled with HY_REAL = double too, by the tests, as the truth; every array then holds doubles.
  */
-#include "hybrid_ops.h"
-#include <stdarg.h>
+#include "hybrid_cpu.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +15,9 @@
 #endif
 
 #ifndef HY_REAL
+#include "hybrid_isa.h"
+#include "hybrid_math.h"
 #define HY_REAL float
-#define HY_BACKEND_CPU hy_backend_cpu
-#define HY_TWIN(name) gt_ref_##name
 #define HY_REAL_IS_FLOAT
 #endif
 typedef HY_REAL hy_real;
@@ -32,68 +31,21 @@ typedef HY_REAL hy_real;
 #define HY_PARALLEL_FOR(work)
 #endif
 
-/* ---- errors -------------------------------------------------------------------------------- */
-
-#ifdef HY_REAL_IS_FLOAT
-static _Thread_local char hy_error_text[640];
-
-gt_status hy_fail(gt_status status, const char *format, ...) {
-    char text[sizeof hy_error_text]; /* an argument may be the last error itself */
-    va_list list;
-    va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    memcpy(hy_error_text, text, sizeof text);
-    return status;
-}
-
-const char *hy_last_error(void) {
-    return hy_error_text;
-}
-#endif
-
-static gt_status cpu_check_dtype(const char *op, gt_dtype dtype) {
-    if (dtype == GT_DTYPE_DEFAULT || dtype == GT_F32) return GT_OK;
-    return hy_fail(GT_ERROR_UNSUPPORTED, "cpu %s: dtype = %d: the CPU backend computes in fp32", op,
-                   (int)dtype);
-}
 #define CPU_CHECK_DTYPE(op, dtype)                                                                 \
     do {                                                                                           \
-        gt_status status_ = cpu_check_dtype(op, dtype);                                            \
+        gt_status status_ = hy_cpu_check_dtype(op, dtype);                                           \
         if (status_ != GT_OK) return status_;                                                      \
     } while (0)
 
 /* ---- elementary functions: short enough for the compiler to vectorise the loops that use them  */
 
-#ifdef HY_REAL_IS_FLOAT
-/* exp(x) to 3e-7 relative for |x| < 87; beyond, the value at the end of that range; NaN stays NaN.
- * x = n ln2 + f: adding 1.5 * 2^23 rounds to the integer n and leaves it in the low bits. */
-static inline float cpu_exp(float x) {
-    union {
-        float f;
-        uint32_t u;
-    } n, scale;
-    float f, p;
-    x = x > 87.0f ? 87.0f : x;
-    x = x < -87.0f ? -87.0f : x;
-    n.f = x * 1.44269504f + 12582912.0f;
-    scale.u = (n.u + 127u) << 23;
-    n.f -= 12582912.0f;
-    f = x - n.f * 0.693359375f;
-    f = f + n.f * 2.12194440e-4f;
-    p = 1.3981999e-3f;
-    p = p * f + 8.3334519e-3f;
-    p = p * f + 4.1665795e-2f;
-    p = p * f + 1.6666665e-1f;
-    p = p * f + 5.0e-1f;
-    p = p * f + 1.0f;
-    return (p * f + 1.0f) * scale.f;
-}
-#else
 static inline hy_real cpu_exp(hy_real x) {
+#ifdef HY_REAL_IS_FLOAT
+    return hy_exp(x);
+#else
     return exp(x);
-}
 #endif
+}
 
 static inline hy_real cpu_sigmoid(hy_real x) {
     return 1 / (1 + cpu_exp(-x));
@@ -187,47 +139,64 @@ static gt_status cpu_run(hy_backend *be, int slot, gt_status (*record)(void *), 
 }
 
 /* ---- gemm -------------------------------------------------------------------------------------
- * A task computes a block of c, GEMM_M x GEMM_N, and walks K in steps of GEMM_K: it packs its
- * panels of op(a) and op(b) so that the micro-kernel reads both in order, and keeps 4 x 16 sums in
- * registers. */
-enum { GEMM_ROWS = 4, GEMM_COLS = 16, GEMM_M = 64, GEMM_N = 128, GEMM_K = 256 };
+ * A task computes a block of c, at most GEMM_M x GEMM_N, and walks K in steps of GEMM_K: it packs
+ * its panels of op(a) and op(b) so that the micro-kernel reads both in order, and keeps the sums of
+ * GEMM_ROWS x GEMM_COLS elements in vector registers. */
+
+#ifdef __AVX512F__
+#define GEMM_VECTOR 64 /* bytes of a register */
+#elif defined __AVX__
+#define GEMM_VECTOR 32
+#else
+#define GEMM_VECTOR 16
+#endif
+typedef hy_real gemm_vector __attribute__((vector_size(GEMM_VECTOR)));
+typedef hy_real gemm_unaligned /* the same in an array of numbers */
+    __attribute__((vector_size(GEMM_VECTOR), aligned(sizeof(hy_real)), may_alias));
+
+enum {
+    GEMM_ROWS = 4,
+    GEMM_VECTORS = 2,
+    GEMM_COLS = GEMM_VECTORS * GEMM_VECTOR / (int)sizeof(hy_real),
+    GEMM_M = 128,
+    GEMM_N = 128,
+    GEMM_K = 256
+};
 
 static int64_t cpu_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* sum over k of panel a [K,4] times panel b [K,16].  Four named rows, because compilers keep those
- * in registers, where of an array acc[4][16] some do not. */
+/* sum over k of panel a [K,GEMM_ROWS] times panel b [K,GEMM_COLS] */
 static void gemm_micro(int64_t K, const hy_real *restrict a, const hy_real *restrict b,
                        hy_real *restrict c) {
-    hy_real c0[GEMM_COLS] = {0}, c1[GEMM_COLS] = {0}, c2[GEMM_COLS] = {0}, c3[GEMM_COLS] = {0};
-    for (int64_t k = 0; k < K; k++, a += GEMM_ROWS, b += GEMM_COLS)
-        for (int j = 0; j < GEMM_COLS; j++) {
-            c0[j] += a[0] * b[j];
-            c1[j] += a[1] * b[j];
-            c2[j] += a[2] * b[j];
-            c3[j] += a[3] * b[j];
-        }
-    memcpy(c, c0, sizeof c0);
-    memcpy(c + GEMM_COLS, c1, sizeof c1);
-    memcpy(c + 2 * GEMM_COLS, c2, sizeof c2);
-    memcpy(c + 3 * GEMM_COLS, c3, sizeof c3);
+    gemm_vector sum[GEMM_ROWS][GEMM_VECTORS] = {{{0}}};
+    for (int64_t k = 0; k < K; k++, a += GEMM_ROWS, b += GEMM_COLS) {
+        const gemm_unaligned *row = (const gemm_unaligned *)b;
+        for (int i = 0; i < GEMM_ROWS; i++)
+            for (int j = 0; j < GEMM_VECTORS; j++) sum[i][j] += a[i] * row[j];
+    }
+    memcpy(c, sum, sizeof sum);
 }
 
 /* Panels of `width` lines, n lines in all, K deep: to[panel][k][i] = from[line * line_step + k *
- * k_step], with zeros for the lines that fill up the last panel. */
-static void gemm_pack(hy_real *restrict to, const hy_real *restrict from, int64_t n, int64_t K,
-                      int64_t line_step, int64_t k_step, int width) {
+ * k_step], with zeros for the lines that fill up the last panel.  Inline, so that `width` is a
+ * constant. */
+static inline void gemm_pack(hy_real *restrict to, const hy_real *restrict from, int64_t n,
+                             int64_t K, int64_t line_step, int64_t k_step, int width) {
     for (int64_t line = 0; line < n; line += width, to += K * width) {
         const hy_real *panel = from + line * line_step;
-        int lines = (int)cpu_min(width, n - line);
-        if (lines < width) memset(to, 0, (size_t)(K * width) * sizeof *to);
-        if (line_step == 1 && lines == width) {
+        if (n - line < width) {
+            memset(to, 0, (size_t)(K * width) * sizeof *to);
+            for (int64_t k = 0; k < K; k++)
+                for (int64_t i = 0; i < n - line; i++)
+                    to[k * width + i] = panel[i * line_step + k * k_step];
+        } else if (line_step == 1) {
             for (int64_t k = 0; k < K; k++)
                 memcpy(to + k * width, panel + k * k_step, (size_t)width * sizeof *to);
         } else {
             for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < lines; i++)
+                for (int i = 0; i < width; i++)
                     to[k * width + i] = panel[i * line_step + k * k_step];
         }
     }
@@ -243,11 +212,10 @@ static void gemm_store(const hy_real *restrict tile, hy_real *restrict c, int64_
             for (int64_t j = 0; j < cols; j++) c[j] = alpha * tile[j] + beta * c[j];
 }
 
-/* Rows m0... and columns n0... of one product; g has its defaults filled in. */
+/* The block m x n of c at row m0 and column n0 of one product; g has its defaults filled in. */
 static void gemm_block(const hy_gemm_args *g, const hy_real *a, const hy_real *b, hy_real *c,
-                       int64_t m0, int64_t n0) {
+                       int64_t m0, int64_t m, int64_t n0, int64_t n) {
     hy_real packed_a[GEMM_M * GEMM_K], packed_b[GEMM_N * GEMM_K], tile[GEMM_ROWS * GEMM_COLS];
-    int64_t m = cpu_min(GEMM_M, g->M - m0), n = cpu_min(GEMM_N, g->N - n0);
     int64_t a_line = g->trans_a ? 1 : g->lda, a_k = g->trans_a ? g->lda : 1;
     int64_t b_line = g->trans_b ? g->ldb : 1, b_k = g->trans_b ? 1 : g->ldb;
     hy_real beta = g->beta;
@@ -267,30 +235,29 @@ static void gemm_block(const hy_gemm_args *g, const hy_real *a, const hy_real *b
 }
 
 static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
-    hy_gemm_args g = *args;
+    hy_gemm_args g;
+    gt_status status = hy_cpu_gemm_defaults(args, &g);
     (void)be;
-    CPU_CHECK_DTYPE("gemm", g.dtype);
-    CPU_CHECK_DTYPE("gemm", g.c_dtype);
-    if (!g.lda) g.lda = g.trans_a ? g.M : g.K;
-    if (!g.ldb) g.ldb = g.trans_b ? g.K : g.N;
-    if (!g.ldc) g.ldc = g.N;
-    if (!g.count) g.count = 1;
-    int64_t rows = (g.M + GEMM_M - 1) / GEMM_M, cols = (g.N + GEMM_N - 1) / GEMM_N;
+    if (status != GT_OK) return status;
+    int64_t m = hy_cpu_gemm_rows(g.M, GEMM_M);
+    int64_t rows = (g.M + m - 1) / m, cols = (g.N + GEMM_N - 1) / GEMM_N;
     HY_PARALLEL_FOR(g.count * g.M * g.N * g.K)
     for (int64_t task = 0; task < g.count * rows * cols; task++) {
-        int64_t product = task / (rows * cols), row = task / cols % rows, col = task % cols;
+        int64_t product = task / (rows * cols);
+        int64_t m0 = task / cols % rows * m, n0 = task % cols * GEMM_N;
         gemm_block(&g, (const hy_real *)g.a + product * g.a_step,
                    (const hy_real *)g.b + product * g.b_step, (hy_real *)g.c + product * g.c_step,
-                   row * GEMM_M, col * GEMM_N);
+                   m0, cpu_min(m, g.M - m0), n0, cpu_min(GEMM_N, g.N - n0));
     }
     return GT_OK;
 }
 
 /* ---- the operators of gt_kernels.h ------------------------------------------------------------
- * The twins as they are, which need no workspace; only rmsnorm_linear uses the faster product
- * above. */
+ * The twins as they are, which need no workspace; only rmsnorm_linear uses the backend's faster
+ * product. */
 
 #define CPU_TWIN(name, op)                                                                         \
+    gt_status HY_TWIN(name)(const gt_##op##_args *);                                               \
     static gt_status cpu_##name(hy_backend *be, const gt_##op##_args *a) {                         \
         gt_status status = HY_TWIN(name)(a);                                                       \
         (void)be;                                                                                  \
@@ -373,7 +340,7 @@ static gt_status cpu_rmsnorm_linear_forward(hy_backend *be, const gt_rmsnorm_lin
     if ((status = cpu_check_rmsnorm_linear(a, need.forward)) != GT_OK ||
         (status = cpu_norm_gate_forward(be, &norm)) != GT_OK)
         return status;
-    return cpu_gemm(be, &project);
+    return be->gemm(be, &project);
 }
 
 static gt_status cpu_rmsnorm_linear_backward(hy_backend *be, const gt_rmsnorm_linear_args *a) {
@@ -402,9 +369,9 @@ static gt_status cpu_rmsnorm_linear_backward(hy_backend *be, const gt_rmsnorm_li
     cpu_rmsnorm_linear_workspace(be, a, &need);
     if ((status = cpu_check_rmsnorm_linear(a, need.backward)) != GT_OK) return status;
     if (a->dweight && ((status = cpu_norm_gate_forward(be, &norm)) != GT_OK ||
-                       (status = cpu_gemm(be, &weight)) != GT_OK))
+                       (status = be->gemm(be, &weight)) != GT_OK))
         return status;
-    if ((status = cpu_gemm(be, &rows)) != GT_OK) return status;
+    if ((status = be->gemm(be, &rows)) != GT_OK) return status;
     norm.dy = dn;
     norm.dx = a->dx;
     norm.dx_stride = a->dx_stride;
@@ -529,7 +496,7 @@ static void map_forward_part(const hy_map_args *a, int64_t first, int64_t last) 
         for (int64_t i = first; i < last; i++) y[i] = cpu_gelu(x[i]);
         break;
     case HY_NEG_EXP:
-        for (int64_t i = first; i < last; i++) y[i] = -exp(x[i]);
+        for (int64_t i = first; i < last; i++) y[i] = -cpu_exp(x[i]);
         break;
     }
 }

@@ -12,6 +12,7 @@
 #define HY_BACKEND_CPU hy_backend_cpu64
 #define HY_TWIN(name) gt_ref64_##name
 #include "../examples/hybrid_ops.c"
+#include <stdarg.h>
 #include "hybrid_check.h"
 #include "gpu_present.h"
 #include <float.h>
@@ -1383,6 +1384,12 @@ int main(int argc, char **argv) {
         if (!is_short) test_dtype(GT_F16);
     } else {
         test_cpu();
+        for (int features = 0; features < hy_cpu_features(); features++) { /* the other forms */
+            if (features & ~hy_cpu_features()) continue;
+            be32->close(be32);
+            check(hy_backend_cpu_with(&be32, features) == GT_OK, "%s", hy_last_error());
+            test_cpu();
+        }
     }
     be32->close(be32);
     be64->close(be64);

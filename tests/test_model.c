@@ -38,6 +38,7 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_place place, const 
 #define HY_BACKEND_CPU hy_backend_cpu64
 #define HY_TWIN(name) gt_ref64_##name
 #include "../examples/hybrid_ops.c"
+#include <stdarg.h>
 #include "hybrid_model.h"
 
 static int passed, failed;

@@ -1,0 +1,38 @@
+/* exp in fp32 that compilers vectorise, for the trainer's CPU path. */
+#ifndef HYBRID_MATH_H
+#define HYBRID_MATH_H
+
+#include <stdint.h>
+
+/* exp(x) within 1.1 units in the last place, with the limits of exp: 0 and subnormal numbers below,
+ * infinity above, NaN for NaN.
+ *
+ * x = n ln2 + f: adding 1.5 * 2^23 rounds to the integer n and leaves it in the low bits; ln2 is
+ * taken in two parts, of which the first times n is exact.  2^n is multiplied in two steps, because
+ * neither end of its range is a normal number. */
+static inline float hy_exp(float x) {
+    union {
+        float f;
+        int32_t i;
+    } n, low, high;
+    float f, p;
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -104.0f ? -104.0f : x;
+    n.f = x * 1.44269504f + 12582912.0f;
+    low.i = (n.i - 0x4b400000) >> 1;
+    high.i = (n.i - 0x4b400000) - low.i;
+    low.i = (int32_t)((uint32_t)(low.i + 127) << 23);
+    high.i = (int32_t)((uint32_t)(high.i + 127) << 23);
+    n.f -= 12582912.0f;
+    f = x - n.f * 0.693359375f;
+    f = f + n.f * 2.12194440e-4f;
+    p = 1.39261818e-3f;
+    p = p * f + 8.36317763e-3f;
+    p = p * f + 4.16665546e-2f;
+    p = p * f + 1.6666577e-1f;
+    p = p * f + 5.0e-1f;
+    p = p * (f * f) + f;
+    return (p + 1.0f) * low.f * high.f;
+}
+
+#endif

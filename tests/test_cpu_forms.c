@@ -1,0 +1,289 @@
+/* The forms of the trainer's CPU backend: for every set of features that this build and this
+ * processor have, exp and the twins against double, and training with 1, 2 and 3 threads.
+ *
+ * What is not here is not tested; with GT_TEST_STRICT set it is a failure that OpenBLAS is not. */
+#include "gt_invariants.h"
+#include "hybrid_cpu.h"
+#include "hybrid_model.h"
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum { FORMS = (HY_CPU_AVX2 | HY_CPU_BLAS) + 1 };
+
+static const char *form_name(int features) {
+    static const char *const names[FORMS] = {"base", "AVX2", "BLAS", "AVX2 and BLAS"};
+    return names[features];
+}
+
+static int is_here(int features) {
+    return !(features & ~hy_cpu_features());
+}
+
+static void set_threads(int n) {
+#ifdef _OPENMP
+    omp_set_num_threads(n);
+#else
+    (void)n;
+#endif
+}
+
+static hy_backend *open_form(int features) {
+    hy_backend *be = NULL;
+    if (hy_backend_cpu_with(&be, features) == GT_OK) return be;
+    printf("%s: %s\n", form_name(features), hy_last_error());
+    exit(1);
+}
+
+/* ---- exp ------------------------------------------------------------------------------------- */
+
+/* Units in the last place between y and the truth, which is finite and not too small. */
+static double units(float y, double truth) {
+    int exponent;
+    frexp(truth, &exponent);
+    return fabs(y - truth) / ldexp(1, exponent - 24 < -149 ? -149 : exponent - 24);
+}
+
+/* -exp(x) of floats of all sizes, every 3989th pattern. */
+static void check_exp(int features) {
+    enum { N = 4096 };
+    static float x[N], y[N];
+    hy_backend *be = open_form(features);
+    double worst = 0, at = 0;
+    int64_t bad = 0;
+    for (uint64_t pattern = 0; pattern <= UINT32_MAX;) {
+        for (int i = 0; i < N; i++, pattern += 3989) x[i] = gt_bits_float((uint32_t)pattern);
+        hy_map_args a = {.n = N, .function = HY_NEG_EXP, .x = x, .y = y};
+        test_check(be->map_forward(be, &a) == GT_OK, "%s", hy_last_error());
+        for (int i = 0; i < N; i++) {
+            double truth = exp((double)x[i]);
+            if (isnan(truth))
+                bad += !isnan(y[i]);
+            else if (truth > FLT_MAX || truth < 0x1p-150)
+                bad += -y[i] != (float)truth;
+            else if (!(units(-y[i], truth) <= worst))
+                worst = units(-y[i], truth), at = x[i];
+        }
+    }
+    test_check(!bad, "exp, %s: %lld values beyond the ends of the range", form_name(features),
+               (long long)bad);
+    test_check(worst <= 1.1, "exp, %s: exp(%.9g) is off by %.3f units in the last place",
+               form_name(features), at, worst);
+    be->close(be);
+}
+
+/* ---- the twins ------------------------------------------------------------------------------- */
+
+#define PASS(op, pass)                                                                             \
+    gt_status hy_base_##op##_##pass(const gt_##op##_args *args);                                   \
+    gt_status hy_avx2_##op##_##pass(const gt_##op##_args *args);                                   \
+    static gt_status op##_##pass(const test_runner *r, const void *args) {                         \
+        return RUN(hy_base_##op##_##pass, hy_avx2_##op##_##pass);                                  \
+    }
+#ifdef HY_AVX2
+#define RUN(base, avx2) (*(const int *)r->context ? avx2 : base)(args)
+#else
+#define RUN(base, avx2) ((void)r, base(args))
+#endif
+
+PASS(wkv6, forward)
+PASS(wkv6, backward)
+PASS(wkv6, step)
+PASS(ssd, forward)
+PASS(ssd, backward)
+PASS(ssd, step)
+PASS(selective_scan, forward)
+PASS(selective_scan, backward)
+PASS(selective_scan, step)
+PASS(conv1d, forward)
+PASS(conv1d, backward)
+PASS(conv1d, step)
+PASS(rmsnorm_linear, forward)
+PASS(rmsnorm_linear, backward)
+PASS(norm_mix, forward)
+PASS(norm_mix, backward)
+PASS(norm_gate, forward)
+PASS(norm_gate, backward)
+
+static const struct {
+    const char *op;
+    gt_status (*run[3])(const test_runner *r, const void *args);
+} twins[] = {
+    {"wkv6", {wkv6_forward, wkv6_backward, wkv6_step}},
+    {"ssd", {ssd_forward, ssd_backward, ssd_step}},
+    {"selective_scan", {selective_scan_forward, selective_scan_backward, selective_scan_step}},
+    {"conv1d", {conv1d_forward, conv1d_backward, conv1d_step}},
+    {"rmsnorm_linear", {rmsnorm_linear_forward, rmsnorm_linear_backward, NULL}},
+    {"norm_mix", {norm_mix_forward, norm_mix_backward, NULL}},
+    {"norm_gate", {norm_gate_forward, norm_gate_backward, NULL}},
+};
+enum { TWINS = sizeof twins / sizeof twins[0], DRAWN = 40, DRAWN_SIZE = 20 };
+
+static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
+                          char *memory, size_t bytes) {
+    (void)memory, (void)bytes;
+    for (int i = 0; i < TWINS; i++)
+        if (!strcmp(twins[i].op, op->table()->name)) return twins[i].run[pass](r, args);
+    return GT_ERROR_UNSUPPORTED;
+}
+
+static void check_twins(const char *op, int features) {
+    test_runner r = test_twin;
+    r.name = form_name(features);
+    r.run = run_twin;
+    r.context = &features;
+    for (const test_case *c = test_case_table; c->op; c++)
+        if (!strcmp(c->op, op) && c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
+    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+        test_case c;
+        test_draw_case(op, seed, DRAWN_SIZE, &c);
+        test_truth_holds(&r, &c);
+    }
+}
+
+/* ---- training -------------------------------------------------------------------------------- */
+
+enum { VOCAB = 40, BATCH = 4, SEQ = 70, STEPS = 12 };
+
+/* Losses, and the first gradient of all parameters one after the other. */
+typedef struct training {
+    double loss[STEPS], *gradient;
+    int64_t parameters;
+} training;
+
+static void need(gt_status status, const char *call) {
+    if (status == GT_OK) return;
+    printf("%s: %s\n", call, hy_last_error());
+    exit(1);
+}
+#define NEED(call) need(call, #call)
+
+static hy_config small_model(const char *name) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(list[i].name, name)) {
+            hy_config c = list[i];
+            c.hidden = 80, c.heads = 5,
+            c.layers = 2; /* 80: blocks of products that are not whole */
+            return c;
+        }
+    printf("no model %s\n", name);
+    exit(1);
+}
+
+static training train(const char *model, int features, int threads) {
+    const hy_optimizer adam = {
+        .lr = 4e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
+    hy_backend *be = open_form(features);
+    hy_config c = small_model(model);
+    hy_model *m;
+    training t = {{0}, NULL, 0};
+    int32_t tokens[BATCH * SEQ], targets[BATCH * SEQ];
+    test_random r = {7};
+    set_threads(threads);
+    NEED(hy_model_create(be, &c, VOCAB, BATCH, SEQ, 3, &m));
+    for (int i = 0; i < hy_model_param_count(m); i++) t.parameters += hy_model_param(m, i)->count;
+    t.gradient = test_array(t.parameters, 0);
+    for (int step = 0; step < STEPS; step++) {
+        hy_result result;
+        for (int i = 0; i < BATCH * SEQ; i++) {
+            tokens[i] = (int32_t)(VOCAB * test_uniform(&r) * test_uniform(&r));
+            targets[i] = (tokens[i] * 3 + 1) % VOCAB;
+        }
+        NEED(hy_model_train(m, tokens, targets, NULL, &adam));
+        NEED(hy_model_result(m, &result));
+        t.loss[step] = result.loss;
+        double *at = t.gradient;
+        for (int i = 0; step == 0 && i < hy_model_param_count(m); i++) {
+            NEED(hy_model_read(m, HY_GRADIENT, i, at));
+            at += hy_model_param(m, i)->count;
+        }
+    }
+    hy_model_destroy(m);
+    be->close(be);
+    return t;
+}
+
+static int same_bits(const training *a, const training *b) {
+    return !memcmp(a->loss, b->loss, sizeof a->loss) &&
+           !memcmp(a->gradient, b->gradient, (size_t)a->parameters * sizeof *a->gradient);
+}
+
+/* |a - b| / |b| */
+static double distance(const double *a, const double *b, int64_t n) {
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        size += b[i] * b[i];
+    }
+    return sqrt(difference / size);
+}
+
+static void check_training(const char *model) {
+    training base = train(model, 0, 1);
+    test_check(base.loss[STEPS - 1] < 0.8 * base.loss[0], "%s: the loss stays at %g", model,
+               base.loss[STEPS - 1]);
+    for (int features = 0; features < FORMS; features++) {
+        const char *name = form_name(features);
+        if (!is_here(features)) continue;
+        training one = train(model, features, 1);
+        for (int threads = 2; threads <= 3; threads++) {
+            training more = train(model, features, threads);
+            test_check(same_bits(&more, &one), "%s, %s: %d threads give other bits than one", model,
+                       name, threads);
+            free(more.gradient);
+        }
+        double first = distance(one.loss, base.loss, 1),
+               last = distance(one.loss, base.loss, STEPS);
+        double gradient = distance(one.gradient, base.gradient, base.parameters);
+        printf("%s, %s: against base: first loss %.1e, gradient %.1e, %d losses %.1e\n", model,
+               name, first, gradient, STEPS, last);
+        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3,
+                   "%s, %s: more than rounding apart from base", model, name);
+        free(one.gradient);
+    }
+    free(base.gradient);
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+static void check_choice(void) {
+    hy_backend *be;
+    NEED(hy_backend_cpu(&be));
+    printf("%s\n", be->device);
+    test_check(!strstr(be->device, "AVX2") == !(hy_cpu_features() & HY_CPU_AVX2) &&
+                   !strstr(be->device, "OpenBLAS") == !(hy_cpu_features() & HY_CPU_BLAS),
+               "the backend is called '%s'", be->device);
+    be->close(be);
+    for (int features = 0; features < FORMS; features++)
+        if (!is_here(features)) {
+            printf("not here: %s\n", form_name(features));
+            test_check(hy_backend_cpu_with(&be, features) == GT_ERROR_UNSUPPORTED,
+                       "%s opens, although it is not here", form_name(features));
+        }
+    if (getenv("GT_TEST_STRICT"))
+        test_check((hy_cpu_features() & HY_CPU_BLAS) != 0, "OpenBLAS is missing");
+    test_group("forms", "the best is taken, others are refused");
+}
+
+int main(void) {
+    check_choice();
+    for (int features = 0; features <= HY_CPU_AVX2; features++)
+        if (is_here(features)) check_exp(features);
+    test_group("exp", "all ranges, NaN and infinities");
+    for (int i = 0; i < TWINS; i++) {
+        for (int features = 0; features <= HY_CPU_AVX2; features++)
+            if (is_here(features)) check_twins(twins[i].op, features);
+        test_group(twins[i].op, "fp32 against the truth");
+    }
+    check_training("HY");
+    check_training("CP");
+    test_group("training", "the same bits with 1, 2 and 3 threads, all forms agree");
+    return test_finish();
+}
