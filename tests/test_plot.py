@@ -172,12 +172,13 @@ class PlotTest(unittest.TestCase):
         self.assertEqual(head.count('|'), row.count('|'))
         self.assertEqual(row, '| `wkv6` B1 T1 H1 N64, bf16 | 0.500 / 1.50 | p | 2.00 / 4.00 | 3.0 times faster '
                               '| 1.0 to 9.6 times faster |')
-        slow = self.put('two.csv', bench_rows(('gt', 'B1 T1 H1 N64 z', 1, 1), ('q', 'B1 T1 H1 N64 z', 2, 6),
-                                              ('gt', 'B1 T1 H1 N64', 1, 1), ('q', 'B1 T1 H1 N64', .01, 100)))
-        row = self.plot('table', '--impl', 'q', slow, '--row', 'wkv6 bf16 B1 T1 H1 N64 z')
-        self.assertIn('| **4.0 times slower** | 2.0 to 6.0 times slower |', row)
-        row = self.plot('table', '--impl', 'q', slow, '--row', 'wkv6 bf16 B1 T1 H1 N64')
-        self.assertIn('| **50 times slower** | 100 times slower to 100 times faster |', row)
+        slow = self.put('two.csv', bench_rows(
+            ('ref', 'B1 T1 H1 N64 z', 1, 1), ('q', 'B1 T1 H1 N64 z', .5, .25), ('gt', 'B1 T1 H1 N64 z', .1, .1),
+            ('ref', 'B1 T1 H1 N64', 1, 1), ('q', 'B1 T1 H1 N64', 100, .01), ('gt_ptx', 'B1 T1 H1 N64', .1, .1)))
+        row = self.plot('table', '--impl', 'ref', slow, '--row', 'wkv6 bf16 B1 T1 H1 N64 z')
+        self.assertIn('| q | 0.500 / 0.250 | **2.7 times slower** | 2.0 to 4.0 times slower |', row)
+        row = self.plot('table', '--impl', 'ref', slow, '--row', 'wkv6 bf16 B1 T1 H1 N64')
+        self.assertIn('| 50 times faster | 100 times slower to 100 times faster |', row)
         alone = self.put('alone.csv', bench_rows(('gt', 'B1 T1 H1 N64', 20, 30)))
         self.assertIn('| 20.00 / 30.00 | none was timed |  |  |  |', self.plot('table', alone))
 

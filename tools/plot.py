@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Draws the CSV files that hybrid_train and the benches write:
 
-    tools/plot.py train  -o loss.svg RUN.csv...     loss and held-out loss over tokens
-    tools/plot.py floor  -o floor.svg BENCH.csv...  time over byte floor, beside the peers
-    tools/plot.py length -o length.svg BENCH.csv... time per token over the length of a sequence
-    tools/plot.py table BENCH.csv...                Markdown: times beside the fastest peer
-    tools/plot.py results [FOLDER]                  the figures of README.md, from bench/results
-    tools/plot.py results-table                     its table
+    python3 tools/plot.py COMMAND ...
+    train  -o loss.svg RUN.csv...      loss and held-out loss over tokens
+    floor  -o floor.svg BENCH.csv...   time over byte floor, beside the peers
+    length -o length.svg BENCH.csv...  time per token over the length of a sequence
+    table BENCH.csv...                 Markdown: times beside the fastest peer
+    results [FOLDER]                   the figures of README.md, from bench/results
+    results-table                      its table
 
-The suffix of FILE in -o FILE is .svg, .png or .pdf.  Rows of BENCH.csv whose impl is gt (--impl
-names another) are ours, rows of any other one are of peers; rows of the CPU twins are left out.
+The suffix of FILE in -o FILE is .svg, .png or .pdf.  Rows of BENCH.csv whose impl is gt are ours,
+unless --impl names another; of gt, gt_ptx and ref the other two are left out; all else are peers.
 An SVG follows the reader's light or dark mode.  The same input gives the same bytes with the same
 Matplotlib.  Status: 0 done, 1 a file cannot be read or written, 2 a bad command line.
 
@@ -19,7 +20,7 @@ table show the largest shape that a peer was timed at, of an operator without pe
 each operator, the sizes timed at most lengths, or those of --family 'wkv6 bf16 H32 N64'; a CSV of
 hybrid_train --bench adds the whole model.
 
-All but the tables needs Matplotlib 3.6 or newer: pip install matplotlib."""
+Figures need Matplotlib 3.6 or newer: pip install matplotlib."""
 import argparse
 import csv
 import hashlib
@@ -30,6 +31,8 @@ import re
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+OURS = ('gt', 'gt_ptx', 'ref')  # what our own benches name the implementation
 
 # What README.md shows.
 RESULTS = ['bench/results/h200.csv', 'bench/results/h200_peers.csv']
@@ -130,8 +133,8 @@ class Bench:
                 floor = number_in(name, row, 'floor_ms', 0)
                 if row['op'] not in self.ops:
                     self.ops.append(row['op'])
-                is_twin = row['impl'] == 'ref' and impl != 'ref'
-                if row['pass'] not in ('fwd', 'bwd') or is_twin:
+                is_other = row['impl'] in OURS and row['impl'] != impl
+                if row['pass'] not in ('fwd', 'bwd') or is_other:
                     continue
                 shape = (row['op'], row['dtype'], row['shape'])
                 self.times.setdefault(shape, {}).setdefault(row['impl'], {})[row['pass']] = ms
