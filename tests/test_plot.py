@@ -140,6 +140,7 @@ class PlotTest(unittest.TestCase):
         self.assertAlmostEqual(behind_backward[0] - ahead_backward[0], alone_backward[0] - behind_backward[0],
                                delta=.01)  # 2, 20 and 200 times the floor of 2 ms
         decade = behind[0] - ahead[0]
+        self.assertAlmostEqual(behind_backward[0] - ahead_backward[0], decade, delta=.01)  # one scale
         peers = [x - ahead[0] for x, y in places(svg, '#818b98') if ahead[0] <= x <= alone[0] and y >= ahead[1]]
         for ratio in (30, 5, 6):
             self.assertTrue(any(abs(x - decade * math.log10(ratio)) < .01 for x in peers), (ratio, peers, decade))

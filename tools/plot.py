@@ -428,15 +428,16 @@ def draw_floor(bench, shapes):
     for column, which in enumerate(('fwd', 'bwd')):
         axes = p.axes(left + column * (wide + gap), top, wide, step * len(shapes), 'x')
         axes.set(ylim=(len(shapes), 0), yticks=[])
-        high = 0
         for row, shape in enumerate(shapes):
-            high = max(high, draw_dots(p, axes, bench, shape, which, row + .5))
-        log_axis(axes.xaxis, .8, high * 1.3)
+            draw_dots(p, axes, bench, shape, which, row + .5)
+        log_axis(axes.xaxis, .8, 1.3 * max(
+            ms[which] / bench.floors[shape][which] for shape in shapes for which in ('fwd', 'bwd')
+            for ms in [bench.ours(shape)] + [ms for _, ms in bench.peers(shape)]))
     return p
 
 
 def draw_dots(p, axes, bench, shape, which, y):
-    """A shape in one pass; returns its largest ratio."""
+    """A shape in one pass."""
     name, floor = ' '.join((which,) + shape), bench.floors[shape][which]
     ours = bench.ours(shape)[which] / floor
     peers = sorted((ms[which] / floor, impl) for impl, ms in bench.peers(shape))
@@ -455,7 +456,6 @@ def draw_dots(p, axes, bench, shape, which, y):
             ha='left' if is_behind else 'right')
     if not peers:
         p.label(axes, ours, y, 'no peer was timed', 'soft', 7, size=7.5)
-    return max([ours] + [ratio for ratio, _ in peers])
 
 
 def draw_length(bench, families, model):
