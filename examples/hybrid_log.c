@@ -180,7 +180,11 @@ static int is_standard(const struct stat *file) {
 static void follow_link(const char *path, char *target) {
     struct stat found;
     char *whole = !lstat(path, &found) && S_ISLNK(found.st_mode) ? realpath(path, NULL) : NULL;
-    snprintf(target, HY_PATH_MAX, "%s", whole ? whole : path);
+    const char *from = whole ? whole : path;
+    size_t length = strlen(from);
+    if (length >= HY_PATH_MAX) length = HY_PATH_MAX - 1;
+    memcpy(target, from, length);
+    target[length] = 0;
     free(whole);
 }
 

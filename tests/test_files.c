@@ -212,7 +212,7 @@ static void test_round_trip(void) {
     int64_t shape[2] = {2, 3}, n = 1, whole = INT64_MIN + 5, got_whole;
     hy_file_writer *w;
     hy_file file;
-    char key[8];
+    char key[16];
     CHECK(hy_writer_open(&w, "a.st") == GT_OK);
     for (int i = 0; i < 4; i++) {
         snprintf(key, sizeof key, "k\"%d", i);
