@@ -160,10 +160,13 @@ void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count) {
 gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
     hy_text other = *text;
     hy_text_vocabulary(&other, bytes, count);
-    for (int v = 0; v < text->vocab; v++)
-        if (other.token_of[text->byte_of[v]] < 0)
-            return hy_fail(GT_ERROR_VALUE, "byte 0x%02x is not in the model's vocabulary",
-                           text->byte_of[v]);
+    for (int v = 0; v < text->vocab; v++) {
+        uint8_t byte = text->byte_of[v];
+        if (other.token_of[byte] >= 0) continue;
+        if (byte > 32 && byte < 127)
+            return hy_fail(GT_ERROR_VALUE, "'%c' is not in the model's vocabulary", byte);
+        return hy_fail(GT_ERROR_VALUE, "byte 0x%02x is not in the model's vocabulary", byte);
+    }
     for (int64_t i = 0; i < text->size; i++)
         text->token[i] = (uint8_t)other.token_of[text->byte_of[text->token[i]]];
     *text = other;

@@ -326,25 +326,6 @@ gt_status hy_saved_first_byte(const hy_file *f, uint8_t *byte) {
     return GT_OK;
 }
 
-static int is_of_model(const char *option) {
-    return !strcmp(option, "model") || !strcmp(option, "hidden") || !strcmp(option, "layers");
-}
-
-gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
-    for (int i = 0; hy_options_kept(i); i++) {
-        const char *name = hy_options_kept(i);
-        char key[64], value[HY_TEXT_MAX];
-        snprintf(key, sizeof key, "option.%s", name);
-        if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !is_of_model(name))) continue;
-        const char *text = text_of(f, key);
-        if (!text) return GT_ERROR_VALUE;
-        if (!from_ascii(value, text)) return damaged(f, key);
-        TRY(hy_options_take(o, name, value, f->path,
-                            take == HY_TAKE_STRICTLY || is_of_model(name)));
-    }
-    return GT_OK;
-}
-
 /* ---- tensors ------------------------------------------------------------------------------- */
 
 /* [4,3] */
@@ -376,6 +357,47 @@ static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_
     }
     return NULL;
 }
+
+/* The options of the model are those of its weights: else a model of any size might be made, only
+ * to find that they do not fit. */
+static gt_status check_size(const hy_file *f, const hy_options *o) {
+    uint8_t bytes[256];
+    int vocab;
+    char name[64];
+    TRY(hy_saved_vocabulary(f, bytes, &vocab));
+    const int64_t shape[2] = {vocab, o->hidden};
+    if (!find_tensor(f, "embedding", HY_FILE_F32, 2, shape)) return GT_ERROR_VALUE;
+    for (int past = 0; past < 2; past++) {
+        snprintf(name, sizeof name, "layers.%lld.norm", (long long)o->layers - 1 + past);
+        if ((hy_file_tensor_of(f, name) == NULL) != past)
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: it has not %lld layers", f->path,
+                           (long long)o->layers);
+    }
+    return GT_OK;
+}
+
+/* ---- options ------------------------------------------------------------------------------- */
+
+static int is_of_model(const char *option) {
+    return !strcmp(option, "model") || !strcmp(option, "hidden") || !strcmp(option, "layers");
+}
+
+gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
+    for (int i = 0; hy_options_kept(i); i++) {
+        const char *name = hy_options_kept(i);
+        char key[64], value[HY_TEXT_MAX];
+        snprintf(key, sizeof key, "option.%s", name);
+        if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !is_of_model(name))) continue;
+        const char *text = text_of(f, key);
+        if (!text) return GT_ERROR_VALUE;
+        if (!from_ascii(value, text)) return damaged(f, key);
+        TRY(hy_options_take(o, name, value, f->path,
+                            take == HY_TAKE_STRICTLY || is_of_model(name)));
+    }
+    return check_size(f, o);
+}
+
+/* ---- loading ------------------------------------------------------------------------------- */
 
 /* room: for its doubles */
 static gt_status load_tensor(hy_file *f, hy_model *model, const hy_tensor *t, double *room) {

@@ -388,6 +388,27 @@ static void test_mismatched(void) {
     free_sample(b);
 }
 
+/* Options that are not those of the weights would make a model of any size. */
+static void test_wrong_size(void) {
+    static const struct {
+        int64_t hidden, layers;
+        const char *reason;
+    } cases[] = {{8192, 1, "tensor embedding is"},
+                 {16, 128, "it has not 128 layers"},
+                 {16, 2, "it has not 2 layers"}};
+    sample *s = new_sample(0);
+    hy_file file;
+    for (int i = 0; i < 3; i++) {
+        hy_options o = {.help = 0};
+        s->options.hidden = cases[i].hidden;
+        s->options.layers = cases[i].layers;
+        CHECK(hy_save(&s->run, "a.st") == GT_OK && hy_saved_open(&file, "a.st") == GT_OK);
+        CHECK(hy_saved_options(&file, HY_TAKE_ALL, &o) != GT_OK && error_says(cases[i].reason));
+        hy_file_close(&file);
+    }
+    free_sample(s);
+}
+
 /* Numbers that are not finite are neither written over good ones nor read. */
 static void test_not_finite(void) {
     sample *s = new_sample(0);
@@ -721,6 +742,7 @@ int main(int argc, char **argv) {
     run_case("model files: all of a run", test_saved);
     run_case("model files: options", test_saved_options);
     run_case("model files: mismatched", test_mismatched);
+    run_case("model files: wrong size", test_wrong_size);
     run_case("model files: not finite", test_not_finite);
     run_case("damage: every length", test_truncated);
     run_case("damage: changed bytes", test_flipped);
