@@ -118,9 +118,11 @@ class PlotTest(unittest.TestCase):
             self.assertAlmostEqual(y, thin[0][1] + (7.91 - loss) * per_nat, delta=.1)
 
     def test_a_run_without_held_out_losses(self):
-        self.plot('train', '-o', 'loss.svg', self.put('run.csv', TRAIN_HEAD + '1,10,3,\n2,20,2.5,\n'))
-        self.assertIn('2.500  run', texts(self.get('loss.svg')))
+        self.put('run.csv', TRAIN_HEAD + '1,10,3,\n2,20,2.5,\n')
+        self.plot('train', '-o', 'loss.svg', 'run.csv', '--label', '$x_{')
+        self.assertIn('2.500  $x_{', texts(self.get('loss.svg')))  # no formula
         self.plot('train', '-o', 'loss.svg', self.put('one.csv', TRAIN_HEAD + '1,10,3,\n'))
+        self.plot('train', '-o', 'loss.svg', self.put('two.csv', '\xef\xbb\xbf' + 'tokens,loss,held_out\r\n1,3,\r\n'))
 
     def test_a_time_lies_where_it_belongs(self):
         shapes = [f'B1 T{t} H1 N64' for t in (100, 200, 300)]
@@ -153,17 +155,22 @@ class PlotTest(unittest.TestCase):
         # 1 + 1, 4 + 4 and 16 + 16 ms for 1000, 2000 and 4000 tokens in 2 heads: 1000, 2000 and 4000 ns
         ours = [('gt', f'B1 T{t} H2 N64', ms, ms) for t, ms in ((1000, 1), (4000, 16), (2000, 4))]
         peers = [(f'a {form}', f'B1 T{t} H2 N64', ms, 1) for t in (1000, 2000) for form, ms in (('x', 2), ('y', 3))]
+        peers += [('b', 'B1 T1000 H2 N64', 4, 4)]  # slower, at the length that both have
         self.put('bench.csv', bench_rows(*ours, *peers))
         self.put('model.csv', MODEL_HEAD + 'HY,cpu,f32,inf,8,64,1000,1e6\nHY,cpu,f32,inf,8,128,1000,5e5\n')
         self.plot('length', '-o', 'length.svg', 'bench.csv', 'model.csv')
         svg = self.get('length.svg')
-        dots = places(svg, '#bc4c00')  # behind the peer's last cost
+        dots = places(svg, '#bc4c00')  # behind a
         self.assertEqual(len(dots), 3)
         for axis in (0, 1):
             self.assertAlmostEqual(dots[1][axis] - dots[0][axis], dots[2][axis] - dots[1][axis], delta=.01)
         shown = texts(svg)
-        for text in ('4000  here', '750  a', '2.00  forward', '4,000', 'H2 N64, B1, bf16: ns per token and head'):
+        for text in ('4000  here', '750  a', '4000  b', '2.00  forward', '4,000',
+                     'H2 N64, B1, bf16: ns per token and head'):
             self.assertIn(text, shown)  # of a's forms the faster one, (2 + 1) / 4000
+        self.put('bench.csv', bench_rows(*ours, peers[-1]))
+        self.plot('length', '-o', 'length.svg', 'bench.csv')
+        self.assertEqual((len(places(self.get('length.svg'), '#0969da')), len(peers)), (3, 5))
 
     def test_table(self):
         self.put('bench.csv', bench_rows(

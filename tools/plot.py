@@ -60,7 +60,7 @@ def read_rows(name, columns):
     start with # are comments; all of columns must be there."""
     rows, header = [], None
     try:
-        with open(name, encoding='utf-8', newline='') as file:
+        with open(name, encoding='utf-8-sig', newline='') as file:
             for number, line in enumerate(file, 1):
                 if not line.strip() or line.startswith('#'):
                     continue
@@ -290,7 +290,7 @@ class Picture:
 
     def text(self, x, y, text, colour='ink', **more):
         self.figure.text(x / self.width, 1 - y / self.height, text, color=COLOURS[colour][0],
-                         **{'va': 'baseline', **more})
+                         parse_math=False, **{'va': 'baseline', **more})
 
     def axes(self, left, top, width, height, grid):
         """Axes with lines of a grid along 'x' or 'y' alone."""
@@ -316,7 +316,7 @@ class Picture:
     def label(self, axes, x, y, text, colour, dx=0, dy=0, **more):
         """Text beside a point of the axes, moved by points (1/72 inch)."""
         axes.annotate(text, (x, y), (dx, dy), textcoords='offset points', annotation_clip=False,
-                      color=COLOURS[colour][0], **{'va': 'center', **more})
+                      color=COLOURS[colour][0], parse_math=False, **{'va': 'center', **more})
 
     def bytes(self, suffix):
         digest = hashlib.sha256('\n'.join(self.drawn).encode()).hexdigest()
@@ -425,14 +425,14 @@ def draw_floor(bench, shapes):
         y = top + step * (row + .5)
         p.text(.1, y - .03, op, weight='bold')
         p.text(.1, y + .13, f'{shape}, {dtype}', 'soft', size=7.5)
+    ratios = [ms[which] / bench.floors[shape][which] for shape in shapes
+              for ms in [bench.ours(shape)] + [ms for _, ms in bench.peers(shape)] for which in ms]
     for column, which in enumerate(('fwd', 'bwd')):
         axes = p.axes(left + column * (wide + gap), top, wide, step * len(shapes), 'x')
         axes.set(ylim=(len(shapes), 0), yticks=[])
         for row, shape in enumerate(shapes):
             draw_dots(p, axes, bench, shape, which, row + .5)
-        log_axis(axes.xaxis, .8, 1.3 * max(
-            ms[which] / bench.floors[shape][which] for shape in shapes for which in ('fwd', 'bwd')
-            for ms in [bench.ours(shape)] + [ms for _, ms in bench.peers(shape)]))
+        log_axis(axes.xaxis, min(.8, .8 * min(ratios)), 1.3 * max(ratios))
     return p
 
 
@@ -477,6 +477,13 @@ def draw_length(bench, families, model):
     return p
 
 
+def is_slower(line, other):
+    """At the greatest length that both have."""
+    line, other = dict(line), dict(other)
+    common = max(line.keys() & other.keys(), default=None)
+    return common is not None and line[common] > other[common]
+
+
 def draw_lines(p, axes, title, lines, impl):
     values = [y for line in lines.values() for _, y in line]
     lengths = sorted({x for line in lines.values() for x, _ in line})
@@ -485,7 +492,7 @@ def draw_lines(p, axes, title, lines, impl):
     log_axis(axes.xaxis, lengths[0], lengths[-1], lengths)
     ours = [name for name in (impl, 'fwd+bwd', 'inf') if name in lines]
     peers = [name for name in lines if name not in ours]
-    is_behind = any(lines[ours[0]][-1][1] > lines[name][-1][1] for name in peers)
+    is_behind = bool(ours) and any(is_slower(lines[ours[0]], lines[name]) for name in peers)
     names = peers + ours
     ends = spread([math.log(lines[name][-1][1]) for name in names], math.log(high / low) * .13)
     for name, end in zip(names, ends):
