@@ -75,7 +75,7 @@ static const row rows[] = {
     {"save", PATH, AT(save), "FILE", "",
      .help = "write the model and the state of the run to FILE, every --save-every steps, at the "
              "end and when interrupted"},
-    {"save-every", WHOLE, AT(save_every), "N", "100", NULL, 0, BIG, 1, NULL,
+    {"save-every", WHOLE, AT(save_every), "N", "100", "1000", 0, BIG, 1, NULL,
      "steps between savings; 0: at the end only"},
     {"resume", PATH, AT(resume), "FILE", "",
      .help = "go on with the run that saved FILE, with its options; a larger --steps makes it "

@@ -760,27 +760,33 @@ static gt_status check_prompt(const trainer *t) {
     return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
-/* Gives the text the vocabulary of the file, if there is one. */
-static gt_status use_vocabulary(trainer *t) {
+/* For --generate: there is no text, but what the file says of the one that it was trained on. */
+static gt_status read_vocabulary(trainer *t) {
     uint8_t bytes[256], first;
     int count;
-    t->first_token = *t->options.generate ? 0 : t->text.token[0];
-    if (!t->file.path) return GT_OK;
     gt_status status = hy_saved_vocabulary(&t->file, bytes, &count);
+    if (status == GT_OK) status = hy_saved_first_byte(&t->file, &first);
     if (status != GT_OK) return status;
-    if (*t->options.generate) {
-        hy_text_vocabulary(&t->text, bytes, count);
-        status = hy_saved_first_byte(&t->file, &first);
-        t->first_token = status == GT_OK ? t->text.token_of[first] : 0;
-        if (t->first_token >= 0) return status == GT_OK ? check_prompt(t) : status;
-        return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary",
-                       t->file.path);
+    hy_text_vocabulary(&t->text, bytes, count);
+    t->first_token = t->text.token_of[first];
+    if (t->first_token >= 0) return check_prompt(t);
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary",
+                   t->file.path);
+}
+
+/* Gives the text the vocabulary of the file, if there is one. */
+static gt_status use_vocabulary(trainer *t) {
+    uint8_t bytes[256];
+    int count;
+    gt_status status = GT_OK;
+    if (t->file.path) {
+        status = hy_saved_vocabulary(&t->file, bytes, &count);
+        if (status != GT_OK) return status;
+        status = hy_text_recode(&t->text, bytes, count);
     }
-    status = hy_text_recode(&t->text, bytes, count);
-    t->first_token = status == GT_OK ? t->text.token[0] : 0;
-    return status == GT_OK
-               ? status
-               : hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
+    t->first_token = t->text.token[0];
+    if (status == GT_OK) return status;
+    return hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
 }
 
 /* After the model was created: weights, or all of the run that goes on. */
@@ -1013,7 +1019,7 @@ static gt_status set_up(trainer *t, const char *program) {
     gt_status status = open_file(t);
     if (status == GT_OK) status = open_backend(t);
     if (status == GT_OK) status = fill_options(t);
-    if (status == GT_OK) status = *o->generate ? use_vocabulary(t) : load_text(t, program);
+    if (status == GT_OK) status = *o->generate ? read_vocabulary(t) : load_text(t, program);
     if (status != GT_OK) return status;
     choose_config(t);
     t->random = (uint64_t)o->seed;
