@@ -34,7 +34,10 @@
  *   Arguments   one struct per operator serves all its functions; a zero field means the default
  *               stated beside it.  Pointers are device memory for gt_OP_..., host for gt_ref_OP_... .
  *   Sizes       B batch, T time, H heads, N key or state size, V value size, P head size, G groups,
- *               D channels, W conv width, M rows, O outputs.  B, T and M may be 0.
+ *               D channels, W conv width, M rows, O outputs.  Each is at most 2^40.  B, T and M may be 0:
+ *               states are passed on, gradients are 0, and the other sizes may have any product.  Else
+ *               the product of all sizes is at most 2^56, packed sequences and slots counted as B.  So are
+ *               the elements of each tensor, and what an index spans by its stride.
  *   dtype       of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt)
  *               may stay fp32 beside 16-bit activations.  States, parameters other than a projection
  *               weight, and all parameter gradients are fp32.  Accumulation is fp32.

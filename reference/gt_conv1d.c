@@ -81,6 +81,10 @@ static void conv1d_sequence(const gt_conv1d_args *a, int64_t b, const conv1d_cha
 /* Of all channels; `a` is prepared. */
 static void conv1d_run(const gt_conv1d_args *a, int step) {
     int64_t J = a->W - 1;
+    if (a->B == 0 || a->T == 0) {
+        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, a->B, a->D * J);
+        return;
+    }
     GT_PARALLEL_FOR
     for (int64_t d = 0; d < a->D; d++) {
         conv1d_channel c = conv1d_load_channel(a, d);
@@ -183,6 +187,12 @@ gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
     gt_status status = gt_prepare(gt_op_conv1d(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
     int64_t J = a.W - 1;
+    if (a.B == 0 || a.T == 0) {
+        ref_no_grad(a.dweight, a.D * a.W, a.accumulate);
+        ref_no_grad(a.dbias, a.D, a.accumulate);
+        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, a.B, a.D * J, a.accumulate);
+        return GT_OK;
+    }
     GT_PARALLEL_FOR
     for (int64_t d = 0; d < a.D; d++) {
         conv1d_channel c = conv1d_load_channel(&a, d);

@@ -185,7 +185,7 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     gt_rmsnorm_linear_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_rmsnorm_linear(), GT_FORWARD, GT_HOST, args, &a, &dims);
-    if (status != GT_OK) return status;
+    if (status != GT_OK || a.M == 0) return status;
     real *n = NULL; /* n [M,D], the transposed weight [D,O], y [M,O] */
     double *blocks = NULL;
     status = norm_scratch(&blocks, linear_block_size(&a));
@@ -254,6 +254,13 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_rmsnorm_linear(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
+    if (a.M == 0) {
+        ref_no_grad(a.dweight, gt_times(a.O, a.D), a.accumulate);
+        ref_no_grad(a.dgamma, a.D, a.accumulate);
+        ref_no_grad(a.dbeta, a.D, a.accumulate);
+        ref_no_grad(a.dbias, a.O, a.accumulate);
+        return GT_OK;
+    }
     real *dy = NULL; /* dy [M,O], n then dn [M,D], parts of dweight, then weight [O,D] */
     double *blocks = NULL, *sums = NULL; /* dbias [O], dweight [O,D] */
     status = norm_scratch(&blocks, linear_block_size(&a));
@@ -290,7 +297,7 @@ gt_status GT_REF(norm_mix_forward)(const gt_norm_mix_args *args) {
     gt_norm_mix_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_mix(), GT_FORWARD, GT_HOST, args, &a, &dims);
-    if (status != GT_OK) return status;
+    if (status != GT_OK || a.M == 0) return status;
     double *blocks; /* per block ahat, bhat, gain_a, gain_b, residual and then y */
     status = norm_scratch(&blocks, 5 * a.D);
     if (status != GT_OK) return status;
@@ -364,6 +371,11 @@ gt_status GT_REF(norm_mix_backward)(const gt_norm_mix_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_mix(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
+    if (a.M == 0) {
+        ref_no_grad(a.dgain_a, a.D, a.accumulate);
+        ref_no_grad(a.dgain_b, a.D, a.accumulate);
+        return GT_OK;
+    }
     mix_branch branch_a = {a.a, a.gain_a, a.da, a.dgain_a, a.a_stride, a.da_stride};
     mix_branch branch_b = {a.b, a.gain_b, a.db, a.dgain_b, a.b_stride, a.db_stride};
     double *blocks;
@@ -422,7 +434,7 @@ gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
     gt_norm_gate_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_gate(), GT_FORWARD, GT_HOST, args, &a, &dims);
-    if (status != GT_OK) return status;
+    if (status != GT_OK || a.M == 0) return status;
     int64_t n = a.D / a.H, block_size = GATE_ROW_SIZE * a.D;
     double *blocks;
     status = norm_scratch(&blocks, block_size);
@@ -487,6 +499,11 @@ gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_gate(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK) return status;
+    if (a.M == 0) {
+        ref_no_grad(a.dgamma, a.D, a.accumulate);
+        ref_no_grad(a.dbeta, a.D, a.accumulate);
+        return GT_OK;
+    }
     int64_t sums = GATE_ROW_SIZE * a.D, block_size = sums + 2 * a.D;
     double *blocks; /* per block a gate_row, dgamma, dbeta */
     status = norm_scratch(&blocks, block_size);

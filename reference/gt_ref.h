@@ -104,6 +104,41 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
         memset(to, 0, (size_t)n * sizeof(real));
 }
 
+/* ---- calls without tokens --------------------------------------------------------------------
+ * Their other sizes may be any, so no memory is taken for them and no loop goes over them; what is
+ * due are states and gradients, which exist where they are given. */
+
+/* `rows` states of n numbers; of a shared one the same to all. */
+static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows,
+                                   int64_t n) {
+    if (!to || (to == from && !is_shared)) return;
+    for (int64_t row = 0; row < rows; row++)
+        ref_copy_state((real *)to + row * n, from, is_shared ? 0 : row * n, n);
+}
+
+/* The gradient of the state that `rows` sequences share: the sum of theirs. */
+static inline void ref_sum_states(float *to, const float *from, int64_t rows, int64_t n,
+                                  int accumulate) {
+    for (int64_t i = 0; to && i < n; i++) {
+        double sum = 0;
+        for (int64_t row = 0; from && row < rows; row++) sum += ((const real *)from)[row * n + i];
+        ref_grad(to, i, sum, accumulate);
+    }
+}
+
+/* The gradient of the first states from that of the last. */
+static inline void ref_pass_gradients(float *to, const float *from, int is_shared, int64_t rows,
+                                      int64_t n, int accumulate) {
+    if (is_shared)
+        ref_sum_states(to, from, rows, n, accumulate);
+    else
+        ref_pass_states(to, from, 0, rows, n);
+}
+
+static inline void ref_no_grad(float *data, int64_t n, int accumulate) {
+    for (int64_t i = 0; data && i < n; i++) ref_grad(data, i, 0, accumulate);
+}
+
 /* Checks the contents of cu_seqlens and seq_count, which the kernels trust, and sets the number of
  * sequences. */
 static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int32_t *seq_count,
@@ -122,9 +157,14 @@ static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int
     return GT_OK;
 }
 
+/* More than any memory has; counts that are larger came of gt_times and gt_plus. */
+#define REF_MOST_NUMBERS ((int64_t)(PTRDIFF_MAX / sizeof(double)))
+
 /* Scratch for `count` numbers, never NULL on success even if count is 0. */
 static inline gt_status ref_scratch(real **scratch, int64_t count) {
-    *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));
+    *scratch = NULL;
+    if (count <= REF_MOST_NUMBERS)
+        *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));
     return *scratch ? GT_OK
                     : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld numbers of scratch",
                               (long long)count);
@@ -132,7 +172,9 @@ static inline gt_status ref_scratch(real **scratch, int64_t count) {
 
 /* `count` sums, which start at 0; never NULL on success. */
 static inline gt_status ref_sums(double **sums, int64_t count) {
-    *sums = (double *)calloc((size_t)(count > 0 ? count : 1), sizeof(double));
+    *sums = NULL;
+    if (count <= REF_MOST_NUMBERS)
+        *sums = (double *)calloc((size_t)(count > 0 ? count : 1), sizeof(double));
     return *sums ? GT_OK
                  : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
 }

@@ -123,11 +123,20 @@ static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_toke
         ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x->y, a->P);
 }
 
+static int ssm_has_tokens(const gt_ssd_args *a) { return a->B > 0 && a->T > 0; }
+
 static gt_status ssm_run(const ssm_call *c, int step) {
     const gt_ssd_args *a = &c->a;
-    int64_t PN = a->P * a->N, per_head = PN + ssm_token_count(a);
+    int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
     real *scratch;
-    gt_status status = ref_scratch(&scratch, a->H * per_head);
+    gt_status status;
+    if (!ssm_has_tokens(a)) {
+        if (!step)
+            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, a->B,
+                            gt_times(a->H, PN));
+        return GT_OK;
+    }
+    status = ref_scratch(&scratch, gt_times(a->H, per_head));
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
@@ -180,12 +189,13 @@ static int64_t ssm_chunks(const gt_ssd_args *a) {
 }
 
 static int64_t ssm_sums_count(const gt_ssd_args *a) {
-    return a->N + a->P + 1 + (a->state_in_shared ? a->P * a->N : 0);
+    return gt_plus(a->N + a->P + 1, a->state_in_shared ? gt_times(a->P, a->N) : 0);
 }
 
 static int64_t ssm_head_count(const gt_ssd_args *a) {
     int64_t states = ssm_chunks(a) + 1 + SSM_CHUNK + 1;
-    return states * a->P * a->N + 2 * SSM_CHUNK * a->N + ssm_token_count(a);
+    return gt_plus(gt_times(states, gt_times(a->P, a->N)),
+                   2 * SSM_CHUNK * a->N + ssm_token_count(a));
 }
 
 static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, int64_t h) {
@@ -366,11 +376,26 @@ static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head
         ref_grad(a->dstate_in, h * PN + i, k->G_sum[i], a->accumulate);
 }
 
+/* Of a call without tokens. */
+static void ssm_no_gradients(const ssm_call *c) {
+    const gt_ssd_args *a = &c->a;
+    ref_no_grad(a->dA, c->A_per_state ? gt_times(a->H, a->N) : a->H, a->accumulate);
+    ref_no_grad(a->ddt_bias, a->H, a->accumulate);
+    ref_no_grad(a->dDskip, a->Dskip_per_channel ? gt_times(a->H, a->P) : a->H, a->accumulate);
+    ref_pass_gradients(a->dstate_in, a->dstate_out, a->state_in_shared, a->B,
+                       gt_times(a->H, gt_times(a->P, a->N)), a->accumulate);
+}
+
 static gt_status ssm_backward(const ssm_call *c) {
     const gt_ssd_args *a = &c->a;
     ssm_scratch scratch = {NULL, NULL};
-    gt_status status = ref_sums(&scratch.sums, a->H * ssm_sums_count(a));
-    if (status == GT_OK) status = ref_scratch(&scratch.numbers, a->H * ssm_head_count(a));
+    gt_status status;
+    if (!ssm_has_tokens(a)) {
+        ssm_no_gradients(c);
+        return GT_OK;
+    }
+    status = ref_sums(&scratch.sums, gt_times(a->H, ssm_sums_count(a)));
+    if (status == GT_OK) status = ref_scratch(&scratch.numbers, gt_times(a->H, ssm_head_count(a)));
     for (int64_t b = 0; status == GT_OK && b < a->B; b++) {
         ssm_sequence_backward(c, b, &scratch);
         for (int64_t h = 0; h < a->H; h++) {

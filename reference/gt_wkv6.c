@@ -106,12 +106,19 @@ static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
+static int wkv6_has_tokens(const gt_wkv6_args *a) { return a->B > 0 && a->T > 0; }
+
 /* Of all heads; `a` is prepared. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
-    int64_t NV = a->N * a->V, per_head = NV + wkv6_token_count(a), count;
+    int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a)), count;
     real *scratch;
     gt_status status = wkv6_count_sequences(a, &count);
-    if (status != GT_OK || (status = ref_scratch(&scratch, a->H * per_head)) != GT_OK)
+    if (status == GT_OK && !wkv6_has_tokens(a)) {
+        if (!step)
+            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, count, gt_times(a->H, NV));
+        return GT_OK;
+    }
+    if (status != GT_OK || (status = ref_scratch(&scratch, gt_times(a->H, per_head))) != GT_OK)
         return status;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
@@ -232,13 +239,19 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     int64_t count;
     if (status != GT_OK || (status = wkv6_count_sequences(&a, &count)) != GT_OK) return status;
     /* per head: chunk states, replayed states, G, one token; du, the sum of G over the sequences */
-    int64_t NV = a.N * a.V, chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
-    int64_t per_head = (chunks + WKV6_CHUNK + 1) * NV + wkv6_token_count(&a);
-    int64_t sums_per_head = a.N + (a.state_in_shared ? NV : 0);
+    int64_t NV = gt_times(a.N, a.V), chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
+    int64_t per_head = gt_plus(gt_times(chunks + WKV6_CHUNK + 1, NV), wkv6_token_count(&a));
+    int64_t sums_per_head = gt_plus(a.N, a.state_in_shared ? NV : 0);
     real *scratch = NULL;
     double *sums = NULL;
-    status = ref_sums(&sums, a.H * sums_per_head);
-    if (status == GT_OK) status = ref_scratch(&scratch, a.H * per_head);
+    if (!wkv6_has_tokens(&a)) {
+        ref_no_grad(a.du, gt_times(a.H, a.N), a.accumulate);
+        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, count, gt_times(a.H, NV),
+                           a.accumulate);
+        return GT_OK;
+    }
+    status = ref_sums(&sums, gt_times(a.H, sums_per_head));
+    if (status == GT_OK) status = ref_scratch(&scratch, gt_times(a.H, per_head));
     if (status != GT_OK) {
         free(sums);
         return status;

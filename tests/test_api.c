@@ -460,6 +460,105 @@ static void test_huge_sizes(call *c) {
     }
 }
 
+/* ---- no tokens: every size in its range, whatever their product is ---- */
+
+enum { MANY = 1 << 29 };
+static float no_tokens_in[4] = {1, 2, 3, 4}, no_tokens_out[4];
+static const int64_t NEARLY_ALL = GT_MAX_SIZE - 67 * 64;
+
+static void expect_ok(gt_status status, const char *what) {
+    check(status == GT_OK, "no tokens: %s: %s", what, gt_last_error());
+}
+
+/* Outputs hold 9 before, and each of `n` must be `first` after. */
+static void expect_numbers(gt_status status, const char *what, int n, float first, float second) {
+    expect_ok(status, what);
+    check(no_tokens_out[0] == first && no_tokens_out[1] == (n > 1 ? second : 9) && no_tokens_out[2] == 9,
+          "no tokens: %s: %g, %g, %g", what, no_tokens_out[0], no_tokens_out[1], no_tokens_out[2]);
+    for (int i = 0; i < 4; i++) no_tokens_out[i] = 9;
+}
+
+static void test_no_tokens_wkv6(void) {
+    gt_wkv6_args a = {.T = NEARLY_ALL, .H = 1, .N = 1 << 14, .V = 1 << 14};
+    expect_ok(gt_ref_wkv6_forward(&a), "wkv6");
+    expect_ok(gt_ref_wkv6_backward(&a), "wkv6, gradients");
+    a.T = a.N = a.V = MANY;
+    expect_ok(gt_ref_wkv6_forward(&a), "wkv6, 2^29");
+    expect_ok(gt_ref_wkv6_backward(&a), "wkv6, 2^29, gradients");
+    a.T = a.H = a.N = a.V = GT_MAX_SIZE;
+    expect_ok(gt_ref_wkv6_forward(&a), "wkv6, 2^40");
+    expect_ok(gt_ref_wkv6_backward(&a), "wkv6, 2^40, gradients");
+    a.T = 0, a.B = GT_MAX_SIZE;
+    expect_ok(gt_ref_wkv6_forward(&a), "wkv6, no time");
+    expect_ok(gt_ref_wkv6_backward(&a), "wkv6, no time, gradients");
+    a = (gt_wkv6_args){.B = 2, .H = 1, .N = 1, .state_in = no_tokens_in, .state_out = no_tokens_out};
+    expect_numbers(gt_ref_wkv6_forward(&a), "states of wkv6", 2, 1, 2);
+    a.state_in_shared = 1;
+    expect_numbers(gt_ref_wkv6_forward(&a), "a shared state of wkv6", 2, 1, 1);
+    a.dstate_out = no_tokens_in, a.dstate_in = no_tokens_out, a.accumulate = 1;
+    expect_numbers(gt_ref_wkv6_backward(&a), "gradient of a shared state of wkv6", 1, 9 + 1 + 2, 0);
+    a = (gt_wkv6_args){.T = GT_MAX_SIZE, .H = 1, .N = 2, .du = no_tokens_out};
+    expect_numbers(gt_ref_wkv6_backward(&a), "du", 2, 0, 0);
+}
+
+static void test_no_tokens_ssm(void) {
+    gt_ssd_args a = {.T = NEARLY_ALL, .H = 2, .P = GT_MAX_SIZE, .N = 1 << 14, .A = no_tokens_in};
+    gt_selective_scan_args s = {.T = NEARLY_ALL, .D = 1 << 14, .N = 1 << 14, .A = no_tokens_in};
+    expect_ok(gt_ref_ssd_forward(&a), "ssd");
+    a.dA = no_tokens_out;
+    expect_numbers(gt_ref_ssd_backward(&a), "dA of ssd", 2, 0, 0);
+    a = (gt_ssd_args){.B = 2, .H = 1, .P = 1, .N = 1, .A = no_tokens_in, .dstate_out = no_tokens_in,
+                      .dstate_in = no_tokens_out};
+    expect_numbers(gt_ref_ssd_backward(&a), "gradients of states of ssd", 2, 1, 2);
+    expect_ok(gt_ref_selective_scan_forward(&s), "selective_scan");
+    s.dDskip = no_tokens_out, s.D = 2;
+    expect_numbers(gt_ref_selective_scan_backward(&s), "dDskip of selective_scan", 2, 0, 0);
+}
+
+static void test_no_tokens_rows(void) {
+    gt_conv1d_args c = {.T = NEARLY_ALL, .D = GT_MAX_SIZE, .W = 4, .weight = no_tokens_in};
+    gt_rmsnorm_linear_args l = {.D = GT_MAX_SIZE, .O = 1 << 14, .weight = no_tokens_in};
+    gt_norm_mix_args m = {.D = GT_MAX_SIZE};
+    gt_norm_gate_args g = {.D = GT_MAX_SIZE};
+    expect_ok(gt_ref_conv1d_forward(&c), "conv1d");
+    expect_ok(gt_ref_conv1d_backward(&c), "conv1d, gradients");
+    expect_ok(gt_ref_rmsnorm_linear_forward(&l), "rmsnorm_linear");
+    expect_ok(gt_ref_rmsnorm_linear_backward(&l), "rmsnorm_linear, gradients");
+    expect_ok(gt_ref_norm_mix_forward(&m), "norm_mix");
+    expect_ok(gt_ref_norm_mix_backward(&m), "norm_mix, gradients");
+    expect_ok(gt_ref_norm_gate_forward(&g), "norm_gate");
+    expect_ok(gt_ref_norm_gate_backward(&g), "norm_gate, gradients");
+    l.D = 2, l.dgamma = no_tokens_out;
+    expect_numbers(gt_ref_rmsnorm_linear_backward(&l), "dgamma", 2, 0, 0);
+    m.D = 2, m.dgain_b = no_tokens_out;
+    expect_numbers(gt_ref_norm_mix_backward(&m), "dgain_b", 2, 0, 0);
+    g.D = 2, g.dbeta = no_tokens_out;
+    expect_numbers(gt_ref_norm_gate_backward(&g), "dbeta", 2, 0, 0);
+    c.D = 1, c.dbias = no_tokens_out;
+    expect_numbers(gt_ref_conv1d_backward(&c), "dbias of conv1d", 1, 0, 0);
+}
+
+/* With tokens the sizes are refused, and named. */
+static void test_product(void) {
+    gt_wkv6_args a = {.B = 1, .T = MANY, .H = 1, .N = MANY, .V = MANY};
+    const char *message = "gt_ref_wkv6_forward: B = 1, T = 536870912, H = 1, N = 536870912, V = 536870912: the "
+                          "product of the sizes is more than 2^56";
+    check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE && !strcmp(gt_last_error(), message), "message: %s",
+          gt_last_error());
+    a = (gt_wkv6_args){.H = 1 << 20, .N = 1 << 20, .V = 1 << 20, .state_in_shared = 1, .state_in = no_tokens_in};
+    check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE &&
+              strstr(gt_last_error(), "state_in: more than 2^56 elements (1 x 1048576 x 1048576 x 1048576)"),
+          "message: %s", gt_last_error());
+}
+
+static void test_no_tokens(void) {
+    for (int i = 0; i < 4; i++) no_tokens_out[i] = 9;
+    test_no_tokens_wkv6();
+    test_no_tokens_ssm();
+    test_no_tokens_rows();
+    test_product();
+}
+
 static void test_empty(call *c) {
     for (const gt_size *s = c->op->sizes; s->letter; s++) {
         if (s->min > 0 || (c->is_packed && s->letter == 'B')) continue;
@@ -1308,6 +1407,7 @@ int main(void) {
         }
     }
     test_chunks();
+    test_no_tokens();
     test_fuzz();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

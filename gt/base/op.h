@@ -96,8 +96,17 @@ GT_API gt_status gt_fail(gt_status status, const char *format, ...);
 /* What every stub returns. */
 GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
-/* Fails with `status` unless min <= value <= max. */
+/* The limits of sizes: of each, of the product of all of them in a call that has elements, and of the
+ * elements of one tensor and what each of its indices spans.  Below them no count of elements or bytes
+ * that an operator forms overflows 64 bits. */
 #define GT_MAX_SIZE ((int64_t)1 << 40)
+#define GT_MAX_PRODUCT ((int64_t)1 << 56)
+
+/* a * b and a + b for a, b >= 0; INT64_MAX where that is too large. */
+GT_INLINE int64_t gt_times(int64_t a, int64_t b) { return b > 0 && a > INT64_MAX / b ? INT64_MAX : a * b; }
+GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+
+/* Fails with `status` unless min <= value <= max. */
 GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
                                 int64_t max);
 

@@ -151,6 +151,9 @@ GT_API gt_status gt_resolve_packed(const gt_recurrence *f, gt_pass pass, gt_dims
     return GT_OK;
 }
 
+static int64_t gt_larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t gt_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* ---- views and overlap ---- */
 
 static int gt_used(const gt_tensor *t, gt_pass pass) {
@@ -182,8 +185,8 @@ static void gt_element_strides(const gt_tensor *t, const void *filled, const int
     const char *at = (const char *)filled + t->stride_offset;
     int64_t packed = 1;
     for (int i = rank - 1; i >= 0; i--) {
-        stride[i] = packed;
-        packed *= size[i];
+        stride[i] = gt_smaller(packed, GT_MAX_PRODUCT);
+        packed = gt_times(packed, size[i]);
     }
     if (!t->stride_offset) return;
     if (t->shape[0] == 'M') {
@@ -208,7 +211,7 @@ GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *fille
     v.count = 1;
     for (int i = 0; i < rank; i++) {
         size[i] = dims->n[t->shape[i] - 'A'];
-        v.count *= size[i];
+        v.count = gt_times(v.count, size[i]);
     }
     gt_element_strides(t, filled, size, rank, stride);
     for (int i = 0; i < rank; i++) {
@@ -305,19 +308,57 @@ static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dim
     return GT_OK;
 }
 
-static int64_t gt_larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
+    for (const gt_size *s = op->sizes; s->letter; s++)
+        if (dims->n[s->letter - 'A'] == 0) return 0;
+    return 1;
+}
 
-/* Every tensor must be addressable with 64-bit byte offsets.  A size of 0 counts as 1, so that products
- * of the others do not overflow either. */
-static gt_status gt_check_shape(const gt_tensor *t, const gt_dims *dims) {
-    int64_t count = 1;
-    for (const char *c = t->shape; *c; c++) {
-        int64_t n = gt_larger(dims->n[*c - 'A'], 1);
-        if (count > ((int64_t)1 << 58) / n)
-            return gt_fail(GT_ERROR_SIZE, "%s: more than 2^58 elements", t->name);
-        count *= n;
+/* Appends to text[128]. */
+static void gt_append(char *text, const char *format, const char *name, int64_t value) {
+    size_t used = strlen(text);
+    snprintf(text + used, 128 - used, format, name, (long long)value);
+}
+
+/* The work of a call with tokens, by which the memory of every tensor and of all scratch is bounded.
+ * B counts as the rows of states if those are more. */
+static gt_status gt_check_product(const gt_op *op, const gt_dims *dims) {
+    int64_t product = gt_larger(dims->n['V' - 'A'], 1);
+    char text[128] = "";
+    if (!gt_has_tokens(op, dims)) return GT_OK;
+    for (const gt_size *s = op->sizes; s->letter; s++) {
+        int64_t n = dims->n[s->letter - 'A'];
+        if (s->letter == 'B') n = gt_larger(n, dims->n['Q' - 'A']);
+        product = gt_times(product, n);
+        gt_append(text, s == op->sizes ? "%s = %lld" : ", %s = %lld", s->name, n);
     }
-    return GT_OK;
+    if (product <= GT_MAX_PRODUCT) return GT_OK;
+    if (dims->n['V' - 'A']) gt_append(text, ", %s = %lld", "V", dims->n['V' - 'A']);
+    return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^56", text);
+}
+
+/* Whether the call has the tensor: it is given, or it must be. */
+static int gt_in_call(const gt_tensor *t, gt_pass pass, const void *filled) {
+    if (pass == GT_QUERY) /* nobody knows yet which */
+        return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", t->use[GT_BACKWARD]);
+    return gt_used(t, pass) && (strchr("IOs", t->use[pass]) || gt_pointer(t, filled));
+}
+
+/* Elements of the tensor; none if the call does not have it. */
+static int64_t gt_count(const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
+    int64_t count = gt_in_call(t, pass, filled);
+    for (const char *c = t->shape; *c; c++) count = gt_times(count, dims->n[*c - 'A']);
+    return count;
+}
+
+/* States of a large pool and parameters of a call without tokens are not part of the product. */
+static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *filled,
+                                const gt_dims *dims) {
+    char text[128] = "";
+    if (gt_count(t, pass, filled, dims) <= GT_MAX_PRODUCT) return GT_OK;
+    for (const char *c = t->shape; *c; c++)
+        gt_append(text, c[1] ? "%s%lld x " : "%s%lld", "", dims->n[*c - 'A']);
+    return gt_fail(GT_ERROR_SIZE, "%s: more than 2^56 elements (%s)", t->name, text);
 }
 
 static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
@@ -334,31 +375,38 @@ static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
 }
 
 /* Replaces zero strides by their defaults, in place.  No index may span more than 2^56 elements, so
- * that sums of byte offsets fit in 64 bits. */
-static gt_status gt_fill_stride(const gt_tensor *t, char *filled, const gt_dims *dims) {
-    const int64_t limit = (int64_t)1 << 56;
+ * that sums of byte offsets fit in 64 bits.  Where there are no tokens,
+ * no such tensor has elements, and its sizes may be any. */
+static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled,
+                                const gt_dims *dims) {
+    const int64_t limit = GT_MAX_PRODUCT;
+    const int has_tokens = gt_has_tokens(op, dims);
     char *at = filled + t->stride_offset;
     const char *shape = t->shape;
+    const int64_t B = dims->n[shape[0] - 'A'], T = dims->n[shape[1] - 'A'];
     if (shape[0] == 'M') {
         int64_t row;
         memcpy(&row, at, sizeof row);
         if (row < 0) return gt_bad_stride(t, filled, "must not be negative");
-        if (row == 0) row = dims->n[shape[1] - 'A'];
-        if (row > limit / gt_larger(dims->n['M' - 'A'], 1))
+        if (row == 0) row = T; /* the size of the second index */
+        if (row > limit || (has_tokens && row > limit / B))
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
         memcpy(at, &row, sizeof row);
     } else {
-        int64_t B = gt_larger(dims->n[shape[0] - 'A'], 1), T = gt_larger(dims->n[shape[1] - 'A'], 1);
-        int64_t H = gt_larger(dims->n[shape[2] - 'A'], 1);
+        const int64_t H = dims->n[shape[2] - 'A'];
         gt_stride s;
         memcpy(&s, at, sizeof s);
         if (s.b < 0 || s.t < 0 || s.h < 0)
             return gt_bad_stride(t, filled, "must not be negative");
-        if (s.h == 0) s.h = shape[3] ? dims->n[shape[3] - 'A'] : 1;
-        if (s.t == 0 && s.h <= limit / H) s.t = H * s.h;
-        if (s.b == 0 && s.h <= limit / H && s.t <= limit / T) s.b = gt_larger(T * s.t, H * s.h);
-        if (s.h > limit / H || s.t > limit / T || s.b > limit / B)
+        if (s.h > limit || s.t > limit || s.b > limit)
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        if (s.h == 0) s.h = shape[3] ? dims->n[shape[3] - 'A'] : 1;
+        if (s.t == 0) s.t = gt_times(H, s.h);
+        if (s.b == 0) s.b = gt_larger(gt_times(T, s.t), gt_times(H, s.h));
+        if (has_tokens && (s.h > limit / H || s.t > limit / T || s.b > limit / B))
+            return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        s.t = gt_smaller(s.t, limit);
+        s.b = gt_smaller(s.b, limit);
         memcpy(at, &s, sizeof s);
     }
     return GT_OK;
@@ -408,9 +456,10 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1);
     if (status != GT_OK) return status;
     if ((status = op->resolve(filled, pass, dims)) != GT_OK) return status;
+    if ((status = gt_check_product(op, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++) {
-        if ((status = gt_check_shape(t, dims)) != GT_OK) return status;
-        if (t->stride_offset && (status = gt_fill_stride(t, (char *)filled, dims)) != GT_OK)
+        if ((status = gt_check_count(t, pass, filled, dims)) != GT_OK) return status;
+        if (t->stride_offset && (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
             return status;
     }
     for (t = op->tensors; t->name; t++)

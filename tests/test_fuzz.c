@@ -1,0 +1,905 @@
+/* Hostile and valid calls of every operator: random and adversarial sizes, strides, dtypes, flags and numbers, NULL,
+ * misaligned, overlapping and wild pointers.
+ *
+ *     test_fuzz [--seed S] [--calls N] [--only I] [OP ...]
+ *
+ * Tensors lie in buffers of exactly their size between guard bytes, which a sanitizer forbids to touch.  A call that is
+ * refused changes nothing and names function and field.  A call that is accepted writes the elements of its outputs and
+ * nothing else; they are compared with the double twin.  A call without elements is accepted whatever its sizes, each
+ * in its range, are.  Workspace queries are made of all calls.
+ *
+ * Two programs: of the CPU twins, and (FUZZ_KERNELS) of the emulated kernels.  Call I of seed S is always the same. */
+#include "gt_test.h"
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef FUZZ_KERNELS
+#include "test_kernels.h"
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define FORBID(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
+#define ALLOW(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
+/* What is too large is refused by malloc, as it is without a sanitizer. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+#else
+#define FORBID(at, bytes) ((void)(at), (void)(bytes))
+#define ALLOW(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
+#ifdef FUZZ_KERNELS
+enum { CALLS = 600, IS_KERNEL = 1 };
+#else
+enum { CALLS = 20000, IS_KERNEL = 0 };
+#endif
+enum { GUARD = 64, MEMORY = 1 << 22, MOST_BYTES = 1 << 18, SECONDS = 20 };
+
+/* Fields that the operators' tables do not list. */
+typedef struct field {
+    const char *op, *name;
+    size_t offset;
+    char kind; /* 'i' switch, 'g' divisor of another size, 'v' size with a default, 's' segments, 'f' float */
+} field;
+#define FIELD(op, name, kind) {#op, #name, offsetof(gt_##op##_args, name), kind}
+
+static const field fields[] = {
+    FIELD(wkv6, V, 'v'),
+    FIELD(wkv6, decay, 'i'),
+    FIELD(wkv6, state_in_shared, 'i'),
+    FIELD(wkv6, segments, 's'),
+    FIELD(ssd, G, 'g'),
+    FIELD(ssd, softplus, 'i'),
+    FIELD(ssd, dt_limit, 'i'),
+    FIELD(ssd, dt_min, 'f'),
+    FIELD(ssd, dt_max, 'f'),
+    FIELD(ssd, Dskip_per_channel, 'i'),
+    FIELD(ssd, state_in_shared, 'i'),
+    FIELD(ssd, segments, 's'),
+    FIELD(selective_scan, G, 'g'),
+    FIELD(selective_scan, softplus, 'i'),
+    FIELD(selective_scan, state_in_shared, 'i'),
+    FIELD(selective_scan, segments, 's'),
+    FIELD(conv1d, activation, 'i'),
+    FIELD(conv1d, state_in_shared, 'i'),
+    FIELD(rmsnorm_linear, norm, 'i'),
+    FIELD(rmsnorm_linear, eps, 'f'),
+    FIELD(norm_mix, H, 'g'),
+    FIELD(norm_mix, eps, 'f'),
+    FIELD(norm_gate, H, 'g'),
+    FIELD(norm_gate, norm, 'i'),
+    FIELD(norm_gate, gate_first, 'i'),
+    FIELD(norm_gate, eps, 'f'),
+};
+enum { FIELDS = sizeof fields / sizeof fields[0] };
+
+/* ---- one call -------------------------------------------------------------------------------- */
+
+/* VALID: in order.  EMPTY: in order and without elements, its other sizes as large as they may be.  HOSTILE: anything.
+ */
+typedef enum kind { VALID, EMPTY, HOSTILE } kind;
+
+/* A buffer of exactly one tensor, or of several that are columns of it. */
+typedef struct place {
+    int64_t at, bytes;
+} place;
+
+typedef struct fuzz {
+    const char *name;
+    const test_op *top;
+    const gt_op *op;
+    uint64_t seed;
+    int64_t number;
+    gt_pass pass;
+    kind kind;
+    int is_spoiled; /* something was changed that need not be right */
+    test_random random;
+    test_args args, filled;
+    gt_dims dims;
+    place places[TEST_TENSORS + 2];
+    int place_count;
+    int64_t used;          /* bytes of memory */
+    char *memory, *before; /* MEMORY bytes each */
+    double *drawn[TEST_TENSORS];
+    int64_t accepted, refused, ran, compared, queried;
+} fuzz;
+
+static int64_t below(fuzz *f, int64_t n) { return (int64_t)(test_next(&f->random) % (uint64_t)n); }
+static int one_in(fuzz *f, int64_t n) { return below(f, n) == 0; }
+
+static void put(fuzz *f, size_t offset, const void *value, size_t bytes) {
+    memcpy((char *)&f->args + offset, value, bytes);
+}
+static void put_int(fuzz *f, size_t offset, int value) { put(f, offset, &value, sizeof value); }
+static void put_size(fuzz *f, size_t offset, int64_t value) { put(f, offset, &value, sizeof value); }
+static void put_pointer(fuzz *f, const gt_tensor *t, const char *p) { put(f, t->offset, &p, sizeof p); }
+static int64_t size_at(const void *args, size_t offset) {
+    int64_t value;
+    memcpy(&value, (const char *)args + offset, sizeof value);
+    return value;
+}
+static int flag_at(const fuzz *f, size_t offset) { /* 0 if the operator has no such field */
+    int value = 0;
+    if (offset) memcpy(&value, (const char *)&f->args + offset, sizeof value);
+    return value;
+}
+static char *pointer_of(const void *args, const gt_tensor *t) {
+    char *p;
+    memcpy(&p, (const char *)args + t->offset, sizeof p);
+    return p;
+}
+
+static int is_packed(const fuzz *f) { return f->top->seq_capacity && size_at(&f->args, f->top->seq_capacity) > 0; }
+
+static const char *const pass_names[] = {"forward", "backward", "step", "workspace"};
+
+static int expect(const fuzz *f, int ok, const char *what) {
+    return test_check(ok, "%s_%s, call %" PRId64 ": %s; last error: %s\n        again: --seed %" PRIu64 " --only %" PRId64
+                          " %s",
+                      f->name, pass_names[f->pass], f->number, what, gt_last_error(), f->seed, f->number, f->name);
+}
+
+/* ---- sizes and flags ------------------------------------------------------------------------- */
+
+/* Near powers of 2, where products overflow or wrap. */
+static int64_t extreme(fuzz *f) {
+    static const int64_t others[] = {-1, INT64_MIN, INT64_MAX, 0, 17, -((int64_t)1 << 40)};
+    const int64_t power = (int64_t)1 << below(f, 63);
+    if (one_in(f, 4)) return others[below(f, 6)];
+    return power + (one_in(f, 2) ? 0 : below(f, 3) - 1) * (one_in(f, 2) ? 1 : 67 * 64);
+}
+
+/* In the range of the size. */
+static int64_t extreme_in_range(fuzz *f, int64_t min) {
+    int64_t n = ((int64_t)1 << below(f, 41)) - (one_in(f, 2) ? 0 : below(f, 2) * 67 * 64);
+    return n < min ? min : n;
+}
+
+static int64_t small_size(fuzz *f, char letter) {
+    switch (letter) {
+    case 'B': return one_in(f, 20) ? 0 : 1 + below(f, 3);
+    case 'T':
+        if (f->pass == GT_STEP) return one_in(f, 20) ? 0 : 1 + below(f, 16);
+        return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
+    case 'M': return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
+    case 'W': return 2 + below(f, 3);
+    case 'H': return 1 + below(f, 3);
+    case 'D':
+    case 'O': return one_in(f, 20) ? 16 + below(f, 60) : 1 + below(f, 6);
+    default: /* N, V, P: with sizes that kernels are made for */
+        if (one_in(f, IS_KERNEL ? 3 : 40)) return (int64_t)16 << below(f, IS_KERNEL ? 3 : 2);
+        return one_in(f, 20) ? 9 + below(f, 12) : 1 + below(f, 4);
+    }
+}
+
+static const gt_size *find_size(const fuzz *f, char letter) {
+    const gt_size *s = f->op->sizes;
+    while (s->letter && s->letter != letter) s++;
+    return s->letter ? s : NULL;
+}
+
+static void draw_sizes(fuzz *f) {
+    /* a step needs its states, even if there are no tokens for them */
+    const char *const zero = !f->top->twin[GT_STEP] ? "M" : f->pass == GT_STEP || one_in(f, 2) ? "B" : "T";
+    for (const gt_size *s = f->op->sizes; s->letter; s++) {
+        int64_t n = small_size(f, s->letter);
+        if (f->kind == EMPTY && one_in(f, 2) && s->letter != 'W') n = extreme_in_range(f, s->min);
+        if (f->pass == GT_STEP && f->kind == EMPTY && s->letter == 'T') n = below(f, 17);
+        if (f->kind == EMPTY && s->letter == *zero) n = 0;
+        if (f->kind == HOSTILE && one_in(f, 4)) n = extreme(f);
+        put_size(f, s->offset, n);
+    }
+}
+
+static void draw_float(fuzz *f, size_t offset, float usual) {
+    static const float others[] = {0, -1, 1e30f, -1e30f, INFINITY, -INFINITY, NAN, FLT_MIN, 1e-45f};
+    const float value = f->kind == HOSTILE && one_in(f, 3) ? others[below(f, 9)] : usual;
+    put(f, offset, &value, sizeof value);
+}
+
+/* A size that must divide another: that one becomes a multiple. */
+static void draw_divisor(fuzz *f, size_t offset) {
+    const gt_size *of = find_size(f, strcmp(f->name, "ssd") ? 'D' : 'H');
+    int64_t n = size_at(&f->args, of->offset), g = 1 + below(f, 4);
+    if (one_in(f, 2)) return;
+    if (f->kind == HOSTILE && one_in(f, 4)) g = extreme(f);
+    if (f->kind != HOSTILE && n > 1 << 20) g = n % g ? n : g;
+    put_size(f, offset, g);
+    if (f->kind != HOSTILE && n <= 1 << 20) put_size(f, of->offset, g * (1 + below(f, 4)));
+}
+
+static void draw_fields(fuzz *f) {
+    const int dtype = f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : (int)below(f, 4);
+    put_int(f, f->op->dtype_offset, dtype);
+    if (f->op->companion_offset && one_in(f, 2))
+        put_int(f, f->op->companion_offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
+    put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
+    for (int i = 0; i < FIELDS; i++) {
+        const field *x = &fields[i];
+        const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
+        if (strcmp(x->op, f->name)) continue;
+        if (x->kind == 'i') put_int(f, x->offset, is_hostile ? (int)extreme(f) : one_in(f, 3));
+        if (x->kind == 'v' && one_in(f, 2)) put_size(f, x->offset, is_hostile ? extreme(f) : small_size(f, 'V'));
+        if (x->kind == 'g') draw_divisor(f, x->offset);
+        if (x->kind == 's' && one_in(f, 3)) put_size(f, x->offset, is_hostile ? extreme(f) : below(f, 5));
+        if (x->kind == 'f') draw_float(f, x->offset, x->name[3] == 'm' ? (x->name[4] == 'i' ? 0.2f : 0.6f) : 1e-5f);
+    }
+    if (f->pass == GT_STEP && f->kind != HOSTILE) put_int(f, f->top->state_in_shared, 0);
+}
+
+/* Packed sequences, or a pool of states. */
+static void draw_rows(fuzz *f) {
+    const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
+    if (f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
+        put_size(f, f->top->slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
+    if (f->pass == GT_STEP || !test_takes_packed(f->name) || !one_in(f, 4)) return;
+    put_size(f, f->top->seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));
+    if (f->kind != HOSTILE || one_in(f, 2)) put_size(f, f->op->sizes[0].offset, 1);
+    if (f->kind == EMPTY) put_size(f, find_size(f, 'T')->offset, 0);
+}
+
+/* ---- strides --------------------------------------------------------------------------------- */
+
+static void put_stride(fuzz *f, const gt_tensor *t, int64_t b, int64_t step, int64_t h) {
+    const gt_stride s = {b, step, h};
+    if (t->shape[0] == 'M')
+        put_size(f, t->stride_offset, step);
+    else
+        put(f, t->stride_offset, &s, sizeof s);
+}
+
+static void hostile_stride(fuzz *f, const gt_tensor *t) {
+    put_stride(f, t, one_in(f, 2) ? extreme(f) : below(f, 40), one_in(f, 2) ? extreme(f) : below(f, 40),
+               one_in(f, 2) ? extreme(f) : below(f, 40));
+}
+
+static int64_t size_of(const fuzz *f, char letter) { return letter ? f->dims.n[letter - 'A'] : 1; }
+
+/* Sizes that strides may be made of; the tensors are small. */
+static int is_small(const fuzz *f) {
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        int64_t count = 1;
+        for (const char *c = t->shape; *c; c++) {
+            const int64_t n = size_of(f, *c);
+            if (n > MOST_BYTES / 8 || (count *= n > 0 ? n : 1) > MOST_BYTES / 8) return 0;
+        }
+    }
+    return 1;
+}
+
+/* f->dims are set. */
+static void draw_strides(fuzz *f) {
+    const int64_t layout = below(f, 8);
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        int64_t inner, T, H, h, step;
+        if (!t->stride_offset) continue;
+        if (f->kind == HOSTILE && one_in(f, 8)) hostile_stride(f, t);
+        if (!is_small(f)) continue;
+        if (t->shape[0] == 'M') {
+            if (layout < 4) put_size(f, t->stride_offset, size_of(f, t->shape[1]) + below(f, 4));
+            continue;
+        }
+        inner = size_of(f, t->shape[3]), T = size_of(f, t->shape[1]), H = size_of(f, t->shape[2]);
+        h = inner + below(f, 3), step = H * h + below(f, 3);
+        if (layout == 0) put_stride(f, t, T * step + below(f, 3), step, h); /* gaps */
+        if (layout == 1) put_stride(f, t, 0, inner, T * inner);             /* time last */
+        if (layout == 2) put_stride(f, t, one_in(f, 2) ? 0 : T * step, step, one_in(f, 2) ? 0 : h);
+    }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int is_used(const fuzz *f, const gt_tensor *t) { return t->use[f->pass] != '-'; }
+
+/* Bytes from the first to the end of the last element. */
+static int64_t extent(const gt_view *v) {
+    int64_t bytes = v->count ? v->element : 0;
+    for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
+    return bytes;
+}
+
+static char *element_at(const gt_view *v, int64_t i) {
+    char *at = v->data;
+    for (int d = v->rank - 1; d >= 0; d--) {
+        at += i % v->size[d] * v->stride[d];
+        i /= v->size[d];
+    }
+    return at;
+}
+
+/* A place of its own, aligned to `align`; NULL if there is no room. */
+static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
+    int64_t at = (f->used + GUARD + 15) / 16 * 16 + align * below(f, 16 / align);
+    if (bytes > MOST_BYTES || at + bytes + GUARD > MEMORY) return NULL;
+    f->places[f->place_count++] = (place){at, bytes};
+    f->used = at + bytes;
+    return f->memory + at;
+}
+
+/* Whoever asks for this memory gets a fault. */
+static const char *wild(fuzz *f) {
+    static const uintptr_t pages[] = {16, 4096, (uintptr_t)1 << 46, UINTPTR_MAX / 16 * 8, UINTPTR_MAX - 15};
+    return (const char *)pages[below(f, 5)]; /* NOLINT: it is meant to be no address */
+}
+
+/* Gives every tensor of the pass a place. */
+static void draw_pointers(fuzz *f) {
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        gt_view v;
+        if (!is_used(f, t)) {
+            if (t->kind != 'i' && strcmp(t->name, "state_in") && one_in(f, 2)) put_pointer(f, t, wild(f));
+            continue;
+        }
+        if (t->kind == 'i' && !strcmp(t->name, "slots") ? size_at(&f->args, f->top->slot_capacity) == 0
+                                                         : t->kind == 'i' && !is_packed(f))
+            continue;
+        if (!strcmp(t->name, "seq_count") && one_in(f, 2)) continue;
+        if (f->pass == GT_STEP && !strcmp(t->name, "state_in")) continue;
+        v = gt_view_of(f->op, t, &f->filled, &f->dims);
+        const int is_optional = strchr("iog", t->use[f->pass]) && strcmp(t->name, "cu_seqlens");
+        if (is_optional && one_in(f, 4)) continue;
+        if (v.count == 0)
+            put_pointer(f, t, one_in(f, 2) ? NULL : wild(f));
+        else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
+            put_pointer(f, t, reserve(f, extent(&v), v.element));
+        else if (!is_optional) {
+            put_pointer(f, t, reserve(f, 16, 16)); /* a lie: such a call is not made if it is accepted */
+            f->is_spoiled = 1;
+        }
+    }
+    const int z = test_find(f->op, "z"), dz = test_find(f->op, "dz");
+    if (z >= 0 && f->pass == GT_BACKWARD && !pointer_of(&f->args, &f->op->tensors[z]) && f->kind != HOSTILE)
+        put_pointer(f, &f->op->tensors[dz], NULL);
+}
+
+static const gt_tensor *any_tensor(fuzz *f) {
+    int n = 0;
+    while (f->op->tensors[n].name) n++;
+    return &f->op->tensors[below(f, n)];
+}
+
+/* One pointer that need not be right. */
+static void spoil_pointer(fuzz *f) {
+    const gt_tensor *t = any_tensor(f), *other = any_tensor(f);
+    char *p = pointer_of(&f->args, t), *q = pointer_of(&f->args, other);
+    f->is_spoiled = 1;
+    switch (below(f, 5)) {
+    case 0: put_pointer(f, t, NULL); break;
+    case 1: put_pointer(f, t, (char *)((uintptr_t)p + 1 + (uintptr_t)below(f, 3))); break;
+    case 2: put_pointer(f, t, q); break;
+    case 3: put_pointer(f, t, (char *)((uintptr_t)q + 4 * (uintptr_t)below(f, 9))); break;
+    default: put_pointer(f, t, wild(f));
+    }
+}
+
+/* An output in the place of the input that it may equal. */
+static void draw_in_place(fuzz *f) {
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        const int in = t->may_equal ? test_find(f->op, t->may_equal) : -1;
+        const char *p = in >= 0 ? pointer_of(&f->args, &f->op->tensors[in]) : NULL;
+        if (!p || !is_used(f, t) || !is_used(f, &f->op->tensors[in]) || !one_in(f, 2)) continue;
+        if (flag_at(f, f->top->state_in_shared)) continue;
+        if (t->stride_offset) {
+            char stride[sizeof(gt_stride)];
+            const size_t bytes = t->shape[0] == 'M' ? sizeof(int64_t) : sizeof stride;
+            memcpy(stride, (char *)&f->args + f->op->tensors[in].stride_offset, bytes);
+            put(f, t->stride_offset, stride, bytes);
+        }
+        put_pointer(f, t, p);
+    }
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+static int is_output(const fuzz *f, const gt_tensor *t) { return test_is_output(t, f->pass); }
+
+static int is_read(const fuzz *f, const gt_tensor *t) {
+    if (test_is_input(t, f->pass)) return 1;
+    if (!is_output(f, t) || !flag_at(f, f->op->accumulate_offset)) return 0;
+    return t->use[f->pass] == 'g' || (!strcmp(t->name, "dstate_in") && flag_at(f, f->top->state_in_shared));
+}
+
+static gt_dtype dtype_of(const fuzz *f, const gt_tensor *t) {
+    gt_dtype dtype = GT_F32;
+    if (t->kind == 'x') memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
+    if (t->kind == 'w') memcpy(&dtype, (const char *)&f->filled + f->op->companion_offset, sizeof dtype);
+    return dtype;
+}
+
+static double load(const fuzz *f, const gt_tensor *t, const char *from) {
+    const gt_dtype dtype = dtype_of(f, t);
+    uint16_t half;
+    float x;
+    int32_t i;
+    if (t->kind == 'i') return memcpy(&i, from, sizeof i), i;
+    if (dtype == GT_F32) return memcpy(&x, from, sizeof x), x;
+    memcpy(&half, from, sizeof half);
+    return dtype == GT_BF16 ? gt_bf16_to_f32(half) : gt_f16_to_f32(half);
+}
+
+static double store(const fuzz *f, const gt_tensor *t, double value, char *to) {
+    const gt_dtype dtype = dtype_of(f, t);
+    const float x = (float)value;
+    const int32_t i = t->kind == 'i' ? (int32_t)value : 0;
+    const uint16_t half = dtype == GT_BF16 ? gt_f32_to_bf16(x) : gt_f32_to_f16(x);
+    if (t->kind == 'i')
+        memcpy(to, &i, sizeof i);
+    else if (dtype == GT_F32)
+        memcpy(to, &x, sizeof x);
+    else
+        memcpy(to, &half, sizeof half);
+    return load(f, t, to);
+}
+
+static double draw_number(fuzz *f, const gt_tensor *t, int softplus) {
+    const double x = test_normal(&f->random);
+    if (!strcmp(t->name, "A")) return -exp(x / 2);
+    if (!strcmp(t->name, "w")) return f->args.wkv6.decay == GT_DECAY_LOG ? -exp(x - 3) : x - 3;
+    if ((!strcmp(t->name, "dt") || !strcmp(t->name, "dt_bias")) && !softplus) return exp(x / 2 - 2);
+    return x;
+}
+
+/* Rows of the pool, all different, some outside of it. */
+static double draw_slot(fuzz *f, int64_t i, int64_t first) {
+    static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
+    const int64_t rows = size_at(&f->args, f->top->slot_capacity);
+    if (rows == 0 || one_in(f, 5)) return outside[below(f, 3)];
+    return i < rows ? (double)((i + first) % rows) : (double)rows;
+}
+
+/* Writes what the pass reads, NaN to what it only writes. */
+static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *drawn) {
+    const int softplus = !strcmp(f->name, "ssd") ? f->args.ssd.softplus
+                                                 : !strcmp(f->name, "selective_scan") && f->args.selective_scan.softplus;
+    const int64_t T = f->dims.n['T' - 'A'], first = below(f, 8);
+    double at = 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        double x = is_read(f, t) && t->kind != 'i' ? draw_number(f, t, softplus) : NAN;
+        if (!strcmp(t->name, "slots")) x = draw_slot(f, i, first);
+        if (!strcmp(t->name, "cu_seqlens")) {
+            at += i ? (double)below(f, T - (int64_t)at + 1) : 0;
+            x = at;
+            if (!IS_KERNEL && one_in(f, 100)) x = (double)(int32_t)extreme(f), f->is_spoiled = 1;
+        }
+        if (!strcmp(t->name, "seq_count")) {
+            x = (double)below(f, size_at(&f->args, f->top->seq_capacity) + 1);
+            if (!IS_KERNEL && one_in(f, 50)) x = (double)(int32_t)extreme(f), f->is_spoiled = 1;
+        }
+        drawn[i] = store(f, t, x, element_at(v, i));
+    }
+}
+
+static int place_of(const fuzz *f, const gt_view *v) {
+    const uintptr_t at = (uintptr_t)v->data - (uintptr_t)f->memory; /* wraps for a wild one */
+    for (int i = 0; i < f->place_count; i++) {
+        const uintptr_t first = (uintptr_t)f->places[i].at, end = first + (uintptr_t)f->places[i].bytes;
+        if (at >= first && at <= end && (uintptr_t)extent(v) <= end - at) return i;
+    }
+    return -1;
+}
+
+/* Whether all elements of a prepared call lie in places. */
+static int is_honest(const fuzz *f) {
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
+        if (!is_used(f, t) || !v.data || !v.count) continue;
+        if (v.count > MOST_BYTES || extent(&v) > MOST_BYTES || place_of(f, &v) < 0) return 0;
+    }
+    return 1;
+}
+
+/* ---- the double twin -------------------------------------------------------------------------- */
+
+/* A prepared call with packed arrays of doubles. */
+typedef struct truth {
+    test_args args;
+    double *of[TEST_TENSORS];
+} truth;
+
+/* Inputs as `in` has them, each changed by up to `change` of it. */
+static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) {
+    x->args = f->args;
+    for (int i = 0; f->op->tensors[i].name; i++) {
+        const gt_tensor *t = &f->op->tensors[i];
+        const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
+        const gt_stride packed = {0, 0, 0};
+        x->of[i] = NULL;
+        if (t->stride_offset)
+            memcpy((char *)&x->args + t->stride_offset, &packed, t->shape[0] == 'M' ? sizeof packed.b : sizeof packed);
+        if (!is_used(f, t) || !v.data || !v.count || t->kind == 'i') continue;
+        x->of[i] = test_array(v.count, NAN);
+        for (int64_t j = 0; j < v.count && is_read(f, t); j++)
+            x->of[i][j] = in[i][j] * (1 + change * (2 * test_uniform(&f->random) - 1));
+        memcpy((char *)&x->args + t->offset, &x->of[i], sizeof x->of[i]);
+    }
+    const int state_in = test_find(f->op, "state_in"), state_out = test_find(f->op, "state_out");
+    if (f->pass == GT_STEP) /* is state_out or NULL, and either does */
+        memcpy((char *)&x->args + f->op->tensors[state_in].offset, &x->of[state_out], sizeof(double *));
+    return f->top->twin64[f->pass](&x->args);
+}
+
+static void free_truth(truth *x) {
+    for (int i = 0; i < TEST_TENSORS; i++) free(x->of[i]);
+}
+
+/* What rounding within the call may change the inputs by: the kernels' 16-bit products round their factors. */
+static double rounding(const fuzz *f) {
+    static const double twin[] = {0, 0x1p-22, 0x1p-22, 0x1p-22}, kernel[] = {0, 0x1p-18, 0x1p-8, 0x1p-11};
+    gt_dtype dtype;
+    memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
+    return (IS_KERNEL ? kernel : twin)[dtype];
+}
+
+static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, const double *exact,
+                           const double *changed, const double *again) {
+    static const double half_unit[] = {0, 0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0x1p-126, 0x1p-126, 0x1p-24};
+    const gt_dtype dtype = dtype_of(f, t);
+    double square = 0, typical;
+    char what[256];
+    for (int64_t i = 0; i < v->count; i++) {
+        const double a = changed[i] - exact[i], b = again[i] - exact[i];
+        square += a * a + b * b;
+    }
+    typical = sqrt(square / (double)v->count);
+    for (int64_t i = 0; i < v->count; i++) {
+        const double got = load(f, t, element_at(v, i)), error = fabs(got - exact[i]);
+        if (isnan(exact[i])) continue; /* of no sequence: not written */
+        if (!(fabs(exact[i]) <= (dtype == GT_F16 ? 6e4 : 1e38))) continue; /* rounds to infinity, or nearly */
+        const double change = fmax(fabs(changed[i] - exact[i]), fabs(again[i] - exact[i]));
+        const double most = 1.01 * half_unit[dtype] * fabs(exact[i]) + 16 * fmax(change, typical) + least[dtype];
+        if (error <= most || got == (double)(float)exact[i]) continue;
+        snprintf(what, sizeof what, "%s[%" PRId64 "] = %.9g, truth %.9g, at most %.2e apart", t->name, i, got, exact[i],
+                 most);
+        expect(f, 0, what);
+        return;
+    }
+    expect(f, 1, "");
+}
+
+/* The outputs of a call that was made of `in`. */
+static void compare(fuzz *f, double *const *in) {
+    truth exact = {.of = {NULL}}, changed = exact, again = exact;
+    const int ok = run_truth(f, in, 0, &exact) == GT_OK && run_truth(f, in, rounding(f), &changed) == GT_OK &&
+                   run_truth(f, in, rounding(f), &again) == GT_OK;
+    expect(f, ok, "the double twin refuses what the twin accepts");
+    for (int i = 0; f->op->tensors[i].name && ok; i++) {
+        const gt_tensor *t = &f->op->tensors[i];
+        const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
+        if (!exact.of[i] || !is_output(f, t)) continue;
+        compare_tensor(f, t, &v, exact.of[i], changed.of[i], again.of[i]);
+    }
+    f->compared += ok;
+    free_truth(&exact), free_truth(&changed), free_truth(&again);
+}
+
+/* ---- making the call ------------------------------------------------------------------------- */
+
+static void forbid_guards(fuzz *f, int is_forbidden) {
+    int64_t at = 0;
+    for (int i = 0; i <= f->place_count; i++) {
+        const int64_t end = i < f->place_count ? f->places[i].at : MEMORY;
+        if (is_forbidden)
+            FORBID(f->memory + at, (size_t)(end - at));
+        else
+            ALLOW(f->memory + at, (size_t)(end - at));
+        if (i < f->place_count) at = end + f->places[i].bytes;
+    }
+}
+
+static gt_status make_call(fuzz *f) {
+    gt_status status;
+    forbid_guards(f, 1);
+#ifdef FUZZ_KERNELS
+    const machine_mode plain = {.schedule = f->seed + (uint64_t)f->number};
+    machine_job job = {.pass = {f->top->device[f->pass]}, .args = {f->args}, .passes = 1};
+    status = machine_run(&job, 1, &plain);
+    test_args after = job.args[0];
+#else
+    test_args after = f->args;
+    status = f->top->twin[f->pass](&after);
+#endif
+    forbid_guards(f, 0);
+    expect(f, !memcmp(&after, &f->args, sizeof after), "the argument struct was changed");
+    return status;
+}
+
+/* Elements of outputs may differ from before, and nothing else. */
+static void check_memory(fuzz *f, gt_status status) {
+    for (const gt_tensor *t = f->op->tensors; t->name && status == GT_OK; t++) {
+        const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
+        if (!is_used(f, t) || !is_output(f, t) || !v.data) continue;
+        for (int64_t i = 0; i < v.count; i++) {
+            char *at = element_at(&v, i);
+            memcpy(f->before + (at - f->memory), at, (size_t)v.element);
+        }
+    }
+    for (int i = 0; IS_KERNEL && i < f->place_count && status == GT_OK; i++) { /* workspace and saved */
+        const int64_t at = f->places[i].at;
+        const char *p = f->memory + at;
+        if (p == (char *)size_at(&f->args, f->top->workspace_at) || (f->top->saved && p == (char *)size_at(&f->args, f->top->saved)))
+            memcpy(f->before + at, p, (size_t)f->places[i].bytes);
+    }
+    expect(f, !memcmp(f->memory, f->before, (size_t)f->used + GUARD),
+           status == GT_OK ? "wrote outside of the elements of its outputs" : "wrote although it was refused");
+}
+
+static void check_message(const fuzz *f, gt_status status, gt_pass pass) {
+    char function[64];
+    const char *text = gt_last_error();
+    const int is_query = pass == GT_QUERY;
+    snprintf(function, sizeof function, "gt_%s%s_%s: ", IS_KERNEL || is_query ? "" : "ref_", f->name, pass_names[pass]);
+    expect(f, !strncmp(text, function, strlen(function)) && strlen(text) < 400,
+           "the message does not start with the function's name");
+    expect(f, status >= GT_ERROR_NULL && strcmp(gt_status_string(status), gt_status_string((gt_status)-1)),
+           "an unknown status");
+}
+
+/* A size outside of its own range is refused by its name, the first of them. */
+static void check_sizes(const fuzz *f, gt_status status) {
+    char text[64];
+    int dtype;
+    memcpy(&dtype, (const char *)&f->args + f->op->dtype_offset, sizeof dtype);
+    if (status == GT_ERROR_DTYPE) return;
+    for (const gt_size *s = f->op->sizes; s->letter; s++) {
+        const int64_t n = size_at(&f->args, s->offset);
+        if (n >= s->min && n <= GT_MAX_SIZE) continue;
+        snprintf(text, sizeof text, ": %s = %" PRId64 ": ", s->name, n);
+        expect(f, status == GT_ERROR_SIZE && strstr(gt_last_error(), text), "a size beyond its limit is not named");
+        return;
+    }
+}
+
+static int is_unsupported(gt_status status) { return IS_KERNEL && status == GT_ERROR_UNSUPPORTED; }
+
+/* What a call in order may say. */
+static int is_fine(const fuzz *f, gt_status status) {
+    return status == GT_OK || is_unsupported(status) || f->is_spoiled || f->kind == HOSTILE;
+}
+
+/* ---- workspace ------------------------------------------------------------------------------- */
+
+static gt_status query(fuzz *f, const test_args *args, gt_workspace *need) {
+    memset(need, 0xa5, sizeof *need);
+    const gt_status status = f->top->workspace(args, need);
+    f->queried++;
+    if (status != GT_OK) {
+        check_message(f, status, GT_QUERY);
+    }
+    return status;
+}
+
+static int is_about(size_t less, size_t more) { return less <= more || less - more <= less / 2; }
+
+/* Twice the tokens or rows do not need less: a sum that wraps does. */
+static void check_query(fuzz *f) {
+    gt_workspace need, twice;
+    test_args more = f->args;
+    const gt_size *s = find_size(f, f->top->twin[GT_STEP] ? one_in(f, 2) ? 'B' : 'T' : 'M');
+    const int64_t n = size_at(&more, s->offset);
+    if (query(f, &f->args, &need) != GT_OK) return;
+    if (n <= 0 || n > GT_MAX_SIZE / 2) return;
+    put_size(f, s->offset, 2 * n);
+    more = f->args;
+    put_size(f, s->offset, n);
+    if (query(f, &more, &twice) != GT_OK) return;
+    expect(f,
+           is_about(need.forward, twice.forward) && is_about(need.backward, twice.backward) &&
+               is_about(need.step, twice.step) && is_about(need.saved, twice.saved),
+           "twice the size needs less memory");
+}
+
+/* As many bytes as are asked for; sometimes one less, which *is_short says. */
+static void give_memory(fuzz *f, int *is_short) {
+    gt_workspace need;
+    size_t bytes;
+    char *p;
+    *is_short = 0;
+    if (query(f, &f->args, &need) != GT_OK) return;
+    bytes = f->pass == GT_FORWARD ? need.forward : f->pass == GT_BACKWARD ? need.backward : need.step;
+    if (bytes && one_in(f, 8)) bytes--, *is_short = 1;
+    p = bytes <= MOST_BYTES ? reserve(f, (int64_t)bytes, 1) : NULL;
+    if (!p) bytes = 0;
+    put(f, f->top->workspace_at, &p, sizeof p);
+    put(f, f->top->workspace_bytes, &bytes, sizeof bytes);
+}
+
+/* The twins have no use for it. */
+static void give_nonsense(fuzz *f) {
+    const char *p = wild(f);
+    const size_t bytes = (size_t)test_next(&f->random);
+    put(f, f->top->workspace_at, &p, sizeof p);
+    put(f, f->top->workspace_bytes, &bytes, sizeof bytes);
+    if (!f->top->saved) return;
+    put(f, f->top->saved, &p, sizeof p);
+    put(f, f->top->saved_bytes, &bytes, sizeof bytes);
+}
+
+/* ---- one call from its start to its end ------------------------------------------------------ */
+
+static void start(fuzz *f, int64_t number) {
+    f->number = number;
+    f->random.state = f->seed + (uint64_t)number * 0x9e3779b97f4a7c15u;
+    for (const char *c = f->name; *c; c++) f->random.state = (f->random.state ^ (uint64_t)*c) * 0x100000001b3u;
+    test_next(&f->random);
+    f->pass = (gt_pass)below(f, f->top->twin[GT_STEP] ? 3 : 2);
+    f->kind = one_in(f, 4) ? HOSTILE : one_in(f, 5) ? EMPTY : VALID;
+    f->is_spoiled = 0;
+    f->place_count = 0;
+    f->used = 0;
+    memset(&f->args, 0, sizeof f->args);
+    draw_sizes(f);
+    draw_fields(f);
+    draw_rows(f);
+}
+
+/* A tensor that must be there, such as parameters of a call without tokens, may be larger than any memory. */
+static int is_too_large(const fuzz *f) {
+    for (const gt_tensor *t = f->op->tensors; t->name; t++) {
+        int64_t count = strchr("IOs", t->use[f->pass]) != NULL;
+        for (const char *c = t->shape; *c; c++) count = gt_times(count, size_of(f, *c));
+        if (count > GT_MAX_PRODUCT) return 1;
+    }
+    return 0;
+}
+
+/* Places and pointers.  Where sizes or flags are refused already, there are no tensors to place. */
+static void furnish(fuzz *f, int *is_short) {
+    const gt_place where = IS_KERNEL ? GT_DEVICE : GT_HOST;
+    *is_short = 0;
+    if (gt_prepare(f->op, GT_QUERY, where, &f->args, &f->filled, &f->dims) == GT_OK) {
+        draw_strides(f);
+        if (gt_prepare(f->op, GT_QUERY, where, &f->args, &f->filled, &f->dims) == GT_OK) {
+            const int64_t rows = f->pass == GT_STEP ? size_at(&f->args, f->top->slot_capacity) : 0;
+            if (rows > 0) f->dims.n['Q' - 'A'] = rows;
+            draw_pointers(f);
+        }
+    }
+    f->is_spoiled |= f->kind == EMPTY && is_too_large(f);
+    if (f->kind != HOSTILE && one_in(f, 3)) draw_in_place(f);
+    for (int64_t n = f->kind == HOSTILE ? below(f, 4) : one_in(f, 5); n > 0; n--) spoil_pointer(f);
+    if (IS_KERNEL)
+        give_memory(f, is_short);
+    else
+        give_nonsense(f);
+}
+
+/* Numbers into the places, and what stands there when all are written; returns whether they are those drawn: inputs may
+ * share memory. */
+static int write_numbers(fuzz *f, double **in) {
+    int is_tame = 1;
+    memset(f->memory, 0xa5, (size_t)f->used + GUARD);
+    for (int is_late = 0; is_late < 2; is_late++) /* in place what is read counts */
+        for (int i = 0; f->op->tensors[i].name; i++) {
+            const gt_tensor *t = &f->op->tensors[i];
+            const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
+            if (!is_used(f, t) || !v.data || !v.count || is_late != is_read(f, t)) continue;
+            in[i] = test_array(v.count, 0);
+            draw_tensor(f, t, &v, in[i]);
+        }
+    for (int i = 0; f->op->tensors[i].name; i++) {
+        const gt_view v = gt_view_of(f->op, &f->op->tensors[i], &f->filled, &f->dims);
+        for (int64_t j = 0; in[i] && is_read(f, &f->op->tensors[i]) && j < v.count; j++) {
+            const double x = load(f, &f->op->tensors[i], element_at(&v, j));
+            is_tame &= x == in[i][j];
+        }
+    }
+    memcpy(f->before, f->memory, (size_t)f->used + GUARD);
+    return is_tame;
+}
+
+static void fuzz_once(fuzz *f, int64_t number) {
+    double *in[TEST_TENSORS] = {NULL};
+    gt_status promised, status;
+    int is_short, is_tame;
+    char promise[512];
+    start(f, number);
+    furnish(f, &is_short);
+    check_query(f);
+    promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);
+    snprintf(promise, sizeof promise, "%s", gt_last_error());
+    expect(f, is_fine(f, promised), "a call in order is refused");
+    check_sizes(f, promised);
+    if (promised == GT_OK && !is_honest(f)) return;
+    is_tame = promised == GT_OK && write_numbers(f, in);
+    if (promised != GT_OK) {
+        memset(f->memory, 0xa5, (size_t)f->used + GUARD);
+        memset(f->before, 0xa5, (size_t)f->used + GUARD);
+    }
+    status = make_call(f);
+    if (status != GT_OK) check_message(f, status, f->pass);
+    if (promised != GT_OK)
+        expect(f, status == promised && !strcmp(promise, gt_last_error()), "refused, but not as gt_prepare refuses it");
+    else
+        expect(f, is_fine(f, status) || (is_short && status == GT_ERROR_WORKSPACE), "a call in order fails");
+    if (is_short) expect(f, status != GT_OK, "less workspace than needed is accepted");
+    check_memory(f, status);
+    f->ran += status == GT_OK;
+    f->refused += status != GT_OK;
+    if (status == GT_OK && is_tame && f->kind != HOSTILE) compare(f, in);
+    for (int i = 0; i < TEST_TENSORS; i++) free(in[i]);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static const fuzz *volatile running;
+
+static void on_alarm(int signal) {
+    static const char text[] = "FAILED: a call takes too long; its operator and number:\n";
+    char number[32];
+    int n = sizeof number;
+    (void)signal;
+    number[--n] = '\n';
+    for (int64_t i = running->number; n > 0; i /= 10) {
+        number[--n] = (char)('0' + i % 10);
+        if (i < 10) break;
+    }
+    if (write(1, text, sizeof text - 1) < 0 || write(1, running->name, strlen(running->name)) < 0 ||
+        write(1, " ", 1) < 0 || write(1, number + n, sizeof number - (size_t)n) < 0)
+        _exit(3);
+    _exit(1);
+}
+
+static void fuzz_operator(const char *op, uint64_t seed, int64_t calls, int64_t only) {
+    fuzz f = {.name = op, .top = test_op_of(op), .seed = seed};
+    f.op = f.top->table();
+    f.memory = (char *)malloc(MEMORY);
+    f.before = (char *)malloc(MEMORY);
+    if (!f.memory || !f.before) exit(2);
+    running = &f;
+    for (int64_t i = 0; i < calls; i++) {
+        if (only >= 0 && i != only) continue;
+        alarm(SECONDS);
+        fuzz_once(&f, i);
+    }
+    alarm(0);
+    printf("     %" PRId64 " calls: %" PRId64 " ran, %" PRId64 " of them compared, %" PRId64 " refused; %" PRId64
+           " queries\n",
+           calls, f.ran, f.compared, f.refused, f.queried);
+    if (only < 0)
+        test_check(f.ran * 3 > calls && f.compared * 4 > calls && f.refused * 10 > calls,
+                   "%s: the calls reach too little", op);
+    test_group(op, IS_KERNEL ? "hostile and valid calls of the kernels" : "hostile and valid calls of the twin");
+    free(f.memory), free(f.before);
+}
+
+static int64_t number_of(const char *text, const char *option) {
+    char *end;
+    const long long n = strtoll(text ? text : "", &end, 0);
+    if (text && *text && !*end && n >= 0) return n;
+    fprintf(stderr, "%s needs a number\n", option);
+    exit(2);
+}
+
+int main(int argc, char **argv) {
+    uint64_t seed = 1;
+    int64_t calls = CALLS, only = -1;
+    int named = 0, known = 0;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--seed"))
+            seed = (uint64_t)number_of(argv[++i], "--seed");
+        else if (!strcmp(argv[i], "--calls"))
+            calls = number_of(argv[++i], "--calls");
+        else if (!strcmp(argv[i], "--only"))
+            only = number_of(argv[++i], "--only");
+        else
+            argv[named++] = argv[i];
+    }
+    if (only >= calls) calls = only + 1;
+    printf("seed %" PRIu64 "\n", seed);
+    signal(SIGALRM, on_alarm);
+    for (int o = 0; test_op_names[o]; o++)
+        for (int i = 0, found = 0; i < named + !named && !found; i++)
+            if (!named || (found = !strcmp(argv[i], test_op_names[o])))
+                known++, fuzz_operator(test_op_names[o], seed, calls, only);
+    if (named && known < named) {
+        fprintf(stderr, "no such operator\n");
+        return 2;
+    }
+    return test_finish();
+}
