@@ -1,0 +1,265 @@
+/* gt/fused/norm_gate.cuh - norm_gate forward and backward. */
+#ifndef GT_FUSED_NORM_GATE_CUH
+#define GT_FUSED_NORM_GATE_CUH
+
+#include "norm.cuh"
+
+namespace gt {
+namespace norm {
+
+/* ---- norm_gate forward --------------------------------------------------------------------------
+ * grid, block, shared memory and order of sums as norm_mix forward.
+ * registers: 8 elements of x and z, and gamma and beta.
+ * bytes: x, z and y once (wide slices: x and z twice, three times for LayerNorm). */
+struct GateParams {
+    Shape shape;
+    const void *x, *z;
+    int64_t x_stride, z_stride;
+    const float *gamma, *beta;
+    bool is_layer, gate_first;
+    float eps;
+};
+
+struct GateForwardParams {
+    GateParams in;
+    void* y;
+    int64_t y_stride;
+};
+
+/* A thread's part of one row: x and z as loaded, sigmoid(z), and the input v of the norm. */
+template <class K>
+struct GateRow {
+    using Real = typename K::Real;
+    Raw<K> x, z;
+    float sigmoid_z[K::E];
+    Real v[K::E];
+
+    GT_METHOD void load(const GateParams& p, const Place& me, int64_t m, int64_t chunk) {
+        x.load(p.shape, me, p.x, p.x_stride, m, chunk);
+        if (p.z) z.load(p.shape, me, p.z, p.z_stride, m, chunk);
+    }
+
+    /* 16-bit results hide the error of the fast sigmoid */
+    GT_METHOD void compute(const GateParams& p) {
+        constexpr bool is_16_bit =
+            std::is_same<typename K::T, bf16>::value || std::is_same<typename K::T, f16>::value;
+        GT_UNROLL
+        for (int e = 0; e < K::E; e++) {
+            sigmoid_z[e] = !p.z ? 1.0f : is_16_bit ? sigmoid_fast(z.get(e)) : sigmoid(z.get(e));
+            v[e] = p.gate_first ? (Real)x.get(e) * gate(p, e) : (Real)x.get(e);
+        }
+    }
+
+    GT_METHOD void center(Real mean) {
+        GT_UNROLL
+        for (int e = 0; e < K::E; e++) v[e] -= mean;
+    }
+
+    GT_METHOD Real gate(const GateParams& p, int e) const {
+        return p.z ? silu_of_sigmoid(z.get(e), sigmoid_z[e]) : 1.0f;
+    }
+};
+
+/* mean(v) of LayerNorm, else 0; the row is loaded and computed, unless it is wide. */
+template <class K>
+GT_DEV typename K::Real gate_mean(const GateParams& p, Place& me, GateRow<K>& row, int64_t m,
+                                  typename K::Real inverse) {
+    const Shape& s = p.shape;
+    typename K::Real sum[1] = {};
+    if (!p.is_layer) return 0;
+    for (int64_t chunk = 0; chunk < (K::WIDE ? s.chunks : 1); chunk++) {
+        if (K::WIDE) {
+            row.load(p, me, m, chunk);
+            row.compute(p);
+        }
+        GT_UNROLL
+        for (int e = 0; e < K::E; e++)
+            if (is_inside<K>(s, me, chunk, e)) sum[0] += row.v[e] * inverse;
+    }
+    slice_sum(s, me, sum);
+    return sum[0];
+}
+
+template <class K>
+GT_KERNEL(K::THREADS, K::FORWARD_BLOCKS)
+gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
+    using Real = typename K::Real;
+    const GateParams& in = p.in;
+    const Shape& s = in.shape;
+    const int64_t chunks = K::WIDE ? s.chunks : 1;
+    const Real inverse = inverse_of<Real>(s);
+    Place me = place_of(s);
+    float gamma[K::E], beta[K::E];
+    if (!K::WIDE) {
+        load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
+        load_parameter<K>(s, me, in.beta, 0.0f, 0, beta);
+    }
+    for (int64_t first = me.first_row; first < s.M; first += s.groups * s.rows) {
+        const bool active = me.exists && first + me.row < s.M;
+        const int64_t m = active ? first + me.row : 0;
+        GateRow<K> row;
+        if (!K::WIDE) {
+            row.load(in, me, m, 0);
+            row.compute(in);
+        }
+        const Real mean = gate_mean<K>(in, me, row, m, inverse);
+        Real sums[3] = {}; /* of v - mean: as add_square, and plain */
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            if (K::WIDE) {
+                row.load(in, me, m, chunk);
+                row.compute(in);
+            }
+            row.center(mean);
+            GT_UNROLL
+            for (int e = 0; e < K::E; e++) {
+                if (!is_inside<K>(s, me, chunk, e)) continue;
+                add_square<Real>(sums, row.v[e]);
+                if (in.is_layer) sums[2] += row.v[e] * inverse;
+            }
+        }
+        slice_sum(s, me, sums);
+        const Real shift = sums[2], rstd = rstd_of(sums, inverse, shift, in.eps);
+        for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
+            if (K::WIDE) {
+                row.load(in, me, m, chunk);
+                row.compute(in);
+                row.center(mean);
+                load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
+                load_parameter<K>(s, me, in.beta, 0.0f, chunk, beta);
+            }
+            Real y[K::E];
+            GT_UNROLL
+            for (int e = 0; e < K::E; e++) {
+                y[e] = (row.v[e] - shift) * rstd * gamma[e] + beta[e];
+                if (!in.gate_first) y[e] *= row.gate(in, e);
+            }
+            store_elements<K>(s, me, p.y, p.y_stride, m, chunk, y);
+        }
+    }
+}
+
+/* ---- norm_gate backward -------------------------------------------------------------------------
+ * grid, block, shared memory and order of sums as norm_mix backward.
+ * registers: 8 elements of x, z and dy, gamma, and the gradients of gamma and beta.
+ * bytes: x, z, dy, dx, dz once (wide slices: what is read, twice; for LayerNorm x and z three
+ * times). */
+struct GateBackwardParams {
+    GateParams in;
+    const void* dy;
+    void *dx, *dz;
+    int64_t dy_stride, dx_stride, dz_stride;
+    float *dgamma, *dbeta; /* partial sums [groups, D], NULL if not wanted */
+};
+
+/* What the sums over a slice amount to; shift: of the mean. */
+template <class Real>
+struct GateSlice {
+    Real shift, rstd, slope, mean_d;
+};
+
+/* A chunk: writes dx and dz, adds to dgamma and dbeta; row.v, the v - mean, is lost. */
+template <class K>
+GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>& row,
+                       const Raw<K>& dy, const GateSlice<typename K::Real>& slice, int64_t m,
+                       int64_t chunk, const float (&gamma)[K::E], float (&dgamma)[K::E],
+                       float (&dbeta)[K::E]) {
+    using Real = typename K::Real;
+    const GateParams& in = p.in;
+    Real out[K::E];
+    float beta[K::E]; /* every row again: no registers are left to keep it */
+    load_parameter<K>(in.shape, me, in.gate_first || !p.dz ? nullptr : in.beta, 0.0f, chunk, beta);
+    GT_UNROLL
+    for (int e = 0; e < K::E; e++) {
+        const Real xhat = (row.v[e] - slice.shift) * slice.rstd;
+        const Real dn = in.gate_first ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
+        const Real dv = slice.rstd * (dn * gamma[e] - slice.mean_d - xhat * slice.slope);
+        dgamma[e] += (float)(dn * xhat);
+        dbeta[e] += (float)dn;
+        out[e] = in.gate_first ? dv * row.gate(in, e) : dv;
+        row.v[e] = in.gate_first ? dv : xhat * gamma[e] + beta[e]; /* the other factor of ds */
+    }
+    if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, chunk, out);
+    if (!p.dz) return;
+    GT_UNROLL
+    for (int e = 0; e < K::E; e++) {
+        const Real ds = row.v[e] * (in.gate_first ? row.x.get(e) : dy.get(e));
+        out[e] = ds * silu_derivative(row.z.get(e), row.sigmoid_z[e]);
+    }
+    store_elements<K>(in.shape, me, p.dz, p.dz_stride, m, chunk, out);
+}
+
+template <class K>
+GT_KERNEL(K::THREADS, 1) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
+    using Real = typename K::Real;
+    const GateParams& in = p.in;
+    const Shape& s = in.shape;
+    const int64_t chunks = K::WIDE ? s.chunks : 1;
+    const Real inverse = inverse_of<Real>(s);
+    Place me = place_of(s);
+    float gamma[K::E], dgamma[K::E] = {}, dbeta[K::E] = {};
+    if (!K::WIDE) load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
+    for (int64_t first = me.first_row; first < s.M; first += s.groups * s.rows) {
+        const bool active = me.exists && first + me.row < s.M;
+        const int64_t m = active ? first + me.row : 0;
+        GateRow<K> row;
+        Raw<K> dy;
+        if (!K::WIDE) {
+            row.load(in, me, m, 0);
+            dy.load(s, me, p.dy, p.dy_stride, m, 0);
+            row.compute(in);
+        }
+        GateSlice<Real> slice;
+        const Real mean = gate_mean<K>(in, me, row, m, inverse);
+        Real sums[5] = {}; /* of v - mean as in forward, its product with d, d */
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            if (K::WIDE) {
+                row.load(in, me, m, chunk);
+                dy.load(s, me, p.dy, p.dy_stride, m, chunk);
+                row.compute(in);
+                load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
+            }
+            row.center(mean);
+            GT_UNROLL
+            for (int e = 0; e < K::E; e++) {
+                if (!is_inside<K>(s, me, chunk, e)) continue;
+                const Real v = row.v[e];
+                const Real dn = in.gate_first ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
+                const Real d = dn * gamma[e];
+                add_square<Real>(sums, v);
+                if (in.is_layer) sums[2] += v * inverse;
+                sums[3] += d * (v * (Real)PRODUCT_SCALE);
+                sums[4] += d;
+            }
+        }
+        slice_sum(s, me, sums);
+        slice.shift = sums[2];
+        slice.rstd = rstd_of(sums, inverse, slice.shift, in.eps);
+        slice.slope = (sums[3] - slice.shift * (Real)PRODUCT_SCALE * sums[4]) * inverse *
+                      (slice.rstd * (Real)(1.0f / PRODUCT_SCALE));
+        slice.mean_d = in.is_layer ? sums[4] * inverse : 0;
+        for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
+            if (K::WIDE) {
+                row.load(in, me, m, chunk);
+                dy.load(s, me, p.dy, p.dy_stride, m, chunk);
+                row.compute(in);
+                row.center(mean);
+                load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
+                GT_UNROLL
+                for (int e = 0; e < K::E; e++) dgamma[e] = dbeta[e] = 0.0f;
+            }
+            gate_chunk<K>(p, me, row, dy, slice, m, chunk, gamma, dgamma, dbeta);
+            if (K::WIDE) {
+                const bool is_first = first == me.first_row;
+                add_to_partial<K>(s, me, p.dgamma, chunk, is_first, dgamma);
+                add_to_partial<K>(s, me, p.dbeta, chunk, is_first, dbeta);
+            }
+        }
+    }
+    store_partial<K>(s, me, p.dgamma, dgamma);
+    store_partial<K>(s, me, p.dbeta, dbeta);
+}
+
+} /* namespace norm */
+} /* namespace gt */
+
+#endif

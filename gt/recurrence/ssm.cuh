@@ -1,0 +1,227 @@
+/* gt/recurrence/ssm.cuh - what ssd and selective_scan share: Delta, how a state decays, sums over lanes, blocks of
+ * rows, sums over a group. */
+#ifndef GT_RECURRENCE_SSM_CUH
+#define GT_RECURRENCE_SSM_CUH
+
+#include "../base/launch.cuh"
+#include "../base/warp.cuh"
+
+#include <float.h>
+
+namespace gt {
+namespace ssm {
+
+constexpr int CHECKPOINT = 128; /* tokens between the states that forward leaves for backward */
+constexpr int MAX_SIZE = 256;   /* of P and N */
+
+GT_HD int64_t checkpoints_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; }
+
+GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
+    return b * s.b + t * s.t + h * s.h;
+}
+
+/* How dt becomes Delta; one for all passes. */
+struct DeltaRule {
+    int softplus, limited;
+    float min, max;
+};
+
+struct Delta {
+    float value, slope; /* slope: derivative by dt */
+};
+
+GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
+    Delta d = {v, 1.0f};
+    if (rule.softplus) {
+        d.value = softplus(v);
+        d.slope = sigmoid(v);
+    }
+    if (rule.limited && (d.value < rule.min || d.value > rule.max)) {
+        d.value = d.value < rule.min ? rule.min : rule.max;
+        d.slope = 0.0f;
+    }
+    return d;
+}
+
+/* Derivative of silu. */
+GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
+
+/* What is made of a decay, kept finite: a state of zero stays zero under any growth. */
+GT_DEV float finite(float value) {
+    return value > FLT_MAX ? FLT_MAX : value < -FLT_MAX ? -FLT_MAX : value;
+}
+
+/* How a state that decays by exp(a) is scaled: h <- keep * h + factor * h.  Near 1 the small part of
+ * the decay is factor = expm1(a), which keeps its relative accuracy; keep = 1.  Else keep = 0; such a
+ * decay is not carried far, so that exp_fast is accurate enough. */
+struct Scale {
+    float keep, factor;
+};
+
+GT_DEV Scale scale_of_log(float a) {
+    Scale s;
+    const bool near_one = a > -0.69f && a < 0.05f;
+    s.keep = near_one ? 1.0f : 0.0f;
+    s.factor = near_one ? expm1_neg(a) : finite(exp_fast(a));
+    return s;
+}
+
+GT_DEV float rescale(float keep, float factor, float state, float added) {
+    return fma_rn(keep, state, fma_rn(factor, state, added));
+}
+
+/* Sums V values over LANES lanes, STRIDE apart, of which the caller is number `lane`.  Afterwards it
+ * holds V / LANES of the sums, number lane * (V / LANES) first, in v[0..]; with more lanes than values
+ * LANES / V neighbours hold the same one.  The order of the additions is fixed. */
+template <int V, int LANES, int STRIDE>
+GT_DEV void reduce_scatter(float (&v)[V], int lane) {
+    int width = V;
+    GT_UNROLL
+    for (int mask = LANES / 2; mask >= 1; mask >>= 1) {
+        if (width == 1) {
+            v[0] += shfl_xor(v[0], mask * STRIDE);
+        } else {
+            const bool upper = lane & mask;
+            width /= 2;
+            GT_UNROLL
+            for (int i = 0; i < V / 2; i++) {
+                if (i >= width) continue;
+                const float mine = upper ? v[i + width] : v[i];
+                const float other = upper ? v[i] : v[i + width];
+                v[i] = mine + shfl_xor(other, mask * STRIDE);
+            }
+        }
+    }
+}
+
+/* WIDTH neighbouring floats in shared memory. */
+template <int WIDTH>
+GT_DEV void load_vector(float (&v)[WIDTH], uint32_t cell) {
+    if constexpr (WIDTH % 4 == 0) {
+        GT_UNROLL
+        for (int i = 0; i < WIDTH; i += 4) {
+            const float4 x = lds<float4>(cell + 4 * i);
+            v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
+        }
+    } else if constexpr (WIDTH == 2) {
+        const float2 x = lds<float2>(cell);
+        v[0] = x.x, v[1] = x.y;
+    } else {
+        v[0] = lds<float>(cell);
+    }
+}
+
+/* A block of rows (tokens) and columns of an activation tensor. */
+struct Rows {
+    const void* data;
+    gt_dtype dtype;
+    int64_t start, pitch, step; /* in elements: of the first, from row to row, column to column */
+    int rows, columns;          /* that exist; the rest counts as 0 */
+
+    /* the same without its first `skipped` rows */
+    GT_METHOD Rows after(int skipped) const {
+        Rows rest = *this;
+        rest.start += skipped * pitch;
+        rest.rows -= skipped;
+        return rest;
+    }
+};
+
+/* Such a block of ROWS x WIDTH in the registers of THREADS threads: all loads are issued before the
+ * first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
+template <int ROWS, int WIDTH, int THREADS>
+struct Tile {
+    static constexpr int SIZE = ROWS * WIDTH, COUNT = (SIZE + THREADS - 1) / THREADS;
+    uint32_t bits[COUNT] = {}; /* as in memory, converted when used */
+    gt_dtype dtype = GT_F32;
+
+    GT_DEV int index(int k) { return thread_id() + k * THREADS; }
+    GT_DEV int row(int k) { return index(k) / WIDTH; }
+    GT_DEV int column(int k) { return index(k) % WIDTH; }
+
+    template <class Bits>
+    GT_METHOD void load_bits(const Rows& from) {
+        const Bits* data = static_cast<const Bits*>(from.data) + from.start;
+        if constexpr (THREADS % WIDTH == 0) { /* a thread stays in its column */
+            if (column(0) >= from.columns) return;
+            data += row(0) * from.pitch + column(0) * from.step;
+            const int64_t stride = THREADS / WIDTH * from.pitch;
+            GT_UNROLL
+            for (int k = 0; k < COUNT; k++) {
+                if (row(k) < from.rows) bits[k] = ldg<Bits>(data);
+                data += stride;
+            }
+        } else {
+            GT_UNROLL
+            for (int k = 0; k < COUNT; k++)
+                if (row(k) < from.rows && column(k) < from.columns)
+                    bits[k] = ldg<Bits>(data + row(k) * from.pitch + column(k) * from.step);
+        }
+    }
+
+    GT_METHOD void load(const Rows& from) {
+        dtype = from.dtype;
+        if (dtype == GT_F32)
+            load_bits<uint32_t>(from);
+        else
+            load_bits<uint16_t>(from);
+    }
+
+    GT_METHOD float value(int k) const {
+        if (dtype == GT_BF16) return unpack_bf16_lo(bits[k]);
+        return dtype == GT_F16 ? unpack_f16_lo(bits[k]) : as_float(bits[k]);
+    }
+
+    GT_METHOD void store(uint32_t shared) const {
+        GT_UNROLL
+        for (int k = 0; k < COUNT; k++)
+            if (index(k) < SIZE) sts<float>(shared + 4 * index(k), value(k));
+    }
+};
+
+/* Copies ROWS x WIDTH to shared memory, at most 8 values a thread at a time. */
+template <int ROWS, int WIDTH, int THREADS>
+GT_DEV void stage(uint32_t shared, const Rows& from) {
+    constexpr int BATCH = 8 * THREADS / WIDTH < ROWS ? 8 * THREADS / WIDTH : ROWS;
+    static_assert(ROWS % BATCH == 0, "whole batches");
+    GT_NO_UNROLL
+    for (int row = 0; row < ROWS; row += BATCH) {
+        Tile<BATCH, WIDTH, THREADS> tile;
+        tile.load(from.after(row));
+        tile.store(shared + 4 * row * WIDTH);
+    }
+}
+
+/* ---- sums over a group ----------------------------------------------------------------------------
+ * out[b,t,g,n] = sum over the parts of in[b,t,g,part,n], parts ascending: dBm and dCm from what each
+ * head, or tile of channels, left.
+ * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a part, writes the output.
+ * One thread adds all parts of an output in order: deterministic.  No shared memory. */
+struct GroupSumParams {
+    const float* in;
+    void* out;
+    gt_dtype dtype;
+    gt_stride out_at;
+    int64_t B, T, G, parts;
+    int N;
+};
+
+GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
+    const int64_t i = (int64_t)block_x() * 256 + thread_id();
+    if (i >= p.B * p.T * p.G * p.N) return;
+    const int64_t n = i % p.N, row = i / p.N;
+    const int64_t g = row % p.G, t = row / p.G % p.T, b = row / p.G / p.T;
+    const float* in = p.in + row * p.parts * p.N + n;
+    float sum = 0.0f;
+    for (int64_t part = 0; part < p.parts; part++) sum += in[part * p.N];
+    store_as(p.out, p.dtype, at(p.out_at, b, t, g) + n, sum);
+}
+
+static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_stream stream) {
+    return run(name, group_sum_kernel, (p.B * p.T * p.G * p.N + 255) / 256, 256, 0, stream, p);
+}
+
+} /* namespace ssm */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,265 @@
+/* gt/scan/backward.cuh - selective_scan backward, any size.
+ *
+ * grid and block as forward.  A block walks the sequence backwards, one checkpoint at a time: it rolls
+ * h forward through the leaves of LEAF tokens, parks the state before each in a scratch of its own
+ * (global, small enough to stay in L2), then goes back through them; in each it first rolls h through
+ * the tokens once more, keeping the state before every token in shared memory.
+ * registers: h, A, G and the sum for dA, STATES values each.
+ * shared: u, Delta, its slope, dy and three sums [LEAF][CHANNELS], B, C, the states [LEAF][STATES] of
+ * every thread, the warps' shares of dB and dC: 56 KB at N = 16.
+ * arithmetic per token and state: about 75 instructions, three of them ex2.
+ * bytes per token and channel, bf16: u, dt twice, dy, (z,) du, ddt (, dz) 2 each, B and C 6 N / CHANNELS,
+ * shares of dB and dC 8 N / CHANNELS.
+ * All sums are in fixed order: deterministic. */
+#ifndef GT_SCAN_BACKWARD_CUH
+#define GT_SCAN_BACKWARD_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace scan {
+
+struct BackwardParams {
+    Problem in;
+    const float *checkpoints, *dstate_out;
+    float* scratch; /* [blocks,LEAVES,STATES/4,128] float4 */
+    float* dstate_in;
+    void *du, *ddt, *dz;
+    gt_stride du_at, ddt_at, dz_at;
+    float *dB, *dC;        /* [B,T,G,tiles,N] or NULL */
+    float *dA;             /* [B,D,N] or NULL */
+    float *dskip, *dbias;  /* [B,128/CHANNELS,D] or NULL */
+};
+
+/* What a thread sums for the parameters over the whole sequence. */
+template <int STATES>
+struct ParameterSums {
+    float dA[STATES] = {}, dskip = 0.0f, dbias = 0.0f;
+};
+
+/* Moves STATES values of every thread as float4. */
+template <int STATES>
+GT_DEV void park(float4* to, const float (&h)[STATES]) {
+    GT_UNROLL
+    for (int i = 0; i < STATES; i += 4)
+        stg<float4>(to + i / 4 * THREADS + thread_id(), float4{h[i], h[i + 1], h[i + 2], h[i + 3]});
+}
+
+template <int STATES>
+GT_DEV void unpark(const float4* from, float (&h)[STATES]) {
+    GT_UNROLL
+    for (int i = 0; i < STATES; i += 4) {
+        const float4 v = ldg<float4>(from + i / 4 * THREADS + thread_id());
+        h[i] = v.x, h[i + 1] = v.y, h[i + 2] = v.z, h[i + 3] = v.w;
+    }
+}
+
+/* Shared cell of the thread's state elements 4 i .. 4 i + 3 before token t of the leaf. */
+template <class C>
+GT_DEV uint32_t state_cell(const Place<C>& s, int t, int i) {
+    return s.cell(C::STATE + ((t * C::STATES / 4 + i) * THREADS + thread_id()) * 4);
+}
+
+/* u, Delta and B of a leaf; if BACKWARD also the slope, C, and dy without the gate.  The loads of
+ * channels are in flight while B and C are staged. */
+template <bool BACKWARD, class C>
+GT_DEV void stage_leaf(const Problem& in, const Place<C>& s, int64_t first, int tokens) {
+    using Part = Tile<C::LEAF, C::CHANNELS, THREADS>;
+    Part u, dt, dy, z;
+    u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
+    dt.load(dt_rows(in, s, first, tokens));
+    if constexpr (BACKWARD) {
+        dy.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
+        if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
+        stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::C),
+                                          group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+    }
+    stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::B),
+                                      group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+    u.store(s.cell(C::U));
+    store_delta<BACKWARD>(in, s, dt, tokens, C::DELTA, C::SLOPE);
+    if constexpr (BACKWARD) {
+        GT_UNROLL
+        for (int k = 0; k < Part::COUNT; k++) {
+            const float dout = dy.value(k);
+            if (Part::index(k) < Part::SIZE)
+                sts<float>(s.cell(C::DY + Part::index(k)), in.z ? dout * silu(z.value(k)) : dout);
+        }
+    }
+}
+
+/* Rolls h through the staged leaf; keeps the state before every token if asked. */
+template <class C, bool KEEP>
+GT_DEV void roll_leaf(const Place<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
+    for (int t = 0; t < C::LEAF; t++) {
+        if constexpr (KEEP) {
+            GT_UNROLL
+            for (int i = 0; i < C::STATES; i += 4)
+                sts<float4>(state_cell(s, t, i / 4), float4{h[i], h[i + 1], h[i + 2], h[i + 3]});
+        }
+        const int cell = t * C::CHANNELS + s.channel;
+        float B[C::STATES];
+        load_vector(B, s.cell(C::B + t * C::WIDTH + s.lane * C::STATES));
+        advance(h, A, B, s.value(C::DELTA + cell), s.value(C::U + cell));
+    }
+}
+
+/* One token backwards: G from after it to before it, its sums over n to SUMS, the warp's shares of dB
+ * and dC to SHARES, the gradient of A added to dA. */
+template <class C>
+GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t,
+                           float (&G)[C::STATES], float (&dA)[C::STATES]) {
+    constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* shares that end in one lane */
+    const int cell = t * C::CHANNELS + s.channel, vector = t * C::WIDTH + s.lane * STATES;
+    const float delta = s.value(C::DELTA + cell), dy = s.value(C::DY + cell);
+    const float w = delta * s.value(C::U + cell);
+    float shares[2 * STATES], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* <g,B>, <A,da>, <h,C> */
+    GT_UNROLL
+    for (int i = 0; i < STATES; i += 4) {
+        float B[4], Cm[4], before[4];
+        load_vector(B, s.cell(C::B + vector + i));
+        load_vector(Cm, s.cell(C::C + vector + i));
+        load_vector(before, state_cell(s, t, i / 4));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const Scale scale = scale_of_log(delta * A[i + e]);
+            const float kept = rescale(scale.keep, scale.factor, before[e], 0.0f);
+            const float h = fma_rn(w, B[e], kept), g = fma_rn(dy, Cm[e], G[i + e]), da = g * kept;
+            sums[0] = fma_rn(g, B[e], sums[0]);
+            sums[1] = fma_rn(A[i + e], da, sums[1]);
+            sums[2] = fma_rn(h, Cm[e], sums[2]);
+            dA[i + e] = fma_rn(delta, da, dA[i + e]);
+            shares[i + e] = w * g;
+            shares[STATES + i + e] = dy * h;
+            G[i + e] = rescale(scale.keep, scale.factor, g, 0.0f);
+        }
+    }
+    reduce_scatter<4, C::LANES, 1>(sums, s.lane);
+    const int which = s.lane / (C::LANES / 4);
+    if (which < 3 && s.lane % (C::LANES / 4) == 0)
+        sts<float>(s.cell(C::SUMS + which * C::CELLS + cell), sums[0]);
+    const int neighbour = lane_id() / C::LANES;
+    reduce_scatter<2 * STATES, 32 / C::LANES, C::LANES>(shares, neighbour);
+    GT_UNROLL
+    for (int i = 0; i < HELD; i++) {
+        const int value = neighbour * HELD + i;
+        const int n = s.lane * STATES + value % STATES;
+        const int to = (warp_id() * C::LEAF + t) * 2 * C::WIDTH + value / STATES * C::WIDTH + n;
+        sts<float>(s.cell(C::SHARES + to), shares[i]);
+    }
+}
+
+/* du, ddt and dz of a leaf, from SUMS. */
+template <class C>
+GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t first, int tokens,
+                            ParameterSums<C::STATES>& sums) {
+    using Part = Tile<C::LEAF, C::CHANNELS, THREADS>;
+    const Problem& in = p.in;
+    Part z, dout;
+    if (p.dz) {
+        z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
+        dout.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
+    }
+    float dskip = 0.0f, dbias = 0.0f;
+    GT_UNROLL
+    for (int k = 0; k < Part::COUNT; k++) {
+        const int t = Part::row(k), c = Part::column(k), i = Part::index(k);
+        if (t >= tokens || c >= s.channels) continue;
+        const int64_t d = s.d0 + c;
+        const float skip = in.Dskip ? in.Dskip[d] : 0.0f;
+        const float u = s.value(C::U + i), dy = s.value(C::DY + i), delta = s.value(C::DELTA + i);
+        const float gB = s.value(C::SUMS + i), slope = s.value(C::SLOPE + i);
+        /* the slope first: the sum without it may overflow */
+        float ddt = fma_rn(slope, s.value(C::SUMS + C::CELLS + i), slope * u * gB);
+        if (slope == 0.0f) ddt = 0.0f;
+        dskip = fma_rn(dy, u, dskip);
+        dbias += ddt;
+        if (p.du)
+            store_as(p.du, in.dtype, at(p.du_at, s.b, first + t, d), fma_rn(delta, gB, skip * dy));
+        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, s.b, first + t, d), ddt);
+        if (p.dz)
+            store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, d),
+                     dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::CELLS + i)) *
+                         dsilu(z.value(k)));
+    }
+    sums.dskip += dskip;
+    sums.dbias += dbias;
+}
+
+/* The block's shares of dB and dC for a leaf: the sums over its warps. */
+template <class C>
+GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t first, int tokens) {
+    const Problem& in = p.in;
+    for (int i = thread_id(); i < tokens * 2 * C::WIDTH; i += THREADS) {
+        const int t = i / (2 * C::WIDTH), n = i % C::WIDTH;
+        float* out = i % (2 * C::WIDTH) < C::WIDTH ? p.dB : p.dC;
+        if (!out || n >= in.N) continue;
+        float sum = 0.0f;
+        for (int w = 0; w < 4; w++) sum += s.value(C::SHARES + w * C::LEAF * 2 * C::WIDTH + i);
+        out[(((s.b * in.T + first + t) * in.G + s.g) * in.tiles + s.tile) * in.N + n] = sum;
+    }
+}
+
+template <class C>
+GT_DEV void store_parameters(const BackwardParams& p, const Place<C>& s,
+                             const ParameterSums<C::STATES>& sums) {
+    const Problem& in = p.in;
+    if (p.dA) store_state(in, s, p.dA + s.b * in.D * in.N, sums.dA);
+    const int c = thread_id() % C::CHANNELS, part = thread_id() / C::CHANNELS;
+    if (c >= s.channels) return;
+    const int64_t to = (s.b * C::LANES + part) * in.D + s.d0 + c;
+    if (p.dskip) p.dskip[to] = sums.dskip;
+    if (p.dbias) p.dbias[to] = sums.dbias;
+}
+
+template <int LANES, int STATES>
+GT_KERNEL(128, 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    using C = Traits<LANES, STATES>;
+    const Problem& in = p.in;
+    const Place<C> s(in);
+    const int64_t DN = in.D * in.N, chunks = checkpoints_of(in.T);
+    constexpr int PARKED = STATES / 4 * THREADS; /* float4 of a state */
+    float4* parked = reinterpret_cast<float4*>(p.scratch) + (int64_t)block_x() * C::LEAVES * PARKED;
+
+    float A[STATES], G[STATES], h[STATES];
+    ParameterSums<STATES> sums;
+    load_state(in, s, in.A, A);
+    load_state(in, s, p.dstate_out ? p.dstate_out + s.b * DN : nullptr, G);
+    for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
+        const int64_t start = chunk * CHECKPOINT;
+        const int64_t left = in.T - start < CHECKPOINT ? in.T - start : CHECKPOINT;
+        const int leaves = (int)((left + C::LEAF - 1) / C::LEAF);
+        float dA[STATES] = {};
+        load_state(in, s, p.checkpoints + (s.b * chunks + chunk) * DN, h);
+        for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: h before each leaf */
+            park(parked + leaf * PARKED, h);
+            if (leaf + 1 == leaves) break;
+            stage_leaf<false>(in, s, start + leaf * C::LEAF, C::LEAF);
+            sync_threads();
+            roll_leaf<C, false>(s, A, h);
+            sync_threads();
+        }
+        for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
+            const int64_t first = start + leaf * C::LEAF;
+            const int tokens = (int)(in.T - first < C::LEAF ? in.T - first : C::LEAF);
+            stage_leaf<true>(in, s, first, tokens);
+            unpark(parked + leaf * PARKED, h);
+            sync_threads();
+            roll_leaf<C, true>(s, A, h);
+            for (int t = C::LEAF - 1; t >= 0; t--) token_backward(s, A, t, G, dA);
+            sync_threads();
+            finish_channels(p, s, first, tokens, sums);
+            finish_group(p, s, first, tokens);
+            sync_threads();
+        }
+        GT_UNROLL
+        for (int i = 0; i < STATES; i++) sums.dA[i] += dA[i];
+    }
+    store_parameters(p, s, sums);
+    if (p.dstate_in) store_state(in, s, p.dstate_in + s.b * DN, G);
+}
+
+} /* namespace scan */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,107 @@
+/* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token.
+ *
+ * grid B*G*ceil(D/G/CHANNELS), block 128.  A block owns CHANNELS = 128 / LANES channels of one group
+ * for the whole sequence, 32 at N <= 16; tokens are staged 32 at a time (16 for N > 64).
+ * registers: STATES state values and as many of A a thread, fp32.
+ * shared: u, Delta, y [TILE][CHANNELS], B, C [TILE][N]: 16 KB at N = 16.
+ * arithmetic per token and state: about 20 instructions, one of them ex2; y is summed over the lanes
+ * of a channel for 4 tokens at once, in fixed order: deterministic.
+ * bytes per token and channel, bf16: u, dt, (z,) y 2 each, B and C 4 N / CHANNELS, checkpoints N / 32. */
+#ifndef GT_SCAN_FORWARD_CUH
+#define GT_SCAN_FORWARD_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace scan {
+
+struct ForwardParams {
+    Problem in;
+    void* y; /* NULL: only states are wanted */
+    gt_stride y_at;
+    const float* state_in;
+    float *state_out, *checkpoints; /* checkpoints [B,ceil(T/128),D,N] */
+    int state_in_shared, is_step;
+    const int32_t* slots;
+    int64_t slot_capacity;
+};
+
+/* y of the staged tokens, from what the token loop left in Y. */
+template <class C>
+GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int tokens,
+                     bool skipped) {
+    using Part = Tile<C::TILE, C::CHANNELS, THREADS>;
+    const Problem& in = p.in;
+    Part z;
+    if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
+    GT_UNROLL
+    for (int k = 0; k < Part::COUNT; k++) {
+        const int t = Part::row(k), c = Part::column(k);
+        if (t >= tokens || c >= s.channels) continue;
+        const float skip = in.Dskip ? in.Dskip[s.d0 + c] : 0.0f;
+        float y = fma_rn(skip, s.value(C::F_U + Part::index(k)), s.value(C::F_Y + Part::index(k)));
+        if (in.z) y *= silu(z.value(k));
+        store_as(p.y, in.dtype, at(p.y_at, s.b, first + t, s.d0 + c), skipped ? 0.0f : y);
+    }
+}
+
+template <int LANES, int STATES>
+GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    using C = Traits<LANES, STATES>;
+    const Problem& in = p.in;
+    const Place<C> s(in);
+    const int64_t DN = in.D * in.N, chunks = checkpoints_of(in.T);
+    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : s.b;
+    const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
+
+    float h[STATES], A[STATES];
+    const int64_t row_in = p.state_in_shared ? 0 : row;
+    load_state(in, s, p.state_in && !skipped ? p.state_in + row_in * DN : nullptr, h);
+    load_state(in, s, in.A, A);
+    for (int64_t first = 0; first < in.T; first += C::TILE) {
+        if (p.checkpoints && first % CHECKPOINT == 0)
+            store_state(in, s, p.checkpoints + (s.b * chunks + first / CHECKPOINT) * DN, h);
+        const int tokens = (int)(in.T - first < C::TILE ? in.T - first : C::TILE);
+        Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
+        u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
+        dt.load(dt_rows(in, s, first, tokens));
+        stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_B),
+                                          group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+        if (p.y)
+            stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_C),
+                                              group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        u.store(s.cell(C::F_U));
+        store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
+        sync_threads();
+        for (int t0 = 0; t0 < tokens; t0 += 4) { /* beyond the sequence Delta = 0 changes nothing */
+            float y[4];
+            GT_UNROLL
+            for (int j = 0; j < 4; j++) {
+                const int cell = (t0 + j) * C::CHANNELS + s.channel;
+                const int vector = (t0 + j) * C::WIDTH + s.lane * STATES;
+                float B[STATES], Cm[STATES];
+                load_vector(B, s.cell(C::F_B + vector));
+                advance(h, A, B, s.value(C::F_DELTA + cell), s.value(C::F_U + cell));
+                y[j] = 0.0f;
+                if (!p.y) continue;
+                load_vector(Cm, s.cell(C::F_C + vector));
+                GT_UNROLL
+                for (int i = 0; i < STATES; i++) y[j] = fma_rn(h[i], Cm[i], y[j]);
+            }
+            if (!p.y) continue;
+            reduce_scatter<4, LANES, 1>(y, s.lane);
+            const int t = t0 + s.lane / (LANES / 4);
+            if (s.lane % (LANES / 4) == 0)
+                sts<float>(s.cell(C::F_Y + t * C::CHANNELS + s.channel), y[0]);
+        }
+        sync_threads();
+        if (p.y) finish_y(p, s, first, tokens, skipped);
+        sync_threads();
+    }
+    if (p.state_out && !skipped) store_state(in, s, p.state_out + row * DN, h);
+}
+
+} /* namespace scan */
+} /* namespace gt */
+
+#endif

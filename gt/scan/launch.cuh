@@ -1,0 +1,189 @@
+/* gt/scan/launch.cuh - selective_scan on the current GPU: arguments checked, kernels chosen and launched. */
+#ifndef GT_SCAN_LAUNCH_CUH
+#define GT_SCAN_LAUNCH_CUH
+
+#include "../base/reduce.cuh"
+#include "backward.cuh"
+#include "forward.cuh"
+#include "table.h"
+
+namespace gt {
+namespace scan {
+
+static inline Problem problem_of(const gt_selective_scan_args& a) {
+    Problem in = {};
+    in.B = a.B, in.T = a.T, in.D = a.D, in.G = a.G;
+    in.N = (int)a.N;
+    in.dtype = a.dtype, in.dt_dtype = a.dt_dtype;
+    in.rule.softplus = a.softplus;
+    in.u = a.u, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
+    in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
+    in.u_at = a.u_stride, in.dt_at = a.dt_stride, in.Bm_at = a.Bm_stride, in.Cm_at = a.Cm_stride;
+    in.z_at = a.z_stride, in.dy_at = a.dy_stride;
+    return in;
+}
+
+/* The variant that handles N, and what it fixes. */
+struct Variant {
+    int64_t lanes, states, leaves, tiles;
+};
+
+template <class C>
+static inline Variant variant_with(const gt_selective_scan_args& a) {
+    return {C::LANES, C::STATES, C::LEAVES, (a.D / a.G + C::CHANNELS - 1) / C::CHANNELS};
+}
+
+static inline Variant variant_of(const gt_selective_scan_args& a) {
+    if (a.N <= 16) return variant_with<Traits<4, 4>>(a);
+    if (a.N <= 32) return variant_with<Traits<8, 4>>(a);
+    if (a.N <= 64) return variant_with<Traits<16, 4>>(a);
+    if (a.N <= 128) return variant_with<Traits<16, 8>>(a);
+    return variant_with<Traits<32, 8>>(a);
+}
+
+template <int LANES, int STATES>
+static gt_status launch_forward_with(const ForwardParams& p, gt_stream stream) {
+    return run("selective_scan forward_kernel", forward_kernel<LANES, STATES>,
+               p.in.B * p.in.G * p.in.tiles, THREADS, 4 * Traits<LANES, STATES>::FORWARD_END,
+               stream, p);
+}
+
+static inline gt_status launch_forward(const ForwardParams& p, gt_stream stream) {
+    if (p.in.N <= 16) return launch_forward_with<4, 4>(p, stream);
+    if (p.in.N <= 32) return launch_forward_with<8, 4>(p, stream);
+    if (p.in.N <= 64) return launch_forward_with<16, 4>(p, stream);
+    if (p.in.N <= 128) return launch_forward_with<16, 8>(p, stream);
+    return launch_forward_with<32, 8>(p, stream);
+}
+
+template <int LANES, int STATES>
+static gt_status launch_backward_with(const BackwardParams& p, gt_stream stream) {
+    return run("selective_scan backward_kernel", backward_kernel<LANES, STATES>,
+               p.in.B * p.in.G * p.in.tiles, THREADS, 4 * Traits<LANES, STATES>::BACKWARD_END,
+               stream, p);
+}
+
+static inline gt_status launch_backward_kernel(const BackwardParams& p, gt_stream stream) {
+    if (p.in.N <= 16) return launch_backward_with<4, 4>(p, stream);
+    if (p.in.N <= 32) return launch_backward_with<8, 4>(p, stream);
+    if (p.in.N <= 64) return launch_backward_with<16, 4>(p, stream);
+    if (p.in.N <= 128) return launch_backward_with<16, 8>(p, stream);
+    return launch_backward_with<32, 8>(p, stream);
+}
+
+static inline int64_t checkpoint_count(const gt_selective_scan_args& a) {
+    return a.B * checkpoints_of(a.T) * a.D * a.N;
+}
+
+/* The pieces of backward's workspace. */
+struct BackwardPlan {
+    BackwardParams params;
+    float *checkpoints, *dstate_sum;
+    int64_t rows; /* of dskip and dbias */
+    size_t bytes;
+};
+
+static inline BackwardPlan plan_backward(const gt_selective_scan_args& a) {
+    BackwardPlan plan = {};
+    BackwardParams& p = plan.params;
+    Arena arena(a.workspace);
+    const Variant v = variant_of(a);
+    const int64_t blocks = a.B * a.G * v.tiles;
+    p.in = problem_of(a);
+    p.in.tiles = v.tiles;
+    plan.rows = a.B * v.lanes;
+    if (!a.saved) plan.checkpoints = arena.take<float>(checkpoint_count(a));
+    p.scratch = arena.take<float>(blocks * v.leaves * v.states * THREADS);
+    if (a.dBm) p.dB = arena.take<float>(blocks * a.T * a.N);
+    if (a.dCm) p.dC = arena.take<float>(blocks * a.T * a.N);
+    if (a.dA) p.dA = arena.take<float>(a.B * a.D * a.N);
+    if (a.dDskip) p.dskip = arena.take<float>(plan.rows * a.D);
+    if (a.ddt_bias) p.dbias = arena.take<float>(plan.rows * a.D);
+    if (a.dstate_in && a.state_in_shared) plan.dstate_sum = arena.take<float>(a.B * a.D * a.N);
+    plan.bytes = arena.bytes();
+    return plan;
+}
+
+static inline gt_status recompute_checkpoints(const gt_selective_scan_args& a, BackwardPlan& plan,
+                                              gt_stream stream) {
+    ForwardParams f = {};
+    f.in = plan.params.in;
+    f.state_in = a.state_in;
+    f.state_in_shared = a.state_in_shared;
+    f.checkpoints = plan.checkpoints;
+    plan.params.checkpoints = plan.checkpoints;
+    return launch_forward(f, stream);
+}
+
+static inline gt_status sum_tiles(const gt_selective_scan_args& a, const char* name, int64_t tiles,
+                                  const float* shares, void* out, gt_stride out_at,
+                                  gt_stream stream) {
+    if (!out) return GT_OK;
+    return group_sum(name, {shares, out, a.dtype, out_at, a.B, a.T, a.G, tiles, (int)a.N}, stream);
+}
+
+static inline gt_status launch_backward(const gt_selective_scan_args& a, BackwardPlan& plan,
+                                        gt_stream stream) {
+    BackwardParams& p = plan.params;
+    const bool shared = a.dstate_in && a.state_in_shared;
+    gt_status status;
+    size_t bytes;
+    p.checkpoints = floats_in(a.saved, checkpoint_count(a), &bytes);
+    if (!a.saved && (status = recompute_checkpoints(a, plan, stream)) != GT_OK) return status;
+    p.dstate_out = a.dstate_out;
+    p.dstate_in = shared ? plan.dstate_sum : a.dstate_in;
+    p.du = a.du, p.ddt = a.ddt, p.dz = a.dz;
+    p.du_at = a.du_stride, p.ddt_at = a.ddt_stride, p.dz_at = a.dz_stride;
+    if ((status = launch_backward_kernel(p, stream)) != GT_OK ||
+        (status = sum_tiles(a, "selective_scan dBm", p.in.tiles, p.dB, a.dBm, a.dBm_stride,
+                            stream)) != GT_OK ||
+        (status = sum_tiles(a, "selective_scan dCm", p.in.tiles, p.dC, a.dCm, a.dCm_stride,
+                            stream)) != GT_OK)
+        return status;
+    if (a.dA && (status = reduce_rows(p.dA, a.dA, a.B, a.D * a.N, a.accumulate, stream)) != GT_OK)
+        return status;
+    if (a.dDskip &&
+        (status = reduce_rows(p.dskip, a.dDskip, plan.rows, a.D, a.accumulate, stream)) != GT_OK)
+        return status;
+    if (a.ddt_bias &&
+        (status = reduce_rows(p.dbias, a.ddt_bias, plan.rows, a.D, a.accumulate, stream)) != GT_OK)
+        return status;
+    return shared ? reduce_rows(plan.dstate_sum, a.dstate_in, a.B, a.D * a.N, a.accumulate, stream)
+                  : GT_OK;
+}
+
+/* ---- dispatch and checks ------------------------------------------------------------------------------------ */
+
+/* Prepares the arguments and checks what only the GPU limits. */
+static inline gt_status prepare(gt_pass pass, const gt_selective_scan_args* args,
+                                gt_selective_scan_args* a) {
+    gt_dims dims;
+    Device device;
+    gt_status status = gt_prepare(gt_op_selective_scan(), pass, GT_DEVICE, args, a, &dims);
+    if (status != GT_OK) return status;
+    if (a->N > MAX_SIZE)
+        return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
+    return current_device(&device);
+}
+
+static inline gt_status forward(const gt_selective_scan_args& a, bool is_step, gt_stream stream) {
+    ForwardParams p = {};
+    p.in = problem_of(a);
+    p.in.tiles = variant_of(a).tiles;
+    p.y = a.y;
+    p.y_at = a.y_stride;
+    p.state_in = is_step ? a.state_out : a.state_in;
+    p.state_out = a.state_out;
+    size_t bytes;
+    p.checkpoints = is_step ? nullptr : floats_in(a.saved, checkpoint_count(a), &bytes);
+    p.state_in_shared = a.state_in_shared;
+    p.is_step = is_step;
+    p.slots = a.slots;
+    p.slot_capacity = a.slot_capacity;
+    return launch_forward(p, stream);
+}
+
+} /* namespace scan */
+} /* namespace gt */
+
+#endif

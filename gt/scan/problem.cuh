@@ -1,0 +1,161 @@
+/* gt/scan/problem.cuh - what every kernel of selective_scan knows: sizes, the arguments, what a block and a thread
+ * have. */
+#ifndef GT_SCAN_PROBLEM_CUH
+#define GT_SCAN_PROBLEM_CUH
+
+#include "../recurrence/ssm.cuh"
+
+namespace gt {
+namespace scan {
+
+using namespace ssm;
+
+/* ---- sizes ------------------------------------------------------------------------------------------ */
+
+constexpr int THREADS = 128;
+
+/* A channel is held by LANES neighbouring lanes, STATES state elements each: lane l has
+ * l STATES .. l STATES + STATES - 1.  A block has CHANNELS channels of one group.  Offsets in floats. */
+template <int LANES_, int STATES_>
+struct Traits {
+    static constexpr int LANES = LANES_, STATES = STATES_;
+    static constexpr int CHANNELS = THREADS / LANES, WIDTH = LANES * STATES;
+    /* forward: tokens staged together */
+    static constexpr int TILE = WIDTH <= 64 ? 32 : 16;
+    static constexpr int F_U = 0;                             /* [TILE][CHANNELS] */
+    static constexpr int F_DELTA = F_U + TILE * CHANNELS;     /* likewise */
+    static constexpr int F_Y = F_DELTA + TILE * CHANNELS;     /* likewise */
+    static constexpr int F_B = F_Y + TILE * CHANNELS;         /* [TILE][WIDTH] */
+    static constexpr int F_C = F_B + TILE * WIDTH;            /* likewise */
+    static constexpr int FORWARD_END = F_C + TILE * WIDTH;
+    /* backward: tokens between parked states, staged together */
+    static constexpr int LEAF = WIDTH <= 32 ? 16 : 512 / WIDTH;
+    static constexpr int LEAVES = CHECKPOINT / LEAF;
+    static constexpr int CELLS = LEAF * CHANNELS;
+    static constexpr int U = 0, DELTA = U + CELLS, SLOPE = DELTA + CELLS, DY = SLOPE + CELLS;
+    static constexpr int SUMS = DY + CELLS; /* <g,B>, <A,da>, <h,C>: [3][LEAF][CHANNELS] */
+    static constexpr int B = SUMS + 3 * CELLS;                /* [LEAF][WIDTH] */
+    static constexpr int C = B + LEAF * WIDTH;                /* likewise */
+    static constexpr int STATE = C + LEAF * WIDTH;            /* [LEAF][STATES/4][THREADS] float4 */
+    static constexpr int SHARES = STATE + LEAF * STATES * THREADS; /* [4 warps][LEAF][2 WIDTH] */
+    static constexpr int BACKWARD_END = SHARES + 4 * LEAF * 2 * WIDTH;
+    static_assert(STATES % 4 == 0 && F_B % 4 == 0 && B % 4 == 0, "16-byte pieces");
+    static_assert(4 * FORWARD_END <= 64 * 1024, "fits every architecture");
+    static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
+};
+
+/* One argument struct, prepared, as every kernel sees it. */
+struct Problem {
+    int64_t B, T, D, G;
+    int N;
+    gt_dtype dtype, dt_dtype;
+    DeltaRule rule;
+    const void *u, *dt, *Bm, *Cm, *z, *dy;
+    const float *A, *Dskip, *dt_bias;
+    gt_stride u_at, dt_at, Bm_at, Cm_at, z_at, dy_at;
+    int64_t tiles; /* of channels, in a group */
+};
+
+/* ---- device helpers ---------------------------------------------------------------------------------- */
+
+/* Where a block and a thread stand. */
+template <class C>
+struct Place {
+    uint32_t smem;
+    int64_t b, g, tile, d0; /* d0: the block's first channel */
+    int channels;           /* that exist */
+    int channel, lane;      /* the thread's, and its place among the channel's lanes */
+
+    GT_METHOD explicit Place(const Problem& in) {
+        const int64_t per_group = in.D / in.G;
+        smem = smem_base();
+        tile = block_x() % in.tiles;
+        g = block_x() / in.tiles % in.G;
+        b = block_x() / in.tiles / in.G;
+        d0 = g * per_group + tile * C::CHANNELS;
+        const int64_t left = per_group - tile * C::CHANNELS;
+        channels = (int)(left < C::CHANNELS ? left : C::CHANNELS);
+        channel = thread_id() / C::LANES;
+        lane = thread_id() % C::LANES;
+    }
+    GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    GT_METHOD bool has_state(const Problem& in, int i) const {
+        return channel < channels && lane * C::STATES + i < in.N;
+    }
+    /* offset of the thread's state element i within [D,N] */
+    GT_METHOD int64_t state_at(const Problem& in, int i) const {
+        return (d0 + channel) * in.N + lane * C::STATES + i;
+    }
+};
+
+template <class C>
+GT_DEV Rows channel_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
+                         int64_t first, int tokens) {
+    return {data, in.dtype, at(stride, s.b, first, s.d0), stride.t, stride.h, tokens, s.channels};
+}
+
+template <class C>
+GT_DEV Rows dt_rows(const Problem& in, const Place<C>& s, int64_t first, int tokens) {
+    Rows rows = channel_rows(in, s, in.dt, in.dt_at, first, tokens);
+    rows.dtype = in.dt_dtype;
+    return rows;
+}
+
+template <class C>
+GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
+                       int64_t first, int tokens) {
+    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens, in.N};
+}
+
+/* Delta of loaded tokens, and its slope if that is wanted; both 0 for what does not exist. */
+template <bool SLOPE, class C, class Part>
+GT_DEV void store_delta(const Problem& in, const Place<C>& s, const Part& dt, int tokens, int value,
+                        int slope) {
+    GT_UNROLL
+    for (int k = 0; k < Part::COUNT; k++) {
+        const int i = Part::index(k);
+        const bool inside = Part::row(k) < tokens && Part::column(k) < s.channels;
+        Delta delta = {0.0f, 0.0f};
+        if (inside) {
+            const float bias = in.dt_bias ? in.dt_bias[s.d0 + Part::column(k)] : 0.0f;
+            delta = delta_of(in.rule, dt.value(k) + bias);
+        }
+        if (i >= Part::SIZE) continue;
+        sts<float>(s.cell(value + i), delta.value);
+        if constexpr (SLOPE) sts<float>(s.cell(slope + i), delta.slope);
+    }
+}
+
+/* The thread's elements of a state [D,N] or a row of A; outside is 0, and so is NULL. */
+template <class C>
+GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from,
+                       float (&state)[C::STATES]) {
+    GT_UNROLL
+    for (int i = 0; i < C::STATES; i++)
+        state[i] = from && s.has_state(in, i) ? from[s.state_at(in, i)] : 0.0f;
+}
+
+template <class C>
+GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
+                        const float (&state)[C::STATES]) {
+    GT_UNROLL
+    for (int i = 0; i < C::STATES; i++)
+        if (s.has_state(in, i)) to[s.state_at(in, i)] = state[i];
+}
+
+/* h <- exp(Delta A) h + Delta u B */
+template <int STATES>
+GT_DEV void advance(float (&h)[STATES], const float (&A)[STATES], const float (&B)[STATES],
+                    float delta, float u) {
+    GT_UNROLL
+    for (int i = 0; i < STATES; i++) {
+        const Scale scale = scale_of_log(delta * A[i]);
+        h[i] = rescale(scale.keep, scale.factor, h[i], delta * u * B[i]);
+    }
+}
+
+} /* namespace scan */
+} /* namespace gt */
+
+#endif

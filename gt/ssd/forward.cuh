@@ -1,0 +1,111 @@
+/* gt/ssd/forward.cuh - ssd forward and step, any size.
+ *
+ * grid B*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state for the whole
+ * sequence and walks it a leaf at a time.
+ * registers: 8 RN state values a thread, fp32 (64 at N = 128).
+ * shared: x, B, C, z, S_ts, the decays, the sums over n: 20 KB at N = 16, 34 KB at N = 128, 50 KB
+ *     at N = 256.
+ * arithmetic per token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the leaf, and
+ * 3 P N / (4 RN) lane shuffles to sum over n.
+ * bytes per token and head, bf16: x, y (z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
+ * Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_FORWARD_CUH
+#define GT_SSD_FORWARD_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace ssd {
+
+struct ForwardParams {
+    Problem in;
+    void* y; /* NULL: only states are wanted */
+    gt_stride y_at;
+    const float* state_in;
+    float *state_out, *checkpoints; /* checkpoints [B,H,ceil(T/128),P,N] */
+    int state_in_shared, is_step;
+    const int32_t* slots;
+    int64_t slot_capacity;
+};
+
+/* y of the ROUND tokens whose sums lie in PARTS. */
+template <class C>
+GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int round, int tokens,
+                     bool skipped) {
+    const Problem& in = p.in;
+    GT_NO_UNROLL
+    for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
+        const int t = round + i / TILE_P, row = i % TILE_P, cell = t * TILE_P + row;
+        if (t >= tokens || row >= s.rows) continue;
+        float y = fma_rn(skip_of(in, s, row), s.value(C::X + cell), sum_parts(s, i));
+        if (in.z) y *= s.value(C::GATE + cell);
+        store_as(p.y, in.dtype, at(p.y_at, s.b, first + t, s.h) + s.p0 + row, skipped ? 0.0f : y);
+    }
+}
+
+/* silu(z) */
+template <class C>
+GT_DEV void stage_gate(const Problem& in, const Place<C>& s, int64_t first) {
+    using Part = Tile<LEAF / 2, TILE_P, C::THREADS>;
+    GT_NO_UNROLL
+    for (int row = 0; row < LEAF; row += LEAF / 2) {
+        Part z;
+        z.load(head_rows(in, s, in.z, in.z_at, first).after(row));
+        GT_UNROLL
+        for (int k = 0; k < Part::COUNT; k++)
+            sts<float>(s.cell(C::GATE + row * TILE_P + Part::index(k)), silu(z.value(k)));
+    }
+}
+
+template <int RN, int WARPS>
+GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN == 8 ? 4 : 3)
+forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    using C = Traits<RN, WARPS>;
+    const Problem& in = p.in;
+    const Place<C> s(in);
+    const int64_t PN = (int64_t)in.P * in.N, chunks = checkpoints_of(in.T);
+    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : s.b;
+    const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
+
+    float state[8][RN];
+    const int64_t row_in = p.state_in_shared ? 0 : row;
+    load_state(in, s, p.state_in && !skipped ? p.state_in + (row_in * in.H + s.h) * PN : nullptr,
+               state);
+    for (int64_t first = 0; first < in.T; first += LEAF) {
+        if (p.checkpoints && first % CHECKPOINT == 0) {
+            const int64_t checkpoint = (s.b * in.H + s.h) * chunks + first / CHECKPOINT;
+            store_state(in, s, p.checkpoints + checkpoint * PN, state);
+        }
+        const int tokens = tokens_from(in, first);
+        stage_decays(in, s, first);
+        stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
+        stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
+        if (p.y) {
+            stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C),
+                                              group_rows(in, s, in.Cm, in.Cm_at, first));
+            if (in.z) stage_gate(in, s, first);
+        }
+        sync_threads();
+        if (p.y) {
+            stage_pairs<C, false>(s);
+            sync_threads();
+            float v[8];
+            load_pair_rows(s, C::X, C::DELTA, v);
+            GT_NO_UNROLL
+            for (int round = 0; round < tokens; round += C::ROUND) {
+                sum_over_n(s, state, round, tokens, C::C, C::PRE, {C::S, PITCH, 1}, v);
+                sync_threads();
+                finish_y(p, s, first, round, tokens, skipped);
+                if (round + C::ROUND < tokens) sync_threads();
+            }
+        }
+        update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
+        sync_threads();
+    }
+    if (p.state_out && !skipped) store_state(in, s, p.state_out + (row * in.H + s.h) * PN, state);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

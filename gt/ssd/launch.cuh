@@ -1,0 +1,191 @@
+/* gt/ssd/launch.cuh - ssd on the current GPU: arguments checked, kernels chosen and launched. */
+#ifndef GT_SSD_LAUNCH_CUH
+#define GT_SSD_LAUNCH_CUH
+
+#include "../base/reduce.cuh"
+#include "backward.cuh"
+#include "forward.cuh"
+#include "table.h"
+
+namespace gt {
+namespace ssd {
+
+static inline Problem problem_of(const gt_ssd_args& a) {
+    Problem in = {};
+    in.B = a.B, in.T = a.T, in.H = a.H, in.G = a.G;
+    in.P = (int)a.P, in.N = (int)a.N;
+    in.dtype = a.dtype, in.dt_dtype = a.dt_dtype;
+    in.rule = {a.softplus, a.dt_limit, a.dt_min, a.dt_max};
+    in.skip_per_channel = a.Dskip_per_channel;
+    in.x = a.x, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
+    in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
+    in.x_at = a.x_stride, in.dt_at = a.dt_stride, in.Bm_at = a.Bm_stride, in.Cm_at = a.Cm_stride;
+    in.z_at = a.z_stride, in.dy_at = a.dy_stride;
+    in.tiles = ((int)a.P + TILE_P - 1) / TILE_P;
+    return in;
+}
+
+template <int RN, int WARPS>
+static gt_status launch_forward_with(const ForwardParams& p, gt_stream stream) {
+    using C = Traits<RN, WARPS>;
+    return run("ssd forward_kernel", forward_kernel<RN, WARPS>, p.in.B * p.in.H * p.in.tiles,
+               C::THREADS, 4 * C::FORWARD_END, stream, p);
+}
+
+static inline gt_status launch_forward(const ForwardParams& p, gt_stream stream) {
+    if (p.in.N <= 16) return launch_forward_with<1, 4>(p, stream);
+    if (p.in.N <= 32) return launch_forward_with<2, 4>(p, stream);
+    if (p.in.N <= 64) return launch_forward_with<4, 4>(p, stream);
+    if (p.in.N <= 128) return launch_forward_with<8, 4>(p, stream);
+    return launch_forward_with<8, 8>(p, stream);
+}
+
+template <int RN, int WARPS>
+static gt_status launch_sweep_with(const SweepParams& p, gt_stream stream) {
+    using C = Traits<RN, WARPS>;
+    return run("ssd backward_sweep_kernel", backward_sweep_kernel<RN, WARPS>,
+               p.in.B * p.in.H * p.in.tiles, C::THREADS, 4 * C::BACKWARD_END, stream, p);
+}
+
+static inline gt_status launch_sweep(const SweepParams& p, gt_stream stream) {
+    if (p.in.N <= 16) return launch_sweep_with<1, 4>(p, stream);
+    if (p.in.N <= 32) return launch_sweep_with<2, 4>(p, stream);
+    if (p.in.N <= 64) return launch_sweep_with<4, 4>(p, stream);
+    if (p.in.N <= 128) return launch_sweep_with<8, 4>(p, stream);
+    return launch_sweep_with<8, 8>(p, stream);
+}
+
+/* What the sweep's variant for this N fixes. */
+static inline int64_t sweep_width(int64_t N) {
+    return N <= 16 ? 16 : N <= 32 ? 32 : N <= 64 ? 64 : N <= 128 ? 128 : 256;
+}
+static inline int64_t sweep_warps(int64_t N) { return N <= 128 ? 4 : 8; }
+
+static inline int64_t checkpoint_count(const gt_ssd_args& a) {
+    return a.B * a.H * checkpoints_of(a.T) * a.P * a.N;
+}
+
+/* The pieces of backward's workspace. */
+struct BackwardPlan {
+    SweepParams sweep;
+    DeltaParams delta;
+    float *checkpoints, *dstate_sum;
+    int64_t dskip_rows;
+    size_t bytes;
+};
+
+static inline BackwardPlan plan_backward(const gt_ssd_args& a) {
+    BackwardPlan plan = {};
+    SweepParams& s = plan.sweep;
+    DeltaParams& d = plan.delta;
+    Arena arena(a.workspace);
+    s.in = d.in = problem_of(a);
+    const int64_t tiles = s.in.tiles, tokens = a.B * a.T * a.H, rows = a.B * checkpoints_of(a.T);
+    if (!a.saved) plan.checkpoints = arena.take<float>(checkpoint_count(a));
+    s.scratch = arena.take<float>(a.B * a.H * tiles * LEAVES * TILE_P * sweep_width(a.N));
+    if (a.dBm) s.dB = arena.take<float>(tokens * tiles * a.N);
+    if (a.dCm) s.dC = arena.take<float>(tokens * tiles * a.N);
+    s.ddelta = arena.take<float>(tokens * tiles);
+    s.da = arena.take<float>(tokens * tiles);
+    if (a.dA) d.dA = arena.take<float>(rows * a.H);
+    if (a.ddt_bias) d.dbias = arena.take<float>(rows * a.H);
+    plan.dskip_rows = rows * sweep_warps(a.N);
+    if (a.Dskip_per_channel)
+        plan.dskip_rows /= 2; /* 64 threads a row */
+    else
+        plan.dskip_rows *= tiles;
+    if (a.dDskip)
+        s.dskip = arena.take<float>(plan.dskip_rows * a.H * (a.Dskip_per_channel ? a.P : 1));
+    if (a.dstate_in && a.state_in_shared)
+        plan.dstate_sum = arena.take<float>(a.B * a.H * a.P * a.N);
+    plan.bytes = arena.bytes();
+    return plan;
+}
+
+static inline gt_status recompute_checkpoints(const gt_ssd_args& a, BackwardPlan& plan,
+                                              gt_stream stream) {
+    ForwardParams f = {};
+    f.in = plan.sweep.in;
+    f.state_in = a.state_in;
+    f.state_in_shared = a.state_in_shared;
+    f.checkpoints = plan.checkpoints;
+    plan.sweep.checkpoints = plan.checkpoints;
+    return launch_forward(f, stream);
+}
+
+static inline gt_status sum_heads(const gt_ssd_args& a, const char* name, const float* shares,
+                                  void* out, gt_stride out_at, gt_stream stream) {
+    if (!out) return GT_OK;
+    const int64_t parts = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
+    return group_sum(name, {shares, out, a.dtype, out_at, a.B, a.T, a.G, parts, (int)a.N}, stream);
+}
+
+static inline gt_status launch_backward(const gt_ssd_args& a, BackwardPlan& plan, gt_stream stream) {
+    SweepParams& s = plan.sweep;
+    DeltaParams& d = plan.delta;
+    const int64_t rows = a.B * checkpoints_of(a.T), state = a.H * a.P * a.N;
+    const bool shared = a.dstate_in && a.state_in_shared;
+    gt_status status;
+    size_t bytes;
+    s.checkpoints = floats_in(a.saved, checkpoint_count(a), &bytes);
+    if (!a.saved && (status = recompute_checkpoints(a, plan, stream)) != GT_OK) return status;
+    s.dstate_out = a.dstate_out;
+    s.dstate_in = shared ? plan.dstate_sum : a.dstate_in;
+    s.dx = a.dx, s.dz = a.dz;
+    s.dx_at = a.dx_stride, s.dz_at = a.dz_stride;
+    d.ddelta = s.ddelta, d.da = s.da;
+    d.ddt = a.ddt, d.ddt_at = a.ddt_stride;
+    if ((status = launch_sweep(s, stream)) != GT_OK ||
+        (status = sum_heads(a, "ssd dBm", s.dB, a.dBm, a.dBm_stride, stream)) != GT_OK ||
+        (status = sum_heads(a, "ssd dCm", s.dC, a.dCm, a.dCm_stride, stream)) != GT_OK ||
+        (status = run("ssd backward_delta_kernel", backward_delta_kernel, rows * ((a.H + 31) / 32),
+                      256, 2048, stream, d)) != GT_OK)
+        return status;
+    if (a.dA && (status = reduce_rows(d.dA, a.dA, rows, a.H, a.accumulate, stream)) != GT_OK)
+        return status;
+    if (a.ddt_bias &&
+        (status = reduce_rows(d.dbias, a.ddt_bias, rows, a.H, a.accumulate, stream)) != GT_OK)
+        return status;
+    if (a.dDskip && (status = reduce_rows(s.dskip, a.dDskip, plan.dskip_rows,
+                                          a.H * (a.Dskip_per_channel ? a.P : 1), a.accumulate,
+                                          stream)) != GT_OK)
+        return status;
+    return shared ? reduce_rows(plan.dstate_sum, a.dstate_in, a.B, state, a.accumulate, stream)
+                  : GT_OK;
+}
+
+/* ---- dispatch and checks ------------------------------------------------------------------------------------ */
+
+/* Prepares the arguments and checks what only the GPU limits. */
+static inline gt_status prepare(gt_pass pass, const gt_ssd_args* args, gt_ssd_args* a) {
+    gt_dims dims;
+    Device device;
+    gt_status status = gt_prepare(gt_op_ssd(), pass, GT_DEVICE, args, a, &dims);
+    if (status != GT_OK) return status;
+    if (a->P > MAX_SIZE)
+        return gt_fail(GT_ERROR_UNSUPPORTED, "P = %lld: at most %d", (long long)a->P, MAX_SIZE);
+    if (a->N > MAX_SIZE)
+        return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
+    return current_device(&device);
+}
+
+static inline gt_status forward(const gt_ssd_args& a, bool is_step, gt_stream stream) {
+    ForwardParams p = {};
+    p.in = problem_of(a);
+    p.y = a.y;
+    p.y_at = a.y_stride;
+    p.state_in = is_step ? a.state_out : a.state_in;
+    p.state_out = a.state_out;
+    size_t bytes;
+    p.checkpoints = is_step ? nullptr : floats_in(a.saved, checkpoint_count(a), &bytes);
+    p.state_in_shared = a.state_in_shared;
+    p.is_step = is_step;
+    p.slots = a.slots;
+    p.slot_capacity = a.slot_capacity;
+    return launch_forward(p, stream);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

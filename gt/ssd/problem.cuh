@@ -1,0 +1,374 @@
+/* gt/ssd/problem.cuh - what every kernel of ssd knows: sizes, the arguments, what a block and a thread have of a
+ * leaf. */
+#ifndef GT_SSD_PROBLEM_CUH
+#define GT_SSD_PROBLEM_CUH
+
+#include "../recurrence/ssm.cuh"
+
+namespace gt {
+namespace ssd {
+
+using namespace ssm;
+
+/* ---- sizes ------------------------------------------------------------------------------------------ */
+
+constexpr int LEAF = 16;   /* tokens handled together */
+constexpr int LEAVES = CHECKPOINT / LEAF;
+constexpr int TILE_P = 64; /* rows of the state in a block */
+constexpr int PITCH = LEAF + 1; /* of a matrix of token pairs in shared memory */
+
+/* A block holds 64 rows p of a state and all its columns n in registers: lane = (p lane 0..7, n lane
+ * 0..3) of a warp has rows 4 lane + 0..3 and 32 + 4 lane + 0..3, and RN columns from
+ * (4 warp + n lane) RN on.  So 4 WARPS n lanes hold WIDTH columns: sums over p stay in a warp, sums
+ * over n end in shared memory.  Offsets are in floats. */
+template <int RN_, int WARPS_>
+struct Traits {
+    static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
+    static constexpr int WIDTH = 4 * WARPS * RN;
+    static constexpr int ROUND = 32 / WARPS; /* tokens whose sums over n are collected at a time */
+    static constexpr int X = 0;                           /* [16][64] */
+    static constexpr int B = X + LEAF * TILE_P;           /* [16][WIDTH] */
+    static constexpr int C = B + LEAF * WIDTH;            /* [16][WIDTH] */
+    static constexpr int PARTS = C + LEAF * WIDTH;        /* [WARPS][ROUND][64] */
+    static constexpr int S = PARTS + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
+    static constexpr int DELTA = S + LEAF * PITCH;        /* [16]; then a, pre, suf, Delta suf */
+    static constexpr int LOG = DELTA + LEAF, PRE = LOG + LEAF, SUF = PRE + LEAF;
+    static constexpr int WEIGHT = SUF + LEAF;
+    static constexpr int SCALE = WEIGHT + LEAF;           /* keep, factor, E */
+    static constexpr int PLACE = SCALE + 4;               /* see Place::remember */
+    static constexpr int GATE = PLACE + 4;                /* [16][64], made of z */
+    static constexpr int FORWARD_END = GATE + LEAF * TILE_P;
+    static constexpr int DY = FORWARD_END;                /* [16][64] */
+    static constexpr int R = DY + LEAF * TILE_P;          /* [16][PITCH], Delta_s R_ts */
+    static constexpr int PAIR = R + LEAF * PITCH;         /* [16][PITCH], c_ts */
+    static constexpr int BEFORE = PAIR + LEAF * PITCH;    /* [16][PITCH], sum_{s<k} Delta_s c_ts */
+    static constexpr int E_PARTS = BEFORE + LEAF * PITCH; /* [WARPS][16], e_t; f_s; <G,h> */
+    static constexpr int F_PARTS = E_PARTS + WARPS * LEAF, Z_PARTS = F_PARTS + WARPS * LEAF;
+    static constexpr int BACKWARD_END = Z_PARTS + WARPS;
+    static_assert(DY % 4 == 0, "its rows are read in 16-byte pieces");
+    static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
+};
+
+/* One argument struct, prepared, as every kernel sees it. */
+struct Problem {
+    int64_t B, T, H, G;
+    int P, N;
+    gt_dtype dtype, dt_dtype;
+    DeltaRule rule;
+    int skip_per_channel;
+    const void *x, *dt, *Bm, *Cm, *z, *dy;
+    const float *A, *Dskip, *dt_bias;
+    gt_stride x_at, dt_at, Bm_at, Cm_at, z_at, dy_at;
+    int tiles; /* of 64 rows of P */
+};
+
+/* ---- device helpers ---------------------------------------------------------------------------------- */
+
+/* Where a block and a thread stand. */
+template <class C>
+struct Place {
+    uint32_t smem;
+    int b, h, g, tile;
+    int p0, rows;           /* first row of the block's tile, and how many exist */
+    int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
+
+    GT_METHOD explicit Place(const Problem& in) {
+        smem = smem_base();
+        tile = block_x() % in.tiles;
+        const int head = block_x() / in.tiles, heads = (int)in.H; /* no more than blocks */
+        b = head / heads;
+        h = head % heads;
+        g = h / (heads / (int)in.G);
+        p0 = tile * TILE_P;
+        rows = in.P - p0 < TILE_P ? in.P - p0 : TILE_P;
+        p_lane = lane_id() % 8;
+        n_lane = 4 * warp_id() + lane_id() / 8;
+        n0 = n_lane * C::RN;
+    }
+    GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    /* Between the two b, h and g lie in shared memory, and so nothing that is made of them (the first
+     * address of every tensor, 64 bits each) is kept in registers from leaf to leaf. */
+    GT_METHOD void remember() const {
+        if (thread_id() == 0) {
+            sts<int>(cell(C::PLACE), b);
+            sts<int>(cell(C::PLACE + 1), h);
+            sts<int>(cell(C::PLACE + 2), g);
+        }
+        sync_threads();
+    }
+    GT_METHOD void recall() {
+        b = lds<int>(cell(C::PLACE));
+        h = lds<int>(cell(C::PLACE + 1));
+        g = lds<int>(cell(C::PLACE + 2));
+    }
+    /* row of the tile that is number i of the thread's 8 */
+    GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
+    /* the thread's 8 rows of a vector of 64 */
+    GT_METHOD void load_p(float (&v)[8], int offset) const {
+        const float4 a = lds<float4>(cell(offset + 4 * p_lane));
+        const float4 b4 = lds<float4>(cell(offset + 32 + 4 * p_lane));
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+        v[4] = b4.x, v[5] = b4.y, v[6] = b4.z, v[7] = b4.w;
+    }
+    /* the thread's columns of a vector of WIDTH */
+    GT_METHOD void load_n(float (&v)[C::RN], int offset) const {
+        load_vector(v, cell(offset + n0));
+    }
+};
+
+GT_DEV int tokens_from(const Problem& in, int64_t first) {
+    return (int)(in.T - first < LEAF ? in.T - first : LEAF);
+}
+
+template <class C>
+GT_DEV Rows head_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
+                      int64_t first) {
+    return {data, in.dtype, at(stride, s.b, first, s.h) + s.p0, stride.t, 1,
+            tokens_from(in, first), s.rows};
+}
+
+template <class C>
+GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
+                       int64_t first) {
+    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens_from(in, first), in.N};
+}
+
+/* Delta and everything made of a, by the first warp; tokens beyond the sequence have Delta = 0. */
+template <class C>
+GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
+    if (warp_id() != 0) return;
+    const int lane = lane_id();
+    float delta = 0.0f;
+    if (lane < tokens_from(in, first)) {
+        const float bias = in.dt_bias ? in.dt_bias[s.h] : 0.0f;
+        const float dt = load_as(in.dt, in.dt_dtype, at(in.dt_at, s.b, first + lane, s.h));
+        delta = delta_of(in.rule, dt + bias).value;
+    }
+    const float a = delta * in.A[s.h];
+    float before = a, after = a; /* sums up to and from this token, a = 0 beyond lane 15 */
+    GT_UNROLL
+    for (int d = 1; d < LEAF; d *= 2) {
+        const float left = shfl_up(before, d), right = shfl_down(after, d);
+        before += lane >= d ? left : 0.0f;
+        after += lane + d < LEAF ? right : 0.0f;
+    }
+    const float all = shfl_idx(before, LEAF - 1);
+    after = shfl_down(after, 1);
+    if (lane < LEAF) {
+        const float suf = finite(exp_accurate(after));
+        sts<float>(s.cell(C::DELTA + lane), delta);
+        sts<float>(s.cell(C::LOG + lane), a);
+        sts<float>(s.cell(C::PRE + lane), finite(exp_accurate(before)));
+        sts<float>(s.cell(C::SUF + lane), suf);
+        sts<float>(s.cell(C::WEIGHT + lane), finite(delta * suf));
+    }
+    if (lane == 0) {
+        const Scale scale = scale_of_log(all);
+        sts<float>(s.cell(C::SCALE), scale.keep);
+        sts<float>(s.cell(C::SCALE + 1), scale.factor);
+        sts<float>(s.cell(C::SCALE + 2), finite(exp_accurate(all)));
+    }
+}
+
+GT_DEV float dot4(float4 a, float4 b, float sum) {
+    sum = fma_rn(a.x, b.x, sum);
+    sum = fma_rn(a.y, b.y, sum);
+    sum = fma_rn(a.z, b.z, sum);
+    return fma_rn(a.w, b.w, sum);
+}
+
+/* Products of all pairs of rows t of `left` and s of `right`, K values each, a multiple of 4, by warps
+ * 0 to 3: a thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values, and
+ * keeps two of the sums: t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
+template <class C>
+GT_DEV void pair_products(const Place<C>& s, int left, int right, int K, float (&pair)[2]) {
+    const int t0 = 4 * warp_id(), s0 = lane_id() / 8 * 4;
+    float sum[16] = {};
+    GT_NO_UNROLL
+    for (int k = lane_id() % 8 * 4; k < K; k += 32) {
+        float4 b[4];
+        GT_UNROLL
+        for (int j = 0; j < 4; j++) b[j] = lds<float4>(s.cell(right + (s0 + j) * K + k));
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float4 a = lds<float4>(s.cell(left + (t0 + i) * K + k));
+            GT_UNROLL
+            for (int j = 0; j < 4; j++) sum[4 * i + j] = dot4(a, b[j], sum[4 * i + j]);
+        }
+    }
+    reduce_scatter<16, 8, 1>(sum, lane_id() % 8);
+    pair[0] = sum[0];
+    pair[1] = sum[1];
+}
+
+/* L_ts */
+template <class C>
+GT_DEV float pair_decay(const Place<C>& s, int t, int from) {
+    float sum = 0.0f;
+    for (int k = from + 1; k <= t; k++) sum += s.value(C::LOG + k);
+    return finite(exp_accurate(sum));
+}
+
+/* Sum of `value` over the lanes before this one, in the order of s, of the 8 that share a t in
+ * stage_pairs. */
+GT_DEV float sum_before(float value) {
+    const int order = lane_id() / 8 * 2 + lane_id() % 2;
+    GT_UNROLL
+    for (int d = 1; d < 8; d *= 2) {
+        const int from = order >= d ? order - d : 0;
+        const float left = shfl_idx(value, from / 2 * 8 + (lane_id() & 6) + from % 2);
+        value += order >= d ? left : 0.0f;
+    }
+    const int from = order > 0 ? order - 1 : 0;
+    const float before = shfl_idx(value, from / 2 * 8 + (lane_id() & 6) + from % 2);
+    return order > 0 ? before : 0.0f;
+}
+
+/* Fills S and, if backward, R, PAIR and BEFORE. */
+template <class C, bool BACKWARD>
+GT_DEV void stage_pairs(const Place<C>& s) {
+    if (warp_id() >= 4) return;
+    const int t = 4 * warp_id() + lane_id() % 8 / 2, s0 = lane_id() / 8 * 4 + lane_id() % 2 * 2;
+    float CB[2], dyx[2] = {0.0f, 0.0f}, weighted[2] = {0.0f, 0.0f};
+    pair_products(s, C::C, C::B, C::WIDTH, CB);
+    if constexpr (BACKWARD) pair_products(s, C::DY, C::X, TILE_P, dyx);
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int from = s0 + i, pair = t * PITCH + from;
+        const float L = from <= t ? pair_decay(s, t, from) : 0.0f;
+        const float S = from <= t ? finite(CB[i] * L) : 0.0f;
+        sts<float>(s.cell(C::S + pair), S);
+        if constexpr (BACKWARD) {
+            const float delta = s.value(C::DELTA + from);
+            const float c = from <= t ? finite(dyx[i] * S) : 0.0f;
+            sts<float>(s.cell(C::R + pair), from <= t ? finite(dyx[i] * L * delta) : 0.0f);
+            sts<float>(s.cell(C::PAIR + pair), c);
+            weighted[i] = delta * c;
+        }
+    }
+    if constexpr (BACKWARD) {
+        const float before = sum_before(weighted[0] + weighted[1]);
+        sts<float>(s.cell(C::BEFORE + t * PITCH + s0), before);
+        sts<float>(s.cell(C::BEFORE + t * PITCH + s0 + 1), before + weighted[0]);
+    }
+}
+
+/* A matrix of token pairs in shared memory, or its transpose: element [i][j]. */
+struct Pairs {
+    int offset, row, column;
+};
+
+/* PARTS <- for ROUND tokens t from `first`, per p: scale_t sum_n state[p][n] vector_t[n]
+ * + sum_j pairs[t][j] v_j[p], in WARPS parts.  v_j belongs to n lane j < 16. */
+template <class C>
+GT_DEV void sum_over_n(const Place<C>& s, const float (&state)[8][C::RN], int first, int tokens,
+                       int vector, int scale, Pairs pairs, const float (&v)[8]) {
+    const int end = first + C::ROUND < tokens ? first + C::ROUND : tokens;
+    GT_NO_UNROLL
+    for (int t = first; t < end; t++) {
+        float x[C::RN], sum[8];
+        s.load_n(x, vector + t * C::WIDTH);
+        const float factor = s.value(scale + t);
+        const float pair =
+            s.value(pairs.offset + t * pairs.row + s.n_lane % LEAF * pairs.column);
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) {
+            float inner = 0.0f;
+            GT_UNROLL
+            for (int n = 0; n < C::RN; n++) inner = fma_rn(state[i][n], x[n], inner);
+            sum[i] = fma_rn(pair, v[i], inner * factor);
+        }
+        const int lane = lane_id() / 8;
+        reduce_scatter<8, 4, 8>(sum, lane);
+        const int part = (warp_id() * C::ROUND + t - first) * TILE_P;
+        sts<float2>(s.cell(C::PARTS + part + s.row(2 * lane)), float2{sum[0], sum[1]});
+    }
+}
+
+/* The sum of the parts for token first + i / 64 and row i % 64. */
+template <class C>
+GT_DEV float sum_parts(const Place<C>& s, int i) {
+    float sum = 0.0f;
+    GT_UNROLL
+    for (int w = 0; w < C::WARPS; w++) sum += s.value(C::PARTS + w * C::ROUND * TILE_P + i);
+    return sum;
+}
+
+/* v_j for sum_over_n: row j of `rows`, times value j of `weights` if that is not negative. */
+template <class C>
+GT_DEV void load_pair_rows(const Place<C>& s, int rows, int weights, float (&v)[8]) {
+    const int j = s.n_lane % LEAF;
+    s.load_p(v, rows + j * TILE_P);
+    const float weight = weights >= 0 ? s.value(weights + j) : 1.0f;
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) v[i] = s.n_lane < LEAF ? v[i] * weight : 0.0f;
+}
+
+/* state <- E . state + sum_t weight_t left_t right_t^T */
+template <class C>
+GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens, int left,
+                         int weights, int right) {
+    const float keep = s.value(C::SCALE), factor = s.value(C::SCALE + 1);
+    GT_UNROLL
+    for (int i = 0; i < 8; i++)
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++) state[i][n] = rescale(keep, factor, state[i][n], 0.0f);
+    GT_NO_UNROLL
+    for (int t = 0; t < tokens; t++) {
+        float a[8], b[C::RN];
+        s.load_p(a, left + t * TILE_P);
+        s.load_n(b, right + t * C::WIDTH);
+        const float weight = s.value(weights + t);
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) {
+            a[i] *= weight;
+            GT_UNROLL
+            for (int n = 0; n < C::RN; n++) state[i][n] = fma_rn(a[i], b[n], state[i][n]);
+        }
+    }
+}
+
+/* Copies the thread's elements of a state [P,N] in global memory; outside is 0, and so is NULL. */
+template <class C>
+GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from,
+                       float (&state)[8][C::RN]) {
+    if (from) from += (s.p0 + s.row(0)) * in.N + s.n0;
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++)
+            state[i][n] = from && s.row(i) < s.rows && s.n0 + n < in.N ? from[n] : 0.0f;
+        if (from) from += i == 3 ? 29 * in.N : in.N;
+    }
+}
+
+template <class C>
+GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
+                        const float (&state)[8][C::RN]) {
+    to += (s.p0 + s.row(0)) * in.N + s.n0;
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++)
+            if (s.row(i) < s.rows && s.n0 + n < in.N) to[n] = state[i][n];
+        to += i == 3 ? 29 * in.N : in.N;
+    }
+}
+
+/* Where the head's state begins in a tensor [B,H,P,N]. */
+template <class C>
+GT_DEV int64_t state_of(const Problem& in, const Place<C>& s) {
+    return (s.b * in.H + s.h) * in.P * in.N;
+}
+
+template <class C>
+GT_DEV float skip_of(const Problem& in, const Place<C>& s, int row) {
+    if (!in.Dskip || row >= s.rows) return 0.0f;
+    return in.Dskip[in.skip_per_channel ? (int64_t)s.h * in.P + s.p0 + row : s.h];
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,430 @@
+/* gt/wkv6/backward.cuh - backward of a chunk, on tensor cores: N = V in 32, 64, 128.
+ *
+ * All chunks of 64 tokens in parallel, from S before and G after each; four leaves a, b, ... of 16 tokens.
+ * With c_t = -log2 of the decays before token t of its leaf, c_16 those of the whole leaf, E = 2^-c_16,
+ *     R_t = r_t 2^-c_t (from the leaf's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
+ *     C_ij = <dy_i, v_j>
+ * where R and K never exceed r and k,
+ * a row of leaf a (of leaf b) is taken through the leaves between by one factor E each, as Horner's rule:
+ *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
+ *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
+ *     dr_i = 2^-c_i (2^c_16 X_i) + k_(i-1) C_(i,i-1) + u k_i C_ii
+ *     dk_j = 2^c_(j+1) Z_j + r_(j+1) C_(j+1,j) + u r_j C_jj
+ *     dv_b = (K_b 2^c_16 R_b^T)' dy_b + K_b R_(b+1)^T dy_(b+1) + K_b E_(b+1) R_(b+2)^T dy_(b+2) .. + K_b E.. G
+ * Neighbours i = j+1 have no decay between them and are kept out of X and Z (tril, triu: two off the
+ * diagonal), so that all that X and Z hold carries at least one decay.  Then, from the pairs across the
+ * chunk's first token, and per token what begins and what ends,
+ *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
+ *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
+ * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with
+ * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
+ * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form (backward_strong_decay.cuh), and so does
+ * one with raw decays that differ too much (is_slow).
+ * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
+ * its start to its end: half of dw's error, more than single heads may have.  bf16: of the sweep, which has G in
+ * fp32, S before the chunk and that after it, with E = E_0..E_3,
+ *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
+ * are about what is missing from dg_64, and dg_64 with the rounding of another S.  So
+ *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
+ * with t of a part of a leaf, and E since what is before counts less, the faster a channel forgets.  end is not known
+ * for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first if
+ * S is 0 before it, which has no such error (and dg_0 = 0).
+ *
+ * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
+ * a barrier between:
+ *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
+ *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
+ *   products  a warp a leaf for dv, another for X, then Z
+ *   store     X and Z, over v, dy, S, G
+ *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over leaves by shared memory; dw
+ * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has them in one
+ * slice where a block may have 227 KB: C and A are made once, and there are half as many barriers.  Where it may have
+ * 99 KB, slices are of 32, and G is not in outputs, since dk of the first slice would come before G of the second.
+ * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one
+ *     slice: 128, 64, 96.
+ * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
+ *     that of the outputs); rowsums come from the sweep, where G is fp32.  f16: S is kept as fp32 and
+ *     rounded here, G in the sweep, to f16 with a power of two a row; rowsum(S . G) is made here, of S as it is kept.
+ * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
+ *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
+ *     operand, two right ones (of A), or a lane's accumulators of a tile.
+ * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
+ *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of
+ *     vectors; in four: 16, 12, 32, 16, 16 KB.
+ * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
+ * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
+ * fp32 activations: backward_fp32.cuh says what differs. */
+#ifndef GT_WKV6_BACKWARD_CUH
+#define GT_WKV6_BACKWARD_CUH
+
+#include "backward_fp32.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- dv of 16-bit activations ---- */
+
+/* dv += (K . factor) G */
+template <class C>
+GT_DEV void add_from_G(const BackwardBlock<C>& me, LeafK<C>& left, float (&dv)[C::VALUE_TILES][4]) {
+    using Unpack = Element<typename C::T>;
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    if constexpr (C::LARGE) {
+        left.scale_factor(1.0f / TF32_MEAN);
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk += 2) {
+            float x[2][4];
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                float a[4];
+                left.scaled(kk + e, a);
+                x[e][0] = a[0], x[e][1] = a[2], x[e][2] = a[1], x[e][3] = a[3];
+            }
+            const uint32_t rows = me.smem + C::G + left_piece<C::N>();
+            TwoTerms(x[0], x[1]).multiply(dv, add_16_rows<C::N>(rows, kk / 2));
+        }
+    } else {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) {
+            float a[4];
+            left.scaled(kk, a);
+            GT_UNROLL
+            for (int x = 0; x < C::N / 32; x++) {
+                uint32_t g[4];
+                ldmatrix_x4_trans(g, me.smem + C::G + row_piece<C::N>(8 * kk + i, 4 * x + matrix));
+                GT_UNROLL
+                for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(g[y]), Unpack::hi(g[y]));
+            }
+        }
+    }
+}
+
+/* SUMS_A: A of leaf a > the warp's, with what the slices before add; false: others are to come. */
+template <class C>
+GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
+    const uint32_t cells = me.smem + C::KEPT_A + 4 * LEAF * LEAF * (a * (a - 1) / 2 + me.leaf) + 16 * lane_id();
+    const bool is_last = me.slice0 + C::CHANNELS == C::N;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        if (me.slice0 > 0) {
+            const float4 x = lds<float4>(cells + 512 * e);
+            A[e][0] += x.x, A[e][1] += x.y, A[e][2] += x.z, A[e][3] += x.w;
+        }
+        if (!is_last) sts<float4>(cells + 512 * e, {A[e][0], A[e][1], A[e][2], A[e][3]});
+    }
+    return is_last;
+}
+
+/* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
+template <class C, bool SLOW>
+GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
+    const int b = me.leaf;
+    const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
+    LeafK<C> left;
+    float A[2][4];
+    GT_UNROLL
+    for (int kk = 0; kk < C::TILES; kk++) {
+        const float4 cell = lds<float4>(add_8(row, kk));
+        left.K[kk][0] = cell.x, left.K[kk][1] = cell.z, left.K[kk][2] = cell.y, left.K[kk][3] = cell.w;
+    }
+    if constexpr (SLOW) {
+        slow_pairs<C>(p, me, A);
+    } else {
+        left.set_factor(TF32_MEAN);
+        left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
+        pair_products<C>(me, left, b, A);
+    }
+    set_bonus<C>(me, A);
+    add_dv<C>(me, A, b, dv);
+    left.set_factor(TF32_MEAN);
+    for (int a = b + 1; a < LEAVES; a++) {
+        pair_products<C>(me, left, a, A);
+        if (!C::SUMS_A || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
+        left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
+    }
+    if constexpr (C::ROUNDED) left.multiply_factor(me, C::G_SCALE);
+    add_from_G<C>(me, left, dv);
+}
+
+template <class C>
+GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
+                     const float (&dv)[C::VALUE_TILES][4]) {
+    const int tokens = me.tokens();
+    GT_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int t = LEAF * me.leaf + 2 * me.g + half;
+        if (!p.tensors[OF_DV].data || t >= tokens) continue;
+        typename C::T* to = row_of<typename C::T>(p, me, OF_DV, t) + 2 * me.j;
+        GT_UNROLL
+        for (int i = 0; i < C::VALUE_TILES; i++)
+            stg<uint32_t>(to + 8 * i, Element<typename C::T>::pack(dv[i][2 * half], dv[i][2 * half + 1]));
+    }
+}
+
+/* ---- the end of a slice, and the kernel ---- */
+
+/* du of the slice, once its leaves have left theirs. */
+template <class C>
+GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
+    if (!p.du || thread_id() >= C::CHANNELS) return;
+    float x = 0.0f;
+    for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
+    p.du[(int64_t)lds<int>(me.smem + C::DU_ROW) * C::N + me.slice0 + thread_id()] = x;
+}
+
+/* The thread's part of dr, dk, dw and du, from X and Z of the slice. */
+template <class C>
+GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
+                        const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
+    using T = typename C::T;
+    using W = typename C::W;
+    using Raw = Pair<T>;
+    constexpr int PART = C::PART;
+    const int left = me.tokens() - own.t0, n = me.slice0 + own.channel;
+    const uint32_t leaf_cell = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
+    const float2 growth = lds<float2>(leaf_cell + C::GROWTH);
+    const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
+    float h[PART][2], c[2], total[2];
+    own.decays(p, w, h, c, total);
+    float to_end[2] = {total[0] - c[0], total[1] - c[1]};
+    T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
+    T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
+    const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
+    Raw k_before = raw.k(-1), r = raw.r(0);
+    float2 near = lds<float2>(near_cell(me, own.t0));
+    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: over 2^c_16, less what the parts before add */
+    GT_UNROLL
+    for (int i = 0; i < PART; i += 2) {
+        const uint32_t cell = me.smem + cell_of<C>((own.t0 + i) / 2, own.channel);
+        const float4 R2 = lds<float4>(cell + C::R), K2 = lds<float4>(cell + C::K);
+        const float4 X2 = lds<float4>(cell + C::X), Z2 = lds<float4>(cell + C::Z);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const int t = own.t0 + i + e;
+            const auto rows = [=](float4 x) { return e ? float2{x.z, x.w} : float2{x.x, x.y}; };
+            const auto columns = [=](float4 x) { return e ? float2{x.y, x.w} : float2{x.x, x.z}; };
+            const float2 R = C::SPLIT ? columns(R2) : rows(R2), K = C::SPLIT ? columns(K2) : rows(K2);
+            const float2 X = columns(X2), Z = columns(Z2);
+            const Raw k = raw.k(i + e), r_next = raw.r(i + e + 1);
+            const float2 next = lds<float2>(near_cell(me, t + 1)); /* for the last: its second is 0 */
+            const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
+            const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
+            Vec<T, 2> packed;
+            packed.set({fma_rn(u.x, k_near.x, fma_rn(k_before.lo(), near.y, X.x * ex2_approx(to_end[0]))),
+                        fma_rn(u.y, k_near.y, fma_rn(k_before.hi(), near.y, X.y * ex2_approx(to_end[1])))});
+            if (i + e < left_dr) stg<Vec<T, 2>>(dr_row, packed);
+            GT_UNROLL
+            for (int x = 0; x < 2; x++) c[x] += h[i + e][x], to_end[x] -= h[i + e][x];
+            packed.set({fma_rn(u.x, r_near.x, fma_rn(r_next.lo(), next.y, Z.x * ex2_approx(c[0]))),
+                        fma_rn(u.y, r_near.y, fma_rn(r_next.hi(), next.y, Z.y * ex2_approx(c[1])))});
+            if (i + e < left_dk) stg<Vec<T, 2>>(dk_row, packed);
+            dr_row += (int)p.tensors[OF_DR].at.t;
+            dk_row += (int)p.tensors[OF_DK].at.t;
+            du.x = fma_rn(r.lo(), k_near.x, du.x);
+            du.y = fma_rn(r.hi(), k_near.y, du.y);
+            if (t > 0) { /* what ends here leaves */
+                sum.x = fma_rn(-R.x, X.x, sum.x);
+                sum.y = fma_rn(-R.y, X.y, sum.y);
+            }
+            dg[i + e] = sum;
+            sum.x = fma_rn(K.x, Z.x, sum.x);
+            sum.y = fma_rn(K.y, Z.y, sum.y);
+            k_before = k, r = r_next, near = next;
+        }
+    }
+    sum = {sum.x * growth.x, sum.y * growth.y};
+    float2 before = {0.0f, 0.0f}; /* sum of the leaf's parts before; `sum`: and this */
+    for (int bit = C::LANES; bit < 32; bit *= 2) {
+        du.x += shfl_xor(du.x, bit);
+        du.y += shfl_xor(du.y, bit);
+        const float2 x = {shfl_up(sum.x, bit), shfl_up(sum.y, bit)};
+        if (lane_id() < bit) continue;
+        sum = {sum.x + x.x, sum.y + x.y};
+        before = {before.x + x.x, before.y + x.y};
+    }
+    if (own.part == 0) sts<float2>(leaf_cell + C::DU, du);
+    if (own.part == C::LEAF_PARTS - 1) sts<float2>(leaf_cell + C::LEAF_SUMS, sum);
+    float2 sums[C::SUMS] = {};
+    GT_UNROLL
+    for (int i = 0; i < C::SUM_PARTS; i++) {
+        const float2 x = rowsum_part<float2>(me, i, own.channel);
+        sums[i / C::ROWSUM_PARTS].x += x.x;
+        sums[i / C::ROWSUM_PARTS].y += x.y;
+    }
+    float2 first = sums[0], decay = {1.0f, 1.0f}; /* first: dg of the chunk's first token, then of the part's */
+    GT_UNROLL
+    for (int a = LEAVES - 1; a >= 0; a--) { /* Horner from the last leaf */
+        const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
+        const float2 E = lds<float2>(cell + C::E), x = lds<float2>(cell + C::FIRST);
+        first.x = fma_rn(first.x, E.x, x.x);
+        first.y = fma_rn(first.y, E.y, x.y);
+        decay = {decay.x * E.x, decay.y * E.y};
+    }
+    float2 end; /* what dg of the chunk's end is beyond what the leaves will have summed */
+    if constexpr (C::KEEPS_BF16) {
+        const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
+        const float share = 1.0f / CHECKPOINT * (float)own.t0;
+        end = {sums[2].x - first.x - lost.x, sums[2].y - first.y - lost.y};
+        decay.x = sums[2].x == 0.0f ? 0.0f : 0.5f * decay.x;
+        decay.y = sums[2].y == 0.0f ? 0.0f : 0.5f * decay.y;
+        before = {fma_rn(share, lost.x, before.x), fma_rn(share, lost.y, before.y)};
+    }
+    first = {first.x + before.x, first.y + before.y};
+    sync_threads();
+    store_du<C>(p, me);
+    if (!p.tensors[OF_DW].data) return;
+    GT_UNROLL
+    for (int a = 0; a < (C::KEEPS_BF16 ? LEAVES : LEAVES - 1); a++) {
+        const float2 x = lds<float2>(me.smem + 4 * (a * C::CHANNELS + own.channel) + C::LEAF_SUMS);
+        if (C::KEEPS_BF16) end = {end.x - x.x, end.y - x.y};
+        if (a < own.leaf) first = {first.x + x.x, first.y + x.y};
+    }
+    if (C::KEEPS_BF16) first = {fma_rn(decay.x, end.x, first.x), fma_rn(decay.y, end.y, first.y)};
+    W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
+    const float unit = p.raw ? -LN_2 : 1.0f; /* raw: log2 d = -h, and h is its own derivative by w */
+    first = {unit * first.x, unit * first.y};
+    const float2 scale = {unit * growth.x, unit * growth.y};
+    GT_UNROLL
+    for (int i = 0; i < PART; i++) {
+        float2 dw = {fma_rn(dg[i].x, scale.x, first.x), fma_rn(dg[i].y, scale.y, first.y)};
+        if (p.raw) dw = {dw.x * h[i][0], dw.y * h[i][1]};
+        Vec<W, 2> packed;
+        packed.set({dw.x, dw.y});
+        if (i < left) stg<Vec<W, 2>>(row, packed);
+        row += (int)p.tensors[OF_DW].at.t;
+    }
+}
+
+/* dv of the slice; X and Z of it in shared memory, for which the caller waits. */
+template <class C, bool SLOW>
+GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
+                          float (&dv)[C::VALUE_TILES][4]) {
+    if constexpr (C::SPLIT) {
+        fp32_products<C, SLOW>(p, me, states, dv);
+    } else if (me.makes_dv()) {
+        if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
+        if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
+        sync_threads();
+    } else {
+        Sums<C> X, Z;
+        make_X<C, SLOW>(me, X);
+        make_Z<C, SLOW>(me, Z);
+        sync_threads(); /* v, dy, S, G are read */
+        store_sums<C>(me, C::X, X);
+        store_sums<C>(me, C::Z, Z);
+    }
+}
+
+/* dv of the warp's leaf, over the slices; of one slice it is not kept. */
+template <class C, bool KEPT = (C::SLICES > 1)>
+struct ChunkValues {
+    float dv[C::VALUE_TILES][4];
+};
+template <class C>
+struct ChunkValues<C, false> {};
+
+template <class C, bool SLOW>
+GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
+                       ChunkValues<C>& values) {
+    if constexpr (C::SLICES > 1) {
+        make_products<C, SLOW>(p, me, states, values.dv);
+    } else {
+        ChunkValues<C, true> own = {};
+        make_products<C, SLOW>(p, me, states, own.dv);
+    }
+}
+
+/* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
+template <class C>
+GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
+    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* leaves; N = 32 has threads to spare */
+    const int first = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
+    StateRows<C> states;
+    GT_NO_UNROLL
+    for (int leaf = first; leaf < LEAVES; leaf += TOGETHER) prepare_slow_column<C>(p, me, leaf, channel);
+    sync_threads();
+    make_slice<C, true>(p, me, states, values);
+    sync_threads();
+    GT_NO_UNROLL
+    for (int leaf = first; leaf < LEAVES; leaf += TOGETHER) finish_slow_column<C>(p, me, leaf, channel);
+    sync_threads();
+    store_du<C>(p, me);
+    return values;
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::BLOCKS)
+backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+#if GT_SM80_KERNELS
+    if (C::SPLIT) wait_for_chain(); /* else where S and G are read */
+    BackwardBlock<C> me;
+    ChannelPart<C> own;
+    me.smem = smem_base();
+    me.leaf = me.leaf_of_warp();
+    me.g = lane_id() / 4;
+    me.j = lane_id() % 4;
+    own.place();
+    if (C::SPLIT && thread_id() == 0) {
+        mbarrier_init(me.smem + C::S_READ, C::THREADS);
+        mbarrier_init(me.smem + C::G_HERE, C::THREADS / 2);
+    }
+
+    ChunkValues<C> values = {};
+    for (me.slice0 = 0; me.slice0 < C::N; me.slice0 += C::CHANNELS) {
+        typename ChannelPart<C>::Decays w;
+        StateRows<C> states;
+        {
+            const ChunkPlace here = find_chunk<C>(p);
+            if (here.chunk.sequence < 0) { /* if all do so, those after them still come after those before */
+                wait_for_chain();
+                return;
+            }
+            me.index = here.index, me.G_index = here.G_index;
+            if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
+                const int left = here.tokens() - own.t0;
+                const auto row = [&](int tensor) {
+                    return global_row<float>(p, here, tensor, own.t0) + me.slice0 + own.channel;
+                };
+                own.load_rows(p, row(OF_W), left, w);
+                const RawPart<C> raw(p, own, left, row(OF_R), row(OF_K));
+                copy_fp32_inputs<C>(p, me, here);
+                sync_threads(); /* u */
+                prepare_part<C>(p, me, own, raw, w);
+                if (me.makes_dv() && states.EARLY) states.load(p, me);
+            } else {
+                copy_inputs<C>(p, me, here);
+            }
+            if constexpr (C::ROUNDED) {
+                wait_for_chain();
+                round_states<C>(p, me, here);
+            }
+        }
+        if constexpr (!C::SPLIT) {
+            cp_async_wait<1>();
+            sync_threads(); /* r, k, w are there, and where the chunk is */
+            own.load(p, me, w);
+            prepare_part<C>(p, me, own, RawPart<C>(p, me, own), w);
+        }
+        cp_async_wait<0>();
+        sync_threads();
+        const uint4 x = lds<uint4>(me.smem + C::SLOW), y = lds<uint4>(me.smem + C::SLOW + 16);
+        if (x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w) {
+            values = slow_slice<C>(p, me, values);
+            continue;
+        }
+        make_slice<C, false>(p, me, states, values);
+        own.load(p, me, w);
+        const RawPart<C> raw(p, me, own);
+        sync_threads();
+        finish_part<C>(p, me, own, raw, w);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

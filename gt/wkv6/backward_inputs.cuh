@@ -1,0 +1,711 @@
+/* gt/wkv6/backward_inputs.cuh - backward of a chunk (backward.cuh): how its kernel is compiled, where everything lies
+ * in shared memory, the copies of inputs, and R, K, E made from them. */
+#ifndef GT_WKV6_BACKWARD_INPUTS_CUH
+#define GT_WKV6_BACKWARD_INPUTS_CUH
+
+#include "walk.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- parameters, and how the kernel is compiled ------------------------------------------------------------- */
+
+enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
+
+struct BackwardParams {
+    struct Tensor {
+        void* data;
+        gt_stride at; /* below 2^31 bytes from token to token */
+        int element;  /* bytes */
+    } tensors[TENSORS];
+    Divider heads, H; /* heads: B*H */
+    int T, places;
+    bool G_in_outputs; /* see TensorParams::G_rows */
+    Packing packing;
+    bool raw; /* decay = exp(-exp(w)) */
+    /* G after the last chunk of every sequence is 0, so its block needs nothing from the sweep: these blocks come first
+     * and run beside it, on multiprocessors that it leaves free.  The others wait. */
+    bool last_first;
+    const float* u;
+    const void* S_checkpoints; /* [B,H,places,N,V] */
+    const void* G_checkpoints; /* [B,H,places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
+    const float* rowsums; /* bf16: [B,H,places,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
+    float* du;            /* [B,places,H,N] or NULL */
+    const float* G_undo;  /* f16: [B,H,places,G_PARTS,N], Fit::undo of G */
+};
+
+/* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
+template <class T_, class W_, int N_, int CHANNELS_ = N_>
+struct BackwardTraits {
+    using T = T_;
+    using W = W_;
+    using State = StateOf<T>;
+    using Gradient = GradientOf<T>;
+    static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
+    static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* S kept as fp32, used as f16 */
+    static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
+    static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
+    static constexpr int N = N_, CHANNELS = CHANNELS_;
+    static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* the second's G is not in dk */
+    static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64; /* of S or G side by side in memory */
+    static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
+    static constexpr int THREADS = 2 * 32 * LEAVES;
+    static constexpr bool PAIRED = !SPLIT && N > 32; /* where it is faster, see leaf_of_warp() */
+    static_assert(!PAIRED || LEAVES == 4, "leaf_of_warp()");
+    /* on a multiprocessor; with three f16 would spill */
+    static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
+    /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
+    static constexpr int LANES = CHANNELS / 4, LEAF_PARTS = 32 / LANES, PART = LEAF / LEAF_PARTS;
+    static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
+    static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS; /* fp32 [4,CHANNELS] */
+    /* offsets in bytes */
+    static constexpr int R = 0, K = R + FP32_ROWS;
+    static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* of 16 bits; fp32: no room */
+    static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + (SPLIT ? 0 : RAW_ROWS);
+    static constexpr int RAW_W = RAW_K + (SPLIT ? 0 : RAW_ROWS);
+    static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? RAW_ROWS : 0);
+    static constexpr int DY = VALUES + SIZE * CHECKPOINT * N;
+    static constexpr int S = DY + SIZE * CHECKPOINT * N, G = SPLIT ? S : S + SIZE * CHANNELS * N;
+    static constexpr int STATES_END = G + SIZE * CHANNELS * N;
+    /* X and Z, once the products are made: over v, dy, S, G; N = 128: over S, G */
+    static constexpr int X = N == 128 ? S : VALUES, Z = X + FP32_ROWS;
+    static constexpr int E = STATES_END > Z + FP32_ROWS ? STATES_END : Z + FP32_ROWS;
+    static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
+    static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
+    static constexpr int DU = FIRST + PER_LEAF;
+    static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the sweep */
+    static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
+    static constexpr int LEAF_SUMS = DU + PER_LEAF; /* of dg */
+    static constexpr int SUMS = KEEPS_BF16 ? SWEEP_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
+    static constexpr int ROWSUM = LEAF_SUMS + PER_LEAF, U = ROWSUM + 4 * SUM_PARTS * N;
+    static constexpr int BONUS = U + 4 * N; /* [64,2] */
+    static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
+    static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + (ROUNDED ? 4 * CHANNELS : 0);
+    static constexpr int PLACE = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* of the chunk in every tensor */
+    static constexpr int TOKENS = PLACE + 8 * TENSORS, DU_ROW = TOKENS + 4, SLOW = DU_ROW + 4;
+    static constexpr int FLAGS_END = SLOW + 4 * 2 * LEAVES;
+    /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
+    static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
+    static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
+    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
+    /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
+     * TwoTerms, and LeafRows are kept.  SUMS_A, besides: A of two leaves is summed over the slices before it meets
+     * dy. */
+    static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
+    static constexpr int KEPT_A = G_HERE + 8, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * LEAF * LEAF : 0);
+    static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
+    static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
+    /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
+    static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
+    /* the slow form: sums of leaves where it needs neither 2^c_16 nor those of dg */
+    static constexpr int SLOW_ENDS = LEAF_SUMS, SLOW_BEGINS = GROWTH;
+    static_assert(LEAVES >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
+    static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
+    static_assert(CHANNELS < 128 || LARGE, "G and the slow form of others are by slices");
+    static_assert(SMEM <= (CHANNELS == 128 ? HOPPER_KB : SLICES == 2 ? AMPERE_KB : LEAST_KB) * 1024,
+                  "as slice_channels() has it");
+};
+
+template <class C>
+struct BackwardBlock {
+    uint32_t smem;
+    int index;  /* of the chunk in [B,H,places] */
+    int G_index; /* in G_checkpoints; below 0: in outputs */
+    int leaf;   /* of the warp, in products */
+    int slice0; /* first channel of the slice */
+    int g, j;   /* lane / 4, lane % 4 */
+
+    GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
+
+    /* In products a warp makes dv of a leaf, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler and
+     * its instruction cache, run the same code, for leaves 0 and 3 or 1 and 2: of dv the first leaf takes most, the
+     * last least. */
+    GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < LEAVES; }
+    GT_METHOD static int leaf_of_warp() {
+        if (!C::PAIRED) return warp_id() % LEAVES;
+        return warp_id() < 4 ? warp_id() & 1 : 3 - (warp_id() & 1);
+    }
+};
+
+/* ---- tiles of 16-bit and of fp32 rows ----------------------------------------------------------------------- */
+
+/* Byte offset of 8 neighbours in a tile of 16-bit rows: pieces are swapped so that 8 rows in a row, and 8
+ * rows of one parity, lie in different banks. */
+template <int N>
+GT_DEV uint32_t row_piece(int row, int piece) {
+    if constexpr (N == 32) {
+        const int line = row / 2;
+        return 128 * line + 16 * (((row & 1) * 4 + piece) ^ (line & 7));
+    } else {
+        return 2 * N * row + 16 * (piece ^ ((row ^ row >> 3) & 7));
+    }
+}
+
+/* From there 16 kk values on, and 16 rows on as often as `rows` says: of the swapping one exclusive or is left. */
+GT_DEV uint32_t add_16(uint32_t piece, int kk) { return (piece ^ kk % 4 * 32) + kk / 4 * 128; }
+
+template <int N>
+GT_DEV uint32_t add_16_rows(uint32_t piece, int rows) {
+    return (N == 32 ? piece : piece ^ rows % 4 * 32) + 32 * N * rows;
+}
+
+/* Byte offset of 4 neighbours in a tile of fp32 rows.  In different banks lie two neighbours of rows 4, or 2,
+ * apart, and four of rows 1, or 2, apart: the rows that lanes read together. */
+GT_DEV int fp32_swap(int row) { return (row >> 2 & 1) << 1 | ((row ^ row >> 1 ^ row >> 3) & 1) << 2; }
+
+template <int N>
+GT_DEV uint32_t fp32_piece(int row, int piece) {
+    return 4 * N * row + 16 * (piece ^ fp32_swap(row));
+}
+
+/* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
+
+/* The chunk of this block; sequence < 0: none. */
+struct ChunkPlace {
+    int b, h, place;
+    int index;     /* in [B,H,places] */
+    int G_index;   /* in G_checkpoints; below 0: in outputs */
+    bool is_early; /* see BackwardParams::last_first */
+    gt_chunk chunk;
+
+    GT_METHOD int tokens() const { return (int)(chunk.last - chunk.first); }
+};
+
+template <class C>
+GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
+    ChunkPlace at;
+    int head; /* of the batch */
+    at.place = divide(block_x(), p.heads, &head);
+    at.is_early = C::KEEPS_BF16 && p.last_first && at.place == 0;
+    if (C::KEEPS_BF16 && p.last_first) at.place = (at.place ? at.place : p.places) - 1;
+    at.b = divide(head, p.H, &at.h);
+    at.index = head * p.places + at.place;
+    at.chunk = chunk_at(p.packing, p.T, at.place);
+    at.G_index = at.index;
+    if (p.G_in_outputs) { /* b or sequence is 0 */
+        const int sequence = at.b + (int)at.chunk.sequence;
+        at.G_index = at.tokens() == CHECKPOINT ? -1 : sequence * p.H.divisor + at.h;
+    }
+    return at;
+}
+
+/* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in
+ * every tensor, its number of tokens and its row of p.du. */
+template <class C>
+GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    const int i = lane_id();
+    if (i == TENSORS) {
+        sts<int>(me.smem + C::TOKENS, here.tokens());
+        sts<int>(me.smem + C::DU_ROW, (here.b * p.places + here.place) * p.H.divisor + here.h);
+    }
+    if (i >= TENSORS) return;
+    const BackwardParams::Tensor& x = p.tensors[i];
+    sts<char*>(me.smem + C::PLACE + 8 * i,
+               static_cast<char*>(x.data) + at(x.at, here.b, here.chunk.first, here.h) * x.element);
+}
+
+/* Where token t of the chunk is. */
+template <class T, class C>
+GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
+    const int bytes = (int)p.tensors[tensor].at.t * (int)sizeof(T);
+    return global_pointer<T>(lds<char*>(me.smem + C::PLACE + 8 * tensor) + (int64_t)t * bytes);
+}
+
+/* The same before that is known to all. */
+template <class T>
+GT_DEV T* global_row(const BackwardParams& p, const ChunkPlace& here, int tensor, int t) {
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    return static_cast<T*>(x.data) + at(x.at, here.b, here.chunk.first + t, here.h);
+}
+
+/* Rows of a slice of a state, `pitch` elements apart, from one of them on. */
+template <class State>
+struct SliceRows {
+    const State* data;
+    int pitch;
+};
+
+template <class State, class C>
+GT_DEV SliceRows<State> checkpoint_rows(const BackwardBlock<C>& me, const void* states, int index, int row = 0) {
+    return {static_cast<const State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
+}
+
+/* Those of G; `output` tells where the chunk's rows of an output start. */
+template <class C, class Output>
+GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
+                                              int row = 0) {
+    if (!C::G_IN_OUTPUTS || me.G_index >= 0)
+        return checkpoint_rows<typename C::Gradient>(me, p.G_checkpoints, me.G_index, row);
+    const int tensor = me.slice0 + row + C::STATE_ROWS < C::N ? OF_DK : OF_DV;
+    return {output(tensor), (int)p.tensors[tensor].at.t};
+}
+
+/* The same where store_place() is done. */
+template <class C>
+GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
+    return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
+}
+
+/* ---- cells of R, K, X, Z and of raw inputs ------------------------------------------------------------------ */
+
+/* Byte offset of a cell of R, K, X or Z: two tokens by two channels from an even one.  Cells are swapped so
+ * that in different banks lie 8 neighbours, 4 of 2 rows, 2 of 4 rows. */
+template <class C>
+GT_DEV uint32_t cell_of(int pair, int channel) {
+    const int swap = ((pair ^ pair >> 1) & 1) << 2 | (pair & 3);
+    return 8 * pair * C::CHANNELS + 16 * (channel / 2 ^ swap);
+}
+
+/* The cell 8 kk channels on: the swapping leaves one exclusive or. */
+GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 2 * 64) + kk / 2 * 128; }
+
+/* Of an element within a cell of R or K, and of X or Z. */
+template <class C>
+GT_DEV int operand_in_cell(int token, int channel) {
+    return 4 * (C::SPLIT ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
+}
+
+GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) + token % 2); }
+
+/* Byte offset of a channel in the 16-bit rows of r, k or w; rows PART apart lie in different banks. */
+template <class C>
+GT_DEV uint32_t raw_cell(int row, int channel) {
+    const int swap = (row >> 3 & 1) << 6 | (C::CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);
+    return (2 * (row * C::CHANNELS + channel)) ^ swap;
+}
+
+/* Where r, k or w of the slice are; what stands there for a pair of channels beyond the sequence. */
+template <class C>
+GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor) {
+    return me.smem + (tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W);
+}
+
+template <class C>
+GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
+    return tensor == OF_W && p.raw ? C::MINUS_INFINITIES : 0;
+}
+
+/* ---- the channels of a thread ------------------------------------------------------------------------------- */
+
+/* What a thread has of a slice outside the products: 2 channels of PART tokens of a leaf. */
+template <class C>
+struct ChannelPart {
+    int leaf, part, t0; /* part: of the leaf; t0: its first token */
+    int channel;        /* of the slice */
+
+    GT_METHOD void place() {
+        leaf = warp_id() / 2;
+        part = lane_id() / C::LANES;
+        t0 = LEAF * leaf + C::PART * part;
+        channel = warp_id() % 2 * (C::CHANNELS / 2) + lane_id() % C::LANES * 2;
+    }
+
+    using Decays = Pair<typename C::W>[C::PART];
+
+    /* w of the part; beyond the sequence what is no decay */
+    GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me, Decays& w) const {
+        using W = typename C::W;
+        if constexpr (sizeof(W) == 2) {
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++)
+                w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_cell<C>(t0 + i, channel));
+        } else {
+            load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
+        }
+    }
+
+    /* fp32 w: from the part's first token on, of which there are `left` */
+    GT_METHOD void load_rows(const BackwardParams& p, const float* row, int left, Decays& w) const {
+        GT_UNROLL
+        for (int i = 0; i < C::PART; i++) {
+            w[i].value.x = w[i].value.y = p.raw ? -INFINITY : 0.0f;
+            if (i < left) w[i] = ldg<Pair<float>>(row);
+            row += (int)p.tensors[OF_W].at.t;
+        }
+    }
+
+    /* h = -log2 of the decays; c = their sum from the leaf's start to the part; total = that of the leaf */
+    GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
+                          float (&total)[2]) const {
+        if (p.raw) { /* a branch, since all lanes take the same */
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++) {
+                h[i][0] = bits_of_raw(w[i].lo());
+                h[i][1] = bits_of_raw(w[i].hi());
+            }
+        } else {
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++) h[i][0] = -w[i].lo() * LOG2_E, h[i][1] = -w[i].hi() * LOG2_E;
+        }
+        float sum[2] = {h[0][0], h[0][1]};
+        GT_UNROLL
+        for (int i = 1; i < C::PART; i++) sum[0] += h[i][0], sum[1] += h[i][1];
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            if constexpr (C::LEAF_PARTS == 1) {
+                total[e] = sum[e];
+                c[e] = 0.0f;
+            } else if constexpr (C::LEAF_PARTS == 2) {
+                const float other = shfl_xor(sum[e], 16);
+                total[e] = sum[e] + other;
+                c[e] = part ? other : 0.0f;
+            } else {
+                c[e] = scan_quads(sum[e], part, &total[e]);
+            }
+        }
+    }
+
+    /* What c_16 cannot exceed without is_slow(). */
+    GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : SLOW_LIMIT; }
+
+    /* Whether a leaf of raw decays takes the slow form.  Where a few tokens decay far more than the others, their h,
+     * too, would show the rounding of sums that dg is the difference of. */
+    GT_METHOD bool is_slow(const float (&h)[C::PART][2], const float (&total)[2]) const {
+        bool slow = false;
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            float most = 0.0f, others = 0.0f;
+            GT_UNROLL
+            for (int i = 0; i < C::PART; i++) {
+                most = fmaxf(most, h[i][e]);
+                others += h[i][e] > C::STRONG ? 0.0f : h[i][e];
+            }
+            for (int lane = C::LANES; lane < 32; lane *= 2) {
+                most = fmaxf(most, shfl_xor(most, lane));
+                others += shfl_xor(others, lane);
+            }
+            slow |= !(total[e] < SLOW_LIMIT) || (most > C::STRONG && others < most * C::STRONG_SHARE);
+        }
+        return slow;
+    }
+};
+
+/* r and k of a part: of its token i and, of k, of the one before.  16-bit: where the copies are. */
+template <class C, bool SPLIT = C::SPLIT>
+struct RawPart {
+    using Raw = Pair<typename C::T>;
+    const ChannelPart<C>& own;
+    uint32_t r_rows, k_rows;
+
+    GT_METHOD RawPart(const BackwardParams&, const BackwardBlock<C>& me, const ChannelPart<C>& own_)
+        : own(own_), r_rows(raw_rows(me, OF_R)), k_rows(raw_rows(me, OF_K)) {}
+    GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_cell<C>(t, own.channel)); }
+    GT_METHOD Raw r(int i) const {
+        if (i < C::PART || own.t0 + i < CHECKPOINT) return load(r_rows, own.t0 + i);
+        return {};
+    }
+    GT_METHOD Raw k(int i) const {
+        if (i >= 0 || own.t0 > 0) return load(k_rows, own.t0 + i);
+        return {};
+    }
+};
+
+/* fp32: in registers, from global memory. */
+template <class C>
+struct RawPart<C, true> {
+    using Raw = Pair<float>;
+    Raw rs[C::PART + 1], ks[C::PART + 1];
+
+    GT_METHOD RawPart(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own)
+        : RawPart(p, own, me.tokens() - own.t0, row_of<float>(p, me, OF_R, own.t0) + me.slice0 + own.channel,
+                  row_of<float>(p, me, OF_K, own.t0) + me.slice0 + own.channel) {}
+
+    /* rows: from the part's first token on, of which there are `left` */
+    GT_METHOD RawPart(const BackwardParams& p, const ChannelPart<C>& own, int left, const float* r_row,
+                      const float* k_row) {
+        ks[0].value = rs[C::PART].value = {0.0f, 0.0f};
+        if (own.t0 > 0 && left >= 0) ks[0] = ldg<Raw>(k_row - (int)p.tensors[OF_K].at.t);
+        GT_UNROLL
+        for (int i = 0; i < C::PART; i++) {
+            rs[i].value = ks[i + 1].value = {0.0f, 0.0f};
+            if (i < left) rs[i] = ldg<Raw>(r_row), ks[i + 1] = ldg<Raw>(k_row);
+            r_row += (int)p.tensors[OF_R].at.t;
+            k_row += (int)p.tensors[OF_K].at.t;
+        }
+        if (C::PART < left && own.t0 + C::PART < CHECKPOINT) rs[C::PART] = ldg<Raw>(r_row);
+    }
+    GT_METHOD Raw r(int i) const { return rs[i]; }
+    GT_METHOD Raw k(int i) const { return ks[i + 1]; }
+};
+
+/* ---- copies of the inputs ----------------------------------------------------------------------------------- */
+
+/* The `lane` of LANES that copy COUNT 16-bit elements of every token to shared memory, 8 of them at cell(token, first);
+ * `from`: what it copies of its first token, lane / (COUNT / 8).  Pairs of them are `none` beyond the sequence. */
+template <int COUNT, int LANES, class Cell>
+GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Cell& cell) {
+    constexpr int PIECES = COUNT / 8, ROWS = LANES / PIECES;
+    const int row = lane / PIECES, first = lane % PIECES * 8, step = ROWS * stride;
+    if (tokens == CHECKPOINT) { /* copies under a condition cost more instructions */
+        GT_UNROLL
+        for (int i = 0; i < CHECKPOINT; i += ROWS) {
+            cp_async<16>(cell(row | i, first), from);
+            from += step;
+        }
+        return;
+    }
+    for (int t = row; t < CHECKPOINT; t += ROWS) {
+        const uint32_t to = cell(t, first);
+        if (t < tokens) {
+            cp_async<16>(to, from);
+        } else {
+            sts<uint4>(to, {none, none, none, none});
+        }
+        from += step;
+    }
+}
+
+/* Two warps, this as `lane` of theirs: the same of the elements from `column` on of a tensor. */
+template <int COUNT, class Cell>
+GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& here, int tensor, int column,
+                        uint32_t none, const Cell& cell) {
+    constexpr int PIECES = COUNT / 8;
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    const int64_t first = at(x.at, here.b, here.chunk.first + lane / PIECES, here.h) + column + lane % PIECES * 8;
+    copy_rows<COUNT, 64>(lane, static_cast<const uint16_t*>(x.data) + first, (int)x.at.t, here.tokens(), none, cell);
+}
+
+/* Two warps: STATE_ROWS rows of a state kept as bf16, or zeros, to rows at `to`. */
+template <class C>
+GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf16>& rows, int to,
+                       bool is_zero = false) {
+    constexpr int PIECES = C::N / 8, ROWS = 64 / PIECES;
+    const int row = lane / PIECES, piece = lane % PIECES;
+    const bf16* from = rows.data + row * (int64_t)rows.pitch + 8 * piece;
+    GT_UNROLL
+    for (int i = 0; i < C::STATE_ROWS; i += ROWS) {
+        cp_async<16>(me.smem + to + row_piece<C::N>(row | i, piece), from, is_zero ? 0 : 16);
+        from += ROWS * (int64_t)rows.pitch;
+    }
+}
+
+/* A warp: half of the chunk's tokens of v or dy as fp32 rows; 0 beyond the sequence. */
+template <class C>
+GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here, int tensor,
+                           int half, int to) {
+    constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
+    const BackwardParams::Tensor& x = p.tensors[tensor];
+    const int piece = lane_id() % PIECES, first = CHECKPOINT / 2 * half + lane_id() / PIECES;
+    const int left = here.tokens() - first;
+    const float* from = static_cast<const float*>(x.data) + at(x.at, here.b, here.chunk.first + first, here.h) +
+                        4 * piece;
+    GT_UNROLL
+    for (int i = 0; i < CHECKPOINT / 2; i += ROWS) {
+        cp_async<16>(me.smem + to + fp32_piece<C::N>(first + i, piece), from, i < left ? 16 : 0);
+        from += ROWS * (int)x.at.t;
+    }
+}
+
+/* A warp: rows of a slice of a state kept as fp32, to where S and then G is. */
+template <class C>
+GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& rows, int first, int last) {
+    constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
+    const int piece = lane_id() % PIECES;
+    for (int row = first + lane_id() / PIECES; row < last; row += ROWS)
+        cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), rows.data + row * (int64_t)rows.pitch + 4 * piece);
+}
+
+/* A warp: u of a slice, LARGE: of all. */
+template <class C>
+GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    GT_UNROLL
+    for (int i = 0; i < (C::LARGE ? C::N : C::CHANNELS) / 32; i++) {
+        const int n = me.slice0 + 32 * i + lane_id();
+        if (p.u) {
+            cp_async<4>(me.smem + C::U + 4 * n, p.u + here.h * C::N + n);
+        } else {
+            sts<float>(me.smem + C::U + 4 * n, 0.0f);
+        }
+    }
+}
+
+/* bf16: the same of the sweep's sums in parts; f16 has rowsum(S . G) from round_states(), fp32 from sum_states(). */
+template <class C>
+GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
+    const float* sums = p.rowsums + (int64_t)here.index * C::SUM_PARTS * C::N + me.slice0;
+    GT_UNROLL
+    for (int i = 0; i < C::SUM_PARTS * COUNT; i += 4 * 32) {
+        const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
+        if (part < C::SUM_PARTS)
+            cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + place), sums + place, here.is_early ? 0 : 16);
+    }
+}
+
+/* A part of a sum of channels of the slice: of one, or of two as float2. */
+template <class Word, class C>
+GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
+    return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
+}
+
+/* Starts the copies of a slice, two warps a tensor: r, k, w and u, for which all wait, and as a second group the rest.
+ * Of these only S, G and rowsum(S . G) come from kernels of the chain. */
+template <class C>
+GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
+    const bool is_first = me.slice0 == 0, wants_rest = is_first || !C::LARGE; /* u, rowsums */
+    if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K)) {
+        const uint32_t to = raw_rows(me, tensor);
+        copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
+                                 [=](int t, int n) { return to + raw_cell<C>(t, n); });
+    }
+    if (warp == 6 && wants_rest) copy_u<C>(p, me, here);
+    if (warp == 7 && is_first) store_place<C>(p, me, here);
+    cp_async_commit();
+    if (tensor < 2) {
+        const uint32_t to = me.smem + (tensor ? C::DY : C::VALUES);
+        if (is_first)
+            copy_tensor<C::N>(lane, p, here, tensor ? OF_DY : OF_V, 0, 0,
+                              [=](int t, int v) { return to + row_piece<C::N>(t, v / 8); });
+    } else {
+        if constexpr (C::KEEPS_BF16) {
+            if (!here.is_early) wait_for_chain();
+            const auto output = [&](int i) { return global_row<bf16>(p, here, i, 0); };
+            GT_UNROLL
+            for (int row = 0; row < C::CHANNELS; row += C::STATE_ROWS) {
+                const int to = 2 * C::N * row;
+                if (tensor == 2) {
+                    copy_state<C>(lane, me, checkpoint_rows<bf16>(me, p.S_checkpoints, me.index, row), C::S + to);
+                } else {
+                    copy_state<C>(lane, me, G_rows<C>(p, me, output, row), C::G + to, here.is_early);
+                }
+            }
+        }
+        if (C::KEEPS_BF16 && warp == 7 && wants_rest && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
+    }
+    cp_async_commit();
+}
+
+/* fp32: u; the rest is waited for later, r, k, w are in registers. */
+template <class C>
+GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    const int warp = warp_id();
+    if (warp < 4 && me.slice0 == 0)
+        copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
+    if (warp >= 4 && warp < 7)
+        copy_state_rows<C>(me, checkpoint_rows<float>(me, p.S_checkpoints, me.index), C::CHANNELS * (warp - 4) / 3,
+                           C::CHANNELS * (warp - 3) / 3);
+    if (warp == 7) {
+        copy_u<C>(p, me, here);
+        if (me.slice0 == 0) store_place<C>(p, me, here);
+    }
+    cp_async_commit();
+    if (warp == 7) cp_async_wait<0>();
+}
+
+/* A slice of S, kept as fp32, as f16 rows, each times what Fit has for it; and of G, whose parts of a row have a power
+ * of two each, all by the largest of these.  What undoes that, and rowsum(S . G).  By all threads; all loads come
+ * first. */
+template <class C>
+GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+    constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES; /* of a part */
+    const int n = thread_id() / LANES, lane = thread_id() % LANES;
+    const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data + COUNT * lane;
+    const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
+    const SliceRows<f16> rows = G_rows<C>(p, me, output);
+    const f16* G_from = rows.data + n * (int64_t)rows.pitch + COUNT * lane;
+    const float* undo_from = p.G_undo + (int64_t)here.index * (PARTS * C::N) + me.slice0 + n;
+    Vec<float, 4> S[PARTS][COUNT / 4];
+    Vec<f16, COUNT> G[PARTS];
+    float undo[PARTS], largest = 0.0f, G_largest = 0.0f, sum = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        GT_UNROLL
+        for (int e = 0; e < COUNT; e += 4) S[i][e / 4] = ldg<Vec<float, 4>>(S_from + COUNT * LANES * i + e);
+        G[i] = ldg<Vec<f16, COUNT>>(G_from + COUNT * LANES * i);
+        undo[i] = ldg<float>(undo_from + C::N * i);
+    }
+    GT_UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        G_largest = fmaxf(G_largest, undo[i]);
+        GT_UNROLL
+        for (int e = 0; e < COUNT; e++) {
+            const float x = S[i][e / 4].get(e % 4);
+            largest = fmaxf(largest, fabsf(x));
+            sum = fma_rn(x, G[i].get(e) * undo[i], sum);
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < LANES; mask <<= 1) {
+        largest = fmaxf(largest, shfl_xor(largest, mask));
+        sum += shfl_xor(sum, mask);
+    }
+    const Fit fit = fit_f16(largest);
+    const float G_scale = as_float((254u << 23) - as_uint(G_largest)); /* 1 / G_largest */
+    if (lane == 0) {
+        sts<float>(me.smem + C::S_SCALE + 4 * n, fit.undo);
+        sts<float>(me.smem + C::G_SCALE + 4 * n, G_largest);
+        sts<float>(me.smem + C::ROWSUM + 4 * (me.slice0 + n), sum);
+    }
+    GT_UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        const int column = COUNT * (lane + LANES * i);
+        const uint32_t cell = me.smem + row_piece<C::N>(n, column / 8) + 2 * (column % 8);
+        const float by = undo[i] * G_scale;
+        float scaled[COUNT], united[COUNT];
+        GT_UNROLL
+        for (int e = 0; e < COUNT; e++)
+            scaled[e] = S[i][e / 4].get(e % 4) * fit.scale, united[e] = G[i].get(e) * by;
+        Vec<f16, COUNT> rounded;
+        rounded.set(scaled);
+        sts<Vec<f16, COUNT>>(cell + C::S, rounded);
+        rounded.set(united);
+        sts<Vec<f16, COUNT>>(cell + C::G, rounded);
+    }
+}
+
+/* ---- R, K, E and the bonus ---------------------------------------------------------------------------------- */
+
+/* An element of R or K.  16 bits: rounded in full, since dg takes away with R and K what the tensor cores added
+ * with them. */
+template <class C>
+GT_DEV float chunk_operand(float x) {
+    return C::SPLIT ? x : exact_tf32(x);
+}
+
+/* R, K, E, growth and bonus of the thread's part of a slice. */
+template <class C>
+GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
+                         const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
+    using Raw = Pair<typename C::T>;
+    float h[C::PART][2], c[2], total[2], bonus[C::PART];
+    const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
+    own.decays(p, w, h, c, total);
+    bool slow = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
+    if (slow && p.raw) slow = warp_any(own.is_slow(h, total)); /* a closer look */
+    if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
+    float R[4], K[4]; /* a cell */
+    GT_UNROLL
+    for (int i = 0; i < C::PART; i++) {
+        const Raw r = raw.r(i), k = raw.k(i);
+        const float r_[2] = {r.lo(), r.hi()}, k_[2] = {k.lo(), k.hi()};
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const int in_cell = C::SPLIT ? 2 * e + i % 2 : 2 * (i % 2) + e;
+            R[in_cell] = chunk_operand<C>(r_[e] * ex2_approx(-c[e]));
+            c[e] += h[i][e];
+            K[in_cell] = chunk_operand<C>(k_[e] * ex2_approx(c[e] - total[e]));
+        }
+        bonus[i] = fma_rn(r_[1], k_[1] * u.y, r_[0] * (k_[0] * u.x));
+        if (i % 2 == 0) continue;
+        const uint32_t cell = me.smem + cell_of<C>((own.t0 + i) / 2, own.channel);
+        sts<float4>(cell + C::R, {R[0], R[1], R[2], R[3]});
+        sts<float4>(cell + C::K, {K[0], K[1], K[2], K[3]});
+    }
+    const uint32_t scales = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
+    if (own.part == 0) sts<float2>(scales + C::E, {leaf_decay(total[0]), leaf_decay(total[1])});
+    if (own.part == C::LEAF_PARTS - 1) sts<float2>(scales + C::GROWTH, {ex2_approx(total[0]), ex2_approx(total[1])});
+    if constexpr (C::PART == 16) halve_sums<8>(bonus, 16);
+    if constexpr (C::PART >= 8) halve_sums<4>(bonus, 8);
+    halve_sums<2>(bonus, 4);
+    halve_sums<1>(bonus, 2);
+    const float sum = bonus[0] + shfl_xor(bonus[0], 1);
+    if (lane_id() % 2 == 0)
+        sts<float>(me.smem + C::BONUS + 8 * (own.t0 + lane_id() / 2 % C::PART) + 4 * (warp_id() % 2), sum);
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,391 @@
+/* gt/wkv6/backward_products.cuh - backward of a chunk (backward.cuh): the products X and Z of 16-bit activations, and
+ * what dv is made of. */
+#ifndef GT_WKV6_BACKWARD_PRODUCTS_CUH
+#define GT_WKV6_BACKWARD_PRODUCTS_CUH
+
+#include "backward_inputs.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- S and G times tokens, tokens times tokens -------------------------------------------------------------- */
+
+/* For ldmatrix the lane's piece of 16-bit rows: of the first 16, their first 16 values, as a left operand, and as two
+ * right ones. */
+template <int N>
+GT_DEV uint32_t left_piece() {
+    return row_piece<N>(lane_id() / 8 % 2 * 8 + lane_id() % 8, lane_id() / 16);
+}
+
+template <int N>
+GT_DEV uint32_t right_piece() {
+    return row_piece<N>(lane_id() / 16 * 8 + lane_id() % 8, lane_id() / 8 % 2);
+}
+
+/* Sums of a leaf, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
+ * column c token 8e + c.  So a lane's part of two tiles is a cell. */
+template <class C>
+struct Sums {
+    float tile[C::GROUPS][2][4];
+};
+
+/* sum = a state's slice times the warp's tokens */
+template <class C>
+GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>& sum) {
+    const uint32_t tokens = me.smem + from + add_16_rows<C::N>(right_piece<C::N>(), me.leaf);
+    const uint32_t rows = me.smem + state + row_piece<C::N>(lane_id() % 8 * 2 + lane_id() / 8 % 2, lane_id() / 16);
+    sum = {};
+    GT_UNROLL
+    for (int kk = 0; kk < C::N / 16; kk++) {
+        uint32_t b[4];
+        ldmatrix_x4(b, add_16(tokens, kk));
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++) {
+            uint32_t a[4];
+            ldmatrix_x4(a, add_16_rows<C::N>(add_16(rows, kk), q));
+            mma<typename C::T>(sum.tile[q][0], a, b[0], b[1]);
+            mma<typename C::T>(sum.tile[q][1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* The warp's tokens of v or dy as left operands: read again and again, but where there are registers to keep them. */
+template <class C>
+struct LeafRows {
+    uint32_t left;
+    uint32_t kept[C::LARGE ? C::N / 16 : 1][4];
+
+    GT_METHOD LeafRows(const BackwardBlock<C>& me, int from)
+        : left(me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.leaf)) {
+        if constexpr (C::LARGE) {
+            GT_UNROLL
+            for (int kk = 0; kk < C::N / 16; kk++) ldmatrix_x4(kept[kk], add_16(left, kk));
+        }
+    }
+
+    GT_METHOD void get(int kk, uint32_t (&a)[4]) const {
+        if constexpr (C::LARGE) {
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) a[i] = kept[kk][i];
+        } else {
+            ldmatrix_x4(a, add_16(left, kk));
+        }
+    }
+};
+
+/* c = products of the warp's tokens, rows, with those of another leaf, at `other`: tile e, column c is token 8e + c. */
+template <class C>
+GT_DEV void token_products(const BackwardBlock<C>& me, const LeafRows<C>& own, int other, int leaf,
+                           float (&c)[2][4]) {
+    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
+    const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), leaf);
+    float sums[SUMS][2][4] = {};
+    GT_UNROLL
+    for (int kk = 0; kk < C::N / 16; kk++) {
+        uint32_t a[4], b[4];
+        own.get(kk, a);
+        ldmatrix_x4(b, add_16(right, kk));
+        mma<typename C::T>(sums[kk % SUMS][0], a, b[0], b[1]);
+        mma<typename C::T>(sums[kk % SUMS][1], a, b[2], b[3]);
+    }
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        c[x / 4][x % 4] = sums[0][x / 4][x % 4];
+        if (SUMS == 2) c[x / 4][x % 4] += sums[SUMS - 1][x / 4][x % 4];
+    }
+}
+
+/* The columns of tile e of products of tokens as a left operand. */
+GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
+    a[0] = to_tf32(c[0]), a[1] = to_tf32(c[2]), a[2] = to_tf32(c[1]), a[3] = to_tf32(c[3]);
+}
+
+/* sum += (R or K of a leaf)^T c^T */
+template <class C>
+GT_DEV void add_leaf(const BackwardBlock<C>& me, const float (&c)[2][4], int from, int leaf, Sums<C>& sum) {
+    float b[2][4];
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) b[x / 4][x % 4] = to_tf32(c[x / 4][x % 4]);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const uint32_t cell = me.smem + from + cell_of<C>(LEAF / 2 * leaf + 4 * e + me.j, 2 * me.g);
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++) {
+            const float4 x = lds<float4>(cell + 128 * q);
+            const float a[4] = {x.x, x.y, x.z, x.w};
+            mma_tf32(sum.tile[q][0], a, b[e][0], b[e][1]);
+            mma_tf32(sum.tile[q][1], a, b[e][2], b[e][3]);
+        }
+    }
+}
+
+/* ---- X and Z ------------------------------------------------------------------------------------------------ */
+
+/* Where, in the slow form, the sums of pairs are that begin before leaf a and end in leaf c > a > 0. */
+template <class C>
+GT_DEV int slow_ends(int a, int c) {
+    return C::SLOW_ENDS + 4 * (a + c - 3) * C::CHANNELS;
+}
+
+/* Channels by a vector in shared memory. */
+template <class C>
+GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>& sum) {
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) {
+        const float2 scale = lds<float2>(me.smem + offset + 4 * (16 * q + 2 * me.g));
+        GT_UNROLL
+        for (int x = 0; x < 8; x++) sum.tile[q][x / 4][x % 4] *= x % 4 < 2 ? scale.x : scale.y;
+    }
+}
+
+/* Products of a token and of its neighbours, for what carries no decay. */
+template <class C>
+GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
+    return me.smem + C::NEAR + 8 * token;
+}
+
+/* The cell of C of leaves a >= b: two tokens of a by two of b.  16 bits: a = b. */
+template <class C>
+GT_DEV uint32_t C_cell(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
+    const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::SPLIT ? a * (a + 1) / 2 + b : a;
+    return me.smem + C::C_CELLS + 4 * LEAF * LEAF * block + 128 * pair_a + 16 * (pair_b ^ swap);
+}
+
+template <class C>
+GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int leaf, int i, int j) {
+    return C_cell(me, leaf, leaf, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
+}
+
+/* What the leaf's R_i x_i or K_j x_j, `of` which, sum up to, to [channels] at `to`: of S dy, its part of dg_0.  The
+ * chunk's first token carries no decay. */
+template <class C>
+GT_DEV void store_leaf_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
+    constexpr int COUNT = 2 * C::GROUPS;
+    const float carries = of == C::R && me.leaf == 0 && me.j == 0 ? 0.0f : 1.0f;
+    float first[COUNT];
+    GT_UNROLL
+    for (int q = 0; q < C::GROUPS; q++) {
+        const uint32_t cell = me.smem + of + 128 * q;
+        const float4 R0 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + me.j, 2 * me.g));
+        const float4 R1 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + 4 + me.j, 2 * me.g));
+        const float(&x)[2][4] = sum.tile[q];
+        first[2 * q] = fma_rn(R1.z, x[1][1], fma_rn(R1.x, x[1][0], fma_rn(R0.z, x[0][1], R0.x * x[0][0] * carries)));
+        first[2 * q + 1] =
+            fma_rn(R1.w, x[1][3], fma_rn(R1.y, x[1][2], fma_rn(R0.w, x[0][3], R0.y * x[0][2] * carries)));
+    }
+    halve_sums<COUNT / 2>(first, 2);
+    halve_sums<COUNT / 4>(first, 1);
+    GT_UNROLL
+    for (int x = 0; x < COUNT / 4; x++) {
+        const int i = COUNT / 2 * (me.j / 2) + COUNT / 4 * (me.j % 2) + x;
+        sts<float>(me.smem + to + 4 * (16 * (i / 2) + 2 * me.g + i % 2), first[x]);
+    }
+}
+
+/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, its part of dg_0.  In the slow form
+ * X of what comes before the leaf, from its start; C of the leaf, and what pairs that end here sum up to. */
+template <class C, bool SLOW>
+GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
+    const int a = me.leaf;
+    const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
+    float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
+    times_state<C>(me, C::DY, C::S, sum);
+    if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
+    store_leaf_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
+    const LeafRows<C> dy(me, C::DY);
+    for (int b = 0; b < a; b++) {
+        token_products<C>(me, dy, C::VALUES, b, c);
+        if (b == a - 1 && corner) {
+            before = c[1][1];
+            c[1][1] = 0.0f;
+        }
+        scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
+        add_leaf<C>(me, c, C::K, b, sum);
+        if (SLOW && b < a - 1) store_leaf_sum<C>(me, sum, C::R, slow_ends<C>(b + 1, a));
+    }
+    if (corner) sts<float>(near_cell(me, LEAF * a) + 4, before);
+    if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    token_products<C>(me, dy, C::VALUES, a, c);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
+        float& cell = c[x / 4][x % 4];
+        if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
+        if (SLOW) sts<float>(C_element(me, a, i, j), cell);
+        if (j + 1 >= i) cell = 0.0f;
+    }
+    if (SLOW) return;
+    scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
+    add_leaf<C>(me, c, C::K, a, sum);
+}
+
+/* Z of the leaf, but for its last factor 2^c_16.  In the slow form of what comes after the leaf, from its end; and what
+ * pairs of the leaf and G sum up to. */
+template <class C, bool SLOW>
+GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
+    const int b = me.leaf;
+    float c[2][4];
+    times_state<C>(me, C::VALUES, C::G, sum);
+    if constexpr (C::ROUNDED) scale_channels<C>(me, C::G_SCALE, sum);
+    if (SLOW) store_leaf_sum<C>(me, sum, C::K, C::SLOW_BEGINS + 4 * b * C::CHANNELS);
+    const LeafRows<C> v(me, C::VALUES);
+    for (int a = LEAVES - 1; a > b; a--) {
+        token_products<C>(me, v, C::DY, a, c);
+        if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
+        scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
+        add_leaf<C>(me, c, C::R, a, sum);
+    }
+    if (SLOW) return;
+    token_products<C>(me, v, C::DY, b, c);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int j = me.g + x % 4 / 2 * 8, i = 8 * (x / 4) + 2 * me.j + x % 2;
+        if (i <= j + 1) c[x / 4][x % 4] = 0.0f;
+    }
+    scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
+    add_leaf<C>(me, c, C::R, b, sum);
+}
+
+/* X or Z of the leaf to shared memory; a cell has the two tokens of its first channel, then of its second. */
+template <class C>
+GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const uint32_t cell = me.smem + to + cell_of<C>(LEAF / 2 * me.leaf + 4 * e + me.j, 2 * me.g);
+        GT_UNROLL
+        for (int q = 0; q < C::GROUPS; q++) {
+            const float(&x)[4] = sum.tile[q][e];
+            sts<float4>(cell + 128 * q, {x[0], x[1], x[2], x[3]});
+        }
+    }
+}
+
+/* ---- what dv is made of ------------------------------------------------------------------------------------- */
+
+/* LARGE: a left operand of 16 columns, from two tiles as accumulators have them, in two bf16 terms.  It takes as many
+ * products as tf32, is more exact, and rows of bf16 need no conversion; but it takes more registers. */
+struct TwoTerms {
+    uint32_t high[4], low[4];
+
+    GT_METHOD TwoTerms(const float (&x)[4], const float (&y)[4]) {
+        set(0, x[0], x[1]);
+        set(1, x[2], x[3]);
+        set(2, y[0], y[1]);
+        set(3, y[2], y[3]);
+    }
+
+    GT_METHOD void set(int i, float a, float b) {
+        high[i] = pack_bf16(a, b);
+        low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
+    }
+
+    /* dv += this times 16 rows of bf16; rows: the lane's row and piece, for a lane of an odd 8 in their second half */
+    template <int TILES>
+    GT_METHOD void multiply(float (&dv)[TILES][4], uint32_t rows) const {
+        GT_UNROLL
+        for (int x = 0; x < TILES; x += 2) {
+            uint32_t b[4]; /* of two tiles, both halves of the rows of each */
+            ldmatrix_x4_trans(b, add_16(rows, x / 2));
+            GT_UNROLL
+            for (int y = 0; y < 2; y++) {
+                mma_bf16(dv[x + y], high, b[2 * y], b[2 * y + 1]);
+                mma_bf16(dv[x + y], low, b[2 * y], b[2 * y + 1]);
+            }
+        }
+    }
+};
+
+/* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
+template <class C>
+GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
+                   float (&dv)[C::VALUE_TILES][4]) {
+    using Unpack = Element<typename C::T>;
+    const int matrix = lane_id() / 8, i = lane_id() % 8;
+    if constexpr (C::LARGE) { /* its halves: even and odd tokens */
+        const uint32_t rows = me.smem + C::DY + row_piece<C::N>(2 * i + matrix % 2, matrix / 2);
+        TwoTerms(A[0], A[1]).multiply(dv, add_16_rows<C::N>(rows, leaf));
+    } else {
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const uint32_t rows = me.smem + C::DY + row_piece<C::N>(2 * i + e, matrix);
+            float a[4];
+            left_of(A[e], a);
+            GT_UNROLL
+            for (int x = 0; x < C::N / 32; x++) {
+                uint32_t b[4];
+                ldmatrix_x4_trans(b, add_16(add_16_rows<C::N>(rows, leaf), 2 * x));
+                GT_UNROLL
+                for (int y = 0; y < 4; y++)
+                    mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
+            }
+        }
+    }
+}
+
+/* K of a leaf as left operands, and factors of the channels that it is to be used with.  The tensor core drops
+ * bits; the factors start from TF32_MEAN, so that it does not make products smaller in the mean. */
+constexpr float TF32_MEAN = 1.0f + 0.69f / 2048.0f;
+
+template <class C>
+struct LeafK {
+    float K[C::TILES][4];
+    float2 factor[C::TILES];
+
+    GT_METHOD void scaled(int kk, float (&left)[4]) const {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) left[e] = K[kk][e] * (e < 2 ? factor[kk].x : factor[kk].y);
+    }
+
+    GT_METHOD void set_factor(float x) {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {x, x};
+    }
+
+    GT_METHOD void scale_factor(float x) {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {factor[kk].x * x, factor[kk].y * x};
+    }
+
+    /* by a vector in shared memory */
+    GT_METHOD void multiply_factor(const BackwardBlock<C>& me, uint32_t offset) {
+        GT_UNROLL
+        for (int kk = 0; kk < C::TILES; kk++) {
+            const float2 x = lds<float2>(me.smem + offset + 4 * (8 * kk + 2 * me.j));
+            factor[kk] = {factor[kk].x * x.x, factor[kk].y * x.y};
+        }
+    }
+};
+
+/* A^T = K_b R_a^T: tile e, column c is token 2c + e of leaf a */
+template <class C>
+GT_DEV void pair_products(const BackwardBlock<C>& me, const LeafK<C>& left, int leaf, float (&A)[2][4]) {
+    const uint32_t row = me.smem + C::R + cell_of<C>(LEAF / 2 * leaf + me.g, 2 * me.j);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
+    GT_UNROLL
+    for (int kk = 0; kk < C::TILES; kk++) {
+        float a[4];
+        left.scaled(kk, a);
+        const float4 b = lds<float4>(add_8(row, kk));
+        mma_tf32(A[0], a, b.x, b.y);
+        mma_tf32(A[1], a, b.z, b.w);
+    }
+}
+
+/* A of the leaf itself, transposed as pair_products() has it: later tokens, and the bonus. */
+template <class C>
+GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
+    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * me.leaf + 2 * me.g));
+    const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
+        float& cell = A[x / 4][x % 4];
+        cell = i > j ? cell : i == j ? bonus[x % 4 / 2] : 0.0f;
+    }
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

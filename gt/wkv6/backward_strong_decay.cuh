@@ -1,0 +1,204 @@
+/* gt/wkv6/backward_strong_decay.cuh - backward of a chunk (backward.cuh): the slow form of a slice.
+ *
+ * Only 2^c_16 overflows: between leaves all factors are below 1 already.  So X and Z stop at the leaf's own borders,
+ *     X_a = S dy_a + what leaves before add, from the leaf's start
+ *     Z_b = G v_b + what leaves after add, from its end
+ * and what happens within the leaf is made by running products, as backward_chunk_kernel makes it.  With
+ * e_ij = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a leaf
+ *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
+ *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
+ * and no difference is taken: a channel's few hard resets may stand beside decays close to 1.  Pairs that cross all of
+ * leaf a, from leaves b < a (or S) to leaves c > a (or G):
+ *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before leaf a's part)_i
+ *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
+ * A thread has a channel of a leaf.  r, k, w are read from memory again (L2). */
+#ifndef GT_WKV6_BACKWARD_STRONG_DECAY_CUH
+#define GT_WKV6_BACKWARD_STRONG_DECAY_CUH
+
+#include "backward_products.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+template <class C>
+struct SlowColumn {
+    using T = typename C::T;
+    using W = typename C::W;
+    const BackwardParams& p;
+    int t0, tokens;  /* of the leaf: its first token in the chunk, what the chunk has of it */
+    const T *r0, *k0; /* that token's */
+    const W* w0;
+
+    GT_METHOD SlowColumn(const BackwardParams& p_, const BackwardBlock<C>& me, int leaf, int channel)
+        : p(p_), t0(LEAF * leaf), tokens(me.tokens() - LEAF * leaf),
+          r0(row_of<T>(p, me, OF_R, t0) + me.slice0 + channel), k0(row_of<T>(p, me, OF_K, t0) + me.slice0 + channel),
+          w0(row_of<W>(p, me, OF_W, t0) + me.slice0 + channel) {}
+
+    /* Of token t of the leaf, or of a neighbour in the chunk, else 0.  h: -log2 of its decay. */
+    template <class E>
+    GT_METHOD float load(const E* from, int tensor, int t) const {
+        const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
+        return inside ? Element<E>::load(from + (int64_t)t * (int)p.tensors[tensor].at.t, 0) : 0.0f;
+    }
+    GT_METHOD float r(int t) const { return load(r0, OF_R, t); }
+    GT_METHOD float k(int t) const { return load(k0, OF_K, t); }
+    GT_METHOD float h(int t) const {
+        const float w = load(w0, OF_W, t);
+        return t >= tokens ? 0.0f : p.raw ? bits_of_raw(w) : -w * LOG2_E;
+    }
+};
+
+/* R, K and E again: the sums to the leaf's end only add, since they may be infinite. */
+template <class C>
+GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
+    const SlowColumn<C> own(p, me, leaf, channel);
+    float before = 0.0f, after = 0.0f;
+    GT_NO_UNROLL
+    for (int i = 0; i < LEAF; i++) {
+        const int j = LEAF - 1 - i;
+        const auto cell = [&](int t) {
+            return me.smem + cell_of<C>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
+        };
+        sts<float>(C::R + cell(i), chunk_operand<C>(own.r(i) * ex2_approx(-before)));
+        sts<float>(C::K + cell(j), chunk_operand<C>(own.k(j) * ex2_approx(-after)));
+        before += own.h(i);
+        after += own.h(j);
+    }
+    sts<float>(me.smem + C::E + 4 * (leaf * C::CHANNELS + channel), leaf_decay(before));
+}
+
+/* A of the leaf, as pair_products() has it.  A lane runs down row i of every other channel. */
+template <class C>
+GT_DEV void slow_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
+    const int i = lane_id() % LEAF;
+    float a[LEAF] = {};
+    GT_NO_UNROLL
+    for (int channel = lane_id() / LEAF; channel < C::CHANNELS; channel += 2) {
+        const SlowColumn<C> own(p, me, me.leaf, channel);
+        float product = own.r(i);
+        GT_UNROLL
+        for (int j = LEAF - 2; j >= 0; j--) {
+            const float k = own.k(j), decay = ex2_approx(-own.h(j));
+            a[j] = fma_rn(j < i ? product : 0.0f, k, a[j]);
+            product *= j < i ? decay : 1.0f;
+        }
+    }
+    GT_UNROLL
+    for (int j = 0; j < LEAF; j++) a[j] += shfl_xor(a[j], LEAF);
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) { /* token j of row i to the lane that has it as operand */
+        const int row = 4 * me.j + 2 * (x % 2) + x / 4;
+        GT_UNROLL
+        for (int g = 0; g < 8; g++) {
+            const float from = shfl_idx(a[2 * g + x % 4 / 2], row);
+            if (me.g == g) A[x / 4][x % 4] = from;
+        }
+    }
+}
+
+/* Sums over the channel's pairs that cross the whole leaf, and what mends dg there. */
+template <class C>
+GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
+    const auto of = [&](int vector) { return lds<float>(me.smem + vector + 4 * channel); };
+    const auto E = [&](int a) { return of(C::E + 4 * a * C::CHANNELS); };
+    float sum = 0.0f, end = 0.0f, decay = 1.0f, sums[C::SUMS] = {}; /* end: dg of the chunk's end */
+    for (int c = leaf + 1; c < LEAVES; c++) {
+        decay *= E(c - 1);
+        sum = fma_rn(decay, of(leaf == 0 ? C::FIRST + 4 * c * C::CHANNELS : slow_ends<C>(leaf, c)), sum);
+    }
+    decay = 1.0f;
+    for (int b = LEAVES - 1; b >= 0; b--) { /* b: of leaves before; decay from its end on */
+        const float begins = of(C::SLOW_BEGINS + 4 * b * C::CHANNELS);
+        if (b < leaf) sum = fma_rn(decay, begins, sum);
+        end = fma_rn(decay, begins, end);
+        decay *= E(b);
+    }
+    GT_UNROLL
+    for (int i = 0; i < C::SUM_PARTS; i++) sums[i / C::ROWSUM_PARTS] += rowsum_part<float>(me, i, channel);
+    sum = fma_rn(decay, sums[0], sum);
+    if constexpr (C::KEEPS_BF16) {
+        const float lost = decay * sums[1];
+        end = sums[2] - fma_rn(decay, sums[0], end) - lost;
+        sum = fma_rn(lost, (float)leaf / LEAVES, sum);
+        if (sums[2] != 0.0f) sum = fma_rn(0.5f * decay, end, sum);
+    }
+    return sum;
+}
+
+/* dr, dk, dw and du of a channel of a leaf.  Inner loops go over what is in registers, outer ones stay loops. */
+template <class C>
+GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
+    using T = typename C::T;
+    using W = typename C::W;
+    const SlowColumn<C> own(p, me, leaf, channel);
+    const int n = me.slice0 + channel;
+    const float u = lds<float>(me.smem + C::U + 4 * (me.slice0 + channel));
+    const auto near = [&](int t) { return lds<float2>(near_cell(me, own.t0 + t)); };
+    const auto sum_at = [&](int of, int t) {
+        return lds<float>(me.smem + of + cell_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
+    };
+    float d[LEAF], x[LEAF], dg[LEAF], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        d[t] = ex2_approx(-own.h(t));
+        x[t] = own.k(t);
+        dg[t] = 0.0f;
+    }
+    GT_NO_UNROLL
+    for (int i = 0; i < LEAF; i++) { /* pairs that end at i */
+        const float r = own.r(i), k = own.k(i), from_start = ex2_approx(-decayed) * sum_at(C::X, i);
+        const float2 products = near(i);
+        float term[LEAF], within = 0.0f, decay = 1.0f, crossing = from_start;
+        GT_UNROLL
+        for (int j = LEAF - 2; j >= 0; j--) {
+            const bool is_pair = j < i - 1;
+            decay *= is_pair ? d[j + 1] : 1.0f;
+            term[j] = is_pair ? decay * lds<float>(C_element(me, leaf, i, j)) * x[j] : 0.0f;
+            within += term[j];
+        }
+        GT_UNROLL
+        for (int t = 0; t < LEAF - 1; t++) {
+            dg[t] = fma_rn(t < i ? r : 0.0f, crossing, dg[t]);
+            crossing += term[t];
+        }
+        const float dr = fma_rn(u * k, products.x, fma_rn(own.k(i - 1), products.y, from_start + within));
+        if (p.tensors[OF_DR].data && i < own.tokens)
+            Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), n, dr);
+        du = fma_rn(products.x * r, k, du);
+        decayed += own.h(i);
+    }
+    sts<float>(me.smem + C::DU + 4 * (leaf * C::CHANNELS + channel), du);
+    const float all = slow_crossing(me, leaf, channel);
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        x[t] = own.r(t);
+        dg[t] += all;
+    }
+    decayed = 0.0f;
+    GT_NO_UNROLL
+    for (int j = LEAF - 1; j >= 0; j--) { /* those that begin at j */
+        const float k = own.k(j), to_end = ex2_approx(-decayed) * sum_at(C::Z, j);
+        float within = 0.0f;
+        GT_UNROLL
+        for (int i = LEAF - 1; i >= 2; i--)
+            if (i >= j + 2) within = fma_rn(lds<float>(C_element(me, leaf, i, j)), x[i], within) * d[i - 1];
+        GT_UNROLL
+        for (int t = 1; t < LEAF; t++) dg[t] = fma_rn(t > j ? k : 0.0f, to_end, dg[t]);
+        const float dk = fma_rn(u * own.r(j), near(j).x, fma_rn(own.r(j + 1), near(j + 1).y, to_end + within));
+        if (p.tensors[OF_DK].data && j < own.tokens)
+            Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), n, dk);
+        decayed += own.h(j);
+    }
+    if (!p.tensors[OF_DW].data) return;
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        /* h may be infinite where no decay is left */
+        const float dw = d[t] == 0.0f ? 0.0f : p.raw ? -LN_2 * own.h(t) * dg[t] : dg[t];
+        if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), n, dw);
+    }
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

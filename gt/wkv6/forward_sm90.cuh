@@ -1,0 +1,431 @@
+/* gt/wkv6/forward_sm90.cuh - forward on compute capability 9.0: 16-bit activations, N = V = 128.
+ *
+ * Block, leaves, operands and what a state warp has are those of forward_tensor_kernel, but
+ *     S^T += v^T K      by wgmma, twice a leaf: a warpgroup of 4 state warps has 64 values.  Its accumulators are
+ *         StateWarp::S as it stands, v^T comes from registers, K from shared memory, read once for all four.
+ *         Meanwhile the warps add A v to y and store it.
+ *     y = R S           stays with mma_tf32, for which an accumulator pair of S is a right operand.  As left operand
+ *         of wgmma it would have to be moved into another order, into registers that there are not.
+ *     A                 is made once a leaf, by the preparing warps in turn, each a leaf after it has prepared its own
+ *         part, so that it does not wait for the others.  Four buffers keep state warps from waiting for it; a third
+ *         mbarrier of each, A_FULL, hands it over.
+ *     E                 is owed: R and K of the leaves that follow have it, 2^-(owed + c_t) and 2^(owed + c_(t+1)),
+ *         until a checkpoint, the end of the walk, or OWED_LIMIT in a channel of a group; then all of S is scaled.
+ *         That is once in four leaves, but under strong decay.  The slow form scales S by what is owed, too.
+ * K lies as wgmma wants it without swizzle: 8 channels by 4 tokens are 128 bytes, 144 bytes apart, which makes the
+ * stores of a preparing lane (4 tokens of 2 channels) and the reads for A free of bank conflicts.  A preparing warp
+ * hands it to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
+ *
+ * registers: S is 64 of 128.  Addresses are kept (kept()), or a third of the preparing warp's instructions would
+ *     make them again.
+ * shared: 32.4 KB a buffer, with the rings 205 KB, or 226 KB if w is fp32.  Wavefronts a leaf and head: 1560, of
+ *     which 512 are R (forward_tensor_kernel: 2544).
+ * tensor cores per leaf and head: 32 + 8 x 36 m16n8k8 and 4 m64n128k8.
+ * issue slots per token and head, counted: 246 (forward_tensor_kernel: 370).
+ * bytes: as forward_tensor_kernel. */
+#ifndef GT_WKV6_FORWARD_SM90_CUH
+#define GT_WKV6_FORWARD_SM90_CUH
+
+#include "forward.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+template <class T_, class W_>
+struct HopperTraits : TensorTraits<T_, W_, 128> {
+    using Base = TensorTraits<T_, W_, 128>;
+    static constexpr int N = 128, GROUPS = Base::GROUPS, PREP_WARPS = Base::PREP_WARPS;
+    static constexpr int AHEAD = 4, BUFFERS = 4;
+    /* of K: 8 channels by 4 tokens, and all channels by 4 tokens; 16 bytes too many, against bank conflicts */
+    static constexpr int BLOCK = 128 + 16, PLANE = N / 8 * BLOCK + 16;
+    static constexpr int VALUES = Base::K + LEAF / 4 * PLANE, A = VALUES + LEAF * Base::PITCH * 2;
+    /* by which S is scaled after the update, and in the slow form before */
+    static constexpr int SCALE = A + LEAF * LEAF * 4, SLOW_SCALE = SCALE + 4 * N;
+    static constexpr int BONUS = SLOW_SCALE + 4 * N, SLOW = BONUS + 4 * LEAF * GROUPS;
+    static constexpr int FULL = SLOW + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8, PAIRS = SLOW + 64;
+    static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS, BUFFER = HEAD_BUFFER;
+    static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PREP_WARPS * AHEAD * Base::STAGE;
+    static_assert(!Base::SPLIT && PREP_WARPS % 4 == 0 && Base::STATE_WARPS % 4 == 0, "warpgroups");
+    static_assert(FULL % 8 == 0 && A_FULL + 8 <= PAIRS && BUFFER % 16 == 0, "flags, then mbarriers");
+    static_assert(SMEM <= 227 * 1024, "fits sm_90");
+};
+
+/* ---- what a group owes -------------------------------------------------------------------------------------- */
+
+constexpr float OWED_LIMIT = 16.0f; /* of the decay that a state may lack, log2 */
+
+/* Of a group in a leaf: S is scaled before the update, or after it. */
+constexpr uint32_t IS_SLOW = 1, IS_SCALED = 2;
+
+/* Those of all groups, as they lie at SLOW: 16 bits each. */
+template <class C>
+struct GroupFlags {
+    uint32_t words[C::GROUPS / 2];
+
+    GT_METHOD uint32_t any() const {
+        uint32_t any = 0;
+        GT_UNROLL
+        for (int i = 0; i < C::GROUPS / 2; i++) any |= words[i];
+        return any | any >> 16;
+    }
+    /* Whether a group is slow. */
+    GT_METHOD bool operator[](int group) const { return words[group / 2] >> 16 * (group % 2) & IS_SLOW; }
+};
+
+/* x, of which the compiler does not know how it was made: it keeps it in a register, where it would make it again
+ * in every leaf. */
+GT_DEV uint32_t kept(uint32_t x) { return shfl_idx(x, lane_id()); }
+
+/* x, which is the same in all lanes.  Now the compiler knows: it prepares for no divergence where x decides. */
+GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
+
+/* ---- preparing warps ---------------------------------------------------------------------------------------- */
+
+template <class C>
+struct HopperPreparer : Preparer<C> {
+    float owed[2];  /* of the channels' decay, log2: by which the state has not been scaled */
+    uint32_t flags; /* the group's, in buffer 0 */
+    /* in stage 0: what the lane reads of r and k, and of w; to where and from which token it copies */
+    uint32_t read_at, w_read_at, copy_at, w_copy_at, v_at;
+    int copy_row, w_copy_row, v_copy_row;
+};
+
+template <class C>
+GT_DEV void place_preparer(HopperPreparer<C>& me, uint32_t smem) {
+    constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
+    const int lane = lane_id();
+    me.group = uniform(warp_id());
+    me.quad = lane / 8;
+    me.channel = 16 * me.group + 2 * (lane % 8);
+    me.buffer0 = smem;
+    me.ring = smem + C::RING + me.group * C::AHEAD * C::STAGE;
+    me.r_cell = kept(smem + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2));
+    me.k_row = kept(smem + C::K + me.quad * C::PLANE + me.channel / 8 * C::BLOCK + me.channel % 8 * 16);
+    me.values = kept(smem + C::VALUES + 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0))));
+    /* 2 channels of a tile, then of the next, as the state warps read them; one of the lane's two */
+    me.scale = kept(smem + C::SCALE + 64 * me.group + 16 * (lane % 4) + 8 * (lane / 4 % 2) + 4 * (me.quad % 2));
+    me.bonus = kept(smem + C::BONUS + 4 * (LEAF * me.group + 4 * me.quad + bonus_token()));
+    me.flags = kept(smem + C::SLOW + 2 * me.group);
+
+    const int own = ring_at<C>(4 * me.quad) + lane % 8 * 2;
+    me.read_at = me.w_read_at = kept(me.ring + SIZE * own);
+    me.copy_row = me.w_copy_row = kept(me.template copied_row<typename C::T>(0));
+    me.copy_at = me.w_copy_at =
+        kept(me.ring + SIZE * (ring_at<C>(me.copy_row) + me.template copied_column<typename C::T>()));
+    if constexpr (me.W_PIECES > 1) {
+        me.w_read_at = kept(me.ring + W_SIZE * own);
+        me.w_copy_row = kept(me.template copied_row<typename C::W>(0));
+        me.w_copy_at =
+            kept(me.ring + W_SIZE * (ring_at<C>(me.w_copy_row) + me.template copied_column<typename C::W>()));
+    }
+    me.v_at = kept(me.ring + C::RING_V + me.v_cell(0));
+    me.v_copy_row = kept(me.v_row(0));
+}
+
+/* Starts the copies of a leaf, leaf after leaf; beyond the span they write zeros, which nobody reads. */
+template <class C>
+GT_DEV void copy_leaf(HopperPreparer<C>& me, int leaf) {
+    const uint32_t to = leaf % C::AHEAD * C::STAGE;
+    const int left = me.tokens - leaf * LEAF;
+    me.r[0].copy(me.copy_at + to + C::RING_R, true, me.copy_row < left);
+    me.k[0].copy(me.copy_at + to + C::RING_K, true, me.copy_row < left);
+    me.v[0].copy(me.v_at + to, true, me.v_copy_row < left);
+    GT_UNROLL
+    for (int i = 0; i < me.W_PIECES; i++) { /* half a leaf further each */
+        const int half = i * ring_at<C>(LEAF / 2) * (int)sizeof(typename C::W);
+        me.w[i].copy(me.w_copy_at + to + C::RING_W + half, true, me.w_copy_row + i * LEAF / 2 < left);
+    }
+    cp_async_commit();
+}
+
+/* The lane's part of a leaf that has arrived. */
+template <class C>
+GT_DEV RawLeaf<C> read_leaf(const HopperPreparer<C>& me, int stage) {
+    constexpr int ROW = sizeof(typename C::T) * C::WIDTH, W_ROW = sizeof(typename C::W) * C::WIDTH;
+    const uint32_t from = stage * C::STAGE;
+    RawLeaf<C> x = {};
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        x.r[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_R + ROW * i);
+        x.k[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_K + ROW * i);
+        x.w[i] = lds<Pair<typename C::W>>(me.w_read_at + from + C::RING_W + W_ROW * i);
+    }
+    x.v[0] = lds<uint4>(me.v_at + from);
+    return x;
+}
+
+/* As prepare_leaf, for a state that has not been scaled by what is owed. */
+template <class C>
+GT_DEV void hopper_prepare_leaf(HopperPreparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer, int stage) {
+    const int offset = buffer * C::BUFFER;
+    float h[4][2], c[2], end[2], bonus[4], k[2][4]; /* k: 4 tokens of a channel */
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &end[e]) + me.owed[e];
+        end[e] += me.owed[e];
+    }
+    bool scaled = exceeds(end, OWED_LIMIT);
+    const bool slow = scaled && exceeds(end, SLOW_LIMIT);
+    scaled |= leaf % LEAVES == LEAVES - 1 || (leaf + 1) * LEAF >= me.tokens;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) me.owed[e] = scaled ? 0.0f : end[e];
+
+    make_operands<C>(me, x, h, c, buffer, bonus, [&](int i, float2 pair) {
+        k[0][i] = pair.x;
+        k[1][i] = pair.y;
+    });
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        sts<float4>(me.k_row + offset + 16 * e, {k[e][0], k[e][1], k[e][2], k[e][3]});
+    if (slow) { /* its own K over the other */
+        prepare_slow<C>(me, x, h, buffer, stage, [&](int i, float2 pair) {
+            sts<float>(me.k_row + offset + 4 * i, pair.x);
+            sts<float>(me.k_row + offset + 4 * i + 16, pair.y);
+        });
+    }
+    const float sum = sum_bonus(bonus);
+    if ((lane_id() & 4) == 0) sts<float>(me.bonus + offset, sum);
+    const uint32_t flags = (slow ? IS_SLOW : 0) | (scaled ? IS_SCALED : 0);
+    if (lane_id() == 0) sts<uint16_t>(me.flags + offset, (uint16_t)flags);
+    if (me.quad < 2) { /* a channel each; 1 where only other groups are scaled */
+        const float decay = scaled ? leaf_decay(me.quad ? end[1] : end[0]) : 1.0f;
+        sts<float>(me.scale + offset, slow ? 1.0f : decay);
+        if (slow) sts<float>(me.scale + offset + C::SLOW_SCALE - C::SCALE, decay);
+    }
+    static_assert(value_column<C>(4) == value_column<C>(0) + 2, "every other pair is a neighbour");
+    sts<uint2>(me.values + offset + 2 * value_column<C>(0), {x.v[0].x, x.v[0].z});
+    sts<uint2>(me.values + offset + 2 * value_column<C>(2), {x.v[0].y, x.v[0].w});
+}
+
+/* ---- A of a leaf -------------------------------------------------------------------------------------------- */
+
+/* A preparing warp as that which makes A of a leaf: lane (g, j) has tokens 2g, 2g + 1.  Addresses in buffer 0. */
+template <class C>
+struct PairsWarp {
+    int g, j;
+    uint32_t cells, columns, bonus, pairs, to; /* of R, K; to: A, as left operands */
+
+    GT_METHOD void place(uint32_t buffer0) {
+        g = lane_id() / 4;
+        j = lane_id() % 4;
+        cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
+        columns = buffer0 + C::K + g / 4 * C::PLANE + g % 4 * 4 + 32 * j;
+        bonus = buffer0 + C::BONUS + 4 * 2 * g;
+        pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
+        to = buffer0 + C::A + 16 * lane_id();
+    }
+};
+
+template <class C, bool SLOW>
+GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& slow) {
+    float A[2][4] = {}, bonus[2] = {};
+    GT_UNROLL
+    for (int kk = 0; kk < C::NT; kk++) {
+        if (SLOW && slow[kk / 2]) continue;
+        const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
+        const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const uint32_t column = me.columns + offset + 2 * i * C::PLANE + C::BLOCK * kk;
+            mma_tf32(A[i], r, lds<float>(column), lds<float>(column + 16));
+        }
+    }
+    GT_UNROLL
+    for (int i = 0; SLOW && i < C::GROUPS; i++)
+        if (slow[i]) add_slow_pairs(me.pairs + offset + 4 * LEAF * LEAF * i, A);
+    GT_UNROLL
+    for (int i = 0; i < C::GROUPS; i++) {
+        const float2 part = lds<float2>(me.bonus + offset + 4 * LEAF * i);
+        bonus[0] += part.x;
+        bonus[1] += part.y;
+    }
+    complete_pairs<C>(me.g, me.j, bonus, A);
+    GT_UNROLL
+    for (int i = 0; i < 2; i++)
+        sts<float4>(me.to + offset + 512 * i, {A[i][0], A[i][2], A[i][1], A[i][3]});
+}
+
+template <class C>
+GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int leaf) {
+    const int offset = leaf % C::BUFFERS * C::BUFFER;
+    mbarrier_wait(buffer0 + offset + C::FULL, leaf / C::BUFFERS % 2);
+    GroupFlags<C> flags;
+    lds_words(flags.words, buffer0 + offset + C::SLOW);
+    if (flags.any() & IS_SLOW) {
+        make_pairs<C, true>(me, offset, flags);
+    } else {
+        make_pairs<C, false>(me, offset, flags);
+    }
+    mbarrier_arrive(buffer0 + offset + C::A_FULL);
+}
+
+template <class C>
+GT_DEV void hopper_prepare_role(const TensorParams& p, uint32_t smem) {
+    HopperPreparer<C> me;
+    PairsWarp<C> pairs;
+    place_preparer<C>(me, smem);
+    pairs.place(smem);
+    const Span span = span_of<C, false>(p, 0);
+    me.open(p.in, span, span.start, LEAF);
+    me.owed[0] = me.owed[1] = 0.0f;
+    const int leaves = uniform(span.leaves), turn_after = (me.group + 1) % C::PREP_WARPS;
+    for (int leaf = 0; leaf < C::AHEAD; leaf++) copy_leaf<C>(me, leaf);
+    for (int leaf = 0; leaf <= leaves; leaf++) {
+        if (leaf < leaves) {
+            const int buffer = leaf % C::BUFFERS, stage = leaf % C::AHEAD;
+            cp_async_wait<C::AHEAD - 1>();
+            sync_warp();
+            const RawLeaf<C> x = read_leaf<C>(me, stage);
+            mbarrier_wait(smem + buffer * C::BUFFER + C::EMPTY, (leaf / C::BUFFERS + 1) % 2);
+            hopper_prepare_leaf<C>(me, x, leaf, buffer, stage);
+            fence_async_proxy();
+            mbarrier_arrive(smem + buffer * C::BUFFER + C::FULL);
+            sync_warp(); /* the stage is read */
+            copy_leaf<C>(me, leaf + C::AHEAD);
+        }
+        /* A a leaf later, when it waits for no other warp */
+        if (leaf > 0 && leaf % C::PREP_WARPS == turn_after) make_pairs_of<C>(pairs, smem, leaf - 1);
+    }
+    cp_async_wait<0>();
+}
+
+/* ---- state warps, and the kernel ---------------------------------------------------------------------------- */
+
+template <class C>
+struct HopperStateWarp : StateWarp<C> {
+    uint32_t k, left, a_full; /* in buffer 0: K, A, and the mbarrier of A */
+
+    GT_METHOD void place(uint32_t smem) {
+        StateWarp<C>::place(smem);
+        k = smem + C::K;
+        left = kept(smem + C::A + 16 * lane_id());
+        a_full = smem + C::A_FULL;
+        this->cells = kept(this->cells);
+        /* as in StateWarp, but a lane's pair of tokens is 4 apart: K has them in their order */
+        const int matrix = lane_id() / 8, token = lane_id() % 8 / 2 + lane_id() % 2 * 4;
+        this->values_left =
+            smem + C::VALUES + 2 * ((token + matrix / 2 * 8) * C::PITCH + this->column0 + matrix % 2 * 8);
+        this->scales = smem + C::SCALE + 16 * this->j;
+    }
+
+    /* The channels of a group by their decays. */
+    GT_METHOD void scale_group(int group, uint32_t decays) {
+        const float4 x = lds<float4>(decays + 64 * group);
+        this->scale(2 * group, {x.x, x.y});
+        this->scale(2 * group + 1, {x.z, x.w});
+    }
+};
+
+/* y = R S */
+template <class C>
+GT_DEV void multiply_state(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]) {
+    GT_UNROLL
+    for (int kk = 0; kk < C::NT; kk++) {
+        const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
+        const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) mma_tf32(y[i], r, me.S[0][kk][2 * i], me.S[0][kk][2 * i + 1]);
+    }
+}
+
+/* Starts S^T += v^T K: until wgmma_wait(), S and v belong to it. */
+template <class C>
+GT_DEV void start_update(HopperStateWarp<C>& me, int offset, float (&v)[2][4]) {
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, me.values_left + offset);
+    unpack_left<typename C::T>(x, v);
+    wgmma_fence();
+    wgmma_tf32(me.S[0], v[0], wgmma_operand(me.k + offset, C::PLANE, C::BLOCK));
+    wgmma_tf32(me.S[0], v[1], wgmma_operand(me.k + offset + 2 * C::PLANE, C::PLANE, C::BLOCK));
+    wgmma_commit();
+}
+
+/* y += A v */
+template <class C>
+GT_DEV void add_pairs(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]) {
+    using E = Element<typename C::T>;
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, me.values_right + offset);
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const float4 cell = lds<float4>(me.left + offset + 512 * i);
+        const float left[4] = {cell.x, cell.y, cell.z, cell.w};
+        mma_tf32(y[0], left, E::lo(x[i]), E::hi(x[i]));
+        mma_tf32(y[1], left, E::lo(x[i + 2]), E::hi(x[i + 2]));
+    }
+}
+
+template <class C>
+GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
+    using E = Element<typename C::T>;
+    HopperStateWarp<C> me;
+    me.column0 = (warp_id() - C::PREP_WARPS) * C::COLUMNS;
+    me.place(smem);
+    const Span span = span_of<C, false>(p, 0);
+    me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
+    typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
+    if (checkpoints) checkpoints += span.place * C::N * C::N;
+    typename C::T* y_row = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start + 2 * me.g, span.h) +
+                           me.column0 + 2 * C::TILES * me.j;
+    for (int leaf = 0; leaf < span.leaves; leaf++) {
+        if (checkpoints && leaf % LEAVES == 0) me.store(checkpoints + leaf / LEAVES * C::N * C::N);
+        const int offset = leaf % C::BUFFERS * C::BUFFER, parity = leaf / C::BUFFERS % 2;
+        float y[2][4] = {}, v[2][4];
+        GroupFlags<C> flags;
+        mbarrier_wait(me.full + offset, parity);
+        lds_words(flags.words, me.flags + offset);
+        const uint32_t any = flags.any();
+        multiply_state<C>(me, offset, y);
+        GT_UNROLL
+        for (int i = 0; (any & IS_SLOW) && i < C::GROUPS; i++)
+            if (flags[i]) me.scale_group(i, me.scales + offset + C::SLOW_SCALE - C::SCALE);
+        start_update<C>(me, offset, v);
+
+        mbarrier_wait(me.a_full + offset, parity);
+        add_pairs<C>(me, offset, y);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            /* as one number: the compiler would store two one by one */
+            const uint32_t low = E::pack(y[0][2 * half], y[0][2 * half + 1]);
+            const uint64_t high = E::pack(y[1][2 * half], y[1][2 * half + 1]);
+            if (leaf * LEAF + 2 * me.g + half < span.tokens) stg<uint64_t>(y_row, high << 32 | low);
+            y_row += half ? (LEAF - 1) * p.y_at.t : p.y_at.t;
+        }
+        wgmma_wait<0>();
+        GT_UNROLL
+        for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
+        mbarrier_arrive(me.empty + offset);
+    }
+    const Span same = span_of<C, false>(p, 0); /* found again: no registers keep it */
+    if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM90A
+    const uint32_t smem = smem_base();
+    if (thread_id() < C::BUFFERS) {
+        const uint32_t buffer = smem + thread_id() * C::BUFFER;
+        mbarrier_init(buffer + C::FULL, 32 * C::PREP_WARPS);
+        mbarrier_init(buffer + C::A_FULL, 32);
+        mbarrier_init(buffer + C::EMPTY, 32 * C::STATE_WARPS);
+    }
+    sync_threads();
+    wait_for_chain();
+    if (uniform(warp_id()) < C::PREP_WARPS) {
+        hopper_prepare_role<C>(p, smem);
+    } else {
+        hopper_state_role<C>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,753 @@
+/* gt/wkv6/generic.cuh - the kernels for any N and V, without tensor cores: forward and step, G backwards in time, and
+ * the gradients of chunks. */
+#ifndef GT_WKV6_GENERIC_CUH
+#define GT_WKV6_GENERIC_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
+ * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
+ * REVERSE runs it so, with y = NULL, and leaves G after every chunk of CHECKPOINT tokens.
+ * grid sequences*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
+ * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
+ * registers: 32 state values a thread, fp32, for the whole sequence.
+ * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
+ *     columns, the bonus sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at
+ *     N = V = 64, 34 KB at most.
+ * bytes: r, k, w once per tile of columns, v and y once; states once.  N = 64: one tile.
+ * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
+struct ForwardParams {
+    Problem in;
+    void* y; /* NULL: only states are wanted, and r is not read */
+    gt_stride y_at;
+    const float* state_in;
+    float* state_out;
+    void* checkpoints; /* [B,H,places,N,V] */
+    gt_dtype checkpoint_dtype;
+    int64_t rest; /* elements from a checkpoint to its rest, 0: none */
+    int64_t places;
+    int state_in_shared, is_step;
+    const int32_t* slots;
+    int64_t slot_capacity;
+    int64_t tiles;
+};
+
+template <int SLICES>
+struct ForwardTraits {
+    static constexpr int THREADS = 128;
+    static constexpr int ROWS = 32 * SLICES;
+    static constexpr int COLUMNS = THREADS / SLICES;
+    static constexpr int TOKENS = SLICES < 8 ? 16 : 8; /* in shared memory at a time */
+    static constexpr int R = 0, K = R + TOKENS * ROWS, KEEP = K + TOKENS * ROWS;
+    static constexpr int FACTOR = KEEP + TOKENS * ROWS, V = FACTOR + TOKENS * ROWS;
+    static constexpr int BONUS = V + TOKENS * COLUMNS, END = BONUS + TOKENS; /* offsets in floats */
+    static constexpr int SMEM = 4 * END;
+    static_assert(SMEM <= SHARED_BYTES, "fits every architecture");
+    static_assert(CHECKPOINT % TOKENS == 0, "a checkpoint is between two fills");
+};
+
+/* Fills the block's shared tile with TOKENS tokens from `first`; beyond `end` and the sizes the inputs
+ * are 0 and the decay is 1. */
+template <int SLICES>
+GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, int64_t h,
+                              int64_t first, int64_t end, int column0) {
+    using C = ForwardTraits<SLICES>;
+    const Problem& in = p.in;
+    constexpr int COLUMN = C::ROWS < C::THREADS ? C::ROWS / 8 : C::TOKENS; /* tokens of a thread */
+    for (int i = thread_id(); i < C::ROWS * (C::TOKENS / COLUMN); i += C::THREADS) {
+        const int n = i % C::ROWS, token = i / C::ROWS * COLUMN;
+        const int64_t t = first + token, left = n < in.N ? end - t : 0;
+        float r[COLUMN], k[COLUMN], w[COLUMN];
+        load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, p.y ? left : 0);
+        load_column(k, in.k, in.dtype, at(in.k_at, b, t, h) + n, in.k_at.t, left);
+        load_column(w, in.w, in.w_dtype, at(in.w_at, b, t, h) + n, in.w_at.t, left);
+        GT_UNROLL
+        for (int x = 0; x < COLUMN; x++) {
+            const Scale scale = scale_of_log(x < left ? log_decay(in, w[x]) : 0.0f);
+            const uint32_t cell = smem + 4 * ((token + x) * C::ROWS + n);
+            sts<float>(cell + 4 * C::R, r[x]);
+            sts<float>(cell + 4 * C::K, k[x]);
+            sts<float>(cell + 4 * C::KEEP, scale.keep);
+            sts<float>(cell + 4 * C::FACTOR, scale.factor);
+        }
+    }
+    {
+        constexpr int COUNT = C::TOKENS / SLICES;
+        const int column = thread_id() % C::COLUMNS, token = thread_id() / C::COLUMNS * COUNT;
+        const int j = column0 + column;
+        const int64_t t = first + token;
+        float v[COUNT];
+        load_column(v, in.v, in.dtype, at(in.v_at, b, t, h) + j, in.v_at.t, j < in.V ? end - t : 0);
+        GT_UNROLL
+        for (int x = 0; x < COUNT; x++)
+            sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
+    }
+    sync_threads();
+    constexpr int LANES = C::THREADS / C::TOKENS; /* of a token's bonus */
+    const int token = thread_id() / LANES;
+    float bonus = 0.0f;
+    for (int n = thread_id() % LANES; n < in.N; n += LANES) {
+        const float u = in.u ? in.u[h * in.N + n] : 0.0f;
+        bonus += lds<float>(smem + 4 * (C::R + token * C::ROWS + n)) * u *
+                 lds<float>(smem + 4 * (C::K + token * C::ROWS + n));
+    }
+    for (int mask = 1; mask < LANES; mask <<= 1) bonus += shfl_xor(bonus, mask);
+    if (thread_id() % LANES == 0) sts<float>(smem + 4 * (C::BONUS + token), bonus);
+    sync_threads();
+}
+
+/* y of one token and column, and the column's step to the next token. */
+template <int SLICES>
+GT_DEV float forward_token(uint32_t smem, int token, int slice, int column, float (&state)[32]) {
+    using C = ForwardTraits<SLICES>;
+    const float v = lds<float>(smem + 4 * (C::V + token * C::COLUMNS + column));
+    float y = 0.0f;
+    GT_UNROLL
+    for (int q = 0; q < 8; q++) {
+        const uint32_t cell = smem + 4 * (token * C::ROWS + 4 * (slice + SLICES * q));
+        const float4 r = lds<float4>(cell + 4 * C::R), k = lds<float4>(cell + 4 * C::K);
+        const float4 keep = lds<float4>(cell + 4 * C::KEEP);
+        const float4 factor = lds<float4>(cell + 4 * C::FACTOR);
+        float* s = &state[4 * q];
+        y = fma_rn(r.x, s[0], y);
+        y = fma_rn(r.y, s[1], y);
+        y = fma_rn(r.z, s[2], y);
+        y = fma_rn(r.w, s[3], y);
+        s[0] = rescale(keep.x, factor.x, s[0], k.x * v);
+        s[1] = rescale(keep.y, factor.y, s[1], k.y * v);
+        s[2] = rescale(keep.z, factor.z, s[2], k.z * v);
+        s[3] = rescale(keep.w, factor.w, s[3], k.w * v);
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < SLICES; mask <<= 1) y += shfl_xor(y, mask);
+    return fma_rn(lds<float>(smem + 4 * (C::BONUS + token)), v, y);
+}
+
+/* Copies a thread's 32 rows of its column from or to a state [N,V]; rows and columns outside are 0. */
+template <int SLICES, bool STORE, class T>
+GT_DEV void move_column(T* state, const Problem& in, int slice, int column, float (&s)[32]) {
+    GT_UNROLL
+    for (int i = 0; i < 32; i++) {
+        const int n = 4 * (slice + SLICES * (i / 4)) + i % 4;
+        const bool inside = n < in.N && column < in.V;
+        if constexpr (STORE) {
+            if (inside) Element<T>::store(state, (int64_t)n * in.V + column, s[i]);
+        } else {
+            s[i] = state && inside ? state[(int64_t)n * in.V + column] : 0.0f;
+        }
+    }
+}
+
+/* The same to a checkpoint. */
+template <int SLICES>
+GT_DEV void store_checkpoint(const ForwardParams& p, int64_t index, int slice, int column,
+                             float (&s)[32]) {
+    const Problem& in = p.in;
+    index *= (int64_t)in.N * in.V;
+    if (p.checkpoint_dtype == GT_BF16) {
+        bf16* to = static_cast<bf16*>(p.checkpoints) + index;
+        move_column<SLICES, true>(to, in, slice, column, s);
+        if (!p.rest) return;
+        float rest[32];
+        GT_UNROLL
+        for (int i = 0; i < 32; i++) rest[i] = rest_of(s[i]);
+        move_column<SLICES, true>(to + p.rest, in, slice, column, rest);
+    } else {
+        move_column<SLICES, true>(static_cast<float*>(p.checkpoints) + index, in, slice, column, s);
+    }
+}
+
+template <int SLICES, bool REVERSE>
+GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    using C = ForwardTraits<SLICES>;
+    wait_for_chain();
+    const Problem& in = p.in;
+    const uint32_t smem = smem_base();
+    const int64_t tile = block_x() % p.tiles, head = block_x() / p.tiles;
+    const int64_t h = head % in.H;
+    const Sequence seq = sequence_at(in, head / in.H);
+    if (!seq.exists) return;
+    const int column0 = (int)tile * C::COLUMNS;
+    const int slice = thread_id() % SLICES, column = thread_id() / SLICES;
+    const int64_t NV = (int64_t)in.N * in.V;
+    const int64_t row = p.is_step && p.slots ? p.slots[head / in.H] : head / in.H;
+    const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
+
+    float state[32];
+    const int64_t row_in = p.state_in_shared ? 0 : row;
+    const float* state_in = p.state_in && !skipped ? p.state_in + (row_in * in.H + h) * NV : nullptr;
+    move_column<SLICES, false>(state_in, in, slice, column0 + column, state);
+
+    constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
+    const int64_t parts = (seq.tokens + C::TOKENS - 1) / C::TOKENS, end = seq.first + seq.tokens;
+    const int64_t place0 = (seq.b * in.H + h) * p.places + seq.place;
+    for (int64_t i = 0; i < parts; i++) {
+        const int64_t part = REVERSE ? parts - 1 - i : i, first = seq.first + part * C::TOKENS;
+        const bool enters = REVERSE ? i == 0 || part % PARTS == PARTS - 1 : part % PARTS == 0;
+        if (p.checkpoints && enters)
+            store_checkpoint<SLICES>(p, place0 + part / PARTS, slice, column0 + column, state);
+        load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0);
+        const int tokens = (int)(end - first < C::TOKENS ? end - first : C::TOKENS);
+        for (int step = 0; step < tokens; step++) {
+            const int token = REVERSE ? tokens - 1 - step : step;
+            const float y = forward_token<SLICES>(smem, token, slice, column, state);
+            if (p.y && slice == 0 && column0 + column < in.V)
+                store_as(p.y, in.dtype, at(p.y_at, seq.b, first + token, h) + column0 + column,
+                         skipped ? 0.0f : y);
+        }
+        sync_threads();
+    }
+    if (p.state_out && !skipped)
+        move_column<SLICES, true>(p.state_out + (row * in.H + h) * NV, in, slice, column0 + column,
+                                  state);
+}
+
+/* ---- backward, any size ---------------------------------------------------------------------------------
+ * A fixed number of blocks of 256 threads; each takes chunks of 4 leaves in turn, all chunks being
+ * independent once S before and G after each are known.  For one chunk:
+ *   1 what needs the states, COLUMNS columns of them at a time: roll S forward through the leaves, park
+ *     the state before each, then walk back through them with G.  Leaves in the block's scratch
+ *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
+ *     SG[leaf,n] = rowsum(S . G)
+ *   2 leaf by leaf, the pairs of tokens inside the leaf; every gradient is written once.
+ * shared, 1: one state [N, COLUMNS+4] (S, then G), the leaf's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
+ *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
+ *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv
+ *     are read where they are in global memory.
+ * scratch of a block, in global memory and small enough to stay in L2: 115 KB.
+ * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
+ *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
+ * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
+struct ChunkParams {
+    Problem in;
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V]: S before, G after each chunk */
+    gt_dtype S_dtype, G_dtype;
+    void *dr, *dk, *dw, *dv;
+    gt_stride dr_at, dk_at, dw_at, dv_at;
+    float* du;      /* partial sums [B,places,H,N] or NULL */
+    float* scratch; /* [blocks, scratch_size] */
+    int64_t places, scratch_size;
+    int tiles, columns, pitch; /* tiles of the state; its row in shared memory; multiples of 4 */
+    int rows;                  /* N rounded up to 4 */
+};
+
+constexpr int SWEEP_THREADS = 256;
+
+/* Offsets in floats of the sweep's shared memory. */
+struct SweepLayout {
+    int state, Qk, Pr, v, dy, keep, factor, end;
+};
+
+GT_HD SweepLayout sweep_layout(int rows, int columns, int pitch) {
+    SweepLayout at;
+    at.state = 0;
+    at.Qk = at.state + rows * pitch;
+    at.Pr = at.Qk + LEAF * rows;
+    at.v = at.Pr + LEAF * rows;
+    at.dy = at.v + LEAF * columns;
+    at.keep = at.dy + LEAF * columns;
+    at.factor = at.keep + rows;
+    at.end = at.factor + rows;
+    return at;
+}
+
+struct SweepBlock { /* where a block stands */
+    uint32_t smem;
+    SweepLayout at;
+    int64_t b, h, start; /* first token of the chunk */
+    int tokens, tile, column0;
+    float *parked, *Sdy, *Gv, *Gk, *SG; /* parts of its scratch */
+};
+
+/* Q.k, P.r, v, dy and the scales of the leaf that starts at `first`. */
+GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t first) {
+    const Problem& in = p.in;
+    for (int n = thread_id(); n < p.rows; n += SWEEP_THREADS) {
+        const int left = n < in.N ? s.tokens - (int)(first - s.start) : 0;
+        float g[LEAF], r[LEAF], k[LEAF], product = 1.0f, sum = 0.0f;
+        load_column(g, in.w, in.w_dtype, at(in.w_at, s.b, first, s.h) + n, in.w_at.t, left);
+        load_column(r, in.r, in.dtype, at(in.r_at, s.b, first, s.h) + n, in.r_at.t, left);
+        load_column(k, in.k, in.dtype, at(in.k_at, s.b, first, s.h) + n, in.k_at.t, left);
+        GT_UNROLL
+        for (int t = 0; t < LEAF; t++) {
+            g[t] = t < left ? log_decay(in, g[t]) : 0.0f;
+            sts<float>(s.smem + 4 * (s.at.Pr + t * p.rows + n), r[t] * product);
+            sum += g[t];
+            g[t] = exp_accurate(g[t]);
+            product *= g[t];
+        }
+        product = 1.0f;
+        GT_UNROLL
+        for (int t = LEAF - 1; t >= 0; t--) {
+            sts<float>(s.smem + 4 * (s.at.Qk + t * p.rows + n), k[t] * product);
+            product *= g[t];
+        }
+        const Scale scale = scale_of_log(sum);
+        sts<float>(s.smem + 4 * (s.at.keep + n), scale.keep);
+        sts<float>(s.smem + 4 * (s.at.factor + n), scale.factor);
+    }
+    for (int i = thread_id(); i < 4 * p.columns; i += SWEEP_THREADS) {
+        const int column = i % p.columns, token = i / p.columns * 4, j = s.column0 + column;
+        const int64_t t = first + token;
+        const int left = j < in.V ? s.tokens - (int)(t - s.start) : 0;
+        float v[4], dy[4];
+        load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
+        load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
+        GT_UNROLL
+        for (int x = 0; x < 4; x++) {
+            sts<float>(s.smem + 4 * (s.at.v + (token + x) * p.columns + column), v[x]);
+            sts<float>(s.smem + 4 * (s.at.dy + (token + x) * p.columns + column), dy[x]);
+        }
+    }
+    sync_threads();
+}
+
+GT_DEV float dot4(float4 a, float4 b, float sum) {
+    sum = fma_rn(a.x, b.x, sum);
+    sum = fma_rn(a.y, b.y, sum);
+    sum = fma_rn(a.z, b.z, sum);
+    return fma_rn(a.w, b.w, sum);
+}
+
+/* out[t,n] = sum_j state[n,j] x[t,j] over the block's columns; a thread makes 4 tokens of a row. */
+GT_DEV void state_times_tokens(const ChunkParams& p, const SweepBlock& s, int64_t first, int x,
+                               float* out) {
+    const Problem& in = p.in;
+    for (int i = thread_id(); i < p.rows * (LEAF / 4); i += SWEEP_THREADS) {
+        const int n = i % p.rows, t0 = i / p.rows * 4;
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int j = 0; j < p.columns; j += 4) {
+            const float4 a = lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j));
+            GT_UNROLL
+            for (int t = 0; t < 4; t++)
+                sum[t] = dot4(a, lds<float4>(s.smem + 4 * (x + (t0 + t) * p.columns + j)), sum[t]);
+        }
+        GT_UNROLL
+        for (int t = 0; t < 4; t++)
+            if (n < in.N) {
+                float& cell = out[(first - s.start + t0 + t) * in.N + n];
+                cell = s.tile ? cell + sum[t] : sum[t];
+            }
+    }
+}
+
+/* Gk[t,j] = sum_n G[n,j] Qk[t,n]; a thread makes 4 columns of a token. */
+GT_DEV void tokens_times_state(const ChunkParams& p, const SweepBlock& s, int64_t first) {
+    const Problem& in = p.in;
+    for (int i = thread_id(); i < LEAF * (p.columns / 4); i += SWEEP_THREADS) {
+        const int t = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int n = 0; n < p.rows; n++) {
+            const float k = lds<float>(s.smem + 4 * (s.at.Qk + t * p.rows + n));
+            const float4 g = lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j));
+            sum.x = fma_rn(g.x, k, sum.x);
+            sum.y = fma_rn(g.y, k, sum.y);
+            sum.z = fma_rn(g.z, k, sum.z);
+            sum.w = fma_rn(g.w, k, sum.w);
+        }
+        const float column[4] = {sum.x, sum.y, sum.z, sum.w};
+        GT_UNROLL
+        for (int c = 0; c < 4; c++)
+            if (s.column0 + j + c < in.V)
+                s.Gk[(first - s.start + t) * in.V + s.column0 + j + c] = column[c];
+    }
+}
+
+/* SG[n] = sum_j S[n,j] G[n,j] with S from the scratch; 4 lanes a row. */
+GT_DEV void rowsum_states(const ChunkParams& p, const SweepBlock& s, int leaf) {
+    const Problem& in = p.in;
+    const float* S = s.parked + (int64_t)leaf * p.rows * p.columns;
+    for (int i = thread_id(); i < (p.rows * 4 + 31) / 32 * 32; i += SWEEP_THREADS) {
+        const int n = i / 4;
+        float sum = 0.0f;
+        for (int j = i % 4 * 4; n < p.rows && j < p.columns; j += 16)
+            sum = dot4(ldg<float4>(S + n * p.columns + j),
+                       lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)), sum);
+        sum += shfl_xor(sum, 1);
+        sum += shfl_xor(sum, 2);
+        if (i % 4 == 0 && n < in.N) {
+            float& cell = s.SG[leaf * in.N + n];
+            cell = s.tile ? cell + sum : sum;
+        }
+    }
+}
+
+/* state <- E . state + sum_t left_t right_t^T; a thread owns 4 x 4 elements at a time. */
+GT_DEV void update_state(const ChunkParams& p, const SweepBlock& s, int left, int right) {
+    for (int i = thread_id(); i < (p.rows / 4) * (p.columns / 4); i += SWEEP_THREADS) {
+        const int n = i / (p.columns / 4) * 4, j = i % (p.columns / 4) * 4;
+        float sum[4][4] = {};
+        GT_UNROLL
+        for (int t = 0; t < LEAF; t++) {
+            const float4 a = lds<float4>(s.smem + 4 * (left + t * p.rows + n));
+            const float4 b = lds<float4>(s.smem + 4 * (right + t * p.columns + j));
+            const float x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+            GT_UNROLL
+            for (int e = 0; e < 16; e++) sum[e / 4][e % 4] = fma_rn(x[e / 4], y[e % 4], sum[e / 4][e % 4]);
+        }
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const float keep = lds<float>(s.smem + 4 * (s.at.keep + n + e));
+            const float factor = lds<float>(s.smem + 4 * (s.at.factor + n + e));
+            const uint32_t cell = s.smem + 4 * (s.at.state + (n + e) * p.pitch + j);
+            float4 x = lds<float4>(cell);
+            x.x = rescale(keep, factor, x.x, sum[e][0]);
+            x.y = rescale(keep, factor, x.y, sum[e][1]);
+            x.z = rescale(keep, factor, x.z, sum[e][2]);
+            x.w = rescale(keep, factor, x.w, sum[e][3]);
+            sts<float4>(cell, x);
+        }
+    }
+    sync_threads();
+}
+
+/* Shared state <- its columns of the checkpoint [N,V] at `first`, 0 outside. */
+GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const void* from, gt_dtype dtype,
+                       int64_t first) {
+    for (int i = thread_id(); i < p.rows * p.columns; i += SWEEP_THREADS) {
+        const int n = i / p.columns, j = i % p.columns;
+        const bool inside = n < p.in.N && s.column0 + j < p.in.V;
+        sts<float>(s.smem + 4 * (s.at.state + n * p.pitch + j),
+                   inside ? load_as(from, dtype, first + (int64_t)n * p.in.V + s.column0 + j) : 0.0f);
+    }
+    sync_threads();
+}
+
+/* Part 1 for one tile of columns. */
+GT_DEV void sweep_tile(const ChunkParams& p, const SweepBlock& s, int leaves, int64_t state) {
+    const int64_t parked = (int64_t)p.rows * p.columns;
+    load_state(p, s, p.S_checkpoints, p.S_dtype, state);
+    for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: S before each leaf */
+        const int64_t first = s.start + leaf * LEAF;
+        for (int i = thread_id(); i < p.rows * (p.columns / 4); i += SWEEP_THREADS) {
+            const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
+            stg<float4>(s.parked + leaf * parked + n * p.columns + j,
+                        lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)));
+        }
+        load_sweep_leaf(p, s, first);
+        state_times_tokens(p, s, first, s.at.dy, s.Sdy);
+        sync_threads();
+        if (leaf + 1 < leaves) update_state(p, s, s.at.Qk, s.at.v);
+    }
+    load_state(p, s, p.G_checkpoints, p.G_dtype, state);
+    for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
+        const int64_t first = s.start + leaf * LEAF;
+        load_sweep_leaf(p, s, first);
+        state_times_tokens(p, s, first, s.at.v, s.Gv);
+        tokens_times_state(p, s, first);
+        rowsum_states(p, s, leaf);
+        sync_threads();
+        if (leaf > 0) update_state(p, s, s.at.Pr, s.at.dy);
+    }
+}
+
+/* Part 2: where a block stands in a leaf. */
+struct LeafBlock {
+    uint32_t smem;
+    int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
+    int64_t b, h, first;
+    int tokens, leaf;
+    const float* sweep; /* what part 1 left of the chunk: Sdy, Gv, Gk, SG */
+};
+
+GT_HD int leaf_smem(int N, int V, bool wide) {
+    return 4 * (LEAF * (3 * N + (wide ? 0 : 2 * (N > V ? N : V))) + 2 * LEAF * LEAF);
+}
+
+static_assert(4 * (LEAF * 3 * MAX_SIZE + 2 * LEAF * LEAF) <= SHARED_BYTES, "the wide form fits");
+
+GT_DEV float cell(const LeafBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
+
+/* Sdy and Gv at x = token * N + n. */
+template <bool WIDE>
+GT_DEV float Sdy_at(const ChunkParams& p, const LeafBlock& s, int x) {
+    return WIDE ? s.sweep[s.leaf * LEAF * p.in.N + x] : cell(s, s.Sdy + x);
+}
+
+template <bool WIDE>
+GT_DEV float Gv_at(const ChunkParams& p, const LeafBlock& s, int x) {
+    return WIDE ? s.sweep[(CHECKPOINT + s.leaf * LEAF) * p.in.N + x] : cell(s, s.Gv + x);
+}
+
+/* v and dy of a token of the leaf. */
+template <bool WIDE>
+GT_DEV float v_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
+    return WIDE ? load_as(p.in.v, p.in.dtype, at(p.in.v_at, s.b, s.first + token, s.h) + j)
+                : cell(s, s.v + token * p.in.V + j);
+}
+
+template <bool WIDE>
+GT_DEV float dy_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
+    return WIDE ? load_as(p.in.dy, p.in.dtype, at(p.in.dy_at, s.b, s.first + token, s.h) + j)
+                : cell(s, s.dy + token * p.in.V + j);
+}
+
+/* Four tokens of a column of a [16, size] tile. */
+GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, int column,
+                         const float (&x)[4]) {
+    GT_UNROLL
+    for (int i = 0; i < 4; i++)
+        sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
+}
+
+/* r, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
+template <bool WIDE>
+GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    for (int i = thread_id(); i < 4 * in.N; i += 256) {
+        const int n = i % in.N, token = i / in.N * 4;
+        const int64_t t = s.first + token;
+        const int left = s.tokens - token;
+        float r[4], k[4], d[4];
+        load_column(r, in.r, in.dtype, at(in.r_at, s.b, t, s.h) + n, in.r_at.t, left);
+        load_column(k, in.k, in.dtype, at(in.k_at, s.b, t, s.h) + n, in.k_at.t, left);
+        load_column(d, in.w, in.w_dtype, at(in.w_at, s.b, t, s.h) + n, in.w_at.t, left);
+        GT_UNROLL
+        for (int x = 0; x < 4; x++) d[x] = x < left ? exp_accurate(log_decay(in, d[x])) : 1.0f;
+        store_column(s, s.r, in.N, token, n, r);
+        store_column(s, s.k, in.N, token, n, k);
+        store_column(s, s.d, in.N, token, n, d);
+    }
+    for (int i = thread_id(); !WIDE && i < 4 * in.V; i += 256) {
+        const int j = i % in.V, token = i / in.V * 4;
+        const int64_t t = s.first + token;
+        const int left = s.tokens - token;
+        float v[4], dy[4];
+        load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
+        load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
+        store_column(s, s.v, in.V, token, j, v);
+        store_column(s, s.dy, in.V, token, j, dy);
+    }
+    sync_threads();
+}
+
+/* Sdy and Gv of the leaf, where v and dy were. */
+GT_DEV void load_sweep(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    sync_threads();
+    for (int i = thread_id(); i < 4 * in.N; i += 256) {
+        const int n = i % in.N, token = i / in.N * 4;
+        const int index = (s.leaf * LEAF + token) * in.N + n;
+        float Sdy[4], Gv[4];
+        load_column(Sdy, s.sweep, GT_F32, index, in.N, 4);
+        load_column(Gv, s.sweep, GT_F32, CHECKPOINT * in.N + index, in.N, 4);
+        store_column(s, s.Sdy, in.N, token, n, Sdy);
+        store_column(s, s.Gv, in.N, token, n, Gv);
+    }
+    sync_threads();
+}
+
+/* C_ij = <dy_i, v_j> for j <= i, one pair a thread; A_ij by 16 lanes a row i, which share the sum
+ * over n. */
+template <bool WIDE>
+GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    const int i = thread_id() / LEAF, j = thread_id() % LEAF;
+    float c = 0.0f;
+    const bool pair = j <= i && (!WIDE || i < s.tokens);
+    for (int x = 0; pair && x < in.V; x++)
+        c = fma_rn(dy_at<WIDE>(p, s, i, x), v_at<WIDE>(p, s, j, x), c);
+    sts<float>(s.smem + 4 * (s.C + thread_id()), c);
+
+    float a[LEAF] = {};
+    for (int n = j; n < in.N; n += LEAF) {
+        float product = cell(s, s.r + i * in.N + n); /* r_i D_ij as j runs down from i-1 */
+        GT_UNROLL
+        for (int m = LEAF - 1; m >= 0; m--) {
+            const float k = cell(s, s.k + m * in.N + n);
+            if (m == i && in.u) a[m] = fma_rn(product * in.u[s.h * in.N + n], k, a[m]);
+            if (m < i) {
+                a[m] = fma_rn(product, k, a[m]);
+                product *= cell(s, s.d + m * in.N + n);
+            }
+        }
+    }
+    GT_UNROLL
+    for (int m = 0; m < LEAF; m++) {
+        for (int mask = 1; mask < LEAF; mask <<= 1) a[m] += shfl_xor(a[m], mask);
+        if (j == m) sts<float>(s.smem + 4 * (s.A + i * LEAF + m), a[m]);
+    }
+    sync_threads();
+}
+
+/* dv_j = Gk_j + sum_{i >= j} A_ij dy_i */
+template <bool WIDE>
+GT_DEV void leaf_dv(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
+        const int t = x / in.V, j = x % in.V;
+        float dv = s.sweep[2 * CHECKPOINT * in.N + (s.leaf * LEAF + t) * in.V + j];
+        for (int i = t; i < s.tokens; i++)
+            dv = fma_rn(cell(s, s.A + i * LEAF + t), dy_at<WIDE>(p, s, i, j), dv);
+        store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
+    }
+}
+
+template <bool WIDE>
+GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
+        const int i = x / in.N, n = x % in.N;
+        const float u = in.u ? in.u[s.h * in.N + n] : 0.0f;
+        float dr = u * cell(s, s.k + x) * cell(s, s.C + i * LEAF + i), product = 1.0f;
+        for (int j = i - 1; j >= 0; j--) {
+            dr = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.k + j * in.N + n), dr);
+            product *= cell(s, s.d + j * in.N + n);
+        }
+        dr = fma_rn(product, Sdy_at<WIDE>(p, s, x), dr);
+        store_as(p.dr, in.dtype, at(p.dr_at, s.b, s.first + i, s.h) + n, dr);
+    }
+}
+
+template <bool WIDE>
+GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
+        const int j = x / in.N, n = x % in.N;
+        const float u = in.u ? in.u[s.h * in.N + n] : 0.0f;
+        float dk = u * cell(s, s.r + x) * cell(s, s.C + j * LEAF + j), product = 1.0f;
+        for (int i = j + 1; i < s.tokens; i++) {
+            dk = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.r + i * in.N + n), dk);
+            product *= cell(s, s.d + i * in.N + n);
+        }
+        dk = fma_rn(product, Gv_at<WIDE>(p, s, x), dk);
+        store_as(p.dk, in.dtype, at(p.dk_at, s.b, s.first + j, s.h) + n, dk);
+    }
+}
+
+/* dg of all tokens of channel n, by sums alone. */
+template <bool WIDE>
+GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)[LEAF]) {
+    const Problem& in = p.in;
+    float k[LEAF], all = 1.0f;
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        k[t] = cell(s, s.k + t * in.N + n);
+        dg[t] = 0.0f;
+    }
+    /* sum_{j<t} k_j Q_j (G v_j): Q needs the product from the right, so Horner from the left */
+    float left = s.sweep[CHECKPOINT * (2 * in.N + in.V) + s.leaf * in.N + n];
+    float Qk[LEAF];
+    GT_UNROLL
+    for (int t = LEAF - 1; t >= 0; t--) {
+        Qk[t] = k[t] * all * Gv_at<WIDE>(p, s, t * in.N + n);
+        all *= cell(s, s.d + t * in.N + n);
+    }
+    left *= all;
+    GT_UNROLL
+    for (int t = 0; t < LEAF; t++) {
+        dg[t] += left;
+        left += Qk[t];
+    }
+    /* for every i: the pairs (S, i), (0, i) ... (t-1, i) all span t < i */
+    GT_UNROLL
+    for (int i = 1; i < LEAF; i++) {
+        if (i < s.tokens) {
+            float term[LEAF], product = cell(s, s.r + i * in.N + n);
+            GT_UNROLL
+            for (int j = i - 1; j >= 0; j--) {
+                term[j] = product * k[j] * cell(s, s.C + i * LEAF + j);
+                product *= cell(s, s.d + j * in.N + n);
+            }
+            float sum = product * Sdy_at<WIDE>(p, s, i * in.N + n);
+            GT_UNROLL
+            for (int t = 0; t < i; t++) {
+                dg[t] += sum;
+                sum += term[t];
+            }
+        }
+    }
+}
+
+template <bool WIDE>
+GT_DEV void leaf_dw(const ChunkParams& p, const LeafBlock& s) {
+    const Problem& in = p.in;
+    for (int n = thread_id(); n < in.N; n += 256) {
+        float dg[LEAF], w[LEAF];
+        load_column(w, in.w, in.w_dtype, at(in.w_at, s.b, s.first, s.h) + n, in.w_at.t, s.tokens);
+        leaf_dg<WIDE>(p, s, n, dg);
+        GT_UNROLL
+        for (int t = 0; t < LEAF; t++) {
+            if (t >= s.tokens) break;
+            float dw = dg[t];
+            if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
+            if (cell(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there */
+            store_as(p.dw, in.w_dtype, at(p.dw_at, s.b, s.first + t, s.h) + n, dw);
+        }
+    }
+}
+
+/* sum_t C_tt r_t k_t of channel n */
+GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
+    float du = 0.0f;
+    for (int t = 0; t < s.tokens; t++)
+        du = fma_rn(cell(s, s.C + t * LEAF + t) * cell(s, s.r + t * p.in.N + n),
+                    cell(s, s.k + t * p.in.N + n), du);
+    return du;
+}
+
+template <bool WIDE>
+GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
+    wait_for_chain();
+    const Problem& in = p.in;
+    SweepBlock s;
+    LeafBlock l;
+    s.smem = l.smem = smem_base();
+    s.at = sweep_layout(p.rows, p.columns, p.pitch);
+    s.parked = p.scratch + (int64_t)block_x() * p.scratch_size;
+    s.Sdy = s.parked + LEAVES * p.rows * p.columns;
+    l.sweep = s.Sdy;
+    s.Gv = s.Sdy + CHECKPOINT * in.N;
+    s.Gk = s.Gv + CHECKPOINT * in.N;
+    s.SG = s.Gk + CHECKPOINT * in.V;
+    l.r = 0;
+    l.k = l.r + LEAF * in.N;
+    l.d = l.k + LEAF * in.N;
+    l.v = l.d + LEAF * in.N;
+    l.dy = l.v + LEAF * in.V;
+    l.Sdy = l.v;
+    l.Gv = l.Sdy + LEAF * in.N;
+    l.C = l.v + (WIDE ? 0 : 2 * LEAF * (in.N > in.V ? in.N : in.V));
+    l.A = l.C + LEAF * LEAF;
+
+    const int64_t items = in.B * in.H * p.places;
+    for (int64_t item = block_x(); item < items; item += grid_x()) {
+        const int64_t place = item % p.places;
+        s.b = l.b = item / p.places / in.H;
+        s.h = l.h = item / p.places % in.H;
+        const gt_chunk chunk = chunk_at(in.packing, in.T, place);
+        if (chunk.sequence < 0) continue;
+        s.start = chunk.first, s.tokens = (int)(chunk.last - chunk.first);
+        const int leaves = (s.tokens + LEAF - 1) / LEAF;
+        for (s.tile = 0; s.tile < p.tiles; s.tile++) {
+            s.column0 = s.tile * p.columns;
+            sweep_tile(p, s, leaves, item * in.N * in.V);
+        }
+        sync_threads();
+        float du = 0.0f; /* of channel thread_id(); N is at most 256 */
+        for (int leaf = 0; leaf < leaves; leaf++) {
+            l.first = s.start + leaf * LEAF;
+            l.tokens = s.tokens - leaf * LEAF < LEAF ? s.tokens - leaf * LEAF : LEAF;
+            l.leaf = leaf;
+            load_leaf<WIDE>(p, l);
+            pair_products<WIDE>(p, l);
+            if (p.dv) leaf_dv<WIDE>(p, l);
+            if (!WIDE) load_sweep(p, l);
+            if (p.dr) leaf_dr<WIDE>(p, l);
+            if (p.dk) leaf_dk<WIDE>(p, l);
+            if (p.dw) leaf_dw<WIDE>(p, l);
+            if (thread_id() < in.N) du += leaf_du(p, l, thread_id());
+            sync_threads();
+        }
+        if (p.du && thread_id() < in.N)
+            p.du[((l.b * p.places + place) * in.H + l.h) * in.N + thread_id()] = du;
+    }
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

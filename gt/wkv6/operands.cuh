@@ -1,0 +1,153 @@
+/* gt/wkv6/operands.cuh - numbers and operands of the kernels on tensor cores: tf32 in two terms, f16 with a power of
+ * two, pairs of elements, vectors in memory, sums over lanes. */
+#ifndef GT_WKV6_OPERANDS_CUH
+#define GT_WKV6_OPERANDS_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+constexpr float SLOW_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
+
+/* Of numbers that f16 is to hold: the power of two that brings the largest next to 2^15, and what undoes it. */
+struct Fit {
+    float scale, undo;
+};
+
+GT_DEV Fit fit_f16(float largest) {
+    int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
+    if (exponent < -126) exponent = -126;
+    return {as_float((uint32_t)(127 - exponent) << 23), as_float((uint32_t)(exponent + 127) << 23)};
+}
+
+/* Two neighbouring elements as they come from memory. */
+template <class T>
+struct Pair {
+    uint32_t bits;
+    GT_METHOD float lo() const { return Element<T>::lo(bits); }
+    GT_METHOD float hi() const { return Element<T>::hi(bits); }
+};
+template <>
+struct Pair<float> {
+    float2 value;
+    GT_METHOD float lo() const { return value.x; }
+    GT_METHOD float hi() const { return value.y; }
+};
+
+/* -log2 of a raw decay, exp(-exp(w)) */
+GT_DEV float bits_of_raw(float w) {
+    constexpr float LOG2_LOG2_E = 0.52876637f;
+    return ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E));
+}
+
+/* 2^-bits, rounded well where it is near 1: a state meets it once per leaf of its life */
+GT_DEV float leaf_decay(float bits) {
+    return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
+}
+
+GT_DEV float to_tf32(float x) { return as_float(as_uint(x) + 0x1000u); } /* nearest; mma drops the rest */
+GT_DEV float exact_tf32(float x) { return as_float((as_uint(x) + 0x1000u) & 0xffffe000u); }
+
+/* What the tensor core takes of x, and what it leaves, exactly. */
+GT_DEV float tf32_part(float x) { return as_float(as_uint(x) & 0xffffe000u); }
+GT_DEV float tf32_rest(float x) { return x - tf32_part(x); }
+
+/* x as an operand in shared memory: rounded, or as it is if it will be split where it is used. */
+template <class C>
+GT_DEV float stored_operand(float x) {
+    return C::SPLIT ? x : to_tf32(x);
+}
+
+template <bool SPLIT, int COUNT>
+GT_DEV void set_rests(const float (&x)[COUNT], float (&rest)[COUNT]) {
+    GT_UNROLL
+    for (int i = 0; SPLIT && i < COUNT; i++) rest[i] = tf32_rest(x[i]);
+}
+
+/* c += a b.  SPLIT: in three products, of which `low` gets the small ones: c is rounded (towards zero, by
+ * tensor cores) once less, and the two chains of products run side by side. */
+template <bool SPLIT>
+GT_DEV void mma_split(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_rest)[4],
+                      float b0, float b1) {
+    mma_tf32(c, a, b0, b1);
+    if constexpr (SPLIT) {
+        mma_tf32(low, a_rest, b0, b1);
+        mma_tf32(low, a, tf32_rest(b0), tf32_rest(b1));
+    }
+}
+
+/* Exclusive prefix over the 4 lanes of a channel pair (lanes 8 apart) and the total. */
+GT_DEV float scan_quads(float x, int quad, float* total) {
+    float y = shfl_up(x, 8);
+    float sum = quad >= 1 ? x + y : x;
+    y = shfl_up(sum, 16);
+    sum = quad >= 2 ? sum + y : sum;
+    *total = shfl_idx(sum, 24 + lane_id() % 8);
+    y = shfl_up(sum, 8);
+    return quad >= 1 ? y : 0.0f;
+}
+
+/* The sum over the later lanes of a channel pair, by additions only: x may be infinite. */
+GT_DEV float sum_later_quads(float x, int quad) {
+    float y = shfl_down(x, 8);
+    float suffix = quad <= 2 ? x + y : x;
+    y = shfl_down(suffix, 16);
+    suffix = quad <= 1 ? suffix + y : suffix;
+    y = shfl_down(suffix, 8);
+    return quad <= 2 ? y : 0.0f;
+}
+
+/* COUNT neighbouring words of shared memory, COUNT even. */
+template <class Word, int COUNT>
+GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
+    struct alignas(16) Four {
+        Word word[4];
+    };
+    struct alignas(8) Two {
+        Word word[2];
+    };
+    GT_UNROLL
+    for (int i = 0; i < COUNT / 4; i++) {
+        const Four x = lds<Four>(addr + 16 * i);
+        for (int e = 0; e < 4; e++) words[4 * i + e] = x.word[e];
+    }
+    if constexpr (COUNT % 4) {
+        const Two x = lds<Two>(addr + 4 * (COUNT / 4 * 4));
+        words[COUNT - 2] = x.word[0];
+        words[COUNT - 1] = x.word[1];
+    }
+}
+
+/* 2 TILES neighbours of a state in memory, in pieces of up to 16 bytes. */
+template <int TILES, class T>
+GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
+    if constexpr (sizeof(T) == 2) {
+        Vec<T, 2 * TILES> packed;
+        packed.set(x);
+        stg<Vec<T, 2 * TILES>>(to, packed);
+    } else if constexpr (TILES == 1) {
+        stg<float2>(to, {x[0], x[1]});
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < TILES / 2; i++)
+            stg<float4>(to + 4 * i, {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]});
+    }
+}
+
+/* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
+ * of the upper. */
+template <int LEFT, int COUNT>
+GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
+    const bool upper = lane_id() & bit;
+    GT_UNROLL
+    for (int i = 0; i < LEFT; i++) {
+        const float own = upper ? x[LEFT + i] : x[i], other = upper ? x[i] : x[LEFT + i];
+        x[i] = own + shfl_xor(other, bit);
+    }
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

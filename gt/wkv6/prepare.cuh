@@ -1,0 +1,507 @@
+/* gt/wkv6/prepare.cuh - the preparing warps of a walk: they copy r, k, w and v of the leaves ahead and turn a leaf into
+ * the operands of the state warps.  forward.cuh says what these are. */
+#ifndef GT_WKV6_PREPARE_CUH
+#define GT_WKV6_PREPARE_CUH
+
+#include "walk.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- copies ------------------------------------------------------------------------------------------------- */
+
+/* What a preparing lane has of a step: 2 channels of TOKENS tokens, and pieces of v. */
+template <class C>
+struct RawLeaf {
+    Pair<typename C::T> r[C::TOKENS], k[C::TOKENS];
+    Pair<typename C::W> w[C::TOKENS];
+    uint4 v[C::template Copies<typename C::T>::PIECES];
+};
+
+/* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf or step. */
+struct Source {
+    const char* before; /* those of the leaf before: moved first, it is in no copy's way */
+    int64_t leaf_bytes;
+
+    /* first: token of the first leaf; tokens: from one copied to the next.  NULL stays NULL. */
+    GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
+                       int64_t first, int row, int column, int tokens) {
+        leaf_bytes = data ? tokens * at_.t * element : 0;
+        before = static_cast<const char*>(data);
+        if (before)
+            before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
+    }
+
+    GT_METHOD void copy(uint32_t to, bool exists, bool inside) {
+        before += leaf_bytes;
+        if (exists) cp_async<16>(to, before, inside ? 16 : 0);
+    }
+};
+
+/* Elements from the start of a ring tensor to a token: one token of each quad lie in different banks. */
+template <class C>
+GT_DEV int ring_at(int token) {
+    return token * C::WIDTH + token / C::TOKENS * 16;
+}
+
+/* A preparing lane's place. */
+template <class C>
+struct Preparer {
+    int quad, channel; /* tokens from TOKENS quad on, channels channel, channel + 1 of the head */
+    int group;         /* channel / 16 */
+    uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
+    uint32_t buffer0, ring;
+    int tokens; /* of the span; 0 if it does not exist */
+    using T = typename C::T;
+    using W = typename C::W;
+    static constexpr int PIECES = C::template Copies<T>::PIECES, W_PIECES = C::template Copies<W>::PIECES;
+    Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
+    float u0, u1;
+    float bits[2], bits_rest[2]; /* of decay so far, log2; what their sums have rounded off */
+    bool raw;      /* decay = exp(-exp(w)) */
+
+    /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
+    GT_METHOD void open(const Problem& in, const Span& span, int64_t first, int step) {
+        constexpr int ELEMENT = sizeof(T);
+        const int64_t b = span.b, h = span.h;
+        const int channel0 = C::STATES ? 0 : 16 * group; /* of the ring */
+        tokens = span.tokens;
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++) {
+            const int row = copied_row<T>(i), column = channel0 + copied_column<T>();
+            r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row, column, step);
+            k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row, column, step);
+            v[i].set(in.v, in.v_at, ELEMENT, b, h, first, v_row(i), v_column(i), step);
+        }
+        GT_UNROLL
+        for (int i = 0; i < W_PIECES; i++)
+            w[i].set(in.w, in.w_at, sizeof(W), b, h, first, copied_row<W>(i), channel0 + copied_column<W>(), step);
+        u0 = in.u ? in.u[h * C::N + channel] : 0.0f;
+        u1 = in.u ? in.u[h * C::N + channel + 1] : 0.0f;
+        raw = in.decay == GT_DECAY_RAW;
+    }
+
+    /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
+     * span. */
+    GT_METHOD void copy(int leaf, bool exists, int stage) {
+        const uint32_t to = ring + stage * C::STAGE;
+        const int left = tokens - leaf * C::STEP;
+        if (C::STATES || exists) { /* a source that is moved past the end costs less than not moving it */
+            GT_UNROLL
+            for (int i = 0; i < PIECES; i++) {
+                const int row = copied_row<T>(i);
+                const uint32_t cell = to + (int)sizeof(T) * (ring_at<C>(row) + copied_column<T>());
+                if (!C::STATES) r[i].copy(cell + C::RING_R, exists, row < left);
+                k[i].copy(cell + C::RING_K, exists, row < left);
+                v[i].copy(to + C::RING_V + v_cell(i), exists, v_row(i) < left);
+            }
+            GT_UNROLL
+            for (int i = 0; i < W_PIECES; i++) {
+                const int row = copied_row<W>(i);
+                const uint32_t cell = to + (int)sizeof(W) * (ring_at<C>(row) + copied_column<W>());
+                w[i].copy(cell + C::RING_W, exists, row < left);
+            }
+        }
+        cp_async_commit();
+    }
+
+    /* Of r, k or w, of type E: the token of the lane's i-th piece, the first channel in a row of the ring. */
+    GT_METHOD int lane_in_team() const { return C::STATES ? 32 * group + lane_id() : lane_id(); }
+    template <class E>
+    GT_METHOD int copied_row(int i) const {
+        return lane_in_team() / C::template Copies<E>::LANES + i * C::template Copies<E>::ROWS;
+    }
+    template <class E>
+    GT_METHOD int copied_column() const {
+        return lane_in_team() % C::template Copies<E>::LANES * (16 / (int)sizeof(E));
+    }
+    GT_METHOD int v_cell(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
+
+    /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
+    GT_METHOD float log2_decay(int e) const {
+        return C::SPLIT && bits[e] < 1e30f ? -bits[e] - bits_rest[e] : -bits[e];
+    }
+
+    /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a cell. */
+    GT_METHOD int v_row(int i) const {
+        if constexpr (!C::SPLIT) return (32 * group + lane_id()) / (C::N / 8) + LEAF * i;
+        const int second = lane_id() / 8 % 2;
+        if constexpr (C::N == 32) return 8 * group + lane_id() / 16 * 4 + second + 2 * i;
+        return 256 / C::N * group + second + (C::N == 64 ? 2 * i : 0);
+    }
+    GT_METHOD int v_column(int i) const {
+        if constexpr (!C::SPLIT) return (32 * group + lane_id()) % (C::N / 8) * 8;
+        if constexpr (C::N == 32) return lane_id() % 8 * 4;
+        return (lane_id() % 8 + lane_id() / 16 * 8) * 4 + (C::N == 128 ? 64 * i : 0);
+    }
+
+    /* The lane's part of a leaf that has arrived. */
+    GT_METHOD RawLeaf<C> read(int stage) const {
+        const uint32_t from = ring + stage * C::STAGE;
+        constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
+        const int own = ring_at<C>(C::TOKENS * quad) + (C::STATES ? 16 * group : 0) + lane_id() % 8 * 2;
+        const uint32_t rows = from + SIZE * own, w_rows = from + C::RING_W + W_SIZE * own;
+        RawLeaf<C> x = {};
+        GT_UNROLL
+        for (int i = 0; i < C::TOKENS; i++) {
+            if (!C::STATES) x.r[i] = lds<Pair<typename C::T>>(rows + C::RING_R + SIZE * C::WIDTH * i);
+            x.k[i] = lds<Pair<typename C::T>>(rows + C::RING_K + SIZE * C::WIDTH * i);
+            x.w[i] = lds<Pair<typename C::W>>(w_rows + W_SIZE * C::WIDTH * i);
+        }
+        if (!C::STATES) read_values(x, stage);
+        return x;
+    }
+
+    /* STATES: later, since by then registers are free. */
+    GT_METHOD void read_values(RawLeaf<C>& x, int stage) const {
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(ring + stage * C::STAGE + C::RING_V + v_cell(i));
+    }
+};
+
+/* ---- decays, and sums over a leaf --------------------------------------------------------------------------- */
+
+/* -log2 of a lane's decays; 0 for tokens beyond the sequence. */
+template <class C>
+GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, float (&h)[C::TOKENS][2]) {
+    if (me.raw) {
+        GT_UNROLL
+        for (int i = 0; i < C::TOKENS; i++) {
+            h[i][0] = bits_of_raw(x.w[i].lo());
+            h[i][1] = bits_of_raw(x.w[i].hi());
+        }
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < C::TOKENS; i++) {
+            h[i][0] = -x.w[i].lo() * LOG2_E;
+            h[i][1] = -x.w[i].hi() * LOG2_E;
+        }
+    }
+    const int left = me.tokens - leaf * C::STEP;
+    if (left < C::STEP) {
+        GT_UNROLL
+        for (int i = 0; i < C::TOKENS; i++)
+            if (C::TOKENS * me.quad + i >= left) h[i][0] = h[i][1] = 0.0f;
+    }
+}
+
+/* Over the lane's tokens, pair by pair, of one of its channels. */
+template <int TOKENS>
+GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
+    float sum[TOKENS / 2];
+    GT_UNROLL
+    for (int i = 0; i < TOKENS / 2; i++) sum[i] = h[2 * i][e] + h[2 * i + 1][e];
+    GT_UNROLL
+    for (int left = TOKENS / 4; left > 0; left /= 2) {
+        GT_UNROLL
+        for (int i = 0; i < left; i++) sum[i] = sum[2 * i] + sum[2 * i + 1];
+    }
+    return sum[0];
+}
+
+/* The bonus of 4 tokens of a quad, summed over its 8 lanes; a lane gets that of token bonus_token(), and
+ * so 4 tokens take 4 shuffles, not 12. */
+GT_DEV float sum_bonus(const float (&bonus)[4]) {
+    const bool upper = lane_id() & 1, odd = lane_id() & 2;
+    float a = upper ? bonus[2] : bonus[0], b = upper ? bonus[3] : bonus[1];
+    a += shfl_xor(upper ? bonus[0] : bonus[2], 1);
+    b += shfl_xor(upper ? bonus[1] : bonus[3], 1);
+    float sum = odd ? b : a;
+    sum += shfl_xor(odd ? a : b, 2);
+    return sum + shfl_xor(sum, 4);
+}
+
+GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
+
+/* ---- operands of forward ------------------------------------------------------------------------------------ */
+
+/* The slow form of one group: K with decays after the token, for store_key, and the group's part of A.  r and k
+ * are read again from the ring, where the decays take the room of w and v. */
+template <class C, class StoreKey>
+GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2],
+                         int buffer, int stage, StoreKey store_key) {
+    static_assert(C::STAGE - C::RING_W >= 4 * LEAF * LEAF, "room for the decays");
+    using E = Element<typename C::T>;
+    constexpr int SIZE = sizeof(typename C::T);
+    const uint32_t from = me.ring + stage * C::STAGE, decays = from + C::RING_W;
+    float after[2];
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        after[e] = sum_later_quads(h[0][e] + h[1][e] + h[2][e] + h[3][e], me.quad);
+    sync_warp(); /* w and v of the stage are read */
+    GT_UNROLL
+    for (int i = 3; i >= 0; i--) {
+        float2 k;
+        k.x = stored_operand<C>(x.k[i].lo() * ex2_approx(-after[0]));
+        k.y = stored_operand<C>(x.k[i].hi() * ex2_approx(-after[1]));
+        store_key(i, k);
+        after[0] += h[i][0];
+        after[1] += h[i][1];
+        sts<float2>(decays + 4 * (LEAF * (4 * me.quad + i) + lane_id() % 8 * 2),
+                    {ex2_approx(-h[i][0]), ex2_approx(-h[i][1])});
+    }
+    sync_warp();
+    const uint32_t pairs = me.buffer0 + buffer * C::BUFFER + C::PAIRS + 4 * LEAF * LEAF * me.group;
+    for (int pair = lane_id(); pair < LEAF * LEAF; pair += 32) {
+        const int i = pair / LEAF, j = pair % LEAF;
+        float sum = 0.0f;
+        for (int n = 0; j < i && n < LEAF; n++) {
+            const typename C::T r =
+                lds<typename C::T>(from + C::RING_R + SIZE * (ring_at<C>(i) + n));
+            const typename C::T k =
+                lds<typename C::T>(from + C::RING_K + SIZE * (ring_at<C>(j) + n));
+            float product = E::load(&r, 0) * E::load(&k, 0);
+            for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (LEAF * m + n));
+            sum += product;
+        }
+        sts<float>(pairs + 4 * pair, sum);
+    }
+}
+
+template <class C>
+GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const float (&total)[2],
+                                   int buffer) {
+    /* values are permuted: see value_column */
+    if constexpr (C::SPLIT) {
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const float sum = me.bits[e] + total[e];
+            me.bits_rest[e] += total[e] - (sum - me.bits[e]);
+            me.bits[e] = sum;
+        }
+        if (me.quad < 2) { /* one of the lane's channels each */
+            const Scale scale = scale_of_log(-(me.quad ? total[1] : total[0]) * LN_2);
+            sts<float>(me.scale + buffer * C::BUFFER, scale.factor);
+            sts<float>(me.scale + buffer * C::BUFFER + 8, scale.keep);
+        }
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int token = C::N == 128 ? 0 : 2 * i, v = C::N == 128 ? 64 * i : 0; /* from the lane's first */
+            const uint32_t to = me.values + buffer * C::BUFFER;
+            if constexpr (C::STATES) {
+                sts<uint4>(to + 4 * (token * C::VALUE_PITCH + v), x.v[i]);
+            } else {
+                sts<uint2>(to + value_cell<C>(token, v), {x.v[i].x, x.v[i].z});
+                sts<uint2>(to + value_cell<C>(token, v) + 16, {x.v[i].y, x.v[i].w});
+            }
+        }
+    } else {
+        me.bits[0] += total[0];
+        me.bits[1] += total[1];
+        if (me.quad < 2)
+            sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+        GT_UNROLL
+        for (int piece = 0; piece < me.PIECES; piece++) {
+            const uint32_t to = me.values + buffer * C::BUFFER + 2 * LEAF * C::PITCH * piece;
+            const uint32_t pairs[4] = {x.v[piece].x, x.v[piece].y, x.v[piece].z, x.v[piece].w};
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) sts<uint32_t>(to + 2 * value_column<C>(2 * i), pairs[i]);
+        }
+    }
+}
+
+/* The operands R, stored, and K, whose two channels of token i are for store_key(i, k); c: before the lane's first
+ * token; bonus: its channels' part. */
+template <class C, class StoreKey>
+GT_DEV void make_operands(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2], float (&c)[2],
+                          int buffer, float (&bonus)[4], StoreKey store_key) {
+    float4 cell;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
+        const float r_low = stored_operand<C>(r0 * ex2_approx(-c[0]));
+        const float r_high = stored_operand<C>(r1 * ex2_approx(-c[1]));
+        if (i % 2 == 0) {
+            cell.x = r_low;
+            cell.z = r_high;
+        } else {
+            cell.y = r_low;
+            cell.w = r_high;
+            sts<float4>(me.r_cell + buffer * C::BUFFER + i / 2 * C::CELLS * 16, cell);
+        }
+        c[0] += h[i][0];
+        c[1] += h[i][1];
+        float2 k;
+        k.x = stored_operand<C>(k0 * ex2_approx(c[0]));
+        k.y = stored_operand<C>(k1 * ex2_approx(c[1]));
+        store_key(i, k);
+        bonus[i] = fma_rn(r1, k1 * me.u1, r0 * (k0 * me.u0));
+    }
+}
+
+/* Whether some channel of the group decays by 2^-limit, or by NaN. */
+GT_DEV bool exceeds(const float (&decay)[2], float limit) {
+    return warp_any(!(fabsf(decay[0]) < limit && fabsf(decay[1]) < limit));
+}
+
+/* Turns a leaf into the operands of the state warps. */
+template <class C>
+GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer, int stage) {
+    float h[4][2], total[2], c[2], bonus[4];
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
+    const bool slow = exceeds(total, SLOW_LIMIT);
+    const auto store_key = [&](int i, float2 k) {
+        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
+    };
+    make_operands<C>(me, x, h, c, buffer, bonus, store_key);
+    if (slow) prepare_slow<C>(me, x, h, buffer, stage, store_key); /* its own K over the other */
+    const float sum = sum_bonus(bonus);
+    if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
+    if (lane_id() == 0)
+        sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, slow);
+    store_scale_and_values<C>(me, x, total, buffer);
+}
+
+/* ---- operands where only states are wanted ------------------------------------------------------------------ */
+
+/* STATES: two tokens of K, from the lane's i-th on, as a cell of two tokens by two channels, a left operand. */
+template <class C>
+GT_DEV void store_cell(const Preparer<C>& me, int i, const float (&k)[2][2], int buffer) {
+    sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
+}
+
+/* The same where only states are wanted: K with decays after the token, as the slow form has it. */
+template <class C>
+GT_DEV void prepare_states(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
+    float h[C::TOKENS][2], total[2], after[2];
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float sum = sum_of(h, e);
+        after[e] = sum_later_quads(sum, me.quad);
+        total[e] = shfl_idx(after[e] + sum, lane_id() % 8);
+    }
+    GT_UNROLL
+    for (int i = C::TOKENS - 2; i >= 0; i -= 2) {
+        float k[2][2];
+        GT_UNROLL
+        for (int j = 1; j >= 0; j--) {
+            k[j][0] = stored_operand<C>(x.k[i + j].lo() * ex2_approx(-after[0]));
+            k[j][1] = stored_operand<C>(x.k[i + j].hi() * ex2_approx(-after[1]));
+            after[0] += h[i + j][0];
+            after[1] += h[i + j][1];
+        }
+        store_cell<C>(me, i, k, buffer);
+    }
+    me.read_values(x, stage);
+    store_scale_and_values<C>(me, x, total, buffer);
+}
+
+/* The same for G backwards in time: K holds r_t 2^-c_t, always in range. */
+template <class C>
+GT_DEV void prepare_reverse(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
+    float h[C::TOKENS][2], total[2], c[2];
+    decay_bits<C>(me, x, leaf, h);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) c[e] = scan_quads(sum_of(h, e), me.quad, &total[e]);
+    GT_UNROLL
+    for (int i = 0; i < C::TOKENS; i += 2) {
+        float r[2][2];
+        GT_UNROLL
+        for (int j = 0; j < 2; j++) {
+            r[j][0] = stored_operand<C>(x.k[i + j].lo() * ex2_approx(-c[0]));
+            r[j][1] = stored_operand<C>(x.k[i + j].hi() * ex2_approx(-c[1]));
+            c[0] += h[i + j][0];
+            c[1] += h[i + j][1];
+        }
+        store_cell<C>(me, i, r, buffer);
+    }
+    me.read_values(x, stage);
+    store_scale_and_values<C>(me, x, total, buffer);
+}
+
+/* ---- what a preparing warp does ----------------------------------------------------------------------------- */
+
+template <class C>
+GT_DEV int steps_of(const Span& span) {
+    return (span.tokens + C::STEP - 1) / C::STEP;
+}
+
+template <class C, bool REVERSE>
+GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
+    Preparer<C> me;
+    const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
+    const int turn = warp_id() / (C::HEADS * C::GROUPS);
+    me.group = warp_id() % C::GROUPS;
+    me.quad = lane_id() / 8;
+    me.channel = 16 * me.group + 2 * (lane_id() % 8);
+    me.buffer0 = smem + sub * C::HEAD_BUFFER;
+    const int team = warp_id() / C::TEAM;
+    me.ring = smem + C::RING + team * C::AHEAD * C::STAGE;
+    me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
+    /* row 4 quad, columns xor 24 where bit 2 of the row is set */
+    me.k_row = me.buffer0 + C::K +
+               (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
+                          : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
+    me.values =
+        me.buffer0 + C::VALUES +
+        (!C::SPLIT   ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
+         : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
+                     : value_cell<C>(me.v_row(0), me.v_column(0)));
+    /* fp32: both terms of two channels; STATES: 2 channels of a group, then of the next, as StatePart reads them */
+    me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
+               (C::SPLIT    ? 8 * me.channel
+                : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
+                            : 4 * me.channel);
+    me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
+    const Span span = span_of<C, REVERSE>(p, sub);
+    const int steps = steps_of<C>(span), direction = REVERSE ? -C::TURNS : C::TURNS;
+    const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
+    me.open(p.in, span, span.start + leaf_at(turn) * C::STEP, direction * C::STEP);
+    me.bits[0] = me.bits[1] = me.bits_rest[0] = me.bits_rest[1] = 0.0f;
+
+    /* copies go FIRST leaves ahead; a team's to the stage that it has read before, a warp's to that which it has
+     * just read */
+    constexpr int FIRST = C::STATES ? C::AHEAD - 1 : C::AHEAD;
+    const auto copy_next = [&](int step) {
+        const int next = step + C::TURNS * FIRST;
+        me.copy(leaf_at(next), next < steps, next / C::TURNS % C::AHEAD);
+    };
+    const auto prepare = [&](int step, int buffer) {
+        const int stage = step / C::TURNS % C::AHEAD;
+        cp_async_wait<FIRST - 1>();
+        if constexpr (C::STATES) {
+            bar_sync(1 + team, 32 * C::TEAM);
+            copy_next(step);
+        } else {
+            sync_warp();
+        }
+        RawLeaf<C> x = me.read(stage);
+        mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
+        if constexpr (!C::STATES) {
+            prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
+        } else if constexpr (REVERSE) {
+            prepare_reverse<C>(me, x, leaf_at(step), buffer, stage);
+        } else {
+            prepare_states<C>(me, x, leaf_at(step), buffer, stage);
+        }
+        mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
+        if constexpr (!C::STATES) {
+            sync_warp(); /* the stage is read */
+            copy_next(step);
+        }
+    };
+    for (int i = 0; i < FIRST; i++) me.copy(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
+    if constexpr (C::TURNS == 2) {
+        for (int step = turn; step < steps; step += 2) prepare(step, turn);
+    } else {
+        for (int step = 0; step < steps; step += 2) {
+            prepare(step, 0);
+            if (step + 1 < steps) prepare(step + 1, 1);
+        }
+    }
+    if (p.local && span.exists && me.quad == 0) {
+        float* bits = p.segment_decays + ((int64_t)span.item * 2 + turn) * C::N + me.channel;
+        bits[0] = me.log2_decay(0);
+        bits[1] = me.log2_decay(1);
+        if (C::TURNS == 1) bits[C::N] = bits[C::N + 1] = 0.0f;
+    }
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,154 @@
+/* gt/wkv6/problem.cuh - what every kernel of wkv6 knows: sizes, the arguments, where sequences and chunks lie,
+ * decays. */
+#ifndef GT_WKV6_PROBLEM_CUH
+#define GT_WKV6_PROBLEM_CUH
+
+#include "../base/op.h"
+#include "../base/warp.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- sizes ------------------------------------------------------------------------------------------ */
+
+constexpr int LEAF = 16;        /* tokens handled together */
+constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves for backward */
+constexpr int LEAVES = CHECKPOINT / LEAF;
+constexpr int MAX_SIZE = 256;   /* of N and V */
+constexpr int SHARED_BYTES = 64 * 1024; /* that a block may have on every architecture */
+/* from 8.0 on: on all; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0 */
+constexpr int LEAST_KB = 99, AMPERE_KB = 163, HOPPER_KB = 227;
+
+/* States that forward keeps for backward: bf16 for bf16 activations in the sizes that have kernels on
+ * tensor cores, else fp32. */
+template <class T>
+using StateOf = typename std::conditional<std::is_same<T, bf16>::value, bf16, float>::type;
+
+GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
+    return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
+}
+
+/* Whether S is kept in two bf16 terms, its rests behind all checkpoints: in rowsum(S . G) the rounding of S is an error
+ * that dw of a slow channel has in common for a chunk.  N = 32, where a checkpoint is small and a row short. */
+GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
+    return state_dtype(dtype, N, V) == GT_BF16 && N == 32;
+}
+
+/* G, which the sweep leaves for the chunks, has elements of the activations' type; f16 with a power of two for every
+ * part of a row that a warp of the sweep has (Fit). */
+template <class T>
+using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
+
+/* Whether it may lie where the chunk that reads it will write dk and dv.  fp32, N = 128: a warp of the sweep has all
+ * rows, half of which would lie in dk and half in dv. */
+template <class T, int N>
+constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
+
+/* bf16: what the sweep sums over the rows of a chunk's states, of which the chunk mends what rounding does to dg: see
+ * there. */
+constexpr int SWEEP_SUMS = 3;
+
+/* What bf16 leaves of a number, or of both of a pair. */
+GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
+
+GT_HD uint32_t rests_of(float lo, float hi) {
+    const uint32_t pair = pack_bf16(lo, hi);
+    return pack_bf16(lo - unpack_bf16_lo(pair), hi - unpack_bf16_hi(pair));
+}
+
+/* Packed sequences; cu_seqlens is NULL if the call has none, and a sequence is a batch element. */
+struct Packing {
+    const int32_t *cu_seqlens, *seq_count;
+    int64_t capacity;
+};
+
+/* One argument struct, prepared, as every kernel sees it. */
+struct Problem {
+    int64_t B, T, H;
+    int64_t sequences; /* B, or the capacity for packed ones */
+    Packing packing;
+    int N, V;
+    gt_dtype dtype, w_dtype;
+    gt_decay decay;
+    const void *r, *k, *w, *v, *dy;
+    const float* u;
+    gt_stride r_at, k_at, w_at, v_at, dy_at;
+};
+
+/* ---- device helpers ---------------------------------------------------------------------------------- */
+
+GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
+    return b * s.b + t * s.t + h * s.h;
+}
+
+/* Where a sequence lies.  All chunks of a head have places in one row, for every batch element. */
+struct Sequence {
+    bool exists;
+    int64_t b, first, tokens; /* the first token of batch element b */
+    int64_t place;            /* of its first chunk */
+};
+
+GT_DEV int64_t sequence_count(const Packing& p) { return p.seq_count ? *p.seq_count : p.capacity; }
+
+GT_DEV Sequence sequence_at(const Problem& p, int64_t s) {
+    const int32_t* cu_seqlens = p.packing.cu_seqlens;
+    if (!cu_seqlens) return {true, s, 0, p.T, 0};
+    if (s >= sequence_count(p.packing)) return {false, 0, 0, 0, 0};
+    return {true, 0, cu_seqlens[s], cu_seqlens[s + 1] - cu_seqlens[s],
+            gt_chunk_place(cu_seqlens, CHECKPOINT, s, 0)};
+}
+
+/* The chunk at a place; its sequence is -1 if there is none. */
+GT_DEV gt_chunk chunk_at(const Packing& p, int64_t T, int64_t place) {
+    if (p.cu_seqlens) return gt_chunk_at(p.cu_seqlens, sequence_count(p), CHECKPOINT, place);
+    const int64_t first = place * CHECKPOINT;
+    return {0, first, T - first < CHECKPOINT ? T : first + CHECKPOINT};
+}
+
+/* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
+struct Divider {
+    uint32_t magic, shift;
+    int divisor;
+};
+
+static inline Divider divide_by(int divisor) {
+    uint32_t shift = 0;
+    while ((int64_t)1 << shift < divisor) shift++;
+    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
+    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
+}
+
+GT_DEV int divide(int x, const Divider& by, int* rest) {
+    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
+    const int quotient = (int)((high + (uint32_t)x) >> by.shift);
+    *rest = x - quotient * by.divisor;
+    return quotient;
+}
+
+/* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
+GT_DEV float log_decay(const Problem& p, float w) {
+    return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w);
+}
+
+/* How a state that decays by exp(g) is scaled: S <- keep * S + factor * S.  Near 1 the small part of
+ * the decay is factor = expm1(g), which keeps its relative accuracy; keep = 1.  Else keep = 0. */
+struct Scale {
+    float keep, factor;
+};
+
+GT_DEV Scale scale_of_log(float g) {
+    Scale s;
+    const bool near_one = g > -0.69f && g < 0.05f;
+    s.keep = near_one ? 1.0f : 0.0f;
+    s.factor = near_one ? expm1_neg(g) : exp_accurate(g);
+    return s;
+}
+
+GT_DEV float rescale(float keep, float factor, float state, float added) {
+    return fma_rn(keep, state, fma_rn(factor, state, added));
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

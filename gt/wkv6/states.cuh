@@ -1,0 +1,503 @@
+/* gt/wkv6/states.cuh - states only, on tensor cores: G backwards in time, S of segments; states between segments.
+ *
+ * The block, roles and buffers of forward.cuh, but two teams of a head, each the preparing warps of a leaf, take leaves
+ * in turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled before it
+ * is added to, which needs no growing factor.  So two leaves may be one step (STEP): their decays are scanned, and the
+ * state is scaled, once.  Below, a leaf is a step.  Forward
+ *     S <- E . S + sum_t (decay after t . k_t) v_t^T
+ * REVERSE: (k, v) are (r, dy), the leaves come last to first, and
+ *     G <- E . G + sum_t (P_t . r_t) dy_t^T
+ * Leaves the state before, reverse after, every chunk (the checkpoints) and that which the walk ends with.
+ *
+ * state warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: nothing is made from the state here,
+ *     so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A checkpoint is
+ *     stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied for itself.
+ * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
+ * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
+ *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
+ * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S before and after a chunk: 16 KB.
+ *     N = 128: 76.6 KB, and 64 KB.  S_COPIES = 1, where a block may have 99 KB: S after a chunk is there from the
+ *     checkpoint before, and once its sums are made, S before the chunk takes its place, which is waited for.
+ * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
+ *     its rests if it has any, but not where it is known to be 0.
+ * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
+ *     read it and writes them.  What a head and chunk have of them no other reads or writes.
+ *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
+ *     Where that cannot be (fp32 with N = 128; dv or dk is not wanted or not aligned) G goes to workspace. */
+#ifndef GT_WKV6_STATES_CUH
+#define GT_WKV6_STATES_CUH
+
+#include "prepare.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- state warps -------------------------------------------------------------------------------------------- */
+
+/* Of a state warp: its share of S, ROWS channels by COLUMNS values, and where it stands.  Tile q, rows g and g + 8 are
+ * channels 16 q + 2g and the next.  Values are permuted as in forward, but for fp32. */
+template <class C>
+struct StatePart {
+    using State = typename C::State;
+    static constexpr int MT = C::ROWS / 16, NT = C::TILES;
+    /* of the 2 NT values that a lane has of a channel: neighbours in a piece */
+    static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
+    static constexpr int BYTES = 2 * PIECE; /* of a copy of S, bf16 */
+    static constexpr int REST = C::S_COPY / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
+    float S[MT][NT][4];
+    uint32_t cells, values, scales; /* in buffer 0 */
+    uint32_t full, empty;           /* mbarriers */
+
+    GT_METHOD void place(uint32_t buffer0, int share) {
+        const int g = lane_id() / 4, j = lane_id() % 4;
+        const int column0 = share % C::PARTS * C::COLUMNS, channel = share / C::PARTS * C::ROWS + 2 * g;
+        cells = buffer0 + C::K + j * C::PAIR_PITCH + 8 * channel;
+        if constexpr (C::SPLIT) {
+            values = buffer0 + C::VALUES + 4 * (2 * j * C::VALUE_PITCH + column0 + g);
+        } else { /* matrices of 8 tokens by the 8 values of a tile */
+            values = buffer0 + C::VALUES + 2 * (lane_id() % 8 * C::PITCH + column0 + lane_id() / 8 * 8);
+        }
+        scales = buffer0 + C::SCALE + (C::SPLIT ? 8 * channel : 4 * channel + 8 * g);
+        full = buffer0 + C::FULL;
+        empty = buffer0 + C::EMPTY;
+    }
+
+    /* Index of the lane's first element in a state [N,N]; the functions below get pointers to it. */
+    static GT_METHOD int first(int share) {
+        const int channel = share / C::PARTS * C::ROWS + lane_id() / 4 * 2;
+        return channel * C::N + share % C::PARTS * C::COLUMNS + PIECE * (lane_id() % 4);
+    }
+
+    /* From the lane's first channel to its i-th, from its first value to that of piece k. */
+    static GT_METHOD constexpr int channel_at(int i) { return 16 * (i / 2) + i % 2; }
+    static GT_METHOD constexpr int value_at(int k) { return 4 * PIECE * k; }
+
+    GT_METHOD void load(const float* state) {
+        GT_UNROLL
+        for (int x = 0; x < MT * NT * 4; x++) {
+            const int q = x / 4 / NT, i = x / 4 % NT, e = x % 4;
+            const int v = value_at(2 * i / PIECE) + 2 * i % PIECE + e % 2;
+            S[q][i][e] = state ? state[channel_at(2 * q + e / 2) * C::N + v] : 0.0f;
+        }
+    }
+
+    /* What the lane has of its i-th channel. */
+    GT_METHOD void row(int i, float (&x)[2 * NT]) const {
+        GT_UNROLL
+        for (int k = 0; k < 2 * NT; k++) x[k] = S[i / 2][k / 2][2 * (i % 2) + k % 2];
+    }
+
+    /* pitch: elements from a row to the next */
+    template <class To>
+    GT_METHOD void store(To* state, int pitch, bool rests = false) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            float x[2 * NT];
+            To* to = state + channel_at(i) * (int64_t)pitch;
+            row(i, x);
+            GT_UNROLL
+            for (int k = 0; rests && k < 2 * NT; k++) x[k] = rest_of(x[k]);
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) {
+                float piece[PIECE];
+                GT_UNROLL
+                for (int e = 0; e < PIECE; e++) piece[e] = x[PIECE * k + e];
+                store_row<C::PERMUTED>(to + value_at(k), piece);
+            }
+        }
+    }
+
+    /* The same as f16; undo: of this part, from the lane's first channel on. */
+    GT_METHOD void store_fit(f16* state, int pitch, float* undo) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            float x[2 * NT], largest = 0.0f;
+            row(i, x);
+            GT_UNROLL
+            for (int k = 0; k < 2 * NT; k++) largest = fmaxf(largest, fabsf(x[k]));
+            largest = fmaxf(largest, shfl_xor(largest, 1));
+            largest = fmaxf(largest, shfl_xor(largest, 2));
+            const Fit fit = fit_f16(largest);
+            if (lane_id() % 4 == 0) undo[channel_at(i)] = fit.undo;
+            GT_UNROLL
+            for (int k = 0; k < PIECES; k++) {
+                float piece[PIECE];
+                GT_UNROLL
+                for (int e = 0; e < PIECE; e++) piece[e] = x[PIECE * k + e] * fit.scale;
+                store_row<C::PERMUTED>(state + channel_at(i) * (int64_t)pitch + value_at(k), piece);
+            }
+        }
+    }
+
+    /* Starts the copies of the lane's part of another state, or clears it; a warp's pieces lie side by side. */
+    GT_METHOD void copy(const bf16* state, uint32_t to, bool wanted) const {
+        GT_UNROLL
+        for (int x = 0; x < 2 * MT * PIECES; x++)
+            cp_async<BYTES>(to + 32 * BYTES * x, state + channel_at(x / PIECES) * C::N + value_at(x % PIECES),
+                            wanted ? BYTES : 0);
+    }
+
+    /* Of G after a chunk, which this is, and of copies of S: the warp's part of rowsum(S . G) of the lane's i-th
+     * channel, and `rest`, that of S and what bf16 leaves of G; in the lane that has_sums().
+     * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and those of their rests are one left
+     * operand, and what a lane has of G and S are operands as it is. */
+    struct RowSum {
+        float all, rest;
+    };
+    static GT_METHOD bool has_sums() { return lane_id() % 4 == lane_id() / 8; }
+
+    template <int COUNT>
+    GT_METHOD void multiply_row(int i, const uint32_t (&copies)[COUNT], RowSum (&sums)[COUNT]) const {
+        float x[2 * NT], sum[COUNT][4] = {};
+        row(i, x);
+        GT_UNROLL
+        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* in a loop: operands of all rows would spill */
+        GT_UNROLL
+        for (int k = 0; k < 2 * NT; k += 4) {
+            const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
+            uint32_t a[4];
+            GT_UNROLL
+            for (int e = 0; e < 4; e += 2) {
+                a[e] = pack_bf16(x[k + e], x[k + e + 1]);
+                a[e + 1] = rests_of(x[k + e], x[k + e + 1]);
+            }
+            GT_UNROLL
+            for (int c = 0; c < COUNT; c++) {
+                const uint2 b = lds<uint2>(copies[c] + at);
+                mma_bf16(sum[c], a, b.x, b.y);
+                if constexpr (C::KEEPS_REST) {
+                    const uint2 rest = lds<uint2>(copies[c] + REST + at);
+                    mma_bf16(sum[c], a, rest.x, rest.y);
+                }
+            }
+        }
+        const int odd = lane_id() / 4 % 2;
+        GT_UNROLL
+        for (int c = 0; c < COUNT; c++) {
+            sums[c].rest = odd ? sum[c][3] : sum[c][2];
+            sums[c].all = (odd ? sum[c][1] : sum[c][0]) + sums[c].rest;
+        }
+    }
+
+    /* To sums[3,PARTS,N], from the lane's first channel on:
+     *     S before . G      G's rest . (S after - S before), 0 for the last chunk      S after . G, 0 if not known */
+    GT_METHOD void store_rowsums(uint32_t before, uint32_t after, float* sums, bool is_last, bool knows_after) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            RowSum x[2];
+            multiply_row(i, {before, after}, x);
+            if (!has_sums()) continue;
+            float* to = sums + channel_at(i);
+            to[0] = x[0].all;
+            to[C::PARTS * C::N] = is_last ? 0.0f : x[1].rest - x[0].rest;
+            to[2 * C::PARTS * C::N] = knows_after ? x[1].all : 0.0f;
+        }
+    }
+
+    /* The same in two calls, first with S after the chunk, then with S before it; kept: from one to the other. */
+    GT_METHOD void store_rowsums_of(bool is_after, uint32_t copy, uint32_t kept, float* sums, bool is_last,
+                                    bool knows_after) const {
+        GT_UNROLL
+        for (int i = 0; i < 2 * MT; i++) {
+            RowSum x[1];
+            multiply_row(i, {copy}, x);
+            if (!has_sums()) continue;
+            float* to = sums + channel_at(i);
+            const uint32_t rest = kept + 4 * 8 * i;
+            if (is_after) {
+                to[2 * C::PARTS * C::N] = knows_after ? x[0].all : 0.0f;
+                sts<float>(rest, x[0].rest);
+            } else {
+                to[0] = x[0].all;
+                to[C::PARTS * C::N] = is_last ? 0.0f : lds<float>(rest) - x[0].rest;
+            }
+        }
+    }
+};
+
+/* ---- a leaf ------------------------------------------------------------------------------------------------- */
+
+/* S <- E . S + K^T v of a leaf */
+template <class C>
+GT_DEV void add_leaf_rounded(StatePart<C>& me, int offset) {
+    using E = Element<typename C::T>;
+    GT_UNROLL
+    for (int q = 0; q < me.MT; q += 2) {
+        const float4 scale = lds<float4>(me.scales + offset + 64 * q);
+        GT_UNROLL
+        for (int x = 0; x < 4 * me.NT; x++) {
+            me.S[q][x / 4][x % 4] *= x % 4 < 2 ? scale.x : scale.y;
+            me.S[q + 1][x / 4][x % 4] *= x % 4 < 2 ? scale.z : scale.w;
+        }
+    }
+    GT_UNROLL
+    for (int half = 0; half < C::STEP / 8; half++) {
+        uint32_t v[4];
+        static_assert(StatePart<C>::NT == 4, "a tile each");
+        ldmatrix_x4_trans(v, me.values + offset + 16 * half * C::PITCH);
+        GT_UNROLL
+        for (int q = 0; q < me.MT; q++) {
+            const float4 cell = lds<float4>(me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
+            const float k[4] = {cell.x, cell.y, cell.z, cell.w};
+            GT_UNROLL
+            for (int i = 0; i < me.NT; i++) mma_tf32(me.S[q][i], k, E::lo(v[i]), E::hi(v[i]));
+        }
+    }
+}
+
+/* The same of fp32, in three products that are summed by themselves: see multiply_split. */
+template <class C>
+GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
+    float v[2][2][2], v_rest[2][2][2]; /* of a half, a tile and a token */
+    GT_UNROLL
+    for (int x = 0; x < 8; x++) {
+        const int half = x / 4, i = x / 2 % 2, e = x % 2;
+        v[half][i][e] = lds<float>(me.values + offset + 4 * ((8 * half + e) * C::VALUE_PITCH + 8 * i));
+        v_rest[half][i][e] = tf32_rest(v[half][i][e]);
+    }
+    static_assert(StatePart<C>::NT == 2, "tiles of v");
+    GT_UNROLL
+    for (int q = 0; q < me.MT; q++) {
+        float k[2][4], added[2][4] = {};
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) {
+            float rest[4];
+            lds_words(k[half], me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
+            set_rests<true>(k[half], rest);
+            GT_UNROLL
+            for (int i = 0; i < 2; i++) {
+                mma_tf32(added[i], rest, v[half][i][0], v[half][i][1]);
+                mma_tf32(added[i], k[half], v_rest[half][i][0], v_rest[half][i][1]);
+            }
+        }
+        GT_UNROLL
+        for (int x = 0; x < 4; x++)
+            mma_tf32(added[x % 2], k[x / 2], v[x / 2][x % 2][0], v[x / 2][x % 2][1]);
+        const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* of 2 channels */
+        GT_UNROLL
+        for (int x = 0; x < 8; x++) {
+            const float factor = x % 4 < 2 ? scale.x : scale.y, keep = x % 4 < 2 ? scale.z : scale.w;
+            float& cell = me.S[q][x / 4][x % 4];
+            cell = rescale(keep, factor, cell, added[x / 4][x % 4]);
+        }
+    }
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------------------- */
+
+template <class C, bool REVERSE>
+GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
+    using State = typename C::State;
+    using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
+    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP; /* of a chunk */
+    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
+    const int share = warp % C::SHARES, first = StatePart<C>::first(share);
+    const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
+    StatePart<C> me;
+    me.place(smem + sub * C::HEAD_BUFFER, share);
+    const Span span = span_of<C, REVERSE>(p, sub);
+    const int steps = steps_of<C>(span);
+    /* of the next checkpoint */
+    int chunk = (int)span.place + (REVERSE && steps ? (steps - 1) / STEPS : 0);
+    const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
+
+    /* Where the checkpoint of the last step's chunk goes.  A whole chunk's rows may lie in outputs */
+    const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
+    const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
+    const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* that of the last chunk */
+    const int pitch = in_outputs ? (int)outputs.at.t : C::N;
+    Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
+    if (in_outputs) {
+        const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
+        checkpoint = static_cast<Left*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
+    }
+    /* the lane's first in [B,H,places,PARTS,N], bf16: [B,H,places,3,PARTS,N], of the next checkpoint */
+    const auto own_part = [&](float* parts) {
+        constexpr int SUMS = C::KEEPS_BF16 ? SWEEP_SUMS : 1;
+        return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
+    };
+    const auto leave = [&](Left* to, int to_pitch) {
+        if constexpr (REVERSE && C::FITS_G) {
+            me.store_fit(to, to_pitch, own_part(p.G_undo));
+        } else {
+            me.store(to, to_pitch);
+        }
+    };
+
+    /* S of the next checkpoint and that before, or the latter alone: a lane copies what it reads, and waits for none */
+    const uint32_t copies = smem + C::SMEM + C::S_COPY / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
+    const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
+    const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
+    const auto fetch = [&](int at, bool wanted) {
+        const bf16* S = static_cast<const bf16*>(p.S) + element(at);
+        me.copy(S, copy_of(at), wanted);
+        if constexpr (C::KEEPS_REST) me.copy(S + p.rest, copy_of(at) + StatePart<C>::REST, wanted);
+        cp_async_commit();
+    };
+    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* of the chunk that S is 0 before */
+
+    /* What is left at the checkpoint of the chunk that a step belongs to.  The sums come first: of G as it is stored
+     * nothing is to be kept in registers meanwhile. */
+    const auto pass_checkpoint = [&](int step, Left* to, int to_pitch, bool is_last) {
+        if (wants_rowsums) {
+            float* sums = own_part(p.rowsums);
+            const bool knows_after = !is_last && step >= zero_steps;
+            if constexpr (C::S_COPIES == 2) {
+                cp_async_wait<0>();
+                me.store_rowsums(copy_of(chunk), copy_of(chunk + 1), sums, is_last, knows_after);
+            } else {
+                GT_NO_UNROLL
+                for (int is_after = 1; is_after >= 0; is_after--) {
+                    cp_async_wait<0>();
+                    me.store_rowsums_of(is_after, copies, kept, sums, is_last, knows_after);
+                    if (is_after) fetch(chunk, step >= zero_steps);
+                }
+            }
+        }
+        leave(to, to_pitch);
+        if constexpr (C::KEEPS_REST && !REVERSE) me.store(to + p.rest, C::N, true);
+        checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
+        chunk += REVERSE ? -1 : 1;
+        if (wants_rowsums && C::S_COPIES == 2 && step >= STEPS) fetch(chunk, step - STEPS >= zero_steps);
+    };
+    const bool has_checkpoints = p.checkpoints || in_outputs;
+    if (wants_rowsums && steps) {
+        if constexpr (C::S_COPIES == 2) fetch(chunk, steps - 1 >= zero_steps);
+        fetch(chunk + 1, !span.ends);
+    }
+    const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
+    me.load(from ? from + first : nullptr);
+    if (REVERSE && has_checkpoints && steps) { /* that of the last chunk, which may be cut short and lie elsewhere */
+        const bool apart = in_outputs && is_apart;
+        pass_checkpoint(steps - 1, apart ? static_cast<Left*>(p.checkpoints) + element(span.head) : checkpoint,
+                        apart ? C::N : pitch, span.ends);
+    }
+    for (int last = steps - 1; last >= 0; last -= 2) { /* the step to come, if the walk is reverse */
+        GT_UNROLL
+        for (int buffer = 0; buffer < 2; buffer++) {
+            if (last - buffer < 0) break;
+            const int step = REVERSE ? last - buffer : steps - 1 - last + buffer;
+            const bool at_checkpoint = REVERSE ? (step + 1) % STEPS == 0 && step < steps - 1 : step % STEPS == 0;
+            if (has_checkpoints && at_checkpoint) pass_checkpoint(step, checkpoint, pitch, false);
+            mbarrier_wait(me.full + buffer * C::BUFFER, (steps - 1 - last) / 2 % 2);
+            if constexpr (C::SPLIT) {
+                add_leaf_split<C>(me, buffer * C::BUFFER);
+            } else {
+                add_leaf_rounded<C>(me, buffer * C::BUFFER);
+            }
+            mbarrier_arrive(me.empty + buffer * C::BUFFER);
+        }
+    }
+    if (p.local || p.state_out) {
+        const Span same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
+        float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
+        if (end) me.store(end + first, C::N);
+    }
+}
+
+template <class C, bool REVERSE>
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM80_KERNELS
+    init_mbarriers<C>(smem_base());
+    if (warp_id() < C::PREP_WARPS) {
+        prepare_role<C, REVERSE>(p, smem_base());
+    } else {
+        wait_for_chain(); /* the others read what no kernel of the chain has written */
+        states_role<C, REVERSE>(p, smem_base());
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+/* ---- states between segments -----------------------------------------------------------------------------
+ * segment_states: from what each segment adds to a zero state, to the state that each starts from,
+ *     S <- state_in;   for every segment, in the order of the walk:   (its sum, S) <- (S, D . S + its sum)
+ * The last segment's sum is not needed, and not there.
+ * grid over sequences*H*N*N/128 elements of a state, a thread each: a few rows of one head.  All of its time is
+ * latency, so the sums of 64 segments come by cp.async at once; meanwhile the block makes the scales of its rows.
+ * shared: 64 sums of each element, 64 scales of each row: 34 KB.  bytes: the segment states once each way. */
+struct ScanParams {
+    TensorParams walk;
+    int64_t step, stride; /* from an item to the next of the walk, and between their states */
+};
+
+constexpr int SCAN_THREADS = 128, SCAN_ROWS = 4; /* of a block at most, N = 32 */
+constexpr int SCAN_BATCH = 64, SCAN_STEPS = 8;   /* segments, and those of whose loads none waits for another */
+constexpr int SCAN_SCALES = 4 * SCAN_BATCH * SCAN_THREADS; /* byte offset */
+constexpr int SCAN_SMEM = SCAN_SCALES + 8 * SCAN_BATCH * SCAN_ROWS;
+static_assert(SCAN_THREADS == 1 << 7, "scan_segments_kernel shifts by 7");
+
+GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
+    wait_for_chain();
+    const Problem& in = p.walk.in;
+    const int N = in.N, NN = N * N;
+    const int bits = N == 32 ? 5 : N == 64 ? 6 : 7; /* divisions would be a good part of the time */
+    const int row_bits = 7 - bits, block_bits = 2 * bits - 7; /* rows of a block, blocks of a head */
+    const int head = block_x() >> block_bits, block = block_x() & ((1 << block_bits) - 1);
+    const Sequence seq = sequence_at(in, head / in.H);
+    if (!seq.exists) return;
+    const int count = segments_of(in, seq, p.walk.segments).count;
+    const int64_t item0 = (int64_t)head * p.walk.segments.count + (p.step < 0 ? count - 1 : 0);
+    const int element = block * SCAN_THREADS + thread_id();
+    const int64_t head_in = p.walk.state_in_shared ? head % in.H : head;
+    float S = p.walk.state_in ? p.walk.state_in[head_in * NN + element] : 0.0f;
+    float* states = p.walk.segment_states + item0 * NN + element;
+    const uint32_t sums = smem_base(), scales = sums + SCAN_SCALES;
+    for (int first = 0; first < count - 1; first += SCAN_BATCH) {
+        const int left = count - 1 - first < SCAN_BATCH ? count - 1 - first : SCAN_BATCH;
+        const int padded = (left + SCAN_STEPS - 1) / SCAN_STEPS * SCAN_STEPS;
+        const float* from = p.walk.segment_states + item0 * NN + (first + warp_id()) * p.stride +
+                            block * SCAN_THREADS + 4 * lane_id();
+        GT_NO_UNROLL
+        for (int k = warp_id(); k < padded; k += SCAN_THREADS / 32) {
+            cp_async<16>(sums + 16 * (32 * k + lane_id()), from, k < left ? 16 : 0);
+            from += SCAN_THREADS / 32 * p.stride;
+        }
+        cp_async_commit();
+        constexpr int SCALES = SCAN_BATCH * SCAN_ROWS / SCAN_THREADS; /* of a thread */
+        float decay_bits[SCALES];
+        GT_UNROLL
+        for (int j = 0; j < SCALES; j++) {
+            const int i = thread_id() + SCAN_THREADS * j, k = i / SCAN_ROWS, row = i % SCAN_ROWS;
+            const int64_t item = item0 + (first + k) * p.step;
+            const float* decays = p.walk.segment_decays + item * 2 * N + (block << row_bits) + row;
+            decay_bits[j] = k < left && row < 1 << row_bits ? decays[0] + decays[N] : 0.0f;
+        }
+        GT_UNROLL
+        for (int j = 0; j < SCALES; j++) {
+            const Scale scale = scale_of_log(decay_bits[j] * LN_2);
+            sts<float2>(scales + 8 * (thread_id() + SCAN_THREADS * j), {scale.keep, scale.factor});
+        }
+        cp_async_wait<0>();
+        sync_threads();
+        uint32_t sum_at = sums + 4 * thread_id(), scale_at = scales + 8 * (thread_id() >> bits);
+        for (int k = 0; k < left; k += SCAN_STEPS) {
+            float sum[SCAN_STEPS];
+            float2 scale[SCAN_STEPS];
+            GT_UNROLL
+            for (int i = 0; i < SCAN_STEPS; i++) {
+                sum[i] = lds<float>(sum_at + 4 * SCAN_THREADS * i);
+                scale[i] = lds<float2>(scale_at + 8 * SCAN_ROWS * i);
+            }
+            GT_UNROLL
+            for (int i = 0; i < SCAN_STEPS; i++) {
+                if (k + i < left) {
+                    *states = S;
+                    states += p.stride;
+                    S = rescale(scale[i].x, scale[i].y, S, sum[i]);
+                }
+            }
+            sum_at += 4 * SCAN_THREADS * SCAN_STEPS;
+            scale_at += 8 * SCAN_ROWS * SCAN_STEPS;
+        }
+        sync_threads(); /* before the next are written over them */
+    }
+    *states = S;
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,231 @@
+/* gt/wkv6/walk.cuh - a walk through time on tensor cores, forward or backwards: how its kernels are compiled
+ * (TensorTraits), their parameters, which tokens a block has, which state it starts from and where it leaves the
+ * last. */
+#ifndef GT_WKV6_WALK_CUH
+#define GT_WKV6_WALK_CUH
+
+#include "operands.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- how the kernels are compiled --------------------------------------------------------------------------- */
+
+/* STATES: for walks that want states only, states_tensor_kernel; S_COPIES: see there. */
+template <class T_, class W_, int N_, bool STATES_ = false, int S_COPIES_ = 2>
+struct TensorTraits {
+    using T = T_;
+    using W = W_;
+    using State = StateOf<T>;
+    using Gradient = GradientOf<T>;
+    static constexpr int N = N_;
+    static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
+    static constexpr bool FITS_G = !std::is_same<Gradient, State>::value; /* f16, by Fit */
+    static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
+    static constexpr bool STATES = STATES_;
+    static constexpr int TILES = (N == 128 && !STATES) || (STATES && SPLIT) ? 2 : 4;
+    /* of a state warp: values, channels */
+    static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || SPLIT ? N : N == 128 ? 64 : 32;
+    static constexpr int MT = TILES / 2, NT = N / 8;
+    /* tiles of which a lane's values are neighbours; STATES: 16 bytes of them, as G has them */
+    static constexpr int PERMUTED = !STATES ? TILES : SPLIT ? 1 : 4;
+    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
+    static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
+    static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * SHARES;
+    static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
+    static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
+    /* Tokens that are prepared together, and of these a lane's.  STATES: no factor grows, so there may be more than a
+     * leaf: N = 64 in 16 bits, where it is faster and two blocks still share the memory of 9.0. */
+    static constexpr int STEP = STATES && !SPLIT && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
+    /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
+     * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows.  N = 128 in 16 bits:
+     * as many leaves as 99 KB hold; STATES: beside two S, which need more, four. */
+    static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
+    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2 : S_COPIES_ == 2 ? 4 : sizeof(W) == 2 ? 3 : 2)
+                                 : N != 128 ? (SPLIT ? 2 : 4)
+                                            : (sizeof(W) == 2 ? 2 : 1);
+    static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16; /* elements: see ring_at */
+    static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
+    static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
+    static constexpr int RING_V = RING_W + RING_ROWS * (int)sizeof(W);
+    static constexpr int STAGE = RING_V + STEP * WIDTH * (int)sizeof(T);
+    /* How rows of a type come into the ring: lanes of a row, 16 bytes each; rows at once; pieces of a lane. */
+    template <class E>
+    struct Copies {
+        static constexpr int LANES = WIDTH * (int)sizeof(E) / 16, ROWS = 32 * TEAM / LANES, PIECES = STEP / ROWS;
+    };
+    static constexpr int PITCH = N + 8;
+    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, cells of 2 x 2 */
+    static_assert(STEP / 2 * PAIR_PITCH <= STEP * PITCH * 4, "within K");
+    /* offsets in bytes within the buffer of one head */
+    static constexpr int CELLS = N / 2 + 4; /* of R in a row */
+    static constexpr int R = 0, K = STATES ? 0 : LEAF / 2 * CELLS * 16, VALUES = K + STEP * PITCH * 4;
+    static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
+    static constexpr int VALUE_PITCH = 2 * VALUE_CELLS;
+    static constexpr int SCALE =
+        VALUES + (SPLIT ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
+    static constexpr int BONUS = SCALE + (SPLIT ? 8 : 4) * N;
+    static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
+    static constexpr int PAIRS = SLOW + 64;
+    static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * LEAF * LEAF * GROUPS);
+    static constexpr int BUFFER = HEADS * HEAD_BUFFER;
+    static constexpr int RING = 2 * BUFFER;
+    static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
+    /* reverse, behind all that: bf16, S of a checkpoint of each head, once or twice; once, a sum of each row, too */
+    static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
+    static constexpr int S_COPY = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_REST ? 2 : 1) : 0;
+    static constexpr int S_COPIES = S_COPIES_, KEPT = SMEM + S_COPY;
+    static constexpr int S_BYTES = S_COPIES == 2 ? 2 * S_COPY : S_COPY + 4 * ROWS * STATE_WARPS;
+    static constexpr bool NEEDS_ROOM = N == 128 && (STATES ? KEEPS_BF16 && S_COPIES == 2 : SPLIT);
+    static_assert(SMEM + S_BYTES <= (NEEDS_ROOM ? AMPERE_KB : LEAST_KB) * 1024,
+                  "fits every architecture, or sm_80 and sm_90");
+    static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
+};
+
+/* Column of the stored tile for value v (even): tile i, columns 2j, 2j + 1. */
+template <class C>
+GT_DEV constexpr int value_column(int v) {
+    const int o = v % (8 * C::PERMUTED), i = o / 2 % C::PERMUTED, j = o / (2 * C::PERMUTED);
+    return v - o + 8 * i + 2 * j;
+}
+
+/* fp32: byte offset of the cell for value v, a multiple of 4, of a token.  A cell has two tokens by column c
+ * of tiles 2 mt and 2 mt + 1, in the order of a left operand; v and v + 2 are half of it, v + 1 and v + 3 half of
+ * the next. */
+template <class C>
+GT_DEV constexpr int value_cell(int token, int v) {
+    const int o = v % C::COLUMNS, mt = o % (2 * C::TILES) / 4, j = o / (2 * C::TILES);
+    return 16 * (token / 2 * C::VALUE_CELLS + (v - o) / 2 + 8 * mt + 2 * j) + token % 2 * 8;
+}
+
+/* Of states_tensor_kernel. */
+template <class T, class W, int N>
+using StatesTraits = TensorTraits<T, W, N, true>;
+
+/* ---- segments, and parameters ------------------------------------------------------------------------------- */
+
+/* How the tokens of a sequence are cut into segments: `tokens` each, a multiple of CHECKPOINT. */
+struct Segments {
+    int count, tokens;
+};
+
+GT_HD Segments cut_tokens(int T, int segments) {
+    int tokens = (T + segments - 1) / segments;
+    tokens = (tokens + CHECKPOINT - 1) / CHECKPOINT * CHECKPOINT;
+    if (tokens == 0) tokens = CHECKPOINT;
+    const int count = (T + tokens - 1) / tokens;
+    return {count < 1 ? 1 : count, tokens};
+}
+
+/* A sequence may be cut into segments, each walked by a block of its own: first every segment from a zero
+ * state (local = 1), but for that which the walk ends with; then scan_segments_kernel, then again from
+ * the states found.  Of packed sequences the device finds the lengths, and so the segments. */
+struct TensorParams {
+    Problem in;
+    void* y; /* NULL: only states are wanted */
+    gt_stride y_at;
+    const float* state_in;
+    float* state_out;
+    void* checkpoints;      /* [B,H,places,N,N], of StateOf<T>; reverse: of GradientOf<T> */
+    /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
+     * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks, and for last_apart.  data = NULL: all G goes
+     * there */
+    struct Rows {
+        void* data;
+        gt_stride at;
+    } G_rows[2];
+    int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
+    const void* S;          /* reverse, bf16: S before each chunk, and ... */
+    float* rowsums;         /* ... where rowsums go, [B,H,places,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
+    int S_copies;           /* ... and how many S a block has room for */
+    int places;
+    int state_in_shared;
+    Segments segments;     /* of every sequence; packed: the most of any, with that of T */
+    Divider by_segments, by_H;
+    int local;             /* writes segment_states and segment_decays, nothing else */
+    float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
+    float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
+    bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
+    bool S_starts_zero; /* reverse: before the first chunk of every sequence */
+    float* G_undo; /* reverse, f16: [B,H,places,PARTS,N], Fit::undo of G */
+};
+
+/* ---- the tokens of a block ---------------------------------------------------------------------------------- */
+
+/* One head's segment. */
+struct Span {
+    bool exists;
+    bool starts, ends;        /* first and last of its sequence, in the order of time */
+    int item, head, h;        /* head: of its sequence; item = head * segments + segment */
+    int64_t b;
+    int64_t place;            /* of its first chunk, among those of all heads */
+    int start, tokens, leaves;
+};
+
+GT_DEV Segments segments_of(const Problem& in, const Sequence& seq, Segments most) {
+    return in.packing.cu_seqlens ? cut_tokens((int)seq.tokens, most.count) : most;
+}
+
+template <bool REVERSE>
+GT_DEV Span span_at(const TensorParams& p, int64_t item) {
+    Span s;
+    const bool inside = item < p.in.sequences * p.in.H * p.segments.count;
+    int segment;
+    s.item = inside ? (int)item : 0;
+    s.head = divide(s.item, p.by_segments, &segment);
+    const Sequence seq = sequence_at(p.in, divide(s.head, p.by_H, &s.h));
+    const Segments cut = segments_of(p.in, seq, p.segments);
+    s.starts = segment == 0;
+    s.ends = segment == cut.count - 1;
+    s.exists = inside && seq.exists && segment < cut.count && !(p.local && (REVERSE ? s.starts : s.ends));
+    s.b = seq.b;
+    const int before = segment * cut.tokens, left = (int)seq.tokens - before;
+    s.start = (int)seq.first + before;
+    s.tokens = s.exists ? (left < cut.tokens ? left : cut.tokens) : 0;
+    s.leaves = (s.tokens + LEAF - 1) / LEAF;
+    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT;
+    return s;
+}
+
+/* That of the block's head `sub`. */
+template <class C, bool REVERSE>
+GT_DEV Span span_of(const TensorParams& p, int sub) {
+    return span_at<REVERSE>(p, (int64_t)block_x() * C::HEADS + sub);
+}
+
+/* ---- states that come and go; barriers ---------------------------------------------------------------------- */
+
+/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero. */
+template <class C>
+GT_DEV const float* first_state(const TensorParams& p, const Span& span, int64_t row) {
+    constexpr int64_t NV = C::N * C::N;
+    if (!span.exists || p.local) return nullptr;
+    if (p.segments.count > 1) return p.segment_states + span.item * NV;
+    return p.state_in ? p.state_in + row * NV : nullptr;
+}
+
+/* Where the state after it goes, NULL if nowhere; `is_last`: the walk of its sequence ends here. */
+template <class C>
+GT_DEV float* last_state(const TensorParams& p, const Span& span, bool is_last) {
+    constexpr int64_t NV = C::N * C::N;
+    if (!span.exists) return nullptr;
+    if (p.local) return p.segment_states + span.item * NV;
+    return is_last && p.state_out ? p.state_out + span.head * NV : nullptr;
+}
+
+/* Before the roles: a thread for each buffer of a head. */
+template <class C>
+GT_DEV void init_mbarriers(uint32_t smem) {
+    if (thread_id() < 2 * C::HEADS) {
+        const uint32_t buffer = smem + thread_id() * C::HEAD_BUFFER;
+        mbarrier_init(buffer + C::FULL, 32 * C::GROUPS);
+        mbarrier_init(buffer + C::EMPTY, 32 * C::SHARES);
+    }
+    sync_threads();
+}
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif
