@@ -1,0 +1,100 @@
+# check_layout.sh: how the library's files lie.  Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu
+# <- gt/recurrence <- the operators <- the top-level .cuh files; no operator includes another, but those of gt/fused may;
+# every header compiles alone; no file is too long.  SOURCE, CC and CXX (may be empty) come from the environment.
+set -eu
+cd "$SOURCE"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+fail() {
+    failures=$((failures + 1))
+    echo "FAIL: $*"
+}
+
+files=$(ls gt_*.h gt_*.cuh && find gt -type f | sort)
+
+# ---- includes ----
+
+# The layer of a file, and its folder.
+layer() {
+    case $1 in
+    gt_kernels.h) echo 0 declarations ;;
+    gt/base/* | gt/emu/*) echo 1 "$(dirname "$1")" ;;
+    gt/recurrence/*) echo 2 gt/recurrence ;;
+    gt/impl/*) echo 5 gt/impl ;;
+    gt/*/*) echo 3 "$(dirname "$1")" ;;
+    gt_*.cuh) echo 4 top ;;
+    *) echo 9 "$1" ;;
+    esac
+}
+
+# The switch at the end of gt_kernels.h includes whatever implements it, and gt_*.cuh end with that.
+is_switch() {
+    case "$1 $2" in
+    'gt_kernels.h gt/base/op_impl.h' | 'gt_kernels.h gt_'*.cuh | gt_*.cuh' gt_kernels.h') return 0 ;;
+    esac
+    return 1
+}
+
+: >"$scratch/edges"
+for file in $files; do
+    for name in $(sed -n 's/^ *# *include *"\([^"]*\)".*/\1/p' "$file"); do
+        if ! path=$(realpath -q --relative-to=. "$(dirname "$file")/$name") || [ ! -f "$path" ]; then
+            fail "$file includes \"$name\", which is not beside it"
+            continue
+        fi
+        is_switch "$file" "$path" && continue
+        echo "$path $file" >>"$scratch/edges"
+        read -r from from_folder <<EOF
+$(layer "$file")
+EOF
+        read -r to to_folder <<EOF
+$(layer "$path")
+EOF
+        [ "$to" -le "$from" ] || fail "$file includes $path: includes run the other way"
+        if [ "$from" = 3 ] && [ "$to" = 3 ] && [ "$from_folder" != "$to_folder" ] && [ "$from_folder" != gt/fused ]; then
+            fail "$file includes $path: an operator includes no other"
+        fi
+    done
+done
+[ -s "$scratch/edges" ] || fail 'no includes were found'
+tsort "$scratch/edges" >/dev/null 2>"$scratch/loop" || fail "files include each other: $(cat "$scratch/loop")"
+echo "includes: $(wc -l <"$scratch/edges") in $(echo "$files" | wc -l) files"
+
+# ---- length ----
+
+for file in $files; do
+    most=1100
+    case $file in gt/emu/*) most=1500 ;; esac
+    lines=$(wc -l <"$file")
+    [ "$lines" -le $most ] || fail "$file has $lines lines, more than $most"
+done
+
+# ---- alone ----
+
+# alone FILE COMPILER...: says on its standard output what fails
+cat >"$scratch/alone" <<'END_OF_SCRIPT'
+file=$1
+shift
+if ! printf '#include "%s"\n' "$file" | "$@" -I. -fsyntax-only - >"$0.$$" 2>&1; then
+    echo "$file does not compile alone: $*"
+    head -n 5 "$0.$$"
+fi
+END_OF_SCRIPT
+strict='-Wall -Wextra -Wpedantic -Werror -Wno-unused-function'
+headers=$(echo "$files" | grep -v '^gt/impl/')
+{
+    # of C: everything but device code
+    for file in $(echo "$headers" | grep -E '\.h$|^gt_' | grep -v '^gt/emu/'); do
+        echo "$file $CC -std=c11 $strict -x c"
+    done
+    if [ -n "$CXX" ]; then
+        for file in $headers; do echo "$file $CXX -std=c++17 -DGT_EMU $strict -x c++"; done
+    else
+        echo 'no C++ compiler: headers are compiled as C only' >&2
+    fi
+} | xargs -P 2 -L 1 sh "$scratch/alone" >"$scratch/failed"
+if [ -s "$scratch/failed" ]; then fail "$(cat "$scratch/failed")"; fi
+echo "headers: $(echo "$headers" | wc -l), each compiled alone"
+[ $failures -eq 0 ]
