@@ -17,6 +17,7 @@
     } while (0)
 
 enum { DIGITS = 64, ROOM = 1 << 16 };
+static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* of every header */
 
 struct hy_file_writer {
     char *path, *beside; /* where the file goes, and where it is written */
@@ -61,6 +62,17 @@ static gt_status find_place(hy_file_writer *w, const char *path) {
     return GT_OK;
 }
 
+/* Whether a file is what a killed program left, or a computer that lost power: a beginning of a
+ * file of ours, or nothing. */
+static int is_left_over(int file) {
+    static const char nothing[8 + sizeof first_text - 1];
+    char bytes[sizeof nothing];
+    ssize_t n = pread(file, bytes, sizeof bytes, 0);
+    if (n == 0) return 1;
+    return n == (ssize_t)sizeof bytes && (!memcmp(bytes + 8, first_text, sizeof bytes - 8) ||
+                                          !memcmp(bytes, nothing, sizeof bytes));
+}
+
 /* Opens PATH.tmp for this program alone: left by a program that was killed it is taken over, while
  * another one writes it is not.  *again: it was renamed or removed before it was ours. */
 static gt_status open_beside(hy_file_writer *w, int *again) {
@@ -77,6 +89,9 @@ static gt_status open_beside(hy_file_writer *w, int *again) {
         close(w->file);
         w->file = -1;
         *again = 1;
+    } else if (!is_left_over(w->file)) {
+        return hy_fail(GT_ERROR_VALUE, "%s: %s.tmp, as which it is written first, is in the way",
+                       w->path, w->path);
     } else if (ftruncate(w->file, 0)) {
         return fail_writing(w, "cannot be written");
     }
@@ -213,13 +228,12 @@ static gt_status put_header(hy_file_writer *w, const char *header) {
 }
 
 gt_status hy_writer_begin(hy_file_writer *w) {
-    static const char first[] = "{\"__metadata__\":{\"checksum\":\"sha256:";
     char *header = NULL, digits[DIGITS + 1];
     memset(digits, '0', DIGITS);
     digits[DIGITS] = 0;
-    w->checksum_at = 8 + (int64_t)strlen(first);
+    w->checksum_at = 8 + (int64_t)strlen(first_text);
     hy_sha256_start(&w->sum);
-    gt_status status = append(w, &header, first);
+    gt_status status = append(w, &header, first_text);
     if (status == GT_OK) status = append(w, &header, digits);
     if (status == GT_OK) status = append(w, &header, w->texts ? "\"," : "\"");
     if (status == GT_OK && w->texts) status = append(w, &header, w->texts);

@@ -603,6 +603,12 @@ static void test_wrong_places(void) {
     CHECK(hy_save_fits("new.st") == GT_OK && !exists("new.st") && !exists("new.st.tmp"));
     CHECK(mkdir("new.st.tmp", 0700) == 0 && hy_save_fits("new.st") != GT_OK);
     rmdir("new.st.tmp");
+    write_string("new.st.tmp",
+                 "notes of somebody who has files of this name, too, for his own use");
+    CHECK(hy_save_fits("new.st") != GT_OK && error_says("new.st.tmp, as which it is written"));
+    char *notes = read_string("new.st.tmp");
+    CHECK(!strncmp(notes, "notes of", 8));
+    free(notes);
     CHECK(symlink("nowhere/x.st", "link.st") == 0 && hy_save_fits("link.st") != GT_OK);
 }
 
@@ -614,7 +620,10 @@ static void test_older_file(void) {
     CHECK(mkdir("far", 0700) == 0 && hy_save(&s->run, "far/a.st") == GT_OK);
     CHECK(chmod("far/a.st", 0600) == 0 && symlink("far/a.st", "near.st") == 0);
     mark(s->run.model, 1);
-    write_string("far/a.st.tmp", "left over");
+    size_t size;
+    uint8_t *left_over = read_bytes("far/a.st", &size);
+    write_file("far/a.st.tmp", left_over, 1000);
+    free(left_over);
     CHECK(hy_save_fits("near.st") == GT_OK && hy_save(&s->run, "near.st") == GT_OK);
     CHECK(lstat("near.st", &about) == 0 && S_ISLNK(about.st_mode));
     CHECK(stat("far/a.st", &about) == 0 && (about.st_mode & 0777) == 0600);
