@@ -1,7 +1,7 @@
 /* gt/conv1d/state.cuh - the gradient of the state.
  *
  * grid ceil(B*D/256), block 256: a thread per channel and batch element.  It runs after the kernels
- * above, which read dstate_out: dstate_in may be the same memory.
+ * of backward, which read dstate_out: dstate_in may be the same memory.
  * registers: weights, the first 3 tokens of x and dy, the state and q.  No shared memory.
  * bytes: 3 tokens of x and dy, state_in, dstate_out and dstate_in once.
  * Every sum is one thread's: deterministic. */

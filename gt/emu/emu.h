@@ -41,7 +41,7 @@
  *   async proxy   between a write and wgmma's read stands a fence_async_proxy: of the writing warp,
  *                 before it released the data, or of the reading warp, after it acquired them
  *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
- *                 writes with the primitives below before one of its threads is in wait_for_chain() must
+ *                 writes with the primitives before one of its threads is in wait_for_chain() must
  *                 not be written, or read, by the kernel before; and some thread must wait, or the
  *                 kernels after it would not come after those before it.
  *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80; wgmma

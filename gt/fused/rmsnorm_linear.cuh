@@ -1,6 +1,6 @@
 /* gt/fused/rmsnorm_linear.cuh - rmsnorm_linear: what its kernels share; mean and rstd.
  *
- * In the words of the top:
+ * In the words of gt_fused.cuh:
  *     moments_kernel   mean and rstd of every row: what `saved` holds
  *     product_kernel   y = n weight^T + bias        dn = dy weight          dweight = dy^T n
  *     row_kernel       dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
