@@ -19,6 +19,12 @@
  *   To compile in parallel, define GT_CORE_IMPLEMENTATION in one file and GT_WKV6_, GT_SSM_,
  *   GT_CONV1D_, GT_FUSED_IMPLEMENTATION each in a file of its own instead.
  *
+ *   Less to compile: kernels made for one dtype or head size, those for tensor cores, take most of the
+ *   time.  Define, where the implementation is compiled, GT_WITHOUT_F32, GT_WITHOUT_BF16 or GT_WITHOUT_F16
+ *   to leave out those of wkv6 and rmsnorm_linear with such activations, and GT_WITHOUT_N32, GT_WITHOUT_N64
+ *   or GT_WITHOUT_N128 for those of wkv6 with such a head.  Every call still works: what is left out
+ *   takes the kernels for any size, which are slower.
+ *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|
  *   | wkv6           | forward, backward, step  | RWKV-6 time mixing                              |

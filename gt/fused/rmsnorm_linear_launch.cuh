@@ -3,6 +3,7 @@
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_CUH
 
+#include "../base/built.cuh"
 #include "../base/reduce.cuh"
 #include "rmsnorm_linear_product.cuh"
 #include "rmsnorm_linear_sums.cuh"
@@ -28,7 +29,7 @@ static inline Input input_of(const gt_rmsnorm_linear_args& a, Moments* moments) 
 
 /* Not where a result depends on few elements of n only, whose rounding errors may all be large. */
 static inline bool uses_tensor_cores(const gt_rmsnorm_linear_args& a, const Device& device) {
-    if (a.D < 32 || a.O < 32) return false;
+    if (a.D < 32 || a.O < 32 || !is_built(a.dtype)) return false;
     return a.dtype == GT_F16 || (a.dtype == GT_BF16 && device.compute_capability >= 80);
 }
 
@@ -52,7 +53,7 @@ static gt_status launch_tiles(ProductParams p, gt_stream stream) {
 
 template <class T, Product P>
 static gt_status launch_product_of(const ProductParams& p, int rows, gt_stream stream) {
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 2 && is_built_for<T>()) {
         if (rows == 128) return launch_tiles<ProductTraits<T, P, true, 128>>(p, stream);
         if (rows == 64) return launch_tiles<ProductTraits<T, P, true, 64>>(p, stream);
     }

@@ -179,11 +179,10 @@ static gt_status launch_chunks_with(const BackwardParams& p, Chain& stream) {
                C::THREADS, C::SMEM, stream, p);
 }
 
+/* N = 128, in slices of channels. */
 template <class T, class W>
-static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p, const Device& device,
-                                  Chain& stream) {
-    if (a.N == 32) return launch_chunks_with<T, W, 32>(p, stream);
-    if (a.N == 64) return launch_chunks_with<T, W, 64>(p, stream);
+static gt_status launch_chunks_in_slices(const gt_wkv6_args& a, const BackwardParams& p, const Device& device,
+                                         Chain& stream) {
     const int channels = slice_channels(a.dtype, device);
     if constexpr (std::is_same<T, bf16>::value) {
         if (channels == 128) return launch_chunks_with<T, W, 128, 128>(p, stream);
@@ -192,6 +191,18 @@ static gt_status launch_chunks_of(const gt_wkv6_args& a, const BackwardParams& p
         if (channels == 32) return launch_chunks_with<T, W, 128, 32>(p, stream);
     }
     return launch_chunks_with<T, W, 128, 64>(p, stream);
+}
+
+template <class T, class W>
+static gt_status launch_chunks_of(const gt_wkv6_args& a, [[maybe_unused]] const BackwardParams& p,
+                                  [[maybe_unused]] const Device& device, [[maybe_unused]] Chain& stream) {
+    if constexpr (is_built_for<T, 32>())
+        if (a.N == 32) return launch_chunks_with<T, W, 32>(p, stream);
+    if constexpr (is_built_for<T, 64>())
+        if (a.N == 64) return launch_chunks_with<T, W, 64>(p, stream);
+    if constexpr (is_built_for<T, 128>())
+        if (a.N == 128) return launch_chunks_in_slices<T, W>(a, p, device, stream);
+    return left_out(problem_of(a));
 }
 
 static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan& plan, const Device& device,

@@ -2,6 +2,7 @@
 #ifndef GT_WKV6_LAUNCH_FORWARD_CUH
 #define GT_WKV6_LAUNCH_FORWARD_CUH
 
+#include "../base/built.cuh"
 #include "../base/launch.cuh"
 #include "clear.cuh"
 #include "forward.cuh"
@@ -84,7 +85,8 @@ static inline bool fits_tensor_cores(const gt_wkv6_args& a, const Device& device
     const bool has_room = a.dtype != GT_F32 || a.N < 128 ||
                           device.shared_bytes >= TensorTraits<float, float, 128>::SMEM;
     return device.compute_capability >= 80 && has_room && a.N == a.V && a.T < INT32_MAX / 2 &&
-           (a.N == 32 || a.N == 64 || a.N == 128) && aligned(a.r, a.r_stride, size, 16) &&
+           (a.N == 32 || a.N == 64 || a.N == 128) && is_built(a.dtype) && is_built_head(a.N) &&
+           aligned(a.r, a.r_stride, size, 16) &&
            aligned(a.k, a.k_stride, size, 16) &&
            aligned(a.w, a.w_stride, size_of(a.w_dtype), 16) && aligned(a.v, a.v_stride, size, 16);
 }
@@ -140,11 +142,20 @@ static gt_status launch_tensor_with(TensorParams p, Chain& stream) {
                stream, p);
 }
 
+/* Calls that fits_tensor_cores lets through find their kernel. */
+static inline gt_status left_out(const Problem& in) {
+    return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel of dtype %d with N = %d in this build", (int)in.dtype, in.N);
+}
+
 template <bool REVERSE, class T, class W>
-static gt_status launch_tensor_of(const TensorParams& p, Chain& stream) {
-    if (p.in.N == 32) return launch_tensor_with<REVERSE, T, W, 32>(p, stream);
-    if (p.in.N == 64) return launch_tensor_with<REVERSE, T, W, 64>(p, stream);
-    return launch_tensor_with<REVERSE, T, W, 128>(p, stream);
+static gt_status launch_tensor_of(const TensorParams& p, [[maybe_unused]] Chain& stream) {
+    if constexpr (is_built_for<T, 32>())
+        if (p.in.N == 32) return launch_tensor_with<REVERSE, T, W, 32>(p, stream);
+    if constexpr (is_built_for<T, 64>())
+        if (p.in.N == 64) return launch_tensor_with<REVERSE, T, W, 64>(p, stream);
+    if constexpr (is_built_for<T, 128>())
+        if (p.in.N == 128) return launch_tensor_with<REVERSE, T, W, 128>(p, stream);
+    return left_out(p.in);
 }
 
 template <bool REVERSE>

@@ -1,0 +1,61 @@
+/* gt/base/built.cuh - which of the kernels that are made for one dtype or head size this build has: see "Less to
+ * compile" in gt_kernels.h.  Every operator has kernels for any size beside these. */
+#ifndef GT_BASE_BUILT_CUH
+#define GT_BASE_BUILT_CUH
+
+#include "number.cuh"
+#include "op.h"
+
+namespace gt {
+
+#ifdef GT_WITHOUT_F32
+constexpr bool BUILT_F32 = false;
+#else
+constexpr bool BUILT_F32 = true;
+#endif
+#ifdef GT_WITHOUT_BF16
+constexpr bool BUILT_BF16 = false;
+#else
+constexpr bool BUILT_BF16 = true;
+#endif
+#ifdef GT_WITHOUT_F16
+constexpr bool BUILT_F16 = false;
+#else
+constexpr bool BUILT_F16 = true;
+#endif
+#ifdef GT_WITHOUT_N32
+constexpr bool BUILT_N32 = false;
+#else
+constexpr bool BUILT_N32 = true;
+#endif
+#ifdef GT_WITHOUT_N64
+constexpr bool BUILT_N64 = false;
+#else
+constexpr bool BUILT_N64 = true;
+#endif
+#ifdef GT_WITHOUT_N128
+constexpr bool BUILT_N128 = false;
+#else
+constexpr bool BUILT_N128 = true;
+#endif
+
+static inline bool is_built(gt_dtype dtype) {
+    return dtype == GT_F32 ? BUILT_F32 : dtype == GT_BF16 ? BUILT_BF16 : BUILT_F16;
+}
+
+/* Of the head sizes 32, 64 and 128. */
+static inline bool is_built_head(int64_t N) { return N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128; }
+
+/* Kernels for activations of type T, and of these for a head of N. */
+template <class T>
+constexpr bool is_built_for() {
+    return std::is_same<T, float>::value ? BUILT_F32 : std::is_same<T, bf16>::value ? BUILT_BF16 : BUILT_F16;
+}
+template <class T, int N>
+constexpr bool is_built_for() {
+    return is_built_for<T>() && (N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128);
+}
+
+} /* namespace gt */
+
+#endif
