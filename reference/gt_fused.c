@@ -419,7 +419,6 @@ static void gate_load(const gt_norm_gate_args *a, int64_t m, const gate_row *row
     double *s = row->s, *xhat = row->xhat;
     norm_load_row(row->x, a->x, a->dtype, m * a->x_stride, a->D);
     if (a->z) norm_load_row(row->z, a->z, a->dtype, m * a->z_stride, a->D);
-    GT_SIMD
     for (int64_t d = 0; d < a->D; d++) s[d] = a->z ? ref_silu((real)z[d]) : 1;
     GT_SIMD
     for (int64_t d = 0; d < a->D; d++) xhat[d] = a->gate_first ? x[d] * s[d] : x[d];
@@ -462,10 +461,9 @@ static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const ga
     double *dx = row->d, *dz = row->dy;
     if (a->dz) {
         GT_SIMD
-        for (int64_t d = 0; d < a->D; d++) {
-            double ds = a->gate_first ? dx[d] * x[d] : dz[d] * gate_affine(row, d);
-            dz[d] = ds * ref_dsilu((real)z[d]);
-        }
+        for (int64_t d = 0; d < a->D; d++) /* ds */
+            dz[d] = a->gate_first ? dx[d] * x[d] : dz[d] * gate_affine(row, d);
+        for (int64_t d = 0; d < a->D; d++) dz[d] *= ref_dsilu((real)z[d]);
         norm_store_row(a->dz, a->dtype, m * a->dz_stride, dz, a->D);
     }
     if (!a->dx) return;
