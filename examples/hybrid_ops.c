@@ -2,9 +2,9 @@
  * order.
  *
  * Work is split over rows, or over blocks of channels where rows are summed, so every sum has one
- * fixed order and the result does not depend on the number of threads.  Like the twins this file is
- * compiled with HY_REAL = double too, by the tests, as the truth; every array then holds doubles.
- */
+ * fixed order and the result does not depend on the number of threads.  This file is compiled once
+ * per instruction set, from which hybrid_cpu.c chooses.  Like the twins it is compiled with
+ * HY_REAL = double too, by the tests, as the truth; every array then holds doubles. */
 #include "hybrid_cpu.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -313,7 +313,8 @@ struct hy_backend {
     gt_status (*carry)(hy_backend *, const hy_carry_args *);
 };
 
-/* A new backend on the CPU, in fp32; close it with (*backend)->close(*backend). */
+/* A new backend on the CPU, in fp32, the fastest that the build has for this processor; close it with
+ * (*backend)->close(*backend). */
 gt_status hy_backend_cpu(hy_backend **backend);
 
 /* The same on the current CUDA device, with activations of `dtype`.  Built without CUDA it answers
