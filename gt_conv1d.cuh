@@ -60,6 +60,7 @@ GT_API gt_status gt_conv1d_backward(const gt_conv1d_args* args, gt_stream stream
 }
 
 GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args* args, gt_workspace* need) {
+    gt_no_answer(need);
     gt_conv1d_args a;
     gt::Device device;
     const gt_status status = gt::conv1d::prepare(GT_QUERY, args, &a, &device);
@@ -95,7 +96,8 @@ GT_API gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream) {
     return gt_no_cuda(gt_op_conv1d(), GT_STEP);
 }
 GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_conv1d(), GT_QUERY);
 }
 

@@ -65,6 +65,7 @@ GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args* args, 
 
 GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args,
                                              gt_workspace* need) {
+    gt_no_answer(need);
     gt_rmsnorm_linear_args a;
     gt::Device device;
     const gt_status status = gt::rmsnorm_linear::prepare(GT_QUERY, args, &a, &device);
@@ -100,6 +101,7 @@ GT_API gt_status gt_norm_mix_backward(const gt_norm_mix_args* args, gt_stream st
 }
 
 GT_API gt_status gt_norm_mix_workspace(const gt_norm_mix_args* args, gt_workspace* need) {
+    gt_no_answer(need);
     gt_norm_mix_args a;
     gt::Device device;
     const gt_status status = gt::norm::prepare(gt_op_norm_mix(), GT_QUERY, args, &a, &device);
@@ -124,6 +126,7 @@ GT_API gt_status gt_norm_gate_backward(const gt_norm_gate_args* args, gt_stream 
 }
 
 GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args* args, gt_workspace* need) {
+    gt_no_answer(need);
     gt_norm_gate_args a;
     gt::Device device;
     const gt_status status = gt::norm::prepare(gt_op_norm_gate(), GT_QUERY, args, &a, &device);
@@ -153,7 +156,8 @@ GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, 
 }
 GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args,
                                              gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_rmsnorm_linear(), GT_QUERY);
 }
 
@@ -166,7 +170,8 @@ GT_API gt_status gt_norm_mix_backward(const gt_norm_mix_args *args, gt_stream st
     return gt_no_cuda(gt_op_norm_mix(), GT_BACKWARD);
 }
 GT_API gt_status gt_norm_mix_workspace(const gt_norm_mix_args *args, gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_norm_mix(), GT_QUERY);
 }
 
@@ -179,7 +184,8 @@ GT_API gt_status gt_norm_gate_backward(const gt_norm_gate_args *args, gt_stream 
     return gt_no_cuda(gt_op_norm_gate(), GT_BACKWARD);
 }
 GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_norm_gate(), GT_QUERY);
 }
 

@@ -6,7 +6,7 @@
  *
  *       #include "gt_kernels.h"
  *       gt_wkv6_args a = {.B = 8, .T = 512, .H = 4, .N = 64, .dtype = GT_BF16,
- *                         .r = r, .k = k, .v = v, .w = w, .u = u, .y = y};
+ *                         .r = r, .k = k, .w = w, .v = v, .u = u, .y = y};
  *       if (gt_wkv6_forward(&a, stream) != GT_OK) puts(gt_last_error());
  *
  *   Make the kernels: exactly one file of the program, say gt_impl.cu, holds the code:
@@ -41,9 +41,10 @@
  *               stated beside it.  Pointers are device memory for gt_OP_..., host for gt_ref_OP_... .
  *   Sizes       B batch, T time, H heads, N key or state size, V value size, P head size, G groups,
  *               D channels, W conv width, M rows, O outputs.  Each is at most 2^40.  B, T and M may be 0:
- *               states are passed on, gradients are 0, and the other sizes may have any product.  Else
- *               the product of all sizes is at most 2^56, packed sequences and slots counted as B.  So are
- *               the elements of each tensor, and what an index spans by its stride.
+ *               then states are passed on, gradients are 0, and the other sizes may have any product.
+ *               Else the product of all sizes is at most 2^48, over rows (M) 2^56, with packed sequences
+ *               or slots for B if they are more.  The elements of a tensor, and what each index spans by
+ *               its stride, are at most 2^56.
  *   dtype       of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt)
  *               may stay fp32 beside 16-bit activations.  States, parameters other than a projection
  *               weight, and all parameter gradients are fp32.  Accumulation is fp32.

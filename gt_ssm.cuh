@@ -89,6 +89,7 @@ GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
 }
 
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
+    gt_no_answer(need);
     gt_ssd_args a;
     gt_status status = gt::ssd::prepare(GT_QUERY, args, &a);
     if (status != GT_OK) return status;
@@ -132,6 +133,7 @@ GT_API gt_status gt_selective_scan_backward(const gt_selective_scan_args* args, 
 
 GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
                                              gt_workspace* need) {
+    gt_no_answer(need);
     gt_selective_scan_args a;
     gt_status status = gt::scan::prepare(GT_QUERY, args, &a);
     if (status != GT_OK) return status;
@@ -167,7 +169,8 @@ GT_API gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream) {
     return gt_no_cuda(gt_op_ssd(), GT_STEP);
 }
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_ssd(), GT_QUERY);
 }
 
@@ -185,7 +188,8 @@ GT_API gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_s
 }
 GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args,
                                              gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_selective_scan(), GT_QUERY);
 }
 

@@ -97,6 +97,7 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
 }
 
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need) {
+    gt_no_answer(need);
     gt_wkv6_args a;
     gt::Device device;
     const gt_status status = gt::wkv6::prepare(GT_QUERY, args, &a, &device);
@@ -134,7 +135,8 @@ GT_API gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream) {
     return gt_no_cuda(gt_op_wkv6(), GT_STEP);
 }
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need) {
-    (void)args, (void)need;
+    (void)args;
+    gt_no_answer(need);
     return gt_no_cuda(gt_op_wkv6(), GT_QUERY);
 }
 

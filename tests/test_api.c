@@ -542,7 +542,7 @@ static void test_no_tokens_rows(void) {
 static void test_product(void) {
     gt_wkv6_args a = {.B = 1, .T = MANY, .H = 1, .N = MANY, .V = MANY};
     const char *message = "gt_ref_wkv6_forward: B = 1, T = 536870912, H = 1, N = 536870912, V = 536870912: the "
-                          "product of the sizes is more than 2^56";
+                          "product of the sizes is more than 2^48";
     check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE && !strcmp(gt_last_error(), message), "message: %s",
           gt_last_error());
     a = (gt_wkv6_args){.H = 1 << 20, .N = 1 << 20, .V = 1 << 20, .state_in_shared = 1, .state_in = no_tokens_in};

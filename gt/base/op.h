@@ -93,14 +93,23 @@ GT_API void gt_enter(gt_place place, const char *op, gt_pass pass);
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_API gt_status gt_fail(gt_status status, const char *format, ...);
 
+/* What every query starts with: an answer of zeros, should it fail. */
+static inline void gt_no_answer(gt_workspace *need) {
+    const gt_workspace none = {0, 0, 0, 0};
+    if (need) *need = none;
+}
+
 /* What every stub returns. */
 GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
-/* The limits of sizes: of each, of the product of all of them in a call that has elements, and of the
- * elements of one tensor and what each of its indices spans.  Below them no count of elements or bytes
- * that an operator forms overflows 64 bits. */
+/* The limits of sizes: of each; of the product of all of them in a call that has tokens, of operators
+ * over time and of those over rows; of the elements of one tensor and what each of its indices spans.
+ * Below them no count of elements or bytes that an operator forms overflows 64 bits: scratch memory
+ * of kernels over time may be padded to a few thousand times the product. */
 #define GT_MAX_SIZE ((int64_t)1 << 40)
-#define GT_MAX_PRODUCT ((int64_t)1 << 56)
+#define GT_MAX_PRODUCT ((int64_t)1 << 48)
+#define GT_MAX_ROW_PRODUCT ((int64_t)1 << 56)
+#define GT_MAX_SPAN ((int64_t)1 << 56)
 
 /* a * b and a + b for a, b >= 0; INT64_MAX where that is too large. */
 GT_INLINE int64_t gt_times(int64_t a, int64_t b) { return b > 0 && a > INT64_MAX / b ? INT64_MAX : a * b; }

@@ -185,7 +185,7 @@ static void gt_element_strides(const gt_tensor *t, const void *filled, const int
     const char *at = (const char *)filled + t->stride_offset;
     int64_t packed = 1;
     for (int i = rank - 1; i >= 0; i--) {
-        stride[i] = gt_smaller(packed, GT_MAX_PRODUCT);
+        stride[i] = gt_smaller(packed, GT_MAX_SPAN);
         packed = gt_times(packed, size[i]);
     }
     if (!t->stride_offset) return;
@@ -314,27 +314,42 @@ static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     return 1;
 }
 
+/* Whether a call without tokens has states, or gradients of states, for each batch element: they are
+ * there, so that B is a real number.  A shared one is there once. */
+static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
+    const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        const int is_used = pass == GT_QUERY ? t->kind != 'i' : gt_used(t, pass);
+        const int is_each = t->shape[0] == 'Q' || (t->shape[0] == 'S' && S_is_each);
+        if (is_each && is_used && dims->n[t->shape[0] - 'A'] > 0 && gt_pointer(t, filled)) return 1;
+    }
+    return 0;
+}
+
 /* Appends to text[128]. */
 static void gt_append(char *text, const char *format, const char *name, int64_t value) {
     size_t used = strlen(text);
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* The work of a call with tokens, by which the memory of every tensor and of all scratch is bounded.
- * B counts as the rows of states if those are more. */
-static gt_status gt_check_product(const gt_op *op, const gt_dims *dims) {
+/* The work of a call, by which the memory of every tensor and of all scratch is bounded.  B counts as
+ * the rows of states if those are more.  Without tokens there is the work on states, if any. */
+static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled,
+                                  const gt_dims *dims) {
+    const int is_over_rows = op->sizes[0].letter == 'M';
     int64_t product = gt_larger(dims->n['V' - 'A'], 1);
     char text[128] = "";
-    if (!gt_has_tokens(op, dims)) return GT_OK;
+    if (!gt_has_tokens(op, dims) && !gt_has_states(op, pass, filled, dims)) return GT_OK;
     for (const gt_size *s = op->sizes; s->letter; s++) {
         int64_t n = dims->n[s->letter - 'A'];
         if (s->letter == 'B') n = gt_larger(n, dims->n['Q' - 'A']);
-        product = gt_times(product, n);
+        product = gt_times(product, gt_larger(n, 1));
         gt_append(text, s == op->sizes ? "%s = %lld" : ", %s = %lld", s->name, n);
     }
-    if (product <= GT_MAX_PRODUCT) return GT_OK;
+    if (product <= (is_over_rows ? GT_MAX_ROW_PRODUCT : GT_MAX_PRODUCT)) return GT_OK;
     if (dims->n['V' - 'A']) gt_append(text, ", %s = %lld", "V", dims->n['V' - 'A']);
-    return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^56", text);
+    return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^%d", text,
+                   is_over_rows ? 56 : 48);
 }
 
 /* Whether the call has the tensor: it is given, or it must be. */
@@ -355,7 +370,7 @@ static int64_t gt_count(const gt_tensor *t, gt_pass pass, const void *filled, co
 static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *filled,
                                 const gt_dims *dims) {
     char text[128] = "";
-    if (gt_count(t, pass, filled, dims) <= GT_MAX_PRODUCT) return GT_OK;
+    if (gt_count(t, pass, filled, dims) <= GT_MAX_SPAN) return GT_OK;
     for (const char *c = t->shape; *c; c++)
         gt_append(text, c[1] ? "%s%lld x " : "%s%lld", "", dims->n[*c - 'A']);
     return gt_fail(GT_ERROR_SIZE, "%s: more than 2^56 elements (%s)", t->name, text);
@@ -379,7 +394,7 @@ static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
  * no such tensor has elements, and its sizes may be any. */
 static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled,
                                 const gt_dims *dims) {
-    const int64_t limit = GT_MAX_PRODUCT;
+    const int64_t limit = GT_MAX_SPAN;
     const int has_tokens = gt_has_tokens(op, dims);
     char *at = filled + t->stride_offset;
     const char *shape = t->shape;
@@ -442,6 +457,21 @@ static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass
     return GT_OK;
 }
 
+/* For kernels a call without tokens has no time, and no batch either unless there are states of it:
+ * so no grid and no scratch memory is made for sizes that stand for nothing. */
+static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims *dims) {
+    const int keeps_batch = gt_has_states(op, pass, filled, dims);
+    const int64_t none = 0;
+    for (const gt_size *s = op->sizes; s->letter; s++) {
+        if (s->min > 0 || (s->letter == 'B' && keeps_batch)) continue;
+        memcpy(filled + s->offset, &none, sizeof none);
+        dims->n[s->letter - 'A'] = 0;
+    }
+    if (keeps_batch) return;
+    dims->n['Q' - 'A'] = 0;
+    if (dims->n['S' - 'A'] > 1) dims->n['S' - 'A'] = 0;
+}
+
 GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
                             void *filled, gt_dims *dims) {
     const gt_tensor *t;
@@ -456,7 +486,7 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1);
     if (status != GT_OK) return status;
     if ((status = op->resolve(filled, pass, dims)) != GT_OK) return status;
-    if ((status = gt_check_product(op, dims)) != GT_OK) return status;
+    if ((status = gt_check_product(op, pass, filled, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++) {
         if ((status = gt_check_count(t, pass, filled, dims)) != GT_OK) return status;
         if (t->stride_offset && (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
@@ -469,6 +499,7 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
         if (gt_used(t, pass) && gt_written(t, pass) &&
             (status = gt_check_overlap(op, t, pass, filled, dims)) != GT_OK)
             return status;
+    if (place == GT_DEVICE && !gt_has_tokens(op, dims)) gt_clear_tokens(op, pass, (char *)filled, dims);
     return GT_OK;
 }
 

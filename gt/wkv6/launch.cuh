@@ -18,6 +18,10 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_
         return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
     if (a->V > MAX_SIZE)
         return gt_fail(GT_ERROR_UNSUPPORTED, "V = %lld: at most %d", (long long)a->V, MAX_SIZE);
+    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
+        a->seq_capacity = 0;
+        a->cu_seqlens = a->seq_count = nullptr;
+    }
     return current_device(device);
 }
 
