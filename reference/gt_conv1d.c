@@ -7,8 +7,8 @@
  *
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
  *
- * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels; inside one the batch is walked
- * in order, so sums over it have one fixed order. */
+ * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels; inside one the sequences, those of a
+ * batch or packed ones, are walked in order, so sums over them have one fixed order. */
 #include "gt_ref.h"
 
 /* ---- one channel ----------------------------------------------------------------------------- */
@@ -17,19 +17,20 @@
  * run over arrays.  e holds the J = W-1 elements before the piece, then those of the piece. */
 enum { CONV1D_MAX_W = 4, CONV1D_PIECE = 64, CONV1D_E = CONV1D_PIECE + CONV1D_MAX_W - 1 };
 
-static int64_t conv1d_piece(const gt_conv1d_args *a, int64_t first) {
-    return a->T - first < CONV1D_PIECE ? a->T - first : CONV1D_PIECE;
+static int64_t conv1d_piece(const ref_sequence *s, int64_t first) {
+    int64_t left = s->last - s->first - first;
+    return left < CONV1D_PIECE ? left : CONV1D_PIECE;
 }
 
-/* Tokens first ... first + n - 1 of channel d. */
+/* Tokens first ... first + n - 1 of channel d, counted from the sequence's first. */
 static void conv1d_load(real *to, const gt_conv1d_args *a, const void *data, gt_stride stride,
-                        int64_t b, int64_t first, int64_t d, int64_t n) {
-    int64_t at = ref_at(stride, b, first, d);
+                        const ref_sequence *s, int64_t first, int64_t d, int64_t n) {
+    int64_t at = ref_at(stride, s->b, s->first + first, d);
     for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, a->dtype, at + i * stride.t);
 }
 static void conv1d_store(const real *from, const gt_conv1d_args *a, void *data, gt_stride stride,
-                         int64_t b, int64_t first, int64_t d, int64_t n) {
-    int64_t at = ref_at(stride, b, first, d);
+                         const ref_sequence *s, int64_t first, int64_t d, int64_t n) {
+    int64_t at = ref_at(stride, s->b, s->first + first, d);
     for (int64_t i = 0; i < n; i++) ref_store(data, a->dtype, at + i * stride.t, from[i]);
 }
 
@@ -61,58 +62,68 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 /* ---- forward and step ------------------------------------------------------------------------ */
 
 /* One sequence of one channel.  `state` goes from the inputs before the first to the last ones. */
-static void conv1d_sequence(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
+static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
                             real *state) {
     int64_t J = a->W - 1;
     real e[CONV1D_E], y[CONV1D_PIECE];
     memcpy(e, state, (size_t)J * sizeof(real));
-    for (int64_t first = 0; first < a->T; first += CONV1D_PIECE) {
-        int64_t n = conv1d_piece(a, first);
-        conv1d_load(e + J, a, a->x, a->x_stride, b, first, c->d, n);
+    for (int64_t first = 0; first < s->last - s->first; first += CONV1D_PIECE) {
+        int64_t n = conv1d_piece(s, first);
+        conv1d_load(e + J, a, a->x, a->x_stride, s, first, c->d, n);
         conv1d_sum(a, c, e, n, y);
         if (a->activation == GT_ACT_SILU)
             for (int64_t i = 0; i < n; i++) y[i] = ref_silu(y[i]);
-        conv1d_store(y, a, a->y, a->y_stride, b, first, c->d, n);
+        conv1d_store(y, a, a->y, a->y_stride, s, first, c->d, n);
         memmove(e, e + n, (size_t)J * sizeof(real));
     }
     memcpy(state, e, (size_t)J * sizeof(real));
 }
 
+static gt_status conv1d_sequences(const gt_conv1d_args *a, ref_sequences *q) {
+    return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
+}
+
 /* Of all channels; `a` is prepared. */
-static void conv1d_run(const gt_conv1d_args *a, int step) {
+static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
     int64_t J = a->W - 1;
+    ref_sequences all;
+    gt_status status = conv1d_sequences(a, &all);
+    if (status != GT_OK) return status;
     if (a->B == 0 || a->T == 0) {
-        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, a->B, a->D * J);
-        return;
+        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, all.count, a->D * J);
+        return GT_OK;
     }
     GT_PARALLEL_FOR
     for (int64_t d = 0; d < a->D; d++) {
         conv1d_channel c = conv1d_load_channel(a, d);
-        for (int64_t b = 0; b < a->B; b++) {
-            int64_t row = step && a->slots ? a->slots[b] : b;
-            if (step && (row < 0 || row >= a->slot_capacity)) {
+        for (int64_t i = 0; i < all.count; i++) {
+            ref_sequence s = ref_sequence_at(&all, i);
+            if (step && a->slots) s.row = a->slots[i];
+            if (step && (s.row < 0 || s.row >= a->slot_capacity)) {
                 for (int64_t t = 0; t < a->T; t++)
-                    ref_store(a->y, a->dtype, ref_at(a->y_stride, b, t, d), 0);
+                    ref_store(a->y, a->dtype, ref_at(a->y_stride, s.b, t, d), 0);
                 continue;
             }
             real state[CONV1D_MAX_W];
-            int64_t row_in = a->state_in_shared ? 0 : row;
+            int64_t row_in = a->state_in_shared ? 0 : s.row;
             ref_copy_state(state, step ? a->state_out : a->state_in, (row_in * a->D + d) * J, J);
-            conv1d_sequence(a, b, &c, state);
+            conv1d_sequence(a, &s, &c, state);
             if (a->state_out)
-                memcpy((real *)a->state_out + (row * a->D + d) * J, state,
+                memcpy((real *)a->state_out + (s.row * a->D + d) * J, state,
                        (size_t)J * sizeof(real));
         }
+        ref_clear_unused(&all, d, a->y, a->dtype, a->y_stride, 1);
     }
+    return GT_OK;
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* q of the n tokens of a piece */
-static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, int64_t b,
-                         int64_t first, int64_t n, real *restrict q) {
+static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e,
+                         const ref_sequence *s, int64_t first, int64_t n, real *restrict q) {
     real pre[CONV1D_PIECE];
-    conv1d_load(q, a, a->dy, a->dy_stride, b, first, c->d, n);
+    conv1d_load(q, a, a->dy, a->dy_stride, s, first, c->d, n);
     if (a->activation != GT_ACT_SILU) return;
     conv1d_sum(a, c, e, n, pre);
     for (int64_t i = 0; i < n; i++) q[i] *= ref_dsilu(pre[i]);
@@ -131,35 +142,36 @@ static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const rea
 
 /* Stores elements first ... first + n - 1 of the whole de: the first J of all are the gradient of
  * state_in, then come those of x. */
-static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, int64_t b,
-                            int64_t first, int64_t n, const real *de, real *dstate_in) {
+static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c,
+                            const ref_sequence *s, int64_t first, int64_t n, const real *de,
+                            real *dstate_in) {
     int64_t J = a->W - 1, i = 0;
     for (; i < n && first + i < J; i++) dstate_in[first + i] = de[i];
-    if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, b, first + i - J, c->d, n - i);
+    if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, s, first + i - J, c->d, n - i);
 }
 
 /* One sequence of one channel.  `dstate` goes from the gradient of state_out to that of state_in;
  * parameter gradients are added to `sums`. */
-static void conv1d_sequence_backward(const gt_conv1d_args *a, int64_t b, const conv1d_channel *c,
-                                     real *dstate, conv1d_sums *sums) {
-    int64_t J = a->W - 1, row_in = a->state_in_shared ? 0 : b;
+static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s,
+                                     const conv1d_channel *c, real *dstate, conv1d_sums *sums) {
+    int64_t J = a->W - 1, T = s->last - s->first, row_in = a->state_in_shared ? 0 : s->row;
     real e[CONV1D_E], q[CONV1D_PIECE], de[CONV1D_E] = {0}, dstate_in[CONV1D_MAX_W];
     ref_copy_state(e, a->state_in, (row_in * a->D + c->d) * J, J);
-    for (int64_t first = 0; first < a->T; first += CONV1D_PIECE) {
-        int64_t n = conv1d_piece(a, first);
-        conv1d_load(e + J, a, a->x, a->x_stride, b, first, c->d, n);
-        conv1d_slope(a, c, e, b, first, n, q);
+    for (int64_t first = 0; first < T; first += CONV1D_PIECE) {
+        int64_t n = conv1d_piece(s, first);
+        conv1d_load(e + J, a, a->x, a->x_stride, s, first, c->d, n);
+        conv1d_slope(a, c, e, s, first, n, q);
         conv1d_add_to_sums(a, e, q, n, sums);
         for (int j = 0; j < a->W; j++)
             for (int64_t i = 0; i < n; i++) de[i + j] += c->weight[j] * q[i];
         /* the first n of de are complete: nothing later in time reads those elements of e */
-        conv1d_store_de(a, c, b, first, n, de, dstate_in);
+        conv1d_store_de(a, c, s, first, n, de, dstate_in);
         memmove(de, de + n, (size_t)J * sizeof(real));
         memset(de + J, 0, CONV1D_PIECE * sizeof(real));
         memmove(e, e + n, (size_t)J * sizeof(real));
     }
     for (int64_t j = 0; j < J; j++) de[j] += dstate[j];
-    conv1d_store_de(a, c, b, a->T, J, de, dstate_in);
+    conv1d_store_de(a, c, s, T, J, de, dstate_in);
     memcpy(dstate, dstate_in, (size_t)J * sizeof(real));
 }
 
@@ -169,28 +181,28 @@ gt_status GT_REF(conv1d_forward)(const gt_conv1d_args *args) {
     gt_conv1d_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_conv1d(), GT_FORWARD, GT_HOST, args, &a, &dims);
-    if (status == GT_OK) conv1d_run(&a, 0);
-    return status;
+    return status != GT_OK ? status : conv1d_run(&a, 0);
 }
 
 gt_status GT_REF(conv1d_step)(const gt_conv1d_args *args) {
     gt_conv1d_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_conv1d(), GT_STEP, GT_HOST, args, &a, &dims);
-    if (status == GT_OK) conv1d_run(&a, 1);
-    return status;
+    return status != GT_OK ? status : conv1d_run(&a, 1);
 }
 
 gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
     gt_conv1d_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_conv1d(), GT_BACKWARD, GT_HOST, args, &a, &dims);
-    if (status != GT_OK) return status;
+    ref_sequences all;
+    if (status != GT_OK || (status = conv1d_sequences(&a, &all)) != GT_OK) return status;
     int64_t J = a.W - 1;
     if (a.B == 0 || a.T == 0) {
         ref_no_grad(a.dweight, a.D * a.W, a.accumulate);
         ref_no_grad(a.dbias, a.D, a.accumulate);
-        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, a.B, a.D * J, a.accumulate);
+        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, all.count, a.D * J,
+                           a.accumulate);
         return GT_OK;
     }
     GT_PARALLEL_FOR
@@ -198,14 +210,17 @@ gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
         conv1d_channel c = conv1d_load_channel(&a, d);
         conv1d_sums sums = {{0}, 0};
         double dstate_sum[CONV1D_MAX_W] = {0};
-        for (int64_t b = 0; b < a.B; b++) {
+        for (int64_t i = 0; i < all.count; i++) {
+            ref_sequence s = ref_sequence_at(&all, i);
             real dstate[CONV1D_MAX_W];
-            ref_copy_state(dstate, a.dstate_out, (b * a.D + d) * J, J);
-            conv1d_sequence_backward(&a, b, &c, dstate, &sums);
+            ref_copy_state(dstate, a.dstate_out, (s.row * a.D + d) * J, J);
+            conv1d_sequence_backward(&a, &s, &c, dstate, &sums);
             if (a.dstate_in && !a.state_in_shared)
-                memcpy((real *)a.dstate_in + (b * a.D + d) * J, dstate, (size_t)J * sizeof(real));
+                memcpy((real *)a.dstate_in + (s.row * a.D + d) * J, dstate,
+                       (size_t)J * sizeof(real));
             for (int64_t j = 0; j < J; j++) dstate_sum[j] += dstate[j];
         }
+        ref_clear_unused(&all, d, a.dx, a.dtype, a.dx_stride, 1);
         for (int64_t j = 0; j < a.W; j++)
             ref_grad(a.dweight, d * a.W + j, sums.weight[j], a.accumulate);
         ref_grad(a.dbias, d, sums.bias, a.accumulate);

@@ -157,6 +157,43 @@ static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int
     return GT_OK;
 }
 
+/* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
+typedef struct ref_sequence {
+    int64_t b, first, last, row;
+} ref_sequence;
+
+/* The sequences of a call: the elements of a batch, or, with a capacity, packed ones. */
+typedef struct ref_sequences {
+    int64_t B, T, capacity, count; /* count: that there are */
+    const int32_t *cu_seqlens;
+} ref_sequences;
+
+static inline gt_status ref_find_sequences(int64_t B, int64_t T, const int32_t *cu_seqlens,
+                                           const int32_t *seq_count, int64_t capacity,
+                                           ref_sequences *q) {
+    q->B = B;
+    q->T = T;
+    q->capacity = capacity;
+    q->count = B;
+    q->cu_seqlens = cu_seqlens;
+    return capacity == 0 ? GT_OK
+                         : ref_check_sequences(cu_seqlens, seq_count, capacity, T, &q->count);
+}
+
+static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
+    ref_sequence batch = {s, 0, q->T, s};
+    if (q->capacity == 0) return batch;
+    return (ref_sequence){0, q->cu_seqlens[s], q->cu_seqlens[s + 1], s};
+}
+
+/* Writes 0 to n neighbours of the tokens of a packed call that belong to no sequence. */
+static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *data, gt_dtype dtype,
+                                    gt_stride stride, int64_t n) {
+    int64_t t = q->capacity && data ? q->cu_seqlens[q->count] : q->T;
+    for (; t < q->T; t++)
+        for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, 0, t, h) + i, 0);
+}
+
 /* More than any memory has; counts that are larger came of gt_times and gt_plus. */
 #define REF_MOST_NUMBERS ((int64_t)(PTRDIFF_MAX / sizeof(double)))
 

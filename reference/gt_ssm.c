@@ -22,7 +22,13 @@ enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the c
 typedef struct ssm_call {
     gt_ssd_args a;
     int A_per_state; /* 0: A and dA are [H]; 1: [H,N] */
+    ref_sequences all;
 } ssm_call;
+
+static gt_status ssm_sequences(ssm_call *c) {
+    const gt_ssd_args *a = &c->a;
+    return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, &c->all);
+}
 
 /* ---- one token of one head ------------------------------------------------------------------- */
 
@@ -132,7 +138,7 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     gt_status status;
     if (!ssm_has_tokens(a)) {
         if (!step)
-            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, a->B,
+            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, c->all.count,
                             gt_times(a->H, PN));
         return GT_OK;
     }
@@ -142,23 +148,26 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     for (int64_t h = 0; h < a->H; h++) {
         real *S = scratch + h * per_head;
         ssm_token x = ssm_token_in(a, S + PN);
-        for (int64_t b = 0; b < a->B; b++) {
-            int64_t row = step && a->slots ? a->slots[b] : b;
-            if (step && (row < 0 || row >= a->slot_capacity)) {
-                ssm_zero_output(a, b, h, &x);
+        for (int64_t s = 0; s < c->all.count; s++) {
+            ref_sequence q = ref_sequence_at(&c->all, s);
+            if (step && a->slots) q.row = a->slots[s];
+            if (step && (q.row < 0 || q.row >= a->slot_capacity)) {
+                ssm_zero_output(a, q.b, h, &x);
                 continue;
             }
-            int64_t row_in = a->state_in_shared ? 0 : row;
+            int64_t row_in = a->state_in_shared ? 0 : q.row;
             ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * PN, PN);
-            for (int64_t t = 0; t < a->T; t++) {
-                ssm_load(c, b, t, h, &x);
+            for (int64_t t = q.first; t < q.last; t++) {
+                ssm_load(c, q.b, t, h, &x);
                 ssm_advance(a, &x, S);
                 ssm_output(a, h, S, &x);
-                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x.y, a->P);
+                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.y, a->P);
             }
             if (a->state_out)
-                memcpy((real *)a->state_out + (row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
+                memcpy((real *)a->state_out + (q.row * a->H + h) * PN, S,
+                       (size_t)PN * sizeof(real));
         }
+        ref_clear_unused(&c->all, h, a->y, a->dtype, a->y_stride, a->P);
     }
     free(scratch);
     return GT_OK;
@@ -251,10 +260,12 @@ static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     if (a->ddt) ref_store(a->ddt, a->dt_dtype, ref_at(a->ddt_stride, b, t, h), ddt);
 }
 
-/* Gradients of token t, given the state before it; moves k->G from after the token to before it. */
-static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_head *k) {
+/* Gradients of token t, the i-th of its chunk, given the state before it; moves k->G from after the token to before
+ * it. */
+static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t h,
+                               ssm_head *k) {
     const gt_ssd_args *a = &c->a;
-    int64_t PN = a->P * a->N, i = t % SSM_CHUNK;
+    int64_t PN = a->P * a->N;
     real *dB = k->dB + i * a->N, *dC = k->dC + i * a->N, xGB = 0;
     ssm_token *x = &k->x;
     ssm_load(c, b, t, h, x);
@@ -279,40 +290,47 @@ static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     ssm_delta_backward(c, b, t, h, xGB, k);
 }
 
+static int64_t ssm_chunks_of(const ref_sequence *q) {
+    return (q->last - q->first + SSM_CHUNK - 1) / SSM_CHUNK;
+}
+
 /* The state at the start of every chunk, and the gradient of the last one. */
-static void ssm_checkpoints(const ssm_call *c, int64_t b, int64_t h, ssm_head *k) {
+static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
-    int64_t PN = a->P * a->N, row_in = a->state_in_shared ? 0 : b;
+    int64_t PN = a->P * a->N, row_in = a->state_in_shared ? 0 : q->row;
     ref_copy_state(k->states, a->state_in, (row_in * a->H + h) * PN, PN);
-    for (int64_t i = 1; i < ssm_chunks(a); i++) {
+    for (int64_t i = 1; i < ssm_chunks_of(q); i++) {
+        int64_t end = q->first + i * SSM_CHUNK;
         real *S = k->states + i * PN;
         memcpy(S, S - PN, (size_t)PN * sizeof(real));
-        for (int64_t t = (i - 1) * SSM_CHUNK; t < i * SSM_CHUNK; t++) {
-            ssm_load(c, b, t, h, &k->x);
+        for (int64_t t = end - SSM_CHUNK; t < end; t++) {
+            ssm_load(c, q->b, t, h, &k->x);
             ssm_advance(a, &k->x, S);
         }
     }
-    ref_copy_state(k->G, a->dstate_out, (b * a->H + h) * PN, PN);
+    ref_copy_state(k->G, a->dstate_out, (q->row * a->H + h) * PN, PN);
 }
 
-static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t first, int64_t last, int64_t h,
-                               ssm_head *k) {
+/* Chunk i of a sequence, tokens first ... last-1. */
+static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t first, int64_t last,
+                               int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N;
-    memcpy(k->replay, k->states + first / SSM_CHUNK * PN, (size_t)PN * sizeof(real));
+    memcpy(k->replay, k->states + i * PN, (size_t)PN * sizeof(real));
     for (int64_t t = first; t + 1 < last; t++) {
         real *S = k->replay + (t + 1 - first) * PN;
         memcpy(S, S - PN, (size_t)PN * sizeof(real));
         ssm_load(c, b, t, h, &k->x);
         ssm_advance(a, &k->x, S);
     }
-    for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, h, k);
+    for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, t - first, h, k);
 }
 
-/* dBm and dCm of one token and group: the sum over its heads, collected in the first of them. */
-static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t g,
+/* dBm and dCm of token t, the i-th of its chunk, and one group: the sum over its heads, collected in the
+ * first of them. */
+static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t i, int64_t g,
                                const ssm_scratch *scratch) {
-    int64_t R = a->H / a->G, row = t % SSM_CHUNK * a->N;
+    int64_t R = a->H / a->G, row = i * a->N;
     ssm_head sum = ssm_head_in(a, scratch, g * R);
     for (int64_t h = g * R + 1; h < (g + 1) * R; h++) {
         ssm_head k = ssm_head_in(a, scratch, h);
@@ -325,34 +343,50 @@ static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64
     if (a->dCm) ref_store_row(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), sum.dC + row, a->N);
 }
 
-/* One batch element, backwards in time; k->G ends as the gradient of its first state. */
-static void ssm_sequence_backward(const ssm_call *c, int64_t b, const ssm_scratch *scratch) {
+/* One sequence, backwards in time; k->G ends as the gradient of its first state. */
+static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q,
+                                  const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
         ssm_head k = ssm_head_in(a, scratch, h);
-        ssm_checkpoints(c, b, h, &k);
+        ssm_checkpoints(c, q, h, &k);
     }
-    for (int64_t i = ssm_chunks(a) - 1; i >= 0; i--) {
-        int64_t first = i * SSM_CHUNK, last = first + SSM_CHUNK < a->T ? first + SSM_CHUNK : a->T;
+    for (int64_t i = ssm_chunks_of(q) - 1; i >= 0; i--) {
+        int64_t first = q->first + i * SSM_CHUNK;
+        int64_t last = first + SSM_CHUNK < q->last ? first + SSM_CHUNK : q->last;
         GT_PARALLEL_FOR
         for (int64_t h = 0; h < a->H; h++) {
             ssm_head k = ssm_head_in(a, scratch, h);
-            ssm_chunk_backward(c, b, first, last, h, &k);
+            ssm_chunk_backward(c, q->b, i, first, last, h, &k);
         }
         GT_PARALLEL_FOR
-        for (int64_t j = first * a->G; j < last * a->G; j++)
-            ssm_group_backward(a, b, j / a->G, j % a->G, scratch);
+        for (int64_t j = 0; j < (last - first) * a->G; j++)
+            ssm_group_backward(a, q->b, first + j / a->G, j / a->G, j % a->G, scratch);
     }
 }
 
-/* dstate_in of one batch element, or its share of the batch sum. */
-static void ssm_state_backward(const gt_ssd_args *a, int64_t b, int64_t h, ssm_head *k) {
+/* Zeros in the gradients of tokens that belong to no sequence. */
+static void ssm_clear_unused(const ssm_call *c) {
+    const gt_ssd_args *a = &c->a;
+    for (int64_t h = 0; h < a->H; h++) {
+        ref_clear_unused(&c->all, h, a->dx, a->dtype, a->dx_stride, a->P);
+        ref_clear_unused(&c->all, h, a->dz, a->dtype, a->dz_stride, a->P);
+        ref_clear_unused(&c->all, h, a->ddt, a->dt_dtype, a->ddt_stride, 1);
+    }
+    for (int64_t g = 0; g < a->G; g++) {
+        ref_clear_unused(&c->all, g, a->dBm, a->dtype, a->dBm_stride, a->N);
+        ref_clear_unused(&c->all, g, a->dCm, a->dtype, a->dCm_stride, a->N);
+    }
+}
+
+/* dstate_in of one sequence, or its share of the sum over all. */
+static void ssm_state_backward(const gt_ssd_args *a, int64_t row, int64_t h, ssm_head *k) {
     int64_t PN = a->P * a->N;
     if (a->state_in_shared)
         for (int64_t i = 0; i < PN; i++) k->G_sum[i] += k->G[i];
     else if (a->dstate_in)
-        memcpy((real *)a->dstate_in + (b * a->H + h) * PN, k->G, (size_t)PN * sizeof(real));
+        memcpy((real *)a->dstate_in + (row * a->H + h) * PN, k->G, (size_t)PN * sizeof(real));
 }
 
 static double ssm_sum(const double *values, int64_t n) {
@@ -382,7 +416,7 @@ static void ssm_no_gradients(const ssm_call *c) {
     ref_no_grad(a->dA, c->A_per_state ? gt_times(a->H, a->N) : a->H, a->accumulate);
     ref_no_grad(a->ddt_bias, a->H, a->accumulate);
     ref_no_grad(a->dDskip, a->Dskip_per_channel ? gt_times(a->H, a->P) : a->H, a->accumulate);
-    ref_pass_gradients(a->dstate_in, a->dstate_out, a->state_in_shared, a->B,
+    ref_pass_gradients(a->dstate_in, a->dstate_out, a->state_in_shared, c->all.count,
                        gt_times(a->H, gt_times(a->P, a->N)), a->accumulate);
 }
 
@@ -396,13 +430,15 @@ static gt_status ssm_backward(const ssm_call *c) {
     }
     status = ref_sums(&scratch.sums, gt_times(a->H, ssm_sums_count(a)));
     if (status == GT_OK) status = ref_scratch(&scratch.numbers, gt_times(a->H, ssm_head_count(a)));
-    for (int64_t b = 0; status == GT_OK && b < a->B; b++) {
-        ssm_sequence_backward(c, b, &scratch);
+    for (int64_t s = 0; status == GT_OK && s < c->all.count; s++) {
+        ref_sequence q = ref_sequence_at(&c->all, s);
+        ssm_sequence_backward(c, &q, &scratch);
         for (int64_t h = 0; h < a->H; h++) {
             ssm_head k = ssm_head_in(a, &scratch, h);
-            ssm_state_backward(a, b, h, &k);
+            ssm_state_backward(a, q.row, h, &k);
         }
     }
+    if (status == GT_OK) ssm_clear_unused(c);
     for (int64_t h = 0; status == GT_OK && h < a->H; h++) {
         ssm_head k = ssm_head_in(a, &scratch, h);
         ssm_parameters_backward(c, h, &k);
@@ -416,8 +452,9 @@ static gt_status ssm_backward(const ssm_call *c) {
 
 static gt_status ssd_prepare(const gt_ssd_args *args, gt_pass pass, ssm_call *c) {
     gt_dims dims;
+    gt_status status = gt_prepare(gt_op_ssd(), pass, GT_HOST, args, &c->a, &dims);
     c->A_per_state = 0;
-    return gt_prepare(gt_op_ssd(), pass, GT_HOST, args, &c->a, &dims);
+    return status != GT_OK ? status : ssm_sequences(c);
 }
 
 gt_status GT_REF(ssd_forward)(const gt_ssd_args *args) {
@@ -488,6 +525,9 @@ static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
                         .dBm_stride = s->dBm_stride,
                         .dCm_stride = s->dCm_stride,
                         .dz_stride = s->dz_stride,
+                        .cu_seqlens = s->cu_seqlens,
+                        .seq_count = s->seq_count,
+                        .seq_capacity = s->seq_capacity,
                         .slots = s->slots,
                         .slot_capacity = s->slot_capacity};
     return c;
@@ -497,8 +537,9 @@ static gt_status scan_prepare(const gt_selective_scan_args *args, gt_pass pass, 
     gt_selective_scan_args filled;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_selective_scan(), pass, GT_HOST, args, &filled, &dims);
-    if (status == GT_OK) *c = scan_as_ssd(&filled);
-    return status;
+    if (status != GT_OK) return status;
+    *c = scan_as_ssd(&filled);
+    return ssm_sequences(c);
 }
 
 gt_status GT_REF(selective_scan_forward)(const gt_selective_scan_args *args) {

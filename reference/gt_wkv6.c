@@ -9,34 +9,6 @@
 
 enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
 
-/* ---- sequences ------------------------------------------------------------------------------- */
-
-/* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
-typedef struct wkv6_sequence {
-    int64_t b, first, last, row;
-} wkv6_sequence;
-
-static gt_status wkv6_count_sequences(const gt_wkv6_args *a, int64_t *count) {
-    *count = a->B;
-    return a->seq_capacity == 0 ? GT_OK
-                                : ref_check_sequences(a->cu_seqlens, a->seq_count, a->seq_capacity,
-                                                      a->T, count);
-}
-
-static wkv6_sequence wkv6_sequence_at(const gt_wkv6_args *a, int64_t s) {
-    wkv6_sequence batch = {s, 0, a->T, s};
-    if (a->seq_capacity == 0) return batch;
-    return (wkv6_sequence){0, a->cu_seqlens[s], a->cu_seqlens[s + 1], s};
-}
-
-/* Writes 0 to the tokens of a packed call that belong to no sequence. */
-static void wkv6_clear_rest(const gt_wkv6_args *a, int64_t count, int64_t h, void *data,
-                            gt_dtype dtype, gt_stride stride, int64_t n) {
-    int64_t t = a->seq_capacity && data ? a->cu_seqlens[count] : a->T;
-    for (; t < a->T; t++)
-        for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, 0, t, h) + i, 0);
-}
-
 /* ---- one token of one head ------------------------------------------------------------------- */
 
 /* d = exp(-exp(x)) or exp(g) */
@@ -104,18 +76,23 @@ static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
     }
 }
 
+static gt_status wkv6_sequences(const gt_wkv6_args *a, ref_sequences *q) {
+    return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
+}
+
 /* ---- forward and step ------------------------------------------------------------------------ */
 
 static int wkv6_has_tokens(const gt_wkv6_args *a) { return a->B > 0 && a->T > 0; }
 
 /* Of all heads; `a` is prepared. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
-    int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a)), count;
+    int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
+    ref_sequences all;
     real *scratch;
-    gt_status status = wkv6_count_sequences(a, &count);
+    gt_status status = wkv6_sequences(a, &all);
     if (status == GT_OK && !wkv6_has_tokens(a)) {
         if (!step)
-            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, count, gt_times(a->H, NV));
+            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, all.count, gt_times(a->H, NV));
         return GT_OK;
     }
     if (status != GT_OK || (status = ref_scratch(&scratch, gt_times(a->H, per_head))) != GT_OK)
@@ -124,8 +101,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     for (int64_t h = 0; h < a->H; h++) {
         real *S = scratch + h * per_head;
         wkv6_token x = wkv6_token_in(a, S + NV);
-        for (int64_t s = 0; s < count; s++) {
-            wkv6_sequence q = wkv6_sequence_at(a, s);
+        for (int64_t s = 0; s < all.count; s++) {
+            ref_sequence q = ref_sequence_at(&all, s);
             if (step && a->slots) q.row = a->slots[s];
             if (step && (q.row < 0 || q.row >= a->slot_capacity)) {
                 memset(x.dy, 0, (size_t)a->V * sizeof(real));
@@ -145,7 +122,7 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
                 memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S,
                        (size_t)NV * sizeof(real));
         }
-        wkv6_clear_rest(a, count, h, a->y, a->dtype, a->y_stride, a->V);
+        ref_clear_unused(&all, h, a->y, a->dtype, a->y_stride, a->V);
     }
     free(scratch);
     return GT_OK;
@@ -185,7 +162,7 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
 
 /* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
  * states: one per chunk; replay: WKV6_CHUNK more. */
-static void wkv6_sequence_backward(const gt_wkv6_args *a, const wkv6_sequence *q, int64_t h,
+static void wkv6_sequence_backward(const gt_wkv6_args *a, const ref_sequence *q, int64_t h,
                                    wkv6_token *x, real *states, real *replay, real *G, double *du) {
     int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
     int64_t row_in = a->state_in_shared ? 0 : q->row;
@@ -236,8 +213,8 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_wkv6_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
-    int64_t count;
-    if (status != GT_OK || (status = wkv6_count_sequences(&a, &count)) != GT_OK) return status;
+    ref_sequences all;
+    if (status != GT_OK || (status = wkv6_sequences(&a, &all)) != GT_OK) return status;
     /* per head: chunk states, replayed states, G, one token; du, the sum of G over the sequences */
     int64_t NV = gt_times(a.N, a.V), chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
     int64_t per_head = gt_plus(gt_times(chunks + WKV6_CHUNK + 1, NV), wkv6_token_count(&a));
@@ -246,7 +223,7 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     double *sums = NULL;
     if (!wkv6_has_tokens(&a)) {
         ref_no_grad(a.du, gt_times(a.H, a.N), a.accumulate);
-        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, count, gt_times(a.H, NV),
+        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, all.count, gt_times(a.H, NV),
                            a.accumulate);
         return GT_OK;
     }
@@ -262,17 +239,17 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
         real *G = replay + WKV6_CHUNK * NV;
         double *du = sums + h * sums_per_head, *G_sum = du + a.N;
         wkv6_token x = wkv6_token_in(&a, G + NV);
-        for (int64_t s = 0; s < count; s++) {
-            wkv6_sequence q = wkv6_sequence_at(&a, s);
+        for (int64_t s = 0; s < all.count; s++) {
+            ref_sequence q = ref_sequence_at(&all, s);
             wkv6_sequence_backward(&a, &q, h, &x, states, replay, G, du);
             if (a.dstate_in && !a.state_in_shared)
                 memcpy((real *)a.dstate_in + (s * a.H + h) * NV, G, (size_t)NV * sizeof(real));
             for (int64_t i = 0; a.state_in_shared && i < NV; i++) G_sum[i] += G[i];
         }
-        wkv6_clear_rest(&a, count, h, a.dr, a.dtype, a.dr_stride, a.N);
-        wkv6_clear_rest(&a, count, h, a.dk, a.dtype, a.dk_stride, a.N);
-        wkv6_clear_rest(&a, count, h, a.dw, a.w_dtype, a.dw_stride, a.N);
-        wkv6_clear_rest(&a, count, h, a.dv, a.dtype, a.dv_stride, a.V);
+        ref_clear_unused(&all, h, a.dr, a.dtype, a.dr_stride, a.N);
+        ref_clear_unused(&all, h, a.dk, a.dtype, a.dk_stride, a.N);
+        ref_clear_unused(&all, h, a.dw, a.w_dtype, a.dw_stride, a.N);
+        ref_clear_unused(&all, h, a.dv, a.dtype, a.dv_stride, a.V);
         for (int64_t n = 0; n < a.N; n++) ref_grad(a.du, h * a.N + n, du[n], a.accumulate);
         if (a.state_in_shared)
             for (int64_t i = 0; i < NV; i++)

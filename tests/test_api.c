@@ -843,14 +843,14 @@ static void test_packed(call *c) {
  * lead to none. */
 static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T,
                          int64_t size) {
-    int64_t places = gt_chunk_places(T, capacity, size), found = 0, expected = 0;
+    int64_t places = gt_chunk_slots(T, capacity, size), found = 0, expected = 0;
     int ok = 1;
     for (int64_t place = 0; place < places; place++)
         found += gt_chunk_at(cu_seqlens, count, size, place).sequence >= 0;
     for (int64_t s = 0; s < count; s++) {
         int64_t first = cu_seqlens[s], n = cu_seqlens[s + 1] - first;
         for (int64_t c = 0; c * size < n; c++, expected++) {
-            int64_t place = gt_chunk_place(cu_seqlens, size, s, c);
+            int64_t place = gt_chunk_slot(cu_seqlens, size, s, c);
             gt_chunk at = gt_chunk_at(cu_seqlens, count, size, place);
             int64_t last = (c + 1) * size < n ? (c + 1) * size : n;
             ok &= place < places && at.sequence == s && at.first == first + c * size &&

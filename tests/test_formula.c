@@ -33,15 +33,20 @@ static int has(const formula *f, const char *name) {
 
 static double silu(double x) { return x == -INFINITY ? 0 : x / (1 + exp(-x)); }
 
-/* ---- wkv6 ------------------------------------------------------------------------------------ */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 /* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
 typedef struct sequence {
     int64_t b, row, first, last;
 } sequence;
 
-static sequence wkv6_sequence(const formula *f, int64_t row) {
-    sequence q = {row, row, 0, f->c->args.wkv6.T};
+/* The harness sees states that belong to no sequence as 0. */
+static int has_sequence(const formula *f, int64_t row) {
+    return !test_is_packed(f->c) || row < test_sequences(f->c, f->in);
+}
+
+static sequence sequence_at(const formula *f, int64_t row) {
+    sequence q = {row, row, 0, test_get_size(f->c, 'T')};
     if (!test_is_packed(f->c)) return q;
     q.b = 0;
     q.first = test_sequence_at(f->c, f->in, row);
@@ -50,14 +55,16 @@ static sequence wkv6_sequence(const formula *f, int64_t row) {
 }
 
 /* The sequence of a token; -1 as its row: none. */
-static sequence wkv6_sequence_of(const formula *f, int64_t b, int64_t t) {
+static sequence sequence_of(const formula *f, int64_t b, int64_t t) {
     const sequence none = {0, -1, 0, 0};
-    if (!test_is_packed(f->c)) return wkv6_sequence(f, b);
+    if (!test_is_packed(f->c)) return sequence_at(f, b);
     for (int64_t s = 0; s < test_sequences(f->c, f->in); s++)
         if (t >= test_sequence_at(f->c, f->in, s) && t < test_sequence_at(f->c, f->in, s + 1))
-            return wkv6_sequence(f, s);
+            return sequence_at(f, s);
     return none;
 }
+
+/* ---- wkv6 ------------------------------------------------------------------------------------ */
 
 /* prod_{first <= m < last} d_m */
 static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h,
@@ -80,7 +87,7 @@ static double wkv6_state(const formula *f, sequence q, int64_t t, int64_t h, int
 }
 
 static double wkv6_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t j) {
-    const sequence q = wkv6_sequence_of(f, b, t);
+    const sequence q = sequence_of(f, b, t);
     double y = 0;
     for (int64_t n = 0; n < f->c->args.wkv6.N && q.row >= 0; n++)
         y += value(f, "r", b, t, h, n) *
@@ -89,10 +96,9 @@ static double wkv6_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t 
     return y;
 }
 
-/* The harness sees states that belong to no sequence as 0. */
 static double wkv6_state_out(const formula *f, int64_t row, int64_t h, int64_t n, int64_t j) {
-    if (test_is_packed(f->c) && row >= test_sequences(f->c, f->in)) return 0;
-    const sequence q = wkv6_sequence(f, row);
+    if (!has_sequence(f, row)) return 0;
+    const sequence q = sequence_at(f, row);
     return wkv6_state(f, q, q.last, h, n, j);
 }
 
@@ -106,30 +112,31 @@ static double ssm_delta(const formula *f, int64_t b, int64_t t, int64_t h) {
     return is_ssd && a->dt_limit ? fmin(fmax(s, a->dt_min), a->dt_max) : s;
 }
 
-/* The state after `last` tokens, element n of row p of head h; for the selective scan h is the
+/* The state before token `last`, element n of row p of head h; for the selective scan h is the
  * channel and there is one row. */
-static double ssm_state(const formula *f, int64_t b, int64_t last, int64_t h, int64_t p,
-                        int64_t n) {
+static double ssm_state(const formula *f, sequence q, int64_t last, int64_t h, int64_t p, int64_t n) {
     int is_ssd = !strcmp(f->c->op, "ssd");
     int64_t heads = is_ssd ? f->c->args.ssd.H : f->c->args.selective_scan.D;
     int64_t groups = is_ssd ? f->c->args.ssd.G : f->c->args.selective_scan.G;
     int64_t g = h / (heads / (groups ? groups : 1));
     double A = value(f, "A", h, n, 0, 0), elapsed = 0, S = 0;
-    for (int64_t s = last - 1; s >= 0; s--) {
-        double delta = ssm_delta(f, b, s, h);
-        double x = is_ssd ? value(f, "x", b, s, h, p) : value(f, "u", b, s, h, 0);
-        S += exp(elapsed * A) * delta * x * value(f, "Bm", b, s, g, n);
+    for (int64_t s = last - 1; s >= q.first; s--) {
+        double delta = ssm_delta(f, q.b, s, h);
+        double x = is_ssd ? value(f, "x", q.b, s, h, p) : value(f, "u", q.b, s, h, 0);
+        S += exp(elapsed * A) * delta * x * value(f, "Bm", q.b, s, g, n);
         elapsed += delta;
     }
     return S + exp(elapsed * A) *
-                   (is_ssd ? value(f, "state_in", b, h, p, n) : value(f, "state_in", b, h, n, 0));
+                   (is_ssd ? value(f, "state_in", q.row, h, p, n) : value(f, "state_in", q.row, h, n, 0));
 }
 
 static double ssm_output(const formula *f, int64_t b, int64_t t, int64_t h, int64_t g, int64_t p,
                          int64_t N, double x, double skip, double z) {
+    const sequence q = sequence_of(f, b, t);
     double y = skip * x;
+    if (q.row < 0) return 0;
     for (int64_t n = 0; n < N; n++)
-        y += ssm_state(f, b, t + 1, h, p, n) * value(f, "Cm", b, t, g, n);
+        y += ssm_state(f, q, t + 1, h, p, n) * value(f, "Cm", b, t, g, n);
     return has(f, "z") ? y * silu(z) : y;
 }
 
@@ -140,8 +147,10 @@ static double ssd_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t p
                       value(f, "z", b, t, h, p));
 }
 
-static double ssd_state_out(const formula *f, int64_t b, int64_t h, int64_t p, int64_t n) {
-    return ssm_state(f, b, f->c->args.ssd.T, h, p, n);
+static double ssd_state_out(const formula *f, int64_t row, int64_t h, int64_t p, int64_t n) {
+    if (!has_sequence(f, row)) return 0;
+    const sequence q = sequence_at(f, row);
+    return ssm_state(f, q, q.last, h, p, n);
 }
 
 static double scan_y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
@@ -152,30 +161,36 @@ static double scan_y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t 
                       value(f, "z", b, t, d, 0));
 }
 
-static double scan_state_out(const formula *f, int64_t b, int64_t d, int64_t n, int64_t unused) {
+static double scan_state_out(const formula *f, int64_t row, int64_t d, int64_t n, int64_t unused) {
     (void)unused;
-    return ssm_state(f, b, f->c->args.selective_scan.T, d, 0, n);
+    if (!has_sequence(f, row)) return 0;
+    const sequence q = sequence_at(f, row);
+    return ssm_state(f, q, q.last, d, 0, n);
 }
 
 /* ---- conv1d ---------------------------------------------------------------------------------- */
 
-/* e_i, i = 0 being the oldest input before the first token */
-static double conv1d_e(const formula *f, int64_t b, int64_t i, int64_t d) {
+/* e_i of a sequence, i = 0 being the oldest input before its first token */
+static double conv1d_e(const formula *f, sequence q, int64_t i, int64_t d) {
     int64_t J = f->c->args.conv1d.W - 1;
-    return i < J ? value(f, "state_in", b, d, i, 0) : value(f, "x", b, i - J, d, 0);
+    return i < J ? value(f, "state_in", q.row, d, i, 0) : value(f, "x", q.b, q.first + i - J, d, 0);
 }
 
 static double conv1d_y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
+    const sequence q = sequence_of(f, b, t);
     double sum = value(f, "bias", d, 0, 0, 0);
     (void)unused;
+    if (q.row < 0) return 0;
     for (int64_t j = 0; j < f->c->args.conv1d.W; j++)
-        sum += value(f, "weight", d, j, 0, 0) * conv1d_e(f, b, t + j, d);
+        sum += value(f, "weight", d, j, 0, 0) * conv1d_e(f, q, t - q.first + j, d);
     return f->c->args.conv1d.activation == GT_ACT_SILU ? silu(sum) : sum;
 }
 
-static double conv1d_state_out(const formula *f, int64_t b, int64_t d, int64_t j, int64_t unused) {
+static double conv1d_state_out(const formula *f, int64_t row, int64_t d, int64_t j, int64_t unused) {
     (void)unused;
-    return conv1d_e(f, b, f->c->args.conv1d.T + j, d);
+    if (!has_sequence(f, row)) return 0;
+    const sequence q = sequence_at(f, row);
+    return conv1d_e(f, q, q.last - q.first + j, d);
 }
 
 /* ---- norms ----------------------------------------------------------------------------------- */

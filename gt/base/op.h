@@ -140,39 +140,41 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
 GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
                           const gt_dims *dims);
 
-/* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays
- * of one entry per chunk, chunk c of sequence s has place cu_seqlens[s] / size + s + c.  No two
- * chunks share a place and all places are below T / size + seq_capacity, because from s to s + 1
- * the sum cu_seqlens[s] / size + s grows by at least the number of chunks of s.  So the host, which
- * knows the capacities only, can size the arrays and start a block per place, and the block finds
+/* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays of one
+ * entry per chunk, chunk c of sequence s has slot
+ *     cu_seqlens[s] / size + min(s, cu_seqlens[s]) + c.
+ * No two chunks share a slot and all slots are below T / size + min(T, seq_capacity), because from s to
+ * s + 1 the sum of the first two terms grows by at least the number of chunks of s.  So the host, which
+ * knows the capacities only, can size the arrays and start a block per slot, and the block finds
  * by gt_chunk_at which chunk it has, if any. */
 typedef struct gt_chunk {
-    int64_t sequence;    /* -1 = none has this place */
+    int64_t sequence;    /* -1 = none has this slot */
     int64_t first, last; /* tokens first ... last-1 */
 } gt_chunk;
 
-GT_INLINE int64_t gt_chunk_places(int64_t T, int64_t seq_capacity, int64_t size) {
-    return T / size + seq_capacity;
+GT_INLINE int64_t gt_chunk_slots(int64_t T, int64_t seq_capacity, int64_t size) {
+    return T / size + (T < seq_capacity ? T : seq_capacity);
 }
 
-GT_INLINE int64_t gt_chunk_place(const int32_t *cu_seqlens, int64_t size, int64_t sequence,
+GT_INLINE int64_t gt_chunk_slot(const int32_t *cu_seqlens, int64_t size, int64_t sequence,
                                  int64_t chunk) {
-    return cu_seqlens[sequence] / size + sequence + chunk;
+    const int64_t first = cu_seqlens[sequence];
+    return first / size + (first < sequence ? first : sequence) + chunk;
 }
 
 GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t size,
-                               int64_t place) {
+                               int64_t slot) {
     gt_chunk c = {-1, 0, 0};
-    int64_t low = 0, high = count; /* the last sequence whose first place is at most `place` */
+    int64_t low = 0, high = count; /* the last sequence whose first slot is at most `slot` */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (gt_chunk_place(cu_seqlens, size, middle, 0) <= place)
+        if (gt_chunk_slot(cu_seqlens, size, middle, 0) <= slot)
             low = middle;
         else
             high = middle;
     }
     if (low == count) return c;
-    c.first = cu_seqlens[low] + (place - gt_chunk_place(cu_seqlens, size, low, 0)) * size;
+    c.first = cu_seqlens[low] + (slot - gt_chunk_slot(cu_seqlens, size, low, 0)) * size;
     if (c.first >= cu_seqlens[low + 1]) return c;
     c.sequence = low;
     c.last = c.first + size < cu_seqlens[low + 1] ? c.first + size : cu_seqlens[low + 1];

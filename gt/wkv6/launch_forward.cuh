@@ -23,7 +23,7 @@ static inline int64_t sequences_of(const gt_wkv6_args& a) {
 }
 
 static inline int64_t places_of(const gt_wkv6_args& a) {
-    return a.seq_capacity ? gt_chunk_places(a.T, a.seq_capacity, CHECKPOINT)
+    return a.seq_capacity ? gt_chunk_slots(a.T, a.seq_capacity, CHECKPOINT)
                           : (a.T + CHECKPOINT - 1) / CHECKPOINT;
 }
 

@@ -95,7 +95,7 @@ GT_DEV Sequence sequence_at(const Problem& p, int64_t s) {
     if (!cu_seqlens) return {true, s, 0, p.T, 0};
     if (s >= sequence_count(p.packing)) return {false, 0, 0, 0, 0};
     return {true, 0, cu_seqlens[s], cu_seqlens[s + 1] - cu_seqlens[s],
-            gt_chunk_place(cu_seqlens, CHECKPOINT, s, 0)};
+            gt_chunk_slot(cu_seqlens, CHECKPOINT, s, 0)};
 }
 
 /* The chunk at a place; its sequence is -1 if there is none. */
