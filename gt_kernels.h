@@ -66,7 +66,7 @@
  *               sizes and device only.  With segments fixed a batch element's result does not depend
  *               on B or on its neighbours, nor that of a packed sequence on the others.
  *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
- *               gt_wkv6_args.  Of the other operators reserved, must be NULL.
+ *               gt_wkv6_args.
  *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  Bad
  *               arguments are found before anything is launched or written.  The library never
  *               prints, exits, throws, allocates device memory, synchronises, or uses a stream it was
@@ -365,7 +365,7 @@ typedef struct gt_ssd_args {
                                 summed over the batch, accumulates */
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     gt_stride dy_stride, dx_stride, ddt_stride, dBm_stride, dCm_stride, dz_stride;
-    const int32_t *cu_seqlens, *seq_count; /* reserved, as in gt_wkv6_args */
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
@@ -421,7 +421,7 @@ typedef struct gt_selective_scan_args {
                                 over the batch, accumulates */
     gt_stride u_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     gt_stride dy_stride, du_stride, ddt_stride, dBm_stride, dCm_stride, dz_stride;
-    const int32_t *cu_seqlens, *seq_count; /* reserved, as in gt_wkv6_args */
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;

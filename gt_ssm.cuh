@@ -35,7 +35,11 @@
  *     as h + expm1(a) h unless the decay is strong (scale_of_log).
  *   - log(1 + exp(v)) is 0 for v < -17 while its slope is not: softplus goes by log1p.
  *   - Delta, its slope and the limits come from one function, so both passes agree on every limit.
- *   - A > 0: exp may overflow while the state is 0; decays are kept finite.
+ *   - A > 0: exp may overflow while the state is 0; decays are kept finite.  Through a segment, whose growth exp may not
+ *     hold although the state fits, it is applied in four steps (rescale_far).
+ *
+ * SEQUENCES AND SEGMENTS.  Batch elements and packed sequences are one thing to the kernels, and long sequences are cut
+ * into segments that run side by side: see gt/recurrence/sequences.cuh and segments.cuh.
  *
  * THE PARTS, in gt/ssd/, gt/scan/, and, of both, gt/recurrence/ssm.h and ssm.cuh
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
@@ -61,42 +65,50 @@ extern "C" {
 
 GT_API gt_status gt_ssd_forward(const gt_ssd_args* args, gt_stream stream) {
     gt_ssd_args a;
-    gt_status status = gt::ssd::prepare(GT_FORWARD, args, &a);
+    gt::Device device;
+    gt_status status = gt::ssd::prepare(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
     size_t saved;
     gt::floats_in(a.saved, gt::ssd::checkpoint_count(a), &saved);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK) return status;
-    return gt::ssd::forward(a, false, stream);
+    const size_t need = gt::ssd::forward_workspace(a, device);
+    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
+        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
+        return status;
+    return gt::ssd::forward(a, false, device, stream);
 }
 
 GT_API gt_status gt_ssd_step(const gt_ssd_args* args, gt_stream stream) {
     gt_ssd_args a;
-    const gt_status status = gt::ssd::prepare(GT_STEP, args, &a);
-    return status != GT_OK ? status : gt::ssd::forward(a, true, stream);
+    gt::Device device;
+    const gt_status status = gt::ssd::prepare(GT_STEP, args, &a, &device);
+    return status != GT_OK ? status : gt::ssd::forward(a, true, device, stream);
 }
 
 GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
     gt_ssd_args a;
-    gt_status status = gt::ssd::prepare(GT_BACKWARD, args, &a);
+    gt::Device device;
+    gt_status status = gt::ssd::prepare(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    gt::ssd::BackwardPlan plan = gt::ssd::plan_backward(a);
+    gt::ssd::BackwardPlan plan = gt::ssd::plan_backward(a, device);
     size_t saved;
     gt::floats_in(a.saved, gt::ssd::checkpoint_count(a), &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
-    return gt::ssd::launch_backward(a, plan, stream);
+    return gt::ssd::launch_backward(a, plan, device, stream);
 }
 
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
     gt_no_answer(need);
     gt_ssd_args a;
-    gt_status status = gt::ssd::prepare(GT_QUERY, args, &a);
+    gt::Device device;
+    gt_status status = gt::ssd::prepare(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
-    sizes.backward = gt::ssd::plan_backward(a).bytes;
+    sizes.forward = gt::ssd::forward_workspace(a, device);
+    sizes.backward = gt::ssd::plan_backward(a, device).bytes;
     gt::floats_in(nullptr, gt::ssd::checkpoint_count(a), &sizes.saved);
     *need = sizes;
     return GT_OK;
@@ -104,43 +116,51 @@ GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
 
 GT_API gt_status gt_selective_scan_forward(const gt_selective_scan_args* args, gt_stream stream) {
     gt_selective_scan_args a;
-    gt_status status = gt::scan::prepare(GT_FORWARD, args, &a);
+    gt::Device device;
+    gt_status status = gt::scan::prepare(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
     size_t saved;
     gt::floats_in(a.saved, gt::scan::checkpoint_count(a), &saved);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK) return status;
-    return gt::scan::forward(a, false, stream);
+    const size_t need = gt::scan::forward_workspace(a, device);
+    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
+        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
+        return status;
+    return gt::scan::forward(a, false, device, stream);
 }
 
 GT_API gt_status gt_selective_scan_step(const gt_selective_scan_args* args, gt_stream stream) {
     gt_selective_scan_args a;
-    const gt_status status = gt::scan::prepare(GT_STEP, args, &a);
-    return status != GT_OK ? status : gt::scan::forward(a, true, stream);
+    gt::Device device;
+    const gt_status status = gt::scan::prepare(GT_STEP, args, &a, &device);
+    return status != GT_OK ? status : gt::scan::forward(a, true, device, stream);
 }
 
 GT_API gt_status gt_selective_scan_backward(const gt_selective_scan_args* args, gt_stream stream) {
     gt_selective_scan_args a;
-    gt_status status = gt::scan::prepare(GT_BACKWARD, args, &a);
+    gt::Device device;
+    gt_status status = gt::scan::prepare(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    gt::scan::BackwardPlan plan = gt::scan::plan_backward(a);
+    gt::scan::BackwardPlan plan = gt::scan::plan_backward(a, device);
     size_t saved;
     gt::floats_in(a.saved, gt::scan::checkpoint_count(a), &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
-    return gt::scan::launch_backward(a, plan, stream);
+    return gt::scan::launch_backward(a, plan, device, stream);
 }
 
 GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
                                              gt_workspace* need) {
     gt_no_answer(need);
     gt_selective_scan_args a;
-    gt_status status = gt::scan::prepare(GT_QUERY, args, &a);
+    gt::Device device;
+    gt_status status = gt::scan::prepare(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
-    sizes.backward = gt::scan::plan_backward(a).bytes;
+    sizes.forward = gt::scan::forward_workspace(a, device);
+    sizes.backward = gt::scan::plan_backward(a, device).bytes;
     gt::floats_in(nullptr, gt::scan::checkpoint_count(a), &sizes.saved);
     *need = sizes;
     return GT_OK;

@@ -227,6 +227,8 @@ const test_case test_case_table[] = {
      .level = TEST_MEDIUM, .layout = TEST_GAPS},
     {SSD(.B = 1, .T = 300, .H = 2, .P = 16, .N = 16), .name = "fast beside slow",
      .level = TEST_MEDIUM, .fill = {{"dt", -8, 0.5, 8, 0.05}}},
+    {SSD(.B = 1, .T = 200, .H = 2, .P = 8, .N = 16, .softplus = 1), .name = "states that grow all the time",
+     .level = TEST_MEDIUM, .fill = {{"A", 0, 0, 0.03, 1}}},
     {SSD(.B = 1, .T = 500, .H = 2, .P = 8, .N = 16, .softplus = 1), .name = "large states",
      .level = TEST_MEDIUM, .fill = {{"A", -8, 1, 0, 0}, {"x", 1, 2, 0, 0}, {"Bm", 1, 2, 0, 0}}},
     {SSD(.B = 2, .T = 1000, .H = 4, .P = 64, .N = 128, .softplus = 1), .name = "64 by 128, long",
@@ -281,6 +283,8 @@ const test_case test_case_table[] = {
      .layout = TEST_GAPS, .fill = {{"dt", -8, 0.5, 8, 0.05}}},
     {SCAN(.B = 1, .T = 500, .D = 16, .N = 16, .softplus = 1), .name = "large states",
      .level = TEST_MEDIUM, .fill = {{"A", -8, 1, 0, 0}, {"u", 1, 2, 0, 0}, {"Bm", 1, 2, 0, 0}}},
+    {SCAN(.B = 1, .T = 200, .D = 20, .N = 8, .softplus = 1), .name = "states that grow all the time",
+     .level = TEST_MEDIUM, .fill = {{"A", 0, 0, 0.03, 1}}},
     {SCAN(.B = 2, .T = 1000, .D = 300, .N = 16, .softplus = 1), .name = "300 by 16, long",
      .level = TEST_LARGE},
     {SCAN(.B = 1, .T = 4099, .D = 64, .N = 16, .softplus = 1),
@@ -411,6 +415,8 @@ const test_case test_case_table[] = {
 /* ---- packed sequences ------------------------------------------------------------------------ */
 
 #define PACKED(...) .args.wkv6 = {.B = 1, __VA_ARGS__}, .op = "wkv6"
+#define PACKED_SSD(...) .args.ssd = {.B = 1, __VA_ARGS__}, .op = "ssd"
+#define PACKED_SCAN(...) .args.selective_scan = {.B = 1, __VA_ARGS__}, .op = "selective_scan"
 #define LENGTHS(...)                                                                               \
     .packed = {sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t), (const int64_t[]){__VA_ARGS__}}
 #define RANDOM_LENGTHS(count) .packed = {count, NULL}
@@ -453,6 +459,61 @@ const test_case test_packed_cases[] = {
      .level = TEST_LARGE, RANDOM_LENGTHS(290)},
     {PACKED(.T = 3000, .H = 1, .N = 128, .seq_capacity = 5), .name = "128, long beside short",
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
+
+    {PACKED_SSD(.T = 6, .H = 2, .P = 2, .N = 3, .seq_capacity = 3), .name = "three", LENGTHS(3, 1, 2)},
+    {PACKED_SSD(.T = 5, .H = 4, .P = 1, .N = 2, .G = 2, .seq_capacity = 7, .softplus = 1),
+     .name = "empty ones", LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED_SSD(.T = 6, .H = 2, .P = 2, .N = 2, .seq_capacity = 5, .Dskip_per_channel = 1),
+     .name = "below the capacities", LENGTHS(2, 0, 2)},
+    {PACKED_SSD(.T = 4, .H = 2, .P = 2, .N = 2, .seq_capacity = 4, .softplus = 1, LIMITS), .name = "all in use",
+     .absent = "seq_count", LENGTHS(1, 0, 2, 1)},
+    {PACKED_SSD(.T = 4, .H = 1, .P = 2, .N = 3, .seq_capacity = 3), .name = "room for tokens",
+     .absent = "seq_count z dz", LENGTHS(1, 1, 0)},
+    {PACKED_SSD(.T = 3, .H = 2, .P = 2, .N = 2, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED_SSD(.T = 0, .H = 2, .P = 2, .N = 2, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED_SSD(.T = 5, .H = 1, .P = 2, .N = 3, .seq_capacity = 3, .softplus = 1), .name = "no states",
+     .absent = "Dskip " NO_STATES, LENGTHS(2, 3)},
+    {PACKED_SSD(.T = 5, .H = 2, .P = 2, .N = 2, .seq_capacity = 4, .state_in_shared = 1),
+     .name = "shared state", LENGTHS(2, 0, 2)},
+    {PACKED_SSD(.T = 3, .H = 2, .P = 2, .N = 2, .seq_capacity = 2, .state_in_shared = 1),
+     .name = "none, shared state", .packed = {0, NULL}},
+    {PACKED_SSD(.T = 205, .H = 2, .P = 2, .N = 3, .seq_capacity = 6, .softplus = 1), .name = "around chunks",
+     .level = TEST_SMALL, LENGTHS(63, 1, 64, 0, 65)},
+    {PACKED_SSD(.T = 300, .H = 1, .P = 4, .N = 3, .seq_capacity = 3, .state_in_shared = 1, .softplus = 1),
+     .name = "around more chunks, shared state", .level = TEST_SMALL, LENGTHS(129, 1, 128)},
+    {PACKED_SSD(.T = 90, .H = 2, .P = 2, .N = 2, .seq_capacity = 40, .softplus = 1), .name = "many",
+     .level = TEST_SMALL, RANDOM_LENGTHS(37)},
+    {PACKED_SSD(.T = 420, .H = 2, .P = 64, .N = 32, .seq_capacity = 12, .softplus = 1), .name = "64 by 32",
+     .level = TEST_MEDIUM, LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 128, 129)},
+    {PACKED_SSD(.T = 500, .H = 2, .P = 24, .N = 40, .G = 2, .seq_capacity = 300, .softplus = 1),
+     .name = "24 by 40, hundreds", .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED_SSD(.T = 2000, .H = 2, .P = 64, .N = 64, .seq_capacity = 60, .softplus = 1), .name = "64, dozens",
+     .level = TEST_LARGE, RANDOM_LENGTHS(50)},
+    {PACKED_SSD(.T = 3000, .H = 1, .P = 64, .N = 128, .seq_capacity = 5, .softplus = 1),
+     .name = "128, long beside short", .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
+
+    {PACKED_SCAN(.T = 6, .D = 2, .N = 3, .seq_capacity = 3), .name = "three", LENGTHS(3, 1, 2)},
+    {PACKED_SCAN(.T = 5, .D = 4, .N = 2, .G = 2, .seq_capacity = 7, .softplus = 1), .name = "empty ones",
+     LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED_SCAN(.T = 6, .D = 3, .N = 2, .seq_capacity = 5), .name = "below the capacities", LENGTHS(2, 0, 2)},
+    {PACKED_SCAN(.T = 4, .D = 2, .N = 2, .seq_capacity = 3, .softplus = 1), .name = "room for tokens",
+     .absent = "seq_count z dz", LENGTHS(1, 1, 0)},
+    {PACKED_SCAN(.T = 3, .D = 2, .N = 2, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED_SCAN(.T = 0, .D = 2, .N = 2, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED_SCAN(.T = 5, .D = 2, .N = 2, .seq_capacity = 4, .state_in_shared = 1), .name = "shared state",
+     LENGTHS(2, 0, 2)},
+    {PACKED_SCAN(.T = 3, .D = 2, .N = 2, .seq_capacity = 2, .state_in_shared = 1),
+     .name = "none, shared state", .packed = {0, NULL}},
+    {PACKED_SCAN(.T = 300, .D = 4, .N = 3, .seq_capacity = 4, .softplus = 1), .name = "around chunks",
+     .level = TEST_SMALL, LENGTHS(129, 1, 0, 128)},
+    {PACKED_SCAN(.T = 90, .D = 3, .N = 2, .seq_capacity = 40, .softplus = 1), .name = "many",
+     .level = TEST_SMALL, RANDOM_LENGTHS(37)},
+    {PACKED_SCAN(.T = 420, .D = 40, .N = 16, .seq_capacity = 12, .softplus = 1), .name = "40 channels",
+     .level = TEST_MEDIUM, LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 128, 129)},
+    {PACKED_SCAN(.T = 500, .D = 34, .N = 20, .G = 2, .seq_capacity = 300, .softplus = 1),
+     .name = "20 states, hundreds", .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED_SCAN(.T = 3000, .D = 64, .N = 16, .seq_capacity = 5, .softplus = 1),
+     .name = "16, long beside short", .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
 
     {.op = NULL}};
 

@@ -5,16 +5,13 @@
 
 #include "../base/launch.cuh"
 #include "../base/warp.cuh"
-
-#include <float.h>
+#include "segments.cuh"
 
 namespace gt {
 namespace ssm {
 
 constexpr int CHECKPOINT = 128; /* tokens between the states that forward leaves for backward */
 constexpr int MAX_SIZE = 256;   /* of P and N */
-
-GT_HD int64_t checkpoints_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; }
 
 GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
     return b * s.b + t * s.t + h * s.h;
@@ -45,30 +42,6 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
 
 /* Derivative of silu. */
 GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
-
-/* What is made of a decay, kept finite: a state of zero stays zero under any growth. */
-GT_DEV float finite(float value) {
-    return value > FLT_MAX ? FLT_MAX : value < -FLT_MAX ? -FLT_MAX : value;
-}
-
-/* How a state that decays by exp(a) is scaled: h <- keep * h + factor * h.  Near 1 the small part of
- * the decay is factor = expm1(a), which keeps its relative accuracy; keep = 1.  Else keep = 0; such a
- * decay is not carried far, so that exp_fast is accurate enough. */
-struct Scale {
-    float keep, factor;
-};
-
-GT_DEV Scale scale_of_log(float a) {
-    Scale s;
-    const bool near_one = a > -0.69f && a < 0.05f;
-    s.keep = near_one ? 1.0f : 0.0f;
-    s.factor = near_one ? expm1_neg(a) : finite(exp_fast(a));
-    return s;
-}
-
-GT_DEV float rescale(float keep, float factor, float state, float added) {
-    return fma_rn(keep, state, fma_rn(factor, state, added));
-}
 
 /* Sums V values over LANES lanes, STRIDE apart, of which the caller is number `lane`.  Afterwards it
  * holds V / LANES of the sums, number lane * (V / LANES) first, in v[0..]; with more lanes than values
@@ -202,23 +175,27 @@ struct GroupSumParams {
     void* out;
     gt_dtype dtype;
     gt_stride out_at;
-    int64_t B, T, G, parts;
+    Sequences sequences;
+    int64_t G, parts;
     int N;
 };
 
 GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
     const int64_t i = (int64_t)block_x() * 256 + thread_id();
-    if (i >= p.B * p.T * p.G * p.N) return;
+    const int64_t T = p.sequences.T;
+    if (i >= p.sequences.B * T * p.G * p.N) return;
     const int64_t n = i % p.N, row = i / p.N;
-    const int64_t g = row % p.G, t = row / p.G % p.T, b = row / p.G / p.T;
+    const int64_t g = row % p.G, t = row / p.G % T, b = row / p.G / T;
+    const int64_t parts = t < used_tokens(p.sequences) ? p.parts : 0; /* without tokens the sum is 0 */
     const float* in = p.in + row * p.parts * p.N + n;
     float sum = 0.0f;
-    for (int64_t part = 0; part < p.parts; part++) sum += in[part * p.N];
+    for (int64_t part = 0; part < parts; part++) sum += in[part * p.N];
     store_as(p.out, p.dtype, at(p.out_at, b, t, g) + n, sum);
 }
 
 static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_stream stream) {
-    return run(name, group_sum_kernel, (p.B * p.T * p.G * p.N + 255) / 256, 256, 0, stream, p);
+    const int64_t outputs = p.sequences.B * p.sequences.T * p.G * p.N;
+    return run(name, group_sum_kernel, (outputs + 255) / 256, 256, 0, stream, p);
 }
 
 } /* namespace ssm */

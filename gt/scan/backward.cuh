@@ -1,6 +1,6 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.
  *
- * grid and block as forward.  A block walks the sequence backwards, one checkpoint at a time: it rolls
+ * grid and block as forward.  A block walks a segment backwards, one checkpoint at a time: it rolls
  * h forward through the leaves of LEAF tokens, parks the state before each in a scratch of its own
  * (global, small enough to stay in L2), then goes back through them; in each it first rolls h through
  * the tokens once more, keeping the state before every token in shared memory.
@@ -23,18 +23,20 @@ struct BackwardParams {
     Problem in;
     const float *checkpoints, *dstate_out;
     float* scratch; /* [blocks,LEAVES,STATES/4,128] float4 */
-    float* dstate_in;
+    float* dstate_in;      /* NULL if not wanted, or shared */
+    float* dstate_sum;     /* [strands,D,N]: of all sequences of a strand; or NULL */
     void *du, *ddt, *dz;
     gt_stride du_at, ddt_at, dz_at;
     float *dB, *dC;        /* [B,T,G,tiles,N] or NULL */
-    float *dA;             /* [B,D,N] or NULL */
-    float *dskip, *dbias;  /* [B,128/CHANNELS,D] or NULL */
+    float *dA;             /* [strands,D,N] or NULL */
+    float *dskip, *dbias;  /* [strands,128/CHANNELS,D] or NULL */
 };
 
-/* What a thread sums for the parameters over the whole sequence. */
+/* What a thread sums for the parameters over all segments of its strand. */
 template <int STATES>
 struct ParameterSums {
-    float dA[STATES] = {}, dskip = 0.0f, dbias = 0.0f;
+    float dA[STATES] = {};
+    TwoTermSum dskip, dbias;
 };
 
 /* Moves STATES values of every thread as float4. */
@@ -182,8 +184,8 @@ GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t 
                      dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::CELLS + i)) *
                          dsilu(z.value(k)));
     }
-    sums.dskip += dskip;
-    sums.dbias += dbias;
+    sums.dskip.add(dskip);
+    sums.dbias.add(dbias);
 }
 
 /* The block's shares of dB and dC for a leaf: the sums over its warps. */
@@ -196,7 +198,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t fir
         if (!out || n >= in.N) continue;
         float sum = 0.0f;
         for (int w = 0; w < 4; w++) sum += s.value(C::SHARES + w * C::LEAF * 2 * C::WIDTH + i);
-        out[(((s.b * in.T + first + t) * in.G + s.g) * in.tiles + s.tile) * in.N + n] = sum;
+        out[(((s.b * in.sequences.T + first + t) * in.G + s.g) * in.tiles + s.tile) * in.N + n] = sum;
     }
 }
 
@@ -204,33 +206,29 @@ template <class C>
 GT_DEV void store_parameters(const BackwardParams& p, const Place<C>& s,
                              const ParameterSums<C::STATES>& sums) {
     const Problem& in = p.in;
-    if (p.dA) store_state(in, s, p.dA + s.b * in.D * in.N, sums.dA);
+    if (p.dA) store_state(in, s, p.dA + strand_of(in) * in.D * in.N, sums.dA);
     const int c = thread_id() % C::CHANNELS, part = thread_id() / C::CHANNELS;
     if (c >= s.channels) return;
-    const int64_t to = (s.b * C::LANES + part) * in.D + s.d0 + c;
-    if (p.dskip) p.dskip[to] = sums.dskip;
-    if (p.dbias) p.dbias[to] = sums.dbias;
+    const int64_t to = (strand_of(in) * C::LANES + part) * in.D + s.d0 + c;
+    if (p.dskip) p.dskip[to] = sums.dskip.value();
+    if (p.dbias) p.dbias[to] = sums.dbias.value();
 }
 
-template <int LANES, int STATES>
-GT_KERNEL(128, 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    using C = Traits<LANES, STATES>;
+/* One segment; G is the gradient of the state after it, and then of the state before it. */
+template <class C>
+GT_DEV void backward_segment(const BackwardParams& p, const Place<C>& s, const Span& span, const float (&A)[C::STATES],
+                             float (&G)[C::STATES], ParameterSums<C::STATES>& sums) {
+    constexpr int STATES = C::STATES, PARKED = STATES / 4 * THREADS; /* float4 of a state */
     const Problem& in = p.in;
-    const Place<C> s(in);
-    const int64_t DN = in.D * in.N, chunks = checkpoints_of(in.T);
-    constexpr int PARKED = STATES / 4 * THREADS; /* float4 of a state */
+    const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
     float4* parked = reinterpret_cast<float4*>(p.scratch) + (int64_t)block_x() * C::LEAVES * PARKED;
-
-    float A[STATES], G[STATES], h[STATES];
-    ParameterSums<STATES> sums;
-    load_state(in, s, in.A, A);
-    load_state(in, s, p.dstate_out ? p.dstate_out + s.b * DN : nullptr, G);
-    for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
-        const int64_t start = chunk * CHECKPOINT;
-        const int64_t left = in.T - start < CHECKPOINT ? in.T - start : CHECKPOINT;
+    float h[STATES];
+    for (int64_t chunk = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT - 1; chunk >= 0; chunk--) {
+        const int64_t start = span.first + chunk * CHECKPOINT;
+        const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
         const int leaves = (int)((left + C::LEAF - 1) / C::LEAF);
         float dA[STATES] = {};
-        load_state(in, s, p.checkpoints + (s.b * chunks + chunk) * DN, h);
+        load_state(in, s, p.checkpoints + (s.b * slots + span.chunk_slot + chunk) * DN, h);
         for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: h before each leaf */
             park(parked + leaf * PARKED, h);
             if (leaf + 1 == leaves) break;
@@ -241,7 +239,7 @@ GT_KERNEL(128, 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         }
         for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
             const int64_t first = start + leaf * C::LEAF;
-            const int tokens = (int)(in.T - first < C::LEAF ? in.T - first : C::LEAF);
+            const int tokens = (int)(s.end - first < C::LEAF ? s.end - first : C::LEAF);
             stage_leaf<true>(in, s, first, tokens);
             unpark(parked + leaf * PARKED, h);
             sync_threads();
@@ -255,8 +253,80 @@ GT_KERNEL(128, 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         GT_UNROLL
         for (int i = 0; i < STATES; i++) sums.dA[i] += dA[i];
     }
+}
+
+/* Adds G, of a sequence's first state, to the strand's sum. */
+template <class C>
+GT_DEV void add_dstate(const BackwardParams& p, const Place<C>& s, const float (&G)[C::STATES]) {
+    float* sums = p.dstate_sum + strand_of(p.in) * p.in.D * p.in.N;
+    float sum[C::STATES];
+    load_state(p.in, s, sums, sum);
+    GT_UNROLL
+    for (int i = 0; i < C::STATES; i++) sum[i] += G[i];
+    store_state(p.in, s, sums, sum);
+}
+
+template <int LANES, int STATES>
+GT_KERNEL(128, LANES == 4 ? 3 : 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    const Problem& in = p.in;
+    Place<Traits<LANES, STATES>> s(in);
+    float A[STATES], G[STATES];
+    ParameterSums<STATES> sums;
+    load_state(in, s, in.A, A);
+    load_state(in, s, nullptr, G);
+    if (p.dstate_sum) store_state(in, s, p.dstate_sum + strand_of(in) * in.D * in.N, G);
+    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists) continue;
+        s.enter(span);
+        load_state(in, s, first_state(in, span, p.dstate_out, span.sequence), G);
+        backward_segment(p, s, span, A, G, sums);
+        if (!span.starts) continue;
+        if (p.dstate_in) store_state(in, s, p.dstate_in + span.sequence * in.D * in.N, G);
+        if (p.dstate_sum) add_dstate(p, s, G);
+    }
     store_parameters(p, s, sums);
-    if (p.dstate_in) store_state(in, s, p.dstate_in + s.b * DN, G);
+}
+
+/* ---- backward: what a segment makes of a zero gradient ----------------------------------------------------
+ * grid, block and shared memory as backward.  Through a segment, from its last token to its first,
+ *     G <- exp(Delta A) (G + dy C)
+ * registers: A and G, STATES values each.  bytes per token and channel as forward's, and dy. */
+template <int LANES, int STATES>
+GT_KERNEL(128, 2) reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    using C = Traits<LANES, STATES>;
+    const Problem& in = p.in;
+    Place<C> s(in);
+    float A[STATES];
+    load_state(in, s, in.A, A);
+    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists || span.starts) continue; /* nothing comes before the first */
+        s.enter(span);
+        float G[STATES];
+        TwoTermSum delta_sum;
+        load_state(in, s, nullptr, G);
+        for (int64_t leaf = (span.end - span.first - 1) / C::LEAF; leaf >= 0; leaf--) {
+            const int64_t first = span.first + leaf * C::LEAF;
+            const int tokens = (int)(s.end - first < C::LEAF ? s.end - first : C::LEAF);
+            stage_leaf<true>(in, s, first, tokens);
+            sync_threads();
+            add_deltas(s, C::DELTA, tokens, delta_sum);
+            for (int t = tokens - 1; t >= 0; t--) {
+                const int cell = t * C::CHANNELS + s.channel;
+                const float delta = s.value(C::DELTA + cell), dy = s.value(C::DY + cell);
+                float Cm[STATES];
+                load_vector(Cm, s.cell(C::C + t * C::WIDTH + s.lane * STATES));
+                GT_UNROLL
+                for (int i = 0; i < STATES; i++) {
+                    const Scale scale = scale_of_log(delta * A[i]);
+                    G[i] = rescale(scale.keep, scale.factor, fma_rn(dy, Cm[i], G[i]), 0.0f);
+                }
+            }
+            sync_threads();
+        }
+        store_segment(in, s, span, G, delta_sum);
+    }
 }
 
 } /* namespace scan */

@@ -1,7 +1,7 @@
 /* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token.
  *
- * grid B*G*ceil(D/G/CHANNELS), block 128.  A block owns CHANNELS = 128 / LANES channels of one group
- * for the whole sequence, 32 at N <= 16; tokens are staged 32 at a time (16 for N > 64).
+ * grid strands*G*ceil(D/G/CHANNELS), block 128.  A block owns CHANNELS = 128 / LANES channels of one group
+ * for a whole segment, 32 at N <= 16; tokens are staged 32 at a time (16 for N > 64).
  * registers: STATES state values and as many of A a thread, fp32.
  * shared: u, Delta, y [TILE][CHANNELS], B, C [TILE][N]: 16 KB at N = 16.
  * arithmetic per token and state: about 20 instructions, one of them ex2; y is summed over the lanes
@@ -20,8 +20,9 @@ struct ForwardParams {
     void* y; /* NULL: only states are wanted */
     gt_stride y_at;
     const float* state_in;
-    float *state_out, *checkpoints; /* checkpoints [B,ceil(T/128),D,N] */
+    float *state_out, *checkpoints; /* checkpoints [B,chunk slots,D,N] */
     int state_in_shared, is_step;
+    int is_local; /* every segment from a zero state: only segments.states and segments.decays are written */
     const int32_t* slots;
     int64_t slot_capacity;
 };
@@ -45,23 +46,27 @@ GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, i
     }
 }
 
-template <int LANES, int STATES>
-GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    using C = Traits<LANES, STATES>;
+/* One segment. */
+template <class C>
+GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Span& span) {
+    constexpr int LANES = C::LANES, STATES = C::STATES;
     const Problem& in = p.in;
-    const Place<C> s(in);
-    const int64_t DN = in.D * in.N, chunks = checkpoints_of(in.T);
-    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : s.b;
+    const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
+    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : span.sequence;
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
 
     float h[STATES], A[STATES];
-    const int64_t row_in = p.state_in_shared ? 0 : row;
-    load_state(in, s, p.state_in && !skipped ? p.state_in + row_in * DN : nullptr, h);
+    TwoTermSum delta_sum;
+    const float* start = nullptr;
+    if (!p.is_local && !skipped) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : row);
+    load_state(in, s, start, h);
     load_state(in, s, in.A, A);
-    for (int64_t first = 0; first < in.T; first += C::TILE) {
-        if (p.checkpoints && first % CHECKPOINT == 0)
-            store_state(in, s, p.checkpoints + (s.b * chunks + first / CHECKPOINT) * DN, h);
-        const int tokens = (int)(in.T - first < C::TILE ? in.T - first : C::TILE);
+    for (int64_t first = span.first; first < s.end; first += C::TILE) {
+        if (p.checkpoints && (first - span.first) % CHECKPOINT == 0) {
+            const int64_t slot = span.chunk_slot + (first - span.first) / CHECKPOINT;
+            store_state(in, s, p.checkpoints + (s.b * slots + slot) * DN, h);
+        }
+        const int tokens = (int)(s.end - first < C::TILE ? s.end - first : C::TILE);
         Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
         u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
         dt.load(dt_rows(in, s, first, tokens));
@@ -73,6 +78,7 @@ GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
         u.store(s.cell(C::F_U));
         store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
         sync_threads();
+        if (p.is_local) add_deltas(s, C::F_DELTA, tokens, delta_sum);
         for (int t0 = 0; t0 < tokens; t0 += 4) { /* beyond the sequence Delta = 0 changes nothing */
             float y[4];
             GT_UNROLL
@@ -98,7 +104,22 @@ GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
         if (p.y) finish_y(p, s, first, tokens, skipped);
         sync_threads();
     }
-    if (p.state_out && !skipped) store_state(in, s, p.state_out + row * DN, h);
+    if (p.is_local)
+        store_segment(in, s, span, h, delta_sum);
+    else if (p.state_out && span.ends && !skipped)
+        store_state(in, s, p.state_out + row * DN, h);
+}
+
+template <int LANES, int STATES>
+GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    const Problem& in = p.in;
+    Place<Traits<LANES, STATES>> s(in);
+    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists || (p.is_local && span.ends)) continue; /* nothing follows the last */
+        s.enter(span);
+        forward_segment(p, s, span);
+    }
 }
 
 } /* namespace scan */

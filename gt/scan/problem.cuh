@@ -46,7 +46,9 @@ struct Traits {
 
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
-    int64_t B, T, D, G;
+    Sequences sequences;
+    Segments segments; /* states [slot][D,N], decays [slot][2][D]: sums of Delta */
+    int64_t D, G;
     int N;
     gt_dtype dtype, dt_dtype;
     DeltaRule rule;
@@ -58,11 +60,13 @@ struct Problem {
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* Where a block and a thread stand. */
+/* Where a block and a thread stand.  A block has one tile of channels and takes segments of sequences in turn: those of
+ * its strand, number block_x() / (G tiles). */
 template <class C>
 struct Place {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
+    int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
     int channels;           /* that exist */
     int channel, lane;      /* the thread's, and its place among the channel's lanes */
 
@@ -71,12 +75,17 @@ struct Place {
         smem = smem_base();
         tile = block_x() % in.tiles;
         g = block_x() / in.tiles % in.G;
-        b = block_x() / in.tiles / in.G;
+        b = 0;
+        end = 0;
         d0 = g * per_group + tile * C::CHANNELS;
         const int64_t left = per_group - tile * C::CHANNELS;
         channels = (int)(left < C::CHANNELS ? left : C::CHANNELS);
         channel = thread_id() / C::LANES;
         lane = thread_id() % C::LANES;
+    }
+    GT_METHOD void enter(const Span& span) {
+        b = span.b;
+        end = span.end;
     }
     GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
@@ -88,6 +97,11 @@ struct Place {
         return (d0 + channel) * in.N + lane * C::STATES + i;
     }
 };
+
+/* Segments of sequences that the blocks of a tile share, and how many of these blocks there are. */
+GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
+GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tiles); }
+GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
 
 template <class C>
 GT_DEV Rows channel_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
@@ -142,6 +156,31 @@ GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
     GT_UNROLL
     for (int i = 0; i < C::STATES; i++)
         if (s.has_state(in, i)) to[s.state_at(in, i)] = state[i];
+}
+
+/* The state that a segment's walk begins with: what scan_segments found, or, where the sequence is one segment, its own
+ * in row `row` of `states`.  The memory of `states` may be that which the walk of another segment of the sequence writes
+ * in the end, so that it is not read where there are several. */
+GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t row) {
+    if (!span.starts || !span.ends) return in.segments.states + span.segment_slot * in.D * in.N;
+    return states ? states + row * in.D * in.N : nullptr;
+}
+
+/* Leaves what the walk through a segment from a zero state came to, and the sum of Delta. */
+template <class C>
+GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[C::STATES],
+                          const TwoTermSum& delta) {
+    store_state(in, s, in.segments.states + span.segment_slot * in.D * in.N, state);
+    float* decay = in.segments.decays + span.segment_slot * 2 * in.D + s.d0 + s.channel;
+    if (s.lane > 0 || s.channel >= s.channels) return;
+    decay[0] = delta.hi;
+    decay[in.D] = delta.lo;
+}
+
+/* Adds the staged Delta of the thread's channel, `offset` in shared memory; tokens beyond the segment have none. */
+template <class C>
+GT_DEV void add_deltas(const Place<C>& s, int offset, int tokens, TwoTermSum& sum) {
+    for (int t = 0; t < tokens; t++) sum.add(s.value(offset + t * C::CHANNELS + s.channel));
 }
 
 /* h <- exp(Delta A) h + Delta u B */

@@ -17,7 +17,7 @@ static gt_status gt_selective_scan_resolve(void *filled, gt_pass pass, gt_dims *
     gt_status status;
     if ((status = gt_ssm_resolve_groups(&a->G, "D", a->D, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)) ||
+        (status = gt_resolve_packed(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
@@ -44,6 +44,8 @@ GT_API const gt_op *gt_op_selective_scan(void) {
         {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
         {"state_out", GT_AT(state_out), 0, "QDN", 'f', "o-s", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QDN", 'f', "-i-", NULL},
         {"du", GT_AT(du), GT_AT(du_stride), "BTD", 'x', "-o-", NULL},

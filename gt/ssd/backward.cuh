@@ -8,8 +8,8 @@ namespace gt {
 namespace ssd {
 
 /* ---- backward, any size, part 1: everything but the sums over heads, batch and time --------------------
- * grid B*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state and of its
- * gradient, and walks the sequence backwards, one checkpoint (8 leaves) at a time: it rolls the state
+ * grid strands*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state and of its
+ * gradient, and walks a segment backwards, one checkpoint (8 leaves) at a time: it rolls the state
  * h forward through the leaves, parks the state before each in a scratch of its own (global, small
  * enough to stay mostly in L2), then walks back through them with G.
  * registers: G, 8 RN values a thread, fp32, for the whole sequence, and h of the leaf at hand: 128 at
@@ -23,13 +23,14 @@ namespace ssd {
 struct SweepParams {
     Problem in;
     const float *checkpoints, *dstate_out;
-    float* scratch; /* [B,H,tiles,8,64,WIDTH] */
-    float* dstate_in;
+    float* scratch; /* [blocks,8,64,WIDTH] */
+    float* dstate_in;  /* NULL if not wanted, or shared */
+    float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
     void *dx, *dz;
     gt_stride dx_at, dz_at;
     float *dB, *dC;      /* [B,T,G,H/G*tiles,N] or NULL */
     float *ddelta, *da;  /* [tiles,B,T,H]; ddelta without A da */
-    float* dskip;        /* rows of sums over 128 tokens: [..,H,P] or, per head, [..,H]; or NULL */
+    float* dskip;        /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
 };
 
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
@@ -43,7 +44,7 @@ GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&st
     const Problem& in = p.in;
     const int heads = (int)(in.H / in.G), parts = heads * in.tiles;
     const int part = s.h % heads * in.tiles + s.tile;
-    const int tokens = tokens_from(in, first);
+    const int tokens = tokens_from(s, first);
     float row0[RN], row1[RN];
     s.load_n(row0, rows + s.p_lane * C::WIDTH);
     s.load_n(row1, rows + (s.p_lane + 8) * C::WIDTH);
@@ -77,7 +78,7 @@ GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&st
             reduce_scatter<8, 8, 1>(v, s.p_lane);
             const int t = t0 + i + s.p_lane / RN, n = s.n0 + s.p_lane % RN;
             if (out && t < tokens && n < in.N)
-                out[(((s.b * in.T + first + t) * in.G + s.g) * parts + part) * in.N + n] = v[0];
+                out[(((s.b * in.sequences.T + first + t) * in.G + s.g) * parts + part) * in.N + n] = v[0];
         }
         reduce_scatter<GROUP, 32, 1>(inner, lane_id());
         if (lane_id() % (32 / GROUP) == 0)
@@ -117,19 +118,18 @@ GT_DEV void stage_leaf(const Problem& in, const Place<C>& s, int64_t first) {
 
 /* Where a block parks the state before a leaf of the checkpoint at hand. */
 template <class C>
-GT_DEV float4* parked_state(const SweepParams& p, const Place<C>& s, int leaf) {
-    const int64_t block = (s.b * p.in.H + s.h) * p.in.tiles + s.tile;
+GT_DEV float4* parked_state(const SweepParams& p, int leaf) {
     constexpr int PARKED = 2 * C::RN * C::THREADS; /* float4 of a state */
-    return reinterpret_cast<float4*>(p.scratch) + (block * LEAVES + leaf) * PARKED;
+    return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * LEAVES + leaf) * PARKED;
 }
 
-/* Rolls h from a checkpoint through its leaves and parks what it is before each. */
+/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its leaves and parks what it is before each. */
 template <class C>
-GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t chunk, int leaves) {
+GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t slot, int64_t start, int leaves) {
     const Problem& in = p.in;
-    const int64_t chunks = checkpoints_of(in.T), head = s.b * in.H + s.h;
+    const int64_t slots = chunk_slots(in.sequences, CHECKPOINT), head = s.b * in.H + s.h;
     float state[8][C::RN];
-    load_state(in, s, p.checkpoints + (head * chunks + chunk) * in.P * in.N, state);
+    load_state(in, s, p.checkpoints + (head * slots + slot) * in.P * in.N, state);
     for (int leaf = 0; leaf < leaves; leaf++) {
         GT_UNROLL
         for (int i = 0; i < 2 * C::RN; i++) {
@@ -137,10 +137,10 @@ GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t chunk, int le
             const float4 four = {
                 state[e / C::RN][e % C::RN], state[(e + 1) / C::RN][(e + 1) % C::RN],
                 state[(e + 2) / C::RN][(e + 2) % C::RN], state[(e + 3) / C::RN][(e + 3) % C::RN]};
-            stg<float4>(parked_state(p, s, leaf) + i * C::THREADS + thread_id(), four);
+            stg<float4>(parked_state<C>(p, leaf) + i * C::THREADS + thread_id(), four);
         }
         if (leaf + 1 == leaves) break;
-        const int64_t first = chunk * CHECKPOINT + leaf * LEAF;
+        const int64_t first = start + leaf * LEAF;
         s.recall();
         stage_decays(in, s, first);
         stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
@@ -171,8 +171,7 @@ template <class C>
 GT_DEV void leaf_with_state(const SweepParams& p, const Place<C>& s, int64_t first,
                             const float4* parked, const float (&G)[8][C::RN]) {
     constexpr int RN = C::RN;
-    const Problem& in = p.in;
-    const int tokens = tokens_from(in, first);
+    const int tokens = tokens_from(s, first);
     float h[8][RN], Gh = 0.0f;
     GT_UNROLL
     for (int i = 0; i < 2 * RN; i++) {
@@ -226,8 +225,8 @@ GT_DEV void leaf_delta(const SweepParams& p, const Place<C>& s, int64_t first) {
     float Gh = 0.0f;
     for (int w = 0; w < C::WARPS; w++) Gh += s.value(C::Z_PARTS + w);
     da = fma_rn(s.value(C::SCALE + 2), Gh, da);
-    if (j == 0 && k < tokens_from(in, first)) {
-        const int64_t to = ((s.tile * in.B + s.b) * in.T + first + k) * in.H + s.h;
+    if (j == 0 && k < tokens_from(s, first)) {
+        const int64_t to = ((s.tile * in.sequences.B + s.b) * in.sequences.T + first + k) * in.H + s.h;
         p.da[to] = da;
         p.ddelta[to] = direct;
     }
@@ -252,44 +251,56 @@ GT_DEV float finish_dx(const SweepParams& p, const Place<C>& s, int64_t first, i
     return dskip;
 }
 
-/* Leaves a checkpoint's share of dDskip: per channel the threads' own sums, per head the warps'. */
+/* Leaves a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
 template <class C>
-GT_DEV void store_dskip(const SweepParams& p, const Place<C>& s, int64_t chunk, float dskip) {
+GT_DEV void store_dskip(const SweepParams& p, const Place<C>& s, float dskip) {
     const Problem& in = p.in;
-    const int64_t part = s.b * checkpoints_of(in.T) + chunk;
+    const int64_t strand = strand_of(in);
     if (in.skip_per_channel) {
         const int row = thread_id() % TILE_P;
-        const int64_t to = part * (C::THREADS / TILE_P) + thread_id() / TILE_P;
+        const int64_t to = strand * (C::THREADS / TILE_P) + thread_id() / TILE_P;
         if (row < s.rows) p.dskip[(to * in.H + s.h) * in.P + s.p0 + row] = dskip;
     } else {
         dskip = warp_sum(dskip);
-        const int64_t to = (part * in.tiles + s.tile) * C::WARPS + warp_id();
+        const int64_t to = (strand * in.tiles + s.tile) * C::WARPS + warp_id();
         if (lane_id() == 0) p.dskip[to * in.H + s.h] = dskip;
     }
 }
 
-template <int RN, int WARPS>
-GT_KERNEL(32 * WARPS, 8 / WARPS) backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
-    using C = Traits<RN, WARPS>;
+/* Adds G, of a sequence's first state, to the strand's sum. */
+template <class C>
+GT_DEV void add_dstate(const SweepParams& p, const Place<C>& s, const float (&G)[8][C::RN]) {
+    float* sums = p.dstate_sum + state_of(p.in, s, strand_of(p.in));
+    float sum[8][C::RN];
+    load_state(p.in, s, sums, sum);
+    GT_UNROLL
+    for (int i = 0; i < 8; i++)
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++) sum[i][n] += G[i][n];
+    store_state(p.in, s, sums, sum);
+}
+
+/* One segment; G is the gradient of the state after it, and then of the state before it. */
+template <class C>
+GT_DEV void sweep_segment(const SweepParams& p, Place<C>& s, const Span& span, float (&G)[8][C::RN],
+                          TwoTermSum& dskip_sum) {
     const Problem& in = p.in;
-    Place<C> s(in);
-    float G[8][RN], v[8];
-    load_state(in, s, p.dstate_out ? p.dstate_out + state_of(in, s) : nullptr, G);
-    s.remember();
-    for (int64_t chunk = checkpoints_of(in.T) - 1; chunk >= 0; chunk--) {
-        const int64_t start = chunk * CHECKPOINT;
-        const int64_t left = in.T - start < CHECKPOINT ? in.T - start : CHECKPOINT;
+    const int64_t chunks = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT;
+    float v[8];
+    for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
+        const int64_t start = span.first + chunk * CHECKPOINT;
+        const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
         const int leaves = (int)((left + LEAF - 1) / LEAF);
         float dskip = 0.0f;
-        park_states(p, s, chunk, leaves);
+        park_states(p, s, span.chunk_slot + chunk, start, leaves);
         for (int leaf = leaves - 1; leaf >= 0; leaf--) {
             const int64_t first = start + leaf * LEAF;
-            const int tokens = tokens_from(in, first);
+            const int tokens = tokens_from(s, first);
             s.recall();
             stage_leaf(in, s, first);
             stage_pairs<C, true>(s);
             sync_threads();
-            leaf_with_state(p, s, first, parked_state(p, s, leaf), G);
+            leaf_with_state(p, s, first, parked_state<C>(p, leaf), G);
             sum_over_p(p, s, G, first, C::X, C::WEIGHT, C::B, C::F_PARTS, {C::R, 1, PITCH}, C::C,
                        p.dB);
             load_pair_rows(s, C::DY, -1, v);
@@ -304,13 +315,66 @@ GT_KERNEL(32 * WARPS, 8 / WARPS) backward_sweep_kernel(const GT_GRID_CONSTANT Sw
             update_state(s, G, tokens, C::DY, C::PRE, C::C);
             sync_threads();
         }
-        if (p.dskip) store_dskip(p, s, chunk, dskip);
+        dskip_sum.add(dskip);
     }
-    if (p.dstate_in) store_state(in, s, p.dstate_in + state_of(in, s), G);
+}
+
+template <int RN, int WARPS>
+GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN <= 2 ? 3 : 2) backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
+    using C = Traits<RN, WARPS>;
+    const Problem& in = p.in;
+    Place<C> s(in);
+    float G[8][RN];
+    TwoTermSum dskip;
+    if (p.dstate_sum) {
+        load_state(in, s, nullptr, G);
+        store_state(in, s, p.dstate_sum + state_of(in, s, strand_of(in)), G);
+    }
+    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists) continue;
+        s.enter(span);
+        const float* start = first_state(in, span, p.dstate_out, span.sequence);
+        load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, G);
+        sweep_segment(p, s, span, G, dskip);
+        if (!span.starts) continue;
+        if (p.dstate_in) store_state(in, s, p.dstate_in + state_of(in, s, span.sequence), G);
+        if (p.dstate_sum) add_dstate(p, s, G);
+    }
+    if (p.dskip) store_dskip(p, s, dskip.value());
+}
+
+/* ---- backward: what a segment makes of a zero gradient ------------------------------------------------
+ * grid and block as the sweep.  Through a segment, from its last leaf to its first,
+ *     G <- E G + sum_t pre_t dy_t C_t^T
+ * registers: G, 8 RN values a thread.  shared: as the sweep.  bytes per token and head: dy, (z,) 2 P, C 2 N. */
+template <int RN, int WARPS>
+GT_KERNEL(32 * WARPS, 8 / WARPS) reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
+    using C = Traits<RN, WARPS>;
+    const Problem& in = p.in;
+    Place<C> s(in);
+    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists || span.starts) continue; /* nothing comes before the first */
+        s.enter(span);
+        float G[8][RN];
+        load_state(in, s, nullptr, G);
+        for (int64_t leaf = (span.end - span.first - 1) / LEAF; leaf >= 0; leaf--) {
+            const int64_t first = span.first + leaf * LEAF;
+            stage_decays(in, s, first);
+            stage_dy(in, s, first);
+            stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+            sync_threads();
+            s.add_log();
+            update_state(s, G, tokens_from(s, first), C::DY, C::PRE, C::C);
+            sync_threads();
+        }
+        store_segment(in, s, span, G);
+    }
 }
 
 /* ---- backward, part 2: ddt, and the shares of dA and ddt_bias --------------------------------------------
- * grid B*chunks*ceil(H/32), block 256: 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
+ * grid B*windows*ceil(H/32), block 256: a window of 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
  * w + 8, ... in order, and the warps' sums are added in order.
  * registers: the head's parameters and two sums.
  * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 a tile of P.  Deterministic. */
@@ -319,20 +383,27 @@ struct DeltaParams {
     const float *ddelta, *da;
     void* ddt;
     gt_stride ddt_at;
-    float *dA, *dbias; /* rows [B*chunks,H] or NULL */
+    float *dA, *dbias; /* rows [B*windows,H] or NULL */
 };
+
+GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; }
 
 GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     const Problem& in = p.in;
-    const int64_t lanes = (in.H + 31) / 32, chunks = checkpoints_of(in.T);
+    const int64_t B = in.sequences.B, T = in.sequences.T, used = used_tokens(in.sequences);
+    const int64_t lanes = (in.H + 31) / 32, windows = windows_of(T);
     const int64_t h = block_x() % lanes * 32 + lane_id(), row = block_x() / lanes;
-    const int64_t b = row / chunks, start = row % chunks * CHECKPOINT;
-    const int64_t end = start + CHECKPOINT < in.T ? start + CHECKPOINT : in.T;
+    const int64_t b = row / windows, start = row % windows * CHECKPOINT;
+    const int64_t end = start + CHECKPOINT < T ? start + CHECKPOINT : T;
     float dA = 0.0f, dbias = 0.0f;
     for (int64_t t = start + warp_id(); h < in.H && t < end; t += 8) {
         float direct = 0.0f, da = 0.0f;
+        if (t >= used) { /* of no sequence */
+            if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, b, t, h), 0.0f);
+            continue;
+        }
         for (int64_t tile = 0; tile < in.tiles; tile++) {
-            const int64_t from = ((tile * in.B + b) * in.T + t) * in.H + h;
+            const int64_t from = ((tile * B + b) * T + t) * in.H + h;
             direct += p.ddelta[from];
             da += p.da[from];
         }

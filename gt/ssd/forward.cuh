@@ -1,7 +1,7 @@
 /* gt/ssd/forward.cuh - ssd forward and step, any size.
  *
- * grid B*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state for the whole
- * sequence and walks it a leaf at a time.
+ * grid strands*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state for a whole
+ * segment and walks it a leaf at a time.
  * registers: 8 RN state values a thread, fp32 (64 at N = 128).
  * shared: x, B, C, z, S_ts, the decays, the sums over n: 20 KB at N = 16, 34 KB at N = 128, 50 KB
  *     at N = 256.
@@ -22,8 +22,9 @@ struct ForwardParams {
     void* y; /* NULL: only states are wanted */
     gt_stride y_at;
     const float* state_in;
-    float *state_out, *checkpoints; /* checkpoints [B,H,ceil(T/128),P,N] */
+    float *state_out, *checkpoints; /* checkpoints [B,H,chunk slots,P,N] */
     int state_in_shared, is_step;
+    int is_local; /* every segment from a zero state: only segments.states and segments.decays are written */
     const int32_t* slots;
     int64_t slot_capacity;
 };
@@ -57,26 +58,29 @@ GT_DEV void stage_gate(const Problem& in, const Place<C>& s, int64_t first) {
     }
 }
 
-template <int RN, int WARPS>
-GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN == 8 ? 4 : 3)
-forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    using C = Traits<RN, WARPS>;
+/* One segment, number `item` of those that the blocks of a tile and head share. */
+template <class C>
+GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
     const Problem& in = p.in;
-    const Place<C> s(in);
-    const int64_t PN = (int64_t)in.P * in.N, chunks = checkpoints_of(in.T);
-    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : s.b;
+    const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+    if (!span.exists || (p.is_local && span.ends)) return; /* nothing follows the last */
+    const int leaves = (int)((span.end - span.first + LEAF - 1) / LEAF);
+    const int64_t row = p.is_step && p.slots ? p.slots[span.b] : span.sequence;
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
+    s.enter(span);
 
-    float state[8][RN];
-    const int64_t row_in = p.state_in_shared ? 0 : row;
-    load_state(in, s, p.state_in && !skipped ? p.state_in + (row_in * in.H + s.h) * PN : nullptr,
-               state);
-    for (int64_t first = 0; first < in.T; first += LEAF) {
-        if (p.checkpoints && first % CHECKPOINT == 0) {
-            const int64_t checkpoint = (s.b * in.H + s.h) * chunks + first / CHECKPOINT;
-            store_state(in, s, p.checkpoints + checkpoint * PN, state);
+    float state[8][C::RN];
+    const float* start = nullptr;
+    if (!p.is_local && !skipped) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : row);
+    load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, state);
+    for (int leaf = 0; leaf < leaves; leaf++) {
+        const int64_t first = s.recall() + leaf * LEAF;
+        if (p.checkpoints && leaf % LEAVES == 0) {
+            const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
+            const int64_t slot = (s.b * in.H + s.h) * slots + s.chunk_slot() + leaf / LEAVES;
+            store_state(in, s, p.checkpoints + slot * in.P * in.N, state);
         }
-        const int tokens = tokens_from(in, first);
+        const int tokens = tokens_from(s, first);
         stage_decays(in, s, first);
         stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
         stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
@@ -86,6 +90,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
             if (in.z) stage_gate(in, s, first);
         }
         sync_threads();
+        if (p.is_local) s.add_log();
         if (p.y) {
             stage_pairs<C, false>(s);
             sync_threads();
@@ -102,7 +107,20 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
         update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
-    if (p.state_out && !skipped) store_state(in, s, p.state_out + (row * in.H + s.h) * PN, state);
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+    if (p.is_local) {
+        store_segment(in, s, same, state);
+    } else if (p.state_out && same.ends) {
+        const int64_t row_out = p.is_step && p.slots ? p.slots[same.b] : same.sequence;
+        if (!skipped) store_state(in, s, p.state_out + state_of(in, s, row_out), state);
+    }
+}
+
+template <int RN, int WARPS>
+GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN == 8 ? 4 : 3)
+forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    Place<Traits<RN, WARPS>> s(p.in);
+    for (int64_t item = strand_of(p.in); item < items_of(p.in); item += strands_of(p.in)) forward_segment(p, s, item);
 }
 
 } /* namespace ssd */

@@ -34,9 +34,9 @@ struct Traits {
     static constexpr int DELTA = S + LEAF * PITCH;        /* [16]; then a, pre, suf, Delta suf */
     static constexpr int LOG = DELTA + LEAF, PRE = LOG + LEAF, SUF = PRE + LEAF;
     static constexpr int WEIGHT = SUF + LEAF;
-    static constexpr int SCALE = WEIGHT + LEAF;           /* keep, factor, E */
-    static constexpr int PLACE = SCALE + 4;               /* see Place::remember */
-    static constexpr int GATE = PLACE + 4;                /* [16][64], made of z */
+    static constexpr int SCALE = WEIGHT + LEAF;           /* keep, factor, E, log E */
+    static constexpr int PLACE = SCALE + 4;               /* see Place::enter */
+    static constexpr int GATE = PLACE + 12;               /* [16][64], made of z */
     static constexpr int FORWARD_END = GATE + LEAF * TILE_P;
     static constexpr int DY = FORWARD_END;                /* [16][64] */
     static constexpr int R = DY + LEAF * TILE_P;          /* [16][PITCH], Delta_s R_ts */
@@ -46,12 +46,15 @@ struct Traits {
     static constexpr int F_PARTS = E_PARTS + WARPS * LEAF, Z_PARTS = F_PARTS + WARPS * LEAF;
     static constexpr int BACKWARD_END = Z_PARTS + WARPS;
     static_assert(DY % 4 == 0, "its rows are read in 16-byte pieces");
+    static_assert(PLACE % 2 == 0, "it has tokens, 8 bytes each");
     static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
 };
 
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
-    int64_t B, T, H, G;
+    Sequences sequences;
+    Segments segments; /* states [slot][H,P,N], decays [slot][2][H] */
+    int64_t H, G;
     int P, N;
     gt_dtype dtype, dt_dtype;
     DeltaRule rule;
@@ -64,21 +67,24 @@ struct Problem {
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* Where a block and a thread stand. */
+/* Where a block and a thread stand.  A block has one tile of one head and takes segments of sequences in turn: those
+ * of its strand, number block_x() / (H tiles). */
 template <class C>
 struct Place {
     uint32_t smem;
     int b, h, g, tile;
+    int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
     int p0, rows;           /* first row of the block's tile, and how many exist */
     int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
 
     GT_METHOD explicit Place(const Problem& in) {
+        const int heads = (int)in.H; /* no more than blocks */
         smem = smem_base();
         tile = block_x() % in.tiles;
-        const int head = block_x() / in.tiles, heads = (int)in.H; /* no more than blocks */
-        b = head / heads;
-        h = head % heads;
+        h = block_x() / in.tiles % heads;
         g = h / (heads / (int)in.G);
+        b = 0;
+        end = 0;
         p0 = tile * TILE_P;
         rows = in.P - p0 < TILE_P ? in.P - p0 : TILE_P;
         p_lane = lane_id() % 8;
@@ -87,20 +93,35 @@ struct Place {
     }
     GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
-    /* Between the two b, h and g lie in shared memory, and so nothing that is made of them (the first
-     * address of every tensor, 64 bits each) is kept in registers from leaf to leaf. */
-    GT_METHOD void remember() const {
+    /* The segment lies in shared memory between the two, and so nothing that is made of it (the first address of every
+     * tensor, 64 bits each) is kept in registers from leaf to leaf.  All threads; recall() returns its first token. */
+    GT_METHOD void enter(const Span& span) {
         if (thread_id() == 0) {
-            sts<int>(cell(C::PLACE), b);
+            sts<int>(cell(C::PLACE), (int)span.b);
             sts<int>(cell(C::PLACE + 1), h);
             sts<int>(cell(C::PLACE + 2), g);
+            sts<int64_t>(cell(C::PLACE + 4), span.first);
+            sts<int64_t>(cell(C::PLACE + 6), span.end);
+            sts<int64_t>(cell(C::PLACE + 8), span.chunk_slot);
+            sts<TwoTermSum>(cell(C::PLACE + 10), TwoTermSum());
         }
         sync_threads();
+        recall();
     }
-    GT_METHOD void recall() {
+    GT_METHOD int64_t recall() {
         b = lds<int>(cell(C::PLACE));
         h = lds<int>(cell(C::PLACE + 1));
         g = lds<int>(cell(C::PLACE + 2));
+        end = lds<int64_t>(cell(C::PLACE + 6));
+        return lds<int64_t>(cell(C::PLACE + 4));
+    }
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cell(C::PLACE + 8)); }
+    /* log E of the staged leaf, to the sum over the segment */
+    GT_METHOD void add_log() const {
+        if (thread_id() != 0) return;
+        TwoTermSum sum = lds<TwoTermSum>(cell(C::PLACE + 10));
+        sum.add(value(C::SCALE + 3));
+        sts<TwoTermSum>(cell(C::PLACE + 10), sum);
     }
     /* row of the tile that is number i of the thread's 8 */
     GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
@@ -117,21 +138,28 @@ struct Place {
     }
 };
 
-GT_DEV int tokens_from(const Problem& in, int64_t first) {
-    return (int)(in.T - first < LEAF ? in.T - first : LEAF);
+/* Segments of sequences that the blocks of a tile and head share, and how many of these blocks there are. */
+GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
+GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
+GT_DEV int64_t strand_of(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
+
+/* Of the leaf that starts with token `first`. */
+template <class C>
+GT_DEV int tokens_from(const Place<C>& s, int64_t first) {
+    return (int)(s.end - first < LEAF ? s.end - first : LEAF);
 }
 
 template <class C>
 GT_DEV Rows head_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
                       int64_t first) {
     return {data, in.dtype, at(stride, s.b, first, s.h) + s.p0, stride.t, 1,
-            tokens_from(in, first), s.rows};
+            tokens_from(s, first), s.rows};
 }
 
 template <class C>
 GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
                        int64_t first) {
-    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens_from(in, first), in.N};
+    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens_from(s, first), in.N};
 }
 
 /* Delta and everything made of a, by the first warp; tokens beyond the sequence have Delta = 0. */
@@ -140,7 +168,7 @@ GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
     if (warp_id() != 0) return;
     const int lane = lane_id();
     float delta = 0.0f;
-    if (lane < tokens_from(in, first)) {
+    if (lane < tokens_from(s, first)) {
         const float bias = in.dt_bias ? in.dt_bias[s.h] : 0.0f;
         const float dt = load_as(in.dt, in.dt_dtype, at(in.dt_at, s.b, first + lane, s.h));
         delta = delta_of(in.rule, dt + bias).value;
@@ -168,6 +196,7 @@ GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
         sts<float>(s.cell(C::SCALE), scale.keep);
         sts<float>(s.cell(C::SCALE + 1), scale.factor);
         sts<float>(s.cell(C::SCALE + 2), finite(exp_accurate(all)));
+        sts<float>(s.cell(C::SCALE + 3), all);
     }
 }
 
@@ -356,10 +385,30 @@ GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
     }
 }
 
-/* Where the head's state begins in a tensor [B,H,P,N]. */
+/* Where the head's state begins in row `row` of a tensor [rows,H,P,N]. */
 template <class C>
-GT_DEV int64_t state_of(const Problem& in, const Place<C>& s) {
-    return (s.b * in.H + s.h) * in.P * in.N;
+GT_DEV int64_t state_of(const Problem& in, const Place<C>& s, int64_t row) {
+    return (row * in.H + s.h) * in.P * in.N;
+}
+
+/* The state that a segment's walk begins with: what scan_segments found, or, where the sequence is one segment, its own
+ * in row `row` of `states`.  The memory of `states` may be that which the walk of another segment of the sequence writes
+ * in the end, so that it is not read where there are several. */
+GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t row) {
+    const int64_t size = in.H * in.P * in.N;
+    if (!span.starts || !span.ends) return in.segments.states + span.segment_slot * size;
+    return states ? states + row * size : nullptr;
+}
+
+/* Leaves what the walk through a segment from a zero state came to. */
+template <class C>
+GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[8][C::RN]) {
+    store_state(in, s, in.segments.states + state_of(in, s, span.segment_slot), state);
+    float* decay = in.segments.decays + span.segment_slot * 2 * in.H + s.h;
+    if (s.tile > 0 || thread_id() > 0) return;
+    const TwoTermSum log = lds<TwoTermSum>(s.cell(C::PLACE + 10));
+    decay[0] = log.hi;
+    decay[in.H] = log.lo;
 }
 
 template <class C>

@@ -30,7 +30,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
         (status =
              gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
-        (status = gt_ssd_check_limits(a)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
+        (status = gt_ssd_check_limits(a)) || (status = gt_resolve_packed(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
@@ -55,6 +55,8 @@ GT_API const gt_op *gt_op_ssd(void) {
         {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-O", NULL},
         {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-s", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I-", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i-", NULL},
         {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},

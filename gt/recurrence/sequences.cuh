@@ -1,0 +1,108 @@
+/* gt/recurrence/sequences.cuh - which tokens belong to which sequence.
+ *
+ * A recurrent operator runs over sequences: the elements of a batch, each of T tokens, or packed sequences of any
+ * lengths, whose borders stand in device memory (cu_seqlens).  Kernels see both through Sequences: the host knows how
+ * many sequences there may be, a block finds where the one it works on lies.
+ *
+ * Chunks.  An operator cuts every sequence into chunks of a fixed number of tokens, counted from its first token, the
+ * last one shorter.  Arrays with an entry a chunk are indexed by chunk slots: gt_chunk_slot (gt/base/op.h) gives every
+ * chunk of a batch element a slot of its own, below chunk_slots().
+ *
+ * Tokens and states of no sequence.  Tokens from the end of the last packed sequence on belong to none.  Outputs are 0
+ * there: clear_unused() writes that. */
+#ifndef GT_RECURRENCE_SEQUENCES_CUH
+#define GT_RECURRENCE_SEQUENCES_CUH
+
+#include "../base/launch.cuh"
+#include "../base/warp.cuh"
+
+namespace gt {
+
+/* The sequences of one call.  cu_seqlens is NULL if they are the elements of a batch. */
+struct Sequences {
+    int64_t B, T; /* packed: B = 1, T tokens in all */
+    const int32_t *cu_seqlens, *seq_count;
+    int64_t capacity; /* packed: of cu_seqlens, else 0 */
+};
+
+template <class Args>
+static inline Sequences sequences_of(const Args& a) {
+    return {a.B, a.T, a.cu_seqlens, a.seq_count, a.seq_capacity};
+}
+
+/* Sequences that there may be: what states and workspace are sized for. */
+GT_HD int64_t most_sequences(const Sequences& q) { return q.capacity ? q.capacity : q.B; }
+
+/* Slots for the chunks of a batch element. */
+GT_HD int64_t chunk_slots(const Sequences& q, int chunk) {
+    return q.capacity ? gt_chunk_slots(q.T, q.capacity, chunk) : (q.T + chunk - 1) / chunk;
+}
+
+/* Sequences that there are. */
+GT_DEV int64_t sequence_count(const Sequences& q) {
+    if (!q.cu_seqlens) return q.B;
+    return q.seq_count ? *q.seq_count : q.capacity;
+}
+
+/* Tokens of a batch element that belong to a sequence: all from the first on. */
+GT_DEV int64_t used_tokens(const Sequences& q) { return q.cu_seqlens ? q.cu_seqlens[sequence_count(q)] : q.T; }
+
+/* Where a sequence lies. */
+struct Sequence {
+    int64_t b, first, tokens; /* its first token of batch element b */
+    int64_t slot;             /* of its first chunk */
+};
+
+/* s: below sequence_count(). */
+GT_DEV Sequence sequence_at(const Sequences& q, int chunk, int64_t s) {
+    if (!q.cu_seqlens) return {s, 0, q.T, 0};
+    const int64_t first = q.cu_seqlens[s];
+    return {0, first, q.cu_seqlens[s + 1] - first, gt_chunk_slot(q.cu_seqlens, chunk, s, 0)};
+}
+
+/* ---- tokens of no sequence ------------------------------------------------------------------------------------------
+ * Zeros in the outputs of tokens from the last packed sequence's end on.
+ * grid fixed, block 8 warps; a warp takes rows, a token and head each, in turn.  bytes: the zeros. */
+struct ClearParams {
+    struct Output {
+        void* data;
+        gt_stride stride;
+        gt_dtype dtype;
+        int heads, size; /* [token][heads][size]; neighbours of the last index are `step` elements apart */
+        int64_t step;
+    } outputs[6];
+    int count;
+    Sequences sequences;
+};
+
+GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
+    wait_for_chain();
+    const int64_t first = used_tokens(p.sequences), tokens = p.sequences.T - first;
+    const int64_t warp = (int64_t)block_x() * 8 + warp_id(), warps = (int64_t)grid_x() * 8;
+    for (int i = 0; i < p.count; i++) {
+        const ClearParams::Output& x = p.outputs[i];
+        for (int64_t row = warp; row < tokens * x.heads; row += warps) {
+            const int64_t start = (first + row / x.heads) * x.stride.t + row % x.heads * x.stride.h;
+            for (int n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n * x.step, 0.0f);
+        }
+    }
+}
+
+/* Adds an output that is to be cleared; one that is not wanted (NULL) is left out. */
+static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_dtype dtype, int64_t heads,
+                              int64_t size, int64_t step = 1) {
+    if (data) p.outputs[p.count++] = {data, stride, dtype, (int)heads, (int)size, step};
+}
+
+/* stream: a gt_stream, or a Chain.  Nothing is launched if there can be no such token. */
+template <class Stream>
+static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
+                                     Stream& stream) {
+    if (!sequences.capacity || p.count == 0) return GT_OK;
+    p.sequences = sequences;
+    return run(name, clear_unused_kernel, 2 * device.multiprocessors, 256, 0, stream, p);
+}
+
+} /* namespace gt */
+
+#endif /* GT_RECURRENCE_SEQUENCES_CUH */
