@@ -106,6 +106,15 @@
 #endif
 #endif
 
+/* A declaration with that linkage.  Where it is static, a program need not use all functions. */
+#if defined(__GNUC__)
+#define GT_FUNCTION __attribute__((unused)) GT_API
+#define GT_REF_FUNCTION __attribute__((unused)) GT_REF_API
+#else
+#define GT_FUNCTION GT_API
+#define GT_REF_FUNCTION GT_REF_API
+#endif
+
 /* Linker symbols carry the version: a program and an implementation that were built from different
  * headers do not link ("undefined reference to gt_wkv6_forward_v0_1_0") instead of misreading each
  * other's structs.  Source code uses the plain names. */
@@ -221,18 +230,18 @@ typedef struct gt_workspace {
 /* ---- library --------------------------------------------------------------------------------- */
 
 /* GT_VERSION of the compiled implementation. */
-GT_API int gt_version(void);
+GT_FUNCTION int gt_version(void);
 
 /* A fixed sentence for a status; never NULL, also for values that are no status. */
-GT_API const char *gt_status_string(gt_status status);
+GT_FUNCTION const char *gt_status_string(gt_status status);
 
 /* What the last failing gt_ call of this thread reported: function, field, value.  "" if none failed.
  * The text stays valid until the next failing call of the same thread. */
-GT_API const char *gt_last_error(void);
+GT_FUNCTION const char *gt_last_error(void);
 
 /* GT_OK if kernels of this build run on `device` (-1: the current one); else GT_ERROR_NO_CUDA,
  * GT_ERROR_NO_DEVICE, GT_ERROR_ARCH or GT_ERROR_VALUE (no such device). */
-GT_API gt_status gt_device_supported(int device);
+GT_FUNCTION gt_status gt_device_supported(int device);
 
 /* Host conversions, round to nearest even; NaN stays NaN, overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);
@@ -309,18 +318,18 @@ typedef struct gt_wkv6_args {
 } gt_wkv6_args;
 
 /* Writes y and, unless NULL, state_out (and saved).  Required: r k v w y. */
-GT_API gt_status gt_wkv6_forward(const gt_wkv6_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_wkv6_forward(const gt_wkv6_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: r k v w dy; u and state_in as given to forward. */
-GT_API gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream);
 /* 1 to 16 new tokens per batch element; state_out is read and updated in place (state_in: NULL or the
  * same pointer).  Equals forward on the same tokens up to rounding.  Not for packed sequences. */
-GT_API gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
 /* Needs sizes, strides, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
  * and how they are aligned matters. */
-GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
-GT_REF_API gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
-GT_REF_API gt_status gt_ref_wkv6_step(const gt_wkv6_args *args);
+GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_step(const gt_wkv6_args *args);
 
 /* ---- ssd: Mamba-2 -------------------------------------------------------------------------------
  * Per batch element and head h (group g = h / (H/G)), s = dt + dt_bias, softplus(s) if asked, clamped
@@ -376,16 +385,16 @@ typedef struct gt_ssd_args {
 } gt_ssd_args;
 
 /* Writes y and, unless NULL, state_out (and saved).  Required: x dt A Bm Cm y. */
-GT_API gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x dt A Bm Cm dy; the optional inputs as given to
  * forward.  dz needs z. */
-GT_API gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream);
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
-GT_API gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
-GT_API gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
-GT_REF_API gt_status gt_ref_ssd_backward(const gt_ssd_args *args);
-GT_REF_API gt_status gt_ref_ssd_step(const gt_ssd_args *args);
+GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_ssd_backward(const gt_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_ssd_step(const gt_ssd_args *args);
 
 /* ---- selective_scan: Mamba-1 --------------------------------------------------------------------
  * Per batch element and channel d (group g = d / (D/G)), Delta_t = dt + dt_bias, softplus if asked:
@@ -432,15 +441,15 @@ typedef struct gt_selective_scan_args {
 } gt_selective_scan_args;
 
 /* Writes y and, unless NULL, state_out (and saved).  Required: u dt A Bm Cm y. */
-GT_API gt_status gt_selective_scan_forward(const gt_selective_scan_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_selective_scan_forward(const gt_selective_scan_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: u dt A Bm Cm dy.  dz needs z. */
-GT_API gt_status gt_selective_scan_backward(const gt_selective_scan_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_selective_scan_backward(const gt_selective_scan_args *args, gt_stream stream);
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
-GT_API gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_stream stream);
-GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_selective_scan_forward(const gt_selective_scan_args *args);
-GT_REF_API gt_status gt_ref_selective_scan_backward(const gt_selective_scan_args *args);
-GT_REF_API gt_status gt_ref_selective_scan_step(const gt_selective_scan_args *args);
+GT_FUNCTION gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_selective_scan_forward(const gt_selective_scan_args *args);
+GT_REF_FUNCTION gt_status gt_ref_selective_scan_backward(const gt_selective_scan_args *args);
+GT_REF_FUNCTION gt_status gt_ref_selective_scan_step(const gt_selective_scan_args *args);
 
 /* ---- conv1d: causal depthwise convolution --------------------------------------------------------
  * Per batch element and channel, e = [the W-1 inputs before the first; x_0 ... x_{T-1}]:
@@ -477,15 +486,15 @@ typedef struct gt_conv1d_args {
 } gt_conv1d_args;
 
 /* Writes y and, unless NULL, state_out.  Required: x weight y. */
-GT_API gt_status gt_conv1d_forward(const gt_conv1d_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_conv1d_forward(const gt_conv1d_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x weight dy. */
-GT_API gt_status gt_conv1d_backward(const gt_conv1d_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_conv1d_backward(const gt_conv1d_args *args, gt_stream stream);
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
-GT_API gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream);
-GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_conv1d_forward(const gt_conv1d_args *args);
-GT_REF_API gt_status gt_ref_conv1d_backward(const gt_conv1d_args *args);
-GT_REF_API gt_status gt_ref_conv1d_step(const gt_conv1d_args *args);
+GT_FUNCTION gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_conv1d_forward(const gt_conv1d_args *args);
+GT_REF_FUNCTION gt_status gt_ref_conv1d_backward(const gt_conv1d_args *args);
+GT_REF_FUNCTION gt_status gt_ref_conv1d_step(const gt_conv1d_args *args);
 
 /* ---- rmsnorm_linear: norm, then projection ----------------------------------------------------------
  * Per row, mean = 0 (RMS) or mean(x) (LAYER), rstd = 1/sqrt(mean((x - mean)^2) + eps):
@@ -518,12 +527,12 @@ typedef struct gt_rmsnorm_linear_args {
 } gt_rmsnorm_linear_args;
 
 /* Writes y (and saved).  Required: x weight y. */
-GT_API gt_status gt_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x weight dy. */
-GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, gt_stream stream);
-GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args);
-GT_REF_API gt_status gt_ref_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args);
+GT_FUNCTION gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args);
+GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args);
 
 /* ---- norm_mix: two normalised branches and a residual -------------------------------------------------
  *     y = residual + gain_a . RMSNorm(a) + gain_b . RMSNorm(b)
@@ -549,12 +558,12 @@ typedef struct gt_norm_mix_args {
 } gt_norm_mix_args;
 
 /* Writes y.  Required: a b y. */
-GT_API gt_status gt_norm_mix_forward(const gt_norm_mix_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_norm_mix_forward(const gt_norm_mix_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: a b dy. */
-GT_API gt_status gt_norm_mix_backward(const gt_norm_mix_args *args, gt_stream stream);
-GT_API gt_status gt_norm_mix_workspace(const gt_norm_mix_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_norm_mix_forward(const gt_norm_mix_args *args);
-GT_REF_API gt_status gt_ref_norm_mix_backward(const gt_norm_mix_args *args);
+GT_FUNCTION gt_status gt_norm_mix_backward(const gt_norm_mix_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_norm_mix_workspace(const gt_norm_mix_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_norm_mix_forward(const gt_norm_mix_args *args);
+GT_REF_FUNCTION gt_status gt_ref_norm_mix_backward(const gt_norm_mix_args *args);
 
 /* ---- norm_gate: gated RMSNorm (Mamba-2), group norm + gate (RWKV-6) -----------------------------------
  * Per row and each of H equal slices, norm as in rmsnorm_linear over the slice:
@@ -585,12 +594,12 @@ typedef struct gt_norm_gate_args {
 } gt_norm_gate_args;
 
 /* Writes y.  Required: x y. */
-GT_API gt_status gt_norm_gate_forward(const gt_norm_gate_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_norm_gate_forward(const gt_norm_gate_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x dy.  dz needs z. */
-GT_API gt_status gt_norm_gate_backward(const gt_norm_gate_args *args, gt_stream stream);
-GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_workspace *need);
-GT_REF_API gt_status gt_ref_norm_gate_forward(const gt_norm_gate_args *args);
-GT_REF_API gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *args);
+GT_FUNCTION gt_status gt_norm_gate_backward(const gt_norm_gate_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_workspace *need);
+GT_REF_FUNCTION gt_status gt_ref_norm_gate_forward(const gt_norm_gate_args *args);
+GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *args);
 
 /* ---- host conversions --------------------------------------------------------------------------- */
 

@@ -88,10 +88,10 @@ typedef struct gt_view {
 } gt_view;
 
 /* Names the public function that this thread is in, for gt_fail: "gt_" or "gt_ref_", operator, pass. */
-GT_API void gt_enter(gt_place place, const char *op, gt_pass pass);
+GT_FUNCTION void gt_enter(gt_place place, const char *op, gt_pass pass);
 
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
-GT_API gt_status gt_fail(gt_status status, const char *format, ...);
+GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
 
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {
@@ -100,7 +100,7 @@ static inline void gt_no_answer(gt_workspace *need) {
 }
 
 /* What every stub returns. */
-GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
+GT_FUNCTION gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
 /* The limits of sizes: of each; of the product of all of them in a call that has tokens, of operators
  * over time and of those over rows; of the elements of one tensor and what each of its indices spans.
@@ -116,7 +116,7 @@ GT_INLINE int64_t gt_times(int64_t a, int64_t b) { return b > 0 && a > INT64_MAX
 GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 
 /* Fails with `status` unless min <= value <= max. */
-GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
+GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
                                 int64_t max);
 
 /* The fields that the recurrent operators share: sets S (states read) and Q (states written), refuses
@@ -128,16 +128,16 @@ typedef struct gt_recurrence {
     const float *state_in, *state_out;
     const int32_t *cu_seqlens, *seq_count, *slots;
 } gt_recurrence;
-GT_API gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
-GT_API gt_status gt_resolve_packed(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
+GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
+GT_FUNCTION gt_status gt_resolve_packed(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
  * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers. */
-GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
+GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
                             void *filled, gt_dims *dims);
 
 /* The view of one tensor in a prepared struct. */
-GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
+GT_FUNCTION gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
                           const gt_dims *dims);
 
 /* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays of one
@@ -181,13 +181,13 @@ GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t
     return c;
 }
 
-GT_API const gt_op *gt_op_wkv6(void);
-GT_API const gt_op *gt_op_ssd(void);
-GT_API const gt_op *gt_op_selective_scan(void);
-GT_API const gt_op *gt_op_conv1d(void);
-GT_API const gt_op *gt_op_rmsnorm_linear(void);
-GT_API const gt_op *gt_op_norm_mix(void);
-GT_API const gt_op *gt_op_norm_gate(void);
+GT_FUNCTION const gt_op *gt_op_wkv6(void);
+GT_FUNCTION const gt_op *gt_op_ssd(void);
+GT_FUNCTION const gt_op *gt_op_selective_scan(void);
+GT_FUNCTION const gt_op *gt_op_conv1d(void);
+GT_FUNCTION const gt_op *gt_op_rmsnorm_linear(void);
+GT_FUNCTION const gt_op *gt_op_norm_mix(void);
+GT_FUNCTION const gt_op *gt_op_norm_gate(void);
 
 #ifdef __cplusplus
 }

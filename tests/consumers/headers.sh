@@ -34,6 +34,34 @@ while read -r cxx; do
     done
 done <compilers
 
+# The example on the header's first screen, in every language that has its designated initialisers; and the functions of
+# a file of its own, not all of which it uses.
+cat >example.c <<END
+#include <stdio.h>
+#include "gt_kernels.h"
+int main(void) {
+    float r[1], k[1], v[1], w[1], u[1], y[1];
+    gt_stream stream = 0;
+$(sed -n '/^ \*       gt_wkv6_args a = /,/puts(gt_last_error/s/^ \* *//p' "$SOURCE/gt_kernels.h")
+    return 0;
+}
+END
+grep -q 'gt_wkv6_forward(&a' example.c || fail 'no example on the first screen of gt_kernels.h'
+printf '#define GT_API static\n#define GT_KERNELS_IMPLEMENTATION\n#include "gt_kernels.h"\n' >static.c
+echo 'int main(void) { return gt_version() == 0; }' >>static.c
+c_compilers >compilers
+while read -r c; do
+    for std in c99 c11; do
+        check "$c $std: first example" $c -std=$std $flags -Wno-missing-field-initializers -c example.c -o c.o
+        check "$c $std: GT_API = static" $c -std=$std $flags -c static.c -o c.o
+    done
+done <compilers
+cxx_compilers >compilers
+while read -r cxx; do
+    check "$cxx: first example" $cxx -x c++ -std=c++20 $flags -Wno-missing-field-initializers -c example.c -o c.o
+    check "$cxx: GT_API = static" $cxx -x c++ -std=c++11 $flags -c static.c -o c.o
+done <compilers
+
 # C and C++ objects of one program, whichever of them holds the implementation.
 if [ -n "$CXX" ]; then
     echo '#define GT_KERNELS_IMPLEMENTATION

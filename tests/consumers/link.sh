@@ -18,8 +18,7 @@ check 'parts: link' $CC use.o $objects -o parts
 check 'parts: run' ./parts
 
 # ---- the whole in one file, private to it ----
-check 'GT_API = static: compile' $CC $flags -Wno-unused-function -DGT_API=static \
-    -DWITH_IMPLEMENTATION "$use" -o private
+check 'GT_API = static: compile' $CC $flags -DGT_API=static -DWITH_IMPLEMENTATION "$use" -o private
 check 'GT_API = static: run' ./private
 if nm -g --defined-only private | grep ' gt_'; then fail 'GT_API = static leaves global symbols'; fi
 
