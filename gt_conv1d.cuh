@@ -20,6 +20,7 @@
  *     backward.cuh   backward, likewise
  *     time.cuh       both, threads side by side over time
  *     state.cuh      the gradient of the state
+ *     packed.cuh     packed sequences: all of it
  *     launch.cuh     plans and launches
  * This file has the C functions. */
 #ifndef GT_CONV1D_CUH

@@ -477,7 +477,8 @@ typedef struct gt_conv1d_args {
     float *dstate_in;         /* out [B,D,W-1], may equal dstate_out if not shared; shared: [D,W-1],
                                  summed over the batch, accumulates */
     gt_stride x_stride, y_stride, dy_stride, dx_stride;
-    const int32_t *cu_seqlens, *seq_count; /* reserved, as in gt_wkv6_args */
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args; each gives the bits of y, dx
+                                              and states that it has alone.  [B,D,T] is slow with them */
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;

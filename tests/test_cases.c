@@ -417,6 +417,8 @@ const test_case test_case_table[] = {
 #define PACKED(...) .args.wkv6 = {.B = 1, __VA_ARGS__}, .op = "wkv6"
 #define PACKED_SSD(...) .args.ssd = {.B = 1, __VA_ARGS__}, .op = "ssd"
 #define PACKED_SCAN(...) .args.selective_scan = {.B = 1, __VA_ARGS__}, .op = "selective_scan"
+#define SILU .activation = GT_ACT_SILU
+#define PACKED_CONV1D(...) .args.conv1d = {.B = 1, __VA_ARGS__}, .op = "conv1d"
 #define LENGTHS(...)                                                                               \
     .packed = {sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t), (const int64_t[]){__VA_ARGS__}}
 #define RANDOM_LENGTHS(count) .packed = {count, NULL}
@@ -514,6 +516,50 @@ const test_case test_packed_cases[] = {
      .name = "20 states, hundreds", .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
     {PACKED_SCAN(.T = 3000, .D = 64, .N = 16, .seq_capacity = 5, .softplus = 1),
      .name = "16, long beside short", .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
+
+    {PACKED_CONV1D(.T = 6, .D = 3, .W = 2, .seq_capacity = 3), .name = "three, width 2", LENGTHS(3, 1, 2)},
+    {PACKED_CONV1D(.T = 6, .D = 2, .W = 3, .seq_capacity = 3, SILU), .name = "three, width 3", LENGTHS(2, 1, 3)},
+    {PACKED_CONV1D(.T = 9, .D = 2, .W = 4, .seq_capacity = 3, SILU), .name = "three, width 4", LENGTHS(4, 2, 3)},
+    {PACKED_CONV1D(.T = 5, .D = 1, .W = 3, .seq_capacity = 1), .name = "one", LENGTHS(5)},
+    {PACKED_CONV1D(.T = 5, .D = 2, .W = 4, .seq_capacity = 7, SILU), .name = "empty ones",
+     LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED_CONV1D(.T = 6, .D = 2, .W = 3, .seq_capacity = 5), .name = "below the capacities", LENGTHS(2, 0, 2)},
+    {PACKED_CONV1D(.T = 4, .D = 2, .W = 2, .seq_capacity = 4, SILU), .name = "all in use", .absent = "seq_count",
+     LENGTHS(1, 0, 2, 1)},
+    {PACKED_CONV1D(.T = 4, .D = 3, .W = 4, .seq_capacity = 3, SILU), .name = "room for tokens",
+     .absent = "seq_count", LENGTHS(1, 1, 0)},
+    {PACKED_CONV1D(.T = 3, .D = 2, .W = 4, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED_CONV1D(.T = 0, .D = 2, .W = 3, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED_CONV1D(.T = 6, .D = 3, .W = 4, .seq_capacity = 3, SILU), .name = "no bias, no states",
+     .absent = "bias " NO_STATES, LENGTHS(1, 4)},
+    {PACKED_CONV1D(.T = 6, .D = 2, .W = 3, .seq_capacity = 3), .name = "zero bias and state",
+     .absent = "bias state_in", LENGTHS(1, 0, 4)},
+    {PACKED_CONV1D(.T = 7, .D = 2, .W = 4, .seq_capacity = 5, SILU, .state_in_shared = 1), .name = "shared state",
+     LENGTHS(2, 0, 4, 1)},
+    {PACKED_CONV1D(.T = 3, .D = 2, .W = 3, .seq_capacity = 2, .state_in_shared = 1), .name = "none, shared state",
+     .packed = {0, NULL}},
+    {PACKED_CONV1D(.T = 16, .D = 2, .W = 2, .seq_capacity = 7, SILU), .name = "0 to 5 tokens, width 2",
+     .level = TEST_SMALL, LENGTHS(5, 0, 1, 3, 2, 4, 0)},
+    {PACKED_CONV1D(.T = 18, .D = 3, .W = 3, .seq_capacity = 8, SILU), .name = "0 to 5 tokens, width 3",
+     .level = TEST_SMALL, LENGTHS(0, 4, 2, 1, 0, 3, 5)},
+    {PACKED_CONV1D(.T = 15, .D = 2, .W = 4, .seq_capacity = 6, SILU), .name = "0 to 5 tokens, width 4",
+     .level = TEST_SMALL, LENGTHS(0, 1, 2, 3, 4, 5)},
+    {PACKED_CONV1D(.T = 80, .D = 4, .W = 4, .seq_capacity = 9, SILU, .state_in_shared = 1), .name = "around runs",
+     .level = TEST_SMALL, LENGTHS(7, 1, 8, 0, 9, 14, 2, 30)},
+    {PACKED_CONV1D(.T = 90, .D = 3, .W = 3, .seq_capacity = 40, SILU), .name = "many", .level = TEST_SMALL,
+     RANDOM_LENGTHS(37)},
+    {PACKED_CONV1D(.T = 420, .D = 72, .W = 4, .seq_capacity = 12, SILU), .name = "72 channels",
+     .level = TEST_MEDIUM, LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 128, 129)},
+    {PACKED_CONV1D(.T = 500, .D = 34, .W = 3, .seq_capacity = 300, SILU), .name = "34 channels, hundreds",
+     .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED_CONV1D(.T = 400, .D = 161, .W = 4, .seq_capacity = 9, SILU), .name = "161 channels, slices of 644",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 644, RANDOM_LENGTHS(8)},
+    {PACKED_CONV1D(.T = 300, .D = 33, .W = 2, .seq_capacity = 90), .name = "33 channels, time last",
+     .level = TEST_MEDIUM, .layout = TEST_TIME_LAST, RANDOM_LENGTHS(80)},
+    {PACKED_CONV1D(.T = 2000, .D = 5, .W = 4, .seq_capacity = 1500, SILU, .state_in_shared = 1),
+     .name = "thousands, shared state", .level = TEST_MEDIUM, RANDOM_LENGTHS(1400)},
+    {PACKED_CONV1D(.T = 3000, .D = 768, .W = 4, .seq_capacity = 5, SILU), .name = "768, long beside short",
+     .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
 
     {.op = NULL}};
 

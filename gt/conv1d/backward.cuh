@@ -29,10 +29,11 @@ struct BackwardParams {
     int64_t segments;
 };
 
-/* What dstate_out adds to the gradient of the input of token t: it holds the last W-1 of them. */
-GT_DEV float state_gradient(const BackwardParams& p, int64_t b, int64_t t, int64_t d) {
-    const int64_t J = p.in.W - 1, j = t - (p.in.T - J);
-    return p.dstate_out && j >= 0 ? p.dstate_out[(b * p.in.D + d) * J + j] : 0.0f;
+/* What dstate_out adds to the gradient of the input of token t of a sequence that ends at `end`: row `row` of it
+ * holds the last W-1 of them. */
+GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int64_t end, int64_t d) {
+    const int64_t J = p.in.W - 1, j = t - (end - J);
+    return p.dstate_out && j >= 0 ? p.dstate_out[(row * p.in.D + d) * J + j] : 0.0f;
 }
 
 /* Sums of parameter gradients: of the weights, then of the bias. */
@@ -101,7 +102,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Place& me, Sums<VEC>& su
                     sums.tap[TAPS][v] += q[HALO][v];
                 }
                 dx[v] = taps.gradient(q, v);
-                if (!inside) dx[v] += state_gradient(p, me.b, t + i - HALO, me.d + v);
+                if (!inside) dx[v] += state_gradient(p, me.b, t + i - HALO, in.T, me.d + v);
             }
             if (p.dx && own && t + i >= HALO)
                 store_token<T, VEC>(p.dx, p.dx_at, me.b, t + i - HALO, me.d, dx);

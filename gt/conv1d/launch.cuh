@@ -3,6 +3,7 @@
 #define GT_CONV1D_LAUNCH_CUH
 
 #include "../base/reduce.cuh"
+#include "packed.cuh"
 #include "state.cuh"
 #include "table.h"
 #include "time.cuh"
@@ -43,6 +44,16 @@ static inline Cut cut_for(int64_t B, int64_t D, int64_t tokens, int vec, const D
         cut.blocks = (B * cut.runs + rows - 1) / rows;
         if (cut.run == MIN_RUN || cut.blocks * cut.tiles >= 4 * device.multiprocessors) return cut;
     }
+}
+
+/* Packed: threads of a kernel over states that share a channel. */
+static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
+    const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
+    return a.seq_capacity < wanted ? a.seq_capacity : wanted;
+}
+
+static inline int64_t strand_blocks(const Problem& in, int64_t strands) {
+    return (in.D * strands + THREADS - 1) / THREADS;
 }
 
 /* How a kernel over time is cut. */
@@ -108,9 +119,22 @@ static bool is_over_time(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     return true;
 }
 
+template <class T>
+static gt_status launch_packed_states(const PackedForwardParams& p, gt_stream stream) {
+    return run("conv1d packed_state_kernel", packed_state_kernel<T>, strand_blocks(p.f.in, p.strands), THREADS, 0,
+               stream, p);
+}
+
 template <class T, int VEC>
-static gt_status launch_forward_with(ForwardParams p, const Device& device, gt_stream stream) {
+static gt_status launch_forward_with(const gt_conv1d_args& a, ForwardParams p, const Device& device,
+                                     gt_stream stream) {
     p.cut = cut_for(p.in.B, p.in.D, p.in.T, VEC, device);
+    if (a.seq_capacity > 0) {
+        const PackedForwardParams packed = {p, sequences_of(a), strands_for(a, device)};
+        const gt_status status = run("conv1d packed_forward_kernel", packed_forward_kernel<T, VEC>,
+                                     p.cut.blocks * p.cut.tiles, THREADS, 0, stream, packed);
+        return status == GT_OK && p.state_out ? launch_packed_states<T>(packed, stream) : status;
+    }
     return run("conv1d forward_kernel", forward_kernel<T, VEC>, p.cut.blocks * p.cut.tiles, THREADS,
                0, stream, p);
 }
@@ -119,16 +143,16 @@ template <class T>
 static gt_status launch_forward_of(const gt_conv1d_args& a, const ForwardParams& p,
                                    const Device& device, gt_stream stream) {
     const View views[] = {{a.x, a.x_stride}, {a.y, a.y_stride}};
-    if (!p.is_step && is_over_time(a, views)) {
+    if (!p.is_step && a.seq_capacity == 0 && is_over_time(a, views)) {
         const TimeCut cut = time_cut_for(a.B, a.D, a.T, CHUNK<T>, device);
         const ForwardTimeParams time = {p, cut.lanes, cut.passes, cut.segments};
         return run("conv1d forward_time_kernel", forward_time_kernel<T>, cut.blocks, THREADS, 0,
                    stream, time);
     }
     const int vec = vector_size(a, views, 4);
-    if (vec == 4) return launch_forward_with<T, 4>(p, device, stream);
-    if (vec == 2) return launch_forward_with<T, 2>(p, device, stream);
-    return launch_forward_with<T, 1>(p, device, stream);
+    if (vec == 4) return launch_forward_with<T, 4>(a, p, device, stream);
+    if (vec == 2) return launch_forward_with<T, 2>(a, p, device, stream);
+    return launch_forward_with<T, 1>(a, p, device, stream);
 }
 
 static inline gt_status launch_forward(const gt_conv1d_args& a, bool is_step, const Device& device,
@@ -150,33 +174,48 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, bool is_step, co
 /* The pieces of backward's workspace, as large as any alignment and strides may need. */
 struct BackwardPlan {
     float *dweight, *dbias, *dstate;
+    int64_t state_rows; /* of dstate */
     size_t bytes;
 };
 
 static inline bool sums_states(const gt_conv1d_args& a) { return a.dstate_in && a.state_in_shared; }
 
+/* Of the kernels over channels; without packing a run is one of gradients, those of the state too. */
+static inline Cut backward_cut_for(const gt_conv1d_args& a, int vec, const Device& device) {
+    return cut_for(a.B, a.D, a.seq_capacity > 0 ? a.T : a.T + HALO, vec, device);
+}
+
 static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& device) {
     BackwardPlan plan = {};
     Arena arena(a.workspace);
-    int64_t rows = a.B * time_cut_for(a.B, a.D, a.T, 16 / size_of(a.dtype), device).segments;
+    int64_t rows = 0;
+    if (a.seq_capacity == 0)
+        rows = a.B * time_cut_for(a.B, a.D, a.T, 16 / size_of(a.dtype), device).segments;
     for (int vec = 1; vec <= 2; vec++) {
-        const int64_t blocks = cut_for(a.B, a.D, a.T + HALO, vec, device).blocks;
+        const int64_t blocks = backward_cut_for(a, vec, device).blocks;
         if (blocks > rows) rows = blocks;
     }
+    plan.state_rows = a.seq_capacity > 0 ? strands_for(a, device) : a.B;
     if (a.dweight) plan.dweight = arena.take<float>(rows * a.D * a.W);
     if (a.dbias) plan.dbias = arena.take<float>(rows * a.D);
-    if (sums_states(a)) plan.dstate = arena.take<float>(a.B * a.D * (a.W - 1));
+    if (sums_states(a)) plan.dstate = arena.take<float>(plan.state_rows * a.D * (a.W - 1));
     plan.bytes = arena.bytes();
     return plan;
 }
 
 template <class T, int VEC>
-static gt_status launch_backward_with(BackwardParams p, int64_t* rows, const Device& device,
-                                      gt_stream stream) {
-    p.cut = cut_for(p.in.B, p.in.D, p.in.T + HALO, VEC, device);
+static gt_status launch_backward_with(const gt_conv1d_args& a, BackwardParams p, int64_t* rows,
+                                      const Device& device, gt_stream stream) {
+    constexpr int SUMS = 4 * (TAPS + 1) * VEC * THREADS; /* bytes */
+    p.cut = backward_cut_for(a, VEC, device);
     *rows = p.cut.blocks;
+    if (a.seq_capacity > 0) {
+        const PackedBackwardParams packed = {p, sequences_of(a)};
+        return run("conv1d packed_backward_kernel", packed_backward_kernel<T, VEC>, p.cut.blocks * p.cut.tiles,
+                   THREADS, SUMS, stream, packed);
+    }
     return run("conv1d backward_kernel", backward_kernel<T, VEC>, p.cut.blocks * p.cut.tiles,
-               THREADS, 4 * (TAPS + 1) * VEC * THREADS, stream, p);
+               THREADS, SUMS, stream, p);
 }
 
 /* *rows: of the partial sums */
@@ -184,7 +223,7 @@ template <class T>
 static gt_status launch_backward_of(const gt_conv1d_args& a, BackwardParams p, int64_t* rows,
                                     const Device& device, gt_stream stream) {
     const View views[] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}};
-    if (is_over_time(a, views)) {
+    if (a.seq_capacity == 0 && is_over_time(a, views)) {
         const TimeCut cut = time_cut_for(a.B, a.D, a.T, CHUNK<T>, device);
         p.lanes = cut.lanes;
         p.passes = cut.passes;
@@ -193,8 +232,8 @@ static gt_status launch_backward_of(const gt_conv1d_args& a, BackwardParams p, i
         return run("conv1d backward_time_kernel", backward_time_kernel<T>, cut.blocks, THREADS, 0,
                    stream, p);
     }
-    if (vector_size(a, views, 2) == 2) return launch_backward_with<T, 2>(p, rows, device, stream);
-    return launch_backward_with<T, 1>(p, rows, device, stream);
+    if (vector_size(a, views, 2) == 2) return launch_backward_with<T, 2>(a, p, rows, device, stream);
+    return launch_backward_with<T, 1>(a, p, rows, device, stream);
 }
 
 static inline gt_status launch_backward_runs(const gt_conv1d_args& a, const BackwardParams& p,
@@ -214,6 +253,26 @@ static inline gt_status launch_backward_runs(const gt_conv1d_args& a, const Back
     return status;
 }
 
+template <class T>
+static gt_status launch_packed_backward_states(const PackedStateParams& p, gt_stream stream) {
+    return run("conv1d packed_backward_state_kernel", packed_backward_state_kernel<T>,
+               strand_blocks(p.b.in, p.strands), THREADS, 0, stream, p);
+}
+
+static inline gt_status launch_backward_states(const gt_conv1d_args& a, const BackwardParams& p,
+                                               const BackwardPlan& plan, gt_stream stream) {
+    float* const out = sums_states(a) ? plan.dstate : a.dstate_in;
+    if (a.seq_capacity == 0) {
+        const StateParams state = {p, out};
+        return run("conv1d backward_state_kernel", backward_state_kernel, (a.B * a.D + THREADS - 1) / THREADS,
+                   THREADS, 0, stream, state);
+    }
+    const PackedStateParams packed = {p, sequences_of(a), plan.state_rows, sums_states(a), out};
+    if (a.dtype == GT_BF16) return launch_packed_backward_states<bf16>(packed, stream);
+    if (a.dtype == GT_F16) return launch_packed_backward_states<f16>(packed, stream);
+    return launch_packed_backward_states<float>(packed, stream);
+}
+
 static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardPlan& plan,
                                         const Device& device, gt_stream stream) {
     BackwardParams p = {};
@@ -228,11 +287,9 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
     gt_status status = GT_OK;
     if (a.dx || a.dweight || a.dbias) status = launch_backward_runs(a, p, device, stream);
     if (status != GT_OK || !a.dstate_in) return status;
-    const StateParams state = {p, sums_states(a) ? plan.dstate : a.dstate_in};
-    status = run("conv1d backward_state_kernel", backward_state_kernel,
-                 (a.B * a.D + THREADS - 1) / THREADS, THREADS, 0, stream, state);
+    status = launch_backward_states(a, p, plan, stream);
     if (status != GT_OK || !sums_states(a)) return status;
-    return reduce_rows(plan.dstate, a.dstate_in, a.B, a.D * (a.W - 1), a.accumulate, stream);
+    return reduce_rows(plan.dstate, a.dstate_in, plan.state_rows, a.D * (a.W - 1), a.accumulate, stream);
 }
 
 /* ---- dispatch and checks --------------------------------------------------------------------- */

@@ -42,7 +42,7 @@ GT_KERNEL(THREADS, 1) backward_state_kernel(const GT_GRID_CONSTANT StateParams p
             q[HALO][0] = in.dtype == GT_F32 ? gradient_of_sum<float>(in, pre, dy[i])
                                             : gradient_of_sum<bf16>(in, pre, dy[i]);
         gradient[i] = taps.gradient(q, 0);
-        if (i >= in.T) gradient[i] += state_gradient(p.b, b, i - HALO, d);
+        if (i >= in.T) gradient[i] += state_gradient(p.b, b, i - HALO, in.T, d);
         shift(q);
     }
     GT_UNROLL

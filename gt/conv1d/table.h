@@ -18,7 +18,7 @@ static gt_status gt_conv1d_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     if ((status = gt_check_range(GT_ERROR_SIZE, "W", a->W, 2, 4)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "activation", (int)a->activation, GT_ACT_NONE,
                                  GT_ACT_SILU)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)))
+        (status = gt_resolve_packed(&f, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
@@ -39,6 +39,8 @@ GT_API const gt_op *gt_op_conv1d(void) {
         {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
         {"state_out", GT_AT(state_out), 0, "QDJ", 'f', "o-s", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QDJ", 'f', "-i-", NULL},
         {"dx", GT_AT(dx), GT_AT(dx_stride), "BTD", 'x', "-o-", NULL},

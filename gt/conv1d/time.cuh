@@ -178,7 +178,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, const Row& me, const Taps<1>
     for (int n = 0; n < N; n++) {
         const float later[TAPS][1] = {{q[n]}, {q[n + 1]}, {q[n + 2]}, {q[n + 3]}};
         dx[n] = taps.gradient(later, 0);
-        if (t + n + HALO >= in.T && t + n < in.T) dx[n] += state_gradient(p, me.b, t + n, me.d);
+        if (t + n + HALO >= in.T && t + n < in.T) dx[n] += state_gradient(p, me.b, t + n, in.T, me.d);
     }
     store_chunk<T>(static_cast<T*>(p.dx) + at(p.dx_at, me.b, 0, me.d), t, in.T, dx);
 }
