@@ -770,19 +770,15 @@ static void test_recurrent(call *c) {
 
 static void test_no_packed(call *c) {
     recurrent_fields at = c->e->at;
-    int is_reserved = !takes_packed(c->op);
-    gt_status status = is_reserved ? GT_ERROR_UNSUPPORTED : GT_ERROR_SIZE;
     set_pointer(c->args, at.cu_seqlens, c->memory);
-    expect_refused_always(c, status, "cu_seqlens is set");
+    expect_refused_always(c, GT_ERROR_SIZE, "cu_seqlens is set");
     set_pointer(c->args, at.seq_count, c->memory);
-    expect_refused_always(c, status, "seq_count is set");
+    expect_refused_always(c, GT_ERROR_SIZE, "seq_count is set");
     set_int64(c->args, at.seq_capacity, 1);
-    if (is_reserved)
-        expect_refused_always(c, status, "seq_capacity is set");
-    else if (c->pass == GT_STEP)
+    if (c->pass == GT_STEP)
         expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: a step has no");
     else
-        expect_refused_always(c, status, "B = 2: must be 1 with packed");
+        expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1 with packed");
 }
 
 /* Contents of cu_seqlens and seq_count that only the twins look at. */

@@ -18,7 +18,6 @@
 #define gt_no_cuda GT_SYMBOL(no_cuda)
 #define gt_check_range GT_SYMBOL(check_range)
 #define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
-#define gt_resolve_packed GT_SYMBOL(resolve_packed)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
 #define gt_op_wkv6 GT_SYMBOL(op_wkv6)
@@ -119,9 +118,9 @@ GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT
 GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
                                 int64_t max);
 
-/* The fields that the recurrent operators share: sets S (states read) and Q (states written), refuses
- * what is reserved or belongs to another pass.  gt_resolve_packed takes packed sequences, too, and
- * sets C and E, the lengths of cu_seqlens and seq_count: 0 if the call is not packed. */
+/* The fields that the recurrent operators share: sets S (states read), Q (states written), C and E, the
+ * lengths of cu_seqlens and seq_count (0 if the call is not packed), and refuses what belongs to another
+ * pass. */
 typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
@@ -129,7 +128,6 @@ typedef struct gt_recurrence {
     const int32_t *cu_seqlens, *seq_count, *slots;
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
-GT_FUNCTION gt_status gt_resolve_packed(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
  * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers. */

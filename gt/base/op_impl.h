@@ -115,14 +115,6 @@ static const char *gt_packed_field(const gt_recurrence *f) {
 }
 
 GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
-    if (f->cu_seqlens || f->seq_count || f->seq_capacity)
-        return gt_fail(GT_ERROR_UNSUPPORTED,
-                       "%s is set: packed sequences are reserved, not yet implemented",
-                       gt_packed_field(f));
-    return gt_resolve_states(f, pass, dims);
-}
-
-GT_API gt_status gt_resolve_packed(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     gt_status status =
         gt_check_range(GT_ERROR_SIZE, "seq_capacity", f->seq_capacity, 0, INT32_MAX - 1);
     if (status != GT_OK) return status;

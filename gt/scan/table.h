@@ -17,7 +17,7 @@ static gt_status gt_selective_scan_resolve(void *filled, gt_pass pass, gt_dims *
     gt_status status;
     if ((status = gt_ssm_resolve_groups(&a->G, "D", a->D, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
-        (status = gt_resolve_packed(&f, pass, dims)) ||
+        (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];

@@ -30,7 +30,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
         (status =
              gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
-        (status = gt_ssd_check_limits(a)) || (status = gt_resolve_packed(&f, pass, dims)) ||
+        (status = gt_ssd_check_limits(a)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];

@@ -18,7 +18,7 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     dims->n['V' - 'A'] = a->V;
     if ((status = gt_check_range(GT_ERROR_SIZE, "V", a->V, 1, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
-        (status = gt_resolve_packed(&f, pass, dims)))
+        (status = gt_resolve_recurrent(&f, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
