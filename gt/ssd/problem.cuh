@@ -96,6 +96,7 @@ struct Place {
     /* The segment lies in shared memory between the two, and so nothing that is made of it (the first address of every
      * tensor, 64 bits each) is kept in registers from leaf to leaf.  All threads; recall() returns its first token. */
     GT_METHOD void enter(const Span& span) {
+        sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
             sts<int>(cell(C::PLACE), (int)span.b);
             sts<int>(cell(C::PLACE + 1), h);
