@@ -70,20 +70,37 @@ typedef struct trainer {
 
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
 enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
-static volatile sig_atomic_t interrupted; /* 0, or the signal */
+enum { PATIENCE = 2 };                    /* seconds until another signal is another request */
+static volatile sig_atomic_t interrupted; /* 0, or the first signal */
+static struct timespec interrupted_at;    /* by the first signal */
 
-/* The next one ends the program. */
+/* One request to stop often comes as several signals: timeout signals its child and then the
+ * group, a closing terminal hangs up twice.  So only a later one ends the program, by itself: it is
+ * blocked until this returns. */
 static void on_interrupt(int number) {
-    interrupted = number;
-    for (int i = 0; i < STOP_SIGNALS; i++) signal(stop_signals[i], SIG_DFL);
+    int error = errno;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    if (!interrupted) {
+        interrupted_at = t;
+        interrupted = number;
+    } else if ((double)(t.tv_sec - interrupted_at.tv_sec) +
+                   1e-9 * (double)(t.tv_nsec - interrupted_at.tv_nsec) >=
+               PATIENCE) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    errno = error;
 }
 
 /* What is ignored, as by nohup, stays so, but for Ctrl-C. */
 static void catch_signals(void) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
+    sigemptyset(&action.sa_mask);
     action.sa_handler = on_interrupt;
     action.sa_flags = SA_RESTART; /* a write goes on, and does not fail */
+    for (int i = 0; i < STOP_SIGNALS; i++) sigaddset(&action.sa_mask, stop_signals[i]);
     for (int i = 0; i < STOP_SIGNALS; i++)
         if (stop_signals[i] == SIGINT ||
             (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN))

@@ -440,6 +440,22 @@ static void test_signals(void) {
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
+/* Signals that follow each other at once are one request: the run saves and ends as after one. */
+static void test_repeated_signals(void) {
+    int status = 0;
+    remove("s.st");
+    remove("s.csv");
+    pid_t child = start_program(SMALL "--steps 1000000 --sample 20000 --save s.st --save-every 0 "
+                                      "--csv s.csv");
+    CHECK(wait_for_lines("s.csv", 3));
+    for (int i = 0; i < 20; i++) {
+        CHECK(kill(child, i % 2 ? SIGHUP : SIGTERM) == 0);
+        rest(5);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 143);
+    CHECK(number_of("s.st", "run.steps") >= 2 && has("out.txt", "held-out loss "));
+}
+
 /* What tells one file from the next that takes its place; 0: there is none. */
 static long long identity(const char *path) {
     struct stat about;
@@ -656,6 +672,7 @@ static void test_all(void) {
     run_case("saving: disk recovers", test_disk_recovers);
     run_case("saving: closed report", test_closed_report);
     run_case("saving: signals", test_signals);
+    run_case("saving: repeated signals", test_repeated_signals);
     run_case("saving: kills", test_kills);
 }
 
