@@ -67,6 +67,9 @@ typedef struct hy_file_writer hy_file_writer;
 /* Fails if the path cannot be written: its folder is missing or read-only, it is no regular file,
  * or another program is writing it. */
 gt_status hy_writer_open(hy_file_writer **writer, const char *path);
+/* Whether it can be, with every file left as it is.  Fails also if the file `reads`, "" being none,
+ * is PATH.tmp, which writing would take over. */
+gt_status hy_writer_fits(const char *path, const char *reads);
 /* ASCII texts. */
 gt_status hy_writer_text(hy_file_writer *writer, const char *key, const char *value);
 gt_status hy_writer_tensor(hy_file_writer *writer, const char *name, hy_file_dtype dtype, int rank,

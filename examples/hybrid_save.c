@@ -186,9 +186,8 @@ gt_status hy_save(const hy_run *run, const char *path) {
     return hy_writer_end(writer, status);
 }
 
-gt_status hy_save_fits(const char *path) {
+gt_status hy_save_fits(const char *path, const char *reads) {
     struct stat about;
-    hy_file_writer *writer;
     if (stat(path, &about) == 0 && S_ISREG(about.st_mode) && about.st_size) {
         hy_file file;
         gt_status status = hy_saved_open(&file, path);
@@ -196,10 +195,7 @@ gt_status hy_save_fits(const char *path) {
         if (status != GT_OK)
             return hy_fail(status, "it would replace what is no model file: %s", hy_last_error());
     }
-    TRY(hy_writer_open(&writer, path));
-    hy_fail(GT_ERROR_VALUE, "nothing was to be written");
-    hy_writer_end(writer, GT_ERROR_VALUE);
-    return GT_OK;
+    return hy_writer_fits(path, reads);
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */

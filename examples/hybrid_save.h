@@ -44,8 +44,9 @@ void hy_text_sum(const hy_text *text, char hex[65]);
  * not finite. */
 gt_status hy_save(const hy_run *run, const char *path);
 
-/* Fails if hy_save could not write there, or would replace something else than a model file. */
-gt_status hy_save_fits(const char *path);
+/* Fails if hy_save could not write there, or would replace something else than a model file, or, on
+ * its way, the model file `reads` ("": none).  Every file stays as it is. */
+gt_status hy_save_fits(const char *path, const char *reads);
 
 /* Opens a file and refuses what is no whole model file. */
 gt_status hy_saved_open(hy_file *file, const char *path);

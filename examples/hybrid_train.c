@@ -823,7 +823,7 @@ static gt_status check_save(const trainer *t) {
         status = hy_keep_apart("save", o->save, "the config file", o->config);
     if (status == GT_OK) status = hy_keep_apart("save", o->save, "the log", o->csv);
     if (status != GT_OK) return status;
-    status = hy_save_fits(o->save);
+    status = hy_save_fits(o->save, *o->resume ? o->resume : o->init);
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
 }
 

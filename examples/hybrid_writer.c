@@ -22,7 +22,9 @@ static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /*
 struct hy_file_writer {
     char *path, *beside; /* where the file goes, and where it is written */
     int file;            /* beside, open; -1: not */
+    int is_new;          /* beside was not there */
     mode_t mode;
+    int replaces; /* there is a file that it replaces, with this mode */
     char *texts, *tensors; /* JSON of the metadata and of the tensors */
     int64_t data, written; /* bytes of data announced, and written */
     int64_t checksum_at;   /* place of its digits in the file */
@@ -48,6 +50,7 @@ static gt_status find_place(hy_file_writer *w, const char *path) {
         if (!S_ISREG(about.st_mode))
             return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", path);
         w->mode = about.st_mode & 0777;
+        w->replaces = 1;
         w->path = realpath(path, NULL);
     } else if (lstat(path, &about) == 0) {
         return hy_fail(GT_ERROR_VALUE, "%s: a link to a file that is not there", path);
@@ -73,12 +76,20 @@ static int is_left_over(int file) {
                                           !memcmp(bytes, nothing, sizeof bytes));
 }
 
-/* Opens PATH.tmp for this program alone: left by a program that was killed it is taken over, while
- * another one writes it is not.  *again: it was renamed or removed before it was ours. */
+/* Opens PATH.tmp for this program alone, as it is: left by a program that was killed it is taken
+ * over, while another one writes it is not.  *again: it was renamed or removed before it was ours.
+ */
 static gt_status open_beside(hy_file_writer *w, int *again) {
+    const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
     struct stat ours, there;
     *again = 0;
-    w->file = open(w->beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, w->mode);
+    w->is_new = 0;
+    w->file = open(w->beside, flags);
+    if (w->file < 0 && errno == ENOENT) {
+        w->file = open(w->beside, flags | O_CREAT | O_EXCL, w->mode);
+        w->is_new = w->file >= 0;
+        if ((*again = w->file < 0 && errno == EEXIST)) return GT_OK;
+    }
     if (w->file < 0) return fail_writing(w, "cannot be written");
     if (flock(w->file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
         return hy_fail(GT_ERROR_VALUE, "%s: another program is writing it", w->path);
@@ -92,8 +103,6 @@ static gt_status open_beside(hy_file_writer *w, int *again) {
     } else if (!is_left_over(w->file)) {
         return hy_fail(GT_ERROR_VALUE, "%s: %s.tmp, as which it is written first, is in the way",
                        w->path, w->path);
-    } else if (ftruncate(w->file, 0)) {
-        return fail_writing(w, "cannot be written");
     }
     return GT_OK;
 }
@@ -114,7 +123,8 @@ static void free_writer(hy_file_writer *w) {
     free(w);
 }
 
-gt_status hy_writer_open(hy_file_writer **writer, const char *path) {
+/* With PATH.tmp as it is. */
+static gt_status new_writer(hy_file_writer **writer, const char *path) {
     hy_file_writer *w = calloc(1, sizeof *w);
     *writer = NULL;
     if (!w) return hy_fail(GT_ERROR_MEMORY, "%s: no memory to write it", path);
@@ -127,6 +137,33 @@ gt_status hy_writer_open(hy_file_writer **writer, const char *path) {
     }
     *writer = w;
     return GT_OK;
+}
+
+gt_status hy_writer_open(hy_file_writer **writer, const char *path) {
+    TRY(new_writer(writer, path));
+    hy_file_writer *w = *writer;
+    int keeps_mode = w->is_new || !w->replaces || !fchmod(w->file, w->mode);
+    if (keeps_mode && !ftruncate(w->file, 0)) return GT_OK;
+    gt_status status = fail_writing(w, "cannot be written");
+    free_writer(w);
+    *writer = NULL;
+    return status;
+}
+
+gt_status hy_writer_fits(const char *path, const char *reads) {
+    hy_file_writer *w;
+    struct stat ours, other;
+    TRY(new_writer(&w, path));
+    gt_status status = GT_OK;
+    if (*reads && !fstat(w->file, &ours) && !stat(reads, &other) && ours.st_ino == other.st_ino &&
+        ours.st_dev == other.st_dev)
+        status = hy_fail(GT_ERROR_VALUE,
+                         "%s: %s.tmp, as which it is written first, is the model file that is "
+                         "read; give another name",
+                         w->path, w->path);
+    if (w->is_new) unlink(w->beside);
+    free_writer(w);
+    return status;
 }
 
 /* ---- the header ---------------------------------------------------------------------------- */

@@ -595,21 +595,21 @@ static void test_failing_disk(void) {
 static void test_wrong_places(void) {
     struct stat about;
     write_string("book.txt", "not to be lost");
-    CHECK(hy_save_fits("book.txt") != GT_OK && error_says("would replace what is no model file"));
-    CHECK(hy_save_fits("no/such/folder.st") != GT_OK && error_says("No such file"));
-    CHECK(hy_save_fits(".") != GT_OK && error_says("no regular file"));
-    CHECK(hy_save_fits("/dev/null") != GT_OK && error_says("no regular file"));
+    CHECK(hy_save_fits("book.txt", "") != GT_OK && error_says("would replace what is no model file"));
+    CHECK(hy_save_fits("no/such/folder.st", "") != GT_OK && error_says("No such file"));
+    CHECK(hy_save_fits(".", "") != GT_OK && error_says("no regular file"));
+    CHECK(hy_save_fits("/dev/null", "") != GT_OK && error_says("no regular file"));
     CHECK(stat("/dev/null", &about) == 0 && S_ISCHR(about.st_mode));
-    CHECK(hy_save_fits("new.st") == GT_OK && !exists("new.st") && !exists("new.st.tmp"));
-    CHECK(mkdir("new.st.tmp", 0700) == 0 && hy_save_fits("new.st") != GT_OK);
+    CHECK(hy_save_fits("new.st", "") == GT_OK && !exists("new.st") && !exists("new.st.tmp"));
+    CHECK(mkdir("new.st.tmp", 0700) == 0 && hy_save_fits("new.st", "") != GT_OK);
     rmdir("new.st.tmp");
     write_string("new.st.tmp",
                  "notes of somebody who has files of this name, too, for his own use");
-    CHECK(hy_save_fits("new.st") != GT_OK && error_says("new.st.tmp, as which it is written"));
+    CHECK(hy_save_fits("new.st", "") != GT_OK && error_says("new.st.tmp, as which it is written"));
     char *notes = read_string("new.st.tmp");
     CHECK(!strncmp(notes, "notes of", 8));
     free(notes);
-    CHECK(symlink("nowhere/x.st", "link.st") == 0 && hy_save_fits("link.st") != GT_OK);
+    CHECK(symlink("nowhere/x.st", "link.st") == 0 && hy_save_fits("link.st", "") != GT_OK);
 }
 
 /* A link stays a link, access rights stay, what a killed program left is taken over, and two
@@ -624,7 +624,7 @@ static void test_older_file(void) {
     uint8_t *left_over = read_bytes("far/a.st", &size);
     write_file("far/a.st.tmp", left_over, 1000);
     free(left_over);
-    CHECK(hy_save_fits("near.st") == GT_OK && hy_save(&s->run, "near.st") == GT_OK);
+    CHECK(hy_save_fits("near.st", "") == GT_OK && hy_save(&s->run, "near.st") == GT_OK);
     CHECK(lstat("near.st", &about) == 0 && S_ISLNK(about.st_mode));
     CHECK(stat("far/a.st", &about) == 0 && (about.st_mode & 0777) == 0600);
     CHECK(!exists("far/a.st.tmp") && load("far/a.st", s) == GT_OK);

@@ -396,6 +396,25 @@ static void test_wrong_place(void) {
     CHECK(says(2, SMALL "--save .", "save: ", "no regular file"));
 }
 
+/* A model file that a killed program left as FILE.tmp may be the only one: at the start it stays,
+ * whatever happens then, and a run that reads it does not write over it. */
+static void test_left_over(void) {
+    char *out;
+    remove("m.st");
+    CHECK(run_program(&out, SMALL "--steps 3 --save a.st") == 0);
+    free(out);
+    CHECK(shell("cp a.st m.st.tmp") == 0);
+    CHECK(says(2, "--resume m.st.tmp --steps 5 --save m.st", "save: ",
+               "m.st.tmp, as which it is written first, is the model file that is read"));
+    CHECK(says(2, SMALL "--init m.st.tmp --steps 5 --save m.st", "save: ", "is read"));
+    CHECK(says(2, SMALL "--steps 5 --save m.st --csv no/such/folder.csv", "csv ", "No such file"));
+    CHECK(shell("cmp a.st m.st.tmp") == 0 && !exists("m.st"));
+    CHECK(says(0, "--resume m.st.tmp --steps 5 --save n.st", "going on    after step 3", ""));
+    CHECK(!exists("n.st.tmp") && number_of("n.st", "run.steps") == 5);
+    CHECK(says(0, SMALL "--steps 5 --save m.st", "held-out loss ", ""));
+    CHECK(!exists("m.st.tmp") && number_of("m.st", "run.steps") == 5);
+}
+
 /* After a failure that passes the next attempt saves, and the run ends well. */
 static void test_disk_recovers(void) {
     remove("r.st");
@@ -669,6 +688,7 @@ static void test_all(void) {
     run_case("files: damaged", test_damaged);
     run_case("saving: full disk", test_full_disk);
     run_case("saving: wrong place", test_wrong_place);
+    run_case("saving: file that was left", test_left_over);
     run_case("saving: disk recovers", test_disk_recovers);
     run_case("saving: closed report", test_closed_report);
     run_case("saving: signals", test_signals);
