@@ -75,7 +75,8 @@ static const row rows[] = {
     {"save", PATH, AT(save), "FILE", "",
      .help = "write the model and the state of the run to FILE, every --save-every steps, at the "
              "end and when a signal (Ctrl-C, SIGTERM, SIGHUP) ends the run; another one, two "
-             "seconds later, ends it at once"},
+             "seconds later, ends it at once; a file of that name, but for the one of --resume, is "
+             "kept as FILE.1, or with the first number that is free"},
     {"save-every", WHOLE, AT(save_every), "N", "100", "1000", 0, BIG, 1, NULL,
      "steps between savings; 0: at the end only"},
     {"resume", PATH, AT(resume), "FILE", "",

@@ -64,8 +64,8 @@ gt_status hy_file_read(hy_file *file, const hy_file_tensor *tensor, void *number
  * when it is on the disk, so that an older file stays until the new one is whole. */
 typedef struct hy_file_writer hy_file_writer;
 
-/* Fails if the path cannot be written: its folder is missing or read-only, it is no regular file,
- * or another program is writing it. */
+/* Fails if the path cannot be written: its folder is missing or read-only, it is no regular file or
+ * a read-only one, or another program is writing it. */
 gt_status hy_writer_open(hy_file_writer **writer, const char *path);
 /* Whether it can be, with every file left as it is.  Fails also if the file `reads`, "" being none,
  * is PATH.tmp, which writing would take over. */

@@ -97,21 +97,23 @@ gt_status hy_keep_apart(const char *option, const char *path, const char *what, 
 static const char header[] = "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
                              "tokens_per_s,memory_mib,seconds\n";
 
-/* Gives the file the first name of PATH.1, PATH.2, ... that is free. */
-static gt_status keep_aside(const char *path, char *kept, size_t size) {
+/* Gives the file the first name of PATH.1, PATH.2, ... that is free; with `stays` it keeps its own,
+ * too, where files can have two names. */
+static gt_status keep_aside(const char *option, const char *path, int stays, char *kept,
+                            size_t size) {
     struct stat found;
     for (int n = 1;; n++) {
         snprintf(kept, size, "%s.%d", path, n);
         if (!link(path, kept)) { /* unlike rename, never replaces a file */
-            if (!unlink(path)) return GT_OK;
+            if (stays || !unlink(path)) return GT_OK;
             break;
         }
         if (errno == EEXIST || !lstat(kept, &found)) continue;
         if (errno == ENOENT && !rename(path, kept)) return GT_OK; /* a file system without links */
         break;
     }
-    return hy_fail(GT_ERROR_VALUE, "csv %s: cannot keep the file that is there as %s: %s", path,
-                   kept, strerror(errno));
+    return hy_fail(GT_ERROR_VALUE, "%s %s: cannot keep the file that is there as %s: %s", option,
+                   path, kept, strerror(errno));
 }
 
 /* What the rows of a log say. */
@@ -154,7 +156,7 @@ static gt_status prepare(hy_log *log, const char *target, int64_t resume_step, c
     gt_status status = resume_step < 0 ? GT_OK : read_log(target, resume_step, &old);
     if (status != GT_OK) return status;
     if (!old.is_log) {
-        status = keep_aside(target, kept, sizeof kept);
+        status = keep_aside("csv", target, 0, kept, sizeof kept);
         snprintf(log->note, sizeof log->note, "the file that was there is kept as %s", kept);
         return status;
     }
@@ -166,12 +168,12 @@ static gt_status prepare(hy_log *log, const char *target, int64_t resume_step, c
     return GT_OK;
 }
 
-/* Standard output or error goes to that very file: each would overwrite the other. */
-static int is_standard(const struct stat *file) {
-    struct stat standard;
+int hy_is_standard(const char *path) {
+    struct stat standard, file;
+    if (stat(path, &file) || !S_ISREG(file.st_mode)) return 0;
     for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++)
-        if (!fstat(fd, &standard) && standard.st_dev == file->st_dev &&
-            standard.st_ino == file->st_ino)
+        if (!fstat(fd, &standard) && standard.st_dev == file.st_dev &&
+            standard.st_ino == file.st_ino)
             return 1;
     return 0;
 }
@@ -188,6 +190,15 @@ static void follow_link(const char *path, char *target) {
     free(whole);
 }
 
+gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size) {
+    char target[HY_PATH_MAX];
+    struct stat found;
+    *kept = 0;
+    if (stat(path, &found) || !S_ISREG(found.st_mode) || !found.st_size) return GT_OK;
+    follow_link(path, target);
+    return keep_aside(option, target, 1, kept, size);
+}
+
 gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
     struct stat found;
     const char *mode = "w";
@@ -198,7 +209,7 @@ gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
     snprintf(log->path, sizeof log->path, "%s", path);
     follow_link(path, target);
     if (!stat(path, &found) && S_ISREG(found.st_mode)) {
-        if (is_standard(&found))
+        if (hy_is_standard(path))
             return hy_fail(GT_ERROR_VALUE, "csv: %s is where the report goes; give another name",
                            path);
         if (found.st_size) status = prepare(log, target, resume_step, &mode);

@@ -26,8 +26,16 @@ int hy_same_file(const char *a, const char *b);
  * An empty path is none. */
 gt_status hy_keep_apart(const char *option, const char *path, const char *what, const char *other);
 
+/* 1 if standard output or error goes to that very regular file: each would overwrite the other. */
+int hy_is_standard(const char *path);
+
 /* Room for a path without links. */
 #define HY_PATH_MAX 4096
+
+/* Before a file is replaced: gives the one that is there, unless it is empty, a second name, the
+ * first of PATH.1, PATH.2, ... that is free; of a link, what it leads to.  Where files cannot have
+ * two names it is renamed.  *kept: that name, "" if there is no file. */
+gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size);
 
 /* ---- the log -------------------------------------------------------------------------------- */
 

@@ -62,6 +62,7 @@ typedef struct trainer {
     int64_t scale_steps; /* good steps at this scale */
     double first_loss, held_out;
     int64_t saved;       /* step of the last model file; 0: none yet */
+    char older[HY_PATH_MAX + 16]; /* name that the file got that was there before; "": none */
     char not_saved[640]; /* why the last attempt failed; "": it did not */
     char text_sum[65];   /* SHA-256 of the text, if model files are written or resumed */
     hy_gate gates[GATES_MAX];
@@ -253,7 +254,9 @@ static void print_groups(const hy_screen *s, const hy_plan *p) {
                     grouped(p->parameters).text, grouped(p->non_embedding).text, text);
 }
 
-static void print_saving(const hy_screen *s, const hy_options *o) {
+static void print_saving(const trainer *t) {
+    const hy_screen *s = &t->screen;
+    const hy_options *o = &t->options;
     if (!*o->save)
         hy_screen_entry(s, START, "model file", "none: --save FILE keeps what is learnt");
     else if (o->save_every)
@@ -261,6 +264,7 @@ static void print_saving(const hy_screen *s, const hy_options *o) {
                         grouped(o->save_every).text);
     else
         hy_screen_entry(s, START, "model file", "%s, at the end", o->save);
+    if (*t->older) hy_screen_entry(s, START, "", "the file that was there is kept as %s", t->older);
 }
 
 static void print_start(const trainer *t) {
@@ -288,7 +292,7 @@ static void print_start(const trainer *t) {
         hy_screen_entry(s, START, "going on", "after step %s of %s", grouped(t->steps).text,
                         o->resume);
     if (*o->init) hy_screen_entry(s, START, "weights", "from %s", o->init);
-    print_saving(s, o);
+    print_saving(t);
     if (t->log.file)
         hy_screen_entry(s, START, "log", "%s%s%s", t->log.path, *t->log.note ? ": " : "",
                         t->log.note);
@@ -814,10 +818,20 @@ static gt_status load_file(trainer *t) {
     return status;
 }
 
+/* A finished model stays when another run gets its name. */
+static gt_status keep_older(trainer *t) {
+    const hy_options *o = &t->options;
+    if (!*o->save || (*o->resume && hy_same_file(o->save, o->resume))) return GT_OK;
+    return hy_keep_older("save", o->save, t->older, sizeof t->older);
+}
+
 /* The file that is to be written can be. */
 static gt_status check_save(const trainer *t) {
     const hy_options *o = &t->options;
     if (!*o->save) return GT_OK;
+    if (hy_is_standard(o->save))
+        return hy_fail(GT_ERROR_VALUE, "save: %s is where the report goes; give another name",
+                       o->save);
     gt_status status = hy_keep_apart("save", o->save, "the text of --data", t->data);
     if (status == GT_OK && o->config)
         status = hy_keep_apart("save", o->save, "the config file", o->config);
@@ -1080,8 +1094,10 @@ static void print_final(const trainer *t) {
 /* Training and what comes after it. */
 static gt_status run(trainer *t) {
     catch_signals();
+    gt_status status = keep_older(t);
+    if (status != GT_OK) return status;
     print_start(t);
-    gt_status status = flush_report();
+    status = flush_report();
     if (status == GT_OK) status = train(t);
     if (status == HY_ERROR_WRITE) save(t); /* the model is right, though nobody is told */
     if (status != GT_OK) return status;

@@ -49,6 +49,8 @@ static gt_status find_place(hy_file_writer *w, const char *path) {
     if (stat(path, &about) == 0) {
         if (!S_ISREG(about.st_mode))
             return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", path);
+        if (access(path, W_OK))
+            return hy_fail(GT_ERROR_VALUE, "%s: cannot be written: %s", path, strerror(errno));
         w->mode = about.st_mode & 0777;
         w->replaces = 1;
         w->path = realpath(path, NULL);

@@ -415,6 +415,35 @@ static void test_left_over(void) {
     CHECK(!exists("m.st.tmp") && number_of("m.st", "run.steps") == 5);
 }
 
+/* A finished model is not lost when the next run gets its name, nor one that may not be written, nor
+ * the report. */
+static void test_older_model(void) {
+    remove("m.st");
+    CHECK(says(0, SMALL "--steps 2 --save m.st", "model file  m.st, every 100 steps", ""));
+    CHECK(!exists("m.st.1") && number_of("m.st", "run.steps") == 2);
+    CHECK(says(0, SMALL "--steps 3 --save m.st", "the file that was there is kept as m.st.1", ""));
+    CHECK(number_of("m.st", "run.steps") == 3 && number_of("m.st.1", "run.steps") == 2);
+    CHECK(says(0, SMALL "--init m.st --steps 4 --save m.st", "is kept as m.st.2", ""));
+    CHECK(says(0, "--resume m.st --steps 5 --save m.st", "held-out loss ", ""));
+    CHECK(!has("out.txt", " is kept as ") && !exists("m.st.3"));
+    CHECK(number_of("m.st", "run.steps") == 5 && number_of("m.st.2", "run.steps") == 3);
+    CHECK(shell("mkdir -p far && mv m.st far/m.st && ln -sf far/m.st m.st") == 0);
+    CHECK(says(0, SMALL "--steps 6 --save m.st", "far/m.st.1", ""));
+    CHECK(number_of("far/m.st", "run.steps") == 6 && number_of("far/m.st.1", "run.steps") == 5);
+    CHECK(!exists("m.st.3") && shell("rm m.st; mv far/m.st m.st; rm -r far; cp m.st n.st") == 0);
+    /* what may not be written */
+    CHECK(chmod("m.st", 0444) == 0);
+    if (geteuid() != 0) /* who may write everything */
+        CHECK(says(2, SMALL "--save m.st", "save: m.st: cannot be written: Permission", ""));
+    CHECK(shell("cmp m.st n.st") == 0 && chmod("m.st", 0644) == 0);
+    /* what the shell has emptied for the report */
+    CHECK(shell("$T " SMALL "--steps 2 --save m.st >m.st") == 2);
+    CHECK(has("out.txt", "save: m.st is where the report goes; give another name"));
+    CHECK(shell("$T " SMALL "--steps 2 --save m.st 2>m.st") == 2);
+    CHECK(has("m.st", "save: m.st is where the report goes; give another name"));
+    remove("m.st");
+}
+
 /* After a failure that passes the next attempt saves, and the run ends well. */
 static void test_disk_recovers(void) {
     remove("r.st");
@@ -689,6 +718,7 @@ static void test_all(void) {
     run_case("saving: full disk", test_full_disk);
     run_case("saving: wrong place", test_wrong_place);
     run_case("saving: file that was left", test_left_over);
+    run_case("saving: older model", test_older_model);
     run_case("saving: disk recovers", test_disk_recovers);
     run_case("saving: closed report", test_closed_report);
     run_case("saving: signals", test_signals);
