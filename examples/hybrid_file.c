@@ -90,7 +90,8 @@ static gt_status read_escape(reader *r, char **to) {
         r->at++;
         return GT_OK;
     }
-    if (!next_is(r, 'u')) return fail_at(r, "an unknown escape");
+    if (r->at == r->end || *r->at != 'u') return fail_at(r, "an unknown escape");
+    r->at++;
     TRY(read_hex(r, &code));
     *to = put_code(*to, code);
     return GT_OK;

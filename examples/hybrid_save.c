@@ -1,5 +1,6 @@
 #include "hybrid_save.h"
 #include "hybrid_sha256.h"
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
@@ -58,17 +59,22 @@ static void to_ascii(char *to, const char *from) {
     *to = 0;
 }
 
+/* The byte that two hexadecimal digits stand for; 0 if they are none. */
+static unsigned char byte_of(const char *digits) {
+    const char two[] = {digits[0], digits[0] ? digits[1] : 0, 0};
+    if (!isxdigit((unsigned char)two[0]) || !isxdigit((unsigned char)two[1])) return 0;
+    return (unsigned char)strtoul(two, NULL, 16);
+}
+
 /* Undoes it; 0 if the text is not of that form or longer than HY_TEXT_MAX - 1. */
 static int from_ascii(char *to, const char *from) {
     for (int n = 0; *from; n++) {
-        unsigned byte;
-        int used = 0;
         if (n == HY_TEXT_MAX - 1) return 0;
         if (*from != '\\') {
             *to++ = *from++;
-        } else if (sscanf(from, "\\x%2x%n", &byte, &used) == 1 && used == 4 && byte) {
-            *to++ = (char)byte;
-            from += used;
+        } else if (from[1] == 'x' && byte_of(from + 2)) {
+            *to++ = (char)byte_of(from + 2);
+            from += 4;
         } else {
             return 0;
         }

@@ -290,6 +290,9 @@ static void test_refused_headers(void) {
         {"{\"a\":{\"type\":\"F32\"}}", 8, "key 'type'"},
         {"{\"a\":[]}", 0, "'{' is missing"},
         {"{\"a\\q\"" T8 "}", 8, "unknown escape"},
+        {"{\"a\\ u0031\"" T8 "}", 8, "unknown escape"},
+        {"{\"a\\\n\tu0031\"" T8 "}", 8, "unknown escape"},
+        {"{\"a\\u 031\"" T8 "}", 8, "four hexadecimal digits"},
         {"{\"a\\u00x0\"" T8 "}", 8, "four hexadecimal digits"},
         {"{\"a\\u0000\"" T8 "}", 8, "a NUL"},
         {"{\"a\n\"" T8 "}", 8, "control character"},
@@ -360,6 +363,31 @@ static void test_saved_options(void) {
     CHECK(o.lr == 1.0 / 3 && o.seed == 9007199254740991 && o.hidden == 16 && o.batch == 2);
     CHECK(!strcmp(o.prompt, "a\x01\xff\\\"") && !strcmp(o.model, "HY") && !o.stateful);
     hy_file_close(&file);
+    free_sample(s);
+}
+
+/* Options are read as strictly as they are written: \xNN has two hexadecimal digits. */
+static void test_damaged_options(void) {
+    static const char *const bad[] = {"x 1", "x+1", "x1 ", "x1g", "x00", "y01"};
+    sample *s = new_sample(0);
+    hy_file file;
+    size_t size;
+    CHECK(hy_save(&s->run, "a.st") == GT_OK);
+    uint8_t *bytes = read_bytes("a.st", &size);
+    char *sum = memmem(bytes, size, "checksum", 8), *byte = memmem(bytes, size, "a\\\\x01", 6);
+    for (size_t i = 0; sum && byte && i < sizeof bad / sizeof bad[0]; i++) {
+        hy_options o = {.help = 0};
+        memcpy(sum, "user.sum", 8);
+        memcpy(byte + 3, bad[i], 3);
+        write_file("b.st", bytes, size);
+        CHECK(hy_saved_open(&file, "b.st") == GT_OK);
+        if (!CHECK(hy_saved_options(&file, HY_TAKE_ALL, &o) != GT_OK &&
+                   error_says("b.st: damaged: its option.prompt is 'a\\")))
+            puts(bad[i]);
+        hy_file_close(&file);
+    }
+    CHECK(sum && byte);
+    free(bytes);
     free_sample(s);
 }
 
@@ -750,6 +778,7 @@ int main(int argc, char **argv) {
     run_case("format: refused headers", test_refused_headers);
     run_case("model files: all of a run", test_saved);
     run_case("model files: options", test_saved_options);
+    run_case("model files: damaged options", test_damaged_options);
     run_case("model files: mismatched", test_mismatched);
     run_case("model files: wrong size", test_wrong_size);
     run_case("model files: not finite", test_not_finite);
