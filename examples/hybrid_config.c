@@ -447,6 +447,11 @@ static gt_status read_argument(hy_options *o, char *const **at) {
     if (!(*at)[1])
         return hy_fail(GT_ERROR_VALUE, "%s: the value is missing (--%s %s)", key, r->name,
                        r->argument);
+    const char *next = (*at)[1];
+    if (!strncmp(next, "--", 2) && next[2]) /* rather an option than a file of that name */
+        return hy_fail(GT_ERROR_VALUE,
+                       "--%s: the value is missing; if it is '%s', write --%s=%s", key, next, key,
+                       next);
     return set_value(o, r, *++*at, "");
 }
 

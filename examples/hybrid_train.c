@@ -1122,21 +1122,29 @@ static void clean_up(trainer *t) {
 }
 
 /* Prints the last error, once: a stream that cannot be written says so again as it is closed. */
-static int fail(int status) {
+static int tell(int status) {
     static char told[640];
     char message[sizeof told];
     snprintf(message, sizeof message, "%s", hy_last_error());
-    flush_report(); /* finish looks whether that worked */
     if (strcmp(told, message)) fprintf(stderr, "hybrid_train: %s\n", message);
     memcpy(told, message, sizeof told);
     return status;
+}
+
+/* The same, after what the report has so far.  Not once standard output is closed. */
+static int fail(int status) {
+    char message[640];
+    snprintf(message, sizeof message, "%s", hy_last_error());
+    flush_report(); /* finish looks whether that worked */
+    hy_fail(GT_ERROR_VALUE, "%s", message);
+    return tell(status);
 }
 
 /* Closes the log and the report; the exit status, which is 1 if a part of them is lost. */
 static int finish(trainer *t, int status) {
     int bad = status == EXIT_BAD_OPTION;
     if (hy_log_close(&t->log) != GT_OK) status = fail(EXIT_FAILURE);
-    if (hy_close(stdout, "standard output") != GT_OK) status = fail(EXIT_FAILURE);
+    if (hy_close(stdout, "standard output") != GT_OK) status = tell(EXIT_FAILURE);
     return bad ? EXIT_BAD_OPTION : status;
 }
 

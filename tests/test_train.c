@@ -54,6 +54,7 @@ static void test_options_defaults(void) {
     CHECK(!strcmp(o.dtype, "f32") && !strcmp(cuda.dtype, "bf16") && !o.check && !o.bench.count);
     CHECK(parse(&o, "--bench 8,16") == GT_OK && o.bench.count == 2 && o.batch == 8);
     CHECK(o.bench.of[0] == 8 && o.bench.of[1] == 16);
+    CHECK(parse(&o, "--csv=--stateful") == GT_OK && !strcmp(o.csv, "--stateful") && !o.stateful);
     CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value is no default */
     char *argv[] = {"hybrid_train", "--batch", "3", NULL};
     CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
@@ -116,6 +117,9 @@ static void test_options_refused(void) {
     CHECK(refused("--hidden 100", "hidden: '100'", "nearest is 96"));
     CHECK(refused("--stateful=maybe", "stateful: 'maybe' is none of: yes no true", ""));
     CHECK(refused("--steps", "steps", "value is missing"));
+    CHECK(refused("--csv --stateful", "--csv: the value is missing; if it is '--stateful', write ",
+                  "write --csv=--stateful"));
+    CHECK(refused("--log --steps 3", "--log: the value is missing; if it is '--steps'", ""));
     CHECK(refused("-steps 3", "'-steps'", "two dashes"));
     CHECK(refused("--warmup 21 --steps 20", "warmup: 21 steps are longer",
                   "which has 20; give at most 20"));
