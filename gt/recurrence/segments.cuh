@@ -10,8 +10,8 @@
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
  *
  * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Decays: the logarithm of a
- * segment's decay, in two terms (their sum is exact to 2^-45), [segment slot][2][decay_size]; an entry serves
- * state_size / decay_size neighbouring state elements. */
+ * segment's decay, or what `rate` turns into it, [segment slot][decay_size], summed in two terms (TwoTermSum) and stored
+ * rounded; an entry serves state_size / decay_size neighbouring state elements. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
@@ -41,8 +41,11 @@ GT_DEV Scale scale_of_log(float a) {
     return s;
 }
 
+/* keep is no factor: where it is 0, an infinite state must not make a NaN. */
 GT_DEV float rescale(float keep, float factor, float state, float added) {
-    return fma_rn(keep, state, fma_rn(factor, state, added));
+    float sum = fma_rn(factor, state, added);
+    if (keep != 0.0f) sum += state;
+    return sum;
 }
 
 /* The same through a whole segment, whose decay may be a growth (A > 0) that exp cannot hold although the product with a
@@ -56,13 +59,13 @@ GT_DEV float rescale_far(float log, float state, float added) {
     return state * step * step * step * step + added;
 }
 
-/* A running sum whose rounding errors are kept. */
+/* A running sum whose rounding errors are kept; an infinite sum stays infinite. */
 struct TwoTermSum {
     float hi = 0.0f, lo = 0.0f;
 
     GT_METHOD void add(float x) {
         const float sum = hi + x, grown = sum - hi;
-        lo += (hi - (sum - grown)) + (x - grown);
+        if (sum - sum == 0.0f) lo += (hi - (sum - grown)) + (x - grown);
         hi = sum;
     }
     GT_METHOD float value() const { return hi + lo; }
@@ -121,14 +124,16 @@ GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) 
             first_segment_slot(q, count, s, seq.slot) + segment};
 }
 
-/* Segments that pay: as many as give each of `room` blocks something to do, of at least `least` tokens each.
- * blocks: those of one segment.  asked: by the caller, 0 if the choice is left. */
+/* Segments that pay: as many as give each of `room` blocks something to do; `least` tokens are worth a segment, so that
+ * no more packed sequences count than have as many.  blocks: those of one segment.  asked: by the caller, 0 if the
+ * choice is left. */
 static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t blocks, int64_t room, int64_t least,
                                       int chunk) {
     const int64_t most = (q.T + chunk - 1) / chunk;
     int64_t count = asked;
     if (count == 0) {
-        const int64_t all = most_sequences(q) * blocks;
+        const int64_t long_ones = q.T / least > 1 ? q.T / least : 1, most_ones = most_sequences(q);
+        const int64_t all = (q.capacity && long_ones < most_ones ? long_ones : most_ones) * blocks;
         count = all > 0 ? room / all : 1;
         if (count > q.T / least) count = q.T / least;
     }
@@ -176,9 +181,8 @@ GT_KERNEL(256, 2) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             GT_UNROLL
             for (int i = 0; i < BATCH; i++) {
                 const int64_t k = k0 + i < count - 1 ? k0 + i : k0, slot = REVERSE ? first - k : first + k;
-                const float* decay = p.segments.decays + slot * 2 * p.decay_size + entry;
                 sum[i] = p.segments.states[slot * p.state_size + element];
-                log[i] = rate * decay[0] + rate * decay[p.decay_size];
+                log[i] = rate * p.segments.decays[slot * p.decay_size + entry];
             }
             GT_UNROLL
             for (int i = 0; i < BATCH; i++) {

@@ -8,8 +8,8 @@
  * last one shorter.  Arrays with an entry a chunk are indexed by chunk slots: gt_chunk_slot (gt/base/op.h) gives every
  * chunk of a batch element a slot of its own, below chunk_slots().
  *
- * Tokens and states of no sequence.  Tokens from the end of the last packed sequence on belong to none.  Outputs are 0
- * there: clear_unused() writes that. */
+ * Tokens of no sequence: those from the end of the last packed sequence on, used_tokens().  Outputs are 0 there:
+ * clear_unused() writes that, unless the kernel that makes an output does. */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 
@@ -68,7 +68,7 @@ struct ClearParams {
         void* data;
         gt_stride stride;
         gt_dtype dtype;
-        int heads, size; /* [token][heads][size]; neighbours of the last index are `step` elements apart */
+        int64_t heads, size; /* [token][heads][size]; neighbours of the last index are `step` elements apart */
         int64_t step;
     } outputs[6];
     int count;
@@ -83,7 +83,7 @@ GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
         const ClearParams::Output& x = p.outputs[i];
         for (int64_t row = warp; row < tokens * x.heads; row += warps) {
             const int64_t start = (first + row / x.heads) * x.stride.t + row % x.heads * x.stride.h;
-            for (int n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n * x.step, 0.0f);
+            for (int64_t n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n * x.step, 0.0f);
         }
     }
 }
@@ -91,7 +91,7 @@ GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
 /* Adds an output that is to be cleared; one that is not wanted (NULL) is left out. */
 static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_dtype dtype, int64_t heads,
                               int64_t size, int64_t step = 1) {
-    if (data) p.outputs[p.count++] = {data, stride, dtype, (int)heads, (int)size, step};
+    if (data) p.outputs[p.count++] = {data, stride, dtype, heads, size, step};
 }
 
 /* stream: a gt_stream, or a Chain.  Nothing is launched if there can be no such token. */

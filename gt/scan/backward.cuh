@@ -1,6 +1,6 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.
  *
- * grid and block as forward.  A block walks a segment backwards, one checkpoint at a time: it rolls
+ * grid as forward, of fewer strands; block as forward.  A block walks a segment backwards, one checkpoint at a time: it rolls
  * h forward through the leaves of LEAF tokens, parks the state before each in a scratch of its own
  * (global, small enough to stay in L2), then goes back through them; in each it first rolls h through
  * the tokens once more, keeping the state before every token in shared memory.

@@ -49,7 +49,11 @@ static inline int64_t strands_for(const Problem& in, int64_t room) {
     return items < most ? items : most;
 }
 
-constexpr int64_t GRID_ROOM = (int64_t)1 << 22; /* blocks of a pass without scratch memory */
+/* Blocks of a pass without scratch memory.  How many packed sequences there are the device finds: a few rounds of blocks
+ * do for any number. */
+static inline int64_t grid_room(const Problem& in, const Device& device) {
+    return in.sequences.capacity ? 32 * (int64_t)device.multiprocessors : (int64_t)1 << 22;
+}
 
 /* As many segments as give every multiprocessor four blocks. */
 static inline int64_t segments_for(const gt_selective_scan_args& a, const Device& device) {
@@ -62,7 +66,7 @@ static inline Segments take_segments(Arena& arena, const gt_selective_scan_args&
     if (count == 1) return cut;
     const int64_t slots = segment_slots(sequences_of(a), count, CHECKPOINT);
     cut.states = arena.take<float>(slots * a.D * a.N);
-    cut.decays = arena.take<float>(slots * 2 * a.D);
+    cut.decays = arena.take<float>(slots * a.D);
     return cut;
 }
 
@@ -71,18 +75,18 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
 }
 
 template <int LANES, int STATES>
-static gt_status launch_forward_with(const ForwardParams& p, gt_stream stream) {
+static gt_status launch_forward_with(const ForwardParams& p, const Device& device, gt_stream stream) {
     return run("selective_scan forward_kernel", forward_kernel<LANES, STATES>,
-               strands_for(p.in, GRID_ROOM) * p.in.G * p.in.tiles, THREADS, 4 * Traits<LANES, STATES>::FORWARD_END,
+               strands_for(p.in, grid_room(p.in, device)) * p.in.G * p.in.tiles, THREADS, 4 * Traits<LANES, STATES>::FORWARD_END,
                stream, p);
 }
 
-static inline gt_status launch_forward_once(const ForwardParams& p, gt_stream stream) {
-    if (p.in.N <= 16) return launch_forward_with<4, 4>(p, stream);
-    if (p.in.N <= 32) return launch_forward_with<8, 4>(p, stream);
-    if (p.in.N <= 64) return launch_forward_with<16, 4>(p, stream);
-    if (p.in.N <= 128) return launch_forward_with<16, 8>(p, stream);
-    return launch_forward_with<32, 8>(p, stream);
+static inline gt_status launch_forward_once(const ForwardParams& p, const Device& device, gt_stream stream) {
+    if (p.in.N <= 16) return launch_forward_with<4, 4>(p, device, stream);
+    if (p.in.N <= 32) return launch_forward_with<8, 4>(p, device, stream);
+    if (p.in.N <= 64) return launch_forward_with<16, 4>(p, device, stream);
+    if (p.in.N <= 128) return launch_forward_with<16, 8>(p, device, stream);
+    return launch_forward_with<32, 8>(p, device, stream);
 }
 
 /* In one launch, or in three. */
@@ -93,12 +97,12 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
         local.is_local = 1;
         local.y = nullptr;
         local.checkpoints = nullptr;
-        if ((status = launch_forward_once(local, stream)) != GT_OK ||
+        if ((status = launch_forward_once(local, device, stream)) != GT_OK ||
             (status = scan_segments<false>("selective_scan scan_segments_kernel",
                                            scan_of(p.in, p.state_in, p.state_in_shared), device, stream)) != GT_OK)
             return status;
     }
-    return launch_forward_once(p, stream);
+    return launch_forward_once(p, device, stream);
 }
 
 template <int LANES, int STATES>
@@ -151,8 +155,8 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     p.in = problem_of(a);
     p.in.tiles = v.tiles;
     p.in.segments = take_segments(arena, a, segments_for(a, device));
-    /* a block parks states, so that there are few more blocks than can run at once */
-    plan.strands = strands_for(p.in, 16 * (int64_t)device.multiprocessors);
+    /* a block parks states, so that there are no more blocks than a few rounds of those that run at once */
+    plan.strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors);
     plan.blocks = plan.strands * a.G * v.tiles;
     plan.rows = plan.strands * v.lanes;
     const int64_t shares = a.B * a.T * a.G * v.tiles * a.N;
@@ -199,9 +203,9 @@ static inline gt_status launch_backward(const gt_selective_scan_args& a, Backwar
     p.dstate_in = shared ? nullptr : a.dstate_in;
     p.du = a.du, p.ddt = a.ddt, p.dz = a.dz;
     p.du_at = a.du_stride, p.ddt_at = a.ddt_stride, p.dz_at = a.dz_stride;
-    add_output(unused, a.du, a.du_stride, a.dtype, a.D, 1);
-    add_output(unused, a.ddt, a.ddt_stride, a.dt_dtype, a.D, 1);
-    add_output(unused, a.dz, a.dz_stride, a.dtype, a.D, 1);
+    add_output(unused, a.du, a.du_stride, a.dtype, 1, a.D, a.du_stride.h);
+    add_output(unused, a.ddt, a.ddt_stride, a.dt_dtype, 1, a.D, a.ddt_stride.h);
+    add_output(unused, a.dz, a.dz_stride, a.dtype, 1, a.D, a.dz_stride.h);
     if ((status = clear_unused("selective_scan clear_unused_kernel", unused, p.in.sequences, device,
                                stream)) != GT_OK ||
         (status = launch_backward_kernel(p, plan.blocks, device, stream)) != GT_OK ||
@@ -243,7 +247,7 @@ static inline gt_status forward(const gt_selective_scan_args& a, bool is_step, c
     ForwardParams p = {};
     ClearParams unused = {};
     Arena arena(a.workspace);
-    add_output(unused, a.y, a.y_stride, a.dtype, a.D, 1);
+    add_output(unused, a.y, a.y_stride, a.dtype, 1, a.D, a.y_stride.h);
     p.in = problem_of(a);
     p.in.tiles = variant_of(a).tiles;
     p.in.segments = take_segments(arena, a, is_step ? 1 : segments_for(a, device));

@@ -47,7 +47,7 @@ struct Traits {
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
     Sequences sequences;
-    Segments segments; /* states [slot][D,N], decays [slot][2][D]: sums of Delta */
+    Segments segments; /* states [slot][D,N], decays [slot][D]: sums of Delta, for A to multiply */
     int64_t D, G;
     int N;
     gt_dtype dtype, dt_dtype;
@@ -171,10 +171,8 @@ template <class C>
 GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[C::STATES],
                           const TwoTermSum& delta) {
     store_state(in, s, in.segments.states + span.segment_slot * in.D * in.N, state);
-    float* decay = in.segments.decays + span.segment_slot * 2 * in.D + s.d0 + s.channel;
     if (s.lane > 0 || s.channel >= s.channels) return;
-    decay[0] = delta.hi;
-    decay[in.D] = delta.lo;
+    in.segments.decays[span.segment_slot * in.D + s.d0 + s.channel] = delta.value();
 }
 
 /* Adds the staged Delta of the thread's channel, `offset` in shared memory; tokens beyond the segment have none. */

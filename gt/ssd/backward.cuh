@@ -12,7 +12,7 @@ namespace ssd {
  * gradient, and walks a segment backwards, one checkpoint (8 leaves) at a time: it rolls the state
  * h forward through the leaves, parks the state before each in a scratch of its own (global, small
  * enough to stay mostly in L2), then walks back through them with G.
- * registers: G, 8 RN values a thread, fp32, for the whole sequence, and h of the leaf at hand: 128 at
+ * registers: G, 8 RN values a thread, fp32, for the whole segment, and h of the leaf at hand: 128 at
  * N = 128.
  * shared: as forward, and dy, R, c, the shares of e and f: 42 KB at N = 128, 58 KB at N = 256.
  * arithmetic per token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with

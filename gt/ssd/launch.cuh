@@ -33,7 +33,11 @@ static inline int64_t strands_for(const Problem& in, int64_t room) {
     return items < most ? items : most;
 }
 
-constexpr int64_t GRID_ROOM = (int64_t)1 << 22; /* blocks of a pass without scratch memory */
+/* Blocks of a pass without scratch memory.  How many packed sequences there are the device finds: a few rounds of blocks
+ * do for any number. */
+static inline int64_t grid_room(const Problem& in, const Device& device) {
+    return in.sequences.capacity ? 32 * (int64_t)device.multiprocessors : (int64_t)1 << 22;
+}
 
 /* As many segments as give every multiprocessor three blocks. */
 static inline int64_t segments_for(const gt_ssd_args& a, const Device& device) {
@@ -47,7 +51,7 @@ static inline Segments take_segments(Arena& arena, const gt_ssd_args& a, int64_t
     if (count == 1) return cut;
     const int64_t slots = segment_slots(sequences_of(a), count, CHECKPOINT);
     cut.states = arena.take<float>(slots * a.H * a.P * a.N);
-    cut.decays = arena.take<float>(slots * 2 * a.H);
+    cut.decays = arena.take<float>(slots * a.H);
     return cut;
 }
 
@@ -56,18 +60,18 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
 }
 
 template <int RN, int WARPS>
-static gt_status launch_forward_with(const ForwardParams& p, gt_stream stream) {
+static gt_status launch_forward_with(const ForwardParams& p, const Device& device, gt_stream stream) {
     using C = Traits<RN, WARPS>;
     return run("ssd forward_kernel", forward_kernel<RN, WARPS>,
-               strands_for(p.in, GRID_ROOM) * p.in.H * p.in.tiles, C::THREADS, 4 * C::FORWARD_END, stream, p);
+               strands_for(p.in, grid_room(p.in, device)) * p.in.H * p.in.tiles, C::THREADS, 4 * C::FORWARD_END, stream, p);
 }
 
-static inline gt_status launch_forward_once(const ForwardParams& p, gt_stream stream) {
-    if (p.in.N <= 16) return launch_forward_with<1, 4>(p, stream);
-    if (p.in.N <= 32) return launch_forward_with<2, 4>(p, stream);
-    if (p.in.N <= 64) return launch_forward_with<4, 4>(p, stream);
-    if (p.in.N <= 128) return launch_forward_with<8, 4>(p, stream);
-    return launch_forward_with<8, 8>(p, stream);
+static inline gt_status launch_forward_once(const ForwardParams& p, const Device& device, gt_stream stream) {
+    if (p.in.N <= 16) return launch_forward_with<1, 4>(p, device, stream);
+    if (p.in.N <= 32) return launch_forward_with<2, 4>(p, device, stream);
+    if (p.in.N <= 64) return launch_forward_with<4, 4>(p, device, stream);
+    if (p.in.N <= 128) return launch_forward_with<8, 4>(p, device, stream);
+    return launch_forward_with<8, 8>(p, device, stream);
 }
 
 /* In one launch, or in three. */
@@ -78,12 +82,12 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
         local.is_local = 1;
         local.y = nullptr;
         local.checkpoints = nullptr;
-        if ((status = launch_forward_once(local, stream)) != GT_OK ||
+        if ((status = launch_forward_once(local, device, stream)) != GT_OK ||
             (status = scan_segments<false>("ssd scan_segments_kernel", scan_of(p.in, p.state_in, p.state_in_shared),
                                            device, stream)) != GT_OK)
             return status;
     }
-    return launch_forward_once(p, stream);
+    return launch_forward_once(p, device, stream);
 }
 
 template <int RN, int WARPS>

@@ -53,7 +53,7 @@ struct Traits {
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
     Sequences sequences;
-    Segments segments; /* states [slot][H,P,N], decays [slot][2][H] */
+    Segments segments; /* states [slot][H,P,N], decays [slot][H] */
     int64_t H, G;
     int P, N;
     gt_dtype dtype, dt_dtype;
@@ -72,7 +72,8 @@ struct Problem {
 template <class C>
 struct Place {
     uint32_t smem;
-    int b, h, g, tile;
+    int64_t b;
+    int h, g, tile;
     int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
     int p0, rows;           /* first row of the block's tile, and how many exist */
     int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
@@ -98,9 +99,9 @@ struct Place {
     GT_METHOD void enter(const Span& span) {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
-            sts<int>(cell(C::PLACE), (int)span.b);
-            sts<int>(cell(C::PLACE + 1), h);
-            sts<int>(cell(C::PLACE + 2), g);
+            sts<int64_t>(cell(C::PLACE), span.b);
+            sts<int>(cell(C::PLACE + 2), h);
+            sts<int>(cell(C::PLACE + 3), g);
             sts<int64_t>(cell(C::PLACE + 4), span.first);
             sts<int64_t>(cell(C::PLACE + 6), span.end);
             sts<int64_t>(cell(C::PLACE + 8), span.chunk_slot);
@@ -110,9 +111,9 @@ struct Place {
         recall();
     }
     GT_METHOD int64_t recall() {
-        b = lds<int>(cell(C::PLACE));
-        h = lds<int>(cell(C::PLACE + 1));
-        g = lds<int>(cell(C::PLACE + 2));
+        b = lds<int64_t>(cell(C::PLACE));
+        h = lds<int>(cell(C::PLACE + 2));
+        g = lds<int>(cell(C::PLACE + 3));
         end = lds<int64_t>(cell(C::PLACE + 6));
         return lds<int64_t>(cell(C::PLACE + 4));
     }
@@ -405,11 +406,8 @@ GT_DEV const float* first_state(const Problem& in, const Span& span, const float
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[8][C::RN]) {
     store_state(in, s, in.segments.states + state_of(in, s, span.segment_slot), state);
-    float* decay = in.segments.decays + span.segment_slot * 2 * in.H + s.h;
     if (s.tile > 0 || thread_id() > 0) return;
-    const TwoTermSum log = lds<TwoTermSum>(s.cell(C::PLACE + 10));
-    decay[0] = log.hi;
-    decay[in.H] = log.lo;
+    in.segments.decays[span.segment_slot * in.H + s.h] = lds<TwoTermSum>(s.cell(C::PLACE + 10)).value();
 }
 
 template <class C>
