@@ -2,6 +2,7 @@
 #include "trainer.h"
 #include "hybrid_data.h"
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -170,6 +171,9 @@ int begin_tests(const char *path) {
         fprintf(stderr, "usage: PROGRAM_OF_TESTS HYBRID_TRAIN [device | short]\n");
         return 2;
     }
+    /* programs would inherit what is ignored here, as under nohup or in the background of a shell */
+    static const int sent[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    for (size_t i = 0; i < sizeof sent / sizeof sent[0]; i++) signal(sent[i], SIG_DFL);
     write_greek();
     return 0;
 }
