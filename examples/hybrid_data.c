@@ -157,15 +157,18 @@ void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count) {
     for (int v = 0; v < count; v++) text->token_of[text->byte_of[v] = bytes[v]] = v;
 }
 
+static gt_status not_in_vocabulary(uint8_t byte) {
+    if (byte > 32 && byte < 127)
+        return hy_fail(GT_ERROR_VALUE, "'%c' is not in the model's vocabulary", byte);
+    return hy_fail(GT_ERROR_VALUE, "byte 0x%02x is not in the model's vocabulary", byte);
+}
+
 gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
     hy_text other = *text;
     hy_text_vocabulary(&other, bytes, count);
     for (int v = 0; v < text->vocab; v++) {
         uint8_t byte = text->byte_of[v];
-        if (other.token_of[byte] >= 0) continue;
-        if (byte > 32 && byte < 127)
-            return hy_fail(GT_ERROR_VALUE, "'%c' is not in the model's vocabulary", byte);
-        return hy_fail(GT_ERROR_VALUE, "byte 0x%02x is not in the model's vocabulary", byte);
+        if (other.token_of[byte] < 0) return not_in_vocabulary(byte);
     }
     for (int64_t i = 0; i < text->size; i++)
         text->token[i] = (uint8_t)other.token_of[text->byte_of[text->token[i]]];
@@ -180,11 +183,12 @@ void hy_text_free(hy_text *text) {
     memset(text, 0, sizeof *text);
 }
 
-gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token) {
+gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int of_model) {
     for (int64_t i = 0; string[i]; i++) {
         unsigned char byte = (unsigned char)string[i];
         token[i] = text->token_of[byte];
         if (token[i] >= 0) continue;
+        if (of_model) return not_in_vocabulary(byte);
         if (byte > 32 && byte < 127)
             return hy_fail(GT_ERROR_VALUE, "'%c' does not occur in the text", byte);
         return hy_fail(GT_ERROR_VALUE, "byte 0x%02x does not occur in the text", byte);

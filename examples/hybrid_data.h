@@ -39,8 +39,9 @@ void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count);
 /* Fails if the text is too short for one window of training. */
 gt_status hy_text_fits(const hy_text *text, int64_t length);
 
-/* Tokens of a string, token[strlen(string)]; fails if it has a byte that the text has not. */
-gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token);
+/* Tokens of a string, token[strlen(string)]; fails if it has a byte that the text has not.
+ * of_model: the vocabulary is a model's, for the message. */
+gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int of_model);
 
 typedef struct hy_batch {
     int64_t rows, length;

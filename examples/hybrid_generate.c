@@ -110,7 +110,7 @@ gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampl
     double logits[256];
     int32_t *token = malloc((size_t)(length + 1) * sizeof *token);
     if (!token) return hy_fail(GT_ERROR_MEMORY, "no memory for a prompt of %d bytes", length);
-    gt_status status = hy_text_encode(vocabulary, s->prompt, token);
+    gt_status status = hy_text_encode(vocabulary, s->prompt, token, 0);
     if (length == 0) {
         token[0] = s->first;
         length = 1;

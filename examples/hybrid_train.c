@@ -777,7 +777,8 @@ static gt_status open_file(trainer *t) {
 
 static gt_status check_prompt(const trainer *t) {
     int32_t token[HY_TEXT_MAX];
-    if (hy_text_encode(&t->text, t->options.prompt, token) == GT_OK) return GT_OK;
+    if (hy_text_encode(&t->text, t->options.prompt, token, t->file.path != NULL) == GT_OK)
+        return GT_OK;
     return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
@@ -877,15 +878,32 @@ static size_t available_memory(const trainer *t) {
     return pages > 0 && bytes > 0 ? (size_t)pages * (size_t)bytes : 0;
 }
 
+/* What the user can do about it: a run that goes on keeps its batch and seq, the model of a file is
+ * as it is, and --generate has a batch of one. */
+static void advise_on_memory(const trainer *t, char *advice, size_t size) {
+    const hy_options *o = &t->options;
+    char batch[64] = "", length[64] = "";
+    if (o->batch > 1 && !*o->resume && !*o->generate)
+        snprintf(batch, sizeof batch, "a smaller --batch (%lld)", (long long)o->batch);
+    if (o->bench.count && o->seq > 1)
+        snprintf(length, sizeof length, "shorter lengths than %lld in --bench", (long long)o->seq);
+    else if (o->seq > 1 && !*o->resume)
+        snprintf(length, sizeof length, "a smaller --seq (%lld)", (long long)o->seq);
+    if (*batch || *length)
+        snprintf(advice, size, "; less is needed with %s%s%s", batch,
+                 *batch && *length ? " or " : "", length);
+    else if (!*o->resume && !*o->init && !*o->eval && !*o->generate)
+        snprintf(advice, size, "; less is needed with a smaller --model");
+    else
+        *advice = 0;
+}
+
 /* there: bytes that can be had, 0 if that is not known. */
 static gt_status needs_memory(const trainer *t, size_t there) {
-    const hy_options *o = &t->options;
-    char how_much[64] = "which cannot be had", advice[96] = "a smaller --model needs less";
+    char how_much[64] = "which cannot be had", advice[192];
     if (there) snprintf(how_much, sizeof how_much, "%.0f are there", (double)there / MIB);
-    if (o->batch > 1 || o->seq > 1)
-        snprintf(advice, sizeof advice, "a smaller --batch (%lld) or --seq (%lld) needs less",
-                 (long long)o->batch, (long long)o->seq);
-    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s; %s",
+    advise_on_memory(t, advice, sizeof advice);
+    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s%s",
                    (double)t->plan.total / MIB, how_much, advice);
 }
 

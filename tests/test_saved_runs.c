@@ -300,6 +300,8 @@ static void test_eval(void) {
     CHECK(says(2, "--eval a.st --save b.st", "--eval trains nothing: no --save with it", ""));
     CHECK(says(2, "--eval a.st --generate a.st", "--eval and --generate: only one", ""));
     CHECK(says(2, "--check --save b.st", "--check trains nothing: no --save with it", ""));
+    CHECK(says(1, "--eval a.st --batch 65536 --seq 8000", "MiB of memory, ",
+               "; less is needed with a smaller --batch (65536) or a smaller --seq (8000)\n"));
     CHECK(says(2, "--eval greek.txt", "eval: greek.txt: this is no safetensors file", ""));
     free(trained);
 }
@@ -325,7 +327,8 @@ static void test_generate(void) {
     CHECK(run_program(&out, "--generate a.st --device cpu --sample 0 --prompt cat") == 0);
     CHECK(!strcmp(out, "cat"));
     free(out);
-    CHECK(says(2, "--generate a.st --device cpu --prompt CAT", "prompt: ", "'C' does not occur"));
+    CHECK(says(2, "--generate a.st --device cpu --prompt CAT", "prompt: ",
+               "'C' is not in the model's vocabulary"));
     CHECK(says(2, "--generate a.st --model GF", "model: GF is not the 1M of a.st", ""));
     CHECK(says(2, "--generate a.st --top-k 300", "top-k: '300'", ""));
     CHECK(shell("$T --generate a.st --device cpu >/dev/full") == 1);

@@ -218,10 +218,10 @@ static void test_vocabulary(void) {
     hy_text_free(&x);
     CHECK(hy_text_from_bytes(&x, "banana", 6, "") == GT_OK && x.vocab == 3);
     CHECK(x.byte_of[0] == 'a' && x.byte_of[1] == 'b' && x.byte_of[2] == 'n');
-    CHECK(hy_text_encode(&x, "nab", token) == GT_OK);
+    CHECK(hy_text_encode(&x, "nab", token, 0) == GT_OK);
     CHECK(token[0] == 2 && token[1] == 0 && token[2] == 1);
-    CHECK(hy_text_encode(&x, "nax", token) != GT_OK && strstr(hy_last_error(), "'x'"));
-    CHECK(hy_text_encode(&x, "\n", token) != GT_OK && strstr(hy_last_error(), "0x0a"));
+    CHECK(hy_text_encode(&x, "nax", token, 0) != GT_OK && strstr(hy_last_error(), "'x'"));
+    CHECK(hy_text_encode(&x, "\n", token, 0) != GT_OK && strstr(hy_last_error(), "0x0a"));
     hy_text_free(&x);
 }
 
@@ -589,7 +589,13 @@ static void test_errors(void) {
     CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",fwd+bwd,4,1,"));
     CHECK(says(2, TINY "--data /dev/zero", "data file /dev/zero: no regular file", "1024 MiB"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000", "MiB of memory, ",
-               "a smaller --batch (65536) or --seq (8000) needs less"));
+               "; less is needed with a smaller --batch (65536) or a smaller --seq (8000)\n"));
+    CHECK(says(1, TINY_GREEK "--batch 65536 --bench 8000", "MiB of memory, ",
+               "with a smaller --batch (65536) or shorter lengths than 8000 in --bench\n"));
+    CHECK(says(1, TINY_GREEK "--batch 65536 --seq 1 --hidden 8192 --layers 128", "MiB of memory, ",
+               "; less is needed with a smaller --batch (65536)\n"));
+    CHECK(says(1, TINY_GREEK "--batch 1 --seq 1 --hidden 8192 --layers 128", "MiB of memory, ",
+               "; less is needed with a smaller --model\n"));
     CHECK(says(2, TINY_GREEK "--prompt \\x01", "prompt: ", "does not occur"));
     CHECK(says(2, TINY "--data short.txt", "too short for one window", "at most 8"));
     CHECK(says(2, TINY "--data empty.txt", "empty.txt", "empty"));
