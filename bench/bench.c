@@ -646,11 +646,11 @@ int main(int argc, char **argv) {
         close_file(stdout, "standard output");
         return 0;
     }
-    if (r.o.peers) read_peers(&r.peers, r.o.peers);
     if (r.o.csv && r.o.peers && is_same_file(r.o.csv, r.o.peers)) {
         fprintf(stderr, "--csv %s would overwrite the file of --peers\n", r.o.csv);
         return 2;
     }
+    if (r.o.peers) read_peers(&r.peers, r.o.peers);
     if (r.o.csv) r.csv = open_file(r.o.csv, "w");
     print_facts(&r);
     const bench_machine *gpu = bench_gpu(gpu_impl, &reason);
