@@ -7,6 +7,4 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 build=${BUILD:-$root/build}
 [ -f "$build/build.ninja" ] || meson setup "$build" "$root"
 meson compile -C "$build" hybrid_train
-# an OpenMP thread that waits must not take a core from one that works, nor from other programs
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 exec "$build/examples/hybrid_train" "$@"
