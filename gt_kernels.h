@@ -1,4 +1,4 @@
-/* gt_kernels 0.1.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward, each
+/* gt_kernels 0.2.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward, each
  * beside a plain-C twin that proves it.  Header-only (this file, the .cuh files beside it and the folder
  * gt/), MIT licence, needs the CUDA Toolkit alone.
  *
@@ -84,7 +84,7 @@
 #include <stdint.h>
 
 #define GT_VERSION_MAJOR 0
-#define GT_VERSION_MINOR 1
+#define GT_VERSION_MINOR 2
 #define GT_VERSION_PATCH 0
 #define GT_VERSION (GT_VERSION_MAJOR * 10000 + GT_VERSION_MINOR * 100 + GT_VERSION_PATCH)
 
@@ -116,35 +116,42 @@
 #endif
 
 /* Linker symbols carry the version: a program and an implementation that were built from different
- * headers do not link ("undefined reference to gt_wkv6_forward_v0_1_0") instead of misreading each
+ * headers do not link ("undefined reference to gt_wkv6_forward_v0_2_0") instead of misreading each
  * other's structs.  Source code uses the plain names. */
-#define GT_SYMBOL(name) gt_##name##_v0_1_0
+#define GT_SYMBOL(name) gt_##name##_v0_2_0
 #define gt_version GT_SYMBOL(version)
 #define gt_status_string GT_SYMBOL(status_string)
 #define gt_last_error GT_SYMBOL(last_error)
 #define gt_device_supported GT_SYMBOL(device_supported)
+#define gt_wkv6_args_size GT_SYMBOL(wkv6_args_size)
 #define gt_wkv6_workspace GT_SYMBOL(wkv6_workspace)
 #define gt_wkv6_forward GT_SYMBOL(wkv6_forward)
 #define gt_wkv6_backward GT_SYMBOL(wkv6_backward)
 #define gt_wkv6_step GT_SYMBOL(wkv6_step)
+#define gt_ssd_args_size GT_SYMBOL(ssd_args_size)
 #define gt_ssd_workspace GT_SYMBOL(ssd_workspace)
 #define gt_ssd_forward GT_SYMBOL(ssd_forward)
 #define gt_ssd_backward GT_SYMBOL(ssd_backward)
 #define gt_ssd_step GT_SYMBOL(ssd_step)
+#define gt_selective_scan_args_size GT_SYMBOL(selective_scan_args_size)
 #define gt_selective_scan_workspace GT_SYMBOL(selective_scan_workspace)
 #define gt_selective_scan_forward GT_SYMBOL(selective_scan_forward)
 #define gt_selective_scan_backward GT_SYMBOL(selective_scan_backward)
 #define gt_selective_scan_step GT_SYMBOL(selective_scan_step)
+#define gt_conv1d_args_size GT_SYMBOL(conv1d_args_size)
 #define gt_conv1d_workspace GT_SYMBOL(conv1d_workspace)
 #define gt_conv1d_forward GT_SYMBOL(conv1d_forward)
 #define gt_conv1d_backward GT_SYMBOL(conv1d_backward)
 #define gt_conv1d_step GT_SYMBOL(conv1d_step)
+#define gt_rmsnorm_linear_args_size GT_SYMBOL(rmsnorm_linear_args_size)
 #define gt_rmsnorm_linear_workspace GT_SYMBOL(rmsnorm_linear_workspace)
 #define gt_rmsnorm_linear_forward GT_SYMBOL(rmsnorm_linear_forward)
 #define gt_rmsnorm_linear_backward GT_SYMBOL(rmsnorm_linear_backward)
+#define gt_norm_mix_args_size GT_SYMBOL(norm_mix_args_size)
 #define gt_norm_mix_workspace GT_SYMBOL(norm_mix_workspace)
 #define gt_norm_mix_forward GT_SYMBOL(norm_mix_forward)
 #define gt_norm_mix_backward GT_SYMBOL(norm_mix_backward)
+#define gt_norm_gate_args_size GT_SYMBOL(norm_gate_args_size)
 #define gt_norm_gate_workspace GT_SYMBOL(norm_gate_workspace)
 #define gt_norm_gate_forward GT_SYMBOL(norm_gate_forward)
 #define gt_norm_gate_backward GT_SYMBOL(norm_gate_backward)
@@ -242,6 +249,16 @@ GT_FUNCTION const char *gt_last_error(void);
 /* GT_OK if kernels of this build run on `device` (-1: the current one); else GT_ERROR_NO_CUDA,
  * GT_ERROR_NO_DEVICE, GT_ERROR_ARCH or GT_ERROR_VALUE (no such device). */
 GT_FUNCTION gt_status gt_device_supported(int device);
+
+/* sizeof(gt_OP_args) in the compiled implementation, for bindings from other languages: they hold it against
+ * the size of the struct that they make. */
+GT_FUNCTION size_t gt_wkv6_args_size(void);
+GT_FUNCTION size_t gt_ssd_args_size(void);
+GT_FUNCTION size_t gt_selective_scan_args_size(void);
+GT_FUNCTION size_t gt_conv1d_args_size(void);
+GT_FUNCTION size_t gt_rmsnorm_linear_args_size(void);
+GT_FUNCTION size_t gt_norm_mix_args_size(void);
+GT_FUNCTION size_t gt_norm_gate_args_size(void);
 
 /* Host conversions, round to nearest even; NaN stays NaN, overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);

@@ -1076,6 +1076,28 @@ static void test_version(void) {
           EXPANDED(gt_version), symbol);
 }
 
+/* A caller who makes the structs himself holds their size against this. */
+static void test_args_size(void) {
+    const struct {
+        const char *name;
+        size_t says, is;
+    } sizes[] = {
+        {"wkv6", gt_wkv6_args_size(), sizeof(gt_wkv6_args)},
+        {"ssd", gt_ssd_args_size(), sizeof(gt_ssd_args)},
+        {"selective_scan", gt_selective_scan_args_size(), sizeof(gt_selective_scan_args)},
+        {"conv1d", gt_conv1d_args_size(), sizeof(gt_conv1d_args)},
+        {"rmsnorm_linear", gt_rmsnorm_linear_args_size(), sizeof(gt_rmsnorm_linear_args)},
+        {"norm_mix", gt_norm_mix_args_size(), sizeof(gt_norm_mix_args)},
+        {"norm_gate", gt_norm_gate_args_size(), sizeof(gt_norm_gate_args)},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const gt_op *op = operators[i].table();
+        check(!strcmp(op->name, sizes[i].name) && sizes[i].says == sizes[i].is && sizes[i].is == op->args_bytes,
+              "gt_%s_args_size() is %zu, sizeof(gt_%s_args) %zu", sizes[i].name, sizes[i].says, sizes[i].name,
+              sizes[i].is);
+    }
+}
+
 /* A second thread has an error of its own; to it and to the first one the other's is invisible. */
 static void *other_thread(void *result) {
     int *ok = result;
@@ -1390,6 +1412,7 @@ int main(void) {
         check(!strncmp(gt_last_error(), "gt_device_supported: built without CUDA", 39),
               "message: %s", gt_last_error());
     test_version();
+    test_args_size();
     test_status_strings();
     test_last_error();
     test_defaults();
