@@ -278,14 +278,8 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
  * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
- * Workspace of backward given `saved`, where N = V is 32, 64 or 128.  dv (N = 128: dk, too) is scratch
- * memory if it is given and its rows are aligned to 16 bytes, but with N = 128 not in fp32, nor where a block
- * may have less than 163 KB of shared memory.  Then it is 1/8, 1/4 or 7/16 of the bytes of r in bf16 with N =
- * 32, 64 or 128, else 1/6, or less, and a state for each head (packed: of each sequence).  Without scratch it
- * is 1/2, 1 or 2 times the bytes of r more with N = 32, 64 or 128.  Both with T rounded up to a multiple of 64,
- * and without the states of segments, those of a shared dstate_in, and what more sequences than T / 1024 add.
- * A query without dv is answered for the second case, which is always enough; one with dv for a call that
- * has it. */
+ * Backward needs least workspace with `saved`, and with dv (N = 128: also dk) in rows aligned to 16
+ * bytes: ask gt_wkv6_workspace.  A query where these are NULL gets what is enough with and without. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;             /* value size, 0 = N */
@@ -517,8 +511,7 @@ GT_REF_FUNCTION gt_status gt_ref_conv1d_step(const gt_conv1d_args *args);
 /* ---- rmsnorm_linear: norm, then projection ----------------------------------------------------------
  * Per row, mean = 0 (RMS) or mean(x) (LAYER), rstd = 1/sqrt(mean((x - mean)^2) + eps):
  *     n = (x - mean) rstd . gamma + beta                y = weight n + bias
- * Sources: Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.  The row
- * factor rstd commutes with the projection: y = rstd (weight diag(gamma)) x + ... . */
+ * Sources: Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. */
 typedef struct gt_rmsnorm_linear_args {
     int64_t M, D, O;
     gt_dtype dtype;     /* x weight y dy dx */
