@@ -1,0 +1,72 @@
+"""The C API through ctypes: constants, structs and functions as gt_kernels.h names and explains them.
+
+    from ctypes import byref
+    from gt_kernels import c
+
+    args = c.gt_wkv6_args(B=8, T=512, H=4, N=64, dtype=c.GT_BF16, r=..., y=...)   # addresses, as integers
+    c.check(c.gt_ref_wkv6_forward(byref(args)))
+
+gt_OP_forward takes the stream as a second argument, an integer or None.  Functions return a status; `check` makes an
+exception of it.  Neither PyTorch nor NumPy is needed.
+"""
+
+import ctypes
+import os
+
+from . import _header
+from ._header import *  # noqa: F401,F403 - the names of the header
+
+
+class Error(RuntimeError):
+    """A call failed.  The text is that of gt_last_error, `status` the gt_status."""
+
+    def __init__(self, status, text):
+        super().__init__(text)
+        self.status = status
+
+
+class ArgumentError(Error, ValueError):
+    """A bad argument (status 100 to 199): fix the call."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """A right call that this build, version or device does not support (status 200 to 299)."""
+
+
+def load(path):
+    """All functions of the library at `path`, by name.  ImportError unless it was built from the header that this
+    package was built from."""
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"gt_kernels: its library does not load: {error}") from None
+    functions = {}
+    for name, (symbol, returns, arguments) in _header.FUNCTIONS.items():
+        try:
+            function = getattr(library, symbol)
+        except AttributeError:
+            raise ImportError(f"gt_kernels: {path} is of another version than this package, "
+                              f"{_header.VERSION_TEXT}: it has no {symbol}") from None
+        function.restype, function.argtypes = returns, arguments
+        functions[name] = function
+    if functions["gt_version"]() != _header.VERSION:
+        raise ImportError(f"gt_kernels: {path} is of version {functions['gt_version']()}, this package of "
+                          f"{_header.VERSION}")
+    for name, function in functions.items():
+        if name.endswith("_args_size"):
+            struct = getattr(_header, name[: -len("_size")])
+            if function() != ctypes.sizeof(struct):
+                raise ImportError(f"gt_kernels: {struct.__name__} has {function()} bytes in {path}, "
+                                  f"{ctypes.sizeof(struct)} in this package")
+    return functions
+
+
+def check(status):
+    """Raises the exception that belongs to a status, with the text of this thread's last error."""
+    if status != _header.GT_OK:
+        text = gt_last_error() or gt_status_string(status)  # noqa: F821
+        kind = {1: ArgumentError, 2: UnsupportedError}.get(status // 100, Error)
+        raise kind(status, text.decode())
+
+
+globals().update(load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "libgt_kernels.so")))

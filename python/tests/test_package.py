@@ -1,0 +1,135 @@
+"""The import, the C API through ctypes, and libraries that the package must refuse."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import gt_kernels
+from gt_kernels import _header, c
+
+
+class Package(unittest.TestCase):
+    def test_version(self):
+        self.assertRegex(gt_kernels.__version__, r"^\d+\.\d+\.\d+$")
+        self.assertEqual(c.gt_version(), c.VERSION)
+
+    def test_every_struct_has_a_size_function(self):
+        structs = [name for name in dir(_header) if name.endswith("_args")]
+        self.assertGreaterEqual(len(structs), 7)
+        for name in structs:
+            self.assertEqual(getattr(c, name + "_size")(), ctypes.sizeof(getattr(c, name)))
+
+    def test_neither_torch_nor_numpy_is_needed(self):
+        code = "import sys, gt_kernels.c; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_a_call(self):
+        def floats(*values):
+            return (ctypes.c_float * len(values))(*values)
+
+        ones, decay, y = floats(1, 1, 1, 1), floats(-1, -1, -1, -1), floats(0, 0, 0, 0)
+        address = ctypes.addressof
+        args = c.gt_wkv6_args(B=1, T=4, H=1, N=1, decay=c.GT_DECAY_LOG, r=address(ones), k=address(ones),
+                              w=address(decay), v=address(ones), y=address(y))
+        c.check(c.gt_ref_wkv6_forward(ctypes.byref(args)))
+        for got, expected in zip(y, (0.0, 1.0, 1.3679, 1.5032)):  # as README has it
+            self.assertAlmostEqual(got, expected, places=4)
+
+    def test_errors(self):
+        with self.assertRaisesRegex(ValueError, r"gt_ref_wkv6_forward: B = -1") as caught:
+            c.check(c.gt_ref_wkv6_forward(c.gt_wkv6_args(B=-1)))
+        self.assertIsInstance(caught.exception, gt_kernels.ArgumentError)
+        self.assertEqual(caught.exception.status, c.GT_ERROR_SIZE)
+
+    def test_a_struct_of_another_operator_is_refused(self):
+        with self.assertRaises(ctypes.ArgumentError):
+            c.gt_ref_wkv6_forward(c.gt_ssd_args())
+
+
+@unittest.skipUnless(shutil.which("cc"), "no C compiler cc on PATH")
+class OtherLibraries(unittest.TestCase):
+    """Libraries with the right symbols, of which one thing is wrong."""
+
+    def build(self, wrong):
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        lines = ["#include <stddef.h>"]
+        for name, (symbol, _, _) in _header.FUNCTIONS.items():
+            value = 0
+            if name == "gt_version":
+                value = c.VERSION
+            elif name.endswith("_args_size"):
+                value = ctypes.sizeof(getattr(c, name[: -len("_size")]))
+            if name in wrong and wrong[name] is None:
+                continue
+            lines.append(f"size_t {symbol}(void) {{ return {wrong.get(name, value)}; }}")
+        source, library = os.path.join(folder, "other.c"), os.path.join(folder, "other.so")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        return library
+
+    def test_nothing_is_wrong(self):
+        self.assertEqual(set(c.load(self.build({}))), set(_header.FUNCTIONS))
+
+    def test_version(self):
+        with self.assertRaisesRegex(ImportError, "of version 999"):
+            c.load(self.build({"gt_version": 999}))
+
+    def test_symbol(self):
+        with self.assertRaisesRegex(ImportError, "of another version"):
+            c.load(self.build({"gt_norm_mix_forward": None}))
+
+    def test_struct(self):
+        size = ctypes.sizeof(c.gt_ssd_args)
+        with self.assertRaisesRegex(ImportError, rf"gt_ssd_args has {size + 8} bytes .* {size} in this package"):
+            c.load(self.build({"gt_ssd_args_size": size + 8}))
+
+    def test_no_library(self):
+        with self.assertRaisesRegex(ImportError, "does not load"):
+            c.load("/nonexistent/libgt_kernels.so")
+
+
+class Generator(unittest.TestCase):
+    """tools/python_header.py on headers that it must not misread; where the source tree is at hand."""
+
+    @classmethod
+    def setUpClass(cls):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+        cls.tool, header = os.path.join(root, "tools", "python_header.py"), os.path.join(root, "gt_kernels.h")
+        if not os.path.exists(cls.tool):
+            raise unittest.SkipTest("not beside the source tree")
+        with open(header, encoding="utf-8") as file:
+            cls.header = file.read()
+
+    def run_tool(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            source, output = os.path.join(folder, "h.h"), os.path.join(folder, "h.py")
+            with open(source, "w", encoding="utf-8") as file:
+                file.write(text)
+            done = subprocess.run([sys.executable, self.tool, source, output], capture_output=True, text=True)
+            return done.returncode, done.stderr
+
+    def test_the_header(self):
+        self.assertEqual(self.run_tool(self.header), (0, ""))
+
+    def test_what_it_does_not_know(self):
+        for old, new in (("    int64_t B, T, H, N;\n", "    int64_t B, T, H, N[2];\n"),
+                         ("    int64_t B, T, H, N;\n", "    uint32_t B;\n"),
+                         ("    int64_t B, T, H, N;\n", "    int (*f)(void);\n"),
+                         ("    GT_BF16 = 2,", "    GT_BF16 = 1 << 1,"),
+                         ("GT_FUNCTION int gt_version(void);", "GT_FUNCTION double gt_version(void);"),
+                         ("GT_FUNCTION int gt_version(void);", "")):
+            self.assertIn(old, self.header)
+            status, text = self.run_tool(self.header.replace(old, new, 1))
+            self.assertNotEqual(status, 0, new)
+            self.assertTrue(re.search("not understood|not those", text), text)
+
+
+if __name__ == "__main__":
+    unittest.main()
