@@ -221,13 +221,19 @@ typedef enum gt_norm { GT_NORM_RMS = 0, GT_NORM_LAYER = 1 } gt_norm;
 typedef struct CUstream_st *gt_stream; /* the very type cudaStream_t; NULL is the default stream */
 
 /* Strides in elements of a tensor [B,T,H,*] or [B,T,D]; h is that of the head, group or channel index.
- * The last index of a four-index tensor is always contiguous.  A zero component takes its default:
+ * The last index of a four-index tensor is contiguous (but see gt_stride4).  A zero component takes its default:
  *     h = size of the contiguous part (1 for three-index tensors),  t = H*h,  b = max(T*t, H*h).
  * Packed [B,T,H,N]: all zero.  [B,H,T,N]: {.t = N, .h = T*N}.  [B,D,T]: {.t = 1, .h = T}.  A slice of
  * a projection with rows of R elements: {.t = R}. */
 typedef struct gt_stride {
     int64_t b, t, h;
 } gt_stride;
+
+/* The same with n, the stride of the last index: 0 = 1.  By default h = n * the size of the last index.
+ * [B,G,N,T] for a tensor [B,T,G,N]: {.t = 1, .n = T}. */
+typedef struct gt_stride4 {
+    int64_t b, t, h, n;
+} gt_stride4;
 
 /* Bytes asked for by gt_OP_workspace: workspace of each pass, and the optional `saved` buffer. */
 typedef struct gt_workspace {
@@ -268,10 +274,10 @@ static inline float gt_f16_to_f32(uint16_t bits);
 
 /* ---- wkv6: RWKV-6 time mixing ------------------------------------------------------------------
  * Per batch element and head, with decay d_t = exp(-exp(w_t)) (raw) or exp(w_t) (log), in [0,1]:
- *     y_t = S_{t-1}^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t          reads the state before token t
+ *     y_t = scale (S_{t-1}^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t)  reads the state before token t
  *     S_t = diag(d_t) S_{t-1} + k_t v_t^T                           S_0 = state_in, S_T = state_out
  * Source: Peng et al. 2024, "Eagle and Finch", arXiv:2404.05892, section 4.1 (with u = time_faaaa).
- * Backward, G_t = dL/dS_t with G_T = dstate_out, and b_t = <dy_t, v_t>:
+ * Backward, G_t = dL/dS_t with G_T = dstate_out, b_t = <dy_t, v_t>, and dy_t times scale:
  *     dr_t = S_{t-1} dy_t + b_t u.k_t               dk_t = G_t v_t + b_t u.r_t
  *     dv_t = G_t^T k_t + (sum_n r u k) dy_t          du  = sum_{b,t} b_t r_t.k_t
  *     dw_t = dL/dw as given: log: d_t . rowsum(G_t . S_{t-1}); raw: that times -exp(w_t), and 0 where
@@ -285,7 +291,9 @@ typedef struct gt_wkv6_args {
     int64_t V;             /* value size, 0 = N */
     gt_dtype dtype;        /* r k v y and their gradients */
     gt_dtype w_dtype;      /* w dw: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;  /* reserved, 0: states are fp32 */
     gt_decay decay;        /* what w holds */
+    float scale;           /* of y: 0 = 1, else 2^-32 to 2^32 */
     int state_in_shared;   /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
     int accumulate;        /* 1: du, and dstate_in if shared, are added to */
     int64_t segments;      /* 0 = automatic */
@@ -357,6 +365,7 @@ typedef struct gt_ssd_args {
     int64_t G;               /* groups that share Bm and Cm, divides H; 0 = 1 */
     gt_dtype dtype;          /* x Bm Cm z y and their gradients */
     gt_dtype dt_dtype;       /* dt ddt: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
     int softplus;            /* 1: softplus(dt + dt_bias) */
     int dt_limit;            /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
@@ -418,6 +427,7 @@ typedef struct gt_selective_scan_args {
     int64_t G;               /* groups that share Bm and Cm, divides D; 0 = 1 */
     gt_dtype dtype;          /* u Bm Cm z y and their gradients */
     gt_dtype dt_dtype;       /* dt ddt: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
     int softplus;            /* 1: softplus(dt + dt_bias) */
     int state_in_shared;     /* 1: state_in and dstate_in are [D,N] */
     int accumulate;          /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
@@ -439,8 +449,8 @@ typedef struct gt_selective_scan_args {
     float *dDskip, *ddt_bias; /* out [D], accumulate */
     float *dstate_in;        /* out [B,D,N], may equal dstate_out if not shared; shared: [D,N], summed
                                 over the batch, accumulates */
-    gt_stride u_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
-    gt_stride dy_stride, du_stride, ddt_stride, dBm_stride, dCm_stride, dz_stride;
+    gt_stride u_stride, dt_stride, z_stride, y_stride, dy_stride, du_stride, ddt_stride, dz_stride;
+    gt_stride4 Bm_stride, Cm_stride, dBm_stride, dCm_stride;
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
@@ -471,6 +481,8 @@ typedef struct gt_conv1d_args {
     int64_t B, T, D;
     int64_t W;                /* 2, 3 or 4 */
     gt_dtype dtype;           /* x y dy dx */
+    gt_dtype weight_dtype;    /* reserved, 0: weight, bias and their gradients are fp32 */
+    gt_dtype state_dtype;     /* reserved, 0: states are fp32 */
     gt_activation activation; /* applied to the sum */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,W-1] */
     int accumulate;           /* 1: dweight dbias, and dstate_in if shared, are added to */

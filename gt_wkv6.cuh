@@ -2,6 +2,7 @@
  *
  * THE OPERATOR (one batch element and head; the state S is [N,V], decay d_t in [0,1] per channel n)
  *     y_t = S_{t-1}^T r_t + (sum_n r_t u k_t) v_t            S_t = diag(d_t) S_{t-1} + k_t v_t^T
+ * times the caller's scale, which is left out below: in backward it goes with r, and with dr.
  * A pair of tokens j < i therefore carries prod_{j<m<i} d_m: its own two decays do not count.
  *
  * IN LEAVES OF 16 TOKENS.  With S the state before the leaf, G the gradient of the state after it,

@@ -22,6 +22,7 @@ enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the c
 typedef struct ssm_call {
     gt_ssd_args a;
     int A_per_state; /* 0: A and dA are [H]; 1: [H,N] */
+    int64_t Bm_n, Cm_n, dBm_n, dCm_n; /* strides of the last index */
     ref_sequences all;
 } ssm_call;
 
@@ -86,8 +87,10 @@ static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_tok
     const gt_ssd_args *a = &c->a;
     int64_t g = h / (a->H / a->G);
     ref_load_row(x->x, a->x, a->dtype, ref_at(a->x_stride, b, t, h), a->P);
-    ref_load_row(x->B, a->Bm, a->dtype, ref_at(a->Bm_stride, b, t, g), a->N);
-    ref_load_row(x->C, a->Cm, a->dtype, ref_at(a->Cm_stride, b, t, g), a->N);
+    for (int64_t n = 0; n < a->N; n++) {
+        x->B[n] = ref_load(a->Bm, a->dtype, ref_at(a->Bm_stride, b, t, g) + n * c->Bm_n);
+        x->C[n] = ref_load(a->Cm, a->dtype, ref_at(a->Cm_stride, b, t, g) + n * c->Cm_n);
+    }
     if (a->z) ref_load_row(x->z, a->z, a->dtype, ref_at(a->z_stride, b, t, h), a->P);
     ssm_load_delta(a, b, t, h, x);
     for (int64_t n = 0; n < a->N; n++)
@@ -326,10 +329,16 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t 
     for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, t - first, h, k);
 }
 
+/* from[] to elements at, at + step, ...; nothing if they are not wanted */
+static void ssm_store_strided(void *data, gt_dtype dtype, int64_t at, int64_t step, const real *from, int64_t n) {
+    for (int64_t i = 0; data && i < n; i++) ref_store(data, dtype, at + i * step, from[i]);
+}
+
 /* dBm and dCm of token t, the i-th of its chunk, and one group: the sum over its heads, collected in the
  * first of them. */
-static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64_t i, int64_t g,
+static void ssm_group_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t g,
                                const ssm_scratch *scratch) {
+    const gt_ssd_args *a = &c->a;
     int64_t R = a->H / a->G, row = i * a->N;
     ssm_head sum = ssm_head_in(a, scratch, g * R);
     for (int64_t h = g * R + 1; h < (g + 1) * R; h++) {
@@ -339,8 +348,8 @@ static void ssm_group_backward(const gt_ssd_args *a, int64_t b, int64_t t, int64
             sum.dC[n] += k.dC[n];
         }
     }
-    if (a->dBm) ref_store_row(a->dBm, a->dtype, ref_at(a->dBm_stride, b, t, g), sum.dB + row, a->N);
-    if (a->dCm) ref_store_row(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), sum.dC + row, a->N);
+    ssm_store_strided(a->dBm, a->dtype, ref_at(a->dBm_stride, b, t, g), c->dBm_n, sum.dB + row, a->N);
+    ssm_store_strided(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), c->dCm_n, sum.dC + row, a->N);
 }
 
 /* One sequence, backwards in time; k->G ends as the gradient of its first state. */
@@ -362,8 +371,19 @@ static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q,
         }
         GT_PARALLEL_FOR
         for (int64_t j = 0; j < (last - first) * a->G; j++)
-            ssm_group_backward(a, q->b, first + j / a->G, j / a->G, j % a->G, scratch);
+            ssm_group_backward(c, q->b, first + j / a->G, j / a->G, j % a->G, scratch);
     }
+}
+
+/* Where element i is; NULL stays NULL. */
+static void *ssm_element(void *data, gt_dtype dtype, int64_t i) {
+#ifdef GT_REAL_IS_FLOAT
+    const size_t bytes = dtype == GT_F32 ? 4 : 2;
+#else
+    const size_t bytes = sizeof(real);
+    (void)dtype;
+#endif
+    return data ? (char *)data + (size_t)i * bytes : NULL;
 }
 
 /* Zeros in the gradients of tokens that belong to no sequence. */
@@ -375,8 +395,10 @@ static void ssm_clear_unused(const ssm_call *c) {
         ref_clear_unused(&c->all, h, a->ddt, a->dt_dtype, a->ddt_stride, 1);
     }
     for (int64_t g = 0; g < a->G; g++) {
-        ref_clear_unused(&c->all, g, a->dBm, a->dtype, a->dBm_stride, a->N);
-        ref_clear_unused(&c->all, g, a->dCm, a->dtype, a->dCm_stride, a->N);
+        for (int64_t n = 0; n < a->N; n++) {
+            ref_clear_unused(&c->all, g, ssm_element(a->dBm, a->dtype, n * c->dBm_n), a->dtype, a->dBm_stride, 1);
+            ref_clear_unused(&c->all, g, ssm_element(a->dCm, a->dtype, n * c->dCm_n), a->dtype, a->dCm_stride, 1);
+        }
     }
 }
 
@@ -454,6 +476,7 @@ static gt_status ssd_prepare(const gt_ssd_args *args, gt_pass pass, ssm_call *c)
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_ssd(), pass, GT_HOST, args, &c->a, &dims);
     c->A_per_state = 0;
+    c->Bm_n = c->Cm_n = c->dBm_n = c->dCm_n = 1;
     return status != GT_OK ? status : ssm_sequences(c);
 }
 
@@ -477,9 +500,12 @@ gt_status GT_REF(ssd_backward)(const gt_ssd_args *args) {
 
 /* ---- selective_scan -------------------------------------------------------------------------- */
 
+static gt_stride scan_stride(gt_stride4 s) { return (gt_stride){s.b, s.t, s.h}; }
+
 /* The same call in the words of ssd. */
 static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
-    ssm_call c = {.A_per_state = 1};
+    ssm_call c = {.A_per_state = 1, .Bm_n = s->Bm_stride.n, .Cm_n = s->Cm_stride.n, .dBm_n = s->dBm_stride.n,
+                  .dCm_n = s->dCm_stride.n};
     c.a = (gt_ssd_args){.B = s->B,
                         .T = s->T,
                         .H = s->D,
@@ -515,15 +541,15 @@ static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
                         .dstate_in = s->dstate_in,
                         .x_stride = s->u_stride,
                         .dt_stride = s->dt_stride,
-                        .Bm_stride = s->Bm_stride,
-                        .Cm_stride = s->Cm_stride,
+                        .Bm_stride = scan_stride(s->Bm_stride),
+                        .Cm_stride = scan_stride(s->Cm_stride),
                         .z_stride = s->z_stride,
                         .y_stride = s->y_stride,
                         .dy_stride = s->dy_stride,
                         .dx_stride = s->du_stride,
                         .ddt_stride = s->ddt_stride,
-                        .dBm_stride = s->dBm_stride,
-                        .dCm_stride = s->dCm_stride,
+                        .dBm_stride = scan_stride(s->dBm_stride),
+                        .dCm_stride = scan_stride(s->dCm_stride),
                         .dz_stride = s->dz_stride,
                         .cu_seqlens = s->cu_seqlens,
                         .seq_count = s->seq_count,

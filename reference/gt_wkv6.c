@@ -1,6 +1,6 @@
 /* WKV6 on the CPU, the twin of gt_wkv6.cuh: the same mathematics, token by token.
  *
- *     y_t = S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t       reads S before token t
+ *     y_t = scale (S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t)       reads S before token t
  *     S  <- diag(d_t) S + k_t v_t^T
  *
  * Peng et al. 2024, arXiv:2404.05892.  Work is split over heads; the sequences, those of a batch or
@@ -56,7 +56,7 @@ static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
     return sum;
 }
 
-/* y_t = S^T r_t + (sum_n r u k) v_t; y may lie in x->dy, which forward does not use */
+/* y_t = scale (S^T r_t + (sum_n r u k) v_t); y may lie in x->dy, which forward does not use */
 static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S,
                         real *y) {
     real ruk = wkv6_bonus(a, h, x);
@@ -65,6 +65,7 @@ static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, c
         GT_SIMD
         for (int64_t j = 0; j < a->V; j++) y[j] += x->r[n] * S[n * a->V + j];
     }
+    for (int64_t j = 0; j < a->V; j++) y[j] *= a->scale;
 }
 
 /* S <- diag(d_t) S + k_t v_t^T */
@@ -136,6 +137,7 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
                                 const wkv6_token *x, real *G, double *du) {
     real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy is b_t = <dy_t, v_t> */
     ref_load_row(x->dy, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->V);
+    for (int64_t j = 0; j < a->V; j++) x->dy[j] *= a->scale;
     for (int64_t j = 0; j < a->V; j++) vdy += x->v[j] * x->dy[j];
     for (int64_t j = 0; j < a->V; j++) x->dv[j] = ruk * x->dy[j];
     for (int64_t n = 0; n < a->N; n++) {

@@ -152,7 +152,7 @@ gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t) {
     const gt_op *op = test_table(c);
     gt_dtype dtype = dtype_at(c, op->dtype_offset, GT_F32);
     if (t->kind == 'w') return dtype_at(c, op->companion_offset, dtype);
-    return t->kind == 'x' ? dtype : GT_F32;
+    return t->kind == 'x' || t->kind == 'X' ? dtype : GT_F32;
 }
 
 int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]) {
@@ -443,12 +443,16 @@ static void set_strides(const test_case *c, const gt_tensor *t, test_layout layo
         if (s) p->stride[0] = s;
     } else {
         int64_t T = test_get_size(c, 'T'), H = p->size[2], inner = p->rank == 4 ? p->size[3] : 1;
-        gt_stride s = {0, 0, 0};
-        if (layout == TEST_TIME_LAST) s.t = inner, s.h = T * inner;
-        if (layout == TEST_GAPS) s.h = inner + gap, s.t = H * s.h + gap, s.b = T * s.t + gap;
+        gt_stride4 s = {0, 0, 0, 0};
+        const int has_n = gt_stride_count(t) == 4;
+        if (layout == TEST_TIME_LAST && has_n) s.t = 1, s.n = T > 0 ? T : 1;
+        if (layout == TEST_TIME_LAST && !has_n) s.t = inner, s.h = T * inner;
+        if (layout == TEST_GAPS && has_n) s.n = 3;
+        if (layout == TEST_GAPS) s.h = inner * (s.n ? s.n : 1) + gap, s.t = H * s.h + gap, s.b = T * s.t + gap;
         if (has_slices(layout)) s.t = row;
-        memcpy((char *)args + t->stride_offset, &s, sizeof s);
-        p->stride[2] = s.h ? s.h : inner;
+        memcpy((char *)args + t->stride_offset, &s, (size_t)gt_stride_count(t) * sizeof s.b);
+        if (has_n) p->stride[3] = s.n ? s.n : 1;
+        p->stride[2] = s.h ? s.h : inner * (s.n ? s.n : 1);
         p->stride[1] = s.t ? s.t : H * p->stride[2];
         p->stride[0] = T * p->stride[1] > H * p->stride[2] ? T * p->stride[1] : H * p->stride[2];
         if (s.b) p->stride[0] = s.b;
@@ -525,7 +529,7 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
         if (op->tensors[i].stride_offset)
             memcpy((char *)&k->args + op->tensors[i].stride_offset,
                    (char *)&k->args + op->tensors[other].stride_offset,
-                   op->tensors[i].shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
+                   (size_t)gt_stride_count(&op->tensors[i]) * sizeof(int64_t));
     }
 }
 

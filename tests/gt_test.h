@@ -44,7 +44,7 @@ typedef struct test_op {
 typedef enum test_layout {
     TEST_PACKED,
     TEST_SHIFTED,   /* packed, every array off its alignment by one element */
-    TEST_TIME_LAST, /* [B,H,T,N] and [B,D,T]; rows [M,D] stay packed */
+    TEST_TIME_LAST, /* [B,H,T,N], [B,G,N,T] where there is a stride for that, and [B,D,T]; rows [M,D] stay packed */
     TEST_GAPS,      /* every stride larger than needed and its own, arrays off by one element */
     TEST_SLICES,    /* inputs are columns of one buffer, outputs of another; off by one element */
     TEST_ALIGNED    /* the same, but the first row of every array is aligned to 16 bytes */

@@ -139,6 +139,11 @@ typedef struct bad_value {
     {gt_op_##op, "eps = -1", GT_ERROR_VALUE, {{AT(op, eps), 'f', -1}}},                            \
         {gt_op_##op, "eps = nan", GT_ERROR_VALUE, {{AT(op, eps), 'f', NAN}}},                      \
         {gt_op_##op, "eps = inf", GT_ERROR_VALUE, {{AT(op, eps), 'f', INFINITY}}}
+#define BAD_SCALE(text, value) {gt_op_wkv6, text, GT_ERROR_VALUE, {{AT(wkv6, scale), 'f', value}}}
+/* Also where the value says what would be the case anyway. */
+#define BAD_RESERVED(op, field)                                                                    \
+    {gt_op_##op, #field " = 1: reserved", GT_ERROR_UNSUPPORTED, {{AT(op, field), 'i', GT_F32}}},   \
+        {gt_op_##op, #field " = 2: reserved", GT_ERROR_UNSUPPORTED, {{AT(op, field), 'i', GT_BF16}}}
 #define BAD_LIMITS(text, min, max)                                                                 \
     {gt_op_ssd,                                                                                    \
      text,                                                                                         \
@@ -148,6 +153,16 @@ typedef struct bad_value {
 static const bad_value bad_values[] = {
     BAD_SIZE(wkv6, V),
     BAD_SWITCH(wkv6, decay, 2),
+    BAD_SCALE("scale = -1", -1),
+    BAD_SCALE("scale = nan", NAN),
+    BAD_SCALE("scale = inf", INFINITY),
+    BAD_SCALE("scale = 1e-10", 1e-10),
+    BAD_SCALE("scale = 1e+10", 1e10),
+    BAD_RESERVED(wkv6, state_dtype),
+    BAD_RESERVED(ssd, state_dtype),
+    BAD_RESERVED(selective_scan, state_dtype),
+    BAD_RESERVED(conv1d, state_dtype),
+    BAD_RESERVED(conv1d, weight_dtype),
     BAD_SIZE(ssd, G),
     BAD_DIVISOR(ssd, G, 3),
     BAD_SWITCH(ssd, softplus, 2),
@@ -199,6 +214,10 @@ static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
         set_int64(args, t->stride_offset, s.t);
     else
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
+}
+/* Of a tensor with a gt_stride4. */
+static void set_last_stride(void *args, const gt_tensor *t, int64_t n) {
+    set_int64(args, t->stride_offset + offsetof(gt_stride4, n), n);
 }
 static int64_t get_int64(const void *args, size_t offset) {
     int64_t value;
@@ -615,8 +634,8 @@ static void refuse_stride(call *c, const gt_tensor *t, gt_stride s) {
     if (t->shape[0] == 'M')
         snprintf(text, sizeof text, "%s_stride = %lld:", t->name, (long long)s.t);
     else
-        snprintf(text, sizeof text, "%s_stride = {%lld, %lld, %lld}:", t->name, (long long)s.b,
-                 (long long)s.t, (long long)s.h);
+        snprintf(text, sizeof text, "%s_stride = {%lld, %lld, %lld%s}:", t->name, (long long)s.b,
+                 (long long)s.t, (long long)s.h, gt_stride_count(t) == 4 ? ", 0" : "");
     set_stride(c->args, t, s);
     expect_refused_always(c, GT_ERROR_STRIDE, text);
 }
@@ -635,6 +654,32 @@ static void test_bad_strides(call *c) {
         /* each within bounds, their default is not */
         refuse_stride(c, t, (gt_stride){0, 0, (int64_t)1 << 55});
         refuse_stride(c, t, (gt_stride){0, (int64_t)1 << 55, 0});
+    }
+}
+
+/* The stride of the last index, of tensors that have one. */
+static void test_last_strides(call *c) {
+    const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        const int64_t T = c->dims.n['T' - 'A'];
+        if (gt_stride_count(t) != 4) continue;
+        for (int i = 0; i < 4; i++) {
+            char text[100];
+            snprintf(text, sizeof text, "%s_stride = {0, 0, 0, %lld}:", t->name, (long long)bad[i]);
+            set_last_stride(c->args, t, bad[i]);
+            expect_refused_always(c, GT_ERROR_STRIDE, text);
+        }
+        set_last_stride(c->args, t, (int64_t)1 << 55); /* the index spans more, and so does the default of h */
+        expect_refused_always(c, GT_ERROR_STRIDE, "_stride = {0, 0, 0, 36028797018963968}:");
+        if (!is_in_call(c, t)) continue;
+        for (int is_short = 0; is_short < 2; is_short++) {
+            set_stride(c->args, t, (gt_stride){0, 1, 0});
+            set_last_stride(c->args, t, T - is_short);
+            if (is_short && is_output(t, c->pass))
+                expect_refused(c, GT_ERROR_STRIDE, "%s_stride = ", t->name);
+            else
+                expect_accepted(c, t->name);
+        }
     }
 }
 
@@ -937,6 +982,7 @@ static void test_call(call *c) {
     test_dtypes(c);
     test_values(c);
     test_bad_strides(c);
+    test_last_strides(c);
     test_self_overlap(c);
     test_overlap(c);
     test_recurrent(c);
@@ -1001,8 +1047,11 @@ static void test_default_strides(void) {
     };
     const stride_case rows[] = {{{0, 0, 0}, {0, 4, 0}}, {{0, 902, 0}, {0, 902, 0}}};
     const stride_case value[] = {{{0, 0, 0}, {84, 28, 7}}};
+    const gt_selective_scan_args scan = {.B = 2, .T = 3, .D = 4, .N = 5, .G = 2, .Bm_stride.n = 3};
+    const stride_case last[] = {{{0, 1, 0}, {30, 1, 15}}, {{0, 0, 0}, {90, 30, 15}}};
     check_strides(gt_op_wkv6(), "r", &wkv6, four, 6);
     check_strides(gt_op_wkv6(), "v", &wkv6, value, 1);
+    check_strides(gt_op_selective_scan(), "Bm", &scan, last, 2);
     check_strides(gt_op_conv1d(), "x", &conv1d, three, 3);
     check_strides(gt_op_norm_mix(), "a", &norm_mix, rows, 2);
 }
@@ -1180,6 +1229,7 @@ static void random_fields(fuzz *f) {
             field_value x = bad->set[i];
             if (x.type == 'l' && x.offset != f->e->extra_size)
                 continue; /* is in the table of sizes */
+            if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue; /* reserved */
             x.value = one_in(100) ? x.value : numbers[random_below(x.type == 'f' ? 5 : 2)];
             if (x.type == 'l') x.value = one_in(2) ? 0 : (double)(1 + random_below(3));
             set_field(f->args, x);
@@ -1211,6 +1261,7 @@ static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t r
         set_stride(f->args, t, (gt_stride){0, row / (dtype == GT_BF16 ? 2 : 4), 0});
     } else if (one_in(2)) {
         set_stride(f->args, t, (gt_stride){random_stride(), random_stride(), random_stride()});
+        if (gt_stride_count(t) == 4) set_last_stride(f->args, t, random_stride());
     }
 }
 
@@ -1233,14 +1284,16 @@ static void random_call(fuzz *f) {
 /* Address of element number i, by the definition of strides in gt_kernels.h. */
 static uintptr_t element_address(const fuzz *f, const gt_tensor *t, int64_t i, int bytes) {
     int64_t offset = 0, packed = 1;
-    gt_stride s = {0, 0, 0};
-    if (t->stride_offset && t->shape[0] != 'M') memcpy(&s, f->filled + t->stride_offset, sizeof s);
+    gt_stride4 s = {0, 0, 0, 0};
+    if (t->stride_offset && t->shape[0] != 'M')
+        memcpy(&s, f->filled + t->stride_offset, (size_t)gt_stride_count(t) * sizeof s.b);
     for (int k = (int)strlen(t->shape) - 1; k >= 0; k--) {
         int64_t n = f->dims.n[t->shape[k] - 'A'], stride = packed;
         if (t->stride_offset && t->shape[0] == 'M' && k == 0)
             stride = get_int64(f->filled, t->stride_offset);
         if (t->stride_offset && t->shape[0] != 'M' && k < 3)
             stride = k == 0 ? s.b : k == 1 ? s.t : s.h;
+        if (k == 3 && gt_stride_count(t) == 4) stride = s.n;
         offset += i % n * stride;
         i /= n;
         packed *= n;

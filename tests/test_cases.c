@@ -126,6 +126,9 @@ const test_case test_case_table[] = {
     {WKV6(.B = 2, .T = 3, .H = 2, .N = 3), .name = "raw decay"},
     {WKV6(.B = 2, .T = 3, .H = 2, .N = 3, .decay = GT_DECAY_LOG), .name = "log decay"},
     {WKV6(.B = 2, .T = 4, .H = 1, .N = 2, .V = 3), .name = "wide values"},
+    {WKV6(.B = 2, .T = 4, .H = 2, .N = 3, .scale = 0.57735027f), .name = "scaled"},
+    {WKV6(.B = 2, .T = 3, .H = 1, .N = 2, .V = 3, .scale = 3, .decay = GT_DECAY_LOG, .state_in_shared = 1),
+     .name = "scaled up, shared state"},
     {WKV6(.B = 1, .T = 4, .H = 2, .N = 3, .V = 1, .decay = GT_DECAY_LOG), .name = "narrow values"},
     {WKV6(.B = 3, .T = 2, .H = 2, .N = 2, .state_in_shared = 1), .name = "shared state"},
     {WKV6(.B = 2, .T = 3, .H = 1, .N = 2), .name = "no u, no states", .absent = "u " NO_STATES},
@@ -158,6 +161,11 @@ const test_case test_case_table[] = {
     {WKV6(.B = 1, .T = 100, .H = 1, .N = 60, .V = 100), .name = "60 by 100, shared state",
      .level = TEST_MEDIUM, .layout = TEST_GAPS},
     {WKV6(.B = 1, .T = 17, .H = 1, .N = 128), .name = "128", .level = TEST_MEDIUM},
+    {WKV6(.B = 1, .T = 150, .H = 3, .N = 32, .scale = 0.17677669f), .name = "32, scaled", .level = TEST_MEDIUM},
+    {WKV6(.B = 1, .T = 150, .H = 2, .N = 64, .scale = 0.3f, .segments = 2), .name = "64, scaled, hard resets",
+     .level = TEST_MEDIUM, .fill = {{"w", -3, 1, 3, 0.02}}},
+    {WKV6(.B = 1, .T = 81, .H = 1, .N = 128, .scale = 0.08838835f), .name = "128, scaled", .level = TEST_MEDIUM},
+    {WKV6(.B = 1, .T = 81, .H = 1, .N = 40, .V = 24, .scale = 5), .name = "40 by 24, scaled up", .level = TEST_MEDIUM},
     {WKV6(.B = 1, .T = 300, .H = 2, .N = 16), .name = "hard resets", .level = TEST_MEDIUM,
      .fill = {{"w", -9, 0.5, 5, 0.03}}},
     {WKV6(.B = 1, .T = 300, .H = 1, .N = 32), .name = "fast beside slow", .level = TEST_MEDIUM,
@@ -584,6 +592,7 @@ static void draw_wkv6(test_random *r, int64_t most, test_case *c) {
     a->decay = (gt_decay)pick(r, 2);
     a->state_in_shared = (int)pick(r, 2);
     c->absent = pick_absent(r, absent);
+    a->scale = pick(r, 2) ? (float)(0.25 + test_uniform(r)) : 0;
 }
 
 static const char *const ssm_absent[] = {"", "z dz", "state_in dt_bias", ("Dskip " NO_STATES)};

@@ -93,7 +93,7 @@ static double wkv6_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t 
         y += value(f, "r", b, t, h, n) *
              (wkv6_state(f, q, t, h, n, j) +
               value(f, "u", h, n, 0, 0) * value(f, "k", b, t, h, n) * value(f, "v", b, t, h, j));
-    return y;
+    return f->c->args.wkv6.scale ? f->c->args.wkv6.scale * y : y;
 }
 
 static double wkv6_state_out(const formula *f, int64_t row, int64_t h, int64_t n, int64_t j) {

@@ -52,6 +52,7 @@ typedef struct field {
 static const field fields[] = {
     FIELD(wkv6, V, 'v'),
     FIELD(wkv6, decay, 'i'),
+    FIELD(wkv6, scale, 'f'),
     FIELD(wkv6, state_in_shared, 'i'),
     FIELD(wkv6, segments, 's'),
     FIELD(ssd, G, 'g'),
@@ -229,7 +230,7 @@ static void draw_fields(fuzz *f) {
         if (x->kind == 'v' && one_in(f, 2)) put_size(f, x->offset, is_hostile ? extreme(f) : small_size(f, 'V'));
         if (x->kind == 'g') draw_divisor(f, x->offset);
         if (x->kind == 's' && one_in(f, 3)) put_size(f, x->offset, is_hostile ? extreme(f) : below(f, 5));
-        if (x->kind == 'f') draw_float(f, x->offset, x->name[3] == 'm' ? (x->name[4] == 'i' ? 0.2f : 0.6f) : 1e-5f);
+        if (x->kind == 'f') draw_float(f, x->offset, x->name[0] == 's' ? 0.3f : x->name[3] == 'm' ? (x->name[4] == 'i' ? 0.2f : 0.6f) : 1e-5f);
     }
     if (f->pass == GT_STEP && f->kind != HOSTILE) put_int(f, f->top->state_in_shared, 0);
 }
@@ -247,17 +248,21 @@ static void draw_rows(fuzz *f) {
 
 /* ---- strides --------------------------------------------------------------------------------- */
 
-static void put_stride(fuzz *f, const gt_tensor *t, int64_t b, int64_t step, int64_t h) {
-    const gt_stride s = {b, step, h};
+static void put_stride4(fuzz *f, const gt_tensor *t, int64_t b, int64_t step, int64_t h, int64_t n) {
+    const gt_stride4 s = {b, step, h, n};
     if (t->shape[0] == 'M')
         put_size(f, t->stride_offset, step);
     else
-        put(f, t->stride_offset, &s, sizeof s);
+        put(f, t->stride_offset, &s, (size_t)gt_stride_count(t) * sizeof s.b);
+}
+
+static void put_stride(fuzz *f, const gt_tensor *t, int64_t b, int64_t step, int64_t h) {
+    put_stride4(f, t, b, step, h, 0);
 }
 
 static void hostile_stride(fuzz *f, const gt_tensor *t) {
-    put_stride(f, t, one_in(f, 2) ? extreme(f) : below(f, 40), one_in(f, 2) ? extreme(f) : below(f, 40),
-               one_in(f, 2) ? extreme(f) : below(f, 40));
+    put_stride4(f, t, one_in(f, 2) ? extreme(f) : below(f, 40), one_in(f, 2) ? extreme(f) : below(f, 40),
+                one_in(f, 2) ? extreme(f) : below(f, 40), one_in(f, 2) ? extreme(f) : below(f, 40));
 }
 
 static int64_t size_of(const fuzz *f, char letter) { return letter ? f->dims.n[letter - 'A'] : 1; }
@@ -290,6 +295,7 @@ static void draw_strides(fuzz *f) {
         h = inner + below(f, 3), step = H * h + below(f, 3);
         if (layout == 0) put_stride(f, t, T * step + below(f, 3), step, h); /* gaps */
         if (layout == 1) put_stride(f, t, 0, inner, T * inner);             /* time last */
+        if (layout == 3 && gt_stride_count(t) == 4) put_stride4(f, t, 0, 1, 0, T + below(f, 3)); /* time last */
         if (layout == 2) put_stride(f, t, one_in(f, 2) ? 0 : T * step, step, one_in(f, 2) ? 0 : h);
     }
 }
@@ -387,8 +393,8 @@ static void draw_in_place(fuzz *f) {
         if (!p || !is_used(f, t) || !is_used(f, &f->op->tensors[in]) || !one_in(f, 2)) continue;
         if (flag_at(f, f->top->state_in_shared)) continue;
         if (t->stride_offset) {
-            char stride[sizeof(gt_stride)];
-            const size_t bytes = t->shape[0] == 'M' ? sizeof(int64_t) : sizeof stride;
+            char stride[sizeof(gt_stride4)];
+            const size_t bytes = (size_t)gt_stride_count(t) * sizeof(int64_t);
             memcpy(stride, (char *)&f->args + f->op->tensors[in].stride_offset, bytes);
             put(f, t->stride_offset, stride, bytes);
         }
@@ -408,7 +414,7 @@ static int is_read(const fuzz *f, const gt_tensor *t) {
 
 static gt_dtype dtype_of(const fuzz *f, const gt_tensor *t) {
     gt_dtype dtype = GT_F32;
-    if (t->kind == 'x') memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
+    if (strchr("xX", t->kind)) memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
     if (t->kind == 'w') memcpy(&dtype, (const char *)&f->filled + f->op->companion_offset, sizeof dtype);
     return dtype;
 }
@@ -510,10 +516,10 @@ static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) 
     for (int i = 0; f->op->tensors[i].name; i++) {
         const gt_tensor *t = &f->op->tensors[i];
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
-        const gt_stride packed = {0, 0, 0};
+        const gt_stride4 packed = {0, 0, 0, 0};
         x->of[i] = NULL;
         if (t->stride_offset)
-            memcpy((char *)&x->args + t->stride_offset, &packed, t->shape[0] == 'M' ? sizeof packed.b : sizeof packed);
+            memcpy((char *)&x->args + t->stride_offset, &packed, (size_t)gt_stride_count(t) * sizeof packed.b);
         if (!is_used(f, t) || !v.data || !v.count || t->kind == 'i') continue;
         x->of[i] = test_array(v.count, NAN);
         for (int64_t j = 0; j < v.count && is_read(f, t); j++)

@@ -17,6 +17,7 @@
 #define gt_fail GT_SYMBOL(fail)
 #define gt_no_cuda GT_SYMBOL(no_cuda)
 #define gt_check_range GT_SYMBOL(check_range)
+#define gt_check_reserved GT_SYMBOL(check_reserved)
 #define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
@@ -45,14 +46,20 @@ typedef enum gt_place { GT_HOST = 0, GT_DEVICE = 1 } gt_place;
 typedef struct gt_tensor {
     const char *name;
     size_t offset;        /* of the pointer in the struct */
-    size_t stride_offset; /* of its gt_stride ([M,*]: int64_t); 0 = always packed */
+    size_t stride_offset; /* of its strides, see gt_stride_count; 0 = always packed */
     const char *shape;    /* size letters, slowest first */
-    char kind;            /* 'x' activations, 'w' their companion dtype, 'f' fp32, 'i' int32 */
+    char kind;            /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'f' fp32,
+                             'i' int32 */
     const char *use;      /* per pass forward, backward, step: '-' unused, 'I' required input, 'i'
                              optional input, 'O' required output, 'o' optional output, 'g' parameter
                              gradient (optional, accumulates), 's' updated in place, required */
     const char *may_equal; /* tensor that an output may equal exactly, or NULL */
 } gt_tensor;
+
+/* int64_t at stride_offset: [M,*] has one, a gt_stride three, a gt_stride4 four. */
+static inline int gt_stride_count(const gt_tensor *t) {
+    return !t->stride_offset ? 0 : t->shape[0] == 'M' ? 1 : t->kind == 'X' ? 4 : 3;
+}
 
 typedef struct gt_size {
     char letter;
@@ -117,6 +124,9 @@ GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT
 /* Fails with `status` unless min <= value <= max. */
 GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
                                 int64_t max);
+
+/* Fails unless a reserved field is 0. */
+GT_FUNCTION gt_status gt_check_reserved(const char *field, int64_t value);
 
 /* The fields that the recurrent operators share: sets S (states read), Q (states written), C and E, the
  * lengths of cu_seqlens and seq_count (0 if the call is not packed), and refuses what belongs to another

@@ -91,6 +91,11 @@ GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t val
                    (long long)min, (long long)max);
 }
 
+GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
+    if (value == 0) return GT_OK;
+    return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: reserved, must be 0", field, (long long)value);
+}
+
 /* Of a batch. */
 static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
@@ -182,22 +187,12 @@ static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *fill
 /* Strides of all indices in elements, slowest first, from the filled struct. */
 static void gt_element_strides(const gt_tensor *t, const void *filled, const int64_t *size, int rank,
                                int64_t *stride) {
-    const char *at = (const char *)filled + t->stride_offset;
     int64_t packed = 1;
     for (int i = rank - 1; i >= 0; i--) {
         stride[i] = gt_smaller(packed, GT_MAX_SPAN);
         packed = gt_times(packed, size[i]);
     }
-    if (!t->stride_offset) return;
-    if (t->shape[0] == 'M') {
-        memcpy(stride, at, sizeof stride[0]);
-    } else {
-        gt_stride s;
-        memcpy(&s, at, sizeof s);
-        stride[0] = s.b;
-        stride[1] = s.t;
-        stride[2] = s.h;
-    }
+    memcpy(stride, (const char *)filled + t->stride_offset, (size_t)gt_stride_count(t) * sizeof stride[0]);
 }
 
 GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *filled,
@@ -377,16 +372,13 @@ static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *fi
 }
 
 static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
-    const char *at = (const char *)args + t->stride_offset;
-    gt_stride s;
-    if (t->shape[0] == 'M') {
-        int64_t row;
-        memcpy(&row, at, sizeof row);
-        return gt_fail(GT_ERROR_STRIDE, "%s_stride = %lld: %s", t->name, (long long)row, why);
-    }
-    memcpy(&s, at, sizeof s);
-    return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%lld, %lld, %lld}: %s", t->name, (long long)s.b,
-                   (long long)s.t, (long long)s.h, why);
+    int64_t s[4];
+    const int count = gt_stride_count(t);
+    char text[128] = "";
+    memcpy(s, (const char *)args + t->stride_offset, (size_t)count * sizeof s[0]);
+    if (count == 1) return gt_fail(GT_ERROR_STRIDE, "%s_stride = %lld: %s", t->name, (long long)s[0], why);
+    for (int i = 0; i < count; i++) gt_append(text, i ? ", %s%lld" : "%s%lld", "", s[i]);
+    return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%s}: %s", t->name, text, why);
 }
 
 /* Replaces zero strides by their defaults, in place.  No index may span more than 2^56 elements, so
@@ -408,21 +400,24 @@ static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *fille
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
         memcpy(at, &row, sizeof row);
     } else {
-        const int64_t H = dims->n[shape[2] - 'A'];
-        gt_stride s;
-        memcpy(&s, at, sizeof s);
-        if (s.b < 0 || s.t < 0 || s.h < 0)
+        const int64_t H = dims->n[shape[2] - 'A'], N = shape[3] ? dims->n[shape[3] - 'A'] : 1;
+        const size_t bytes = (size_t)gt_stride_count(t) * sizeof(int64_t);
+        gt_stride4 s = {0, 0, 0, 0};
+        memcpy(&s, at, bytes);
+        if (s.b < 0 || s.t < 0 || s.h < 0 || s.n < 0)
             return gt_bad_stride(t, filled, "must not be negative");
-        if (s.h > limit || s.t > limit || s.b > limit)
+        if (s.n > limit || s.h > limit || s.t > limit || s.b > limit)
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
-        if (s.h == 0) s.h = shape[3] ? dims->n[shape[3] - 'A'] : 1;
+        if (s.n == 0) s.n = 1;
+        if (s.h == 0) s.h = gt_times(N, s.n);
         if (s.t == 0) s.t = gt_times(H, s.h);
         if (s.b == 0) s.b = gt_larger(gt_times(T, s.t), gt_times(H, s.h));
-        if (has_tokens && (s.h > limit / H || s.t > limit / T || s.b > limit / B))
+        if (has_tokens && (s.n > limit / N || s.h > limit / H || s.t > limit / T || s.b > limit / B))
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
+        s.h = gt_smaller(s.h, limit);
         s.t = gt_smaller(s.t, limit);
         s.b = gt_smaller(s.b, limit);
-        memcpy(at, &s, sizeof s);
+        memcpy(at, &s, bytes);
     }
     return GT_OK;
 }

@@ -18,6 +18,8 @@ static gt_status gt_conv1d_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     if ((status = gt_check_range(GT_ERROR_SIZE, "W", a->W, 2, 4)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "activation", (int)a->activation, GT_ACT_NONE,
                                  GT_ACT_SILU)) ||
+        (status = gt_check_reserved("weight_dtype", (int)a->weight_dtype)) ||
+        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];

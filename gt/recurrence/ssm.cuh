@@ -17,6 +17,10 @@ GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
     return b * s.b + t * s.t + h * s.h;
 }
 
+GT_DEV int64_t at(const gt_stride4& s, int64_t b, int64_t t, int64_t h) {
+    return b * s.b + t * s.t + h * s.h;
+}
+
 /* How dt becomes Delta; one for all passes. */
 struct DeltaRule {
     int softplus, limited;
@@ -178,6 +182,7 @@ struct GroupSumParams {
     Sequences sequences;
     int64_t G, parts;
     int N;
+    int64_t step = 1; /* from an output to the next of its row */
 };
 
 GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
@@ -190,7 +195,7 @@ GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
     const float* in = p.in + row * p.parts * p.N + n;
     float sum = 0.0f;
     for (int64_t part = 0; part < parts; part++) sum += in[part * p.N];
-    store_as(p.out, p.dtype, at(p.out_at, b, t, g) + n, sum);
+    store_as(p.out, p.dtype, at(p.out_at, b, t, g) + n * p.step, sum);
 }
 
 static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_stream stream) {

@@ -184,10 +184,12 @@ static inline gt_status recompute_checkpoints(const gt_selective_scan_args& a, B
 }
 
 static inline gt_status sum_tiles(const gt_selective_scan_args& a, const char* name, int64_t tiles,
-                                  const float* shares, void* out, gt_stride out_at,
+                                  const float* shares, void* out, const gt_stride4& out_at,
                                   gt_stream stream) {
     if (!out) return GT_OK;
-    return group_sum(name, {shares, out, a.dtype, out_at, sequences_of(a), a.G, tiles, (int)a.N}, stream);
+    return group_sum(name,
+                     {shares, out, a.dtype, {out_at.b, out_at.t, out_at.h}, sequences_of(a), a.G, tiles, (int)a.N, out_at.n},
+                     stream);
 }
 
 static inline gt_status launch_backward(const gt_selective_scan_args& a, BackwardPlan& plan, const Device& device,

@@ -54,7 +54,8 @@ struct Problem {
     DeltaRule rule;
     const void *u, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    gt_stride u_at, dt_at, Bm_at, Cm_at, z_at, dy_at;
+    gt_stride u_at, dt_at, z_at, dy_at;
+    gt_stride4 Bm_at, Cm_at;
     int64_t tiles; /* of channels, in a group */
 };
 
@@ -117,9 +118,9 @@ GT_DEV Rows dt_rows(const Problem& in, const Place<C>& s, int64_t first, int tok
 }
 
 template <class C>
-GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
+GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, const gt_stride4& stride,
                        int64_t first, int tokens) {
-    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens, in.N};
+    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
 /* Delta of loaded tokens, and its slope if that is wanted; both 0 for what does not exist. */

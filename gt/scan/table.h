@@ -17,6 +17,7 @@ static gt_status gt_selective_scan_resolve(void *filled, gt_pass pass, gt_dims *
     gt_status status;
     if ((status = gt_ssm_resolve_groups(&a->G, "D", a->D, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
+        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
@@ -35,8 +36,8 @@ GT_API const gt_op *gt_op_selective_scan(void) {
         {"u", GT_AT(u), GT_AT(u_stride), "BTD", 'x', "III", NULL},
         {"dt", GT_AT(dt), GT_AT(dt_stride), "BTD", 'w', "III", NULL},
         {"A", GT_AT(A), 0, "DN", 'f', "III", NULL},
-        {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'x', "III", NULL},
-        {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'x', "III", NULL},
+        {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'X', "III", NULL},
+        {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'X', "III", NULL},
         {"Dskip", GT_AT(Dskip), 0, "D", 'f', "iii", NULL},
         {"z", GT_AT(z), GT_AT(z_stride), "BTD", 'x', "iii", NULL},
         {"dt_bias", GT_AT(dt_bias), 0, "D", 'f', "iii", NULL},
@@ -50,8 +51,8 @@ GT_API const gt_op *gt_op_selective_scan(void) {
         {"dstate_out", GT_AT(dstate_out), 0, "QDN", 'f', "-i-", NULL},
         {"du", GT_AT(du), GT_AT(du_stride), "BTD", 'x', "-o-", NULL},
         {"ddt", GT_AT(ddt), GT_AT(ddt_stride), "BTD", 'w', "-o-", NULL},
-        {"dBm", GT_AT(dBm), GT_AT(dBm_stride), "BTGN", 'x', "-o-", NULL},
-        {"dCm", GT_AT(dCm), GT_AT(dCm_stride), "BTGN", 'x', "-o-", NULL},
+        {"dBm", GT_AT(dBm), GT_AT(dBm_stride), "BTGN", 'X', "-o-", NULL},
+        {"dCm", GT_AT(dCm), GT_AT(dCm_stride), "BTGN", 'X', "-o-", NULL},
         {"dz", GT_AT(dz), GT_AT(dz_stride), "BTD", 'x', "-o-", NULL},
         {"dA", GT_AT(dA), 0, "DN", 'f', "-g-", NULL},
         {"dDskip", GT_AT(dDskip), 0, "D", 'f', "-g-", NULL},

@@ -27,6 +27,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
+        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
         (status =
              gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||

@@ -4,7 +4,7 @@
  * With c_t = -log2 of the decays before token t of its leaf, c_16 those of the whole leaf, E = 2^-c_16,
  *     R_t = r_t 2^-c_t (from the leaf's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
  *     C_ij = <dy_i, v_j>
- * where R and K never exceed r and k,
+ * where R (for a scale of y of 1) and K never exceed r and k,
  * a row of leaf a (of leaf b) is taken through the leaves between by one factor E each, as Horner's rule:
  *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
  *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
@@ -20,6 +20,8 @@
  * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
  * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form (backward_strong_decay.cuh), and so does
  * one with raw decays that differ too much (is_slow).
+ * A scale s of y: R has it (2^-(c_t - log2 s)), and so have Z, A and, from the sweep, G; X has it not, so dr takes it with
+ * its last factor; neighbours and C_tt have it by themselves, and so has u in the bonus.
  * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
  * its start to its end: half of dw's error, more than single heads may have.  bf16: of the sweep, which has G in
  * fp32, S before the chunk and that after it, with E = E_0..E_3,
@@ -186,7 +188,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     float h[PART][2], c[2], total[2];
     own.decays(p, w, h, c, total);
-    float to_end[2] = {total[0] - c[0], total[1] - c[1]};
+    float to_end[2] = {total[0] - c[0] + p.log2_scale, total[1] - c[1] + p.log2_scale}; /* of dr */
     T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
     T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
     const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
@@ -307,7 +309,7 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
         sync_threads();
     } else {
         Sums<C> X, Z;
-        make_X<C, SLOW>(me, X);
+        make_X<C, SLOW>(p.scale, me, X);
         make_Z<C, SLOW>(me, Z);
         sync_threads(); /* v, dy, S, G are read */
         store_sums<C>(me, C::X, X);

@@ -216,11 +216,11 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
             for (int x = 0; x < 8; x++) {
                 const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
                 float& cell = c[x / 4][x % 4];
-                if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
+                if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), p.scale * cell);
                 if (j + 1 >= i) cell = 0.0f;
             }
         } else if (b == a - 1 && corner) {
-            sts<float>(near_cell(me, LEAF * a) + 4, c[1][1]);
+            sts<float>(near_cell(me, LEAF * a) + 4, p.scale * c[1][1]);
             c[1][1] = 0.0f;
         }
         GT_UNROLL

@@ -23,6 +23,7 @@ struct BackwardParams {
     bool G_in_outputs; /* see TensorParams::G_rows */
     Packing packing;
     bool raw; /* decay = exp(-exp(w)) */
+    float scale, log2_scale; /* of y: see backward.cuh */
     /* G after the last chunk of every sequence is 0, so its block needs nothing from the sweep: these blocks come first
      * and run beside it, on multiprocessors that it leaves free.  The others wait. */
     bool last_first;
@@ -670,12 +671,15 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
                          const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
     using Raw = Pair<typename C::T>;
     float h[C::PART][2], c[2], total[2], bonus[C::PART];
-    const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
+    float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
+    u = {p.scale * u.x, p.scale * u.y};
     own.decays(p, w, h, c, total);
     bool slow = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
     if (slow && p.raw) slow = warp_any(own.is_slow(h, total)); /* a closer look */
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
     float R[4], K[4]; /* a cell */
+    const float end[2] = {total[0] - p.log2_scale, total[1] - p.log2_scale};
+    c[0] -= p.log2_scale, c[1] -= p.log2_scale;
     GT_UNROLL
     for (int i = 0; i < C::PART; i++) {
         const Raw r = raw.r(i), k = raw.k(i);
@@ -685,7 +689,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
             const int in_cell = C::SPLIT ? 2 * e + i % 2 : 2 * (i % 2) + e;
             R[in_cell] = chunk_operand<C>(r_[e] * ex2_approx(-c[e]));
             c[e] += h[i][e];
-            K[in_cell] = chunk_operand<C>(k_[e] * ex2_approx(c[e] - total[e]));
+            K[in_cell] = chunk_operand<C>(k_[e] * ex2_approx(c[e] - end[e]));
         }
         bonus[i] = fma_rn(r_[1], k_[1] * u.y, r_[0] * (k_[0] * u.x));
         if (i % 2 == 0) continue;

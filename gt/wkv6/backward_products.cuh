@@ -182,10 +182,10 @@ GT_DEV void store_leaf_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int o
     }
 }
 
-/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, its part of dg_0.  In the slow form
+/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, times the scale of y, its part of dg_0.  In the slow form
  * X of what comes before the leaf, from its start; C of the leaf, and what pairs that end here sum up to. */
 template <class C, bool SLOW>
-GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
+GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     const int a = me.leaf;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
@@ -203,14 +203,14 @@ GT_DEV void make_X(const BackwardBlock<C>& me, Sums<C>& sum) {
         add_leaf<C>(me, c, C::K, b, sum);
         if (SLOW && b < a - 1) store_leaf_sum<C>(me, sum, C::R, slow_ends<C>(b + 1, a));
     }
-    if (corner) sts<float>(near_cell(me, LEAF * a) + 4, before);
+    if (corner) sts<float>(near_cell(me, LEAF * a) + 4, scale * before);
     if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
     token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
         float& cell = c[x / 4][x % 4];
-        if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), cell);
+        if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), scale * cell);
         if (SLOW) sts<float>(C_element(me, a, i, j), cell);
         if (j + 1 >= i) cell = 0.0f;
     }

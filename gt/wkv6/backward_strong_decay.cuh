@@ -52,7 +52,7 @@ struct SlowColumn {
 template <class C>
 GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
     const SlowColumn<C> own(p, me, leaf, channel);
-    float before = 0.0f, after = 0.0f;
+    float before = -p.log2_scale, after = 0.0f;
     GT_NO_UNROLL
     for (int i = 0; i < LEAF; i++) {
         const int j = LEAF - 1 - i;
@@ -64,7 +64,7 @@ GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>&
         before += own.h(i);
         after += own.h(j);
     }
-    sts<float>(me.smem + C::E + 4 * (leaf * C::CHANNELS + channel), leaf_decay(before));
+    sts<float>(me.smem + C::E + 4 * (leaf * C::CHANNELS + channel), leaf_decay(after));
 }
 
 /* A of the leaf, as pair_products() has it.  A lane runs down row i of every other channel. */
@@ -75,7 +75,7 @@ GT_DEV void slow_pairs(const BackwardParams& p, const BackwardBlock<C>& me, floa
     GT_NO_UNROLL
     for (int channel = lane_id() / LEAF; channel < C::CHANNELS; channel += 2) {
         const SlowColumn<C> own(p, me, me.leaf, channel);
-        float product = own.r(i);
+        float product = p.scale * own.r(i);
         GT_UNROLL
         for (int j = LEAF - 2; j >= 0; j--) {
             const float k = own.k(j), decay = ex2_approx(-own.h(j));
@@ -146,7 +146,7 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
     }
     GT_NO_UNROLL
     for (int i = 0; i < LEAF; i++) { /* pairs that end at i */
-        const float r = own.r(i), k = own.k(i), from_start = ex2_approx(-decayed) * sum_at(C::X, i);
+        const float r = p.scale * own.r(i), k = own.k(i), from_start = ex2_approx(-decayed) * sum_at(C::X, i);
         const float2 products = near(i);
         float term[LEAF], within = 0.0f, decay = 1.0f, crossing = from_start;
         GT_UNROLL
@@ -161,17 +161,17 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
             dg[t] = fma_rn(t < i ? r : 0.0f, crossing, dg[t]);
             crossing += term[t];
         }
-        const float dr = fma_rn(u * k, products.x, fma_rn(own.k(i - 1), products.y, from_start + within));
+        const float dr = fma_rn(u * k, products.x, fma_rn(own.k(i - 1), products.y, p.scale * (from_start + within)));
         if (p.tensors[OF_DR].data && i < own.tokens)
             Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), n, dr);
-        du = fma_rn(products.x * r, k, du);
+        du = fma_rn(products.x * own.r(i), k, du);
         decayed += own.h(i);
     }
     sts<float>(me.smem + C::DU + 4 * (leaf * C::CHANNELS + channel), du);
     const float all = slow_crossing(me, leaf, channel);
     GT_UNROLL
     for (int t = 0; t < LEAF; t++) {
-        x[t] = own.r(t);
+        x[t] = p.scale * own.r(t);
         dg[t] += all;
     }
     decayed = 0.0f;

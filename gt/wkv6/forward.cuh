@@ -295,6 +295,14 @@ GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][
     }
 }
 
+/* A branch, since nearly always there is nothing to do. */
+template <int TILES>
+GT_DEV void scale_y(float scale, float (&y)[TILES][4]) {
+    if (scale == 1.0f) return;
+    GT_UNROLL
+    for (int i = 0; i < 4 * TILES; i++) y[i / 4][i % 4] *= scale;
+}
+
 /* One leaf of a state warp: y of 16 tokens into y[tile][4], S to the next leaf.  SLOW: some groups have
  * the slow form. */
 template <class C, bool SLOW>
@@ -405,6 +413,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
                 state_leaf<C, false>(me, buffer * C::BUFFER, slow, y);
             }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
+            scale_y(p.in.scale, y);
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
                 const int t = (leaf + i) * LEAF + 2 * me.g + half;

@@ -384,6 +384,7 @@ GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
 
         mbarrier_wait(me.a_full + offset, parity);
         add_pairs<C>(me, offset, y);
+        scale_y(p.in.scale, y);
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
             /* as one number: the compiler would store two one by one */

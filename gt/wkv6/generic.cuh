@@ -10,7 +10,7 @@ namespace wkv6 {
 
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
  * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
- * REVERSE runs it so, with y = NULL, and leaves G after every chunk of CHECKPOINT tokens.
+ * REVERSE runs it so, with y = NULL and r times the scale of y, and leaves G after every chunk of CHECKPOINT tokens.
  * grid sequences*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
@@ -53,7 +53,7 @@ struct ForwardTraits {
  * are 0 and the decay is 1. */
 template <int SLICES>
 GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, int64_t h,
-                              int64_t first, int64_t end, int column0) {
+                              int64_t first, int64_t end, int column0, float k_scale) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
     constexpr int COLUMN = C::ROWS < C::THREADS ? C::ROWS / 8 : C::TOKENS; /* tokens of a thread */
@@ -69,7 +69,7 @@ GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, 
             const Scale scale = scale_of_log(x < left ? log_decay(in, w[x]) : 0.0f);
             const uint32_t cell = smem + 4 * ((token + x) * C::ROWS + n);
             sts<float>(cell + 4 * C::R, r[x]);
-            sts<float>(cell + 4 * C::K, k[x]);
+            sts<float>(cell + 4 * C::K, k_scale * k[x]);
             sts<float>(cell + 4 * C::KEEP, scale.keep);
             sts<float>(cell + 4 * C::FACTOR, scale.factor);
         }
@@ -189,14 +189,14 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
         const bool enters = REVERSE ? i == 0 || part % PARTS == PARTS - 1 : part % PARTS == 0;
         if (p.checkpoints && enters)
             store_checkpoint<SLICES>(p, place0 + part / PARTS, slice, column0 + column, state);
-        load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0);
+        load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0, REVERSE ? in.scale : 1.0f);
         const int tokens = (int)(end - first < C::TOKENS ? end - first : C::TOKENS);
         for (int step = 0; step < tokens; step++) {
             const int token = REVERSE ? tokens - 1 - step : step;
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
             if (p.y && slice == 0 && column0 + column < in.V)
                 store_as(p.y, in.dtype, at(p.y_at, seq.b, first + token, h) + column0 + column,
-                         skipped ? 0.0f : y);
+                         skipped ? 0.0f : in.scale * y);
         }
         sync_threads();
     }
@@ -274,7 +274,7 @@ GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t f
         GT_UNROLL
         for (int t = 0; t < LEAF; t++) {
             g[t] = t < left ? log_decay(in, g[t]) : 0.0f;
-            sts<float>(s.smem + 4 * (s.at.Pr + t * p.rows + n), r[t] * product);
+            sts<float>(s.smem + 4 * (s.at.Pr + t * p.rows + n), in.scale * r[t] * product);
             sum += g[t];
             g[t] = exp_accurate(g[t]);
             product *= g[t];
@@ -493,7 +493,7 @@ GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, in
         sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
 }
 
-/* r, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
+/* r times the scale of y, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
 template <bool WIDE>
 GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
     const Problem& in = p.in;
@@ -506,7 +506,7 @@ GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
         load_column(k, in.k, in.dtype, at(in.k_at, s.b, t, s.h) + n, in.k_at.t, left);
         load_column(d, in.w, in.w_dtype, at(in.w_at, s.b, t, s.h) + n, in.w_at.t, left);
         GT_UNROLL
-        for (int x = 0; x < 4; x++) d[x] = x < left ? exp_accurate(log_decay(in, d[x])) : 1.0f;
+        for (int x = 0; x < 4; x++) r[x] *= in.scale, d[x] = x < left ? exp_accurate(log_decay(in, d[x])) : 1.0f;
         store_column(s, s.r, in.N, token, n, r);
         store_column(s, s.k, in.N, token, n, k);
         store_column(s, s.d, in.N, token, n, d);
@@ -598,7 +598,7 @@ GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
             product *= cell(s, s.d + j * in.N + n);
         }
         dr = fma_rn(product, Sdy_at<WIDE>(p, s, x), dr);
-        store_as(p.dr, in.dtype, at(p.dr_at, s.b, s.first + i, s.h) + n, dr);
+        store_as(p.dr, in.dtype, at(p.dr_at, s.b, s.first + i, s.h) + n, in.scale * dr);
     }
 }
 

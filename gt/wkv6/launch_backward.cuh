@@ -226,6 +226,7 @@ static inline gt_status launch_chunks(const gt_wkv6_args& a, const BackwardPlan&
     p.heads = divide_by((int)(a.B * a.H)), p.H = divide_by((int)a.H), p.T = (int)a.T;
     p.packing = packing_of(a);
     p.raw = a.decay == GT_DECAY_RAW;
+    p.scale = a.scale, p.log2_scale = log2f(a.scale);
     p.last_first = plan.last_first;
     p.u = a.u;
     p.S_checkpoints = c.S_checkpoints, p.G_checkpoints = c.G_checkpoints;

@@ -32,6 +32,7 @@ static inline Problem problem_of(const gt_wkv6_args& a) {
     in.B = a.B, in.T = a.T, in.H = a.H;
     in.N = (int)a.N, in.V = (int)a.V;
     in.dtype = a.dtype, in.w_dtype = a.w_dtype, in.decay = a.decay;
+    in.scale = a.scale, in.log2_scale = log2f(a.scale);
     in.r = a.r, in.k = a.k, in.w = a.w, in.v = a.v, in.dy = a.dy;
     in.u = a.u;
     in.sequences = sequences_of(a), in.packing = packing_of(a);

@@ -59,6 +59,7 @@ struct Preparer {
     float u0, u1;
     float bits[2], bits_rest[2]; /* of decay so far, log2; what their sums have rounded off */
     bool raw;      /* decay = exp(-exp(w)) */
+    float log2_scale; /* reverse: of r */
 
     /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
     GT_METHOD void open(const Problem& in, const Span& span, int64_t first, int step) {
@@ -79,6 +80,7 @@ struct Preparer {
         u0 = in.u ? in.u[h * C::N + channel] : 0.0f;
         u1 = in.u ? in.u[h * C::N + channel + 1] : 0.0f;
         raw = in.decay == GT_DECAY_RAW;
+        log2_scale = in.log2_scale;
     }
 
     /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
@@ -390,13 +392,13 @@ GT_DEV void prepare_states(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer,
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* The same for G backwards in time: K holds r_t 2^-c_t, always in range. */
+/* The same for G backwards in time: K holds scale r_t 2^-c_t, always in range. */
 template <class C>
 GT_DEV void prepare_reverse(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], c[2];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
-    for (int e = 0; e < 2; e++) c[e] = scan_quads(sum_of(h, e), me.quad, &total[e]);
+    for (int e = 0; e < 2; e++) c[e] = scan_quads(sum_of(h, e), me.quad, &total[e]) - me.log2_scale;
     GT_UNROLL
     for (int i = 0; i < C::TOKENS; i += 2) {
         float r[2][2];

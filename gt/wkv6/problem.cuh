@@ -70,6 +70,7 @@ struct Problem {
     int N, V;
     gt_dtype dtype, w_dtype;
     gt_decay decay;
+    float scale, log2_scale; /* of y: dr has it, and r wherever else a gradient has it */
     const void *r, *k, *w, *v, *dy;
     const float* u;
     gt_stride r_at, k_at, w_at, v_at, dy_at;

@@ -8,6 +8,13 @@
 extern "C" {
 #endif
 
+/* Kernels form its logarithm and multiply by it: it must not be so small or so large that a number next to it in
+ * size has no room left in fp32. */
+static gt_status gt_wkv6_check_scale(float scale) {
+    if (scale >= 0x1p-32f && scale <= 0x1p32f) return GT_OK;
+    return gt_fail(GT_ERROR_VALUE, "scale = %g: must be 0, or 2^-32 to 2^32", (double)scale);
+}
+
 static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv6_args *a = (gt_wkv6_args *)filled;
     gt_recurrence f = {a->B, a->T, a->segments, a->seq_capacity, a->slot_capacity,
@@ -15,9 +22,12 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
                        a->cu_seqlens, a->seq_count, a->slots};
     gt_status status;
     if (a->V == 0) a->V = a->N;
+    if (a->scale == 0) a->scale = 1;
     dims->n['V' - 'A'] = a->V;
     if ((status = gt_check_range(GT_ERROR_SIZE, "V", a->V, 1, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
+        (status = gt_wkv6_check_scale(a->scale)) ||
+        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
