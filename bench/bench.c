@@ -108,6 +108,13 @@ static const bench_row host_rows[] = {
     GATE_HEADS(F32 | BF16, "heads of 32", .M = 2048, .D = 128, .H = 4),
 };
 
+/* 64 packed sequences of 64 to 2048 tokens, 32768 together. */
+static const int64_t packed_lengths[] = {
+    341, 66, 720, 93, 1375, 193, 64, 431, 70, 883, 113, 1639, 247, 64, 540, 77, 1074, 141, 1939,
+    315, 65, 671, 88, 1294, 178, 64, 399, 68, 826, 106, 1547, 227, 64, 501, 74, 1007, 130, 1835,
+    290, 65, 625, 84, 1217, 165, 64, 369, 67, 771, 99, 1459, 210, 64, 465, 72, 959, 121, 1735,
+    268, 65, 581, 80, 1144, 152, 2048};
+
 /* The same at the trainer's own batch, the sizes of larger models, and 3750 tokens of 256
  * channels. */
 static const bench_row gpu_rows[] = {
@@ -133,6 +140,12 @@ static const bench_row gpu_rows[] = {
     SSD(BF16, "", "z dz " STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
     SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
     SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 128, .P = 64, .N = 16),
+    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 32, .P = 128, .N = 128),
+    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 256),
+    SSD(BF16, "G64", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64, .G = 64),
+    {{.op = "ssd", .name = "64 packed", .absent = "z dz " STATES, .packed = {64, packed_lengths},
+      .args.ssd = {.softplus = 1, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128, .seq_capacity = 64}},
+     BF16},
     SSD(BF16, "z", STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
     SSD(BF16, "z", STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
     SSD(BF16, "z", STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
@@ -239,7 +252,7 @@ static FILE *open_file(const char *name, const char *mode) {
 static const char help_text[] =
     "usage: gt_bench [--filter TEXT] [--quick] [--csv FILE] [--peers FILE] [--list] [--help]\n"
     "       gt_bench_ptx, with the same options, times wkv6 alone, as gt_ptx\n"
-    "  --filter TEXT  only rows that hold TEXT, for example 'wkv6 bwd gt' or 'bf16'\n"
+    "  --filter TEXT  only rows that hold every word of TEXT, for example 'wkv6 bwd gt' or 'bf16 T4096'\n"
     "  --quick        one timed run per row\n"
     "  --csv FILE     write the rows to FILE too\n"
     "  --peers FILE   compare with the rows of FILE, written by bench/peers.py\n"
@@ -552,11 +565,22 @@ static void check_report(const report *r) {
 
 /* ---- all rows -------------------------------------------------------------------------------- */
 
+/* Whether every word of `words` is a word of `text`, which begins and ends with a space. */
+static int has_words(const char *text, const char *words) {
+    while (*(words += strspn(words, " "))) {
+        char word[160];
+        const int length = (int)strcspn(words, " ");
+        if (snprintf(word, sizeof word, " %.*s ", length, words) >= (int)sizeof word || !strstr(text, word)) return 0;
+        words += length;
+    }
+    return 1;
+}
+
 static int is_wanted(const report *r, const bench_call *c) {
     char text[160];
-    snprintf(text, sizeof text, "%s %s %s %s %s", c->row.op, pass_name(c), c->machine->impl,
+    snprintf(text, sizeof text, " %s %s %s %s %s ", c->row.op, pass_name(c), c->machine->impl,
              dtype_names[bench_dtype(c)], c->shape);
-    return strstr(text, r->o.filter) && (!*only_op || !strcmp(c->row.op, only_op));
+    return has_words(text, r->o.filter) && (!*only_op || !strcmp(c->row.op, only_op));
 }
 
 /* Room for the arrays, and for copies of parts of them while they are compared. */

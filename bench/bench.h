@@ -81,7 +81,7 @@ typedef struct bench_machine {
     void (*release)(void *memory);
     void (*fill)(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed);
     void (*poison)(void *memory, size_t bytes); /* NaN in every dtype */
-    void (*copy)(void *to, const void *from, size_t bytes);
+    void (*copy)(void *to, const void *from, size_t bytes); /* from its own memory or the host's */
     void (*gather)(float *host, const void *array, const bench_region *region);
 
     gt_status (*run)(const test_op *op, gt_pass pass, const void *args);

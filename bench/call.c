@@ -118,13 +118,29 @@ static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
     return (bench_draw){0, 0, 1};
 }
 
+/* cu_seqlens, or seq_count, of a packed row. */
+static void fill_sequences(const bench_call *c, const gt_tensor *t, int32_t *values) {
+    if (!strcmp(t->name, "seq_count")) {
+        values[0] = (int32_t)c->row.packed.count;
+        return;
+    }
+    values[0] = 0;
+    for (int64_t s = 0; s < c->row.packed.count; s++)
+        values[s + 1] = values[s] + (int32_t)c->row.packed.lengths[s];
+}
+
 static void allocate_array(bench_call *c, int i) {
     const bench_machine *m = c->machine;
     const gt_tensor *t = &c->op->tensors[i];
     gt_view v = view_of(c, t);
     size_t bytes = view_bytes(&v);
     void *data = m->allocate(bytes);
-    if (test_is_input(t, c->pass)) /* the whole array, gaps included */
+    if (t->kind == 'i') {
+        int32_t *values = allocate(bytes);
+        fill_sequences(c, t, values);
+        m->copy(data, values, bytes);
+        free(values);
+    } else if (test_is_input(t, c->pass)) /* the whole array, gaps included */
         m->fill(data, test_dtype_of(&c->row, t), (int64_t)bytes / v.element, draw_of(c, t),
                 (uint64_t)t->offset);
     if (is_updated(t, c->pass)) {
@@ -227,7 +243,7 @@ void bench_poison(bench_call *c) {
 
 /* Of a large call the double reference is run on a part, cut along some of its indices, and
  * compared are the outputs that have all of these.  Calls of little work, and operators that are
- * not listed, are compared whole.  A state's columns N do not depend on each other, so that two of
+ * not listed, are compared whole; packed rows must be large.  A state's columns N do not depend on each other, so that two of
  * them show what is summed over heads or channels.  What no cut can show, dgamma of a large
  * rmsnorm_linear, has a check of its own. */
 static const struct {
@@ -257,6 +273,14 @@ static part whole_part(const bench_call *c) {
     return p;
 }
 
+/* The tokens of the last packed sequence.  They are compared with a call of that sequence alone. */
+static void cut_sequence(const bench_call *c, part *p) {
+    const int64_t count = c->row.packed.count;
+    int64_t at = 0;
+    for (int64_t s = 0; s + 1 < count; s++) at += c->row.packed.lengths[s];
+    cut(p, 'T', at, c->row.packed.lengths[count - 1]);
+}
+
 /* The last positions: there the offsets are largest. */
 static part make_part(const bench_call *c, const char *letters, int64_t count) {
     part p = whole_part(c);
@@ -272,6 +296,7 @@ static part make_part(const bench_call *c, const char *letters, int64_t count) {
         if (*l == 'B') cut(&p, 'Q', size - n, n);
         cut(&p, *l, size - n, n);
     }
+    if (test_is_packed(&c->row)) cut_sequence(c, &p);
     return p;
 }
 
@@ -318,8 +343,10 @@ static double *array_of(const test_args *args, const gt_tensor *t) {
     return p;
 }
 
+/* Of a packed call, what sums over all tokens has no such part. */
 static int is_compared(const bench_call *c, const part *p, const gt_tensor *t) {
-    return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters);
+    return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters) &&
+           (!test_is_packed(&c->row) || has_letters(c, t, "T"));
 }
 
 static int sets_decay(const gt_tensor *t) {
@@ -333,6 +360,7 @@ static void part_arguments(const bench_call *c, const part *p, int has_magnitude
     test_case row = c->row;
     for (const gt_size *s = c->op->sizes; s->letter; s++)
         test_set_size(&row, s->letter, p->n[s->letter - 'A']);
+    test_set_sequences(&row, 0, 0);
     if (!strcmp(row.op, "ssd")) row.args.ssd.G = p->n['G' - 'A'];
     if (!strcmp(row.op, "selective_scan")) row.args.selective_scan.G = p->n['G' - 'A'];
     *args = row.args;
@@ -343,7 +371,7 @@ static void part_arguments(const bench_call *c, const part *p, int has_magnitude
         if (t->stride_offset) /* packed */
             memset((char *)args + t->stride_offset, 0,
                    t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
-        if (!is_used(c, t)) continue;
+        if (!is_used(c, t) || t->kind == 'i') continue;
         if (test_is_input(t, c->pass))
             values = gather(c, p, t, c->before[i] ? c->before[i] : view_of(c, t).data);
         else if (is_compared(c, p, t) || t->use[c->pass] == 'O')
@@ -539,7 +567,9 @@ int bench_check(bench_call *c, double *worst) {
         work *= (double)c->dims.n[s->letter - 'A'];
     for (int i = 0; i < CUTS; i++) {
         if (work <= WHOLE || strcmp(cuts[i].op, c->row.op)) continue;
-        part p = make_part(c, cuts[i].letters, cuts[i].count);
+        const char *letters = cuts[i].letters;
+        if (test_is_packed(&c->row) && !strcmp(letters, "NB")) letters = "N"; /* one batch element, many states */
+        part p = make_part(c, letters, cuts[i].count);
         ok &= check_part(c, &p, worst);
         parts++;
     }

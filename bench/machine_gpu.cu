@@ -76,7 +76,7 @@ void poison(void *memory, size_t bytes) {
 }
 
 void copy(void *to, const void *from, size_t bytes) {
-    must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice), "cudaMemcpy");
+    must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
 
 __global__ void fill_kernel(void *array, gt_dtype dtype, int64_t count, bench_draw how,

@@ -411,7 +411,7 @@ def parse_options():
     parser.add_argument('--rows', metavar='FILE', help='rows to time, instead of standard input')
     parser.add_argument('--csv', metavar='FILE', help='write the rows to FILE too')
     parser.add_argument('--filter', metavar='TEXT', default='',
-                        help="only rows that hold TEXT, for example 'wkv6 bf16'")
+                        help="only rows that hold every word of TEXT, for example 'wkv6 bf16'")
     parser.add_argument('--quick', action='store_true', help='one timed run per row')
     parser.add_argument('--rwkv', metavar='FOLDER', help='sources of the original WKV6 kernel')
     return parser.parse_args()
@@ -453,7 +453,8 @@ def main():
     write('op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib')
     torch.manual_seed(0)
     for (op, dtype, shape), passes in rows.items():
-        if options.filter not in f'{op} {dtype} {shape}' or op not in OPERATORS:
+        words = f'{op} {dtype} {shape}'.split()
+        if not set(options.filter.split()) <= set(words) or op not in OPERATORS or 'packed' in words:
             continue
         sizes = {letter: int(n) for letter, n in re.findall(r'\b([A-Z])(\d+)\b', shape)}
         cases = OPERATORS[op](sizes, shape.split(), DTYPES[dtype], options)
