@@ -5,11 +5,16 @@
  * times the caller's scale, which is left out below: in backward it goes with r, and with dr.
  * A pair of tokens j < i therefore carries prod_{j<m<i} d_m: its own two decays do not count.
  *
- * IN LEAVES OF 16 TOKENS.  With S the state before the leaf, G the gradient of the state after it,
- * and products within the leaf
+ * ON TENSOR CORES (N = V in 32, 64, 128 from compute capability 8.0 on, if rows are aligned to 16 bytes; not fp32 with
+ * N = 128 where a block may have no more than 99 KB of shared memory)
+ * Chunks of 64 tokens, sub-chunks of 16 (in the code: leaves), matrix products.  docs/wkv6.md has the formulas in the
+ * order of the kernels, and names the function for each.  tests/wkv6_chunked.c is the same in plain C.
+ *
+ * ANY SIZE (generic.cuh)
+ * Forward goes token by token.  Backward works in sub-chunks.  With S before one, G = dL/dS after it, and
  *     P_t = prod_{m<t} d_m      Q_t = prod_{m>t} d_m      D_ij = prod_{j<m<i} d_m      E = prod d_m
  *     C_ij = <dy_i, v_j>        A_ij = sum_n r_i k_j D_ij (j < i),   A_ii = sum_n r_i u k_i
- * everything is a few small products:
+ * over its tokens,
  *     dr_i = P_i . (S dy_i) + u . k_i C_ii + sum_{j<i} C_ij k_j . D_ij
  *     dk_j = Q_j . (G v_j)  + u . r_j C_jj + sum_{i>j} C_ij r_i . D_ij
  *     dv_j = G^T (Q_j . k_j) + sum_{i>=j} A_ij dy_i                    du = sum_t C_tt r_t . k_t
@@ -18,18 +23,17 @@
  *     S <- E . S + sum_t (Q_t . k_t) v_t^T         G <- E . G + sum_t (P_t . r_t) dy_t^T
  *
  * NUMERICAL HAZARDS, and what is done about them
- *   - Factoring D_ij into exp(c_i) exp(-c_j) overflows under strong decay.  The kernels for any size form
- *     only products of decays, never a quotient or a positive exponent: every factor is in [0,1].  Those on
- *     tensor cores do factor, within a leaf; where it decays to less than 2^-64 (SLOW_LIMIT) they take
- *     the slow form, which has products alone.  Nothing is clamped; exact zeros and hard resets are right.
- *   - dg as a difference of two running sums is noise in fast channels.  The form above only adds, as the
- *     kernels for any size and the slow form do.  Chunks on tensor cores take differences, but only of terms
- *     that are in dg of some token of the chunk, each rounded once (backward.cuh); tokens that decay much
- *     faster than their neighbours take the slow form, too.
+ *   - A decay between two tokens as a quotient of decays from a common start overflows under strong decay.  The
+ *     kernels for any size form products of decays alone, all in [0,1].  Those on tensor cores form quotients within
+ *     16 tokens.  Where these decay to 2^-64 or less (SLOW_LIMIT) they take the strong-decay path (in the code: the
+ *     slow form), which forms products alone.  Nothing is clamped.  Exact zeros and hard resets are right.
+ *   - dg as a difference of two running sums is noise in fast channels.  The kernels for any size and the strong-decay
+ *     path only add.  Chunks on tensor cores subtract, but only terms that they have added, and that are in dg of some
+ *     token of the chunk.  Where tokens decay much faster than their neighbours they take the strong-decay path, too.
  *   - d near 1: fp32 cannot hold 1 - d (20 % error at 1 - 3e-7), which a long accumulation shows.
- *     States are updated as S + (expm1(g) S + k v) unless the decay is strong (scale_of_log); with 16-bit
- *     activations on tensor cores they are multiplied by the decay of a whole leaf (leaf_decay).
- *   - raw decay: dx = dg g would be 0 * inf where d = 0; there it is selected to 0.
+ *     States are updated as S + (expm1(g) S + k v) unless the decay is strong (scale_of_log).  With 16-bit
+ *     activations on tensor cores they are multiplied by the decay of 16 tokens or more (leaf_decay).
+ *   - raw decay: dw = -exp(w) dg would be inf * 0 where d = 0.  There it is selected to 0.
  *
  * THE PARTS, in gt/wkv6/
  *     table.h              describes the operator (plain C, shared with the stubs and the CPU twin)

@@ -1,6 +1,7 @@
 # check_layout.sh: how the library's files lie.  Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu
 # <- gt/recurrence <- the operators <- the top-level .cuh files; no operator includes another, but those of gt/fused may;
-# every header compiles alone; no file is too long.  SOURCE, CC and CXX (may be empty) come from the environment.
+# every header compiles alone; no file is too long; what docs/wkv6.md names is there.  SOURCE, CC and CXX (may be empty)
+# come from the environment.
 set -eu
 cd "$SOURCE"
 scratch=$(mktemp -d)
@@ -69,6 +70,17 @@ for file in $files; do
     case $file in gt/emu/*) most=1500 ;; esac
     lines=$(wc -l <"$file")
     [ "$lines" -le $most ] || fail "$file has $lines lines, more than $most"
+done
+
+# ---- docs/wkv6.md names kernels and functions ----
+
+names=$(sed -n '/^## 10/,$s/|/\n/gp' docs/wkv6.md | grep -o '`[A-Za-z0-9_.]*`' | tr -d '`' | sort -u)
+[ "$(echo "$names" | wc -l)" -ge 40 ] || fail 'docs/wkv6.md: its table of functions was not found'
+for name in $names; do
+    case $name in
+    *.cuh) [ -n "$(find gt -name "$name")" ] || fail "docs/wkv6.md names $name, which is not in gt" ;;
+    *) grep -rqw "$name" gt || fail "docs/wkv6.md names $name, which is not in gt" ;;
+    esac
 done
 
 # ---- alone ----
