@@ -1,0 +1,121 @@
+"""The operators as plain loops over tokens in PyTorch operations, for float64 tensors: autograd of these is what the
+gradients of gt_kernels.torch are held against."""
+
+import torch
+import torch.nn.functional as F
+
+
+def over_sequences(loop):
+    """Packed sequences: each alone, with its own row of the state."""
+    def run(*tensors, state=None, cu_seqlens=None, **options):
+        if cu_seqlens is None:
+            return loop(*tensors, state=state, **options)
+        bounds, parts = cu_seqlens.tolist(), []
+        for s, (start, end) in enumerate(zip(bounds, bounds[1:])):
+            cut = [t[:, start:end] if t is not None and t.dim() > 2 and t.shape[1] == bounds[-1] else t for t in tensors]
+            row = state[s:s + 1] if state is not None and state.dim() == run.state_rank else state
+            parts.append(loop(*cut, state=row, **options))
+        return torch.cat([y for y, _ in parts], 1), torch.cat([s for _, s in parts])
+    run.state_rank = {"wkv6": 4, "ssd": 4, "selective_scan": 3, "conv1d": 3}[loop.__name__]
+    return run
+
+
+def first_state(state, B, shape, x):
+    if state is None:
+        return x.new_zeros((B, *shape))
+    return state if state.dim() == len(shape) + 1 else state.expand(B, *shape)
+
+
+@over_sequences
+def wkv6(r, k, v, w, u, state=None, decay="raw"):
+    B, T, H, N = r.shape
+    S = first_state(state, B, (H, N, v.shape[-1]), r)
+    d = torch.exp(-torch.exp(w)) if decay == "raw" else torch.exp(w)
+    y = []
+    for t in range(T):
+        kv = k[:, t, :, :, None] * v[:, t, :, None, :]
+        bonus = 0 if u is None else u[None, :, :, None] * kv
+        y.append(((S + bonus) * r[:, t, :, :, None]).sum(2))
+        S = d[:, t, :, :, None] * S + kv
+    return torch.stack(y, 1) if y else v.clone(), S
+
+
+def step_sizes(dt, dt_bias, softplus, dt_limit=None):
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = F.softplus(dt, threshold=1000) if softplus else dt
+    return dt if dt_limit is None else dt.clamp(*dt_limit)
+
+
+@over_sequences
+def ssd(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state=None, softplus=False, dt_limit=None):
+    B, T, H, P = x.shape
+    S = first_state(state, B, (H, P, Bm.shape[-1]), x)
+    dt = step_sizes(dt, dt_bias, softplus, dt_limit)
+    Bm, Cm = (t.repeat_interleave(H // t.shape[2], 2) for t in (Bm, Cm))
+    y = []
+    for t in range(T):
+        S = torch.exp(dt[:, t] * A)[:, :, None, None] * S + \
+            (dt[:, t, :, None] * x[:, t])[..., None] * Bm[:, t, :, None, :]
+        out = (S * Cm[:, t, :, None, :]).sum(-1)
+        if Dskip is not None:
+            out = out + (Dskip[:, None] if Dskip.dim() == 1 else Dskip) * x[:, t]
+        y.append(out if z is None else out * F.silu(z[:, t]))
+    return torch.stack(y, 1) if y else x.clone(), S
+
+
+@over_sequences
+def selective_scan(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state=None, softplus=False):
+    B, T, D = u.shape
+    S = first_state(state, B, A.shape, u)
+    dt = step_sizes(dt, dt_bias, softplus)
+    Bm, Cm = (t.repeat_interleave(D // t.shape[2], 2) for t in (Bm, Cm))
+    y = []
+    for t in range(T):
+        S = torch.exp(dt[:, t, :, None] * A) * S + (dt[:, t] * u[:, t])[..., None] * Bm[:, t]
+        out = (S * Cm[:, t]).sum(-1)
+        if Dskip is not None:
+            out = out + Dskip * u[:, t]
+        y.append(out if z is None else out * F.silu(z[:, t]))
+    return torch.stack(y, 1) if y else u.clone(), S
+
+
+@over_sequences
+def conv1d(x, weight, bias, state=None, activation=None):
+    B, T, D = x.shape
+    W = weight.shape[1]
+    before = first_state(state, B, (D, W - 1), x).transpose(1, 2)
+    e = torch.cat([before, x], 1)
+    y = sum(weight[:, j] * e[:, j:j + T] for j in range(W))
+    if bias is not None:
+        y = y + bias
+    return F.silu(y) if activation == "silu" else y, e[:, T:].transpose(1, 2)
+
+
+def normed(x, norm, eps, heads=1):
+    parts = x.unflatten(-1, (heads, -1))
+    if norm == "layer":
+        parts = parts - parts.mean(-1, keepdim=True)
+    return (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)).flatten(-2)
+
+
+def times(x, gain):
+    return x if gain is None else x * gain
+
+
+def plus(x, bias):
+    return x if bias is None else x + bias
+
+
+def rmsnorm_linear(x, weight, gamma, beta, bias, norm="rms", eps=1e-5):
+    return plus(plus(times(normed(x, norm, eps), gamma), beta) @ weight.T, bias)
+
+
+def norm_mix(a, b, gain_a, gain_b, residual, heads=1, eps=1e-5):
+    return plus(times(normed(a, "rms", eps, heads), gain_a) + times(normed(b, "rms", eps, heads), gain_b), residual)
+
+
+def norm_gate(x, z, gamma, beta, norm="rms", gate_first=False, heads=1, eps=1e-5):
+    gate = 1 if z is None else F.silu(z)
+    x = x * gate if gate_first else x
+    y = plus(times(normed(x, norm, eps, heads), gamma), beta)
+    return y if gate_first else y * gate

@@ -1,0 +1,663 @@
+"""gt_kernels.torch: numbers and gradients against plain float64 loops, bits against the C API, and everything that
+PyTorch does with an operator.  On the CPU, and on a GPU if there is one."""
+
+import ctypes
+import tempfile
+import unittest
+import warnings
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("no PyTorch") from None
+
+import loops
+from gt_kernels import ArgumentError, UnsupportedError, c
+import gt_kernels.torch as gt
+
+RECURRENT = ("wkv6", "ssd", "selective_scan", "conv1d")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DEVICES = ["cpu"]
+if torch.cuda.is_available() and c.gt_device_supported(-1) == c.GT_OK:
+    DEVICES.append("cuda")
+INPUTS = {
+    "wkv6": "r k v w u state", "ssd": "x dt A Bm Cm Dskip z dt_bias state", "conv1d": "x weight bias state",
+    "selective_scan": "u dt A Bm Cm Dskip z dt_bias state", "rmsnorm_linear": "x weight gamma beta bias",
+    "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta",
+}
+ACTIVATIONS = set("r k v w x dt Bm Cm z a b residual".split())
+
+
+def is_activation(op, name):
+    return name in ACTIVATIONS or (op == "selective_scan" and name == "u") or (op, name) == ("rmsnorm_linear", "weight")
+
+
+def shapes(op, B=2, T=19, rows=None):
+    """A shape for each tensor; the state's has the batch index."""
+    H, N, V, P, G, D, W, O = 4, 8, 8, 6, 2, 12, 4, 10
+    rows = rows or B
+    return {
+        "wkv6": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, V), w=(B, T, H, N), u=(H, N), state=(rows, H, N, V)),
+        "ssd": dict(x=(B, T, H, P), dt=(B, T, H), A=(H,), Bm=(B, T, G, N), Cm=(B, T, G, N), Dskip=(H,), z=(B, T, H, P),
+                    dt_bias=(H,), state=(rows, H, P, N)),
+        "selective_scan": dict(u=(B, T, D), dt=(B, T, D), A=(D, N), Bm=(B, T, G, N), Cm=(B, T, G, N), Dskip=(D,),
+                               z=(B, T, D), dt_bias=(D,), state=(rows, D, N)),
+        "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
+        "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
+        "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
+        "norm_gate": dict(x=(B, T, D), z=(B, T, D), gamma=(D,), beta=(D,)),
+    }[op]
+
+
+def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, **sizes):
+    """Tensors by name, leaves that take gradients."""
+    torch.manual_seed(seed)
+    tensors = {}
+    for name, size in (shape or shapes(op, **sizes)).items():
+        value = torch.randn(size)
+        if name == "A":
+            value = -value.exp()
+        if name in ("dt", "dt_bias"):
+            value = value.abs() * 0.3
+        if op == "wkv6" and name == "w":
+            value = value - 1
+        value = value.to(device, dtype if is_activation(op, name) else torch.float32)
+        tensors[name] = None if name in without else value.requires_grad_()
+    return tensors
+
+
+def call(module, op, tensors, **options):
+    """(y, final state or None)"""
+    values = [tensors[name] for name in INPUTS[op].split() if name != "state"]
+    if op not in RECURRENT:
+        return getattr(module, op)(*values, **options), None
+    if module is gt:
+        options["final_state"] = True
+    return getattr(module, op)(*values, state=tensors["state"], **options)
+
+
+def gradients(tensors, y, state, seed=7):
+    """Of a loss that weighs every element of y and of the final state by a fixed random number."""
+    generator = torch.Generator().manual_seed(seed)
+    loss = (y.double() * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)).sum()
+    if state is not None:
+        weights = torch.randn(state.shape, generator=generator, dtype=torch.float64).to(y.device)
+        loss = loss + (state.double() * weights).sum()
+    names = [name for name, value in tensors.items() if value is not None and value.requires_grad]
+    return dict(zip(names, torch.autograd.grad(loss, [tensors[name] for name in names])))
+
+
+def doubles(tensors):
+    return {name: None if value is None else value.detach().double().cpu().requires_grad_()
+            for name, value in tensors.items()}
+
+
+class Numbers(unittest.TestCase):
+    def close(self, got, expected, tolerance, what):
+        got = got.detach().double().cpu()
+        self.assertEqual(got.shape, expected.shape, what)
+        error = (got - expected).norm() / expected.norm().clamp_min(1e-30)
+        self.assertLess(error.item(), tolerance, what)
+
+    def compare(self, op, tensors, dtype, what, loop_options=None, **options):
+        y, state = call(gt, op, tensors, **options)
+        found = gradients(tensors, y, state)
+        exact = doubles(tensors)
+        cpu = {k: v.cpu() if torch.is_tensor(v) else v for k, v in options.items() if k not in ("segments", "recompute")}
+        expected_y, expected_state = call(loops, op, exact, **cpu)
+        expected = gradients(exact, expected_y, expected_state)
+        self.assertEqual(y.dtype, dtype)
+        self.close(y, expected_y, TOLERANCE[dtype], f"{what}: y")
+        if state is not None:
+            self.close(state, expected_state, TOLERANCE[dtype], f"{what}: state")
+        self.assertEqual(set(found), set(expected))
+        for name in expected:
+            self.assertEqual(found[name].dtype, tensors[name].dtype, f"{what}: d{name}")
+            self.close(found[name], expected[name], TOLERANCE[dtype], f"{what}: d{name}")
+
+    def cases(self, op):
+        """(what, tensors left out, options)"""
+        yield "all", (), {}
+        for left in {"wkv6": ("u", "state"), "ssd": ("Dskip", "z", "dt_bias", "state"), "conv1d": ("bias", "state"),
+                     "selective_scan": ("Dskip", "z", "dt_bias", "state"), "rmsnorm_linear": ("gamma", "beta", "bias"),
+                     "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta")}[op]:
+            yield f"no {left}", (left,), {}
+        yield from {
+            "wkv6": [("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})],
+            "ssd": [("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
+                    ("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})],
+            "selective_scan": [("softplus", (), {"softplus": True}), ("segments", (), {"segments": 2}),
+                               ("recompute", (), {"recompute": True})],
+            "conv1d": [("silu", (), {"activation": "silu"})],
+            "rmsnorm_linear": [("layer", (), {"norm": "layer", "eps": 1e-3}), ("recompute", (), {"recompute": True})],
+            "norm_mix": [("heads", (), {"heads": 3, "eps": 1e-3})],
+            "norm_gate": [("layer", (), {"norm": "layer", "heads": 2}), ("gate first", (), {"gate_first": True})],
+        }[op]
+
+    def test_against_float64_loops(self):
+        for device in DEVICES:
+            for op in INPUTS:
+                for dtype in TOLERANCE:
+                    for what, without, options in self.cases(op):
+                        with self.subTest(op=op, device=device, dtype=dtype, case=what):
+                            self.compare(op, make(op, device, dtype, without), dtype, what, **options)
+
+    def test_log_decay(self):
+        for device in DEVICES:
+            tensors = make("wkv6", device)
+            tensors["w"] = (-tensors["w"].detach().exp()).requires_grad_()
+            self.compare("wkv6", tensors, torch.float32, "log", decay="log")
+
+    def test_value_size(self):
+        for device in DEVICES:
+            shape = shapes("wkv6")
+            shape.update(v=(2, 19, 4, 5), state=(2, 4, 8, 5))
+            self.compare("wkv6", make("wkv6", device, shape=shape), torch.float32, "V = 5")
+
+    def test_skip_of_each_channel(self):
+        for device in DEVICES:
+            shape = shapes("ssd")
+            shape["Dskip"] = (4, 6)
+            self.compare("ssd", make("ssd", device, shape=shape), torch.float32, "Dskip [H,P]")
+
+    def test_shared_state(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                with self.subTest(op=op, device=device):
+                    shape = shapes(op)
+                    shape["state"] = shape["state"][1:]
+                    self.compare(op, make(op, device, shape=shape), torch.float32, "shared")
+
+    def test_float32_decay_beside_16_bits(self):
+        for device in DEVICES:
+            for op, name in (("wkv6", "w"), ("ssd", "dt"), ("selective_scan", "dt")):
+                with self.subTest(op=op, device=device):
+                    tensors = make(op, device, torch.bfloat16)
+                    tensors[name] = tensors[name].detach().float().requires_grad_()
+                    self.compare(op, tensors, torch.bfloat16, name)
+
+    def test_packed_sequences(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                for shared in (False, True):
+                    with self.subTest(op=op, device=device, shared=shared):
+                        cu_seqlens = torch.tensor([0, 5, 5, 16, 19], dtype=torch.int32, device=device)
+                        shape = shapes(op, B=1, rows=4)
+                        shape["state"] = shape["state"][1:] if shared else shape["state"]
+                        self.compare(op, make(op, device, shape=shape), torch.float32, "packed", cu_seqlens=cu_seqlens)
+
+    def test_fewer_sequences_than_capacity(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                tensors = make(op, device, B=1, rows=5)
+                cu_seqlens = torch.tensor([0, 5, 16, 0, 0, 0], dtype=torch.int32, device=device)
+                count = torch.tensor([2], dtype=torch.int32, device=device)
+                y, state = call(gt, op, tensors, cu_seqlens=cu_seqlens, seq_count=count)
+                short, _ = call(gt, op, {**tensors, "state": tensors["state"][:2]}, cu_seqlens=cu_seqlens[:3])
+                self.assertEqual(y[:, 16:].abs().max().item(), 0, op)
+                self.assertTrue(torch.equal(y[:, :16], short[:, :16]), op)
+                self.assertEqual(state.shape[0], 5)
+
+    def test_int64_cu_seqlens_and_other_parameter_types(self):
+        cu_seqlens = torch.tensor([0, 7, 19])
+        tensors = make("wkv6", B=1, rows=2)
+        wide, _ = call(gt, "wkv6", tensors, cu_seqlens=cu_seqlens)
+        self.assertTrue(torch.equal(wide, call(gt, "wkv6", tensors, cu_seqlens=cu_seqlens.int())[0]))
+        tensors = make("ssd", dtype=torch.bfloat16)
+        tensors["A"] = tensors["A"].detach().bfloat16().requires_grad_()
+        y, state = call(gt, "ssd", tensors)
+        self.assertEqual(gradients(tensors, y, state)["A"].dtype, torch.bfloat16)
+
+    def test_no_tokens(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                tensors = make(op, device, T=0)
+                y, state = call(gt, op, tensors)
+                self.assertTrue(torch.equal(state, tensors["state"]), op)
+                found = gradients(tensors, y, state)
+                self.assertEqual(found["state"].shape, tensors["state"].shape)
+
+    def test_loss_of_the_state_alone(self):
+        for op in RECURRENT:
+            tensors, exact = make(op), None
+            exact = doubles(tensors)
+            names = list(tensors)
+            found = torch.autograd.grad(call(gt, op, tensors)[1].sum(), [tensors[n] for n in names], allow_unused=True)
+            right = torch.autograd.grad(call(loops, op, exact)[1].sum(), [exact[n] for n in names], allow_unused=True)
+            for name, a, b in zip(names, found, right):
+                b = torch.zeros_like(exact[name]) if b is None else b
+                self.assertLess((a.double() - b).abs().max().item(), 1e-4 * (1 + b.abs().max().item()), f"{op} d{name}")
+
+    def test_some_gradients(self):
+        """Only what is asked for is computed, and it is the same."""
+        for op in INPUTS:
+            tensors = make(op)
+            whole = gradients(tensors, *call(gt, op, tensors))
+            for name in tensors:
+                part = {k: v.detach().requires_grad_(k == name) for k, v in tensors.items()}
+                self.assertTrue(torch.equal(gradients(part, *call(gt, op, part))[name], whole[name]), f"{op} d{name}")
+
+
+class Bits(unittest.TestCase):
+    """The same bits as the C API gives, called through ctypes with a struct filled in here."""
+
+    FIELDS = {"state": "state_in"}
+
+    def direct(self, op, tensors, sizes, options, device):
+        struct = getattr(c, f"gt_{op}_args")
+        dtype = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}[next(iter(tensors.values())).dtype]
+        args = struct(dtype=dtype, **sizes, **options)
+        for name, value in tensors.items():
+            setattr(args, self.FIELDS.get(name, name), value.data_ptr())
+        first = next(iter(tensors.values()))
+        y_shape = tensors["v"].shape if op == "wkv6" else (*first.shape[:-1], sizes["O"]) if "O" in sizes else first.shape
+        y = torch.empty(y_shape, dtype=first.dtype, device=device)
+        args.y, keep = y.data_ptr(), []
+        out = {"y": y}
+        if op in RECURRENT:
+            out["state"] = torch.empty_like(tensors["state"])
+            args.state_out = out["state"].data_ptr()
+        self.launch(op, "forward", args, device, keep)
+        dy = torch.randn(y_shape, generator=torch.Generator().manual_seed(3)).to(device, first.dtype)
+        back = struct(dtype=dtype, **sizes, **options)
+        for name, value in tensors.items():
+            field = self.FIELDS.get(name, name)
+            setattr(back, field, value.data_ptr())
+            if name == "residual":
+                out["dresidual"] = dy
+                continue
+            wide = (op, name) == ("rmsnorm_linear", "weight")
+            out[f"d{name}"] = torch.empty_like(value, dtype=torch.float32 if wide else value.dtype)
+            setattr(back, f"d{field}", out[f"d{name}"].data_ptr())
+        back.dy = dy.data_ptr()
+        if hasattr(args, "saved"):
+            back.saved, back.saved_bytes = args.saved, args.saved_bytes
+        if op in RECURRENT:
+            dstate = torch.randn(out["state"].shape, generator=torch.Generator().manual_seed(4)).to(device)
+            back.dstate_out = dstate.data_ptr()
+            keep.append(dstate)
+        self.launch(op, "backward", back, device, keep)
+        out = {name: value.to(first.dtype) if (op, name) == ("rmsnorm_linear", "dweight") else value
+               for name, value in out.items()}
+        return out
+
+    def launch(self, op, name, args, device, keep):
+        if device == "cpu":
+            c.check(getattr(c, f"gt_ref_{op}_{name}")(args))
+            return
+        need = c.gt_workspace()
+        if name == "forward" and hasattr(args, "saved"):
+            c.check(getattr(c, f"gt_{op}_workspace")(args, need))
+            keep.append(torch.empty(need.saved, dtype=torch.uint8, device=device))
+            args.saved, args.saved_bytes = keep[-1].data_ptr(), need.saved
+        c.check(getattr(c, f"gt_{op}_workspace")(args, need))
+        keep.append(torch.empty(getattr(need, name), dtype=torch.uint8, device=device))
+        args.workspace, args.workspace_bytes = keep[-1].data_ptr(), getattr(need, name)
+        c.check(getattr(c, f"gt_{op}_{name}")(args, torch.cuda.current_stream().cuda_stream))
+        torch.cuda.synchronize()
+
+    def test_bits(self):
+        options = {"ssd": ({"softplus": True}, {"softplus": 1}), "selective_scan": ({"softplus": True}, {"softplus": 1}),
+                   "conv1d": ({"activation": "silu"}, {"activation": c.GT_ACT_SILU}),
+                   "norm_mix": ({"heads": 3}, {"H": 3}), "norm_gate": ({"heads": 2, "norm": "layer"},
+                                                                      {"H": 2, "norm": c.GT_NORM_LAYER})}
+        sizes = {"wkv6": dict(B=2, T=19, H=4, N=8), "ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2),
+                 "selective_scan": dict(B=2, T=19, D=12, N=8, G=2), "conv1d": dict(B=2, T=19, D=12, W=4),
+                 "rmsnorm_linear": dict(M=38, D=12, O=10), "norm_mix": dict(M=38, D=12), "norm_gate": dict(M=38, D=12)}
+        for device in DEVICES:
+            for dtype in TOLERANCE:
+                for op in INPUTS:
+                    with self.subTest(op=op, device=device, dtype=dtype):
+                        python, direct = options.get(op, ({}, {}))
+                        tensors = make(op, device, dtype)
+                        expected = self.direct(op, {k: v.detach() for k, v in tensors.items()}, sizes[op], direct, device)
+                        y, state = call(gt, op, tensors, **python)
+                        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(device, dtype)
+                        outputs, grads = [y], [dy]
+                        if state is not None:
+                            outputs.append(state)
+                            grads.append(torch.randn(state.shape, generator=torch.Generator().manual_seed(4)).to(device))
+                        torch.autograd.backward(outputs, grads)
+                        self.assertTrue(torch.equal(y, expected["y"]))
+                        if state is not None:
+                            self.assertTrue(torch.equal(state, expected["state"]))
+                        for name, value in tensors.items():
+                            self.assertTrue(torch.equal(value.grad, expected[f"d{name}"]), f"d{name}")
+                        with torch.no_grad():
+                            again, _ = call(gt, op, tensors, **python)
+                        self.assertTrue(torch.equal(again, y))
+
+
+class Steps(unittest.TestCase):
+    def stepped(self, op, tensors, state, lengths, **options):
+        values = [tensors[name] for name in INPUTS[op].split() if name != "state"]
+        parts, start = [], 0
+        for length in lengths:
+            cut = [v[:, start:start + length] if v.dim() > 2 and is_activation(op, n) else v
+                   for n, v in zip(INPUTS[op].split(), values)]
+            parts.append(getattr(gt, f"{op}_step")(*cut, state, **options))
+            start += length
+        return torch.cat(parts, 1)
+
+    def test_equals_forward(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                with self.subTest(op=op, device=device), torch.no_grad():
+                    tensors = make(op, device)
+                    y, final = call(gt, op, tensors)
+                    state = tensors["state"].clone()
+                    stepped = self.stepped(op, tensors, state, (1, 16, 2))
+                    self.assertLess((stepped - y).norm() / y.norm(), 1e-5)
+                    self.assertLess((state - final).norm() / final.norm(), 1e-5)
+
+    def test_slots(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                with self.subTest(op=op, device=device), torch.no_grad():
+                    tensors = make(op, device, B=3, T=4)
+                    pool = torch.randn(7, *tensors["state"].shape[1:], device=device)
+                    before = pool.clone()
+                    slots = torch.tensor([5, -1, 2], dtype=torch.int32, device=device)
+                    y = self.stepped(op, tensors, pool, (4,), slots=slots)
+                    rows = before[[5, 0, 2]].contiguous()
+                    alone = self.stepped(op, tensors, rows, (4,))
+                    self.assertTrue(torch.equal(y[[0, 2]], alone[[0, 2]]))
+                    self.assertEqual(y[1].abs().max().item(), 0)
+                    self.assertTrue(torch.equal(pool[[5, 2]], rows[[0, 2]]))
+                    for untouched in (0, 1, 3, 4, 6):
+                        self.assertTrue(torch.equal(pool[untouched], before[untouched]))
+
+    def test_refusals(self):
+        tensors = make("conv1d", T=1)
+        with self.assertRaisesRegex(UnsupportedError, "no gradients"):
+            gt.conv1d_step(tensors["x"], tensors["weight"], tensors["bias"], tensors["state"].detach())
+        with torch.no_grad():
+            with self.assertRaisesRegex(ArgumentError, "contiguous"):
+                gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(2, 3, 12).transpose(1, 2))
+            with self.assertRaisesRegex(ArgumentError, r"state_in has shape \[3, 12, 3\]: must be \[2,D,W-1\]"):
+                gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(3, 12, 3))
+            with self.assertRaisesRegex(ArgumentError, "gt_ref_conv1d_step: T = 17"):
+                gt.conv1d_step(torch.zeros(2, 17, 12), tensors["weight"], None, torch.zeros(2, 12, 3))
+
+
+class Layouts(unittest.TestCase):
+    def relaid(self, op, name, value, how):
+        if value is None or value.dim() < 3 or name in ("state", "A"):
+            return value
+        value = value.detach()
+        if how == "BHTN":
+            value = value.transpose(1, 2).contiguous().transpose(1, 2)
+        elif how == "slice":
+            wide = torch.full((*value.shape[:-1], value.shape[-1] + 8), 9.0, dtype=value.dtype, device=value.device)
+            wide[..., 4:4 + value.shape[-1]] = value
+            value = wide[..., 4:4 + value.shape[-1]]
+        elif how == "expanded":
+            value = value[:1].expand(value.shape)
+        return value.requires_grad_()
+
+    def test_legal_strides_are_not_copied(self):
+        for device in DEVICES:
+            for op in INPUTS:
+                for how in ("BHTN", "slice") if op in RECURRENT else ("slice",):
+                    with self.subTest(op=op, device=device, how=how), warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        gt.warn_on_copy(True)
+                        self.addCleanup(gt.warn_on_copy, False)
+                        tensors = make(op, device)
+                        y, state = call(gt, op, tensors)
+                        moved = {name: self.relaid(op, name, value, how) for name, value in tensors.items()}
+                        moved_y, moved_state = call(gt, op, moved)
+                        self.assertTrue(torch.equal(moved_y, y))
+                        first = moved[next(iter(moved))]
+                        if how == "BHTN" and op != "wkv6":
+                            self.assertEqual(moved_y.stride(), first.stride())
+                        expected, found = gradients(tensors, y, state), gradients(moved, moved_y, moved_state)
+                        for name in expected:
+                            error = (found[name] - expected[name]).norm() / expected[name].norm()
+                            self.assertLess(error, 1e-5, name)
+
+    def test_others_are_copied_with_one_warning(self):
+        gt.warn_on_copy(True)
+        self.addCleanup(gt.warn_on_copy, False)
+        for op in INPUTS:
+            tensors = make(op)
+            moved = {name: self.relaid(op, name, value, "expanded") for name, value in tensors.items()}
+            same = {name: value if value is None else value.detach().contiguous() for name, value in moved.items()}
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                y, _ = call(gt, op, moved)
+                call(gt, op, moved)
+            self.assertTrue(torch.equal(y, call(gt, op, same)[0]), op)
+            wide = [n for n, v in moved.items() if v is not None and v.stride(0) == 0 and v.shape[0] > 1]
+            self.assertEqual(len(caught), len(wide), op)
+            self.assertIn("is copied", str(caught[0].message))
+
+    def test_transposed_last_index(self):
+        tensors = make("wkv6")
+        moved = {n: v if n in ("u", "state") else v.detach().transpose(2, 3).contiguous().transpose(2, 3)
+                 for n, v in tensors.items()}
+        self.assertTrue(torch.equal(call(gt, "wkv6", moved)[0], call(gt, "wkv6", tensors)[0]))
+
+
+class Errors(unittest.TestCase):
+    def test_texts(self):
+        good = make("ssd")
+        for change, kind, text in (
+                ({"Bm": torch.zeros(2, 18, 2, 8)}, ArgumentError, r"ssd: Bm has shape \[2, 18, 2, 8\]: must be \[B,T,G,N\]"),
+                ({"dt_bias": torch.zeros(5)}, ArgumentError, r"dt_bias has shape \[5\]"),
+                ({"state": torch.zeros(3, 4, 6, 8)}, ArgumentError, "state_in has shape"),
+                ({"Cm": torch.zeros(2, 19, 2, 8).bfloat16()}, ArgumentError, "Cm has dtype torch.bfloat16: must be torch.float32"),
+                ({"x": torch.zeros(2, 19, 4, 6).double()}, ArgumentError, "x has dtype torch.float64"),
+                ({"Bm": torch.zeros(2, 19, 3, 8), "Cm": torch.zeros(2, 19, 3, 8)}, ArgumentError, "G = 3")):
+            with self.assertRaisesRegex(kind, text):
+                call(gt, "ssd", {**good, **change})
+        with self.assertRaisesRegex(ValueError, "decay = 'exp': must be 'raw' or 'log'"):
+            call(gt, "wkv6", make("wkv6"), decay="exp")
+        with self.assertRaisesRegex(ArgumentError, "gt_ref_conv1d_forward: W = 5"):
+            gt.conv1d(torch.zeros(1, 2, 3), torch.zeros(3, 5))
+        with self.assertRaisesRegex(ArgumentError, "cu_seqlens"):
+            call(gt, "wkv6", make("wkv6", B=1, rows=2), cu_seqlens=torch.tensor([0, 9, 5]))
+        with self.assertRaisesRegex(ArgumentError, "seq_count is given without"):
+            gt.conv1d(torch.zeros(1, 2, 3), torch.zeros(3, 4), seq_count=torch.tensor([1]))
+        with self.assertRaisesRegex(ArgumentError, "segments"):
+            call(gt, "wkv6", make("wkv6"), segments=-1)
+
+    def test_devices(self):
+        if "cuda" not in DEVICES:
+            self.skipTest("no GPU")
+        with self.assertRaisesRegex(ArgumentError, "weight is on cpu: must be on cuda:0"):
+            gt.conv1d(torch.zeros(1, 2, 3, device="cuda"), torch.zeros(3, 4))
+
+    def test_double_backward(self):
+        for op in INPUTS:
+            tensors = make(op)
+            y, _ = call(gt, op, tensors)
+            first = next(iter(tensors.values()))
+            grad, = torch.autograd.grad(y.square().sum(), first, create_graph=True)
+            with self.assertRaisesRegex(NotImplementedError, f"{op}: gradients of gradients"):
+                grad.square().sum().backward()
+
+
+class PyTorch(unittest.TestCase):
+    """What PyTorch makes of the operators."""
+
+    def test_opcheck(self):
+        for op in INPUTS:
+            tensors = {name: value.detach().requires_grad_() for name, value in make(op, T=5).items()}
+            values = [tensors[name] for name in INPUTS[op].split()]
+            options = {"wkv6": (0, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
+                       "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5)}[op]
+            packed = (None, None) if op in RECURRENT else ()
+            wanted = (True,) * ((op in RECURRENT) + (op in ("wkv6", "ssd", "selective_scan", "rmsnorm_linear")))
+            ops = torch.ops.gt_kernels
+            with self.subTest(op=op):
+                torch.library.opcheck(getattr(ops, f"{op}_forward").default, (*values, *packed, *options, *wanted))
+                torch.library.opcheck(getattr(ops, f"{op}_infer").default,
+                                      ([v.detach() for v in values] + [*packed, *options] + [True] * (op in RECURRENT)))
+                if op in RECURRENT:
+                    plain = [v.detach() for v in values]
+                    torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, None, *options))
+
+    def check_compiled(self, backend, device):
+        for op in INPUTS:
+            with self.subTest(op=op, device=device):
+                torch._dynamo.reset()
+                tensors = make(op, device)
+                names = list(tensors)
+
+                def block(*values, op=op, names=names):
+                    y, state = call(gt, op, {name: value * 1.5 for name, value in zip(names, values)})
+                    return y * 2, state
+
+                compiled = torch.compile(block, fullgraph=True, backend=backend)
+                y, state = block(*tensors.values())
+                expected = gradients(tensors, y, state)
+                compiled_y, compiled_state = compiled(*tensors.values())
+                found = gradients(tensors, compiled_y, compiled_state)
+                torch.testing.assert_close(compiled_y, y)
+                for name in expected:
+                    torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+                with torch.no_grad():
+                    torch.testing.assert_close(compiled(*tensors.values())[0], y)
+
+    def test_compile_fullgraph(self):
+        self.check_compiled("aot_eager", "cpu")
+
+    def test_inductor_on_gpu(self):
+        if "cuda" not in DEVICES:
+            self.skipTest("no GPU")
+        self.check_compiled("inductor", "cuda")
+
+    def test_compiled_step(self):
+        for op in RECURRENT:
+            with torch.no_grad():
+                torch._dynamo.reset()
+                tensors = make(op, T=1)
+                values = [tensors[name].detach() for name in INPUTS[op].split()[:-1]]
+                step = torch.compile(lambda *a, op=op: getattr(gt, f"{op}_step")(*a) + 1, fullgraph=True, backend="aot_eager")
+                plain, compiled = tensors["state"].detach().clone(), tensors["state"].detach().clone()
+                for _ in range(3):
+                    y = getattr(gt, f"{op}_step")(*values, plain) + 1
+                    self.assertTrue(torch.equal(step(*values, compiled), y), op)
+                self.assertTrue(torch.equal(plain, compiled), op)
+
+    def test_autocast(self):
+        for device in DEVICES:
+            for op in INPUTS:
+                tensors = make(op, device)
+                with torch.autocast(device, torch.bfloat16):
+                    y, state = call(gt, op, tensors)
+                self.assertEqual(y.dtype, torch.bfloat16, op)
+                for name, grad in gradients(tensors, y, state).items():
+                    self.assertEqual(grad.dtype, torch.float32, f"{op} d{name}")
+
+    def test_checkpointing(self):
+        for reentrant in (False, True):
+            for op in INPUTS:
+                tensors = make(op)
+                expected = gradients(tensors, *call(gt, op, tensors))
+
+                def block(*values, op=op, names=tuple(tensors)):
+                    return call(gt, op, dict(zip(names, values)))
+
+                if reentrant:
+                    y, state = torch.utils.checkpoint.checkpoint(block, *tensors.values(), use_reentrant=True)
+                    leaves = [value for value in tensors.values()]
+                    generator = torch.Generator().manual_seed(7)
+                    loss = (y.double() * torch.randn(y.shape, generator=generator, dtype=torch.float64)).sum()
+                    if state is not None:
+                        loss = loss + (state.double() * torch.randn(state.shape, generator=generator,
+                                                                    dtype=torch.float64)).sum()
+                    loss.backward()
+                    found = dict(zip(tensors, (leaf.grad for leaf in leaves)))
+                else:
+                    found = gradients(tensors, *torch.utils.checkpoint.checkpoint(block, *tensors.values(),
+                                                                                  use_reentrant=False))
+                for name in expected:
+                    self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
+
+    def test_distributed_data_parallel(self):
+        import torch.distributed as dist
+
+        class Mix(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn(12, 4))
+                self.gamma = torch.nn.Parameter(torch.randn(12))
+
+            def forward(self, x):
+                return gt.norm_gate(gt.conv1d(x, self.weight, activation="silu"), None, self.gamma)
+
+        with tempfile.TemporaryDirectory() as folder:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+            try:
+                module = Mix()
+                x = torch.randn(2, 9, 12)
+                module(x).square().sum().backward()
+                expected = [p.grad.clone() for p in module.parameters()]
+                module.zero_grad()
+                torch.nn.parallel.DistributedDataParallel(module)(x).square().sum().backward()
+                for parameter, grad in zip(module.parameters(), expected):
+                    self.assertTrue(torch.equal(parameter.grad, grad))
+            finally:
+                dist.destroy_process_group()
+
+    def test_threads(self):
+        from concurrent.futures import ThreadPoolExecutor
+        cases = [(op, make(op, T=3 + i)) for i in range(6) for op in INPUTS]
+
+        def run(case):
+            op, tensors = case
+            y, state = call(gt, op, tensors)
+            return [y] + list(gradients(tensors, y, state).values())
+
+        expected = [run(case) for case in cases]
+        with ThreadPoolExecutor(8) as pool:
+            for found, right in zip(pool.map(run, cases), expected):
+                for a, b in zip(found, right):
+                    self.assertTrue(torch.equal(a, b))
+
+    def test_cuda_graph(self):
+        if "cuda" not in DEVICES:
+            self.skipTest("no GPU")
+        for op in INPUTS:
+            with self.subTest(op=op):
+                tensors = make(op, "cuda")
+                y, state = call(gt, op, tensors)
+                expected = [y.clone(), *(g.clone() for g in gradients(tensors, y, state).values())]
+                weights = torch.randn(y.shape, device="cuda")
+                leaves = [value for value in tensors.values()]
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for _ in range(2):
+                        torch.autograd.grad((call(gt, op, tensors)[0] * weights).sum(), leaves, allow_unused=True)
+                torch.cuda.current_stream().wait_stream(side)
+                eager = torch.autograd.grad((call(gt, op, tensors)[0] * weights).sum(), leaves, allow_unused=True)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    captured = call(gt, op, tensors)[0]
+                    found = torch.autograd.grad((captured * weights).sum(), leaves, allow_unused=True)
+                graph.replay()
+                torch.cuda.synchronize()
+                self.assertTrue(torch.equal(captured, expected[0]))
+                for a, b in zip(found, eager):
+                    self.assertTrue(torch.equal(a, b))
+
+    def test_streams(self):
+        if "cuda" not in DEVICES:
+            self.skipTest("no GPU")
+        tensors = make("wkv6", "cuda", T=300)
+        expected = call(gt, "wkv6", tensors)[0]
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)  # what runs on the default stream would not wait for it
+            late = {name: value * 1 for name, value in tensors.items()}
+            y = call(gt, "wkv6", late)[0]
+        stream.synchronize()
+        self.assertTrue(torch.equal(y, expected))
+
+
+if __name__ == "__main__":
+    unittest.main()
