@@ -148,6 +148,19 @@ class Numbers(unittest.TestCase):
             tensors["w"] = (-tensors["w"].detach().exp()).requires_grad_()
             self.compare("wkv6", tensors, torch.float32, "log", decay="log")
 
+    def test_scale(self):
+        for device in DEVICES:
+            tensors = make("wkv6", device)
+            y, state = call(gt, "wkv6", tensors)
+            scaled, same = call(gt, "wkv6", tensors, scale=0.25)
+            self.assertTrue(torch.equal(scaled, y * 0.25) and torch.equal(same, state))
+            found = gradients(tensors, scaled, same)
+            right = gradients(tensors, y * 0.25, state)
+            for name in found:
+                torch.testing.assert_close(found[name], right[name], rtol=1e-4, atol=1e-5)
+            with self.assertRaisesRegex(ArgumentError, "scale = 0"):
+                call(gt, "wkv6", tensors, scale=0)
+
     def test_value_size(self):
         for device in DEVICES:
             shape = shapes("wkv6")
@@ -432,6 +445,25 @@ class Layouts(unittest.TestCase):
             self.assertEqual(len(caught), len(wide), op)
             self.assertIn("is copied", str(caught[0].message))
 
+    def test_bm_and_cm_by_time(self):
+        """[B,G,N,T], as mamba_ssm has it, is read in place; gradients come in that layout."""
+        for device in DEVICES:
+            tensors = make("selective_scan", device)
+            y, state = call(gt, "selective_scan", tensors)
+            expected = gradients(tensors, y, state)
+            moved = {n: v.detach().permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).requires_grad_()
+                     if n in ("Bm", "Cm") else v for n, v in tensors.items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                gt.warn_on_copy(True)
+                self.addCleanup(gt.warn_on_copy, False)
+                moved_y, moved_state = call(gt, "selective_scan", moved)
+                found = gradients(moved, moved_y, moved_state)
+            torch.testing.assert_close(moved_y, y, rtol=1e-5, atol=1e-5)
+            for name in expected:
+                torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+            self.assertEqual(found["Bm"].stride(), moved["Bm"].stride())
+
     def test_transposed_last_index(self):
         tensors = make("wkv6")
         moved = {n: v if n in ("u", "state") else v.detach().transpose(2, 3).contiguous().transpose(2, 3)
@@ -485,7 +517,7 @@ class PyTorch(unittest.TestCase):
         for op in INPUTS:
             tensors = {name: value.detach().requires_grad_() for name, value in make(op, T=5).items()}
             values = [tensors[name] for name in INPUTS[op].split()]
-            options = {"wkv6": (0, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
+            options = {"wkv6": (0, 0.5, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
                        "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5)}[op]
             packed = (None, None) if op in RECURRENT else ()
             wanted = (True,) * ((op in RECURRENT) + (op in ("wkv6", "ssd", "selective_scan", "rmsnorm_linear")))

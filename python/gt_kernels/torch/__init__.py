@@ -10,7 +10,8 @@ True of every function
   dtypes     activations are float32, bfloat16 or float16, all the same; w and dt may be float32 beside 16 bits.  Under
              autocast activations are cast to its dtype.  Parameters and states are float32; a parameter of another
              dtype is converted (its gradient, too).
-  Strides    of any [B,T,H,N], [B,H,T,N], [B,D,T] or slice are read in place.  What no layout of the C API has, such as
+  Strides    of any [B,T,H,N], [B,H,T,N], [B,D,T] or slice are read in place, and [B,G,N,T] of Bm and Cm in
+             selective_scan.  What no layout of the C API has, such as
              an expanded tensor, is copied; warn_on_copy(True) says so, once for each operator and tensor.
   States     are float32, packed; one without the batch index is shared by the whole batch.  final_state=True returns
              (y, state) instead of y.  Gradients pass through states.
@@ -49,6 +50,13 @@ def _choice(operator, name, choices, value):
         raise c.ArgumentError(c.GT_ERROR_VALUE, f"gt_kernels.torch.{operator}: {name} = {value!r}: must be "
                               + " or ".join(map(repr, choices)))
     return choices[value]
+
+
+def _scale(operator, scale):
+    """To the C API 0 is the default, 1: here it is an error."""
+    if scale == 0:
+        raise c.ArgumentError(c.GT_ERROR_VALUE, f"gt_kernels.torch.{operator}: scale = 0")
+    return float(scale)
 
 
 def _float(tensor):
@@ -97,25 +105,25 @@ def _call(infer, forward, arguments, final_state, recompute, *tensors):
     return (results[0], results[1]) if final_state else results[0]
 
 
-def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", final_state=False, cu_seqlens=None, seq_count=None, segments=0,
-         recompute=False):
+def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None, seq_count=None,
+         segments=0, recompute=False):
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
     decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
-    and itself with the bonus u."""
-    decay = _choice("wkv6", "decay", _DECAY, decay)
+    and itself with the bonus u.  y is multiplied by scale."""
+    decay, scale = _choice("wkv6", "decay", _DECAY, decay), _scale("wkv6", scale)
     r, k, v = _cast(r, k, v)
     arguments = (r, k, v, _companion(w, r), _float(u), _float(state), _int32(cu_seqlens), _int32(seq_count), decay,
-                 segments)
+                 scale, segments)
     return _call(_ops.wkv6_infer, _ops.wkv6_forward, arguments, final_state, recompute, r, k, v, w, u, state)
 
 
-def wkv6_step(r, k, v, w, u, state, *, decay="raw", slots=None):
+def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None):
     """1 to 16 new tokens: as wkv6, with `state` read and updated in place.  With slots [B] (int32) state is a pool
     [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0."""
-    decay = _choice("wkv6_step", "decay", _DECAY, decay)
+    decay, scale = _choice("wkv6_step", "decay", _DECAY, decay), _scale("wkv6_step", scale)
     r, k, v = _cast(r, k, v)
     _refuse_gradients("wkv6_step", r, k, v, w, u, state)
-    return _ops.wkv6_step(r, k, v, _companion(w, r), _float(u), state, _int32(slots), decay, 0)
+    return _ops.wkv6_step(r, k, v, _companion(w, r), _float(u), state, _int32(slots), decay, scale, 0)
 
 
 def _dt_limit(dt_limit):

@@ -17,7 +17,7 @@ class Tensor:
     kind: str
     shapes: tuple  # of which one has to fit
     optional: bool
-    strided: bool  # has a stride in the argument struct
+    stride: type  # of its stride in the argument struct, and its gradient's: gt_stride, gt_stride4, an integer, or None
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def _operator(name, tensors, like, y_shape=None, options="", own_gradient=""):
     def tensor(text):
         label, kind, shapes = text.split()
         label, optional = label.rstrip("?"), label.endswith("?")
-        return Tensor(label, kind, tuple(shapes.split("|")), optional, f"{label}_stride" in fields)
+        return Tensor(label, kind, tuple(shapes.split("|")), optional, fields.get(f"{label}_stride"))
 
     tensors = tuple(tensor(text) for text in tensors.split(", "))
     y_shape = y_shape or next(t.shapes[0] for t in tensors if t.name == like)
@@ -52,7 +52,8 @@ def _operator(name, tensors, like, y_shape=None, options="", own_gradient=""):
 
 
 OPERATORS = tuple(_operator(*description, **more) for description, more in (
-    (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? f HN, state_in? f @HNV", "v"), {"options": "decay int"}),
+    (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? f HN, state_in? f @HNV", "v"),
+     {"options": "decay int, scale float"}),
     (("ssd", "x x BTHP, dt w BTH, A f H, Bm x BTGN, Cm x BTGN, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
       "state_in? f @HPN", "x"), {"options": "softplus int, dt_limit int, dt_min float, dt_max float"}),
     (("selective_scan", "u x BTD, dt w BTD, A f DN, Bm x BTGN, Cm x BTGN, Dskip? f D, z? x BTD, dt_bias? f D, "

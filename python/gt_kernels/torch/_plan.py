@@ -14,14 +14,14 @@ class Plan:
     __slots__ = ("template", "fields", "copies", "outputs", "workspace", "device")
 
 
-def stride_bth(tensor):
-    """The components (b, t, h) of a gt_stride, or None: the tensor has to be copied."""
+def stride_bth(tensor, count):
+    """The components of a gt_stride (count = 3) or gt_stride4 (4), or None: the tensor has to be copied."""
     shape, stride = tensor.shape, tensor.stride()
-    if len(shape) == 4 and shape[3] > 1 and stride[3] != 1:
+    if len(shape) > count and shape[count] > 1 and stride[count] != 1:
         return None
-    if any(size > 1 and step == 0 for size, step in zip(shape[:3], stride[:3])):
-        return None  # an expanded index: in a gt_stride 0 is the default
-    return tuple(int(step) if size > 1 else 0 for size, step in zip(shape[:3], stride[:3]))
+    if any(size > 1 and step == 0 for size, step in zip(shape[:count], stride)):
+        return None  # an expanded index: in a stride of the C API 0 is the default
+    return tuple(int(step) if size > 1 else 0 for size, step in zip(shape[:count], stride))
 
 
 def stride_rows(tensor):
@@ -43,12 +43,12 @@ def stride_rows(tensor):
     return rows
 
 
-def like(tensor, shape):
-    """Memory for a tensor of `shape`: in the layout of `tensor` if it has that shape and its layout is one of the C
-    API, else packed."""
+def like(tensor, shape, stride):
+    """Memory for a tensor of `shape`: in the layout of `tensor` if it has that shape and its layout is one that a
+    `stride` of the C API has, else packed."""
     if tuple(tensor.shape) == tuple(shape) and len(shape) > 2:
         result = torch.empty_like(tensor)
-        if len(shape) == 3 or result.stride(3) == 1:
+        if len(shape) == 3 or stride is c.gt_stride4 or result.stride(3) == 1:
             return result
     return tensor.new_empty(shape)
 
@@ -59,7 +59,6 @@ class Planner:
     def __init__(self, operator):
         self.operator = operator
         self.by_name = {tensor.name: tensor for tensor in operator.tensors}
-        self.over_time = operator.tensors[0].shapes[0][0] == "B"
         self.query = getattr(c, f"gt_{operator.name}_workspace")
 
     def fail(self, status, text):
@@ -92,15 +91,11 @@ class Planner:
                 continue
             if name in ("dy", "dstate_out") and tuple(value.shape) != shapes[name]:
                 self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[name])}")
-            strided = self.is_strided(name)
-            stride = self.stride(value) if strided else 0 if value.is_contiguous() else None
-            if stride is None:
+            if not self.set_stride(struct, name, value):
                 if name == "state_out":
                     self.fail(c.GT_ERROR_STRIDE, "state is updated in place: it must be contiguous")
                 plan.copies.append((position, name))
-                stride = self.stride(value.new_empty(value.shape)) if strided else 0
-            if strided:
-                self.set_stride(struct, name, stride)
+                self.set_stride(struct, name, value.new_empty(value.shape))
             if name == "saved":
                 struct.saved_bytes = value.numel()
             plan.fields.append((position, name))
@@ -112,15 +107,14 @@ class Planner:
                 result = torch.empty(struct.saved_bytes, dtype=torch.uint8, device="meta")
             elif field in ("y", "state_out"):
                 source = given[operator.like]
-                result = like(source, shapes["y"]) if field == "y" else \
+                result = like(source, shapes["y"], self.stride_type("y")) if field == "y" else \
                     source.new_empty(shapes["state_out"], dtype=torch.float32)
             else:
                 tensor = self.by_name[field[1:]]
                 source = given[tensor.name]
-                result = like(source, source.shape) if tensor.strided else \
+                result = like(source, source.shape, tensor.stride) if tensor.stride else \
                     source.new_empty(source.shape, dtype=torch.float32)
-            if self.is_strided(field):
-                self.set_stride(struct, field, self.stride(result))
+            self.set_stride(struct, field, result)
             plan.outputs.append((field, tuple(map(int, result.shape)), tuple(map(int, result.stride())), result.dtype))
         plan.template = bytes(struct)
         plan.workspace = {}
@@ -224,18 +218,25 @@ class Planner:
                 (rows if letter == "@" else sizes["W"] - 1 if letter == "w" else sizes[letter],)
         return tuple(map(int, result))
 
-    def is_strided(self, name):
-        """Whether the struct has a stride for an input, output or gradient."""
+    def stride_type(self, name):
+        """The type of the stride of an input, output or gradient in the struct; None: it has to be packed."""
         if name in ("y", "dy"):
-            return True
+            name = self.operator.like
         tensor = self.by_name.get(name) or self.by_name.get(name[1:] if name[0] == "d" else "")
-        return tensor is not None and tensor.strided
+        return tensor and tensor.stride
 
-    def stride(self, tensor):
-        return stride_bth(tensor) if self.over_time else stride_rows(tensor)
-
-    def set_stride(self, struct, name, stride):
-        setattr(struct, f"{name}_stride", c.gt_stride(*stride) if self.over_time else stride)
+    def set_stride(self, struct, name, value):
+        """Puts a tensor's stride into the struct.  False: the C API has none such, it has to be copied."""
+        kind = self.stride_type(name)
+        if kind is None:
+            return value.is_contiguous()
+        if kind is ctypes.c_int64:
+            stride = stride_rows(value)
+        else:
+            stride = stride_bth(value, len(kind._fields_))
+        if stride is not None:
+            setattr(struct, f"{name}_stride", stride if kind is ctypes.c_int64 else kind(*stride))
+        return stride is not None
 
     def saved_bytes(self, struct, plan):
         """The size of `saved`: it does not depend on how tensors are aligned, and is asked for with aligned ones."""
