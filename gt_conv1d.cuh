@@ -30,6 +30,7 @@
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
+#include "gt/base/path.cuh"
 #include "gt/conv1d/launch.cuh"
 
 /* ---- the C functions ------------------------------------------------------------------------- */
@@ -74,6 +75,11 @@ GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args* args, gt_workspace* n
     return GT_OK;
 }
 
+GT_API gt_status gt_conv1d_path(const gt_conv1d_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_conv1d_args> passes = {{gt_conv1d_forward, gt_conv1d_backward, gt_conv1d_step}, nullptr};
+    return gt::path_over_time(gt_op_conv1d(), passes, args, text, bytes);
+}
+
 } /* extern "C" */
 
 #else
@@ -100,6 +106,11 @@ GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *n
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_conv1d(), GT_QUERY);
+}
+GT_API gt_status gt_conv1d_path(const gt_conv1d_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_conv1d(), GT_PATH);
 }
 
 #ifdef __cplusplus

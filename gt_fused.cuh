@@ -42,6 +42,7 @@
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
+#include "gt/base/path.cuh"
 #include "gt/fused/norm_launch.cuh"
 #include "gt/fused/rmsnorm_linear_launch.cuh"
 
@@ -136,6 +137,24 @@ GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args* args, gt_worksp
                             a.dgamma, a.dbeta);
 }
 
+GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_rmsnorm_linear_args> passes = {{gt_rmsnorm_linear_forward, gt_rmsnorm_linear_backward, nullptr},
+                                                    nullptr};
+    return gt::path_of_rows(gt_op_rmsnorm_linear(), passes, args, text, bytes);
+}
+
+GT_API gt_status gt_norm_mix_path(const gt_norm_mix_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_norm_mix_args> passes = {{gt_norm_mix_forward, gt_norm_mix_backward, nullptr},
+                                                    nullptr};
+    return gt::path_of_rows(gt_op_norm_mix(), passes, args, text, bytes);
+}
+
+GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_norm_gate_args> passes = {{gt_norm_gate_forward, gt_norm_gate_backward, nullptr},
+                                                    nullptr};
+    return gt::path_of_rows(gt_op_norm_gate(), passes, args, text, bytes);
+}
+
 } /* extern "C" */
 
 #else
@@ -187,6 +206,21 @@ GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_worksp
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_norm_gate(), GT_QUERY);
+}
+GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_rmsnorm_linear(), GT_PATH);
+}
+GT_API gt_status gt_norm_mix_path(const gt_norm_mix_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_norm_mix(), GT_PATH);
+}
+GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_norm_gate(), GT_PATH);
 }
 
 #ifdef __cplusplus

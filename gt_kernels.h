@@ -125,34 +125,41 @@
 #define gt_device_supported GT_SYMBOL(device_supported)
 #define gt_wkv6_args_size GT_SYMBOL(wkv6_args_size)
 #define gt_wkv6_workspace GT_SYMBOL(wkv6_workspace)
+#define gt_wkv6_path GT_SYMBOL(wkv6_path)
 #define gt_wkv6_forward GT_SYMBOL(wkv6_forward)
 #define gt_wkv6_backward GT_SYMBOL(wkv6_backward)
 #define gt_wkv6_step GT_SYMBOL(wkv6_step)
 #define gt_ssd_args_size GT_SYMBOL(ssd_args_size)
 #define gt_ssd_workspace GT_SYMBOL(ssd_workspace)
+#define gt_ssd_path GT_SYMBOL(ssd_path)
 #define gt_ssd_forward GT_SYMBOL(ssd_forward)
 #define gt_ssd_backward GT_SYMBOL(ssd_backward)
 #define gt_ssd_step GT_SYMBOL(ssd_step)
 #define gt_selective_scan_args_size GT_SYMBOL(selective_scan_args_size)
 #define gt_selective_scan_workspace GT_SYMBOL(selective_scan_workspace)
+#define gt_selective_scan_path GT_SYMBOL(selective_scan_path)
 #define gt_selective_scan_forward GT_SYMBOL(selective_scan_forward)
 #define gt_selective_scan_backward GT_SYMBOL(selective_scan_backward)
 #define gt_selective_scan_step GT_SYMBOL(selective_scan_step)
 #define gt_conv1d_args_size GT_SYMBOL(conv1d_args_size)
 #define gt_conv1d_workspace GT_SYMBOL(conv1d_workspace)
+#define gt_conv1d_path GT_SYMBOL(conv1d_path)
 #define gt_conv1d_forward GT_SYMBOL(conv1d_forward)
 #define gt_conv1d_backward GT_SYMBOL(conv1d_backward)
 #define gt_conv1d_step GT_SYMBOL(conv1d_step)
 #define gt_rmsnorm_linear_args_size GT_SYMBOL(rmsnorm_linear_args_size)
 #define gt_rmsnorm_linear_workspace GT_SYMBOL(rmsnorm_linear_workspace)
+#define gt_rmsnorm_linear_path GT_SYMBOL(rmsnorm_linear_path)
 #define gt_rmsnorm_linear_forward GT_SYMBOL(rmsnorm_linear_forward)
 #define gt_rmsnorm_linear_backward GT_SYMBOL(rmsnorm_linear_backward)
 #define gt_norm_mix_args_size GT_SYMBOL(norm_mix_args_size)
 #define gt_norm_mix_workspace GT_SYMBOL(norm_mix_workspace)
+#define gt_norm_mix_path GT_SYMBOL(norm_mix_path)
 #define gt_norm_mix_forward GT_SYMBOL(norm_mix_forward)
 #define gt_norm_mix_backward GT_SYMBOL(norm_mix_backward)
 #define gt_norm_gate_args_size GT_SYMBOL(norm_gate_args_size)
 #define gt_norm_gate_workspace GT_SYMBOL(norm_gate_workspace)
+#define gt_norm_gate_path GT_SYMBOL(norm_gate_path)
 #define gt_norm_gate_forward GT_SYMBOL(norm_gate_forward)
 #define gt_norm_gate_backward GT_SYMBOL(norm_gate_backward)
 #define gt_ref_wkv6_forward GT_SYMBOL(ref_wkv6_forward)
@@ -346,6 +353,13 @@ GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
 /* Needs sizes, strides, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
  * and how they are aligned matters. */
 GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
+/* Which kernels a call with these arguments takes on the current device, and why not faster ones, as a text:
+ * "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".  Nothing is
+ * launched or written but the text: at most bytes - 1 characters and a 0.  Of the pointers only whether they are NULL
+ * and how they are aligned matters; a required one that is still NULL counts as aligned, and if all outputs of a
+ * pass are NULL, as all of them.  step: where the arguments can be those of a step.  For people and logs: the
+ * words may change in any version. */
+GT_FUNCTION gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_step(const gt_wkv6_args *args);
@@ -412,6 +426,7 @@ GT_FUNCTION gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream)
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
 GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_ssd_backward(const gt_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_ssd_step(const gt_ssd_args *args);
@@ -468,6 +483,7 @@ GT_FUNCTION gt_status gt_selective_scan_backward(const gt_selective_scan_args *a
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
 GT_FUNCTION gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_selective_scan_path(const gt_selective_scan_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_selective_scan_forward(const gt_selective_scan_args *args);
 GT_REF_FUNCTION gt_status gt_ref_selective_scan_backward(const gt_selective_scan_args *args);
 GT_REF_FUNCTION gt_status gt_ref_selective_scan_step(const gt_selective_scan_args *args);
@@ -516,6 +532,7 @@ GT_FUNCTION gt_status gt_conv1d_backward(const gt_conv1d_args *args, gt_stream s
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
 GT_FUNCTION gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_conv1d_path(const gt_conv1d_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_conv1d_forward(const gt_conv1d_args *args);
 GT_REF_FUNCTION gt_status gt_ref_conv1d_backward(const gt_conv1d_args *args);
 GT_REF_FUNCTION gt_status gt_ref_conv1d_step(const gt_conv1d_args *args);
@@ -554,6 +571,7 @@ GT_FUNCTION gt_status gt_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *ar
 /* Writes the gradients that are not NULL.  Required: x weight dy. */
 GT_FUNCTION gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args);
 GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args);
 
@@ -585,6 +603,7 @@ GT_FUNCTION gt_status gt_norm_mix_forward(const gt_norm_mix_args *args, gt_strea
 /* Writes the gradients that are not NULL.  Required: a b dy. */
 GT_FUNCTION gt_status gt_norm_mix_backward(const gt_norm_mix_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_norm_mix_workspace(const gt_norm_mix_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_norm_mix_path(const gt_norm_mix_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_norm_mix_forward(const gt_norm_mix_args *args);
 GT_REF_FUNCTION gt_status gt_ref_norm_mix_backward(const gt_norm_mix_args *args);
 
@@ -621,6 +640,7 @@ GT_FUNCTION gt_status gt_norm_gate_forward(const gt_norm_gate_args *args, gt_str
 /* Writes the gradients that are not NULL.  Required: x dy.  dz needs z. */
 GT_FUNCTION gt_status gt_norm_gate_backward(const gt_norm_gate_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_norm_gate_path(const gt_norm_gate_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_forward(const gt_norm_gate_args *args);
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *args);
 

@@ -56,6 +56,7 @@
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
+#include "gt/base/path.cuh"
 #include "gt/scan/launch.cuh"
 #include "gt/ssd/launch.cuh"
 
@@ -166,6 +167,17 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
     return GT_OK;
 }
 
+GT_API gt_status gt_ssd_path(const gt_ssd_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_ssd_args> passes = {{gt_ssd_forward, gt_ssd_backward, gt_ssd_step}, nullptr};
+    return gt::path_over_time(gt_op_ssd(), passes, args, text, bytes);
+}
+
+GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_selective_scan_args> passes = {
+        {gt_selective_scan_forward, gt_selective_scan_backward, gt_selective_scan_step}, nullptr};
+    return gt::path_over_time(gt_op_selective_scan(), passes, args, text, bytes);
+}
+
 } /* extern "C" */
 
 #else
@@ -211,6 +223,16 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args,
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_selective_scan(), GT_QUERY);
+}
+GT_API gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_ssd(), GT_PATH);
+}
+GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_selective_scan(), GT_PATH);
 }
 
 #ifdef __cplusplus

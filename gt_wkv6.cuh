@@ -58,6 +58,7 @@
 #if defined(__CUDACC__) || defined(GT_EMU)
 
 #include "gt/wkv6/launch.cuh"
+#include "gt/wkv6/path.cuh"
 
 /* ---- the C functions -------------------------------------------------------------------------------------------- */
 
@@ -117,6 +118,11 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
     return GT_OK;
 }
 
+GT_API gt_status gt_wkv6_path(const gt_wkv6_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_wkv6_args> passes = {{gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step}, gt::wkv6::why_not_faster};
+    return gt::path_over_time(gt_op_wkv6(), passes, args, text, bytes);
+}
+
 } /* extern "C" */
 
 #else
@@ -143,6 +149,11 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need)
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_wkv6(), GT_QUERY);
+}
+GT_API gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_wkv6(), GT_PATH);
 }
 
 #ifdef __cplusplus

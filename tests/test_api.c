@@ -1147,6 +1147,13 @@ static void test_args_size(void) {
     }
 }
 
+static void test_path_stub(void) {
+    char text[] = "before";
+    check(gt_norm_mix_path(NULL, text, sizeof text) == GT_ERROR_NO_CUDA && !*text &&
+              !strncmp(gt_last_error(), "gt_norm_mix_path: built without CUDA", 36),
+          "'%s', %s", text, gt_last_error());
+}
+
 /* A second thread has an error of its own; to it and to the first one the other's is invisible. */
 static void *other_thread(void *result) {
     int *ok = result;
@@ -1466,6 +1473,7 @@ int main(void) {
               "message: %s", gt_last_error());
     test_version();
     test_args_size();
+    if (!kernels_built) test_path_stub();
     test_status_strings();
     test_last_error();
     test_defaults();

@@ -9,6 +9,8 @@
 #include "device.cuh"
 #include "op.h"
 
+#include <string.h>
+
 #include <atomic>
 
 namespace gt {
@@ -222,6 +224,26 @@ struct Chain {
     bool is_known = false, runs_ahead = false; /* how those after it are launched */
 };
 
+/* Names of kernels, in the order of their launches; neighbours of one name are one. */
+struct KernelList {
+    const char* names[32];
+    int times[32], count;
+    void add(const char* name) {
+        if (count > 0 && !strcmp(names[count - 1], name)) {
+            times[count - 1]++;
+        } else if (count < 32) {
+            names[count] = name;
+            times[count++] = 1;
+        }
+    }
+};
+
+/* Where run() notes kernels of this thread instead of launching them: see path.cuh.  NULL: it launches them. */
+static inline KernelList*& noted_kernels() {
+    static thread_local KernelList* list = nullptr;
+    return list;
+}
+
 /* Launches a kernel on `blocks` blocks; none are launched for 0. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks,
@@ -229,6 +251,10 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
     if (blocks == 0) return GT_OK;
     if (blocks > INT32_MAX)
         return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)blocks);
+    if (KernelList* list = noted_kernels()) {
+        list->add(name);
+        return GT_OK;
+    }
     Grid grid = {};
     grid.x = (unsigned)blocks;
     grid.y = grid.z = 1;

@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-typedef enum gt_pass { GT_FORWARD = 0, GT_BACKWARD = 1, GT_STEP = 2, GT_QUERY = 3 } gt_pass;
+typedef enum gt_pass { GT_FORWARD = 0, GT_BACKWARD = 1, GT_STEP = 2, GT_QUERY = 3, GT_PATH = 4 } gt_pass;
 typedef enum gt_place { GT_HOST = 0, GT_DEVICE = 1 } gt_place;
 
 typedef struct gt_tensor {
@@ -105,6 +105,11 @@ static inline void gt_no_answer(gt_workspace *need) {
     if (need) *need = none;
 }
 
+/* The same for gt_OP_path. */
+static inline void gt_no_text(char *text, size_t bytes) {
+    if (text && bytes > 0) text[0] = 0;
+}
+
 /* What every stub returns. */
 GT_FUNCTION gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
@@ -140,7 +145,7 @@ typedef struct gt_recurrence {
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
- * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers. */
+ * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers; so does GT_PATH. */
 GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
                             void *filled, gt_dims *dims);
 

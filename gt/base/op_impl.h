@@ -61,7 +61,7 @@ GT_API const char *gt_status_string(gt_status status) {
 }
 
 GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
-    static const char *const passes[] = {"forward", "backward", "step", "workspace"};
+    static const char *const passes[] = {"forward", "backward", "step", "workspace", "path"};
     snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s",
              place == GT_HOST ? "ref_" : "", op, passes[pass]);
 }
@@ -474,6 +474,7 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     int accumulate;
     gt_enter(place, op->name, pass);
     if (!args) return gt_fail(GT_ERROR_NULL, "args is NULL");
+    if (pass == GT_PATH) pass = GT_QUERY;
     memcpy(filled, args, op->args_bytes);
     memcpy(&accumulate, (char *)filled + op->accumulate_offset, sizeof accumulate);
     if ((status = gt_fill_dtypes(op, (char *)filled)) != GT_OK) return status;

@@ -1,0 +1,157 @@
+/* gt/base/path.cuh - gt_OP_path: which kernels a call would take.  The passes of the call run as they are, but run()
+ * notes the kernels instead of launching them.  So the answer needs no knowledge of its own, and cannot differ. */
+#ifndef GT_BASE_PATH_CUH
+#define GT_BASE_PATH_CUH
+
+#include "launch.cuh"
+
+#include <stdio.h>
+#include <string.h>
+
+namespace gt {
+
+/* The text that is written, cut off where the caller's buffer ends. */
+class PathText {
+public:
+    PathText(char* text, size_t bytes) : text_(text), bytes_(bytes) { text_[0] = 0; }
+    void add(const char* words) {
+        const size_t length = strlen(words), room = bytes_ - 1 - used_, n = length < room ? length : room;
+        memcpy(text_ + used_, words, n);
+        used_ += n;
+        text_[used_] = 0;
+    }
+
+private:
+    char* text_;
+    size_t bytes_, used_ = 0;
+};
+
+/* An address for a tensor that is still NULL: aligned, and apart from all others, whatever the strides. */
+static inline void* path_address(const gt_op* op, const gt_tensor* t) {
+    return reinterpret_cast<void*>((uintptr_t)(t - op->tensors + 1) << 58);
+}
+
+static inline bool path_is_output(const gt_tensor* t, gt_pass pass) { return strchr("Oogs", t->use[pass]) != nullptr; }
+
+/* Fills in what a pass must be given and *args has not yet.  All outputs, if it has none of them: dz only beside z. */
+static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_dims& dims, char* args) {
+    const auto pointer = [&](const gt_tensor* t) {
+        void* p;
+        memcpy(&p, args + t->offset, sizeof p);
+        return p;
+    };
+    bool has_outputs = false, has_gate = true;
+    for (const gt_tensor* t = op->tensors; t->name; t++) {
+        has_outputs |= path_is_output(t, pass) && pointer(t);
+        if (!strcmp(t->name, "z")) has_gate = pointer(t);
+    }
+    for (const gt_tensor* t = op->tensors; t->name; t++) {
+        const bool is_required = strchr("IOs", t->use[pass]) || t->shape[0] == 'C';
+        const bool is_wanted = path_is_output(t, pass) && !has_outputs && (has_gate || strcmp(t->name, "dz"));
+        void* const address = path_address(op, t);
+        int64_t count = t->use[pass] != '-';
+        for (const char* c = t->shape; *c; c++) count = gt_times(count, dims.n[*c - 'A']);
+        if (count && !pointer(t) && (is_required || is_wanted)) memcpy(args + t->offset, &address, sizeof address);
+    }
+}
+
+/* Why the kernels that were noted are not faster ones; NULL: they are the fastest that there are. */
+template <class Args>
+using PathReason = const char* (*)(const Args& prepared, gt_pass pass, const KernelList& kernels, const Device& device,
+                                   char (&room)[128]);
+
+template <class Args>
+struct PathPasses {
+    gt_status (*call[3])(const Args*, gt_stream);
+    PathReason<Args> why; /* or NULL */
+};
+
+template <class Args>
+static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args, const Args& prepared,
+                          const gt_dims& dims, PathText& text) {
+    static const char* const names[] = {"forward: ", "; backward: ", "; step: "};
+    KernelList kernels = {};
+    Device device;
+    char number[32], room[128];
+    gt_status status = current_device(&device);
+    if (status != GT_OK) return status;
+    fill_path_pointers(op, pass, dims, reinterpret_cast<char*>(&args));
+    noted_kernels() = &kernels;
+    status = passes.call[pass](&args, nullptr);
+    noted_kernels() = nullptr;
+    if (status != GT_OK) return status;
+    text.add(names[pass]);
+    for (int i = 0; i < kernels.count; i++) {
+        const char* space = strchr(kernels.names[i], ' ');
+        text.add(i ? ", " : "");
+        text.add(space ? space + 1 : kernels.names[i]);
+        snprintf(number, sizeof number, " (%d times)", kernels.times[i]);
+        if (kernels.times[i] > 1) text.add(number);
+    }
+    if (kernels.count == 0) text.add("no kernels");
+    if (const char* why = passes.why ? passes.why(prepared, pass, kernels, device, room) : nullptr) {
+        text.add(" (");
+        text.add(why);
+        text.add(")");
+    }
+    return GT_OK;
+}
+
+/* Whether the arguments can be those of a step. */
+template <class Args>
+static bool is_path_of_step(const Args& a) {
+    return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
+}
+
+/* Forward and backward. */
+template <class Args>
+static gt_status path_of_two(const gt_op* op, const PathPasses<Args>& passes, Args a, const Args& prepared,
+                             const gt_dims& dims, PathText& text) {
+    gt_status status = GT_OK;
+    a.workspace = path_address(op, op->tensors - 1 + 31);
+    a.workspace_bytes = SIZE_MAX;
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD && status == GT_OK; pass++)
+        status = add_path(op, (gt_pass)pass, passes, a, prepared, dims, text);
+    return status;
+}
+
+template <class Args>
+static gt_status path_begin(const gt_op* op, const Args* args, char* text, size_t bytes, Args* prepared, gt_dims* dims) {
+    if (text && bytes) text[0] = 0;
+    const gt_status status = gt_prepare(op, GT_PATH, GT_DEVICE, args, prepared, dims);
+    if (status != GT_OK) return status;
+    return text && bytes ? GT_OK : gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
+}
+
+template <class Args>
+static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
+                              size_t bytes) {
+    Args prepared;
+    gt_dims dims;
+    const gt_status status = path_begin(op, args, text, bytes, &prepared, &dims);
+    if (status != GT_OK) return status;
+    PathText to(text, bytes);
+    return path_of_two(op, passes, *args, prepared, dims, to);
+}
+
+/* The same of an operator over time, and, where the arguments can be those of a step, that. */
+template <class Args>
+static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
+                                size_t bytes) {
+    Args prepared;
+    gt_dims dims;
+    gt_status status = path_begin(op, args, text, bytes, &prepared, &dims);
+    if (status != GT_OK) return status;
+    PathText to(text, bytes);
+    Args a = *args;
+    a.slots = nullptr;
+    a.slot_capacity = 0;
+    if ((status = path_of_two(op, passes, a, prepared, dims, to)) != GT_OK) return status;
+    if (!is_path_of_step(a)) return GT_OK;
+    a.state_in = nullptr;
+    return add_path(op, GT_STEP, passes, a, prepared, dims, to);
+}
+
+} /* namespace gt */
+
+#endif

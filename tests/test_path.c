@@ -1,0 +1,131 @@
+/* gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6 gives. */
+#include "gt_test.h"
+#include "test_kernels.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define PATH(op)                                                                                   \
+    static gt_status path_##op(const void *args, char *text, size_t bytes) {                       \
+        return gt_##op##_path((const gt_##op##_args *)args, text, bytes);                          \
+    }
+PATH(wkv6)
+PATH(ssd)
+PATH(selective_scan)
+PATH(conv1d)
+PATH(rmsnorm_linear)
+PATH(norm_mix)
+PATH(norm_gate)
+
+typedef gt_status (*path_fn)(const void *args, char *text, size_t bytes);
+static const path_fn paths[] = {path_wkv6,           path_ssd,      path_selective_scan, path_conv1d,
+                                path_rmsnorm_linear, path_norm_mix, path_norm_gate};
+
+static path_fn path_of(const char *op) {
+    int i = 0;
+    while (strcmp(test_op_names[i], op)) i++;
+    return paths[i];
+}
+
+/* Nothing but sizes and flags is given: all that is noted would fault if it ran. */
+static void check_case(const test_case *c) {
+    char text[1024], cut[20];
+    gt_status status = path_of(c->op)(&c->args, text, sizeof text);
+    const int has_step = strstr(text, "; step: ") != NULL;
+    if (!test_check(status == GT_OK, "%s %s: %s", c->op, c->name, gt_last_error())) return;
+    test_check(!strncmp(text, "forward: ", 9) && strstr(text, "; backward: ") && strlen(text) < 600, "%s %s: %s", c->op,
+               c->name, text);
+    test_check(test_get_size(c, c->op[0] == 'r' || c->op[0] == 'n' ? 'M' : 'T') == 0 || strstr(text, "kernel"),
+               "%s %s: %s", c->op, c->name, text);
+    if (has_step) test_check(test_op_of(c->op)->twin[GT_STEP] != NULL, "%s has no step: %s", c->op, text);
+    memset(cut, 'x', sizeof cut);
+    status = path_of(c->op)(&c->args, cut, sizeof cut - 1);
+    test_check(status == GT_OK && !strncmp(cut, text, sizeof cut - 2) && cut[sizeof cut - 2] == 0 &&
+                   cut[sizeof cut - 1] == 'x',
+               "%s %s: a text of 18 characters: %s", c->op, c->name, cut);
+}
+
+static void expect(const gt_wkv6_args *a, const char *words) {
+    char text[1024];
+    gt_status status = gt_wkv6_path(a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, words), "wkv6: '%s' is not in '%s' (%d)", words, text, status);
+}
+
+static void expect_not(const gt_wkv6_args *a, const char *words) {
+    char text[1024];
+    gt_status status = gt_wkv6_path(a, text, sizeof text);
+    test_check(status == GT_OK && !strstr(text, words), "wkv6: '%s' is in '%s' (%d)", words, text, status);
+}
+
+static void test_wkv6(void) {
+    const gt_wkv6_args good = {.B = 2, .T = 128, .H = 2, .N = 64, .dtype = GT_BF16};
+    static float memory[64];
+    gt_wkv6_args a = good;
+    expect_not(&a, "any-size");
+    expect_not(&a, "step: ");
+    expect(&a, "forward: forward_tensor_kernel; backward: ");
+    expect(&a, "backward_tensor_kernel");
+    a.saved = memory, a.saved_bytes = 1 << 30;
+    expect_not(&a, "forward: forward_tensor_kernel; backward: forward");
+    a = good, a.N = 128;
+    expect(&a, "forward: forward_hopper_kernel;");
+    a = good, a.T = 16;
+    expect(&a, "; step: token_kernel");
+    expect_not(&a, "any-size");
+    a = good, a.V = 32;
+    expect(&a, "forward: token_kernel (any-size kernels: N and V differ); backward: ");
+    a = good, a.N = 48;
+    expect(&a, "(any-size kernels: N is not 32, 64 or 128)");
+    a = good, a.k_stride.t = 2 * 64 + 4;
+    expect(&a, "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ");
+    a = good, a.w_stride.t = 1 << 24;
+    expect(&a, "rows of w are 2^24 elements apart");
+    a = good, a.y = memory + 1;
+    expect(&a, "rows of y are not aligned to 16 bytes); backward: ");
+    expect(&a, "backward_tensor_kernel");
+    a = good, a.dk = (char *)memory + 2;
+    expect(&a, "forward: forward_tensor_kernel; backward: ");
+    expect(&a, "(any-size kernels: rows of dk are not aligned to 8 bytes)");
+    a = good, a.state_out = memory + 1;
+    expect(&a, "state_out is not aligned to 16 bytes");
+    a = good, a.u = memory + 1;
+    expect(&a, "(any-size kernels: u is not aligned to 16 bytes)");
+    a = good, a.T = 0;
+    expect(&a, "forward: no kernels; backward: reduce_rows"); /* du of zero */
+    a = good;
+    if (machine_choose("sm_75") == 0) {
+        expect(&a, "the device is older than sm_80");
+        machine_choose("sm_90");
+    }
+}
+
+static void test_errors(void) {
+    gt_wkv6_args a = {.B = 1, .T = 1, .H = 1, .N = 1};
+    char text[8] = "before";
+    test_check(gt_wkv6_path(NULL, text, sizeof text) == GT_ERROR_NULL &&
+                   !strcmp(gt_last_error(), "gt_wkv6_path: args is NULL") && !text[0],
+               "%s", gt_last_error());
+    test_check(gt_wkv6_path(&a, NULL, 8) == GT_ERROR_NULL && !strcmp(gt_last_error(), "gt_wkv6_path: text is NULL"),
+               "%s", gt_last_error());
+    test_check(gt_wkv6_path(&a, text, 0) == GT_ERROR_NULL &&
+                   !strcmp(gt_last_error(), "gt_wkv6_path: bytes = 0: no room for a text"),
+               "%s", gt_last_error());
+    a.N = 0;
+    test_check(gt_wkv6_path(&a, text, sizeof text) == GT_ERROR_SIZE &&
+                   !strncmp(gt_last_error(), "gt_wkv6_path: N = 0", 19),
+               "%s", gt_last_error());
+    a.N = 257;
+    test_check(gt_wkv6_path(&a, text, sizeof text) == GT_ERROR_UNSUPPORTED && strstr(gt_last_error(), "N = 257"), "%s",
+               gt_last_error());
+}
+
+int main(void) {
+    if (machine_start()) return 77;
+    for (const test_case *c = test_case_table; c->op; c++) check_case(c);
+    for (const test_case *c = test_packed_cases; c->op; c++) check_case(c);
+    test_group("all", "paths");
+    test_wkv6();
+    test_errors();
+    test_group("wkv6", "reasons");
+    return test_finish();
+}
