@@ -28,11 +28,13 @@
  * THE PARTS, in gt/fused/
  *     table.h                       describes the operators (plain C, shared with the stubs and the CPU twins)
  *     rmsnorm_linear.cuh            what its kernels share; mean and rstd
- *     rmsnorm_linear_product.cuh    its products
+ *     rmsnorm_linear_product.cuh    its products, for any size, dtype and alignment
  *     rmsnorm_linear_sums.cuh       its backward but for them
+ *     rmsnorm_linear_tiles.cuh      its products of aligned 16-bit rows, on tensor cores
+ *     rmsnorm_linear_rows.cuh       what is done around these
  *     norm.cuh                      what the kernels of norm_mix and norm_gate share
  *     norm_mix.cuh, norm_gate.cuh   these
- *     rmsnorm_linear_launch.cuh, norm_launch.cuh
+ *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh, norm_launch.cuh
  *                                   plans and launches
  * This file has the C functions. */
 #ifndef GT_FUSED_CUH
@@ -72,12 +74,7 @@ GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args,
     const gt_status status = gt::rmsnorm_linear::prepare(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0};
-    a.workspace = nullptr;
-    gt::rmsnorm_linear::moments_in(nullptr, a, &sizes.saved);
-    sizes.forward = a.saved ? 0 : sizes.saved;
-    sizes.backward = gt::rmsnorm_linear::plan_backward(a, device).bytes;
-    *need = sizes;
+    *need = gt::rmsnorm_linear::workspace_of(a, device);
     return GT_OK;
 }
 

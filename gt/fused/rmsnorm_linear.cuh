@@ -1,14 +1,22 @@
 /* gt/fused/rmsnorm_linear.cuh - rmsnorm_linear: what its kernels share; mean and rstd.
  *
- * In the words of gt_fused.cuh:
+ * In the words of gt_fused.cuh, of any size and alignment:
  *     moments_kernel   mean and rstd of every row: what `saved` holds
  *     product_kernel   y = n weight^T + bias        dn = dy weight          dweight = dy^T n
  *     row_kernel       dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
  *                      with dxhat = dn . gamma; RMSNorm leaves out mean(dxhat)
  *     column_kernel    dgamma = sum_m dn . xhat     dbeta = sum_m dn        dbias = sum_m dy
  * n is never stored: the products normalise x on its way to shared memory, and round it there to
- * the operands' type if they run on tensor cores.  dn is fp32 in the workspace.  All sums have a
- * fixed order. */
+ * the operands' type if they run on tensor cores.  dn is fp32 in the workspace.
+ *
+ * 16-bit activations in rows of 16-byte pieces, on compute capability 8.0 and newer:
+ *     normalise_kernel   mean and rstd, and n in 16 bits; in backward xhat, where dx is not wanted
+ *     tiles_kernel       y = n weight^T + bias      dn = dy weight          G = dy^T xhat
+ *     gradient_kernel    dx from dn, and xhat in 16 bits, which takes the place of dn
+ *     finish_kernel      dweight = G . gamma + dbias beta^T
+ *                        dgamma = sum_o weight . G          dbeta = sum_o weight dbias
+ * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.
+ * All sums have a fixed order. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUH
 
@@ -45,18 +53,24 @@ GT_DEV float xhat_of(Moments s, float x) { return fma_rn(x - s.center, s.rstd, -
  * registers: 8 elements as loaded and a sum.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 
-/* Sum over the row of f(x), the same in all lanes. */
-template <class Function>
-GT_DEV float row_sum(const Input& in, int64_t m, Function f) {
-    float sum = 0.0f;
-    for (int64_t d = lane_id(); d < in.D; d += 32 * AT_ONCE) {
-        float x[AT_ONCE];
-        load_column(x, in.x, in.dtype, m * in.stride + d, 32, (in.D - d + 31) / 32);
-        GT_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) sum += d + 32 * i < in.D ? f(x[i]) : 0.0f;
+/* Row m of x, of any dtype and alignment. */
+struct AnyRow {
+    const Input& in;
+    int64_t m;
+
+    /* Sum over the row of f(x), the same in all lanes. */
+    template <class Function>
+    GT_METHOD float sum(Function f) const {
+        float sum = 0.0f;
+        for (int64_t d = lane_id(); d < in.D; d += 32 * AT_ONCE) {
+            float x[AT_ONCE];
+            load_column(x, in.x, in.dtype, m * in.stride + d, 32, (in.D - d + 31) / 32);
+            GT_UNROLL
+            for (int i = 0; i < AT_ONCE; i++) sum += d + 32 * i < in.D ? f(x[i]) : 0.0f;
+        }
+        return warp_sum(sum);
     }
-    return warp_sum(sum);
-}
+};
 
 /* Of the row times scale, a power of two: its mean as the sum of center and rest, and the sum of
  * squared distances from it. */
@@ -64,32 +78,38 @@ struct ScaledMoments {
     float center, rest, square;
 };
 
-GT_DEV ScaledMoments scaled_moments(const Input& in, int64_t m, float scale) {
+template <class Row>
+GT_DEV ScaledMoments scaled_moments(const Row& row, const Input& in, float scale) {
     const float count = (float)in.D;
     ScaledMoments s = {0.0f, 0.0f, 0.0f};
     if (in.norm == GT_NORM_LAYER) {
-        s.center = row_sum(in, m, [=](float x) { return x * scale; }) / count;
-        s.rest = row_sum(in, m, [=](float x) { return x * scale - s.center; }) / count;
+        s.center = row.sum([=](float x) { return x * scale; }) / count;
+        s.rest = row.sum([=](float x) { return x * scale - s.center; }) / count;
     }
-    s.square = row_sum(in, m, [=](float x) {
+    s.square = row.sum([=](float x) {
         const float distance = x * scale - s.center - s.rest;
         return distance * distance;
     });
     return s;
 }
 
-GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
-    const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
-    if (m >= in.M) return;
+template <class Row>
+GT_DEV Moments moments_of(const Row& row, const Input& in) {
     float scale = 1.0f;
-    ScaledMoments s = scaled_moments(in, m, scale);
+    ScaledMoments s = scaled_moments(row, in, scale);
     if (!(s.square < INFINITY)) { /* squares or the sum overflow, but the result need not */
         scale = 0x1p-80f;
-        s = scaled_moments(in, m, scale);
+        s = scaled_moments(row, in, scale);
     }
     const float eps = fmaxf(in.eps * scale * scale, 0x1p-126f);
     const float rstd = 1.0f / sqrtf(s.square / (float)in.D + eps);
-    const Moments moments = {s.center / scale, rstd * scale, s.rest * rstd, 0.0f};
+    return {s.center / scale, rstd * scale, s.rest * rstd, 0.0f};
+}
+
+GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
+    const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
+    if (m >= in.M) return;
+    const Moments moments = moments_of(AnyRow{in, m}, in);
     if (lane_id() == 0) stg(in.moments + m, moments);
 }
 

@@ -1,0 +1,266 @@
+/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of the kernels for 16-bit activations in rows of
+ * whole 16-byte pieces. */
+#ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
+#define GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
+
+#include "rmsnorm_linear_launch_any.cuh"
+#include "rmsnorm_linear_rows.cuh"
+#include "rmsnorm_linear_tiles.cuh"
+
+namespace gt {
+namespace rmsnorm_linear {
+
+/* ---- rmsnorm_linear: which calls, and their workspace ----------------------------------------- */
+
+constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
+
+/* Pointers that are NULL count as aligned. */
+static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& device) {
+    if (a.dtype == GT_F32 || device.compute_capability < 80 || !uses_tensor_cores(a, device)) return false;
+    if (a.D % 8 || a.O % 8 || a.M > MOST_OF_TILES || a.D > MOST_OF_TILES || a.O > MOST_OF_TILES) return false;
+    const int64_t m = ceil_div(a.M, 128), d = ceil_div(a.D, 128), o = ceil_div(a.O, 128);
+    return m * (d > o ? d : o) <= MOST_OF_TILES && o * d <= MOST_OF_TILES / MOST_SLICES &&
+           is_aligned(a.x, a.x_stride, 2, 16) && is_aligned(a.weight, 0, 2, 16) &&
+           is_aligned(a.gamma, 0, 4, 16) && is_aligned(a.beta, 0, 4, 16);
+}
+
+static inline bool forward_uses_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
+    return has_pieces(a, device) && is_aligned(a.y, a.y_stride, 2, 16);
+}
+
+static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
+    return has_pieces(a, device) && is_aligned(a.dy, a.dy_stride, 2, 16) &&
+           is_aligned(a.dx, a.dx_stride, 2, 16) && is_aligned(a.dweight, 0, 4, 16);
+}
+
+struct ForwardPlan {
+    Moments* moments;
+    void* n; /* [M,D] in 16 bits */
+    size_t bytes;
+};
+
+static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const Device& device) {
+    ForwardPlan plan = {};
+    Arena arena(a.workspace);
+    if (!a.saved) plan.moments = arena.take<Moments>(a.M);
+    if (forward_uses_tiles(a, device)) plan.n = arena.take<uint16_t>(a.M * a.D);
+    plan.bytes = arena.bytes();
+    return plan;
+}
+
+/* Warps beside one another in a block of a product [M,N], as TileTraits has them: wide tiles where they give every
+ * multiprocessor work. */
+static inline int warps_across(int64_t M, int64_t N, const Device& device) {
+    return N > 128 && ceil_div(M, 128) * ceil_div(N, 256) >= device.multiprocessors ? 4 : 2;
+}
+
+/* Of dweight the slices of M may give that work. */
+static inline int warps_across_dweight(const gt_rmsnorm_linear_args& a) { return a.D > 128 ? 4 : 2; }
+
+/* Blocks of that width that are resident at once. */
+static inline int64_t resident_blocks(int across, const Device& device) {
+    return (across == 4 ? 1 : 2) * device.multiprocessors;
+}
+
+/* Rows of x and dy in a slice of dweight.  In clocks: 26 for a row of a tile, 1500 to begin and end one, and the bytes
+ * of the slices' sums, 8 a number at 2400 a clock. */
+static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
+    const int across = warps_across_dweight(a);
+    const int64_t tiles = ceil_div(a.O, 128) * ceil_div(a.D, 64 * across);
+    const int64_t resident = resident_blocks(across, device);
+    int64_t best = ceil_div(a.M, 32) * 32;
+    double least = INFINITY;
+    for (int64_t slices = 1; slices <= MOST_SLICES && slices <= ceil_div(a.M, 128); slices++) {
+        const int64_t slice = ceil_div(ceil_div(a.M, slices), 32) * 32, count = ceil_div(a.M, slice);
+        const double time = (double)ceil_div(tiles * count, resident) * (26 * (double)slice + 1500) +
+                            (double)count * (double)a.O * (double)a.D * 8 / 2400;
+        if (time < least) least = time, best = slice;
+    }
+    return best;
+}
+
+/* Workspace of a backward pass, and how its sums over the rows are cut. */
+struct BackwardTiles {
+    Moments* moments;
+    void* rows;    /* [M,D]: dn, then xhat */
+    float* scales; /* of dn in fp16 */
+    float *g, *dbias;                           /* [slices,O,D]; [O] */
+    float *dbias_parts, *dgamma, *dbeta;        /* partial sums, slowest index the cut */
+    int64_t slice, slices;                      /* of G: rows of one, and their number */
+    int64_t rows_of_block, blocks, finishers;   /* of dbias; blocks of finish_kernel down O */
+    bool wants_g, wants_dbias;
+    size_t bytes;
+};
+
+static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
+    BackwardTiles plan = {};
+    Arena arena(a.workspace);
+    plan.wants_g = a.dweight || a.dgamma;
+    plan.wants_dbias = a.dbias || a.dbeta || (a.dweight && a.beta);
+    plan.slice = dweight_slice(a, device);
+    plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
+    plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
+    plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
+    plan.finishers = ceil_div(a.O, FINISH_ROWS);
+    if (!a.saved) plan.moments = arena.take<Moments>(a.M);
+    if (a.dx || plan.wants_g) plan.rows = arena.take<uint16_t>(a.M * a.D);
+    if (a.dx && a.dtype == GT_F16) plan.scales = arena.take<float>(a.M * ceil_div(a.D, 64));
+    if (plan.wants_g) plan.g = arena.take<float>(plan.slices * a.O * a.D);
+    if (plan.wants_dbias) {
+        plan.dbias = arena.take<float>(a.O);
+        plan.dbias_parts = arena.take<float>(plan.blocks * a.O);
+    }
+    if (a.dgamma) plan.dgamma = arena.take<float>(plan.finishers * a.D);
+    if (a.dbeta) plan.dbeta = arena.take<float>(plan.finishers * a.D);
+    plan.bytes = arena.bytes();
+    return plan;
+}
+
+/* ---- rmsnorm_linear: launches of the products -------------------------------------------------- */
+
+template <class C>
+static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Device& device, gt_stream stream) {
+    p.tiles_m = (int)ceil_div(p.M, C::BM);
+    p.tiles_n = (int)ceil_div(p.N, C::BN);
+    p.tiles = (int)(p.tiles_m * slices) * p.tiles_n;
+    const int64_t resident = resident_blocks(C::BN / 64, device);
+    return run("rmsnorm_linear tiles_kernel", tiles_kernel<C>, p.tiles < resident ? p.tiles : resident, C::THREADS,
+               C::SMEM, stream, p);
+}
+
+template <class T, Product P>
+static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device,
+                                 gt_stream stream) {
+    if constexpr (is_built_for<T>()) {
+        if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, stream);
+        return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, stream);
+    }
+    return GT_OK; /* not reached: uses_tensor_cores is false */
+}
+
+template <Product P>
+static gt_status launch_tiles(gt_dtype dtype, const TilesParams& p, int across, int64_t slices, const Device& device,
+                              gt_stream stream) {
+    if (dtype == GT_BF16) return launch_tiles_of<bf16, P>(p, across, slices, device, stream);
+    return launch_tiles_of<f16, P>(p, across, slices, device, stream);
+}
+
+/* y = n weight^T + bias */
+static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, const void* n, const Device& device,
+                                            gt_stream stream) {
+    TilesParams p = {};
+    p.a = {n, a.D, (int)a.M, (int)a.D};
+    p.b = {a.weight, a.D, (int)a.O, (int)a.D};
+    p.out = a.y, p.out_stride = a.y_stride;
+    p.bias = a.bias;
+    p.M = (int)a.M, p.N = (int)a.O, p.K = (int)a.D;
+    p.slice = (int)ceil_div(a.D, 32) * 32;
+    return launch_tiles<OUTPUT>(a.dtype, p, warps_across(a.M, a.O, device), 1, device, stream);
+}
+
+/* dn = dy weight */
+static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
+                                           const Device& device, gt_stream stream) {
+    TilesParams p = {};
+    p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
+    p.b = {a.weight, a.D, (int)a.O, (int)a.D};
+    p.out = plan.rows, p.out_stride = a.D;
+    p.scales = plan.scales;
+    p.M = (int)a.M, p.N = (int)a.D, p.K = (int)a.O;
+    p.slice = (int)ceil_div(a.O, 32) * 32;
+    return launch_tiles<DNORM>(a.dtype, p, warps_across(a.M, a.D, device), 1, device, stream);
+}
+
+/* G = dy^T xhat */
+static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
+                                       const Device& device, gt_stream stream) {
+    TilesParams p = {};
+    p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
+    p.b = {plan.rows, a.D, (int)a.M, (int)a.D};
+    p.out = plan.g, p.out_stride = a.D;
+    p.M = (int)a.O, p.N = (int)a.D, p.K = (int)a.M;
+    p.slice = (int)plan.slice;
+    return launch_tiles<DWEIGHT>(a.dtype, p, warps_across_dweight(a), plan.slices, device, stream);
+}
+
+/* ---- rmsnorm_linear: launches around them ------------------------------------------------------ */
+
+/* `kernel` of the call's 16-bit type. */
+#define GT_RUN_16(kernel, blocks, smem, p)                                                                            \
+    (a.dtype == GT_BF16 ? run("rmsnorm_linear " #kernel, kernel<bf16>, blocks, 32 * ROW_WARPS, smem, stream, p)         \
+                        : run("rmsnorm_linear " #kernel, kernel<f16>, blocks, 32 * ROW_WARPS, smem, stream, p))
+
+static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const ForwardPlan& plan,
+                                             const Device& device, gt_stream stream) {
+    const NormaliseParams p = {in, 0, plan.n};
+    const gt_status status = GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
+    return status != GT_OK ? status : launch_output_tiles(a, plan.n, device, stream);
+}
+
+/* dn, then dx from it, and xhat in its place; or xhat alone. */
+static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, const BackwardTiles& plan, bool is_saved,
+                                    const Device& device, gt_stream stream) {
+    if (!a.dx) {
+        in.gamma = in.beta = nullptr;
+        const NormaliseParams p = {in, is_saved, plan.rows};
+        return GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
+    }
+    gt_status status = is_saved ? GT_OK : launch_moments(in, stream);
+    if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, stream);
+    const GradientParams p = {in, plan.rows, plan.scales, a.dx, a.dx_stride, plan.wants_g};
+    if (status != GT_OK) return status;
+    return GT_RUN_16(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
+}
+
+/* The sums over dy's rows, in the workspace and, if it is wanted, as the gradient. */
+static inline gt_status launch_dbias_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardTiles& plan,
+                                           gt_stream stream) {
+    ColumnParams p = {};
+    p.v = a.dy;
+    p.dtype = a.dtype;
+    p.stride = a.dy_stride, p.columns = a.O;
+    p.in = in;
+    p.sums = plan.dbias_parts;
+    p.tiles = ceil_div(p.columns, 32);
+    p.rows = plan.rows_of_block;
+    gt_status status = run("rmsnorm_linear column_kernel", column_kernel, p.tiles * plan.blocks, 32 * ROW_WARPS,
+                           2 * 4 * 32 * ROW_WARPS, stream, p);
+    if (status == GT_OK) status = reduce_rows(plan.dbias_parts, plan.dbias, plan.blocks, a.O, 0, stream);
+    if (status != GT_OK || !a.dbias) return status;
+    return reduce_rows(plan.dbias_parts, a.dbias, plan.blocks, a.O, a.accumulate, stream);
+}
+
+static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, gt_stream stream) {
+    FinishParams p = {};
+    p.parts = plan.g, p.slices = plan.wants_g ? plan.slices : 0;
+    p.weight = a.weight;
+    p.gamma = a.gamma, p.beta = a.beta;
+    p.dbias = plan.dbias;
+    p.dweight = a.dweight;
+    p.dgamma = plan.dgamma, p.dbeta = plan.dbeta;
+    p.O = (int)a.O, p.D = (int)a.D, p.accumulate = a.accumulate;
+    gt_status status = GT_RUN_16(finish_kernel, ceil_div(a.D, 128) * plan.finishers, 2 * 16 * 32 * ROW_WARPS, p);
+    if (status == GT_OK && a.dgamma)
+        status = reduce_rows(plan.dgamma, a.dgamma, plan.finishers, a.D, a.accumulate, stream);
+    if (status == GT_OK && a.dbeta)
+        status = reduce_rows(plan.dbeta, a.dbeta, plan.finishers, a.D, a.accumulate, stream);
+    return status;
+}
+
+static inline gt_status launch_backward_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
+                                              Moments* saved, const Device& device, gt_stream stream) {
+    const Input in = input_of(a, saved ? saved : plan.moments);
+    gt_status status = GT_OK;
+    if (plan.wants_dbias) status = launch_dbias_tiles(a, in, plan, stream);
+    if (status == GT_OK && plan.rows) status = launch_rows(a, in, plan, saved, device, stream);
+    if (status == GT_OK && plan.wants_g) status = launch_g_tiles(a, plan, device, stream);
+    if (status == GT_OK && (plan.wants_g || a.dbeta)) status = launch_finish(a, plan, stream);
+    return status;
+}
+
+#undef GT_RUN_16
+
+} /* namespace rmsnorm_linear */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,234 @@
+/* gt/fused/rmsnorm_linear_rows.cuh - rmsnorm_linear around the products of rmsnorm_linear_tiles.cuh: 16-bit rows of
+ * whole 16-byte pieces. */
+#ifndef GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
+#define GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
+
+#include "rmsnorm_linear_sums.cuh"
+
+namespace gt {
+namespace rmsnorm_linear {
+
+constexpr int PIECES = 4; /* of 16 bytes, that a lane has in flight */
+
+/* Calls f(d, i) for the first element d of each of the lane's pieces, i being the index of it among those that are
+ * loaded together; before that, load(d, i) for all of these. */
+template <class Load, class Function>
+GT_DEV void for_pieces(int D, Load load, Function f) {
+    for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            if (first + 256 * i < D) load(first + 256 * i, i);
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            if (first + 256 * i < D) f(first + 256 * i, i);
+    }
+}
+
+/* A row of x. */
+template <class T>
+struct PieceRow {
+    const T* x;
+    int D;
+
+    /* Sum over the row of f(x), the same in all lanes. */
+    template <class Function>
+    GT_METHOD float sum(Function f) const {
+        Vec<T, 8> v[PIECES];
+        float sum = 0.0f;
+        for_pieces(
+            D, [&](int d, int i) { v[i] = ldg<Vec<T, 8>>(x + d); },
+            [&](int, int i) {
+                GT_UNROLL
+                for (int e = 0; e < 8; e++) sum += f(v[i].get(e));
+            });
+        return warp_sum(sum);
+    }
+};
+
+/* parameter[d ... d + 7], or 8 times `missing` if it is NULL. */
+GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing) {
+    GT_UNROLL
+    for (int i = 0; i < 8; i += 4) {
+        Vec<float, 4> four = {{missing, missing, missing, missing}};
+        if (parameter) four = ldg<Vec<float, 4>>(parameter + d + i);
+        GT_UNROLL
+        for (int j = 0; j < 4; j++) to[i + j] = four.get(j);
+    }
+}
+
+/* ---- rmsnorm_linear: n, or xhat --------------------------------------------------------------
+ * grid ceil(M/8), block 256: a warp per row.
+ * bytes: x and out once; x again from the first-level cache: once for the squares' sum of RMS, three times of LAYER.
+ * registers: 4 pieces as loaded.  No shared memory.
+ * Sums: a lane's elements in order, then a butterfly: deterministic. */
+struct NormaliseParams {
+    Input in;         /* gamma, beta: NULL for xhat */
+    int has_moments;  /* they are read, else written */
+    void* out;        /* [M,D] */
+};
+
+template <class T>
+GT_KERNEL(32 * ROW_WARPS, 1) normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
+    const Input& in = p.in;
+    const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
+    if (m >= in.M) return;
+    const int D = (int)in.D;
+    const PieceRow<T> row = {static_cast<const T*>(in.x) + m * in.stride, D};
+    const Moments s = p.has_moments ? ldg<Moments>(in.moments + m) : moments_of(row, in);
+    if (!p.has_moments && lane_id() == 0) stg(in.moments + m, s);
+    T* out = static_cast<T*>(p.out) + m * D;
+    Vec<T, 8> v[PIECES];
+    for_pieces(
+        D, [&](int d, int i) { v[i] = ldg<Vec<T, 8>>(row.x + d); },
+        [&](int d, int i) {
+            float gamma[8], beta[8], n[8];
+            load_8(gamma, in.gamma, d, 1.0f);
+            load_8(beta, in.beta, d, 0.0f);
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, v[i].get(e)), gamma[e], beta[e]);
+            v[i].set(n);
+            stg(out + d, v[i]);
+        });
+}
+
+/* ---- rmsnorm_linear: dx, and xhat in place of dn ---------------------------------------------
+ * grid, block and sums as above.
+ * bytes: x and dn once and again from the first-level cache; dx, and xhat if wanted.
+ * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
+struct GradientParams {
+    Input in;
+    void* rows;          /* [M,D]: dn, then xhat */
+    const float* scales; /* of dn in fp16: for 64 neighbours of a row each */
+    void* dx;
+    int64_t dx_stride;
+    int wants_xhat;
+};
+
+template <class T>
+GT_KERNEL(32 * ROW_WARPS, 1) gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
+    const Input& in = p.in;
+    const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
+    if (m >= in.M) return;
+    const int D = (int)in.D;
+    const T* x = static_cast<const T*>(in.x) + m * in.stride;
+    T *rows = static_cast<T*>(p.rows) + m * D, *dx = static_cast<T*>(p.dx) + m * p.dx_stride;
+    const float* scales = p.scales + m * ((D + 63) / 64);
+    const Moments s = ldg<Moments>(in.moments + m);
+    Vec<T, 8> v[PIECES], dn[PIECES];
+    float xhat[8], dxhat[8], mean = 0.0f, slope = 0.0f;
+    const auto load = [&](int d, int i) {
+        v[i] = ldg<Vec<T, 8>>(x + d);
+        dn[i] = ldg<Vec<T, 8>>(rows + d);
+    };
+    const auto unpack = [&](int d, int i) {
+        float gamma[8], scale = 1.0f;
+        load_8(gamma, in.gamma, d, 1.0f);
+        if constexpr (std::is_same<T, f16>::value) scale = scales[d / 64];
+        GT_UNROLL
+        for (int e = 0; e < 8; e++) {
+            xhat[e] = xhat_of(s, v[i].get(e));
+            dxhat[e] = dn[i].get(e) * scale * gamma[e];
+        }
+    };
+    for_pieces(D, load, [&](int d, int i) {
+        unpack(d, i);
+        GT_UNROLL
+        for (int e = 0; e < 8; e++) {
+            mean += dxhat[e];
+            slope = fma_rn(dxhat[e], xhat[e], slope);
+        }
+    });
+    mean = in.norm == GT_NORM_RMS ? 0.0f : warp_sum(mean) / (float)D;
+    slope = warp_sum(slope) / (float)D;
+    for_pieces(D, load, [&](int d, int i) {
+        unpack(d, i);
+        GT_UNROLL
+        for (int e = 0; e < 8; e++) dxhat[e] = s.rstd * (dxhat[e] - mean - xhat[e] * slope);
+        dn[i].set(dxhat);
+        v[i].set(xhat);
+        stg(dx + d, dn[i]);
+        if (p.wants_xhat) stg(rows + d, v[i]);
+    });
+}
+
+/* ---- rmsnorm_linear: dweight, and what follows from it ---------------------------------------
+ * grid ceil(D/128) fastest, ceil(O/64); block 256 = 8 rows x 128 columns, 4 a lane; 8 KB of shared memory.
+ * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
+ * registers: 4 columns of G, of gamma and beta, and of two sums.
+ * The slices are added in order, a warp's 8 rows in order, then the warps: deterministic. */
+struct FinishParams {
+    const float* parts; /* [slices,O,D] */
+    int64_t slices;
+    const void* weight;
+    const float *gamma, *beta;
+    const float* dbias;     /* [O], if beta or dbeta is not NULL */
+    float* dweight;         /* [O,D], or NULL */
+    float *dgamma, *dbeta;  /* partial sums [ceil(O/64),D], or NULL */
+    int O, D, accumulate;
+};
+
+constexpr int FINISH_ROWS = 64; /* of a block */
+
+/* Adds up what the 8 warps have of 128 columns and writes it. */
+GT_DEV void store_finished(float* partials, uint32_t cells, int64_t block, int D, int d) {
+    if (!partials || d >= D) return;
+    Vec<float, 4> sum = {};
+    for (int i = 0; i < ROW_WARPS; i++) {
+        const auto part = lds<Vec<float, 4>>(cells + 16 * (32 * i + lane_id()));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) sum.word[e] += part.word[e];
+    }
+    stg(partials + block * D + d, sum);
+}
+
+template <class T>
+GT_KERNEL(32 * ROW_WARPS, 1) finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
+    const int tiles = (p.D + 127) / 128, d = block_x() % tiles * 128 + 4 * lane_id();
+    const int64_t block = block_x() / tiles;
+    const bool wants_sums = p.dgamma || p.dbeta;
+    Vec<float, 4> gamma = {{1.0f, 1.0f, 1.0f, 1.0f}}, beta = {}, dgamma = {}, dbeta = {};
+    if (d < p.D && p.gamma) gamma = ldg<Vec<float, 4>>(p.gamma + d);
+    if (d < p.D && p.beta) beta = ldg<Vec<float, 4>>(p.beta + d);
+    for (int i = 0; i < FINISH_ROWS / ROW_WARPS; i++) {
+        const int64_t o = block * FINISH_ROWS + ROW_WARPS * i + warp_id();
+        if (o >= p.O || d >= p.D) continue;
+        const int64_t at = o * p.D + d, size = (int64_t)p.O * p.D;
+        Vec<float, 4> g = {};
+        GT_NO_UNROLL
+        for (int64_t slice = 0; slice < p.slices; slice++) {
+            const auto part = ldg<Vec<float, 4>>(p.parts + slice * size + at);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) g.word[e] += part.word[e];
+        }
+        const float dbias = p.dbias ? p.dbias[o] : 0.0f;
+        if (wants_sums) {
+            const auto weight = ldg<Vec<T, 4>>(static_cast<const T*>(p.weight) + at);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                dgamma.word[e] = fma_rn(weight.get(e), g.word[e], dgamma.word[e]);
+                dbeta.word[e] = fma_rn(weight.get(e), dbias, dbeta.word[e]);
+            }
+        }
+        if (!p.dweight) continue;
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) g.word[e] = fma_rn(g.word[e], gamma.word[e], dbias * beta.word[e]);
+        if (p.accumulate) {
+            const auto old = ldg<Vec<float, 4>>(p.dweight + at);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) g.word[e] += old.word[e];
+        }
+        stg(p.dweight + at, g);
+    }
+    if (!wants_sums) return;
+    const uint32_t cells = smem_base(), more_cells = cells + 16 * 32 * ROW_WARPS;
+    sts(cells + 16 * thread_id(), dgamma);
+    sts(more_cells + 16 * thread_id(), dbeta);
+    sync_threads();
+    if (warp_id() == 0) store_finished(p.dgamma, cells, block, p.D, d);
+    if (warp_id() == 1) store_finished(p.dbeta, more_cells, block, p.D, d);
+}
+
+} /* namespace rmsnorm_linear */
+} /* namespace gt */
+
+#endif
