@@ -31,6 +31,7 @@
  *     rmsnorm_linear_product.cuh    its products, for any size, dtype and alignment
  *     rmsnorm_linear_sums.cuh       its backward but for them
  *     rmsnorm_linear_tiles.cuh      its products of aligned 16-bit rows, on tensor cores
+ *     rmsnorm_linear_cublaslt.cuh   the same by the caller's cuBLASLt, with GT_WITH_CUBLASLT
  *     rmsnorm_linear_rows.cuh       what is done around these
  *     norm.cuh                      what the kernels of norm_mix and norm_gate share
  *     norm_mix.cuh, norm_gate.cuh   these

@@ -559,7 +559,9 @@ typedef struct gt_rmsnorm_linear_args {
     float *dgamma, *dbeta; /* out [D], accumulate */
     float *dbias;       /* out [O], accumulates */
     int64_t x_stride, y_stride, dy_stride, dx_stride; /* elements from row to row, 0 = packed */
-    void *cublaslt; /* cublasLtHandle_t that may be used if built with GT_WITH_CUBLASLT, or NULL */
+    void *cublaslt; /* cublasLtHandle_t, or NULL; not read unless GT_WITH_CUBLASLT was defined where the
+                       implementation was compiled, which then needs cublasLt.h and its library.  It takes
+                       the products of 16-bit calls: y without a bias, dweight, in bf16 dx */
     void *saved;
     size_t saved_bytes;
     void *workspace;

@@ -65,6 +65,15 @@ void machine_copy(void *to, const void *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
+void *machine_cublaslt(void) {
+#ifdef GT_WITH_CUBLASLT
+    static char handle; /* emulated_cublaslt/cublasLt.h */
+    return &handle;
+#else
+    return nullptr;
+#endif
+}
+
 gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     gt_status status = GT_OK;
     emu::set_seed(mode->schedule);

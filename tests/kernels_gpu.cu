@@ -3,6 +3,9 @@
 #include "gpu_present.h"
 
 #include <cuda_runtime.h>
+#ifdef GT_WITH_CUBLASLT
+#include <cublasLt.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -144,6 +147,19 @@ static gt_status capture(const machine_job *job, cudaStream_t stream) {
     if (graph) must(cudaGraphDestroy(graph), "cudaGraphDestroy");
     machine_release(before);
     return status;
+}
+
+void *machine_cublaslt(void) {
+#ifdef GT_WITH_CUBLASLT
+    static cublasLtHandle_t handle;
+    if (!handle && cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS) {
+        printf("FAILED: cublasLtCreate\n");
+        exit(1);
+    }
+    return handle;
+#else
+    return nullptr;
+#endif
 }
 
 gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {

@@ -201,6 +201,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     gt_status status = GT_OK;
     memset(k, 0, sizeof *k);
     memcpy(&mine, args, table->args_bytes);
+    if (!strcmp(table->name, "rmsnorm_linear")) mine.rmsnorm_linear.cublaslt = machine_cublaslt();
     if (is_exact) {
         status = upload_pieces(k, table, pass, &mine, block);
     } else {

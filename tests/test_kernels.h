@@ -46,6 +46,9 @@ void machine_release(char *memory);
 /* From and to machine memory and the host's. */
 void machine_copy(void *to, const void *from, size_t bytes);
 
+/* The handle that rmsnorm_linear is given: of cuBLASLt with GT_WITH_CUBLASLT, else NULL. */
+void *machine_cublaslt(void);
+
 /* Runs all jobs to their end; returns the first status that is not GT_OK. */
 gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode);
 

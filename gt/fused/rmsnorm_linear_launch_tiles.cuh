@@ -3,9 +3,9 @@
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 
+#include "rmsnorm_linear_cublaslt.cuh"
 #include "rmsnorm_linear_launch_any.cuh"
 #include "rmsnorm_linear_rows.cuh"
-#include "rmsnorm_linear_tiles.cuh"
 
 namespace gt {
 namespace rmsnorm_linear {
@@ -33,9 +33,14 @@ static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const De
            is_aligned(a.dx, a.dx_stride, 2, 16) && is_aligned(a.dweight, 0, 4, 16);
 }
 
+/* Whether the caller's handle may be used.  It takes the products but for y with a bias, which would be rounded to 16
+ * bits for it, and dn in fp16, which may need its powers of two. */
+static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt; }
+
 struct ForwardPlan {
     Moments* moments;
-    void* n; /* [M,D] in 16 bits */
+    void* n;         /* [M,D] in 16 bits */
+    void* workspace; /* of the handle's product */
     size_t bytes;
 };
 
@@ -43,7 +48,10 @@ static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const De
     ForwardPlan plan = {};
     Arena arena(a.workspace);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
-    if (forward_uses_tiles(a, device)) plan.n = arena.take<uint16_t>(a.M * a.D);
+    if (forward_uses_tiles(a, device)) {
+        plan.n = arena.take<uint16_t>(a.M * a.D);
+        if (has_handle(a)) plan.workspace = arena.take<char>(HANDLE_BYTES);
+    }
     plan.bytes = arena.bytes();
     return plan;
 }
@@ -68,10 +76,10 @@ static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Devic
     const int across = warps_across_dweight(a);
     const int64_t tiles = ceil_div(a.O, 128) * ceil_div(a.D, 64 * across);
     const int64_t resident = resident_blocks(across, device);
-    int64_t best = ceil_div(a.M, 32) * 32;
+    int64_t best = ceil_div(a.M, TILE_K) * TILE_K;
     double least = INFINITY;
     for (int64_t slices = 1; slices <= MOST_SLICES && slices <= ceil_div(a.M, 128); slices++) {
-        const int64_t slice = ceil_div(ceil_div(a.M, slices), 32) * 32, count = ceil_div(a.M, slice);
+        const int64_t slice = ceil_div(ceil_div(a.M, slices), TILE_K) * TILE_K, count = ceil_div(a.M, slice);
         const double time = (double)ceil_div(tiles * count, resident) * (26 * (double)slice + 1500) +
                             (double)count * (double)a.O * (double)a.D * 8 / 2400;
         if (time < least) least = time, best = slice;
@@ -88,6 +96,7 @@ struct BackwardTiles {
     float *dbias_parts, *dgamma, *dbeta;        /* partial sums, slowest index the cut */
     int64_t slice, slices;                      /* of G: rows of one, and their number */
     int64_t rows_of_block, blocks, finishers;   /* of dbias; blocks of finish_kernel down O */
+    void* workspace; /* of the handle's products */
     bool wants_g, wants_dbias;
     size_t bytes;
 };
@@ -97,7 +106,7 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     Arena arena(a.workspace);
     plan.wants_g = a.dweight || a.dgamma;
     plan.wants_dbias = a.dbias || a.dbeta || (a.dweight && a.beta);
-    plan.slice = dweight_slice(a, device);
+    plan.slice = has_handle(a) ? ceil_div(a.M, TILE_K) * TILE_K : dweight_slice(a, device);
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
@@ -112,6 +121,7 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     }
     if (a.dgamma) plan.dgamma = arena.take<float>(plan.finishers * a.D);
     if (a.dbeta) plan.dbeta = arena.take<float>(plan.finishers * a.D);
+    if (has_handle(a)) plan.workspace = arena.take<char>(HANDLE_BYTES);
     plan.bytes = arena.bytes();
     return plan;
 }
@@ -138,24 +148,33 @@ static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slice
     return GT_OK; /* not reached: uses_tensor_cores is false */
 }
 
+/* Of the call's type; workspace: that of the handle, NULL where it is not to be used. */
 template <Product P>
-static gt_status launch_tiles(gt_dtype dtype, const TilesParams& p, int across, int64_t slices, const Device& device,
-                              gt_stream stream) {
-    if (dtype == GT_BF16) return launch_tiles_of<bf16, P>(p, across, slices, device, stream);
+static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams& p, int across, int64_t slices,
+                              void* workspace, const Device& device, gt_stream stream) {
+    bool is_done = false;
+    if (workspace && slices == 1) {
+        const HandleProduct h = {a.cublaslt, workspace, a.dtype, P == DWEIGHT ? GT_F32 : a.dtype, P, p.a, p.b,
+                                 p.out, p.out_stride, p.M, p.N, p.K};
+        const gt_status status = multiply(h, stream, &is_done);
+        if (status != GT_OK || is_done) return status;
+    }
+    if (a.dtype == GT_BF16) return launch_tiles_of<bf16, P>(p, across, slices, device, stream);
     return launch_tiles_of<f16, P>(p, across, slices, device, stream);
 }
 
 /* y = n weight^T + bias */
-static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, const void* n, const Device& device,
-                                            gt_stream stream) {
+static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, const ForwardPlan& plan,
+                                            const Device& device, gt_stream stream) {
     TilesParams p = {};
-    p.a = {n, a.D, (int)a.M, (int)a.D};
+    p.a = {plan.n, a.D, (int)a.M, (int)a.D};
     p.b = {a.weight, a.D, (int)a.O, (int)a.D};
     p.out = a.y, p.out_stride = a.y_stride;
     p.bias = a.bias;
     p.M = (int)a.M, p.N = (int)a.O, p.K = (int)a.D;
-    p.slice = (int)ceil_div(a.D, 32) * 32;
-    return launch_tiles<OUTPUT>(a.dtype, p, warps_across(a.M, a.O, device), 1, device, stream);
+    p.slice = (int)ceil_div(a.D, TILE_K) * TILE_K;
+    return launch_tiles<OUTPUT>(a, p, warps_across(a.M, a.O, device), 1, a.bias ? nullptr : plan.workspace, device,
+                                stream);
 }
 
 /* dn = dy weight */
@@ -167,8 +186,9 @@ static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, cons
     p.out = plan.rows, p.out_stride = a.D;
     p.scales = plan.scales;
     p.M = (int)a.M, p.N = (int)a.D, p.K = (int)a.O;
-    p.slice = (int)ceil_div(a.O, 32) * 32;
-    return launch_tiles<DNORM>(a.dtype, p, warps_across(a.M, a.D, device), 1, device, stream);
+    p.slice = (int)ceil_div(a.O, TILE_K) * TILE_K;
+    return launch_tiles<DNORM>(a, p, warps_across(a.M, a.D, device), 1, plan.scales ? nullptr : plan.workspace, device,
+                               stream);
 }
 
 /* G = dy^T xhat */
@@ -180,7 +200,7 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
     p.out = plan.g, p.out_stride = a.D;
     p.M = (int)a.O, p.N = (int)a.D, p.K = (int)a.M;
     p.slice = (int)plan.slice;
-    return launch_tiles<DWEIGHT>(a.dtype, p, warps_across_dweight(a), plan.slices, device, stream);
+    return launch_tiles<DWEIGHT>(a, p, warps_across_dweight(a), plan.slices, plan.workspace, device, stream);
 }
 
 /* ---- rmsnorm_linear: launches around them ------------------------------------------------------ */
@@ -194,7 +214,7 @@ static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, co
                                              const Device& device, gt_stream stream) {
     const NormaliseParams p = {in, 0, plan.n};
     const gt_status status = GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
-    return status != GT_OK ? status : launch_output_tiles(a, plan.n, device, stream);
+    return status != GT_OK ? status : launch_output_tiles(a, plan, device, stream);
 }
 
 /* dn, then dx from it, and xhat in its place; or xhat alone. */

@@ -47,7 +47,8 @@ struct TilesParams {
     int tiles_m, tiles_n, tiles; /* down, across, and of all slices */
 };
 
-constexpr int GROUP = 8; /* tiles below one another that are taken together */
+constexpr int GROUP = 8;   /* tiles below one another that are taken together */
+constexpr int TILE_K = 32; /* at a time */
 
 template <class T, Product P, int ACROSS>
 struct TileTraits {
@@ -55,7 +56,7 @@ struct TileTraits {
     static constexpr Product PRODUCT = P;
     static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
     static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS; /* ACROSS warps beside one another */
-    static constexpr int BM = 128, BN = 64 * ACROSS, BK = 32;
+    static constexpr int BM = 128, BN = 64 * ACROSS, BK = TILE_K;
     static constexpr int STAGES = ACROSS == 4 ? 4 : 3, MIN_BLOCKS = ACROSS == 4 ? 1 : 2;
     static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
     static constexpr int SMEM = STAGES * STAGE;
