@@ -359,7 +359,7 @@ const test_case test_case_table[] = {
     {LINEAR(.M = 300, .D = 264, .O = 520, .norm = GT_NORM_LAYER), .name = "264 to 520",
      .level = TEST_SMALL},
     {LINEAR(.M = 40, .D = 64, .O = 64), .name = "dn below fp16", .level = TEST_SMALL,
-     .fill = {{"dy", 0, 1e-3, 0, 0}, {"weight", 0, 1e-3, 0, 0}, {"x", 0, 1e-3, 0, 0}}},
+     .fill = {{"dy", 0, 1e-3, 0, 0}, {"weight", 0, 1e-3, 0, 0}, {"gamma", 100, 10, 0, 0}}},
     {LINEAR(.M = 129, .D = 72, .O = 136), .name = "72 to 136", .level = TEST_SMALL},
     {LINEAR(.M = 260, .D = 136, .O = 264), .name = "136 to 264", .level = TEST_SMALL,
      .absent = "beta dbeta bias dbias"},

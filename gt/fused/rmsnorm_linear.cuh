@@ -60,7 +60,7 @@ struct AnyRow {
 
     /* Sum over the row of f(x), the same in all lanes. */
     template <class Function>
-    GT_METHOD float sum(Function f) const {
+    GT_METHOD float sum(Function f) {
         float sum = 0.0f;
         for (int64_t d = lane_id(); d < in.D; d += 32 * AT_ONCE) {
             float x[AT_ONCE];
@@ -79,7 +79,7 @@ struct ScaledMoments {
 };
 
 template <class Row>
-GT_DEV ScaledMoments scaled_moments(const Row& row, const Input& in, float scale) {
+GT_DEV ScaledMoments scaled_moments(Row& row, const Input& in, float scale) {
     const float count = (float)in.D;
     ScaledMoments s = {0.0f, 0.0f, 0.0f};
     if (in.norm == GT_NORM_LAYER) {
@@ -94,7 +94,7 @@ GT_DEV ScaledMoments scaled_moments(const Row& row, const Input& in, float scale
 }
 
 template <class Row>
-GT_DEV Moments moments_of(const Row& row, const Input& in) {
+GT_DEV Moments moments_of(Row& row, const Input& in) {
     float scale = 1.0f;
     ScaledMoments s = scaled_moments(row, in, scale);
     if (!(s.square < INFINITY)) { /* squares or the sum overflow, but the result need not */
@@ -109,7 +109,8 @@ GT_DEV Moments moments_of(const Row& row, const Input& in) {
 GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
     if (m >= in.M) return;
-    const Moments moments = moments_of(AnyRow{in, m}, in);
+    AnyRow row = {in, m};
+    const Moments moments = moments_of(row, in);
     if (lane_id() == 0) stg(in.moments + m, moments);
 }
 

@@ -70,8 +70,8 @@ static inline int64_t resident_blocks(int across, const Device& device) {
     return (across == 4 ? 1 : 2) * device.multiprocessors;
 }
 
-/* Rows of x and dy in a slice of dweight.  In clocks: 26 for a row of a tile, 1500 to begin and end one, and the bytes
- * of the slices' sums, 8 a number at 2400 a clock. */
+/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, 1500 to begin and end one; for the slices'
+ * sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
     const int across = warps_across_dweight(a);
     const int64_t tiles = ceil_div(a.O, 128) * ceil_div(a.D, 64 * across);
@@ -80,8 +80,9 @@ static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Devic
     double least = INFINITY;
     for (int64_t slices = 1; slices <= MOST_SLICES && slices <= ceil_div(a.M, 128); slices++) {
         const int64_t slice = ceil_div(ceil_div(a.M, slices), TILE_K) * TILE_K, count = ceil_div(a.M, slice);
-        const double time = (double)ceil_div(tiles * count, resident) * (26 * (double)slice + 1500) +
-                            (double)count * (double)a.O * (double)a.D * 8 / 2400;
+        const double time = (double)ceil_div(tiles * count, resident) * (33 * (double)slice + 1500) +
+                            (double)count * (double)a.O * (double)a.D * 8 / 2400 +
+                            (double)ceil_div(count, SLICES_AT_ONCE) * 1500;
         if (time < least) least = time, best = slice;
     }
     return best;
@@ -110,7 +111,7 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
-    plan.finishers = ceil_div(a.O, FINISH_ROWS);
+    plan.finishers = ceil_div(a.O, ROW_WARPS);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (a.dx || plan.wants_g) plan.rows = arena.take<uint16_t>(a.M * a.D);
     if (a.dx && a.dtype == GT_F16) plan.scales = arena.take<float>(a.M * ceil_div(a.D, 64));

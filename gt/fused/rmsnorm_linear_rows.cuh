@@ -24,19 +24,32 @@ GT_DEV void for_pieces(int D, Load load, Function f) {
     }
 }
 
-/* A row of x. */
+/* A row of x.  Up to 256 PIECES elements are loaded once. */
 template <class T>
 struct PieceRow {
     const T* x;
     int D;
+    bool is_kept;
+    Vec<T, 8> v[PIECES];
+
+    GT_METHOD PieceRow(const Input& in, int64_t m) {
+        x = static_cast<const T*>(in.x) + m * in.stride;
+        D = (int)in.D;
+        is_kept = false;
+        for_pieces(D <= 256 * PIECES ? D : 0, [&](int d, int i) { load(d, i); }, [](int, int) {});
+        is_kept = D <= 256 * PIECES;
+    }
+
+    GT_METHOD void load(int d, int i) {
+        if (!is_kept) v[i] = ldg<Vec<T, 8>>(x + d);
+    }
 
     /* Sum over the row of f(x), the same in all lanes. */
     template <class Function>
-    GT_METHOD float sum(Function f) const {
-        Vec<T, 8> v[PIECES];
+    GT_METHOD float sum(Function f) {
         float sum = 0.0f;
         for_pieces(
-            D, [&](int d, int i) { v[i] = ldg<Vec<T, 8>>(x + d); },
+            D, [&](int d, int i) { load(d, i); },
             [&](int, int i) {
                 GT_UNROLL
                 for (int e = 0; e < 8; e++) sum += f(v[i].get(e));
@@ -58,7 +71,7 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
 
 /* ---- rmsnorm_linear: n, or xhat --------------------------------------------------------------
  * grid ceil(M/8), block 256: a warp per row.
- * bytes: x and out once; x again from the first-level cache: once for the squares' sum of RMS, three times of LAYER.
+ * bytes: x and out once; rows of more than 1024 again from the first-level cache, once (RMS) or three times (LAYER).
  * registers: 4 pieces as loaded.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
@@ -68,32 +81,32 @@ struct NormaliseParams {
 };
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 1) normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
+GT_KERNEL(32 * ROW_WARPS, 4) normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
     const Input& in = p.in;
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
     if (m >= in.M) return;
     const int D = (int)in.D;
-    const PieceRow<T> row = {static_cast<const T*>(in.x) + m * in.stride, D};
+    PieceRow<T> row(in, m);
     const Moments s = p.has_moments ? ldg<Moments>(in.moments + m) : moments_of(row, in);
     if (!p.has_moments && lane_id() == 0) stg(in.moments + m, s);
     T* out = static_cast<T*>(p.out) + m * D;
-    Vec<T, 8> v[PIECES];
     for_pieces(
-        D, [&](int d, int i) { v[i] = ldg<Vec<T, 8>>(row.x + d); },
+        D, [&](int d, int i) { row.load(d, i); },
         [&](int d, int i) {
             float gamma[8], beta[8], n[8];
             load_8(gamma, in.gamma, d, 1.0f);
             load_8(beta, in.beta, d, 0.0f);
             GT_UNROLL
-            for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, v[i].get(e)), gamma[e], beta[e]);
-            v[i].set(n);
-            stg(out + d, v[i]);
+            for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, row.v[i].get(e)), gamma[e], beta[e]);
+            Vec<T, 8> eight;
+            eight.set(n);
+            stg(out + d, eight);
         });
 }
 
 /* ---- rmsnorm_linear: dx, and xhat in place of dn ---------------------------------------------
  * grid, block and sums as above.
- * bytes: x and dn once and again from the first-level cache; dx, and xhat if wanted.
+ * bytes: x and dn once, rows of more than 1024 again from the first-level cache; dx, and xhat if wanted.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
 struct GradientParams {
     Input in;
@@ -105,7 +118,7 @@ struct GradientParams {
 };
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 1) gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
+GT_KERNEL(32 * ROW_WARPS, 3) gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     const Input& in = p.in;
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
     if (m >= in.M) return;
@@ -116,7 +129,9 @@ GT_KERNEL(32 * ROW_WARPS, 1) gradient_kernel(const GT_GRID_CONSTANT GradientPara
     const Moments s = ldg<Moments>(in.moments + m);
     Vec<T, 8> v[PIECES], dn[PIECES];
     float xhat[8], dxhat[8], mean = 0.0f, slope = 0.0f;
+    bool is_kept = false; /* all of the row is in registers */
     const auto load = [&](int d, int i) {
+        if (is_kept) return;
         v[i] = ldg<Vec<T, 8>>(x + d);
         dn[i] = ldg<Vec<T, 8>>(rows + d);
     };
@@ -140,6 +155,7 @@ GT_KERNEL(32 * ROW_WARPS, 1) gradient_kernel(const GT_GRID_CONSTANT GradientPara
     });
     mean = in.norm == GT_NORM_RMS ? 0.0f : warp_sum(mean) / (float)D;
     slope = warp_sum(slope) / (float)D;
+    is_kept = D <= 256 * PIECES;
     for_pieces(D, load, [&](int d, int i) {
         unpack(d, i);
         GT_UNROLL
@@ -152,10 +168,10 @@ GT_KERNEL(32 * ROW_WARPS, 1) gradient_kernel(const GT_GRID_CONSTANT GradientPara
 }
 
 /* ---- rmsnorm_linear: dweight, and what follows from it ---------------------------------------
- * grid ceil(D/128) fastest, ceil(O/64); block 256 = 8 rows x 128 columns, 4 a lane; 8 KB of shared memory.
+ * grid ceil(D/128) fastest, ceil(O/8); block 256 = 8 rows x 128 columns, 4 a lane; 8 KB of shared memory.
  * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
- * registers: 4 columns of G, of gamma and beta, and of two sums.
- * The slices are added in order, a warp's 8 rows in order, then the warps: deterministic. */
+ * registers: 4 columns of 8 slices of G, of gamma and beta, and of two products.
+ * The slices are added in order, then the 8 rows: deterministic. */
 struct FinishParams {
     const float* parts; /* [slices,O,D] */
     int64_t slices;
@@ -163,11 +179,11 @@ struct FinishParams {
     const float *gamma, *beta;
     const float* dbias;     /* [O], if beta or dbeta is not NULL */
     float* dweight;         /* [O,D], or NULL */
-    float *dgamma, *dbeta;  /* partial sums [ceil(O/64),D], or NULL */
+    float *dgamma, *dbeta;  /* partial sums [ceil(O/8),D], or NULL */
     int O, D, accumulate;
 };
 
-constexpr int FINISH_ROWS = 64; /* of a block */
+constexpr int SLICES_AT_ONCE = 8;
 
 /* Adds up what the 8 warps have of 128 columns and writes it. */
 GT_DEV void store_finished(float* partials, uint32_t cells, int64_t block, int D, int d) {
@@ -189,35 +205,35 @@ GT_KERNEL(32 * ROW_WARPS, 1) finish_kernel(const GT_GRID_CONSTANT FinishParams p
     Vec<float, 4> gamma = {{1.0f, 1.0f, 1.0f, 1.0f}}, beta = {}, dgamma = {}, dbeta = {};
     if (d < p.D && p.gamma) gamma = ldg<Vec<float, 4>>(p.gamma + d);
     if (d < p.D && p.beta) beta = ldg<Vec<float, 4>>(p.beta + d);
-    for (int i = 0; i < FINISH_ROWS / ROW_WARPS; i++) {
-        const int64_t o = block * FINISH_ROWS + ROW_WARPS * i + warp_id();
-        if (o >= p.O || d >= p.D) continue;
+    const int64_t o = block * ROW_WARPS + warp_id();
+    if (o < p.O && d < p.D) {
         const int64_t at = o * p.D + d, size = (int64_t)p.O * p.D;
-        Vec<float, 4> g = {};
-        GT_NO_UNROLL
-        for (int64_t slice = 0; slice < p.slices; slice++) {
-            const auto part = ldg<Vec<float, 4>>(p.parts + slice * size + at);
+        Vec<float, 4> g = {}, part[SLICES_AT_ONCE];
+        for (int64_t slice = 0; slice < p.slices; slice += SLICES_AT_ONCE) {
             GT_UNROLL
-            for (int e = 0; e < 4; e++) g.word[e] += part.word[e];
+            for (int i = 0; i < SLICES_AT_ONCE; i++)
+                if (slice + i < p.slices) part[i] = ldg<Vec<float, 4>>(p.parts + (slice + i) * size + at);
+            GT_UNROLL
+            for (int i = 0; i < 4 * SLICES_AT_ONCE; i++)
+                if (slice + i / 4 < p.slices) g.word[i % 4] += part[i / 4].word[i % 4];
         }
         const float dbias = p.dbias ? p.dbias[o] : 0.0f;
         if (wants_sums) {
             const auto weight = ldg<Vec<T, 4>>(static_cast<const T*>(p.weight) + at);
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                dgamma.word[e] = fma_rn(weight.get(e), g.word[e], dgamma.word[e]);
-                dbeta.word[e] = fma_rn(weight.get(e), dbias, dbeta.word[e]);
+                dgamma.word[e] = weight.get(e) * g.word[e];
+                dbeta.word[e] = weight.get(e) * dbias;
             }
         }
-        if (!p.dweight) continue;
         GT_UNROLL
         for (int e = 0; e < 4; e++) g.word[e] = fma_rn(g.word[e], gamma.word[e], dbias * beta.word[e]);
-        if (p.accumulate) {
+        if (p.dweight && p.accumulate) {
             const auto old = ldg<Vec<float, 4>>(p.dweight + at);
             GT_UNROLL
             for (int e = 0; e < 4; e++) g.word[e] += old.word[e];
         }
-        stg(p.dweight + at, g);
+        if (p.dweight) stg(p.dweight + at, g);
     }
     if (!wants_sums) return;
     const uint32_t cells = smem_base(), more_cells = cells + 16 * 32 * ROW_WARPS;
