@@ -459,7 +459,8 @@ static void check_last_chunks(void) {
 /* ---- long sequences ---- */
 
 /* What backward needs beside `saved` is no larger than r where dv is scratch memory, else N / 64 times r more than half
- * of it; chunk by chunk, of which packed sequences may have one more each. */
+ * of it; chunk by chunk, of which packed sequences may have one more each.  A query that does not tell of saved, dk and
+ * dv gets no less. */
 static void check_room(const test_case *c) {
     static _Alignas(16) char any[16];
     gt_wkv6_args a = c->args.wkv6;
@@ -476,6 +477,11 @@ static void check_room(const test_case *c) {
     const gt_status status = gt_wkv6_workspace(&a, &need);
     test_check(status == GT_OK && (int64_t)need.backward <= most, "%s: %s, %zu bytes of workspace, r has %lld",
                test_describe(c, GT_BACKWARD), gt_status_string(status), need.backward, (long long)size);
+    gt_workspace enough;
+    a.saved = a.dk = a.dv = NULL;
+    test_check(gt_wkv6_workspace(&a, &enough) == GT_OK && enough.backward >= need.backward,
+               "%s: without saved, dk and dv %zu bytes, with them %zu", test_describe(c, GT_BACKWARD), enough.backward,
+               need.backward);
 }
 
 /* G lies in dk and dv; without dv, and in fp32 with N = 128, in workspace. */
