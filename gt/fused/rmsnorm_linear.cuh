@@ -107,6 +107,7 @@ GT_DEV Moments moments_of(Row& row, const Input& in) {
 }
 
 GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
+    wait_for_chain();
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
     if (m >= in.M) return;
     AnyRow row = {in, m};

@@ -130,21 +130,21 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
 /* ---- rmsnorm_linear: launches of the products -------------------------------------------------- */
 
 template <class C>
-static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Device& device, gt_stream stream) {
+static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Device& device, Chain& chain) {
     p.tiles_m = (int)ceil_div(p.M, C::BM);
     p.tiles_n = (int)ceil_div(p.N, C::BN);
     p.tiles = (int)(p.tiles_m * slices) * p.tiles_n;
     const int64_t resident = resident_blocks(C::BN / 64, device);
     return run("rmsnorm_linear tiles_kernel", tiles_kernel<C>, p.tiles < resident ? p.tiles : resident, C::THREADS,
-               C::SMEM, stream, p);
+               C::SMEM, chain, p);
 }
 
 template <class T, Product P>
 static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device,
-                                 gt_stream stream) {
+                                 Chain& chain) {
     if constexpr (is_built_for<T>()) {
-        if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, stream);
-        return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, stream);
+        if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, chain);
+        return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
     }
     return GT_OK; /* not reached: uses_tensor_cores is false */
 }
@@ -152,21 +152,21 @@ static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slice
 /* Of the call's type; workspace: that of the handle, NULL where it is not to be used. */
 template <Product P>
 static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams& p, int across, int64_t slices,
-                              void* workspace, const Device& device, gt_stream stream) {
+                              void* workspace, const Device& device, Chain& chain) {
     bool is_done = false;
     if (workspace && slices == 1) {
         const HandleProduct h = {a.cublaslt, workspace, a.dtype, P == DWEIGHT ? GT_F32 : a.dtype, P, p.a, p.b,
                                  p.out, p.out_stride, p.M, p.N, p.K};
-        const gt_status status = multiply(h, stream, &is_done);
+        const gt_status status = multiply(h, chain.stream, &is_done);
         if (status != GT_OK || is_done) return status;
     }
-    if (a.dtype == GT_BF16) return launch_tiles_of<bf16, P>(p, across, slices, device, stream);
-    return launch_tiles_of<f16, P>(p, across, slices, device, stream);
+    if (a.dtype == GT_BF16) return launch_tiles_of<bf16, P>(p, across, slices, device, chain);
+    return launch_tiles_of<f16, P>(p, across, slices, device, chain);
 }
 
 /* y = n weight^T + bias */
 static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, const ForwardPlan& plan,
-                                            const Device& device, gt_stream stream) {
+                                            const Device& device, Chain& chain) {
     TilesParams p = {};
     p.a = {plan.n, a.D, (int)a.M, (int)a.D};
     p.b = {a.weight, a.D, (int)a.O, (int)a.D};
@@ -175,12 +175,12 @@ static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, con
     p.M = (int)a.M, p.N = (int)a.O, p.K = (int)a.D;
     p.slice = (int)ceil_div(a.D, TILE_K) * TILE_K;
     return launch_tiles<OUTPUT>(a, p, warps_across(a.M, a.O, device), 1, a.bias ? nullptr : plan.workspace, device,
-                                stream);
+                                chain);
 }
 
 /* dn = dy weight */
 static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
-                                           const Device& device, gt_stream stream) {
+                                           const Device& device, Chain& chain) {
     TilesParams p = {};
     p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
     p.b = {a.weight, a.D, (int)a.O, (int)a.D};
@@ -189,45 +189,49 @@ static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, cons
     p.M = (int)a.M, p.N = (int)a.D, p.K = (int)a.O;
     p.slice = (int)ceil_div(a.O, TILE_K) * TILE_K;
     return launch_tiles<DNORM>(a, p, warps_across(a.M, a.D, device), 1, plan.scales ? nullptr : plan.workspace, device,
-                               stream);
+                               chain);
 }
 
 /* G = dy^T xhat */
 static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
-                                       const Device& device, gt_stream stream) {
+                                       const Device& device, Chain& chain) {
     TilesParams p = {};
     p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
     p.b = {plan.rows, a.D, (int)a.M, (int)a.D};
     p.out = plan.g, p.out_stride = a.D;
     p.M = (int)a.O, p.N = (int)a.D, p.K = (int)a.M;
     p.slice = (int)plan.slice;
-    return launch_tiles<DWEIGHT>(a, p, warps_across_dweight(a), plan.slices, plan.workspace, device, stream);
+    return launch_tiles<DWEIGHT>(a, p, warps_across_dweight(a), plan.slices, plan.workspace, device, chain);
 }
 
 /* ---- rmsnorm_linear: launches around them ------------------------------------------------------ */
 
 /* `kernel` of the call's 16-bit type. */
 #define GT_RUN_16(kernel, blocks, smem, p)                                                                            \
-    (a.dtype == GT_BF16 ? run("rmsnorm_linear " #kernel, kernel<bf16>, blocks, 32 * ROW_WARPS, smem, stream, p)         \
-                        : run("rmsnorm_linear " #kernel, kernel<f16>, blocks, 32 * ROW_WARPS, smem, stream, p))
+    (a.dtype == GT_BF16 ? run("rmsnorm_linear " #kernel, kernel<bf16>, blocks, 32 * ROW_WARPS, smem, chain, p)         \
+                        : run("rmsnorm_linear " #kernel, kernel<f16>, blocks, 32 * ROW_WARPS, smem, chain, p))
 
 static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const ForwardPlan& plan,
                                              const Device& device, gt_stream stream) {
+    Chain chain = {stream};
     const NormaliseParams p = {in, 0, plan.n};
     const gt_status status = GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
-    return status != GT_OK ? status : launch_output_tiles(a, plan, device, stream);
+    return status != GT_OK ? status : launch_output_tiles(a, plan, device, chain);
 }
 
 /* dn, then dx from it, and xhat in its place; or xhat alone. */
 static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, const BackwardTiles& plan, bool is_saved,
-                                    const Device& device, gt_stream stream) {
+                                    const Device& device, Chain& chain) {
     if (!a.dx) {
         in.gamma = in.beta = nullptr;
         const NormaliseParams p = {in, is_saved, plan.rows};
         return GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
     }
-    gt_status status = is_saved ? GT_OK : launch_moments(in, stream);
-    if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, stream);
+    gt_status status = GT_OK;
+    if (!is_saved)
+        status = run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0, chain,
+                     in);
+    if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, chain);
     const GradientParams p = {in, plan.rows, plan.scales, a.dx, a.dx_stride, plan.wants_g};
     if (status != GT_OK) return status;
     return GT_RUN_16(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
@@ -235,7 +239,7 @@ static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, c
 
 /* The sums over dy's rows, in the workspace and, if it is wanted, as the gradient. */
 static inline gt_status launch_dbias_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardTiles& plan,
-                                           gt_stream stream) {
+                                           Chain& chain) {
     ColumnParams p = {};
     p.v = a.dy;
     p.dtype = a.dtype;
@@ -245,13 +249,13 @@ static inline gt_status launch_dbias_tiles(const gt_rmsnorm_linear_args& a, cons
     p.tiles = ceil_div(p.columns, 32);
     p.rows = plan.rows_of_block;
     gt_status status = run("rmsnorm_linear column_kernel", column_kernel, p.tiles * plan.blocks, 32 * ROW_WARPS,
-                           2 * 4 * 32 * ROW_WARPS, stream, p);
-    if (status == GT_OK) status = reduce_rows(plan.dbias_parts, plan.dbias, plan.blocks, a.O, 0, stream);
+                           2 * 4 * 32 * ROW_WARPS, chain, p);
+    if (status == GT_OK) status = reduce_rows(plan.dbias_parts, plan.dbias, plan.blocks, a.O, 0, chain);
     if (status != GT_OK || !a.dbias) return status;
-    return reduce_rows(plan.dbias_parts, a.dbias, plan.blocks, a.O, a.accumulate, stream);
+    return reduce_rows(plan.dbias_parts, a.dbias, plan.blocks, a.O, a.accumulate, chain);
 }
 
-static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, gt_stream stream) {
+static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, Chain& chain) {
     FinishParams p = {};
     p.parts = plan.g, p.slices = plan.wants_g ? plan.slices : 0;
     p.weight = a.weight;
@@ -262,20 +266,21 @@ static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const Bac
     p.O = (int)a.O, p.D = (int)a.D, p.accumulate = a.accumulate;
     gt_status status = GT_RUN_16(finish_kernel, ceil_div(a.D, 128) * plan.finishers, 2 * 16 * 32 * ROW_WARPS, p);
     if (status == GT_OK && a.dgamma)
-        status = reduce_rows(plan.dgamma, a.dgamma, plan.finishers, a.D, a.accumulate, stream);
+        status = reduce_rows(plan.dgamma, a.dgamma, plan.finishers, a.D, a.accumulate, chain);
     if (status == GT_OK && a.dbeta)
-        status = reduce_rows(plan.dbeta, a.dbeta, plan.finishers, a.D, a.accumulate, stream);
+        status = reduce_rows(plan.dbeta, a.dbeta, plan.finishers, a.D, a.accumulate, chain);
     return status;
 }
 
 static inline gt_status launch_backward_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
                                               Moments* saved, const Device& device, gt_stream stream) {
+    Chain chain = {stream};
     const Input in = input_of(a, saved ? saved : plan.moments);
     gt_status status = GT_OK;
-    if (plan.wants_dbias) status = launch_dbias_tiles(a, in, plan, stream);
-    if (status == GT_OK && plan.rows) status = launch_rows(a, in, plan, saved, device, stream);
-    if (status == GT_OK && plan.wants_g) status = launch_g_tiles(a, plan, device, stream);
-    if (status == GT_OK && (plan.wants_g || a.dbeta)) status = launch_finish(a, plan, stream);
+    if (plan.wants_dbias) status = launch_dbias_tiles(a, in, plan, chain);
+    if (status == GT_OK && plan.rows) status = launch_rows(a, in, plan, saved, device, chain);
+    if (status == GT_OK && plan.wants_g) status = launch_g_tiles(a, plan, device, chain);
+    if (status == GT_OK && (plan.wants_g || a.dbeta)) status = launch_finish(a, plan, chain);
     return status;
 }
 

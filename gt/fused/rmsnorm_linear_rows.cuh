@@ -82,6 +82,7 @@ struct NormaliseParams {
 
 template <class T>
 GT_KERNEL(32 * ROW_WARPS, 4) normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
+    wait_for_chain();
     const Input& in = p.in;
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
     if (m >= in.M) return;
@@ -119,6 +120,7 @@ struct GradientParams {
 
 template <class T>
 GT_KERNEL(32 * ROW_WARPS, 3) gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
+    wait_for_chain();
     const Input& in = p.in;
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
     if (m >= in.M) return;
@@ -199,6 +201,7 @@ GT_DEV void store_finished(float* partials, uint32_t cells, int64_t block, int D
 
 template <class T>
 GT_KERNEL(32 * ROW_WARPS, 1) finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
+    wait_for_chain();
     const int tiles = (p.D + 127) / 128, d = block_x() % tiles * 128 + 4 * lane_id();
     const int64_t block = block_x() / tiles;
     const bool wants_sums = p.dgamma || p.dbeta;

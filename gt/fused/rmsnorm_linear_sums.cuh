@@ -113,6 +113,7 @@ GT_DEV void store_column(float* partials, uint32_t cells, const ColumnParams& p,
 }
 
 GT_KERNEL(32 * ROW_WARPS, 1) column_kernel(const GT_GRID_CONSTANT ColumnParams p) {
+    wait_for_chain();
     const int64_t block = block_x() / p.tiles, c = block_x() % p.tiles * 32 + lane_id();
     const int64_t first = block * p.rows;
     const int64_t end = c >= p.columns ? first : first + p.rows < p.in.M ? first + p.rows : p.in.M;

@@ -349,6 +349,7 @@ struct Walk {
 template <class C>
 GT_KERNEL(C::THREADS, C::MIN_BLOCKS) tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
 #if GT_SM80_KERNELS
+    wait_for_chain();
     Walk<C> walk;
     walk.start(p);
     GT_NO_UNROLL
