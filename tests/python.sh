@@ -1,7 +1,8 @@
 #!/bin/sh
 # python.sh FOLDER: makes the source distribution of the Python package and a wheel from that, without nvcc, installs
 # the wheel in the virtual environment FOLDER (of tests/packages.sh) and runs python/tests.  PyTorch is installed there
-# if that ends within TORCH_SECONDS (900); else the tests that need it are skipped.
+# if that ends within TORCH_SECONDS (900); else the tests that need it are skipped.  The trainer that tests compare with
+# is that of the build folder BUILD.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(cd "$1" && pwd)
@@ -21,4 +22,4 @@ pip -q wheel --no-deps --no-build-isolation -w "$dist" -Csetup-args=-Dcuda=disab
 ls -l "$dist"
 pip -q install --no-deps --force-reinstall "$dist"/*.whl
 cd "$folder"
-OMP_WAIT_POLICY=passive python "$root/python/tests/run.py"
+GT_TEST_BUILD=${BUILD:-$root/build} OMP_WAIT_POLICY=passive python "$root/python/tests/run.py"
