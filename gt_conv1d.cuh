@@ -7,20 +7,20 @@
  * where the last W-1 of de begin with dstate_out, and its first W-1 are dstate_in.
  *
  * NUMERICAL HAZARDS, and what is done about them
- *   - Kernels take every width as 4.  The taps that a smaller one lacks are skipped, not 0: the
+ *   - Kernels that take every width as 4 skip the taps that a smaller one lacks: a factor 0 would not do, for the
  *     input there may be infinite.
  *   - SiLU and its derivative at infinity: silu_of_sigmoid and silu_derivative.
- *   - dweight and dbias are sums over batch and time: a thread adds at most 32 tokens, then a block
- *     its threads, then reduce_rows the blocks.
+ *   - dweight and dbias are sums over batch and time: a thread adds at most 256 tokens, then a block
+ *     its warps, then reduce_rows the blocks.
  *
  * THE PARTS, in gt/conv1d/
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
  *     problem.cuh    what every kernel knows
- *     forward.cuh    forward and step, threads side by side over channels
- *     backward.cuh   backward, likewise
- *     time.cuh       both, threads side by side over time
- *     state.cuh      the gradient of the state
- *     packed.cuh     packed sequences: all of it
+ *     tile.cuh       how forward and backward are cut, and their copies through shared memory
+ *     forward.cuh    forward
+ *     backward.cuh   backward
+ *     step.cuh       steps
+ *     state.cuh      states of packed sequences, gradients of states
  *     launch.cuh     plans and launches
  * This file has the C functions. */
 #ifndef GT_CONV1D_CUH
@@ -41,14 +41,14 @@ GT_API gt_status gt_conv1d_forward(const gt_conv1d_args* args, gt_stream stream)
     gt_conv1d_args a;
     gt::Device device;
     const gt_status status = gt::conv1d::prepare(GT_FORWARD, args, &a, &device);
-    return status != GT_OK ? status : gt::conv1d::launch_forward(a, false, device, stream);
+    return status != GT_OK ? status : gt::conv1d::launch_forward(a, device, stream);
 }
 
 GT_API gt_status gt_conv1d_step(const gt_conv1d_args* args, gt_stream stream) {
     gt_conv1d_args a;
     gt::Device device;
     const gt_status status = gt::conv1d::prepare(GT_STEP, args, &a, &device);
-    return status != GT_OK ? status : gt::conv1d::launch_forward(a, true, device, stream);
+    return status != GT_OK ? status : gt::conv1d::launch_step(a, stream);
 }
 
 GT_API gt_status gt_conv1d_backward(const gt_conv1d_args* args, gt_stream stream) {

@@ -279,15 +279,16 @@ GT_HD float sigmoid(float x) {
 /* The exponential of a positive number overflows to infinity, whose reciprocal is the 0 wanted. */
 GT_HD float sigmoid_fast(float x) { return rcp_approx(1.0f + exp_fast(-x)); }
 
-/* Far out the factor x is bounded, so that infinity meets no 0; NaN stays NaN. */
+/* Far out the factor x is bounded, so that infinity meets no 0.  NaN becomes a number there, but sigmoid_x is NaN
+ * then. */
 GT_HD float silu_of_sigmoid(float x, float sigmoid_x) {
-    return (x < -200.0f ? -200.0f : x) * sigmoid_x;
+    return fmaxf(x, -200.0f) * sigmoid_x;
 }
 
 GT_HD float silu(float x) { return silu_of_sigmoid(x, sigmoid(x)); }
 
 GT_HD float silu_derivative(float x, float sigmoid_x) {
-    const float bounded = x < -200.0f ? -200.0f : x > 200.0f ? 200.0f : x;
+    const float bounded = fminf(fmaxf(x, -200.0f), 200.0f);
     return sigmoid_x * fma_rn(bounded, 1.0f - sigmoid_x, 1.0f);
 }
 

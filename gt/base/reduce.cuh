@@ -9,22 +9,41 @@ namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
  * out[c] (+)= sum_r in[r][c], r ascending within each of 16 interleaved partial sums, which are then
- * added in a fixed order: the result depends on the shape alone.
- * grid ceil(columns/32), block 512 = 16 rows x 32 columns; 2 KB of shared memory; reads
+ * added in a fixed order: the result depends on the shape alone.  Up to three such sums in one launch.
+ * grid ceil(columns/32) of each, block 512 = 16 rows x 32 columns; 2 KB of shared memory; reads
  * rows*columns*4 bytes once. */
 constexpr int REDUCED_ROWS = 16; /* at a time */
 
+struct RowSums {
+    static constexpr int MOST = 3;
+    struct Part {
+        const float* in;
+        float* out;
+        int64_t rows, columns;
+    } part[MOST];
+    int count = 0;
+
+    void add(const float* in, float* out, int64_t rows, int64_t columns) { part[count++] = {in, out, rows, columns}; }
+};
+
 struct ReduceRowsParams {
-    const float* in;
-    float* out;
-    int64_t rows, columns;
+    RowSums::Part part[RowSums::MOST];
+    int64_t end[RowSums::MOST]; /* of the blocks of a part */
     int accumulate;
 };
 
-GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams p) {
+GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
     constexpr int BATCH = 16; /* loads in flight */
     wait_for_chain();
-    const int64_t c = (int64_t)block_x() * 32 + lane_id();
+    RowSums::Part p = params.part[0];
+    int64_t block = block_x();
+    GT_UNROLL
+    for (int i = 1; i < RowSums::MOST; i++) {
+        if (block_x() < params.end[i - 1]) continue;
+        p = params.part[i];
+        block = block_x() - params.end[i - 1];
+    }
+    const int64_t c = block * 32 + lane_id();
     float sum = 0.0f;
     for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += BATCH * REDUCED_ROWS) {
         float x[BATCH];
@@ -39,7 +58,7 @@ GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT Reduce
     if (warp_id() == 0 && c < p.columns) {
         sum = 0.0f;
         for (int i = 0; i < REDUCED_ROWS; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
-        p.out[c] = p.accumulate ? p.out[c] + sum : sum;
+        p.out[c] = params.accumulate ? p.out[c] + sum : sum;
     }
 }
 
@@ -73,13 +92,28 @@ static inline gt_status device_supported(int device) {
 #endif
 }
 
-/* stream: a gt_stream, or a Chain. */
+/* stream: a gt_stream, or a Chain.  Nothing is launched for no sums. */
+template <class Stream>
+static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream& stream) {
+    ReduceRowsParams params = {};
+    int64_t blocks = 0;
+    for (int i = 0; i < RowSums::MOST; i++) {
+        if (i < sums.count) {
+            params.part[i] = sums.part[i];
+            blocks += (sums.part[i].columns + 31) / 32;
+        }
+        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* of the last: no block is beyond */
+    }
+    params.accumulate = accumulate;
+    return run("reduce_rows", reduce_rows_kernel, blocks, 32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);
+}
+
 template <class Stream>
 static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns,
                                     int accumulate, Stream& stream) {
-    const ReduceRowsParams params = {in, out, rows, columns, accumulate};
-    return run("reduce_rows", reduce_rows_kernel, (columns + 31) / 32,
-               32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);
+    RowSums sums;
+    sums.add(in, out, rows, columns);
+    return reduce_rows(sums, accumulate, stream);
 }
 
 } /* namespace gt */

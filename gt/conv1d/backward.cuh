@@ -1,33 +1,41 @@
-/* gt/conv1d/backward.cuh - backward, threads side by side over channels.
+/* gt/conv1d/backward.cuh - backward.
  *
- * grid and block as in forward, but a run is one of gradients: step i of the walk makes q_i and
- * finishes dx_{i-3}, i < T + 3.  A run but the first begins 3 steps early, for the q that its first
- * dx needs. registers: weights and their gradients, three inputs and three q, BATCH tokens of x and
- * dy as loaded; more than 2 channels a thread do not fit.
- * shared: the parameter gradients of all threads, 20 VEC bytes each: 10 KB for VEC = 2.
- * bytes: x, dy and dx once; 6 tokens of x and 3 of dy of every run a second time, out of a cache.
- * dweight and dbias are summed over a run, then over the block's runs in order, then over blocks by
- * reduce_rows: deterministic. */
+ * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do not
+ * fit into shared memory).
+ * Step t of the walk makes q_t = dy_t act'(pre_t) and finishes dx_{t-W+1}.  A run has W - 1 steps more, which make the
+ * q that its last dx need; behind the end of a sequence these q are 0.
+ * registers: weights and their gradients, the last W - 1 inputs and q: 128 at most, so that four blocks share a
+ * multiprocessor.
+ * shared: over channels 3 stages of 4 KB (fp32 too) a warp, over time 2 of 9 KB; then the parameter gradients.
+ * bytes: x, dy and dx once; of every run 2 (W - 1) tokens of x and W - 1 of dy a second time, out of a cache.
+ * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 adds, 11 of q, 2 unpack, half a one packs, then copies.
+ * dweight and dbias are summed over a run, then over the block's warps in order, then over blocks by reduce_rows:
+ * deterministic.  dx has the bits that a packed sequence has alone. */
 #ifndef GT_CONV1D_BACKWARD_CUH
 #define GT_CONV1D_BACKWARD_CUH
 
-#include "forward.cuh"
+#include "tile.cuh"
 
 namespace gt {
 namespace conv1d {
 
 struct BackwardParams {
     Problem in;
-    Cut cut; /* only of the kernel over channels */
+    Cut cut;
     const void* dy;
     gt_stride dy_at;
     const float* dstate_out;
     void* dx;
     gt_stride dx_at;
-    float *dweight, *dbias; /* partial sums [rows, D*W], [rows, D]; NULL if not wanted */
-    int lanes, passes;      /* only of the kernel over time */
-    int64_t segments;
+    float *dweight, *dbias; /* partial sums [blocks, D*W], [blocks, D]; NULL if not wanted */
 };
+
+template <class L>
+constexpr int BACKWARD_STAGES = L::OVER_TIME ? 2 : 3;
+template <class L>
+constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* of shared memory, a warp */
+template <class L>
+constexpr int BACKWARD_BLOCKS = L::OVER_TIME ? 3 : 4; /* on a multiprocessor */
 
 /* What dstate_out adds to the gradient of the input of token t of a sequence that ends at `end`: row `row` of it
  * holds the last W-1 of them. */
@@ -37,87 +45,229 @@ GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int
 }
 
 /* Sums of parameter gradients: of the weights, then of the bias. */
-template <int VEC>
+template <int W, int VEC>
 struct Sums {
-    float tap[TAPS + 1][VEC];
+    float tap[W + 1][VEC];
 };
 
-/* Sums over the rows of the block; all threads. */
-template <int VEC>
-GT_DEV void store_sums(const BackwardParams& p, const Place& me, const Sums<VEC>& sums) {
+/* Sums over the warps of the block; all threads. */
+template <class L, int W>
+GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::VEC>& sums) {
+    constexpr int VEC = L::VEC, CELLS = (W + 1) * VEC * 32;
+    static_assert(4 * CELLS <= BACKWARD_BYTES<L>, "in the place of a warp's stages");
     const Problem& in = p.in;
-    const int lanes = p.cut.lanes, first = TAPS - in.W;
     const uint32_t cells = smem_base();
+    sync_threads(); /* all stages have been read */
     GT_UNROLL
-    for (int k = 0; k <= TAPS; k++) {
+    for (int k = 0; k <= W; k++) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++)
-            sts<float>(cells + 4 * ((k * VEC + v) * THREADS + thread_id()), sums.tap[k][v]);
+            sts<float>(cells + 4 * (warp_id() * CELLS + (k * VEC + v) * 32 + lane_id()), sums.tap[k][v]);
     }
     sync_threads();
-    const int64_t tile = me.d - (int64_t)me.lane * VEC;
-    for (int i = thread_id(); i < (TAPS + 1) * VEC * lanes; i += THREADS) {
-        const int k = i / lanes / VEC, v = i / lanes % VEC, lane = i % lanes;
-        const int64_t d = tile + (int64_t)lane * VEC + v;
+    for (int i = thread_id(); i < CELLS; i += block_threads()) {
+        const int k = i / 32 / VEC, v = i / 32 % VEC;
+        const int64_t d = tile_channel<L>(me) + i % 32 * VEC + v;
         float sum = 0.0f;
-        for (int row = 0; row < THREADS / lanes; row++)
-            sum += lds<float>(cells + 4 * ((k * VEC + v) * THREADS + row * lanes + lane));
-        if (d >= in.D || k < first) continue;
-        if (k < TAPS) {
-            if (p.dweight) p.dweight[(me.block * in.D + d) * in.W + k - first] = sum;
+        for (int warp = 0; warp < p.cut.warps; warp++) sum += lds<float>(cells + 4 * (warp * CELLS + i));
+        if (d >= in.D) continue;
+        if (k < W) {
+            if (p.dweight) p.dweight[(me.block * in.D + d) * W + k] = sum;
         } else if (p.dbias) {
             p.dbias[me.block * in.D + d] = sum;
         }
     }
 }
 
-template <class T, int VEC>
-GT_DEV void backward_run(const BackwardParams& p, const Place& me, Sums<VEC>& sums) {
-    constexpr int COUNT = BATCH<T, VEC, 2>;
-    const Problem& in = p.in;
-    const int64_t start = me.first > 0 ? me.first - HALO : 0;
-    Taps<VEC> taps;
-    taps.load(in, me.d);
-    float e[TAPS][VEC], q[TAPS][VEC] = {};
-    load_window<T, VEC>(e, in, me, start, me.b);
-    for (int64_t t = start; t < me.last; t += COUNT) {
-        Vec<T, VEC> x[COUNT], dy[COUNT];
-        load_tokens(x, in.x, in.x_at, me.b, t, me.d, in.T - t);
-        load_tokens(dy, p.dy, p.dy_at, me.b, t, me.d, in.T - t);
+/* The walk of a lane. */
+template <class L, int W>
+struct BackwardWalk {
+    using T = typename L::T;
+    static constexpr int VEC = L::VEC, UNIT = L::UNIT, J = W - 1;
+    Filter<W, VEC> filter;
+    Sums<W, VEC> sums;
+    float e[W][VEC], q[W][VEC];
+
+    /* One token; dx is that of the token J before. */
+    GT_METHOD void step(const Problem& in, const float (&x)[VEC], const float (&dy)[VEC], float (&dx)[VEC]) {
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) {
-            if (t + i >= me.last) break;
-            const bool own = t + i >= me.first, inside = t + i < in.T;
-            float dx[VEC];
+        for (int v = 0; v < VEC; v++) {
+            e[J][v] = x[v];
+            q[J][v] = gradient_of_sum<T>(in.has_silu, filter.sum(e, v), dy[v]);
+            GT_UNROLL
+            for (int k = 0; k < W; k++) sums.tap[k][v] = fma_rn(e[k][v], q[J][v], sums.tap[k][v]);
+            sums.tap[W][v] += q[J][v];
+            dx[v] = filter.gradient(q, v);
+        }
+        shift(e);
+        shift(q);
+    }
+
+    /* Stores dx of the run's token t, which the stage holds, or the one before. */
+    GT_METHOD void store(const BackwardParams& p, const Stream<L>& out, uint32_t stage, int begin, int t,
+                         const float (&dx)[VEC]) {
+        if (!p.dx) return;
+        if constexpr (L::OVER_TIME) {
+            Vec<T, 1> packed;
+            packed.set(dx);
+            sts(L::cell(stage, t - begin), packed);
+        } else {
+            store_token(out, t, p.cut.is_whole, dx);
+        }
+    }
+
+    /* Tokens i ... i + UNIT - 1 of a stage, a ... of the run.  has_before: the J before are the piece's, too. */
+    GT_METHOD void unit(const BackwardParams& p, const Stream<L>& out, uint32_t stage, int i, int a, bool has_before) {
+        if constexpr (L::OVER_TIME) {
+            const Vec<T, UNIT> xs = lds<Vec<T, UNIT>>(L::cell(stage, i));
+            const Vec<T, UNIT> dys = lds<Vec<T, UNIT>>(L::cell(stage + L::BYTES, i));
+            float dxs[UNIT];
+            GT_UNROLL
+            for (int n = 0; n < UNIT; n++) {
+                const float x[1] = {xs.get(n)}, dy[1] = {dys.get(n)};
+                float dx[1];
+                step(p.in, x, dy, dx);
+                dxs[n] = dx[0];
+            }
+            if (has_before) store_part<T, UNIT - J, 0, J>(L::cell(stage, i - UNIT), dxs);
+            store_part<T, 0, J, UNIT - J>(L::cell(stage, i), dxs);
+        } else {
+            T* to = out.token(a - J);
+            const bool stores = p.dx && out.me.channels;
+            GT_UNROLL
+            for (int n = 0; n < UNIT; n++) {
+                const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::cell(stage, i + n));
+                const Vec<T, VEC> dys = lds<Vec<T, VEC>>(L::cell(stage + L::BYTES, i + n));
+                float x[VEC], dy[VEC], dx[VEC];
+                GT_UNROLL
+                for (int v = 0; v < VEC; v++) {
+                    x[v] = xs.get(v);
+                    dy[v] = dys.get(v);
+                }
+                step(p.in, x, dy, dx);
+                Vec<T, VEC> packed;
+                packed.set(dx);
+                if (n < J ? stores && has_before : stores) stg(to, packed);
+                to += out.s.t;
+            }
+        }
+    }
+
+    GT_METHOD void token(const BackwardParams& p, const Stream<L>& out, uint32_t stage, int begin, int a,
+                         bool has_before) {
+        const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::cell(stage, a - begin));
+        const Vec<T, VEC> dys = lds<Vec<T, VEC>>(L::cell(stage + L::BYTES, a - begin));
+        float x[VEC], dy[VEC], dx[VEC];
+        GT_UNROLL
+        for (int v = 0; v < VEC; v++) {
+            x[v] = xs.get(v);
+            dy[v] = dys.get(v);
+        }
+        step(p.in, x, dy, dx);
+        if (has_before) store(p, out, stage, begin, a - J, dx);
+    }
+
+    /* The last J gradients of the piece of a sequence from the run's token `first` to a - 1. */
+    GT_METHOD void finish(const BackwardParams& p, const Stream<L>& x_in, const Stream<L>& dy_in, const Stream<L>& out,
+                          const Piece& piece, uint32_t stage, int begin, int first, int a) {
+        GT_NO_UNROLL
+        for (int t = a; t < a + J; t++) {
+            const bool inside = t < piece.end;
+            float x[VEC] = {}, dy[VEC] = {}, dx[VEC];
+            if (inside) {
+                load_token(x, x_in, t);
+                load_token(dy, dy_in, t);
+            }
             GT_UNROLL
             for (int v = 0; v < VEC; v++) {
-                e[HALO][v] = x[i].get(v);
-                q[HALO][v] =
-                    inside ? gradient_of_sum<T>(in, taps.sum(e, v), dy[i].get(v)) : 0.0f;
-                if (own && inside) {
-                    GT_UNROLL
-                    for (int k = 0; k < TAPS; k++)
-                        if (k >= taps.first)
-                            sums.tap[k][v] = fma_rn(e[k][v], q[HALO][v], sums.tap[k][v]);
-                    sums.tap[TAPS][v] += q[HALO][v];
-                }
-                dx[v] = taps.gradient(q, v);
-                if (!inside) dx[v] += state_gradient(p, me.b, t + i - HALO, in.T, me.d + v);
+                e[J][v] = x[v];
+                q[J][v] = inside ? gradient_of_sum<T>(p.in.has_silu, filter.sum(e, v), dy[v]) : 0.0f;
+                dx[v] = filter.gradient(q, v);
+                if (!inside && v < out.me.channels)
+                    dx[v] += state_gradient(p, piece.sequence, t - J, piece.end, lane_channel<L>(out.me) + v);
             }
-            if (p.dx && own && t + i >= HALO)
-                store_token<T, VEC>(p.dx, p.dx_at, me.b, t + i - HALO, me.d, dx);
+            if (t - J >= first) store(p, out, stage, begin, t - J, dx);
             shift(e);
             shift(q);
         }
     }
+};
+
+template <class L, int W>
+GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>& sums) {
+    using T = typename L::T;
+    constexpr int STAGES = BACKWARD_STAGES<L>, UNIT = L::UNIT, TOKENS = L::TOKENS, STAGE = 2 * L::BYTES;
+    const Problem& in = p.in;
+    const uint32_t base = smem_base() + warp_id() * BACKWARD_BYTES<L>;
+    const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
+    const Stream<L> x(in.x, in.x_at, me), dy(p.dy, p.dy_at, me), dx(p.dx, p.dx_at, me);
+    clear_missing<L>(me, base, 2 * STAGES);
+    BackwardWalk<L, W> walk;
+    walk.filter.load(in, me, lane_channel<L>(me));
+    walk.sums = {};
+    Piece piece = {};
+    int a = 0, first = 0, stop = 0; /* tokens done; the piece of a sequence: tokens first ... stop - 1 */
+    for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
+        const int ahead = k + STAGES - 1;
+        if (k >= 0) {
+            cp_async_wait<STAGES - 2>();
+            sync_warp(); /* stage k is there, and the one before is free */
+        }
+        if (ahead < stages) {
+            x.fill(base + ahead % STAGES * STAGE, ahead, granule);
+            dy.fill(base + ahead % STAGES * STAGE + L::BYTES, ahead, granule);
+        }
+        cp_async_commit();
+        if (k < 0) continue;
+        const uint32_t stage = base + k % STAGES * STAGE;
+        const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
+        for (;;) {
+            if (a == stop) {
+                if (a > 0) walk.finish(p, x, dy, dx, piece, stage, begin, first, a);
+                if (a == used) break;
+                piece = piece_at(in, me, a, piece.sequence);
+                first = a;
+                stop = piece.end < used ? piece.end : used;
+                load_window<L, W>(walk.e, in, x, piece, a);
+                GT_UNROLL
+                for (int i = 0; i < W; i++) {
+                    GT_UNROLL
+                    for (int v = 0; v < L::VEC; v++) walk.q[i][v] = 0.0f;
+                }
+            }
+            if (a == end) break;
+            const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
+            if (is_unit && (L::OVER_TIME || p.cut.is_whole)) {
+                walk.unit(p, dx, stage, a - begin, a, a > first);
+                a += UNIT;
+            } else {
+                walk.token(p, dx, stage, begin, a, a - (W - 1) >= first);
+                a++;
+            }
+        }
+        if (L::OVER_TIME && p.dx) { /* the last UNIT tokens of a stage are not all there yet: the next one has them */
+            sync_warp();
+            dx.flush(stage, 0, begin - UNIT, a, granule);
+            const bool is_last = a == used;
+            if (is_last) {
+                for (int t = begin + TOKENS - UNIT; t < a && me.channels; t++)
+                    *dx.token(t) = lds<T>(L::cell(stage, t - begin));
+            } else {
+                sts(L::cell(base + (k + 1) % STAGES * STAGE, -UNIT),
+                    lds<Vec<T, UNIT>>(L::cell(stage, TOKENS - UNIT)));
+            }
+        }
+    }
+    if (p.dx && used < me.tokens) clear_tokens(dx, used);
+    sums = walk.sums;
 }
 
-template <class T, int VEC>
-GT_KERNEL(THREADS, 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    const Place me = place_of<VEC>(p.in, p.cut, p.in.T + HALO);
-    Sums<VEC> sums = {};
-    if (me.exists) backward_run<T, VEC>(p, me, sums);
-    if (p.dweight || p.dbias) store_sums<VEC>(p, me, sums);
+template <class L, int W>
+GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    const Run me = run_of<L>(p.in, p.cut);
+    Sums<W, L::VEC> sums = {};
+    if (me.exists) backward_run<L, W>(p, me, sums);
+    if (p.dweight || p.dbias) store_sums<L, W>(p, me, sums);
 }
 
 } /* namespace conv1d */

@@ -1,16 +1,19 @@
-/* gt/conv1d/forward.cuh - forward and step, threads side by side over channels.
+/* gt/conv1d/forward.cuh - forward.
  *
- * grid tiles * ceil(B * runs / rows of a block), block 256.  A thread has VEC channels and walks
- * through a run of 8 to 32 tokens: BATCH loads, then as many outputs.
- * registers: weights, the last three inputs, BATCH tokens as loaded.  No shared memory.
- * bytes: x and y once; 3 tokens of every run a second time, out of a cache.
- * VEC = 4 or 2 elements lie together in all tensors; VEC = 1 serves any strides.
- * The thread of the first run reads the state and then writes state_out, which may be the same.
- * An output is summed by one thread, in the order of the taps: deterministic. */
+ * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do not
+ * fit into shared memory).
+ * registers: weights, the last W - 1 inputs, a unit of x as loaded: 80 at most, so that six blocks share a
+ * multiprocessor.
+ * shared: over channels 4 stages of 2 KB (fp32 too) a warp, over time 2 of 4.5 KB.
+ * bytes: x and y once; W - 1 tokens of every run a second time, out of a cache.
+ * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 5 of SiLU, 1 unpacks, half a one packs, then copies.
+ * Of a batch element the warps of the first run read the state, then write state_out, which may be the same; states of
+ * packed sequences: state.cuh.
+ * An output is summed by one thread, in the order of the taps: deterministic, and the same for a packed sequence. */
 #ifndef GT_CONV1D_FORWARD_CUH
 #define GT_CONV1D_FORWARD_CUH
 
-#include "problem.cuh"
+#include "tile.cuh"
 
 namespace gt {
 namespace conv1d {
@@ -21,60 +24,141 @@ struct ForwardParams {
     void* y;
     gt_stride y_at;
     float* state_out;
-    bool is_step;
-    const int32_t* slots;
-    int64_t slot_capacity;
 };
+
+template <class L>
+constexpr int FORWARD_STAGES = L::OVER_TIME ? 2 : 4;
+template <class L>
+constexpr int FORWARD_BYTES = FORWARD_STAGES<L> * L::BYTES; /* of shared memory, a warp */
+template <class L>
+constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
 
 /* The last inputs; ascending, for state_in may be the same memory. */
 template <class T>
-GT_DEV void store_state(const ForwardParams& p, int64_t b, int64_t row, int64_t d) {
-    const int J = p.in.W - 1;
+GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t row, int64_t d) {
+    const int J = in.W - 1;
     for (int j = 0; j < J; j++) {
-        const int64_t t = p.in.T - J + j;
-        p.state_out[(row * p.in.D + d) * J + j] =
-            t < 0 ? state_input(p.in, row, d, (int)t)
-                  : Element<T>::load(static_cast<const T*>(p.in.x), at(p.in.x_at, b, t, d));
+        const int64_t t = in.T - J + j;
+        state_out[(row * in.D + d) * J + j] =
+            t < 0 ? state_input(in, row, d, (int)t) : Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, b, t, d));
     }
 }
 
-template <class T, int VEC>
-GT_KERNEL(THREADS, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    constexpr int COUNT = BATCH<T, VEC, 1>;
-    const Problem& in = p.in;
-    const Place me = place_of<VEC>(in, p.cut, in.T);
-    if (!me.exists) return;
-    const int64_t state_row = p.slots ? p.slots[me.b] : me.b;
-    const bool skipped = p.is_step && (state_row < 0 || state_row >= p.slot_capacity);
-    if (skipped) {
-        const float zero[VEC] = {};
-        for (int64_t t = me.first; t < me.last; t++)
-            store_token<T, VEC>(p.y, p.y_at, me.b, t, me.d, zero);
-        return;
-    }
-    Taps<VEC> taps;
-    taps.load(in, me.d);
-    float e[TAPS][VEC];
-    load_window<T, VEC>(e, in, me, me.first, state_row);
-    for (int64_t t = me.first; t < me.last; t += COUNT) {
-        Vec<T, VEC> x[COUNT];
-        load_tokens(x, in.x, in.x_at, me.b, t, me.d, me.last - t);
+/* The walk of a lane. */
+template <class L, int W>
+struct ForwardWalk {
+    using T = typename L::T;
+    static constexpr int VEC = L::VEC, UNIT = L::UNIT;
+    Filter<W, VEC> filter;
+    float e[W][VEC];
+
+    GT_METHOD void step(const Problem& in, const float (&x)[VEC], float (&y)[VEC]) {
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) {
-            if (t + i >= me.last) break;
-            float y[VEC];
+        for (int v = 0; v < VEC; v++) {
+            e[W - 1][v] = x[v];
+            y[v] = output_of_sum<T>(in.has_silu, filter.sum(e, v));
+        }
+        shift(e);
+    }
+
+    /* Tokens i ... i + UNIT - 1 of a stage, a ... of the run. */
+    GT_METHOD void unit(const Problem& in, const Stream<L>& y_out, uint32_t stage, int i, int a) {
+        if constexpr (L::OVER_TIME) {
+            const Vec<T, UNIT> loaded = lds<Vec<T, UNIT>>(L::cell(stage, i));
+            float out[UNIT];
             GT_UNROLL
-            for (int v = 0; v < VEC; v++) {
-                e[HALO][v] = x[i].get(v);
-                const float pre = taps.sum(e, v);
-                y[v] = in.has_silu ? silu_of_sigmoid(pre, sigmoid_of<T>(pre)) : pre;
+            for (int n = 0; n < UNIT; n++) {
+                const float x[1] = {loaded.get(n)};
+                float y[1];
+                step(in, x, y);
+                out[n] = y[0];
             }
-            store_token<T, VEC>(p.y, p.y_at, me.b, t + i, me.d, y);
-            shift(e);
+            store_part<T, 0, 0, UNIT>(L::cell(stage, i), out);
+        } else {
+            T* to = y_out.token(a);
+            GT_UNROLL
+            for (int n = 0; n < UNIT; n++) {
+                const Vec<T, VEC> loaded = lds<Vec<T, VEC>>(L::cell(stage, i + n));
+                float x[VEC], y[VEC];
+                GT_UNROLL
+                for (int v = 0; v < VEC; v++) x[v] = loaded.get(v);
+                step(in, x, y);
+                Vec<T, VEC> packed;
+                packed.set(y);
+                if (y_out.me.channels) stg(to, packed);
+                to += y_out.s.t;
+            }
         }
     }
-    if (p.state_out && me.first == 0)
-        for (int v = 0; v < VEC; v++) store_state<T>(p, me.b, state_row, me.d + v);
+
+    GT_METHOD void token(const Problem& in, const Stream<L>& y_out, bool is_whole, uint32_t stage, int i, int a) {
+        const Vec<T, VEC> loaded = lds<Vec<T, VEC>>(L::cell(stage, i));
+        float x[VEC], y[VEC];
+        GT_UNROLL
+        for (int v = 0; v < VEC; v++) x[v] = loaded.get(v);
+        step(in, x, y);
+        if constexpr (L::OVER_TIME) {
+            Vec<T, 1> packed;
+            packed.set(y);
+            sts(L::cell(stage, i), packed);
+        } else {
+            store_token(y_out, a, is_whole, y);
+        }
+    }
+};
+
+template <class L, int W>
+GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
+    using T = typename L::T;
+    constexpr int STAGES = FORWARD_STAGES<L>, UNIT = L::UNIT, TOKENS = L::TOKENS;
+    const Problem& in = p.in;
+    const uint32_t base = smem_base() + warp_id() * FORWARD_BYTES<L>;
+    const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
+    const Stream<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
+    clear_missing<L>(me, base, STAGES);
+    ForwardWalk<L, W> walk;
+    walk.filter.load(in, me, lane_channel<L>(me));
+    Piece piece = {};
+    int a = 0, stop = 0; /* tokens done; where the piece of a sequence ends */
+    for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
+        const int ahead = k + STAGES - 1;
+        if (k >= 0) {
+            cp_async_wait<STAGES - 2>();
+            sync_warp(); /* stage k is there, and the one before is free */
+        }
+        if (ahead < stages) x.fill(base + ahead % STAGES * L::BYTES, ahead, granule);
+        cp_async_commit();
+        if (k < 0) continue;
+        const uint32_t stage = base + k % STAGES * L::BYTES;
+        const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
+        while (a < end) {
+            if (a == stop) {
+                piece = piece_at(in, me, a, piece.sequence);
+                stop = piece.end < used ? piece.end : used;
+                load_window<L, W>(walk.e, in, x, piece, a);
+            }
+            if ((L::OVER_TIME || p.cut.is_whole) && a % UNIT == 0 && a + UNIT <= stop) {
+                walk.unit(in, y, stage, a - begin, a);
+                a += UNIT;
+            } else {
+                walk.token(in, y, p.cut.is_whole, stage, a - begin, a);
+                a++;
+            }
+        }
+        if (L::OVER_TIME) {
+            sync_warp();
+            y.flush(stage, L::LEAD, begin, end, granule);
+        }
+    }
+    if (used < me.tokens) clear_tokens(y, used);
+    if (p.state_out && me.first == 0 && !in.sequences.cu_seqlens)
+        for (int v = 0; v < me.channels; v++) store_state<T>(in, p.state_out, me.b, me.b, lane_channel<L>(me) + v);
+}
+
+template <class L, int W>
+GT_KERNEL(32 * WARPS, FORWARD_BLOCKS<L>) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    const Run me = run_of<L>(p.in, p.cut);
+    if (me.exists) forward_run<L, W>(p, me);
 }
 
 } /* namespace conv1d */

@@ -3,10 +3,9 @@
 #define GT_CONV1D_LAUNCH_CUH
 
 #include "../base/reduce.cuh"
-#include "packed.cuh"
 #include "state.cuh"
+#include "step.cuh"
 #include "table.h"
-#include "time.cuh"
 
 namespace gt {
 namespace conv1d {
@@ -22,66 +21,13 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
     in.x_at = a.x_stride;
     in.state_in = a.state_in;
     in.state_in_shared = a.state_in_shared;
+    in.sequences = sequences_of(a);
     return in;
 }
 
-/* The largest power of 2 up to `most` that is not more than needed for n. */
-static inline int power_for(int64_t n, int most) {
-    int power = 1;
-    while (power < n && power < most) power *= 2;
-    return power;
-}
-
-/* Long runs read less twice, short ones give more blocks. */
-static inline Cut cut_for(int64_t B, int64_t D, int64_t tokens, int vec, const Device& device) {
-    Cut cut = {};
-    const int64_t groups = (D + vec - 1) / vec;
-    cut.lanes = power_for(groups, 32);
-    cut.tiles = (groups + cut.lanes - 1) / cut.lanes;
-    const int64_t rows = THREADS / cut.lanes;
-    for (cut.run = MAX_RUN;; cut.run /= 2) {
-        cut.runs = tokens > cut.run ? (tokens + cut.run - 1) / cut.run : 1;
-        cut.blocks = (B * cut.runs + rows - 1) / rows;
-        if (cut.run == MIN_RUN || cut.blocks * cut.tiles >= 4 * device.multiprocessors) return cut;
-    }
-}
-
-/* Packed: threads of a kernel over states that share a channel. */
-static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
-    const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
-    return a.seq_capacity < wanted ? a.seq_capacity : wanted;
-}
-
-static inline int64_t strand_blocks(const Problem& in, int64_t strands) {
-    return (in.D * strands + THREADS - 1) / THREADS;
-}
-
-/* How a kernel over time is cut. */
-struct TimeCut {
-    int lanes, passes;
-    int64_t segments, blocks;
-};
-
-/* Rows may begin anywhere in their first chunk.  If there are several segments a segment has 32
- * chunks or more, so that one warp meets all of the state. */
-static inline TimeCut time_cut_for(int64_t B, int64_t D, int64_t T, int chunk,
-                                   const Device& device) {
-    TimeCut cut = {};
-    const int64_t chunks = (T + 2 * (chunk - 1)) / chunk;
-    cut.lanes = power_for(chunks, 32);
-    for (cut.passes = PASSES;; cut.passes /= 2) {
-        const int64_t chunks_of_segment = cut.lanes * cut.passes;
-        cut.segments = (chunks + chunks_of_segment - 1) / chunks_of_segment;
-        if (cut.passes == 1 || (cut.lanes * cut.passes / 2 < chunks &&
-                                B * D * cut.segments * cut.lanes >= 1024 * device.multiprocessors))
-            break;
-    }
-    const int64_t rows = THREADS / cut.lanes;
-    cut.blocks = (B * D * cut.segments + rows - 1) / rows;
-    return cut;
-}
-
 static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
+
+/* ---- how a call is cut ----------------------------------------------------------------------- */
 
 /* A tensor of the call; data is NULL if it has none of it. */
 struct View {
@@ -89,87 +35,148 @@ struct View {
     gt_stride at;
 };
 
-/* Channels that one load of every tensor can move: a power of 2 up to `most`. */
+/* Whether time lies closer together than channels in all tensors. */
 template <int COUNT>
-static int vector_size(const gt_conv1d_args& a, const View (&views)[COUNT], int most) {
-    const int size = size_of(a.dtype);
-    for (int vec = most; vec > 1; vec /= 2) {
-        bool fits = a.D % vec == 0;
-        for (const View& v : views) {
-            if (!v.data) continue;
-            fits = fits && (uintptr_t)v.data % (uintptr_t)(vec * size) == 0 && v.at.h == 1 &&
-                   v.at.b % vec == 0 && v.at.t % vec == 0;
-        }
-        if (fits) return vec;
-    }
-    return 1;
-}
-
-/* Whether time is contiguous in all tensors, with rows that begin at the same place of a chunk. */
-template <int COUNT>
-static bool is_over_time(const gt_conv1d_args& a, const View (&views)[COUNT]) {
-    const int size = size_of(a.dtype), chunk = 16 / size;
-    for (const View& v : views) {
-        if (!v.data) continue;
-        if (v.at.t != 1 || (v.at.b - views[0].at.b) % chunk != 0 ||
-            (v.at.h - views[0].at.h) % chunk != 0 ||
-            ((uintptr_t)v.data - (uintptr_t)views[0].data) % 16 != 0)
-            return false;
-    }
+static bool is_over_time(const View (&views)[COUNT]) {
+    for (const View& v : views)
+        if (v.data && (v.at.t != 1 || v.at.h == 1)) return false;
     return true;
 }
 
-template <class T>
-static gt_status launch_packed_states(const PackedForwardParams& p, gt_stream stream) {
-    return run("conv1d packed_state_kernel", packed_state_kernel<T>, strand_blocks(p.f.in, p.strands), THREADS, 0,
-               stream, p);
-}
-
-template <class T, int VEC>
-static gt_status launch_forward_with(const gt_conv1d_args& a, ForwardParams p, const Device& device,
-                                     gt_stream stream) {
-    p.cut = cut_for(p.in.B, p.in.D, p.in.T, VEC, device);
-    if (a.seq_capacity > 0) {
-        const PackedForwardParams packed = {p, sequences_of(a), strands_for(a, device)};
-        const gt_status status = run("conv1d packed_forward_kernel", packed_forward_kernel<T, VEC>,
-                                     p.cut.blocks * p.cut.tiles, THREADS, 0, stream, packed);
-        return status == GT_OK && p.state_out ? launch_packed_states<T>(packed, stream) : status;
+/* Bytes by which all tensors can be copied; `inner`, the strides that must be 1, are those of time or of channels. */
+template <int COUNT>
+static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool over_time) {
+    const int size = size_of(a.dtype);
+    for (int granule = 16; granule > size; granule /= 4) {
+        const int64_t count = granule / size;
+        bool fits = true;
+        for (const View& v : views) {
+            if (!v.data) continue;
+            fits = fits && (uintptr_t)v.data % (uintptr_t)granule == 0 && v.at.b % count == 0 &&
+                   (over_time ? v.at.t == 1 && v.at.h % count == 0 : v.at.h == 1 && v.at.t % count == 0);
+        }
+        if (fits) return granule;
     }
-    return run("conv1d forward_kernel", forward_kernel<T, VEC>, p.cut.blocks * p.cut.tiles, THREADS,
-               0, stream, p);
+    return size;
 }
 
-template <class T>
-static gt_status launch_forward_of(const gt_conv1d_args& a, const ForwardParams& p,
-                                   const Device& device, gt_stream stream) {
-    const View views[] = {{a.x, a.x_stride}, {a.y, a.y_stride}};
-    if (!p.is_step && a.seq_capacity == 0 && is_over_time(a, views)) {
-        const TimeCut cut = time_cut_for(a.B, a.D, a.T, CHUNK<T>, device);
-        const ForwardTimeParams time = {p, cut.lanes, cut.passes, cut.segments};
-        return run("conv1d forward_time_kernel", forward_time_kernel<T>, cut.blocks, THREADS, 0,
-                   stream, time);
+/* Long runs read less twice, and short ones give more blocks: the runs with which blocks, of which `resident` are at
+ * work at a time, end soonest.  A run costs what about 12 tokens do beside its own. */
+static inline Cut cut_for(int64_t B, int64_t T, int64_t D, int channels, int step, int bytes, int64_t resident,
+                          const Device& device) {
+    Cut cut = {};
+    cut.tiles = (D + channels - 1) / channels;
+    cut.warps = device.shared_bytes / bytes < WARPS ? device.shared_bytes / bytes : WARPS;
+    resident *= device.multiprocessors;
+    int64_t best = INT64_MAX;
+    for (int run = step; run <= MAX_RUN; run += step) {
+        const int64_t runs = T > run ? (T + run - 1) / run : 1, blocks = (B * runs + cut.warps - 1) / cut.warps;
+        const int64_t waves = (blocks * cut.tiles + resident - 1) / resident, cost = waves * (run + 12);
+        if (run > step && cost > best) continue;
+        best = cost;
+        cut.run = run;
+        cut.runs = runs;
+        cut.blocks = T > 0 ? blocks : 0;
     }
-    const int vec = vector_size(a, views, 4);
-    if (vec == 4) return launch_forward_with<T, 4>(a, p, device, stream);
-    if (vec == 2) return launch_forward_with<T, 2>(a, p, device, stream);
-    return launch_forward_with<T, 1>(a, p, device, stream);
+    return cut;
 }
 
-static inline gt_status launch_forward(const gt_conv1d_args& a, bool is_step, const Device& device,
-                                       gt_stream stream) {
+template <class L>
+static Cut forward_cut_for(const gt_conv1d_args& a, const Device& device) {
+    return cut_for(a.B, a.T, a.D, L::CHANNELS, L::TOKENS, FORWARD_BYTES<L>, FORWARD_BLOCKS<L>, device);
+}
+
+template <class L>
+static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
+    return cut_for(a.B, a.T, a.D, L::CHANNELS, L::TOKENS, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
+}
+
+/* Threads of a kernel over states that share a channel: sequences, or as many as fill the device. */
+static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
+    if (a.seq_capacity == 0) return a.B;
+    const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
+    return a.seq_capacity < wanted ? a.seq_capacity : wanted;
+}
+
+static inline int64_t strand_blocks(const gt_conv1d_args& a, int64_t strands) {
+    return (a.D * strands + THREADS - 1) / THREADS;
+}
+
+/* Calls launch(T()) for the type of a dtype. */
+template <class Launch>
+static gt_status with_dtype(gt_dtype dtype, Launch launch) {
+    if (dtype == GT_BF16) return launch(bf16());
+    if (dtype == GT_F16) return launch(f16());
+    return launch(float());
+}
+
+/* Calls launch(layout, width) for the kernel that serves a call. */
+template <class T, class Launch>
+static gt_status with_kernel(bool over_time, int W, Launch launch) {
+    using Channels = Layout<T, false>;
+    using Time = Layout<T, true>;
+    using std::integral_constant;
+    if (W == 2) return over_time ? launch(Time(), integral_constant<int, 2>()) : launch(Channels(), integral_constant<int, 2>());
+    if (W == 3) return over_time ? launch(Time(), integral_constant<int, 3>()) : launch(Channels(), integral_constant<int, 3>());
+    return over_time ? launch(Time(), integral_constant<int, 4>()) : launch(Channels(), integral_constant<int, 4>());
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& device, gt_stream stream) {
     ForwardParams p = {};
     p.in = problem_of(a);
-    if (is_step) p.in.state_in = a.state_out;
     p.y = a.y;
     p.y_at = a.y_stride;
     p.state_out = a.state_out;
-    p.is_step = is_step;
+    const View views[] = {{a.x, a.x_stride}, {a.y, a.y_stride}};
+    const bool over_time = is_over_time(views);
+    return with_dtype(a.dtype, [&](auto element) {
+        using T = decltype(element);
+        const gt_status status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
+            using L = decltype(layout);
+            p.cut = forward_cut_for<L>(a, device);
+            p.cut.granule = granule_of(a, views, over_time);
+            p.cut.is_whole = p.cut.granule == 16 && a.D % L::VEC == 0;
+            return run("conv1d forward_kernel", forward_kernel<L, decltype(width)::value>, p.cut.blocks * p.cut.tiles,
+                       32 * p.cut.warps, p.cut.warps * FORWARD_BYTES<L>, stream, p);
+        });
+        const bool has_states = a.state_out && (a.seq_capacity > 0 || a.T == 0);
+        if (status != GT_OK || !has_states) return status;
+        const StateParams states = {p.in, a.state_out, strands_for(a, device)};
+        return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, states.strands), THREADS, 0, stream, states);
+    });
+}
+
+template <class T, int VEC>
+static gt_status launch_step_with(const gt_conv1d_args& a, const StepParams& p, gt_stream stream) {
+    return run("conv1d step_kernel", step_kernel<T, VEC>, (a.B * (a.D / VEC) + THREADS - 1) / THREADS, THREADS, 0,
+               stream, p);
+}
+
+static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
+    StepParams p = {};
+    p.in = problem_of(a);
+    p.in.state_in = a.state_out;
+    p.y = a.y;
+    p.y_at = a.y_stride;
+    p.state_out = a.state_out;
     p.slots = a.slots;
     p.slot_capacity = a.slot_capacity;
-    if (a.dtype == GT_BF16) return launch_forward_of<bf16>(a, p, device, stream);
-    if (a.dtype == GT_F16) return launch_forward_of<f16>(a, p, device, stream);
-    return launch_forward_of<float>(a, p, device, stream);
+    int vec = 4; /* channels that one load can move */
+    for (const View& v : {View{a.x, a.x_stride}, View{a.y, a.y_stride}})
+        while (vec > 1 && (a.D % vec || (uintptr_t)v.data % (uintptr_t)(vec * size_of(a.dtype)) || v.at.h != 1 ||
+                           v.at.b % vec || v.at.t % vec))
+            vec /= 2;
+    return with_dtype(a.dtype, [&](auto element) {
+        using T = decltype(element);
+        if (vec == 4) return launch_step_with<T, 4>(a, p, stream);
+        if (vec == 2) return launch_step_with<T, 2>(a, p, stream);
+        return launch_step_with<T, 1>(a, p, stream);
+    });
 }
+
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* The pieces of backward's workspace, as large as any alignment and strides may need. */
 struct BackwardPlan {
@@ -180,22 +187,15 @@ struct BackwardPlan {
 
 static inline bool sums_states(const gt_conv1d_args& a) { return a.dstate_in && a.state_in_shared; }
 
-/* Of the kernels over channels; without packing a run is one of gradients, those of the state too. */
-static inline Cut backward_cut_for(const gt_conv1d_args& a, int vec, const Device& device) {
-    return cut_for(a.B, a.D, a.seq_capacity > 0 ? a.T : a.T + HALO, vec, device);
-}
-
 static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& device) {
     BackwardPlan plan = {};
     Arena arena(a.workspace);
-    int64_t rows = 0;
-    if (a.seq_capacity == 0)
-        rows = a.B * time_cut_for(a.B, a.D, a.T, 16 / size_of(a.dtype), device).segments;
-    for (int vec = 1; vec <= 2; vec++) {
-        const int64_t blocks = backward_cut_for(a, vec, device).blocks;
-        if (blocks > rows) rows = blocks;
-    }
-    plan.state_rows = a.seq_capacity > 0 ? strands_for(a, device) : a.B;
+    const int64_t channels = a.dtype == GT_F32 ? backward_cut_for<Layout<float, false>>(a, device).blocks
+                                               : backward_cut_for<Layout<bf16, false>>(a, device).blocks;
+    const int64_t time = a.dtype == GT_F32 ? backward_cut_for<Layout<float, true>>(a, device).blocks
+                                           : backward_cut_for<Layout<bf16, true>>(a, device).blocks;
+    const int64_t rows = channels > time ? channels : time;
+    plan.state_rows = strands_for(a, device);
     if (a.dweight) plan.dweight = arena.take<float>(rows * a.D * a.W);
     if (a.dbias) plan.dbias = arena.take<float>(rows * a.D);
     if (sums_states(a)) plan.dstate = arena.take<float>(plan.state_rows * a.D * (a.W - 1));
@@ -203,78 +203,10 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
     return plan;
 }
 
-template <class T, int VEC>
-static gt_status launch_backward_with(const gt_conv1d_args& a, BackwardParams p, int64_t* rows,
-                                      const Device& device, gt_stream stream) {
-    constexpr int SUMS = 4 * (TAPS + 1) * VEC * THREADS; /* bytes */
-    p.cut = backward_cut_for(a, VEC, device);
-    *rows = p.cut.blocks;
-    if (a.seq_capacity > 0) {
-        const PackedBackwardParams packed = {p, sequences_of(a)};
-        return run("conv1d packed_backward_kernel", packed_backward_kernel<T, VEC>, p.cut.blocks * p.cut.tiles,
-                   THREADS, SUMS, stream, packed);
-    }
-    return run("conv1d backward_kernel", backward_kernel<T, VEC>, p.cut.blocks * p.cut.tiles,
-               THREADS, SUMS, stream, p);
-}
-
-/* *rows: of the partial sums */
-template <class T>
-static gt_status launch_backward_of(const gt_conv1d_args& a, BackwardParams p, int64_t* rows,
-                                    const Device& device, gt_stream stream) {
-    const View views[] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}};
-    if (a.seq_capacity == 0 && is_over_time(a, views)) {
-        const TimeCut cut = time_cut_for(a.B, a.D, a.T, CHUNK<T>, device);
-        p.lanes = cut.lanes;
-        p.passes = cut.passes;
-        p.segments = cut.segments;
-        *rows = a.B * cut.segments;
-        return run("conv1d backward_time_kernel", backward_time_kernel<T>, cut.blocks, THREADS, 0,
-                   stream, p);
-    }
-    if (vector_size(a, views, 2) == 2) return launch_backward_with<T, 2>(a, p, rows, device, stream);
-    return launch_backward_with<T, 1>(a, p, rows, device, stream);
-}
-
-static inline gt_status launch_backward_runs(const gt_conv1d_args& a, const BackwardParams& p,
-                                             const Device& device, gt_stream stream) {
-    gt_status status;
-    int64_t rows = 0;
-    if (a.dtype == GT_BF16)
-        status = launch_backward_of<bf16>(a, p, &rows, device, stream);
-    else if (a.dtype == GT_F16)
-        status = launch_backward_of<f16>(a, p, &rows, device, stream);
-    else
-        status = launch_backward_of<float>(a, p, &rows, device, stream);
-    if (status == GT_OK && a.dweight)
-        status = reduce_rows(p.dweight, a.dweight, rows, a.D * a.W, a.accumulate, stream);
-    if (status == GT_OK && a.dbias)
-        status = reduce_rows(p.dbias, a.dbias, rows, a.D, a.accumulate, stream);
-    return status;
-}
-
-template <class T>
-static gt_status launch_packed_backward_states(const PackedStateParams& p, gt_stream stream) {
-    return run("conv1d packed_backward_state_kernel", packed_backward_state_kernel<T>,
-               strand_blocks(p.b.in, p.strands), THREADS, 0, stream, p);
-}
-
-static inline gt_status launch_backward_states(const gt_conv1d_args& a, const BackwardParams& p,
-                                               const BackwardPlan& plan, gt_stream stream) {
-    float* const out = sums_states(a) ? plan.dstate : a.dstate_in;
-    if (a.seq_capacity == 0) {
-        const StateParams state = {p, out};
-        return run("conv1d backward_state_kernel", backward_state_kernel, (a.B * a.D + THREADS - 1) / THREADS,
-                   THREADS, 0, stream, state);
-    }
-    const PackedStateParams packed = {p, sequences_of(a), plan.state_rows, sums_states(a), out};
-    if (a.dtype == GT_BF16) return launch_packed_backward_states<bf16>(packed, stream);
-    if (a.dtype == GT_F16) return launch_packed_backward_states<f16>(packed, stream);
-    return launch_packed_backward_states<float>(packed, stream);
-}
-
-static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardPlan& plan,
-                                        const Device& device, gt_stream stream) {
+/* The kernels of a call follow each other as a chain; dweight, dbias and a shared state's gradient are summed by one. */
+static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardPlan& plan, const Device& device,
+                                        gt_stream stream) {
+    Chain chain = {stream};
     BackwardParams p = {};
     p.in = problem_of(a);
     p.dy = a.dy;
@@ -284,12 +216,35 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
     p.dx_at = a.dx_stride;
     p.dweight = plan.dweight;
     p.dbias = plan.dbias;
-    gt_status status = GT_OK;
-    if (a.dx || a.dweight || a.dbias) status = launch_backward_runs(a, p, device, stream);
-    if (status != GT_OK || !a.dstate_in) return status;
-    status = launch_backward_states(a, p, plan, stream);
-    if (status != GT_OK || !sums_states(a)) return status;
-    return reduce_rows(plan.dstate, a.dstate_in, plan.state_rows, a.D * (a.W - 1), a.accumulate, stream);
+    const View views[] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}};
+    const bool over_time = is_over_time(views);
+    return with_dtype(a.dtype, [&](auto element) {
+        using T = decltype(element);
+        gt_status status = GT_OK;
+        int64_t rows = 0;
+        if (a.dx || a.dweight || a.dbias)
+            status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
+                using L = decltype(layout);
+                p.cut = backward_cut_for<L>(a, device);
+                p.cut.granule = granule_of(a, views, over_time);
+                p.cut.is_whole = p.cut.granule == 16 && a.D % L::VEC == 0;
+                rows = p.cut.blocks;
+                return run("conv1d backward_kernel", backward_kernel<L, decltype(width)::value>,
+                           p.cut.blocks * p.cut.tiles, 32 * p.cut.warps, p.cut.warps * BACKWARD_BYTES<L>, chain, p);
+            });
+        if (status == GT_OK && a.dstate_in) {
+            const BackwardStateParams states = {p, plan.state_rows, sums_states(a),
+                                                sums_states(a) ? plan.dstate : a.dstate_in};
+            status = run("conv1d backward_state_kernel", backward_state_kernel<T>, strand_blocks(a, states.strands),
+                         THREADS, 0, chain, states);
+        }
+        if (status != GT_OK) return status;
+        RowSums sums;
+        if (a.dweight) sums.add(plan.dweight, a.dweight, rows, a.D * a.W);
+        if (a.dbias) sums.add(plan.dbias, a.dbias, rows, a.D);
+        if (sums_states(a)) sums.add(plan.dstate, a.dstate_in, plan.state_rows, a.D * (a.W - 1));
+        return reduce_rows(sums, a.accumulate, chain);
+    });
 }
 
 /* ---- dispatch and checks --------------------------------------------------------------------- */

@@ -1,20 +1,15 @@
-/* gt/conv1d/problem.cuh - what every kernel of conv1d knows: sizes, the arguments, taps, inputs and their gradients. */
+/* gt/conv1d/problem.cuh - what every kernel of conv1d knows: sizes, the arguments, the sequences, sums over taps. */
 #ifndef GT_CONV1D_PROBLEM_CUH
 #define GT_CONV1D_PROBLEM_CUH
 
-#include "../base/op.h"
-#include "../base/warp.cuh"
+#include "../recurrence/sequences.cuh"
 
 namespace gt {
 namespace conv1d {
 
-/* ---- sizes ----------------------------------------------------------------------------------- */
-
-constexpr int TAPS = 4;        /* every width is taken as 4, with the first 4 - W taps left out */
-constexpr int HALO = TAPS - 1; /* tokens that a tap reaches back */
-constexpr int THREADS = 256;
-constexpr int MAX_RUN = 32, MIN_RUN = 8; /* tokens that a thread walks through */
-static_assert(MIN_RUN >= 2 * HALO, "only the first run of a sequence needs the state");
+constexpr int TAPS = 4;        /* most taps; kernels that are not compiled for a width take each as 4 */
+constexpr int HALO = TAPS - 1; /* tokens that a tap reaches back, at most */
+constexpr int THREADS = 256;   /* of the kernels for states and for steps */
 
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
@@ -27,19 +22,8 @@ struct Problem {
     gt_stride x_at;
     const float* state_in;
     bool state_in_shared;
+    Sequences sequences;
 };
-
-/* How a kernel over channels is cut into blocks: `lanes` neighbouring threads (a power of 2 up to
- * 32) hold neighbouring groups of channels, THREADS / lanes rows lie in a block; a row is a run of
- * tokens of one batch element. */
-struct Cut {
-    int lanes, run;
-    int64_t tiles, runs, blocks; /* of channels; in a sequence; of rows */
-};
-
-/* Tokens that a thread has in flight: of one tensor in forward, of two in backward. */
-template <class T, int VEC, int TENSORS>
-constexpr int BATCH = VEC * sizeof(T) * TENSORS == 16 ? 4 : 8;
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
@@ -56,7 +40,28 @@ GT_DEV float sigmoid_of(float x) {
         return sigmoid_fast(x);
 }
 
-/* The parameters of VEC channels.  A tap before `first` does not exist: it is skipped, not
+/* act(pre) */
+template <class T>
+GT_DEV float output_of_sum(bool has_silu, float pre) {
+    const float y = silu_of_sigmoid(pre, sigmoid_of<T>(pre));
+    return has_silu ? y : pre;
+}
+
+/* dy act'(pre) */
+template <class T>
+GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
+    const float slope = silu_derivative(pre, sigmoid_of<T>(pre));
+    return has_silu ? dy * slope : dy;
+}
+
+/* The input t < 0, one of the W - 1 before the sequence, of row `row` of the states. */
+GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
+    const int64_t J = p.W - 1, j = t + J;
+    if (!p.state_in || j < 0) return 0.0f;
+    return p.state_in[((p.state_in_shared ? 0 : row) * p.D + d) * J + j];
+}
+
+/* The parameters of VEC channels in a kernel for any width.  A tap before `first` does not exist: it is skipped, not
  * multiplied by 0, for the input there may be infinite. */
 template <int VEC>
 struct Taps {
@@ -75,8 +80,7 @@ struct Taps {
     }
 
     /* pre_t of channel v from the inputs e_{t-3} ... e_t */
-    template <int ROWS>
-    GT_METHOD float sum(const float (&e)[ROWS][VEC], int v) const {
+    GT_METHOD float sum(const float (&e)[TAPS][VEC], int v) const {
         float pre = bias[v];
         GT_UNROLL
         for (int k = 0; k < TAPS; k++)
@@ -84,8 +88,7 @@ struct Taps {
         return pre;
     }
 
-    /* the gradient of an input from the q of its own token, q[3], and the three before it in a walk
-     * that goes forward: the input was three tokens ago */
+    /* the gradient of an input from the q of its own token, q[0], and the three after it */
     GT_METHOD float gradient(const float (&q)[TAPS][VEC], int v) const {
         float sum = 0.0f;
         GT_UNROLL
@@ -95,87 +98,46 @@ struct Taps {
     }
 };
 
-/* dy silu'(pre) */
-template <class T>
-GT_DEV float gradient_of_sum(const Problem& p, float pre, float dy) {
-    return p.has_silu ? dy * silu_derivative(pre, sigmoid_of<T>(pre)) : dy;
-}
-
-/* The input t < 0, one of the 3 before the sequence, of batch element `row` of the states. */
-GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
-    const int64_t J = p.W - 1, j = t + J;
-    if (!p.state_in || j < 0) return 0.0f;
-    return p.state_in[((p.state_in_shared ? 0 : row) * p.D + d) * J + j];
-}
-
-/* A thread's channels and tokens. */
-struct Place {
-    int64_t b, d, first, last; /* batch element, first channel, tokens [first, last) */
-    int64_t block;             /* of rows */
-    int lane, row;             /* in the block */
-    bool exists;
-};
-
-template <int VEC>
-GT_DEV Place place_of(const Problem& p, const Cut& cut, int64_t tokens) {
-    Place me;
-    const int64_t tile = block_x() % (int)cut.tiles; /* tiles * blocks is a grid's size */
-    me.block = block_x() / (int)cut.tiles;
-    me.lane = thread_id() % cut.lanes;
-    me.row = thread_id() / cut.lanes;
-    const int64_t row = me.block * (THREADS / cut.lanes) + me.row;
-    me.b = row / cut.runs;
-    me.d = (tile * cut.lanes + me.lane) * VEC;
-    me.first = row % cut.runs * cut.run;
-    me.last = me.first + cut.run < tokens ? me.first + cut.run : tokens;
-    me.exists = me.b < p.B && me.d < p.D;
-    return me;
-}
-
-/* Tokens t, t+1, ... of VEC channels as they lie in memory; those from `valid` on repeat the first.
- *  All loads are in flight together. */
-template <class T, int VEC, int COUNT>
-GT_DEV void load_tokens(Vec<T, VEC> (&to)[COUNT], const void* data, gt_stride s, int64_t b,
-                        int64_t t, int64_t d, int64_t valid) {
-    if (valid <= 0) {
-        GT_UNROLL
-        for (int i = 0; i < COUNT; i++) to[i] = {};
-        return;
-    }
-    const T* from = static_cast<const T*>(data) + at(s, b, t, d);
+template <int ROWS, int VEC>
+GT_DEV void shift(float (&window)[ROWS][VEC]) {
     GT_UNROLL
-    for (int i = 0; i < COUNT; i++) to[i] = ldg<Vec<T, VEC>>(from + (i < valid ? i : 0) * s.t);
-}
-
-template <class T, int VEC>
-GT_DEV void store_token(void* data, gt_stride s, int64_t b, int64_t t, int64_t d,
-                        const float (&y)[VEC]) {
-    Vec<T, VEC> packed;
-    packed.set(y);
-    stg(static_cast<T*>(data) + at(s, b, t, d), packed);
-}
-
-/* window[0..2] = the three inputs before token t: those of the state if t is 0. */
-template <class T, int VEC>
-GT_DEV void load_window(float (&window)[TAPS][VEC], const Problem& p, const Place& me, int64_t t,
-                        int64_t state_row) {
-    Vec<T, VEC> before[HALO];
-    load_tokens(before, p.x, p.x_at, me.b, t - HALO, me.d, t > 0 ? HALO : 0);
-    GT_UNROLL
-    for (int i = 0; i < HALO; i++) {
-        GT_UNROLL
-        for (int v = 0; v < VEC; v++)
-            window[i][v] = t > 0 ? before[i].get(v) : state_input(p, state_row, me.d + v, i - HALO);
-    }
-}
-
-template <int VEC>
-GT_DEV void shift(float (&window)[TAPS][VEC]) {
-    GT_UNROLL
-    for (int i = 0; i < HALO; i++) {
+    for (int i = 0; i < ROWS - 1; i++) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) window[i][v] = window[i + 1][v];
     }
+}
+
+/* ---- packed sequences ------------------------------------------------------------------------ */
+
+/* The sequence that token t < used_tokens() belongs to; `low` is it, or one before it.  An eighth of those in question
+ * is left after every step, whose loads are in flight together. */
+GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
+    constexpr int PARTS = 8;
+    if (t < q.cu_seqlens[low + 1]) return low;
+    int64_t high = sequence_count(q), step;
+    do { /* cu_seqlens[low] <= t, and t < cu_seqlens[high] */
+        step = (high - low + PARTS - 1) / PARTS;
+        int64_t found = low;
+        GT_UNROLL
+        for (int i = 1; i < PARTS; i++) {
+            const int64_t s = low + i * step < high ? low + i * step : high - 1;
+            if (q.cu_seqlens[s] <= t) found = s; /* of empty sequences the last */
+        }
+        low = found;
+        if (low + step < high) high = low + step;
+    } while (step > 1);
+    return low;
+}
+
+/* A thread of a kernel over states: channel d of sequences first, first + strands, ... */
+struct Strand {
+    int64_t d, first;
+    bool exists;
+};
+
+GT_DEV Strand strand_of(int64_t D, int64_t strands) {
+    const int64_t item = (int64_t)block_x() * THREADS + thread_id();
+    return {item % D, item / D, item / D < strands};
 }
 
 } /* namespace conv1d */

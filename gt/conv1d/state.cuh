@@ -1,9 +1,11 @@
-/* gt/conv1d/state.cuh - the gradient of the state.
+/* gt/conv1d/state.cuh - states of packed sequences, and the gradients of all states.
  *
- * grid ceil(B*D/256), block 256: a thread per channel and batch element.  It runs after the kernels
- * of backward, which read dstate_out: dstate_in may be the same memory.
- * registers: weights, the first 3 tokens of x and dy, the state and q.  No shared memory.
- * bytes: 3 tokens of x and dy, state_in, dstate_out and dstate_in once.
+ * grid ceil(D * strands / 256), block 256: a thread has one channel of sequences first, first + strands, ...  What a call
+ * costs depends on the sequences that there are, not on seq_capacity: nothing is launched or stored for a sequence that
+ * there may be.  The elements of a batch are B strands of one sequence each.
+ * They run after the kernels that read state_in or dstate_out: what they write may be the same memory, of which a thread
+ * reads all that is its own before it writes.
+ * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
  * Every sum is one thread's: deterministic. */
 #ifndef GT_CONV1D_STATE_CUH
 #define GT_CONV1D_STATE_CUH
@@ -13,42 +15,97 @@
 namespace gt {
 namespace conv1d {
 
-struct StateParams {
-    BackwardParams b;
-    float* dstate_in; /* [B,D,W-1] */
+/* Where a sequence lies: batch element, its first token, and how many. */
+struct Extent {
+    int64_t b, first, tokens;
 };
 
-GT_KERNEL(THREADS, 1) backward_state_kernel(const GT_GRID_CONSTANT StateParams p) {
-    const Problem& in = p.b.in;
-    const int64_t item = (int64_t)block_x() * THREADS + thread_id();
-    const int64_t b = item / in.D, d = item % in.D;
-    if (b >= in.B) return;
-    Taps<1> taps;
-    taps.load(in, d);
-    float x[HALO], dy[HALO], e[2 * HALO][1], q[TAPS][1] = {}, gradient[HALO];
-    load_column(x, in.x, in.dtype, at(in.x_at, b, 0, d), in.x_at.t, in.T);
-    load_column(dy, p.b.dy, in.dtype, at(p.b.dy_at, b, 0, d), p.b.dy_at.t, in.T);
-    GT_UNROLL
-    for (int i = 0; i < HALO; i++) {
-        e[i][0] = state_input(in, b, d, i - HALO);
-        e[i + HALO][0] = x[i];
+GT_DEV Extent extent_of(const Sequences& q, int64_t s) {
+    if (!q.cu_seqlens) return {s, 0, q.T};
+    return {0, q.cu_seqlens[s], (int64_t)q.cu_seqlens[s + 1] - q.cu_seqlens[s]};
+}
+
+/* state_out of packed sequences, the inputs before the end of each.
+ * bytes: up to 3 tokens of x and of state_in of every sequence; state_out once. */
+struct StateParams {
+    Problem in;
+    float* state_out;
+    int64_t strands;
+};
+
+template <class T>
+GT_KERNEL(THREADS, 2) state_kernel(const GT_GRID_CONSTANT StateParams p) {
+    const Problem& in = p.in;
+    const Strand me = strand_of(in.D, p.strands);
+    const int64_t sequences = me.exists ? sequence_count(in.sequences) : 0;
+    const int J = in.W - 1;
+    for (int64_t s = me.first; s < sequences; s += p.strands) {
+        const Extent its = extent_of(in.sequences, s);
+        float e[HALO];
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++) { /* the last of e are the newest */
+            const int64_t t = its.tokens - HALO + i;
+            e[i] = 0.0f;
+            if (i < HALO - J) continue;
+            e[i] = t >= 0 ? Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, its.b, its.first + t, me.d))
+                          : state_input(in, s, me.d, (int)t);
+        }
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++)
+            if (i >= HALO - J) p.state_out[(s * in.D + me.d) * J + i - (HALO - J)] = e[i];
     }
-    GT_UNROLL
-    for (int i = 0; i < HALO; i++) { /* as in the walk over channels, steps 0 to 2 */
-        const float window[TAPS][1] = {{e[i][0]}, {e[i + 1][0]}, {e[i + 2][0]}, {e[i + 3][0]}};
-        const float pre = taps.sum(window, 0);
-        q[HALO][0] = 0.0f;
-        if (i < in.T)
-            q[HALO][0] = in.dtype == GT_F32 ? gradient_of_sum<float>(in, pre, dy[i])
-                                            : gradient_of_sum<bf16>(in, pre, dy[i]);
-        gradient[i] = taps.gradient(q, 0);
-        if (i >= in.T) gradient[i] += state_gradient(p.b, b, i - HALO, in.T, d);
-        shift(q);
-    }
+}
+
+/* The gradients of the states; of a shared one the sums over the sequences of each strand.
+ * bytes: 3 tokens of x and dy, state_in and dstate_out of every sequence; dstate_in once. */
+struct BackwardStateParams {
+    BackwardParams b;
+    int64_t strands;
+    bool is_summed;
+    float* dstate_in; /* [sequence,D,W-1]; sums: [strands,D,W-1] */
+};
+
+GT_DEV void store_state_gradient(const BackwardStateParams& p, int64_t row, int64_t d, const float (&gradient)[HALO]) {
+    const int J = p.b.in.W - 1;
     GT_UNROLL
     for (int i = 0; i < HALO; i++)
-        if (i >= taps.first)
-            p.dstate_in[(b * in.D + d) * (in.W - 1) + i - taps.first] = gradient[i];
+        if (i >= HALO - J) p.dstate_in[(row * p.b.in.D + d) * J + i - (HALO - J)] = gradient[i];
+}
+
+template <class T>
+GT_KERNEL(THREADS, 2) backward_state_kernel(const GT_GRID_CONSTANT BackwardStateParams p) {
+    const Problem& in = p.b.in;
+    const Strand me = strand_of(in.D, p.strands);
+    wait_for_chain();
+    if (!me.exists) return;
+    const int64_t sequences = sequence_count(in.sequences);
+    Taps<1> taps;
+    taps.load(in, me.d);
+    float sum[HALO] = {};
+    for (int64_t s = me.first; s < sequences; s += p.strands) {
+        const Extent its = extent_of(in.sequences, s);
+        float x[HALO], dy[HALO], e[2 * HALO], q[TAPS][1] = {}, gradient[HALO];
+        load_column(x, in.x, in.dtype, at(in.x_at, its.b, its.first, me.d), in.x_at.t, its.tokens);
+        load_column(dy, p.b.dy, in.dtype, at(p.b.dy_at, its.b, its.first, me.d), p.b.dy_at.t, its.tokens);
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++) {
+            e[i] = state_input(in, s, me.d, i - HALO);
+            e[i + HALO] = x[i];
+        }
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++) { /* step i finishes the gradient of the input i - 3 */
+            const float window[TAPS][1] = {{e[i]}, {e[i + 1]}, {e[i + 2]}, {e[i + 3]}};
+            const float pre = taps.sum(window, 0);
+            q[HALO][0] = i < its.tokens ? gradient_of_sum<T>(in.has_silu, pre, dy[i]) : 0.0f;
+            gradient[i] = taps.gradient(q, 0);
+            if (i >= its.tokens) gradient[i] += state_gradient(p.b, s, i - HALO, its.tokens, me.d);
+            shift(q);
+        }
+        if (!p.is_summed) store_state_gradient(p, s, me.d, gradient);
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++) sum[i] += gradient[i];
+    }
+    if (p.is_summed) store_state_gradient(p, me.first, me.d, sum);
 }
 
 } /* namespace conv1d */

@@ -1,0 +1,353 @@
+/* gt/conv1d/tile.cuh - how forward and backward cut their work, and how they move it.
+ *
+ * A warp takes a tile of channels and a run of up to MAX_RUN tokens of one batch element, and walks through the run,
+ * first token first.  What it reads comes through shared memory, by cp.async in STAGES stages of 2 KB or 4 KB a tensor,
+ * so that bytes in flight cost no registers.  No stage is shared by two warps: they meet at no barrier on the way.
+ *
+ * Lanes lie side by side over channels.  The two layouts differ in what one stage holds:
+ *
+ *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4)
+ *   over time, [B,D,T]       a row per channel, one a lane: 128 bytes of tokens; rows are 144 bytes apart, so that 8
+ *                            lanes that read 16 bytes each meet no bank twice.  Outputs take the place of what was
+ *                            read and leave it as whole rows.
+ *
+ * Both walk by units of 16 bytes of tokens of one channel.  A whole unit of one sequence has no tests inside; where a
+ * sequence begins or ends within a unit, that unit goes token by token.  All lanes are at the same token, so that the
+ * borders of packed sequences cost one branch a warp.
+ *
+ * Tensors of other alignments and strides are copied by 4 bytes, or one element at a time. */
+#ifndef GT_CONV1D_TILE_CUH
+#define GT_CONV1D_TILE_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace conv1d {
+
+constexpr int WARPS = 4;      /* of a block, at most */
+constexpr int MAX_RUN = 256;  /* tokens that a thread walks through and adds up */
+
+template <class T_, bool OVER_TIME_>
+struct Layout {
+    using T = T_;
+    static constexpr bool OVER_TIME = OVER_TIME_;
+    static constexpr int SIZE = sizeof(T);
+    static constexpr int UNIT = 16 / SIZE;                       /* tokens */
+    static constexpr int VEC = OVER_TIME ? 1 : 4;                /* channels of a lane */
+    static constexpr int CHANNELS = 32 * VEC;                    /* of a tile */
+    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT; /* of a stage */
+    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;
+    static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
+    static constexpr int LEAD = OVER_TIME ? 16 : 0; /* bytes before a row, for outputs of the stage before */
+    static constexpr int PITCH = LEAD + ROW;
+    static constexpr int BYTES = ROWS * PITCH;
+
+    /* A lane's cell of token i of a stage, i >= -UNIT over time. */
+    GT_DEV uint32_t cell(uint32_t stage, int i) {
+        return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE
+                         : stage + i * PITCH + lane_id() * VEC * SIZE;
+    }
+};
+
+/* How a call is cut: into `tiles` of channels and, of every batch element, `runs` of `run` tokens. */
+struct Cut {
+    int run, warps, granule; /* granule: bytes that all tensors can be copied by: 16, 4 or those of an element */
+    int64_t tiles, runs, blocks; /* blocks: of a tile */
+    bool is_whole; /* over channels: a lane's four are all or none, and stored together */
+};
+
+/* A warp's work. */
+struct Run {
+    int64_t b, first;            /* batch element; first token */
+    int tile, block;             /* of channels; of the tile's blocks */
+    int tokens, width, channels; /* of the run; channels of the tile, of the lane (0 if it has none) */
+    bool exists;
+};
+
+/* The first channel of a tile, and of a lane. */
+template <class L>
+GT_DEV int64_t tile_channel(const Run& me) {
+    return (int64_t)me.tile * L::CHANNELS;
+}
+template <class L>
+GT_DEV int64_t lane_channel(const Run& me) {
+    return tile_channel<L>(me) + lane_id() * L::VEC;
+}
+
+template <class L>
+GT_DEV Run run_of(const Problem& p, const Cut& cut) {
+    Run me;
+    me.tile = block_x() % (int)cut.tiles; /* tiles * blocks is a grid's size */
+    me.block = block_x() / (int)cut.tiles;
+    const int64_t item = (int64_t)me.block * cut.warps + warp_id();
+    me.b = item / cut.runs;
+    me.first = item % cut.runs * cut.run;
+    me.exists = me.b < p.B;
+    me.tokens = p.T - me.first < cut.run ? (int)(p.T - me.first) : cut.run;
+    const int64_t width = p.D - tile_channel<L>(me);
+    me.width = width < L::CHANNELS ? (int)width : L::CHANNELS;
+    const int channels = me.width - lane_id() * L::VEC;
+    me.channels = channels < 0 ? 0 : channels < L::VEC ? channels : L::VEC;
+    return me;
+}
+
+/* Tokens of the run that belong to a sequence. */
+GT_DEV int used_of(const Problem& p, const Run& me) {
+    const int64_t used = used_tokens(p.sequences) - me.first;
+    return used < 0 ? 0 : used < me.tokens ? (int)used : me.tokens;
+}
+
+/* A sequence as a run sees it: its first token and the one behind its last, counted from the run's first.  Both are
+ * exact if they lie in the run or up to HALO beyond. */
+struct Piece {
+    int64_t sequence;
+    int begin, end;
+};
+
+/* The sequence of the run's token a; `low` is it, or one before it. */
+GT_DEV Piece piece_at(const Problem& p, const Run& me, int a, int64_t low) {
+    constexpr int FAR = MAX_RUN + 64;
+    const int64_t s = p.sequences.cu_seqlens ? sequence_of(p.sequences, me.first + a, low) : me.b;
+    const int64_t begin = (p.sequences.cu_seqlens ? p.sequences.cu_seqlens[s] : 0) - me.first;
+    const int64_t end = (p.sequences.cu_seqlens ? p.sequences.cu_seqlens[s + 1] : p.T) - me.first;
+    return {s, begin < -FAR ? -FAR : (int)begin, end > FAR ? FAR : (int)end};
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* Zeros in the cells of channels that there are not, of `count` stages: copies never write them, and lanes without a
+ * channel compute with them, too. */
+template <class L>
+GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
+    if (me.width == L::CHANNELS) return;
+    GT_NO_UNROLL
+    for (int i = 0; i < count * L::TOKENS && me.channels < L::VEC; i++)
+        sts(L::cell(stages + i / L::TOKENS * L::BYTES, i % L::TOKENS), Vec<typename L::T, L::VEC>{});
+    sync_warp();
+}
+
+/* One tensor of a run. */
+template <class L>
+struct Stream {
+    using T = typename L::T;
+    T* from; /* the run's first token and the tile's first channel */
+    const gt_stride& s;
+    const Run& me;
+
+    GT_METHOD Stream(const void* data, const gt_stride& s_, const Run& me_)
+        : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_), me(me_) {}
+
+    /* The lane's first channel of token t. */
+    GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
+
+    GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; } /* elements between rows of a stage */
+    GT_METHOD int64_t column_step() const { return L::OVER_TIME ? s.t : s.h; }
+    GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.tokens; } /* of the run */
+    GT_METHOD int columns() const { return L::OVER_TIME ? me.tokens : me.width; }
+
+    /* Copies stage k by 16 bytes at a time; cells outside of the run are not written. */
+    GT_METHOD void fill_whole(uint32_t stage, int k) const {
+        constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW; /* STEP: rows at a time */
+        const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
+        const int r0 = lane_id() / PER_ROW, c = column + lane_id() % PER_ROW * N, valid = columns() - c;
+        const int last = valid > 0 ? rows() - row - r0 : 0, bytes = valid < N ? valid * L::SIZE : 16;
+        const T* source = from + (row + r0) * row_step() + c; /* columns lie side by side */
+        const uint32_t target = stage + L::LEAD + r0 * L::PITCH + lane_id() % PER_ROW * 16;
+        GT_UNROLL
+        for (int r = 0; r < L::ROWS; r += STEP) {
+            if (r < last) cp_async<16>(target + r * L::PITCH, source, bytes);
+            source += STEP * row_step();
+        }
+    }
+
+    /* The same by G bytes, one row after another. */
+    template <int G>
+    GT_METHOD void fill_rows(uint32_t stage, int k) const {
+        constexpr int N = G / L::SIZE, BATCH = 8; /* rows whose loads are in flight together */
+        const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
+        GT_NO_UNROLL
+        for (int i = lane_id(); i < L::ROW / G * (L::ROWS / BATCH + (L::ROWS < BATCH)); i += 32) {
+            const int r0 = i / (L::ROW / G) * BATCH, c = column + i % (L::ROW / G) * N, valid = columns() - c;
+            const int last = valid > 0 ? rows() - row - r0 : 0, bytes = valid < N ? valid * L::SIZE : G;
+            const T* source = from + (row + r0) * row_step() + c * column_step();
+            const uint32_t target = stage + L::LEAD + r0 * L::PITCH + i % (L::ROW / G) * G;
+            T value[BATCH];
+            GT_UNROLL
+            for (int r = 0; r < BATCH && r < L::ROWS; r++) {
+                if constexpr (G < 4)
+                    value[r] = source[r < last ? r * row_step() : 0];
+                else if (r < last)
+                    cp_async<G>(target + r * L::PITCH, source + r * row_step(), bytes);
+            }
+            GT_UNROLL
+            for (int r = 0; r < BATCH && r < L::ROWS && G < 4; r++)
+                if (r < last) sts<T>(target + r * L::PITCH, value[r]);
+        }
+    }
+
+    GT_METHOD void fill(uint32_t stage, int k, int granule) const {
+        if (granule == 16)
+            fill_whole(stage, k);
+        else if (L::SIZE == 4 || granule == 4)
+            fill_rows<4>(stage, k);
+        else
+            fill_rows<L::SIZE>(stage, k);
+    }
+
+    /* Over time: stores the outputs that lie `offset` bytes into the rows of a stage, from the run's token `first` on;
+     * tokens before 0 and from `end` on are left out. */
+    GT_METHOD void flush_whole(uint32_t stage, int offset, int first, int end) const {
+        constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW;
+        const int r0 = lane_id() / PER_ROW, t = first + lane_id() % PER_ROW * N;
+        const int last = t >= 0 && t < end ? rows() - r0 : 0, count = end - t;
+        T* target = from + r0 * row_step() + t;
+        const uint32_t source = stage + offset + r0 * L::PITCH + lane_id() % PER_ROW * 16;
+        GT_UNROLL
+        for (int r = 0; r < L::ROWS; r += STEP) {
+            if (r < last) {
+                const Vec<T, N> unit = lds<Vec<T, N>>(source + r * L::PITCH);
+                if (count >= N) {
+                    stg(target, unit);
+                } else {
+                    GT_NO_UNROLL
+                    for (int i = 0; i < count; i++) target[i] = lds<T>(source + r * L::PITCH + i * L::SIZE);
+                }
+            }
+            target += STEP * row_step();
+        }
+    }
+
+    template <int G>
+    GT_METHOD void flush_rows(uint32_t stage, int offset, int first, int end) const {
+        constexpr int N = G / L::SIZE;
+        GT_NO_UNROLL
+        for (int i = lane_id(); i < L::ROW / G * rows(); i += 32) {
+            const int r = i / (L::ROW / G), t = first + i % (L::ROW / G) * N;
+            T* target = from + r * row_step() + t * column_step();
+            const uint32_t source = stage + offset + r * L::PITCH + i % (L::ROW / G) * G;
+            if (t < 0 || t >= end) continue;
+            if (t + N <= end)
+                stg(target, lds<Vec<T, N>>(source));
+            else
+                *target = lds<T>(source); /* one of two */
+        }
+    }
+
+    GT_METHOD void flush(uint32_t stage, int offset, int first, int end, int granule) const {
+        if (granule == 16)
+            flush_whole(stage, offset, first, end);
+        else if (L::SIZE == 4 || granule == 4)
+            flush_rows<4>(stage, offset, first, end);
+        else
+            flush_rows<L::SIZE>(stage, offset, first, end);
+    }
+};
+
+/* ---- single tokens --------------------------------------------------------------------------- */
+
+/* A lane's channels of one token, 0 where it has none. */
+template <class L>
+GT_DEV void load_token(float (&to)[L::VEC], const Stream<L>& in, int t) {
+    using T = typename L::T;
+    const T* from = in.token(t);
+    GT_UNROLL
+    for (int v = 0; v < L::VEC; v++) to[v] = v < in.me.channels ? Element<T>::load(from, v * in.s.h) : 0.0f;
+}
+
+template <class L>
+GT_DEV void store_token(const Stream<L>& out, int t, bool is_whole, const float (&y)[L::VEC]) {
+    using T = typename L::T;
+    T* to = out.token(t);
+    if (is_whole) {
+        Vec<T, L::VEC> packed;
+        packed.set(y);
+        if (out.me.channels) stg(to, packed);
+        return;
+    }
+    GT_UNROLL
+    for (int v = 0; v < L::VEC; v++)
+        if (v < out.me.channels) Element<T>::store(to, v * out.s.h, y[v]);
+}
+
+/* Zeros in the run's tokens from `first` on. */
+template <class L>
+GT_DEV void clear_tokens(const Stream<L>& out, int first) {
+    using T = typename L::T;
+    GT_NO_UNROLL
+    for (int r = 0; r < (L::OVER_TIME ? out.rows() : out.me.channels); r++) {
+        GT_NO_UNROLL
+        for (int t = L::OVER_TIME ? first + lane_id() : first; t < out.me.tokens; t += L::OVER_TIME ? 32 : 1)
+            Element<T>::store(L::OVER_TIME ? out.from : out.token(0), r * out.s.h + t * out.s.t, 0.0f);
+    }
+}
+
+/* ---- the operator on a lane's channels -------------------------------------------------------- */
+
+/* The parameters; those of channels that the lane has not are 0. */
+template <int W, int VEC>
+struct Filter {
+    float weight[W][VEC], bias[VEC];
+
+    GT_METHOD void load(const Problem& p, const Run& me, int64_t d) {
+        GT_UNROLL
+        for (int v = 0; v < VEC; v++) {
+            const bool exists = v < me.channels;
+            GT_UNROLL
+            for (int k = 0; k < W; k++) weight[k][v] = exists ? p.weight[(d + v) * W + k] : 0.0f;
+            bias[v] = exists && p.bias ? p.bias[d + v] : 0.0f;
+        }
+    }
+
+    /* pre_t of channel v from the inputs e_{t-W+1} ... e_t */
+    GT_METHOD float sum(const float (&e)[W][VEC], int v) const {
+        float pre = bias[v];
+        GT_UNROLL
+        for (int k = 0; k < W; k++) pre = fma_rn(weight[k][v], e[k][v], pre);
+        return pre;
+    }
+
+    /* the gradient of an input from the q of its own token, q[0], and the W - 1 after it */
+    GT_METHOD float gradient(const float (&q)[W][VEC], int v) const {
+        float sum = 0.0f;
+        GT_UNROLL
+        for (int k = 0; k < W; k++) sum = fma_rn(weight[k][v], q[W - 1 - k][v], sum);
+        return sum;
+    }
+};
+
+/* window[0 ... W-2] = the inputs before the run's token t: earlier tokens of the sequence, or its state. */
+template <class L, int W>
+GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const Stream<L>& x, const Piece& piece, int t) {
+    GT_UNROLL
+    for (int i = 0; i < W - 1; i++) {
+        const int past = t - (W - 1) + i;
+        if (past >= piece.begin) {
+            load_token(window[i], x, past);
+        } else {
+            GT_UNROLL
+            for (int v = 0; v < L::VEC; v++)
+                window[i][v] =
+                    v < x.me.channels ? state_input(p, piece.sequence, lane_channel<L>(x.me) + v, past - piece.begin) : 0.0f;
+        }
+    }
+}
+
+/* Elements AT ... AT + COUNT - 1 of a unit, from x[FROM] on, by the largest stores that are aligned. */
+template <class T, int AT, int FROM, int COUNT, int N>
+GT_DEV void store_part(uint32_t unit, const float (&x)[N]) {
+    constexpr int SIZE = AT % 4 == 0 && COUNT >= 4 ? 4 : AT % 2 == 0 && COUNT >= 2 ? 2 : 1;
+    if constexpr (COUNT > 0) {
+        float part[SIZE];
+        Vec<T, SIZE> packed;
+        GT_UNROLL
+        for (int i = 0; i < SIZE; i++) part[i] = x[FROM + i];
+        packed.set(part);
+        sts(unit + AT * (int)sizeof(T), packed);
+        store_part<T, AT + SIZE, FROM + SIZE, COUNT - SIZE>(unit, x);
+    }
+}
+
+} /* namespace conv1d */
+} /* namespace gt */
+
+#endif
