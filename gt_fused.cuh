@@ -105,9 +105,7 @@ GT_API gt_status gt_norm_mix_workspace(const gt_norm_mix_args* args, gt_workspac
     gt::Device device;
     const gt_status status = gt::norm::prepare(gt_op_norm_mix(), GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
-    return gt::norm::answer(need,
-                            gt::norm::shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, device),
-                            a.dgain_a, a.dgain_b);
+    return gt::norm::answer(need, a.M, a.D, a.H, a.dtype, a.dgain_a, a.dgain_b, device);
 }
 
 GT_API gt_status gt_norm_gate_forward(const gt_norm_gate_args* args, gt_stream stream) {
@@ -130,9 +128,7 @@ GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args* args, gt_worksp
     gt::Device device;
     const gt_status status = gt::norm::prepare(gt_op_norm_gate(), GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
-    return gt::norm::answer(need,
-                            gt::norm::shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, device),
-                            a.dgamma, a.dbeta);
+    return gt::norm::answer(need, a.M, a.D, a.H, a.dtype, a.dgamma, a.dbeta, device);
 }
 
 GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args* args, char* text, size_t bytes) {

@@ -33,7 +33,7 @@ struct ReduceRowsParams {
 };
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
-    constexpr int BATCH = 16; /* loads in flight */
+    constexpr int BATCH = 18; /* loads in flight: 288 rows, two blocks of each of 144 multiprocessors, are one batch */
     wait_for_chain();
     RowSums::Part p = params.part[0];
     int64_t block = block_x();

@@ -4,7 +4,7 @@
  * fit into shared memory).
  * Step t of the walk makes q_t = dy_t act'(pre_t) and finishes dx_{t-W+1}.  A run has W - 1 steps more, which make the
  * q that its last dx need; behind the end of a sequence these q are 0.
- * registers: weights and their gradients, the last W - 1 inputs and q: 128 at most, so that four blocks share a
+ * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
  * shared: over channels 3 stages of 4 KB (fp32 too) a warp, over time 2 of 9 KB; then the parameter gradients.
  * bytes: x, dy and dx once; of every run 2 (W - 1) tokens of x and W - 1 of dy a second time, out of a cache.
@@ -35,7 +35,7 @@ constexpr int BACKWARD_STAGES = L::OVER_TIME ? 2 : 3;
 template <class L>
 constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* of shared memory, a warp */
 template <class L>
-constexpr int BACKWARD_BLOCKS = L::OVER_TIME ? 3 : 4; /* on a multiprocessor */
+constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
 
 /* What dstate_out adds to the gradient of the input of token t of a sequence that ends at `end`: row `row` of it
  * holds the last W-1 of them. */
@@ -167,21 +167,23 @@ struct BackwardWalk {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* The last J gradients of the piece of a sequence from the run's token `first` to a - 1. */
-    GT_METHOD void finish(const BackwardParams& p, const Stream<L>& x_in, const Stream<L>& dy_in, const Stream<L>& out,
-                          const Piece& piece, uint32_t stage, int begin, int first, int a) {
+    /* The last J gradients of the piece of a sequence from the run's token `first` to a - 1.  What the sequence has behind
+     * it is in the stage, which begins with token a then. */
+    GT_METHOD void finish(const BackwardParams& p, const Stream<L>& out, const Piece& piece, uint32_t stage, int begin,
+                          int first, int a) {
         GT_NO_UNROLL
         for (int t = a; t < a + J; t++) {
             const bool inside = t < piece.end;
-            float x[VEC] = {}, dy[VEC] = {}, dx[VEC];
+            Vec<T, VEC> x = {}, dy = {};
+            float dx[VEC];
             if (inside) {
-                load_token(x, x_in, t);
-                load_token(dy, dy_in, t);
+                x = lds<Vec<T, VEC>>(L::cell(stage, t - begin));
+                dy = lds<Vec<T, VEC>>(L::cell(stage + L::BYTES, t - begin));
             }
             GT_UNROLL
             for (int v = 0; v < VEC; v++) {
-                e[J][v] = x[v];
-                q[J][v] = inside ? gradient_of_sum<T>(p.in.has_silu, filter.sum(e, v), dy[v]) : 0.0f;
+                e[J][v] = x.get(v);
+                q[J][v] = inside ? gradient_of_sum<T>(p.in.has_silu, filter.sum(e, v), dy.get(v)) : 0.0f;
                 dx[v] = filter.gradient(q, v);
                 if (!inside && v < out.me.channels)
                     dx[v] += state_gradient(p, piece.sequence, t - J, piece.end, lane_channel<L>(out.me) + v);
@@ -200,20 +202,21 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     const Problem& in = p.in;
     const uint32_t base = smem_base() + warp_id() * BACKWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
+    const int all = stages + (used == me.tokens && me.readable > used); /* with one for what is behind the run */
     const Stream<L> x(in.x, in.x_at, me), dy(p.dy, p.dy_at, me), dx(p.dx, p.dx_at, me);
     clear_missing<L>(me, base, 2 * STAGES);
     BackwardWalk<L, W> walk;
-    walk.filter.load(in, me, lane_channel<L>(me));
+    walk.filter.load(in, lane_channel<L>(me), me.channels);
     walk.sums = {};
     Piece piece = {};
     int a = 0, first = 0, stop = 0; /* tokens done; the piece of a sequence: tokens first ... stop - 1 */
-    for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
+    for (int k = 1 - STAGES; k < all; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
             cp_async_wait<STAGES - 2>();
             sync_warp(); /* stage k is there, and the one before is free */
         }
-        if (ahead < stages) {
+        if (ahead < all) {
             x.fill(base + ahead % STAGES * STAGE, ahead, granule);
             dy.fill(base + ahead % STAGES * STAGE + L::BYTES, ahead, granule);
         }
@@ -221,9 +224,11 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         if (k < 0) continue;
         const uint32_t stage = base + k % STAGES * STAGE;
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
+        if (k == stages && piece.end <= a) break; /* the last sequence ends with the run */
         for (;;) {
             if (a == stop) {
-                if (a > 0) walk.finish(p, x, dy, dx, piece, stage, begin, first, a);
+                if (k < stages && a == used && piece.end > a) break;
+                if (a > 0) walk.finish(p, dx, piece, stage, begin, first, a);
                 if (a == used) break;
                 piece = piece_at(in, me, a, piece.sequence);
                 first = a;
@@ -248,7 +253,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         if (L::OVER_TIME && p.dx) { /* the last UNIT tokens of a stage are not all there yet: the next one has them */
             sync_warp();
             dx.flush(stage, 0, begin - UNIT, a, granule);
-            const bool is_last = a == used;
+            const bool is_last = k == stages || (a == used && piece.end <= a);
             if (is_last) {
                 for (int t = begin + TOKENS - UNIT; t < a && me.channels; t++)
                     *dx.token(t) = lds<T>(L::cell(stage, t - begin));
@@ -264,7 +269,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
 
 template <class L, int W>
 GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    const Run me = run_of<L>(p.in, p.cut);
+    const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};
     if (me.exists) backward_run<L, W>(p, me, sums);
     if (p.dweight || p.dbias) store_sums<L, W>(p, me, sums);

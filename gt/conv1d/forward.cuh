@@ -117,7 +117,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     const Stream<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
     clear_missing<L>(me, base, STAGES);
     ForwardWalk<L, W> walk;
-    walk.filter.load(in, me, lane_channel<L>(me));
+    walk.filter.load(in, lane_channel<L>(me), me.channels);
     Piece piece = {};
     int a = 0, stop = 0; /* tokens done; where the piece of a sequence ends */
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
@@ -157,7 +157,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
 
 template <class L, int W>
 GT_KERNEL(32 * WARPS, FORWARD_BLOCKS<L>) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    const Run me = run_of<L>(p.in, p.cut);
+    const Run me = run_of<L>(p.in, p.cut, 0);
     if (me.exists) forward_run<L, W>(p, me);
 }
 

@@ -3,6 +3,7 @@
 #define GT_CONV1D_LAUNCH_CUH
 
 #include "../base/reduce.cuh"
+#include "rows.cuh"
 #include "state.cuh"
 #include "step.cuh"
 #include "table.h"
@@ -91,6 +92,35 @@ static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
     return cut_for(a.B, a.T, a.D, L::CHANNELS, L::TOKENS, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
 }
 
+/* Whether the kernels for whole rows serve a call. */
+template <int COUNT>
+static bool has_whole_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
+    return a.seq_capacity == 0 && is_over_time(views) && granule_of(a, views, true) == 16 &&
+           a.T % (16 / size_of(a.dtype)) == 0;
+}
+
+/* As cut_for; a segment costs what two passes do beside its own. */
+static inline RowsCut rows_cut_for(const gt_conv1d_args& a, int64_t resident, const Device& device) {
+    RowsCut cut = {};
+    const int64_t chunks = (a.T + 16 / size_of(a.dtype) - 1) / (16 / size_of(a.dtype));
+    cut.lanes = 1;
+    while (cut.lanes < chunks && cut.lanes < 32) cut.lanes *= 2;
+    resident *= device.multiprocessors;
+    int64_t best = INT64_MAX;
+    for (int passes = 1; passes <= MAX_PASSES; passes++) {
+        const int64_t chunks_of_segment = (int64_t)cut.lanes * passes;
+        const int64_t segments = (chunks + chunks_of_segment - 1) / chunks_of_segment;
+        const int64_t blocks = (a.B * a.D * segments * cut.lanes + ROWS_BLOCK - 1) / ROWS_BLOCK;
+        const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (passes + 2);
+        if (passes > 1 && cost >= best) continue;
+        best = cost;
+        cut.passes = passes;
+        cut.segments = segments;
+        cut.blocks = blocks;
+    }
+    return cut;
+}
+
 /* Threads of a kernel over states that share a channel: sequences, or as many as fill the device. */
 static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
     if (a.seq_capacity == 0) return a.B;
@@ -135,6 +165,13 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         using T = decltype(element);
         const gt_status status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
             using L = decltype(layout);
+            if constexpr (L::OVER_TIME) {
+                if (has_whole_rows(a, views)) {
+                    const ForwardRowsParams rows = {p, rows_cut_for(a, ROWS_FORWARD_BLOCKS, device)};
+                    return run("conv1d forward_rows_kernel", forward_rows_kernel<T, decltype(width)::value>,
+                               rows.rows.blocks, ROWS_BLOCK, 0, stream, rows);
+                }
+            }
             p.cut = forward_cut_for<L>(a, device);
             p.cut.granule = granule_of(a, views, over_time);
             p.cut.is_whole = p.cut.granule == 16 && a.D % L::VEC == 0;
@@ -194,7 +231,9 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
                                                : backward_cut_for<Layout<bf16, false>>(a, device).blocks;
     const int64_t time = a.dtype == GT_F32 ? backward_cut_for<Layout<float, true>>(a, device).blocks
                                            : backward_cut_for<Layout<bf16, true>>(a, device).blocks;
-    const int64_t rows = channels > time ? channels : time;
+    int64_t rows = channels > time ? channels : time;
+    const int64_t of_rows = a.seq_capacity > 0 ? 0 : a.B * rows_cut_for(a, ROWS_BACKWARD_BLOCKS, device).segments;
+    if (of_rows > rows) rows = of_rows;
     plan.state_rows = strands_for(a, device);
     if (a.dweight) plan.dweight = arena.take<float>(rows * a.D * a.W);
     if (a.dbias) plan.dbias = arena.take<float>(rows * a.D);
@@ -225,6 +264,14 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
         if (a.dx || a.dweight || a.dbias)
             status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
                 using L = decltype(layout);
+                if constexpr (L::OVER_TIME) {
+                    if (has_whole_rows(a, views)) {
+                        const BackwardRowsParams rowwise = {p, rows_cut_for(a, ROWS_BACKWARD_BLOCKS, device)};
+                        rows = a.B * rowwise.rows.segments;
+                        return run("conv1d backward_rows_kernel", backward_rows_kernel<T, decltype(width)::value>,
+                                   rowwise.rows.blocks, ROWS_BLOCK, 0, chain, rowwise);
+                    }
+                }
                 p.cut = backward_cut_for<L>(a, device);
                 p.cut.granule = granule_of(a, views, over_time);
                 p.cut.is_whole = p.cut.granule == 16 && a.D % L::VEC == 0;

@@ -60,7 +60,8 @@ struct Cut {
 struct Run {
     int64_t b, first;            /* batch element; first token */
     int tile, block;             /* of channels; of the tile's blocks */
-    int tokens, width, channels; /* of the run; channels of the tile, of the lane (0 if it has none) */
+    int tokens, readable;        /* of the run; with those behind it that it reads */
+    int width, channels;         /* of the tile; of the lane, 0 if it has none */
     bool exists;
 };
 
@@ -74,8 +75,9 @@ GT_DEV int64_t lane_channel(const Run& me) {
     return tile_channel<L>(me) + lane_id() * L::VEC;
 }
 
+/* behind: tokens that a run reads beyond its own. */
 template <class L>
-GT_DEV Run run_of(const Problem& p, const Cut& cut) {
+GT_DEV Run run_of(const Problem& p, const Cut& cut, int behind) {
     Run me;
     me.tile = block_x() % (int)cut.tiles; /* tiles * blocks is a grid's size */
     me.block = block_x() / (int)cut.tiles;
@@ -83,7 +85,9 @@ GT_DEV Run run_of(const Problem& p, const Cut& cut) {
     me.b = item / cut.runs;
     me.first = item % cut.runs * cut.run;
     me.exists = me.b < p.B;
-    me.tokens = p.T - me.first < cut.run ? (int)(p.T - me.first) : cut.run;
+    const int64_t left = p.T - me.first;
+    me.tokens = left < cut.run ? (int)left : cut.run;
+    me.readable = left < cut.run + behind ? (int)left : cut.run + behind;
     const int64_t width = p.D - tile_channel<L>(me);
     me.width = width < L::CHANNELS ? (int)width : L::CHANNELS;
     const int channels = me.width - lane_id() * L::VEC;
@@ -142,8 +146,8 @@ struct Stream {
 
     GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; } /* elements between rows of a stage */
     GT_METHOD int64_t column_step() const { return L::OVER_TIME ? s.t : s.h; }
-    GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.tokens; } /* of the run */
-    GT_METHOD int columns() const { return L::OVER_TIME ? me.tokens : me.width; }
+    GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; } /* of the run */
+    GT_METHOD int columns() const { return L::OVER_TIME ? me.readable : me.width; }
 
     /* Copies stage k by 16 bytes at a time; cells outside of the run are not written. */
     GT_METHOD void fill_whole(uint32_t stage, int k) const {
@@ -288,10 +292,11 @@ template <int W, int VEC>
 struct Filter {
     float weight[W][VEC], bias[VEC];
 
-    GT_METHOD void load(const Problem& p, const Run& me, int64_t d) {
+    /* d: the first of `channels`, up to VEC */
+    GT_METHOD void load(const Problem& p, int64_t d, int channels) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
-            const bool exists = v < me.channels;
+            const bool exists = v < channels;
             GT_UNROLL
             for (int k = 0; k < W; k++) weight[k][v] = exists ? p.weight[(d + v) * W + k] : 0.0f;
             bias[v] = exists && p.bias ? p.bias[d + v] : 0.0f;

@@ -11,23 +11,26 @@ namespace norm {
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 constexpr int ELEMENTS = 8; /* of a slice, in the registers of a thread; TINY in double */
+constexpr int MANY = 16;    /* the same where that lets one warp hold a slice */
 constexpr int MAX_LANES = 512;
 constexpr int BLOCK = 256; /* threads, of several slices or of a wide one */
 constexpr int TINY = 4;    /* slices so small are computed in double */
 
-/* How a kernel is compiled: elements are Vec<T, VEC>, or of a dtype known at run time (T = Any).
- * WIDE: a slice does not fit into the registers of a block and is read once per pass instead. */
+/* How a kernel is compiled: elements are Vec<T, VEC>, or of a dtype known at run time (T = Any); a thread holds E.
+ * NARROW: a slice has at most 32 lanes.  WIDE: a slice does not fit into the registers of a block and is read once per
+ * pass instead; else a thread loads its part of the next row before the sums of this one. */
 struct Any {};
-template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false>
+template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS>
 struct Kind {
     using T = T_;
     using Real = Real_;
     using Index = typename std::conditional<WIDE_, int64_t, int>::type; /* within a slice */
-    static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : ELEMENTS;
+    static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : E_;
     static constexpr int COUNT = E / VEC;
     static constexpr bool WIDE = WIDE_;
-    static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK : MAX_LANES; /* at most */
-    static constexpr int FORWARD_BLOCKS = VEC == 8 ? 2 : 1; /* on a multiprocessor, of THREADS */
+    static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK : !NARROW_ ? MAX_LANES : E == MANY ? BLOCK / 2 : BLOCK;
+    static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* on a multiprocessor, of THREADS */
+    static constexpr int BACKWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 3 : 2;
     static_assert(E % VEC == 0, "whole vectors");
 };
 
@@ -37,6 +40,8 @@ struct Kind {
 struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
+    bool vectors;
+    int elements; /* of a thread */
     int lanes, slices, rows; /* slices and rows: in a block at a time */
     int threads;
     int64_t tiles, groups, chunks; /* of slices in a row; of rows; of a wide slice */
@@ -70,6 +75,11 @@ GT_DEV Place place_of(const Shape& s) {
     return me;
 }
 
+/* The row of a thread in the rows from `first` on; 0 where there is none, so that it can be loaded. */
+GT_DEV int64_t row_of(const Shape& s, const Place& me, int64_t first) {
+    return me.exists && first + me.row < s.M ? first + me.row : 0;
+}
+
 /* Element e of a thread's chunk, within the slice. */
 template <class K>
 GT_DEV typename K::Index index_of(const Shape& s, const Place& me, int64_t chunk, int e) {
@@ -78,12 +88,13 @@ GT_DEV typename K::Index index_of(const Shape& s, const Place& me, int64_t chunk
     return vector * K::VEC + e % K::VEC;
 }
 
+/* A vector is inside or outside as a whole. */
 template <class K>
 GT_DEV bool is_inside(const Shape& s, const Place& me, int64_t chunk, int e) {
-    return index_of<K>(s, me, chunk, e) < (typename K::Index)s.n;
+    return index_of<K>(s, me, chunk, e - e % K::VEC) < (typename K::Index)s.n;
 }
 
-/* A thread's elements as they lie in memory; those outside of the slice are undefined. */
+/* A thread's elements as they lie in memory, 0 outside of the slice. */
 template <class K>
 struct Raw {
     Vec<typename K::T, K::VEC> vec[K::COUNT];
@@ -95,8 +106,8 @@ struct Raw {
         GT_UNROLL
         for (int c = 0; c < K::COUNT; c++) {
             const int e = c * K::VEC;
-            const auto i = is_inside<K>(s, me, chunk, e) ? index_of<K>(s, me, chunk, e) : 0;
-            vec[c] = ldg<Vec<T, K::VEC>>(from + i);
+            vec[c] = {};
+            if (is_inside<K>(s, me, chunk, e)) vec[c] = ldg<Vec<T, K::VEC>>(from + index_of<K>(s, me, chunk, e));
         }
     }
     GT_METHOD float get(int e) const { return vec[e / K::VEC].get(e % K::VEC); }

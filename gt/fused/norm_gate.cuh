@@ -9,7 +9,7 @@ namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
  * grid, block, shared memory and order of sums as norm_mix forward.
- * registers: 8 elements of x and z, and gamma and beta.
+ * registers: 8 or 16 elements of x and z of two rows, and gamma and beta.
  * bytes: x, z and y once (wide slices: x and z twice, three times for LayerNorm). */
 struct GateParams {
     Shape shape;
@@ -50,9 +50,10 @@ struct GateRow {
         }
     }
 
-    GT_METHOD void center(Real mean) {
+    GT_METHOD void center(const GateParams& p, const Place& me, int64_t chunk, Real mean) {
         GT_UNROLL
-        for (int e = 0; e < K::E; e++) v[e] -= mean;
+        for (int e = 0; e < K::E; e++)
+            if (p.is_layer) v[e] = is_inside<K>(p.shape, me, chunk, e) ? v[e] - mean : (Real)0;
     }
 
     GT_METHOD Real gate(const GateParams& p, int e) const {
@@ -73,8 +74,7 @@ GT_DEV typename K::Real gate_mean(const GateParams& p, Place& me, GateRow<K>& ro
             row.compute(p);
         }
         GT_UNROLL
-        for (int e = 0; e < K::E; e++)
-            if (is_inside<K>(s, me, chunk, e)) sum[0] += row.v[e] * inverse;
+        for (int e = 0; e < K::E; e++) sum[0] += row.v[e] * inverse;
     }
     slice_sum(s, me, sum);
     return sum[0];
@@ -94,12 +94,15 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
         load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
         load_parameter<K>(s, me, in.beta, 0.0f, 0, beta);
     }
-    for (int64_t first = me.first_row; first < s.M; first += s.groups * s.rows) {
+    const int64_t step = s.groups * s.rows;
+    GateRow<K> next = {};
+    if (!K::WIDE) next.load(in, me, row_of(s, me, me.first_row), 0);
+    for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
-        const int64_t m = active ? first + me.row : 0;
-        GateRow<K> row;
+        const int64_t m = row_of(s, me, first);
+        GateRow<K> row = next;
         if (!K::WIDE) {
-            row.load(in, me, m, 0);
+            if (first + step < s.M) next.load(in, me, row_of(s, me, first + step), 0);
             row.compute(in);
         }
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
@@ -109,10 +112,9 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
                 row.load(in, me, m, chunk);
                 row.compute(in);
             }
-            row.center(mean);
+            row.center(in, me, chunk, mean);
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
-                if (!is_inside<K>(s, me, chunk, e)) continue;
                 add_square<Real>(sums, row.v[e]);
                 if (in.is_layer) sums[2] += row.v[e] * inverse;
             }
@@ -123,7 +125,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
             if (K::WIDE) {
                 row.load(in, me, m, chunk);
                 row.compute(in);
-                row.center(mean);
+                row.center(in, me, chunk, mean);
                 load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
                 load_parameter<K>(s, me, in.beta, 0.0f, chunk, beta);
             }
@@ -140,7 +142,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
  * grid, block, shared memory and order of sums as norm_mix backward.
- * registers: 8 elements of x, z and dy, gamma, and the gradients of gamma and beta.
+ * registers: 8 or 16 elements of x, z and dy of two rows, gamma, and the gradients of gamma and beta.
  * bytes: x, z, dy, dx, dz once (wide slices: what is read, twice; for LayerNorm x and z three
  * times). */
 struct GateBackwardParams {
@@ -189,7 +191,7 @@ GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>&
 }
 
 template <class K>
-GT_KERNEL(K::THREADS, 1) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
+GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
@@ -198,14 +200,23 @@ GT_KERNEL(K::THREADS, 1) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwar
     Place me = place_of(s);
     float gamma[K::E], dgamma[K::E] = {}, dbeta[K::E] = {};
     if (!K::WIDE) load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
-    for (int64_t first = me.first_row; first < s.M; first += s.groups * s.rows) {
+    const int64_t step = s.groups * s.rows;
+    GateRow<K> next = {};
+    Raw<K> next_dy = {};
+    if (!K::WIDE) {
+        next.load(in, me, row_of(s, me, me.first_row), 0);
+        next_dy.load(s, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
+    }
+    for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
-        const int64_t m = active ? first + me.row : 0;
-        GateRow<K> row;
-        Raw<K> dy;
+        const int64_t m = row_of(s, me, first);
+        GateRow<K> row = next;
+        Raw<K> dy = next_dy;
         if (!K::WIDE) {
-            row.load(in, me, m, 0);
-            dy.load(s, me, p.dy, p.dy_stride, m, 0);
+            if (first + step < s.M) {
+                next.load(in, me, row_of(s, me, first + step), 0);
+                next_dy.load(s, me, p.dy, p.dy_stride, row_of(s, me, first + step), 0);
+            }
             row.compute(in);
         }
         GateSlice<Real> slice;
@@ -218,10 +229,9 @@ GT_KERNEL(K::THREADS, 1) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwar
                 row.compute(in);
                 load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
             }
-            row.center(mean);
+            row.center(in, me, chunk, mean);
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
-                if (!is_inside<K>(s, me, chunk, e)) continue;
                 const Real v = row.v[e];
                 const Real dn = in.gate_first ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
                 const Real d = dn * gamma[e];
@@ -242,7 +252,7 @@ GT_KERNEL(K::THREADS, 1) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwar
                 row.load(in, me, m, chunk);
                 dy.load(s, me, p.dy, p.dy_stride, m, chunk);
                 row.compute(in);
-                row.center(mean);
+                row.center(in, me, chunk, mean);
                 load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
                 GT_UNROLL
                 for (int e = 0; e < K::E; e++) dgamma[e] = dbeta[e] = 0.0f;

@@ -13,64 +13,92 @@ namespace norm {
 
 /* ---- launchers ------------------------------------------------------------------------------- */
 
-static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, gt_pass pass,
+/* vectors: whether all tensors can be moved by 16 bytes. */
+static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, gt_pass pass, bool vectors,
                               const Device& device) {
     Shape s = {};
     s.M = M, s.D = D, s.H = H, s.n = D / H;
     s.dtype = dtype;
+    s.vectors = vectors;
     s.inverse = 1.0f / (float)s.n;
+    const bool is_narrow = vectors && s.n > TINY && s.n <= 32 * (dtype == GT_F32 ? ELEMENTS : MANY);
+    s.elements = is_narrow && s.n > 32 * ELEMENTS ? MANY : ELEMENTS;
     s.lanes = 1;
-    while (s.lanes < MAX_LANES && s.lanes * ELEMENTS < s.n) s.lanes *= 2;
-    if (s.lanes * ELEMENTS < s.n) s.lanes = BLOCK;
-    s.chunks = (s.n + s.lanes * ELEMENTS - 1) / (s.lanes * ELEMENTS);
+    while (s.lanes < MAX_LANES && s.lanes * s.elements < s.n) s.lanes *= 2;
+    if (s.lanes * s.elements < s.n) s.lanes = BLOCK;
+    s.chunks = (s.n + s.lanes * s.elements - 1) / (s.lanes * s.elements);
     s.slices = s.rows = 1;
     if (s.lanes <= 32) {
-        const int64_t most = BLOCK / s.lanes; /* slices of a block */
+        const int64_t most = (s.elements == MANY ? BLOCK / 2 : BLOCK) / s.lanes; /* slices of a block */
         s.slices = (int)(H < most ? H : most);
         s.rows = (int)(most / s.slices);
     }
     s.threads = (s.lanes * s.slices * s.rows + 31) / 32 * 32;
     s.tiles = (H + s.slices - 1) / s.slices;
-    /* backward: few groups, for each has a row of partial sums */
-    const int64_t threads = (int64_t)device.multiprocessors * (pass == GT_FORWARD ? 2048 : 1024);
-    const int64_t blocks = threads / s.threads, groups = (M + s.rows - 1) / s.rows;
+    /* Narrow slices: as many blocks as are at work at a time.  Backward: few groups, for each has a row of partial
+     * sums. */
+    using Narrow = Kind<bf16, 8, float, false, true>;
+    using Longer = Kind<bf16, 8, float, false, true, MANY>;
+    int64_t blocks = (pass == GT_FORWARD ? 2048 : 1024) / s.threads;
+    if (is_narrow && pass == GT_FORWARD)
+        blocks = s.elements == MANY ? Longer::FORWARD_BLOCKS : Narrow::FORWARD_BLOCKS;
+    else if (is_narrow)
+        blocks = s.elements == MANY ? Longer::BACKWARD_BLOCKS : Narrow::BACKWARD_BLOCKS;
+    blocks *= device.multiprocessors;
+    const int64_t groups = (M + s.rows - 1) / s.rows;
     s.groups = blocks / s.tiles < groups ? blocks / s.tiles : groups;
     if (s.groups == 0 && M > 0) s.groups = 1;
-    s.smem = pass == GT_BACKWARD ? 4 * ELEMENTS * s.threads : s.lanes > 32 ? SUM_SMEM : 0;
+    s.smem = pass == GT_BACKWARD ? 4 * s.elements * s.threads : s.lanes > 32 ? SUM_SMEM : 0;
     return s;
 }
 
-/* Whether vectors of 16 bytes can move rows of a tensor; NULL: there is none. */
-static inline bool is_aligned(const Shape& s, const void* data, int64_t stride) {
-    const int vec = s.dtype == GT_F32 ? 4 : 8;
-    return !data ||
-           (s.n % vec == 0 && (uintptr_t)data % 16 == 0 && (s.M == 1 || stride % vec == 0));
+/* Whether vectors of 16 bytes can move rows of all tensors; data is NULL if there is none. */
+struct View {
+    const void* data;
+    int64_t stride;
+};
+
+template <int COUNT>
+static bool are_aligned(int64_t M, int64_t n, gt_dtype dtype, const View (&views)[COUNT]) {
+    const int vec = dtype == GT_F32 ? 4 : 8;
+    for (const View& v : views)
+        if (v.data && (n % vec != 0 || (uintptr_t)v.data % 16 != 0 || (M != 1 && v.stride % vec != 0))) return false;
+    return true;
 }
 
 /* Calls launch(kind) for the kind of kernel that fits. */
+template <class T, class Launch>
+static gt_status with_kind_of(const Shape& s, Launch launch) {
+    constexpr int VEC = 16 / (int)sizeof(T);
+    if (!s.vectors) return launch(Kind<T, 1>());
+    if (s.n <= 32 * ELEMENTS) return launch(Kind<T, VEC, float, false, true>());
+    if constexpr (VEC == 8) /* fp32 would need too many registers */
+        if (s.n <= 32 * MANY) return launch(Kind<T, VEC, float, false, true, MANY>());
+    return launch(Kind<T, VEC>());
+}
+
 template <class Launch>
-static gt_status with_kind(const Shape& s, bool vectors, Launch launch) {
+static gt_status with_kind(const Shape& s, Launch launch) {
     if (s.n <= TINY) return launch(Kind<Any, 1, double>());
     if (s.chunks > 1) return launch(Kind<Any, 1, float, true>());
-    if (s.dtype == GT_BF16) return vectors ? launch(Kind<bf16, 8>()) : launch(Kind<bf16, 1>());
-    if (s.dtype == GT_F16) return vectors ? launch(Kind<f16, 8>()) : launch(Kind<f16, 1>());
-    return vectors ? launch(Kind<float, 4>()) : launch(Kind<float, 1>());
+    if (s.dtype == GT_BF16) return with_kind_of<bf16>(s, launch);
+    if (s.dtype == GT_F16) return with_kind_of<f16>(s, launch);
+    return with_kind_of<float>(s, launch);
 }
 
 static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Device& device,
                                            gt_stream stream) {
     MixForwardParams p = {};
-    p.shape = shape_for(a.M, a.D, a.H, a.dtype, GT_FORWARD, device);
+    const View views[] = {{a.a, a.a_stride}, {a.b, a.b_stride}, {a.residual, a.residual_stride}, {a.y, a.y_stride}};
+    const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
+    p.shape = shape_for(a.M, a.D, a.H, a.dtype, GT_FORWARD, vectors, device);
     p.a = a.a, p.b = a.b, p.residual = a.residual, p.y = a.y;
     p.a_stride = a.a_stride, p.b_stride = a.b_stride;
     p.residual_stride = a.residual_stride, p.y_stride = a.y_stride;
     p.gain_a = a.gain_a, p.gain_b = a.gain_b;
     p.eps = a.eps;
     const Shape& s = p.shape;
-    const bool vectors = is_aligned(s, a.a, a.a_stride) && is_aligned(s, a.b, a.b_stride) &&
-                         is_aligned(s, a.residual, a.residual_stride) &&
-                         is_aligned(s, a.y, a.y_stride);
-    return with_kind(s, vectors, [&](auto kind) {
+    return with_kind(s, [&](auto kind) {
         return run("norm_mix forward_kernel", mix_forward_kernel<decltype(kind)>,
                    s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
     });
@@ -92,12 +120,11 @@ static inline Partials partials_in(void* workspace, const Shape& s, bool first, 
 }
 
 static inline gt_status reduce_partials(const Partials& partials, const Shape& s, float* first,
-                                        float* second, int accumulate, gt_stream stream) {
-    gt_status status = GT_OK;
-    if (first) status = reduce_rows(partials.first, first, s.groups, s.D, accumulate, stream);
-    if (status == GT_OK && second)
-        status = reduce_rows(partials.second, second, s.groups, s.D, accumulate, stream);
-    return status;
+                                        float* second, int accumulate, Chain& chain) {
+    RowSums sums;
+    if (first) sums.add(partials.first, first, s.groups, s.D);
+    if (second) sums.add(partials.second, second, s.groups, s.D);
+    return reduce_rows(sums, accumulate, chain);
 }
 
 static inline gt_status launch_mix_backward(const gt_norm_mix_args& a, const Shape& s,
@@ -110,15 +137,13 @@ static inline gt_status launch_mix_backward(const gt_norm_mix_args& a, const Sha
     p.gain_a = a.gain_a, p.gain_b = a.gain_b;
     p.dgain_a = partials.first, p.dgain_b = partials.second;
     p.eps = a.eps;
-    const bool vectors = is_aligned(s, a.a, a.a_stride) && is_aligned(s, a.b, a.b_stride) &&
-                         is_aligned(s, a.dy, a.dy_stride) && is_aligned(s, a.da, a.da_stride) &&
-                         is_aligned(s, a.db, a.db_stride);
-    const gt_status status = with_kind(s, vectors, [&](auto kind) {
+    Chain chain = {stream};
+    const gt_status status = with_kind(s, [&](auto kind) {
         return run("norm_mix backward_kernel", mix_backward_kernel<decltype(kind)>,
-                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
+                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, chain, p);
     });
     if (status != GT_OK) return status;
-    return reduce_partials(partials, s, a.dgain_a, a.dgain_b, a.accumulate, stream);
+    return reduce_partials(partials, s, a.dgain_a, a.dgain_b, a.accumulate, chain);
 }
 
 static inline GateParams gate_params_of(const gt_norm_gate_args& a, const Shape& s) {
@@ -135,11 +160,11 @@ static inline GateParams gate_params_of(const gt_norm_gate_args& a, const Shape&
 
 static inline gt_status launch_gate_forward(const gt_norm_gate_args& a, const Device& device,
                                             gt_stream stream) {
-    const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_FORWARD, device);
+    const View views[] = {{a.x, a.x_stride}, {a.z, a.z_stride}, {a.y, a.y_stride}};
+    const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
+    const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_FORWARD, vectors, device);
     const GateForwardParams p = {gate_params_of(a, s), a.y, a.y_stride};
-    const bool vectors = is_aligned(s, a.x, a.x_stride) && is_aligned(s, a.z, a.z_stride) &&
-                         is_aligned(s, a.y, a.y_stride);
-    return with_kind(s, vectors, [&](auto kind) {
+    return with_kind(s, [&](auto kind) {
         return run("norm_gate forward_kernel", gate_forward_kernel<decltype(kind)>,
                    s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
     });
@@ -152,15 +177,13 @@ static inline gt_status launch_gate_backward(const gt_norm_gate_args& a, const S
     p.dy = a.dy, p.dx = a.dx, p.dz = a.dz;
     p.dy_stride = a.dy_stride, p.dx_stride = a.dx_stride, p.dz_stride = a.dz_stride;
     p.dgamma = partials.first, p.dbeta = partials.second;
-    const bool vectors = is_aligned(s, a.x, a.x_stride) && is_aligned(s, a.z, a.z_stride) &&
-                         is_aligned(s, a.dy, a.dy_stride) && is_aligned(s, a.dx, a.dx_stride) &&
-                         is_aligned(s, a.dz, a.dz_stride);
-    const gt_status status = with_kind(s, vectors, [&](auto kind) {
+    Chain chain = {stream};
+    const gt_status status = with_kind(s, [&](auto kind) {
         return run("norm_gate backward_kernel", gate_backward_kernel<decltype(kind)>,
-                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
+                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, chain, p);
     });
     if (status != GT_OK) return status;
-    return reduce_partials(partials, s, a.dgamma, a.dbeta, a.accumulate, stream);
+    return reduce_partials(partials, s, a.dgamma, a.dbeta, a.accumulate, chain);
 }
 
 /* ---- dispatch and checks --------------------------------------------------------------------- */
@@ -174,7 +197,9 @@ static gt_status prepare(const gt_op* op, gt_pass pass, const Args* args, Args* 
 
 static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& device,
                                      gt_stream stream) {
-    const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, device);
+    const View views[] = {{a.a, a.a_stride}, {a.b, a.b_stride}, {a.dy, a.dy_stride}, {a.da, a.da_stride}, {a.db, a.db_stride}};
+    const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
+    const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgain_a, a.dgain_b);
     const gt_status status = check_workspace(a.workspace, a.workspace_bytes, partials.bytes);
     return status != GT_OK ? status : launch_mix_backward(a, s, partials, stream);
@@ -182,17 +207,24 @@ static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& de
 
 static inline gt_status gate_backward(const gt_norm_gate_args& a, const Device& device,
                                       gt_stream stream) {
-    const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, device);
+    const View views[] = {{a.x, a.x_stride}, {a.z, a.z_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}, {a.dz, a.dz_stride}};
+    const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
+    const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgamma, a.dbeta);
     const gt_status status = check_workspace(a.workspace, a.workspace_bytes, partials.bytes);
     return status != GT_OK ? status : launch_gate_backward(a, s, partials, stream);
 }
 
-/* What gt_OP_workspace answers. */
-static inline gt_status answer(gt_workspace* need, const Shape& s, bool first, bool second) {
+/* What gt_OP_workspace answers: enough for tensors of any alignment. */
+static inline gt_status answer(gt_workspace* need, int64_t M, int64_t D, int64_t H, gt_dtype dtype, bool first,
+                               bool second, const Device& device) {
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0};
-    sizes.backward = partials_in(nullptr, s, first, second).bytes;
+    for (int vectors = 0; vectors < 2; vectors++) {
+        const Shape s = shape_for(M, D, H, dtype, GT_BACKWARD, vectors, device);
+        const size_t bytes = partials_in(nullptr, s, first, second).bytes;
+        if (bytes > sizes.backward) sizes.backward = bytes;
+    }
     *need = sizes;
     return GT_OK;
 }

@@ -7,9 +7,23 @@
 namespace gt {
 namespace norm {
 
+/* A thread's part of a row: a, b and residual or dy. */
+template <class K>
+struct MixRow {
+    Raw<K> a, b, third;
+
+    template <class Params>
+    GT_METHOD void load(const Params& p, const Place& me, const void* data, int64_t stride, int64_t m, int64_t chunk) {
+        a.load(p.shape, me, p.a, p.a_stride, m, chunk);
+        b.load(p.shape, me, p.b, p.b_stride, m, chunk);
+        if (data) third.load(p.shape, me, data, stride, m, chunk);
+    }
+};
+
 /* ---- norm_mix forward ---------------------------------------------------------------------------
  * grid tiles * groups, block up to 256, or the lanes of one slice if more: up to 512.  A thread has
- * 8 elements of a and b in registers, with their gains, and goes from row to row of its group.
+ * 8 or 16 elements of a, b and residual of two rows in registers, with their gains, and goes from row to row of its
+ * group.
  * shared: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
  * Sums over a slice: registers, butterfly, warps in order: deterministic.
@@ -36,21 +50,22 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
         load_parameter<K>(s, me, p.gain_a, 1.0f, 0, gain_a);
         load_parameter<K>(s, me, p.gain_b, 1.0f, 0, gain_b);
     }
-    for (int64_t first = me.first_row; first < s.M; first += s.groups * s.rows) {
+    const int64_t step = s.groups * s.rows;
+    MixRow<K> next = {};
+    if (!K::WIDE) next.load(p, me, p.residual, p.residual_stride, row_of(s, me, me.first_row), 0);
+    for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
-        const int64_t m = active ? first + me.row : 0;
-        Raw<K> a, b, residual = {};
+        const int64_t m = row_of(s, me, first);
+        MixRow<K> row = next;
+        if (!K::WIDE && first + step < s.M)
+            next.load(p, me, p.residual, p.residual_stride, row_of(s, me, first + step), 0);
         Real sums[4] = {};
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            a.load(s, me, p.a, p.a_stride, m, chunk);
-            b.load(s, me, p.b, p.b_stride, m, chunk);
-            if (!K::WIDE && p.residual)
-                residual.load(s, me, p.residual, p.residual_stride, m, chunk);
+            if (K::WIDE) row.load(p, me, nullptr, 0, m, chunk);
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
-                if (!is_inside<K>(s, me, chunk, e)) continue;
-                add_square<Real>(&sums[0], a.get(e));
-                add_square<Real>(&sums[2], b.get(e));
+                add_square<Real>(&sums[0], row.a.get(e));
+                add_square<Real>(&sums[2], row.b.get(e));
             }
         }
         slice_sum(s, me, sums);
@@ -58,26 +73,24 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
         const Real rstd_b = rstd_of(&sums[2], inverse, 0, p.eps);
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
-                a.load(s, me, p.a, p.a_stride, m, chunk);
-                b.load(s, me, p.b, p.b_stride, m, chunk);
-                if (p.residual) residual.load(s, me, p.residual, p.residual_stride, m, chunk);
+                row.load(p, me, p.residual, p.residual_stride, m, chunk);
                 load_parameter<K>(s, me, p.gain_a, 1.0f, chunk, gain_a);
                 load_parameter<K>(s, me, p.gain_b, 1.0f, chunk, gain_b);
             }
             Real y[K::E];
             GT_UNROLL
             for (int e = 0; e < K::E; e++)
-                y[e] = (Real)a.get(e) * rstd_a * gain_a[e] + (Real)b.get(e) * rstd_b * gain_b[e] +
-                       residual.get(e);
+                y[e] = (Real)row.a.get(e) * rstd_a * gain_a[e] + (Real)row.b.get(e) * rstd_b * gain_b[e] +
+                       row.third.get(e);
             store_elements<K>(s, me, p.y, p.y_stride, m, chunk, y);
         }
     }
 }
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
- * grid and block as in forward, fewer groups of rows.  Registers: 8 elements of a, b and dy, the
+ * grid and block as in forward, fewer groups of rows.  Registers: 8 or 16 elements of a, b and dy of two rows, the
  * gains and their gradients.
- * shared: 8 floats a thread to add the rows of a block, 16 KB at most.
+ * shared: 8 or 16 floats a thread to add the rows of a block, 16 KB at most.
  * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice, and the partial sums per row).
  * dgain is summed over the rows of a group in order, then over groups by reduce_rows:
  * deterministic. */
@@ -118,7 +131,7 @@ GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const R
 }
 
 template <class K>
-GT_KERNEL(K::THREADS, 1) mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
+GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
     using Real = typename K::Real;
     const Shape& s = p.shape;
     const int64_t chunks = K::WIDE ? s.chunks : 1;
@@ -129,40 +142,40 @@ GT_KERNEL(K::THREADS, 1) mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardP
         load_parameter<K>(s, me, p.gain_a, 1.0f, 0, gain_a);
         load_parameter<K>(s, me, p.gain_b, 1.0f, 0, gain_b);
     }
-    for (int64_t first = me.first_row; first < s.M; first += s.groups * s.rows) {
+    const int64_t step = s.groups * s.rows;
+    MixRow<K> next = {};
+    if (!K::WIDE) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
+    for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
-        const int64_t m = active ? first + me.row : 0;
-        Raw<K> a, b, dy;
+        const int64_t m = row_of(s, me, first);
+        MixRow<K> row = next;
+        const Raw<K>& dy = row.third;
+        if (!K::WIDE && first + step < s.M) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, first + step), 0);
         Real sums[6] = {};
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            a.load(s, me, p.a, p.a_stride, m, chunk);
-            b.load(s, me, p.b, p.b_stride, m, chunk);
-            dy.load(s, me, p.dy, p.dy_stride, m, chunk);
             if (K::WIDE) {
+                row.load(p, me, p.dy, p.dy_stride, m, chunk);
                 load_parameter<K>(s, me, p.gain_a, 1.0f, chunk, gain_a);
                 load_parameter<K>(s, me, p.gain_b, 1.0f, chunk, gain_b);
             }
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
-                if (!is_inside<K>(s, me, chunk, e)) continue;
-                add_branch<Real>(&sums[0], a.get(e), (Real)dy.get(e) * gain_a[e]);
-                add_branch<Real>(&sums[3], b.get(e), (Real)dy.get(e) * gain_b[e]);
+                add_branch<Real>(&sums[0], row.a.get(e), (Real)dy.get(e) * gain_a[e]);
+                add_branch<Real>(&sums[3], row.b.get(e), (Real)dy.get(e) * gain_b[e]);
             }
         }
         slice_sum(s, me, sums);
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
-                a.load(s, me, p.a, p.a_stride, m, chunk);
-                b.load(s, me, p.b, p.b_stride, m, chunk);
-                dy.load(s, me, p.dy, p.dy_stride, m, chunk);
+                row.load(p, me, p.dy, p.dy_stride, m, chunk);
                 load_parameter<K>(s, me, p.gain_a, 1.0f, chunk, gain_a);
                 load_parameter<K>(s, me, p.gain_b, 1.0f, chunk, gain_b);
                 GT_UNROLL
                 for (int e = 0; e < K::E; e++) dgain_a[e] = dgain_b[e] = 0.0f;
             }
-            mix_branch<K>(s, me, a, dy, &sums[0], inverse, p.eps, gain_a, p.da, p.da_stride, m,
+            mix_branch<K>(s, me, row.a, dy, &sums[0], inverse, p.eps, gain_a, p.da, p.da_stride, m,
                           chunk, dgain_a);
-            mix_branch<K>(s, me, b, dy, &sums[3], inverse, p.eps, gain_b, p.db, p.db_stride, m,
+            mix_branch<K>(s, me, row.b, dy, &sums[3], inverse, p.eps, gain_b, p.db, p.db_stride, m,
                           chunk, dgain_b);
             if (K::WIDE) {
                 const bool is_first = first == me.first_row;
