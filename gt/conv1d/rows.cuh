@@ -66,11 +66,11 @@ struct Segment {
     }
 };
 
-/* The chunk of token t of a row, 0 if t is not below `end`. */
+/* The chunk of token t of a row, 0 outside of first ... end - 1. */
 template <class T>
-GT_DEV Chunk<T> load_chunk(const T* row, int64_t t, int64_t end) {
+GT_DEV Chunk<T> load_chunk(const T* row, int64_t t, int64_t first, int64_t end) {
     Chunk<T> chunk = {};
-    if (t < end) chunk = ldg<Chunk<T>>(row + t);
+    if (t >= first && t < end) chunk = ldg<Chunk<T>>(row + t);
     return chunk;
 }
 
@@ -103,12 +103,12 @@ GT_KERNEL(ROWS_BLOCK, ROWS_FORWARD_BLOCKS) forward_rows_kernel(const GT_GRID_CON
     const bool is_last_lane = me.lane == p.rows.lanes - 1;
     const int64_t end = me.exists ? me.last : 0;
     int64_t t = me.first + me.lane * N;
-    Chunk<T> own = load_chunk(x, t, end), next = load_chunk(x, t + step, end), earlier = {};
-    if (is_last_lane && me.first > 0) earlier = load_chunk(x, me.first - N, end);
+    Chunk<T> own = load_chunk(x, t, 0, end), next = load_chunk(x, t + step, 0, end), earlier = {};
+    if (is_last_lane && me.first > 0) earlier = load_chunk(x, me.first - N, 0, end);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);
     for (int pass = 0; pass < p.rows.passes; pass++, t += step) {
-        const Chunk<T> after = load_chunk(x, t + 2 * step, end);
+        const Chunk<T> after = load_chunk(x, t + 2 * step, 0, end);
         float e[N + J], out[N];
         inputs_before<T, W>(e, me, is_last_lane, own, earlier);
         if (in.state_in && t == 0) {
@@ -166,10 +166,10 @@ GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS) backward_rows_kernel(const GT_GRID_C
     const bool is_last_lane = me.lane == p.rows.lanes - 1;
     const int64_t start = me.first + me.lane * N, end = me.exists ? me.last : 0;
     /* of the passes before the first only the last lane's x is needed, and only of one */
-    const int64_t earliest = is_last_lane ? me.first - N : me.first;
+    const int64_t earliest = is_last_lane && me.first > 0 ? me.first - N : me.first;
     int64_t t = start + (int64_t)(p.rows.passes - 1) * step;
-    const auto load_x = [&](int64_t at_t) { return load_chunk(x, at_t, at_t >= earliest && at_t >= 0 ? end : 0); };
-    const auto load_dy = [&](int64_t at_t) { return load_chunk(dy, at_t, at_t >= me.first ? end : 0); };
+    const auto load_x = [&](int64_t from) { return load_chunk(x, from, earliest, end); };
+    const auto load_dy = [&](int64_t from) { return load_chunk(dy, from, me.first, end); };
     Chunk<T> own = load_x(t), own_dy = load_dy(t), next = load_x(t - step), next_dy = load_dy(t - step);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);

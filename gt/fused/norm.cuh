@@ -20,17 +20,25 @@ constexpr int TINY = 4;    /* slices so small are computed in double */
  * NARROW: a slice has at most 32 lanes.  WIDE: a slice does not fit into the registers of a block and is read once per
  * pass instead; else a thread loads its part of the next row before the sums of this one. */
 struct Any {};
-template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS>
+
+/* Forms of norm_gate, known when it is compiled: any, or those that models have: silu(z) before RMSNorm without beta, or
+ * behind LayerNorm. */
+enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
+
+template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
+          Form FORM_ = ANY_FORM>
 struct Kind {
     using T = T_;
     using Real = Real_;
     using Index = typename std::conditional<WIDE_, int64_t, int>::type; /* within a slice */
     static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : E_;
     static constexpr int COUNT = E / VEC;
-    static constexpr bool WIDE = WIDE_;
+    static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
+    static constexpr Form FORM = FORM_;
     static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK : !NARROW_ ? MAX_LANES : E == MANY ? BLOCK / 2 : BLOCK;
     static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* on a multiprocessor, of THREADS */
     static constexpr int BACKWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 3 : 2;
+    static constexpr int GATE_BLOCKS = BACKWARD_BLOCKS == 3 && FORM != RMS_GATE_FIRST ? 2 : BACKWARD_BLOCKS;
     static_assert(E % VEC == 0, "whole vectors");
 };
 
@@ -165,13 +173,15 @@ constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32;
 
 /* Sums over the lanes of a slice, the same in all of them; all threads of the block.  Two buffers
  * take turns: who writes one again has passed the barrier after it was read. */
-template <int N>
+template <class K, int N>
 GT_DEV void slice_sum(const Shape& s, Place& me, float (&sums)[N]) {
-    for (int mask = 1; mask < s.lanes && mask < 32; mask <<= 1) {
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask <<= 1) {
+        if (mask >= s.lanes) break;
         GT_UNROLL
         for (int i = 0; i < N; i++) sums[i] += shfl_xor(sums[i], mask);
     }
-    if (s.lanes <= 32) return;
+    if (K::NARROW || s.lanes <= 32) return;
     static_assert(N <= SUMS, "room in a buffer");
     if (lane_id() == 0) {
         GT_UNROLL
@@ -191,7 +201,7 @@ GT_DEV void slice_sum(const Shape& s, Place& me, float (&sums)[N]) {
     me.buffer = me.buffer == smem_base() ? smem_base() + SUM_SMEM / 2 : smem_base();
 }
 
-template <int N>
+template <class K, int N>
 GT_DEV void slice_sum(const Shape&, Place&, double (&)[N]) {} /* only slices of one thread */
 
 /* Squares of v, and of v scaled down; sums[0] and sums[1]. */

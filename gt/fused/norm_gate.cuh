@@ -26,6 +26,23 @@ struct GateForwardParams {
     int64_t y_stride;
 };
 
+/* What the form of a kernel says, or the call. */
+template <class K>
+GT_DEV bool is_layer(const GateParams& p) {
+    return K::FORM == ANY_FORM ? p.is_layer : K::FORM == LAYER_GATE_LAST;
+}
+template <class K>
+GT_DEV bool gate_first(const GateParams& p) {
+    return K::FORM == ANY_FORM ? p.gate_first : K::FORM == RMS_GATE_FIRST;
+}
+template <class K>
+GT_DEV bool has_gate(const GateParams& p) {
+    return K::FORM == ANY_FORM ? p.z != nullptr : true;
+}
+
+template <class K>
+constexpr bool HAS_BETA = K::FORM != RMS_GATE_FIRST;
+
 /* A thread's part of one row: x and z as loaded, sigmoid(z), and the input v of the norm. */
 template <class K>
 struct GateRow {
@@ -36,7 +53,7 @@ struct GateRow {
 
     GT_METHOD void load(const GateParams& p, const Place& me, int64_t m, int64_t chunk) {
         x.load(p.shape, me, p.x, p.x_stride, m, chunk);
-        if (p.z) z.load(p.shape, me, p.z, p.z_stride, m, chunk);
+        if (has_gate<K>(p)) z.load(p.shape, me, p.z, p.z_stride, m, chunk);
     }
 
     /* 16-bit results hide the error of the fast sigmoid */
@@ -45,19 +62,19 @@ struct GateRow {
             std::is_same<typename K::T, bf16>::value || std::is_same<typename K::T, f16>::value;
         GT_UNROLL
         for (int e = 0; e < K::E; e++) {
-            sigmoid_z[e] = !p.z ? 1.0f : is_16_bit ? sigmoid_fast(z.get(e)) : sigmoid(z.get(e));
-            v[e] = p.gate_first ? (Real)x.get(e) * gate(p, e) : (Real)x.get(e);
+            sigmoid_z[e] = !has_gate<K>(p) ? 1.0f : is_16_bit ? sigmoid_fast(z.get(e)) : sigmoid(z.get(e));
+            v[e] = gate_first<K>(p) ? (Real)x.get(e) * gate(p, e) : (Real)x.get(e);
         }
     }
 
     GT_METHOD void center(const GateParams& p, const Place& me, int64_t chunk, Real mean) {
         GT_UNROLL
         for (int e = 0; e < K::E; e++)
-            if (p.is_layer) v[e] = is_inside<K>(p.shape, me, chunk, e) ? v[e] - mean : (Real)0;
+            if (is_layer<K>(p)) v[e] = is_inside<K>(p.shape, me, chunk, e) ? v[e] - mean : (Real)0;
     }
 
     GT_METHOD Real gate(const GateParams& p, int e) const {
-        return p.z ? silu_of_sigmoid(z.get(e), sigmoid_z[e]) : 1.0f;
+        return has_gate<K>(p) ? silu_of_sigmoid(z.get(e), sigmoid_z[e]) : 1.0f;
     }
 };
 
@@ -67,7 +84,7 @@ GT_DEV typename K::Real gate_mean(const GateParams& p, Place& me, GateRow<K>& ro
                                   typename K::Real inverse) {
     const Shape& s = p.shape;
     typename K::Real sum[1] = {};
-    if (!p.is_layer) return 0;
+    if (!is_layer<K>(p)) return 0;
     for (int64_t chunk = 0; chunk < (K::WIDE ? s.chunks : 1); chunk++) {
         if (K::WIDE) {
             row.load(p, me, m, chunk);
@@ -76,7 +93,7 @@ GT_DEV typename K::Real gate_mean(const GateParams& p, Place& me, GateRow<K>& ro
         GT_UNROLL
         for (int e = 0; e < K::E; e++) sum[0] += row.v[e] * inverse;
     }
-    slice_sum(s, me, sum);
+    slice_sum<K>(s, me, sum);
     return sum[0];
 }
 
@@ -92,7 +109,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
     float gamma[K::E], beta[K::E];
     if (!K::WIDE) {
         load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
-        load_parameter<K>(s, me, in.beta, 0.0f, 0, beta);
+        load_parameter<K>(s, me, HAS_BETA<K> ? in.beta : nullptr, 0.0f, 0, beta);
     }
     const int64_t step = s.groups * s.rows;
     GateRow<K> next = {};
@@ -116,10 +133,10 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 add_square<Real>(sums, row.v[e]);
-                if (in.is_layer) sums[2] += row.v[e] * inverse;
+                if (is_layer<K>(in)) sums[2] += row.v[e] * inverse;
             }
         }
-        slice_sum(s, me, sums);
+        slice_sum<K>(s, me, sums);
         const Real shift = sums[2], rstd = rstd_of(sums, inverse, shift, in.eps);
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
@@ -133,7 +150,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 y[e] = (row.v[e] - shift) * rstd * gamma[e] + beta[e];
-                if (!in.gate_first) y[e] *= row.gate(in, e);
+                if (!gate_first<K>(in)) y[e] *= row.gate(in, e);
             }
             store_elements<K>(s, me, p.y, p.y_stride, m, chunk, y);
         }
@@ -169,29 +186,29 @@ GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>&
     const GateParams& in = p.in;
     Real out[K::E];
     float beta[K::E]; /* every row again: no registers are left to keep it */
-    load_parameter<K>(in.shape, me, in.gate_first || !p.dz ? nullptr : in.beta, 0.0f, chunk, beta);
+    load_parameter<K>(in.shape, me, !HAS_BETA<K> || gate_first<K>(in) || !p.dz ? nullptr : in.beta, 0.0f, chunk, beta);
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
         const Real xhat = (row.v[e] - slice.shift) * slice.rstd;
-        const Real dn = in.gate_first ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
+        const Real dn = gate_first<K>(in) ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
         const Real dv = slice.rstd * (dn * gamma[e] - slice.mean_d - xhat * slice.slope);
         dgamma[e] += (float)(dn * xhat);
-        dbeta[e] += (float)dn;
-        out[e] = in.gate_first ? dv * row.gate(in, e) : dv;
-        row.v[e] = in.gate_first ? dv : xhat * gamma[e] + beta[e]; /* the other factor of ds */
+        if (HAS_BETA<K>) dbeta[e] += (float)dn;
+        out[e] = gate_first<K>(in) ? dv * row.gate(in, e) : dv;
+        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the other factor of ds */
     }
     if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, chunk, out);
     if (!p.dz) return;
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
-        const Real ds = row.v[e] * (in.gate_first ? row.x.get(e) : dy.get(e));
+        const Real ds = row.v[e] * (gate_first<K>(in) ? row.x.get(e) : dy.get(e));
         out[e] = ds * silu_derivative(row.z.get(e), row.sigmoid_z[e]);
     }
     store_elements<K>(in.shape, me, p.dz, p.dz_stride, m, chunk, out);
 }
 
 template <class K>
-GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
+GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
@@ -233,20 +250,20 @@ GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) gate_backward_kernel(const GT_GRID_CON
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 const Real v = row.v[e];
-                const Real dn = in.gate_first ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
+                const Real dn = gate_first<K>(in) ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
                 const Real d = dn * gamma[e];
                 add_square<Real>(sums, v);
-                if (in.is_layer) sums[2] += v * inverse;
+                if (is_layer<K>(in)) sums[2] += v * inverse;
                 sums[3] += d * (v * (Real)PRODUCT_SCALE);
                 sums[4] += d;
             }
         }
-        slice_sum(s, me, sums);
+        slice_sum<K>(s, me, sums);
         slice.shift = sums[2];
         slice.rstd = rstd_of(sums, inverse, slice.shift, in.eps);
         slice.slope = (sums[3] - slice.shift * (Real)PRODUCT_SCALE * sums[4]) * inverse *
                       (slice.rstd * (Real)(1.0f / PRODUCT_SCALE));
-        slice.mean_d = in.is_layer ? sums[4] * inverse : 0;
+        slice.mean_d = is_layer<K>(in) ? sums[4] * inverse : 0;
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
                 row.load(in, me, m, chunk);
@@ -266,7 +283,7 @@ GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) gate_backward_kernel(const GT_GRID_CON
         }
     }
     store_partial<K>(s, me, p.dgamma, dgamma);
-    store_partial<K>(s, me, p.dbeta, dbeta);
+    if (HAS_BETA<K>) store_partial<K>(s, me, p.dbeta, dbeta);
 }
 
 } /* namespace norm */

@@ -67,23 +67,32 @@ static bool are_aligned(int64_t M, int64_t n, gt_dtype dtype, const View (&views
 }
 
 /* Calls launch(kind) for the kind of kernel that fits. */
-template <class T, class Launch>
+template <class T, Form FORM, class Launch>
 static gt_status with_kind_of(const Shape& s, Launch launch) {
     constexpr int VEC = 16 / (int)sizeof(T);
     if (!s.vectors) return launch(Kind<T, 1>());
-    if (s.n <= 32 * ELEMENTS) return launch(Kind<T, VEC, float, false, true>());
+    if (s.elements == ELEMENTS && s.n <= 32 * ELEMENTS)
+        return launch(Kind<T, VEC, float, false, true, ELEMENTS, FORM>());
     if constexpr (VEC == 8) /* fp32 would need too many registers */
-        if (s.n <= 32 * MANY) return launch(Kind<T, VEC, float, false, true, MANY>());
+        if (s.elements == MANY) return launch(Kind<T, VEC, float, false, true, MANY, FORM>());
     return launch(Kind<T, VEC>());
 }
 
-template <class Launch>
+template <Form FORM, class Launch>
 static gt_status with_kind(const Shape& s, Launch launch) {
     if (s.n <= TINY) return launch(Kind<Any, 1, double>());
     if (s.chunks > 1) return launch(Kind<Any, 1, float, true>());
-    if (s.dtype == GT_BF16) return with_kind_of<bf16>(s, launch);
-    if (s.dtype == GT_F16) return with_kind_of<f16>(s, launch);
-    return with_kind_of<float>(s, launch);
+    if (s.dtype == GT_BF16) return with_kind_of<bf16, FORM>(s, launch);
+    if (s.dtype == GT_F16) return with_kind_of<f16, FORM>(s, launch);
+    return with_kind_of<float, FORM>(s, launch);
+}
+
+/* The same for norm_gate; has_beta: also if only its gradient is wanted. */
+template <class Launch>
+static gt_status with_gate_kind(const GateParams& p, bool has_beta, Launch launch) {
+    if (p.z && !p.is_layer && p.gate_first && !has_beta) return with_kind<RMS_GATE_FIRST>(p.shape, launch);
+    if (p.z && p.is_layer && !p.gate_first) return with_kind<LAYER_GATE_LAST>(p.shape, launch);
+    return with_kind<ANY_FORM>(p.shape, launch);
 }
 
 static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Device& device,
@@ -98,7 +107,7 @@ static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Devi
     p.gain_a = a.gain_a, p.gain_b = a.gain_b;
     p.eps = a.eps;
     const Shape& s = p.shape;
-    return with_kind(s, [&](auto kind) {
+    return with_kind<ANY_FORM>(s, [&](auto kind) {
         return run("norm_mix forward_kernel", mix_forward_kernel<decltype(kind)>,
                    s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
     });
@@ -138,7 +147,7 @@ static inline gt_status launch_mix_backward(const gt_norm_mix_args& a, const Sha
     p.dgain_a = partials.first, p.dgain_b = partials.second;
     p.eps = a.eps;
     Chain chain = {stream};
-    const gt_status status = with_kind(s, [&](auto kind) {
+    const gt_status status = with_kind<ANY_FORM>(s, [&](auto kind) {
         return run("norm_mix backward_kernel", mix_backward_kernel<decltype(kind)>,
                    s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, chain, p);
     });
@@ -164,7 +173,7 @@ static inline gt_status launch_gate_forward(const gt_norm_gate_args& a, const De
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_FORWARD, vectors, device);
     const GateForwardParams p = {gate_params_of(a, s), a.y, a.y_stride};
-    return with_kind(s, [&](auto kind) {
+    return with_gate_kind(p.in, a.beta, [&](auto kind) {
         return run("norm_gate forward_kernel", gate_forward_kernel<decltype(kind)>,
                    s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
     });
@@ -178,7 +187,7 @@ static inline gt_status launch_gate_backward(const gt_norm_gate_args& a, const S
     p.dy_stride = a.dy_stride, p.dx_stride = a.dx_stride, p.dz_stride = a.dz_stride;
     p.dgamma = partials.first, p.dbeta = partials.second;
     Chain chain = {stream};
-    const gt_status status = with_kind(s, [&](auto kind) {
+    const gt_status status = with_gate_kind(p.in, a.beta || a.dbeta, [&](auto kind) {
         return run("norm_gate backward_kernel", gate_backward_kernel<decltype(kind)>,
                    s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, chain, p);
     });

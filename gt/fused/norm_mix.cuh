@@ -68,7 +68,7 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
                 add_square<Real>(&sums[2], row.b.get(e));
             }
         }
-        slice_sum(s, me, sums);
+        slice_sum<K>(s, me, sums);
         const Real rstd_a = rstd_of(&sums[0], inverse, 0, p.eps);
         const Real rstd_b = rstd_of(&sums[2], inverse, 0, p.eps);
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
@@ -164,7 +164,7 @@ GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONS
                 add_branch<Real>(&sums[3], row.b.get(e), (Real)dy.get(e) * gain_b[e]);
             }
         }
-        slice_sum(s, me, sums);
+        slice_sum<K>(s, me, sums);
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
                 row.load(p, me, p.dy, p.dy_stride, m, chunk);
