@@ -18,7 +18,7 @@ constexpr int TINY = 4;    /* slices so small are computed in double */
 
 /* How a kernel is compiled: elements are Vec<T, VEC>, or of a dtype known at run time (T = Any); a thread holds E.
  * NARROW: a slice has at most 32 lanes.  WIDE: a slice does not fit into the registers of a block and is read once per
- * pass instead; else a thread loads its part of the next row before the sums of this one. */
+ * pass instead.  AHEAD: a thread loads its part of the next row before the sums of this one. */
 struct Any {};
 
 /* Forms of norm_gate, known when it is compiled: any, or those that models have: silu(z) before RMSNorm without beta, or
@@ -34,6 +34,7 @@ struct Kind {
     static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : E_;
     static constexpr int COUNT = E / VEC;
     static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
+    static constexpr bool AHEAD = VEC == 8; /* loads the next row ahead: others would need too many registers */
     static constexpr Form FORM = FORM_;
     static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK : !NARROW_ ? MAX_LANES : E == MANY ? BLOCK / 2 : BLOCK;
     static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* on a multiprocessor, of THREADS */

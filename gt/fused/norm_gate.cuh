@@ -113,17 +113,19 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
     }
     const int64_t step = s.groups * s.rows;
     GateRow<K> next = {};
-    if (!K::WIDE) next.load(in, me, row_of(s, me, me.first_row), 0);
+    if (K::AHEAD) next.load(in, me, row_of(s, me, me.first_row), 0);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
         GateRow<K> row = next;
         if (!K::WIDE) {
-            if (first + step < s.M) next.load(in, me, row_of(s, me, first + step), 0);
+            if (!K::AHEAD) row.load(in, me, m, 0);
+            if (K::AHEAD && first + step < s.M) next.load(in, me, row_of(s, me, first + step), 0);
             row.compute(in);
         }
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
-        Real sums[3] = {}; /* of v - mean: as add_square, and plain */
+        constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
+        Real sums[MAY_CENTER ? 3 : 2] = {}; /* of v - mean: as add_square, and plain */
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             if (K::WIDE) {
                 row.load(in, me, m, chunk);
@@ -133,11 +135,14 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 add_square<Real>(sums, row.v[e]);
-                if (is_layer<K>(in)) sums[2] += row.v[e] * inverse;
+                if constexpr (MAY_CENTER)
+                    if (is_layer<K>(in)) sums[2] += row.v[e] * inverse;
             }
         }
         slice_sum<K>(s, me, sums);
-        const Real shift = sums[2], rstd = rstd_of(sums, inverse, shift, in.eps);
+        Real shift = 0;
+        if constexpr (MAY_CENTER) shift = sums[2];
+        const Real rstd = rstd_of(sums, inverse, shift, in.eps);
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
                 row.load(in, me, m, chunk);
@@ -220,7 +225,7 @@ GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTAN
     const int64_t step = s.groups * s.rows;
     GateRow<K> next = {};
     Raw<K> next_dy = {};
-    if (!K::WIDE) {
+    if (K::AHEAD) {
         next.load(in, me, row_of(s, me, me.first_row), 0);
         next_dy.load(s, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
     }
@@ -230,7 +235,10 @@ GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTAN
         GateRow<K> row = next;
         Raw<K> dy = next_dy;
         if (!K::WIDE) {
-            if (first + step < s.M) {
+            if (!K::AHEAD) {
+                row.load(in, me, m, 0);
+                dy.load(s, me, p.dy, p.dy_stride, m, 0);
+            } else if (first + step < s.M) {
                 next.load(in, me, row_of(s, me, first + step), 0);
                 next_dy.load(s, me, p.dy, p.dy_stride, row_of(s, me, first + step), 0);
             }
@@ -238,7 +246,8 @@ GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTAN
         }
         GateSlice<Real> slice;
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
-        Real sums[5] = {}; /* of v - mean as in forward, its product with d, d */
+        constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
+        Real sums[MAY_CENTER ? 5 : 3] = {}; /* of v - mean: as add_square, its product with d; plain; d */
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             if (K::WIDE) {
                 row.load(in, me, m, chunk);
@@ -253,17 +262,23 @@ GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTAN
                 const Real dn = gate_first<K>(in) ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
                 const Real d = dn * gamma[e];
                 add_square<Real>(sums, v);
-                if (is_layer<K>(in)) sums[2] += v * inverse;
-                sums[3] += d * (v * (Real)PRODUCT_SCALE);
-                sums[4] += d;
+                sums[2] += d * (v * (Real)PRODUCT_SCALE);
+                if constexpr (MAY_CENTER) {
+                    if (is_layer<K>(in)) sums[3] += v * inverse;
+                    sums[4] += d;
+                }
             }
         }
         slice_sum<K>(s, me, sums);
-        slice.shift = sums[2];
+        Real product = sums[2];
+        slice.shift = slice.mean_d = 0;
+        if constexpr (MAY_CENTER) {
+            slice.shift = sums[3];
+            product -= slice.shift * (Real)PRODUCT_SCALE * sums[4];
+            slice.mean_d = is_layer<K>(in) ? sums[4] * inverse : 0;
+        }
         slice.rstd = rstd_of(sums, inverse, slice.shift, in.eps);
-        slice.slope = (sums[3] - slice.shift * (Real)PRODUCT_SCALE * sums[4]) * inverse *
-                      (slice.rstd * (Real)(1.0f / PRODUCT_SCALE));
-        slice.mean_d = is_layer<K>(in) ? sums[4] * inverse : 0;
+        slice.slope = product * inverse * (slice.rstd * (Real)(1.0f / PRODUCT_SCALE));
         for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
             if (K::WIDE) {
                 row.load(in, me, m, chunk);

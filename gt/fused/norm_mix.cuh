@@ -52,12 +52,13 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
     }
     const int64_t step = s.groups * s.rows;
     MixRow<K> next = {};
-    if (!K::WIDE) next.load(p, me, p.residual, p.residual_stride, row_of(s, me, me.first_row), 0);
+    if (K::AHEAD) next.load(p, me, p.residual, p.residual_stride, row_of(s, me, me.first_row), 0);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
         MixRow<K> row = next;
-        if (!K::WIDE && first + step < s.M)
+        if (!K::WIDE && !K::AHEAD) row.load(p, me, p.residual, p.residual_stride, m, 0);
+        if (K::AHEAD && first + step < s.M)
             next.load(p, me, p.residual, p.residual_stride, row_of(s, me, first + step), 0);
         Real sums[4] = {};
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
@@ -144,13 +145,14 @@ GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONS
     }
     const int64_t step = s.groups * s.rows;
     MixRow<K> next = {};
-    if (!K::WIDE) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
+    if (K::AHEAD) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
         MixRow<K> row = next;
         const Raw<K>& dy = row.third;
-        if (!K::WIDE && first + step < s.M) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, first + step), 0);
+        if (!K::WIDE && !K::AHEAD) row.load(p, me, p.dy, p.dy_stride, m, 0);
+        if (K::AHEAD && first + step < s.M) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, first + step), 0);
         Real sums[6] = {};
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             if (K::WIDE) {
