@@ -517,7 +517,7 @@ typedef struct gt_conv1d_args {
                                  summed over the batch, accumulates */
     gt_stride x_stride, y_stride, dy_stride, dx_stride;
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args; each gives the bits of y, dx
-                                              and states that it has alone.  [B,D,T] is slow with them */
+                                              and states that it has alone */
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
