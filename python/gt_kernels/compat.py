@@ -9,9 +9,11 @@
     RWKV-LM                  RUN_CUDA_RWKV6
 
 What an argument asks for and gt_kernels does not have is refused with UnsupportedError, which names it.  States are
-computed in float32 and returned in the dtype that the package returns.  Gradients pass through final states, also where
-the package has none.
+computed in float32.  Gradients pass through final states, also where the package has none; updates have no gradients,
+as there.
 """
+
+import functools
 
 import torch
 
@@ -27,11 +29,21 @@ def _refuse(function, what):
     raise c.UnsupportedError(c.GT_ERROR_UNSUPPORTED, f"gt_kernels.compat.{function}: {what} is not supported")
 
 
+def _together(*tensors):
+    """Activations of one dtype: where they differ, the one that has them all."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    if len(dtypes) == 1:
+        return tensors
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+
+
 # ---- flash-linear-attention ----
 
 
 def _rwkv6(function, r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, reverse, others):
     head_first = others.pop("head_first", False)
+    others.pop("chunk_size", None)  # how it is computed there
     for name in others:
         _refuse(function, name)
     if reverse and cu_seqlens is not None:
@@ -86,15 +98,17 @@ def _one_row(tensor):
 
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
                               cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
-                              return_final_states=False, return_varlen_states=False):
+                              return_final_states=False, return_varlen_states=False, state_dtype=None):
     """x [B,T,H,P], dt [B,T,H], A [H], B C [B,T,G,N], D [H] or [H,P]; chunk_size is not used.  seq_idx [B,T]: a state ends
     where it changes; initial_states are those of the first sequence of each row, final states those of the last."""
     function = "mamba_chunk_scan_combined"
     if return_varlen_states:
         _refuse(function, "return_varlen_states (gt_kernels.torch.ssd with cu_seqlens has them)")
+    if state_dtype not in (None, torch.float32):
+        _refuse(function, f"state_dtype {state_dtype}")
     limit = None if dt_softplus and tuple(dt_limit) == (0.0, float("inf")) else dt_limit
-    B, C = B.to(x.dtype), C.to(x.dtype)
-    z = None if z is None else z.to(x.dtype)
+    dtype = x.dtype
+    x, B, C, z = _together(x, B, C, z)
     options = {"softplus": dt_softplus, "dt_limit": limit, "final_state": True}
     if seq_idx is None:
         y, states = gt.ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, **options)
@@ -106,6 +120,7 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
         y, states = gt.ssd(_one_row(x), _one_row(dt), A, _one_row(B), _one_row(C), D, _one_row(z), dt_bias,
                            initial_states, cu_seqlens=bounds, **options)
         y, states = y.reshape(x.shape), states[lasts]
+    y = y.to(dtype)
     return (y, states) if return_final_states else y
 
 
@@ -113,32 +128,30 @@ def _scan_input(name, B, u):
     """B or C of selective_scan_fn as [B,T,G,N]."""
     if B.is_complex():
         _refuse("selective_scan_fn", f"a complex {name}")
-    B = B.to(u.dtype)
     if B.dim() == 2:  # the same for all tokens, another one for each channel
         return B.expand(u.shape[0], u.shape[2], *B.shape)
     return B.transpose(1, 2).unsqueeze(2) if B.dim() == 3 else B.permute(0, 3, 1, 2)
 
 
-def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
-                      cu_seqlens=None):
-    """u delta z [B,D,T], A [D,N], B C [D,N], [B,N,T] or [B,G,N,T], D delta_bias [D].  cu_seqlens: batch 1."""
+def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False):
+    """u delta z [B,D,T], A [D,N], B C [D,N], [B,N,T] or [B,G,N,T], D delta_bias [D]."""
     if A.is_complex():
         _refuse("selective_scan_fn", "a complex A")
-    if cu_seqlens is not None and u.shape[0] != 1:
-        _refuse("selective_scan_fn", "cu_seqlens with more than one row")
-    y, state = gt.selective_scan(
-        u.transpose(1, 2), delta.transpose(1, 2), A, _scan_input("B", B, u), _scan_input("C", C, u), D,
-        None if z is None else z.to(u.dtype).transpose(1, 2), delta_bias, softplus=delta_softplus, final_state=True,
-        cu_seqlens=cu_seqlens)
-    y = y.transpose(1, 2)
-    return (y, state[-1:] if cu_seqlens is not None else state) if return_last_state else y
+    dtype, B, C = u.dtype, _scan_input("B", B, u), _scan_input("C", C, u)
+    u, B, C, z = _together(u.transpose(1, 2), B, C, None if z is None else z.transpose(1, 2))
+    y, state = gt.selective_scan(u, delta.transpose(1, 2), A, B, C, D, z, delta_bias, softplus=delta_softplus,
+                                 final_state=True)
+    y = y.transpose(1, 2).to(dtype)
+    return (y, state) if return_last_state else y
 
 
+@torch.no_grad()
 def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False,
                            state_batch_indices=None):
     """One token.  state [B,D,N] or [B,H,P,N], updated in place; x dt z [B,D] or [B,H,P]; A [D,N] or [H,P,N]; B C [B,N] or
     [B,G,N]; D dt_bias [D] or [H,P].  state_batch_indices [B]: rows of state."""
-    shape = x.shape
+    shape, dtype = x.shape, x.dtype
+    x, B, C, z = _together(x, B, C, z)
     rows = state.reshape(state.shape[0], -1, state.shape[-1])
     pool = rows if rows.dtype == torch.float32 and rows.data_ptr() == state.data_ptr() and rows.is_contiguous() else \
         rows.float().contiguous()
@@ -150,24 +163,25 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
         return None if tensor is None else tensor.flatten()
 
     def groups(tensor):
-        tensor = tensor.to(x.dtype)
         return tensor[:, None, None] if tensor.dim() == 2 else tensor[:, None]
 
     y = gt.selective_scan_step(
         channels(x), channels(dt), A.reshape(-1, A.shape[-1]), groups(B), groups(C), parameter(D),
-        channels(None if z is None else z.to(x.dtype)), parameter(dt_bias), pool, softplus=dt_softplus,
+        channels(z), parameter(dt_bias), pool, softplus=dt_softplus,
         slots=state_batch_indices)
     if pool is not rows or rows.data_ptr() != state.data_ptr():
         state.copy_(pool.reshape(state.shape))
-    return y.reshape(shape)
+    return y.reshape(shape).to(dtype)
 
 
 def layernorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True, is_rms_norm=False):
     """norm(x) weight + bias, gated with SiLU(z): the norm of each group of group_size channels, None: of all."""
     size = x.shape[-1] if group_size is None else group_size
-    z = None if z is None else z.to(x.dtype)
-    return gt.norm_gate(x, z, weight, bias, norm="rms" if is_rms_norm else "layer", gate_first=not norm_before_gate,
-                        heads=x.shape[-1] // size, eps=eps)
+    dtype = x.dtype
+    x, z = _together(x, z)
+    y = gt.norm_gate(x, z, weight, bias, norm="rms" if is_rms_norm else "layer", gate_first=not norm_before_gate,
+                     heads=x.shape[-1] // size, eps=eps)
+    return y.to(dtype)
 
 
 def rms_norm_gated(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
@@ -205,6 +219,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
     return y.transpose(1, 2), states if final_states_out is None else final_states_out.copy_(states)
 
 
+@torch.no_grad()
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
     """New tokens: x [B,D] or [B,D,T]; conv_state [B,D,S], S at least W - 1, the last S inputs, updated in place.
     cache_seqlens [B]: conv_state is a ring, and these its next places.  conv_state_indices [B]: rows of conv_state; a

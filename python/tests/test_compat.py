@@ -228,7 +228,7 @@ class Compat(unittest.TestCase):
                     for size in (3, 6):
                         for ring in (False, True):
                             for slots in (False, True):
-                                with self.subTest(dtype=dtype, T=length, S=size, ring=ring, slots=slots), torch.no_grad():
+                                with self.subTest(dtype=dtype, T=length, S=size, ring=ring, slots=slots):
                                     self.check_conv1d_update(device, dtype, length, size, ring, slots)
 
     def check_conv1d_update(self, device, dtype, length, size, ring, use_slots):
@@ -237,7 +237,7 @@ class Compat(unittest.TestCase):
             return  # tokens that overwrite what later ones of the same call read
         x = torch.randn(b, D, T).to(device, dtype)
         state = torch.randn(7 if use_slots else b, D, size).to(device, dtype)
-        weight, bias = torch.randn(D, W, device=device), torch.randn(D, device=device)
+        weight, bias = torch.randn(D, W, device=device).requires_grad_(), torch.randn(D, device=device)
         slots = torch.tensor([5, -1, 2], dtype=torch.int32, device=device) if use_slots else None
         nexts = torch.tensor([0, 2, 11], dtype=torch.int32, device=device) if ring else None
         before = state.clone()
@@ -259,6 +259,7 @@ class Compat(unittest.TestCase):
                 expected_state[row] = torch.cat([before[row], x[i]], -1)[:, -size:]
             right, _ = loops.conv1d(x[i:i + 1].double().transpose(1, 2), weight.double(), bias.double(),
                                     state=past[None].double(), activation="silu")
+            right = right.detach()
             right = right[0].T if length else right[0, 0]
             error = ((y[i].double() - right).norm() / right.norm()).item()
             self.assertLess(error, 1e-5 if dtype == torch.float32 else 2e-2)
@@ -272,6 +273,15 @@ class Compat(unittest.TestCase):
             y, _ = loops.wkv6(*(t.view(2, 7, 2, 8) for t in twins[:4]), twins[4])
             self.same(tensors, [out], twins, [y.flatten(2)])
 
+    def test_mixed_dtypes(self):
+        """B and C in float32 beside 16 bits are not rounded; the output has the dtype of x."""
+        tensors, twins = self.ssd("cpu")
+        with torch.no_grad():
+            half = [t.bfloat16() if i in (0, 6) else t for i, t in enumerate(tensors)]
+            wide = [t.float() if t is not None else t for t in half]
+            y = compat.mamba_chunk_scan_combined(*half[:5], 64, *half[5:8])
+            self.assertTrue(torch.equal(y, compat.mamba_chunk_scan_combined(*wide[:5], 64, *wide[5:8]).bfloat16()))
+
     def test_refusals(self):
         x = torch.zeros(1, 4, 3, 2)
         bounds = torch.tensor([0, 4])
@@ -279,6 +289,8 @@ class Compat(unittest.TestCase):
                 ("scale_factor", lambda: compat.chunk_rwkv6(x, x, x, x, None, scale_factor=2)),
                 ("reverse with cu_seqlens", lambda: compat.fused_recurrent_rwkv6(x, x, x, x, None, reverse=True,
                                                                                  cu_seqlens=bounds)),
+                ("state_dtype torch.bfloat16", lambda: compat.mamba_chunk_scan_combined(
+                    x, x[..., 0], x[0, 0, :, 0], x, x, 64, state_dtype=torch.bfloat16)),
                 ("return_varlen_states", lambda: compat.mamba_chunk_scan_combined(x, x[..., 0], x[0, 0, :, 0], x, x, 64,
                                                                                   return_varlen_states=True)),
                 ("a complex A", lambda: compat.selective_scan_fn(x[0], x[0], x[0, 0].to(torch.complex64), x[0], x[0])),
