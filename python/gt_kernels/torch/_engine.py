@@ -32,6 +32,13 @@ def _copy(operator, name, value):
     return value.contiguous()
 
 
+def _any_requires_grad(tensors):
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
 class Engine:
     """The custom operators of one operator."""
 
@@ -88,6 +95,8 @@ class Engine:
         without another turn through the dispatcher."""
         operator = getattr(getattr(torch.ops.gt_kernels, f"{self.name}_{call}"), "default")
 
+        count = len(self.names[call])
+
         def below(keyset, arguments):
             keyset = keyset & torch._C._after_autograd_keyset
             if keyset.highestPriorityTypeId() in _KERNELS:
@@ -107,7 +116,7 @@ class Engine:
                         {"forward": staticmethod(forward), "backward": staticmethod(gradient)})
 
         def autograd(keyset, *arguments):
-            if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if torch.is_grad_enabled() and _any_requires_grad(arguments[:count]):
                 output = function.apply(keyset, *arguments)
                 return list(output) if call == "backward" else output
             return below(keyset, arguments)
