@@ -96,7 +96,8 @@ struct BackwardTiles {
     float *g, *dbias;                           /* [slices,O,D]; [O] */
     float *dbias_parts, *dgamma, *dbeta;        /* partial sums, slowest index the cut */
     int64_t slice, slices;                      /* of G: rows of one, and their number */
-    int64_t rows_of_block, blocks, finishers;   /* of dbias; blocks of finish_kernel down O */
+    int64_t rows_of_block, blocks;              /* of dbias */
+    int64_t finisher_rows, finishers;           /* rows of a warp of finish_kernel; blocks down O */
     void* workspace; /* of the handle's products */
     bool wants_g, wants_dbias;
     size_t bytes;
@@ -111,7 +112,8 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
-    plan.finishers = ceil_div(a.O, ROW_WARPS);
+    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums, each of which is read again */
+    plan.finishers = ceil_div(a.O, plan.finisher_rows * ROW_WARPS);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (a.dx || plan.wants_g) plan.rows = arena.take<uint16_t>(a.M * a.D);
     if (a.dx && a.dtype == GT_F16) plan.scales = arena.take<float>(a.M * ceil_div(a.D, 64));
@@ -264,6 +266,7 @@ static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const Bac
     p.dweight = a.dweight;
     p.dgamma = plan.dgamma, p.dbeta = plan.dbeta;
     p.O = (int)a.O, p.D = (int)a.D, p.accumulate = a.accumulate;
+    p.rows = (int)plan.finisher_rows;
     gt_status status = GT_RUN_16(finish_kernel, ceil_div(a.D, 128) * plan.finishers, 2 * 16 * 32 * ROW_WARPS, p);
     if (status == GT_OK && a.dgamma)
         status = reduce_rows(plan.dgamma, a.dgamma, plan.finishers, a.D, a.accumulate, chain);

@@ -170,10 +170,10 @@ GT_KERNEL(32 * ROW_WARPS, 3) gradient_kernel(const GT_GRID_CONSTANT GradientPara
 }
 
 /* ---- rmsnorm_linear: dweight, and what follows from it ---------------------------------------
- * grid ceil(D/128) fastest, ceil(O/8); block 256 = 8 rows x 128 columns, 4 a lane; 8 KB of shared memory.
+ * grid ceil(D/128) fastest, blocks of rows of weight; block 256 = 8 rows x 128 columns, 4 a lane; 8 KB of shared memory.
  * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
- * registers: 4 columns of 8 slices of G, of gamma and beta, and of two products.
- * The slices are added in order, then the 8 rows: deterministic. */
+ * registers: 4 columns of 8 slices of G, of gamma and beta, and of two sums.
+ * The slices are added in order, a warp's rows in order, then the warps: deterministic. */
 struct FinishParams {
     const float* parts; /* [slices,O,D] */
     int64_t slices;
@@ -181,8 +181,9 @@ struct FinishParams {
     const float *gamma, *beta;
     const float* dbias;     /* [O], if beta or dbeta is not NULL */
     float* dweight;         /* [O,D], or NULL */
-    float *dgamma, *dbeta;  /* partial sums [ceil(O/8),D], or NULL */
+    float *dgamma, *dbeta;  /* partial sums [blocks of rows,D], or NULL */
     int O, D, accumulate;
+    int rows; /* of a warp */
 };
 
 constexpr int SLICES_AT_ONCE = 8;
@@ -200,7 +201,7 @@ GT_DEV void store_finished(float* partials, uint32_t cells, int64_t block, int D
 }
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 1) finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
+GT_KERNEL(32 * ROW_WARPS, 3) finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
     wait_for_chain();
     const int tiles = (p.D + 127) / 128, d = block_x() % tiles * 128 + 4 * lane_id();
     const int64_t block = block_x() / tiles;
@@ -208,8 +209,9 @@ GT_KERNEL(32 * ROW_WARPS, 1) finish_kernel(const GT_GRID_CONSTANT FinishParams p
     Vec<float, 4> gamma = {{1.0f, 1.0f, 1.0f, 1.0f}}, beta = {}, dgamma = {}, dbeta = {};
     if (d < p.D && p.gamma) gamma = ldg<Vec<float, 4>>(p.gamma + d);
     if (d < p.D && p.beta) beta = ldg<Vec<float, 4>>(p.beta + d);
-    const int64_t o = block * ROW_WARPS + warp_id();
-    if (o < p.O && d < p.D) {
+    for (int row = 0; row < p.rows; row++) {
+        const int64_t o = (block * p.rows + row) * ROW_WARPS + warp_id();
+        if (o >= p.O || d >= p.D) break;
         const int64_t at = o * p.D + d, size = (int64_t)p.O * p.D;
         Vec<float, 4> g = {}, part[SLICES_AT_ONCE];
         for (int64_t slice = 0; slice < p.slices; slice += SLICES_AT_ONCE) {
@@ -225,8 +227,8 @@ GT_KERNEL(32 * ROW_WARPS, 1) finish_kernel(const GT_GRID_CONSTANT FinishParams p
             const auto weight = ldg<Vec<T, 4>>(static_cast<const T*>(p.weight) + at);
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                dgamma.word[e] = weight.get(e) * g.word[e];
-                dbeta.word[e] = weight.get(e) * dbias;
+                dgamma.word[e] = fma_rn(weight.get(e), g.word[e], dgamma.word[e]);
+                dbeta.word[e] = fma_rn(weight.get(e), dbias, dbeta.word[e]);
             }
         }
         GT_UNROLL

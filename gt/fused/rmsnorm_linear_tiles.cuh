@@ -301,70 +301,46 @@ struct TileResults {
     }
 };
 
-/* What a block goes through: the stages, the copies ahead of them, and the operands of the next 16 of k. */
-template <class C>
-struct Walk {
-    static constexpr int STEPS = C::BK / 16, AHEAD = C::STAGES - 1;
-    uint32_t smem, stage, filled; /* the stage that is read, that which is filled next */
-    Copies<C> copies;
-    Fragments f[2];
-
-    GT_METHOD uint32_t after(uint32_t at) const {
-        return at == smem + (C::STAGES - 1) * C::STAGE ? smem : at + C::STAGE;
-    }
-
-    GT_METHOD void start(const TilesParams& p) {
-        smem = stage = smem_base();
-        filled = smem + AHEAD * C::STAGE;
-        copies.start(p, block_x());
-        for (int i = 0; i < AHEAD; i++) copies.next(p, smem + i * C::STAGE);
-        cp_async_wait<AHEAD - 1>();
-        sync_threads();
-        load_fragments<C>(f[0], stage, 0);
-    }
-
-    /* All of a stage but its last 16 of k. */
-    GT_METHOD void begin(const TilesParams& p, TileResults<C>& results) {
-        copies.next(p, filled); /* read before the latest barrier */
-        filled = after(filled);
-        GT_UNROLL
-        for (int s = 0; s < STEPS - 1; s++) {
-            load_fragments<C>(f[(s + 1) % 2], stage, 16 * (s + 1));
-            results.add(f[s % 2]);
-        }
-    }
-
-    /* These, and on to the next stage if there is one. */
-    GT_METHOD void end(TileResults<C>& results, bool has_next) {
-        cp_async_wait<AHEAD - 1>();
-        sync_threads();
-        stage = after(stage);
-        if (has_next) load_fragments<C>(f[STEPS % 2], stage, 0);
-        results.add(f[(STEPS - 1) % 2]);
-    }
-};
-
-/* The loop over k begins with the barrier: in the middle of it ptxas would move the barrier before the products that
- * stand before it, and the tensor cores would idle there. */
 template <class C>
 GT_KERNEL(C::THREADS, C::MIN_BLOCKS) tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
 #if GT_SM80_KERNELS
+    constexpr int STEPS = C::BK / 16, AHEAD = C::STAGES - 1;
     wait_for_chain();
-    Walk<C> walk;
-    walk.start(p);
+    const uint32_t smem = smem_base();
+    Copies<C> copies;
+    copies.start(p, block_x());
+    for (int i = 0; i < AHEAD; i++) copies.next(p, smem + i * C::STAGE);
+    cp_async_wait<AHEAD - 1>();
+    sync_threads();
+    uint32_t stage = smem, filled = smem + AHEAD * C::STAGE;
+    Fragments f[2];
+    load_fragments<C>(f[0], stage, 0);
     GT_NO_UNROLL
     for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
         TilePlace at;
         at.set(p, tile, C::BM, C::BN);
         TileResults<C> results;
         results.clear();
-        walk.begin(p, results);
+        const bool is_last = p.tiles - tile <= grid_x();
         GT_NO_UNROLL
-        for (int left = at.end - at.first - C::BK; left > 0; left -= C::BK) {
-            walk.end(results, true);
-            walk.begin(p, results);
+        for (int left = at.end - at.first; left > 0; left -= C::BK) {
+            GT_UNROLL
+            for (int s = 0; s < STEPS; s++) {
+                if (s < STEPS - 1) {
+                    load_fragments<C>(f[(s + 1) % 2], stage, 16 * (s + 1));
+                } else { /* the next stage has arrived, and nobody reads this one again */
+                    cp_async_wait<AHEAD - 1>();
+                    sync_threads();
+                    stage = stage == smem + (C::STAGES - 1) * C::STAGE ? smem : stage + C::STAGE;
+                    if (!is_last || left > C::BK) load_fragments<C>(f[(s + 1) % 2], stage, 0);
+                }
+                if (s == 0) {
+                    copies.next(p, filled);
+                    filled = filled == smem + (C::STAGES - 1) * C::STAGE ? smem : filled + C::STAGE;
+                }
+                results.add(f[s % 2]);
+            }
         }
-        walk.end(results, p.tiles - tile > grid_x());
         at.set(p, tile, C::BM, C::BN); /* anew: not kept in registers */
         const int m = at.m0 + warp_id() % 2 * 64, n = at.n0 + warp_id() / 2 * 64;
         if constexpr (C::PRODUCT == DWEIGHT) {
