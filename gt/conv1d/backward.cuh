@@ -206,10 +206,20 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     const Stream<L> x(in.x, in.x_at, me), dy(p.dy, p.dy_at, me), dx(p.dx, p.dx_at, me);
     clear_missing<L>(me, base, 2 * STAGES);
     BackwardWalk<L, W> walk;
-    walk.filter.load(in, lane_channel<L>(me), me.channels);
     walk.sums = {};
     Piece piece = {};
     int a = 0, first = 0, stop = 0; /* tokens done; the piece of a sequence: tokens first ... stop - 1 */
+    const auto start_piece = [&] {
+        piece = piece_at(in, me, a, piece.sequence);
+        first = a;
+        stop = piece.end < used ? piece.end : used;
+        load_window<L, W>(walk.e, in, x, piece, a);
+        GT_UNROLL
+        for (int i = 0; i < W; i++) {
+            GT_UNROLL
+            for (int v = 0; v < L::VEC; v++) walk.q[i][v] = 0.0f;
+        }
+    };
     for (int k = 1 - STAGES; k < all; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
@@ -221,7 +231,12 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
             dy.fill(base + ahead % STAGES * STAGE + L::BYTES, ahead, granule);
         }
         cp_async_commit();
-        if (k < 0) continue;
+        if (k < 0) { /* what else the first stage needs is on its way with it */
+            if (k < -1 || stages == 0) continue;
+            walk.filter.load(in, lane_channel<L>(me), me.channels);
+            start_piece();
+            continue;
+        }
         const uint32_t stage = base + k % STAGES * STAGE;
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
         if (k == stages && piece.end <= a) break; /* the last sequence ends with the run */
@@ -230,15 +245,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
                 if (k < stages && a == used && piece.end > a) break;
                 if (a > 0) walk.finish(p, dx, piece, stage, begin, first, a);
                 if (a == used) break;
-                piece = piece_at(in, me, a, piece.sequence);
-                first = a;
-                stop = piece.end < used ? piece.end : used;
-                load_window<L, W>(walk.e, in, x, piece, a);
-                GT_UNROLL
-                for (int i = 0; i < W; i++) {
-                    GT_UNROLL
-                    for (int v = 0; v < L::VEC; v++) walk.q[i][v] = 0.0f;
-                }
+                start_piece();
             }
             if (a == end) break;
             const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
@@ -269,6 +276,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
 
 template <class L, int W>
 GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    wait_for_chain(); /* for the kernel behind: it may take places that become free */
     const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};
     if (me.exists) backward_run<L, W>(p, me, sums);

@@ -117,9 +117,13 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     const Stream<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
     clear_missing<L>(me, base, STAGES);
     ForwardWalk<L, W> walk;
-    walk.filter.load(in, lane_channel<L>(me), me.channels);
     Piece piece = {};
     int a = 0, stop = 0; /* tokens done; where the piece of a sequence ends */
+    const auto start_piece = [&] {
+        piece = piece_at(in, me, a, piece.sequence);
+        stop = piece.end < used ? piece.end : used;
+        load_window<L, W>(walk.e, in, x, piece, a);
+    };
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
@@ -128,15 +132,16 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
         }
         if (ahead < stages) x.fill(base + ahead % STAGES * L::BYTES, ahead, granule);
         cp_async_commit();
-        if (k < 0) continue;
+        if (k < 0) { /* what else the first stage needs is on its way with it */
+            if (k < -1 || stages == 0) continue;
+            walk.filter.load(in, lane_channel<L>(me), me.channels);
+            start_piece();
+            continue;
+        }
         const uint32_t stage = base + k % STAGES * L::BYTES;
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
         while (a < end) {
-            if (a == stop) {
-                piece = piece_at(in, me, a, piece.sequence);
-                stop = piece.end < used ? piece.end : used;
-                load_window<L, W>(walk.e, in, x, piece, a);
-            }
+            if (a == stop) start_piece();
             if ((L::OVER_TIME || p.cut.is_whole) && a % UNIT == 0 && a + UNIT <= stop) {
                 walk.unit(in, y, stage, a - begin, a);
                 a += UNIT;

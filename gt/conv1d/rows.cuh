@@ -157,6 +157,7 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Su
 template <class T, int W>
 GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS) backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = Segment<T>::N, J = W - 1;
+    wait_for_chain(); /* for the kernel behind: it may take places that become free */
     const Problem& in = p.b.in;
     const Segment<T> me(in, p.rows);
     const T* x = static_cast<const T*>(in.x) + at(in.x_at, me.b, 0, me.d);

@@ -237,27 +237,31 @@ GT_DEV Real inverse_of(const Shape& s) {
 
 constexpr float PRODUCT_SCALE = 0x1p-32f; /* of the sum of d . v */
 
-/* Sums of a parameter gradient over a block's rows, in order, into row `group` of partial [groups,
- * D]; all threads.  Wide slices add to it as they go, by add_to_partial. */
+/* Sums of two parameter gradients over a block's rows, in order, into row `group` of each partial [groups, D]; all
+ * threads.  Wide slices add to them as they go, by add_to_partial. */
 template <class K>
-GT_DEV void store_partial(const Shape& s, Place me, float* partial, const float (&sums)[K::E]) {
-    if (!partial || K::WIDE) return;
+GT_DEV void store_partials(const Shape& s, Place me, float* partial, const float (&sums)[K::E], float* other_partial,
+                           const float (&other)[K::E]) {
+    if (K::WIDE || (!partial && !other_partial)) return;
     const uint32_t cells = smem_base();
     const int threads_of_row = s.lanes * s.slices;
-    sync_threads(); /* earlier sums have been read */
+    if (!K::NARROW) sync_threads(); /* earlier sums have been read */
     GT_UNROLL
-    for (int e = 0; e < K::E; e++)
-        sts<float>(cells + 4 * (e * s.threads + thread_id()), sums[e]);
+    for (int e = 0; e < K::E; e++) {
+        if (partial) sts<float>(cells + 4 * (e * s.threads + thread_id()), sums[e]);
+        if (other_partial) sts<float>(cells + 4 * ((K::E + e) * s.threads + thread_id()), other[e]);
+    }
     sync_threads();
-    for (int i = thread_id(); i < K::E * threads_of_row; i += s.threads) {
-        const int e = i / threads_of_row, thread = i % threads_of_row;
+    const int first = partial ? 0 : K::E, last = other_partial ? 2 * K::E : K::E;
+    for (int i = first * threads_of_row + thread_id(); i < last * threads_of_row; i += s.threads) {
+        const int cell = i / threads_of_row, e = cell % K::E, thread = i % threads_of_row;
         const int64_t slice = (int64_t)me.tile * s.slices + thread / s.lanes;
         me.lane = thread % s.lanes;
         float sum = 0.0f;
         for (int row = 0; row < s.rows; row++)
-            sum += lds<float>(cells + 4 * (e * s.threads + row * threads_of_row + thread));
+            sum += lds<float>(cells + 4 * (cell * s.threads + row * threads_of_row + thread));
         if (slice < s.H && is_inside<K>(s, me, 0, e))
-            partial[me.group * s.D + slice * s.n + index_of<K>(s, me, 0, e)] = sum;
+            (cell < K::E ? partial : other_partial)[me.group * s.D + slice * s.n + index_of<K>(s, me, 0, e)] = sum;
     }
 }
 

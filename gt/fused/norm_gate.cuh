@@ -106,14 +106,14 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
     const int64_t chunks = K::WIDE ? s.chunks : 1;
     const Real inverse = inverse_of<Real>(s);
     Place me = place_of(s);
+    const int64_t step = s.groups * s.rows;
+    GateRow<K> next = {};
+    if (K::AHEAD) next.load(in, me, row_of(s, me, me.first_row), 0);
     float gamma[K::E], beta[K::E];
     if (!K::WIDE) {
         load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
         load_parameter<K>(s, me, HAS_BETA<K> ? in.beta : nullptr, 0.0f, 0, beta);
     }
-    const int64_t step = s.groups * s.rows;
-    GateRow<K> next = {};
-    if (K::AHEAD) next.load(in, me, row_of(s, me, me.first_row), 0);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
@@ -214,14 +214,13 @@ GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>&
 
 template <class K>
 GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
+    wait_for_chain(); /* for the kernel behind: it may take places that become free */
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
     const int64_t chunks = K::WIDE ? s.chunks : 1;
     const Real inverse = inverse_of<Real>(s);
     Place me = place_of(s);
-    float gamma[K::E], dgamma[K::E] = {}, dbeta[K::E] = {};
-    if (!K::WIDE) load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
     const int64_t step = s.groups * s.rows;
     GateRow<K> next = {};
     Raw<K> next_dy = {};
@@ -229,6 +228,8 @@ GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTAN
         next.load(in, me, row_of(s, me, me.first_row), 0);
         next_dy.load(s, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
     }
+    float gamma[K::E], dgamma[K::E] = {}, dbeta[K::E] = {};
+    if (!K::WIDE) load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
@@ -297,8 +298,7 @@ GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTAN
             }
         }
     }
-    store_partial<K>(s, me, p.dgamma, dgamma);
-    if (HAS_BETA<K>) store_partial<K>(s, me, p.dbeta, dbeta);
+    store_partials<K>(s, me, p.dgamma, dgamma, HAS_BETA<K> ? p.dbeta : nullptr, dbeta);
 }
 
 } /* namespace norm */

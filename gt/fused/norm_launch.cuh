@@ -48,7 +48,7 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     const int64_t groups = (M + s.rows - 1) / s.rows;
     s.groups = blocks / s.tiles < groups ? blocks / s.tiles : groups;
     if (s.groups == 0 && M > 0) s.groups = 1;
-    s.smem = pass == GT_BACKWARD ? 4 * s.elements * s.threads : s.lanes > 32 ? SUM_SMEM : 0;
+    s.smem = pass == GT_BACKWARD ? 2 * 4 * s.elements * s.threads : s.lanes > 32 ? SUM_SMEM : 0;
     return s;
 }
 

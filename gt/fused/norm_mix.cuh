@@ -45,14 +45,14 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
     const int64_t chunks = K::WIDE ? s.chunks : 1;
     const Real inverse = inverse_of<Real>(s);
     Place me = place_of(s);
+    const int64_t step = s.groups * s.rows;
+    MixRow<K> next = {};
+    if (K::AHEAD) next.load(p, me, p.residual, p.residual_stride, row_of(s, me, me.first_row), 0);
     float gain_a[K::E], gain_b[K::E];
     if (!K::WIDE) {
         load_parameter<K>(s, me, p.gain_a, 1.0f, 0, gain_a);
         load_parameter<K>(s, me, p.gain_b, 1.0f, 0, gain_b);
     }
-    const int64_t step = s.groups * s.rows;
-    MixRow<K> next = {};
-    if (K::AHEAD) next.load(p, me, p.residual, p.residual_stride, row_of(s, me, me.first_row), 0);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
@@ -91,7 +91,7 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
 /* ---- norm_mix backward --------------------------------------------------------------------------
  * grid and block as in forward, fewer groups of rows.  Registers: 8 or 16 elements of a, b and dy of two rows, the
  * gains and their gradients.
- * shared: 8 or 16 floats a thread to add the rows of a block, 16 KB at most.
+ * shared: 16 or 32 floats a thread to add the rows of a block, 32 KB at most.
  * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice, and the partial sums per row).
  * dgain is summed over the rows of a group in order, then over groups by reduce_rows:
  * deterministic. */
@@ -133,19 +133,20 @@ GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const R
 
 template <class K>
 GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
+    wait_for_chain(); /* for the kernel behind: it may take places that become free */
     using Real = typename K::Real;
     const Shape& s = p.shape;
     const int64_t chunks = K::WIDE ? s.chunks : 1;
     const Real inverse = inverse_of<Real>(s);
     Place me = place_of(s);
+    const int64_t step = s.groups * s.rows;
+    MixRow<K> next = {};
+    if (K::AHEAD) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
     float gain_a[K::E], gain_b[K::E], dgain_a[K::E] = {}, dgain_b[K::E] = {};
     if (!K::WIDE) {
         load_parameter<K>(s, me, p.gain_a, 1.0f, 0, gain_a);
         load_parameter<K>(s, me, p.gain_b, 1.0f, 0, gain_b);
     }
-    const int64_t step = s.groups * s.rows;
-    MixRow<K> next = {};
-    if (K::AHEAD) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
         const int64_t m = row_of(s, me, first);
@@ -186,8 +187,7 @@ GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONS
             }
         }
     }
-    store_partial<K>(s, me, p.dgain_a, dgain_a);
-    store_partial<K>(s, me, p.dgain_b, dgain_b);
+    store_partials<K>(s, me, p.dgain_a, dgain_a, p.dgain_b, dgain_b);
 }
 
 } /* namespace norm */
