@@ -1,7 +1,7 @@
 /* gt/conv1d/backward.cuh - backward.
  *
- * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do not
- * fit into shared memory).
+ * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do
+ * not fit into shared memory).
  * Step t of the walk makes q_t = dy_t act'(pre_t) and finishes dx_{t-W+1}.  A run has W - 1 steps more, which make the
  * q that its last dx need; behind the end of a sequence these q are 0.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
@@ -167,8 +167,8 @@ struct BackwardWalk {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* The last J gradients of the piece of a sequence from the run's token `first` to a - 1.  What the sequence has behind
-     * it is in the stage, which begins with token a then. */
+    /* The last J gradients of the piece of a sequence from the run's token `first` to a - 1.  What the sequence has
+     * behind it is in the stage, which begins with token a then. */
     GT_METHOD void finish(const BackwardParams& p, const Stream<L>& out, const Piece& piece, uint32_t stage, int begin,
                           int first, int a) {
         GT_NO_UNROLL

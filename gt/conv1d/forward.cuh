@@ -1,12 +1,12 @@
 /* gt/conv1d/forward.cuh - forward.
  *
- * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do not
- * fit into shared memory).
- * registers: weights, the last W - 1 inputs, a unit of x as loaded: 80 at most, so that six blocks share a
- * multiprocessor.
+ * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do
+ * not fit into shared memory).
+ * registers: weights, the last W - 1 inputs, a unit of x as loaded: over channels 128 at most, so that four blocks
+ * share a multiprocessor, over time 80 for six.
  * shared: over channels 4 stages of 2 KB (fp32 too) a warp, over time 2 of 4.5 KB.
  * bytes: x and y once; W - 1 tokens of every run a second time, out of a cache.
- * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 5 of SiLU, 1 unpacks, half a one packs, then copies.
+ * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 6 of SiLU, 1 unpacks, half a one packs, then copies.
  * Of a batch element the warps of the first run read the state, then write state_out, which may be the same; states of
  * packed sequences: state.cuh.
  * An output is summed by one thread, in the order of the taps: deterministic, and the same for a packed sequence. */
@@ -31,7 +31,7 @@ constexpr int FORWARD_STAGES = L::OVER_TIME ? 2 : 4;
 template <class L>
 constexpr int FORWARD_BYTES = FORWARD_STAGES<L> * L::BYTES; /* of shared memory, a warp */
 template <class L>
-constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
+constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 4; /* on a multiprocessor */
 
 /* The last inputs; ascending, for state_in may be the same memory. */
 template <class T>
@@ -40,7 +40,8 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     for (int j = 0; j < J; j++) {
         const int64_t t = in.T - J + j;
         state_out[(row * in.D + d) * J + j] =
-            t < 0 ? state_input(in, row, d, (int)t) : Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, b, t, d));
+            t < 0 ? state_input(in, row, d, (int)t)
+                  : Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, b, t, d));
     }
 }
 

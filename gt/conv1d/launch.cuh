@@ -44,7 +44,7 @@ static bool is_over_time(const View (&views)[COUNT]) {
     return true;
 }
 
-/* Bytes by which all tensors can be copied; `inner`, the strides that must be 1, are those of time or of channels. */
+/* Bytes by which all tensors can be copied. */
 template <int COUNT>
 static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool over_time) {
     const int size = size_of(a.dtype);
@@ -145,10 +145,12 @@ template <class T, class Launch>
 static gt_status with_kernel(bool over_time, int W, Launch launch) {
     using Channels = Layout<T, false>;
     using Time = Layout<T, true>;
-    using std::integral_constant;
-    if (W == 2) return over_time ? launch(Time(), integral_constant<int, 2>()) : launch(Channels(), integral_constant<int, 2>());
-    if (W == 3) return over_time ? launch(Time(), integral_constant<int, 3>()) : launch(Channels(), integral_constant<int, 3>());
-    return over_time ? launch(Time(), integral_constant<int, 4>()) : launch(Channels(), integral_constant<int, 4>());
+    constexpr std::integral_constant<int, 2> two{};
+    constexpr std::integral_constant<int, 3> three{};
+    constexpr std::integral_constant<int, 4> four{};
+    if (W == 2) return over_time ? launch(Time(), two) : launch(Channels(), two);
+    if (W == 3) return over_time ? launch(Time(), three) : launch(Channels(), three);
+    return over_time ? launch(Time(), four) : launch(Channels(), four);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -181,7 +183,8 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         const bool has_states = a.state_out && (a.seq_capacity > 0 || a.T == 0);
         if (status != GT_OK || !has_states) return status;
         const StateParams states = {p.in, a.state_out, strands_for(a, device)};
-        return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, states.strands), THREADS, 0, stream, states);
+        return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, states.strands), THREADS, 0, stream,
+                   states);
     });
 }
 
@@ -242,7 +245,7 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
     return plan;
 }
 
-/* The kernels of a call follow each other as a chain; dweight, dbias and a shared state's gradient are summed by one. */
+/* The kernels of a call are a chain; dweight, dbias and a shared state's gradient are summed by one. */
 static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardPlan& plan, const Device& device,
                                         gt_stream stream) {
     Chain chain = {stream};

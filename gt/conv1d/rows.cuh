@@ -1,15 +1,17 @@
 /* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of whole rows.
  *
- * A row is one channel of one batch element, and a segment of it up to MAX_PASSES passes.  In a pass `lanes` neighbouring
- * threads (a power of 2 up to 32) take 16 bytes each, side by side: memory is read and written in long stretches, which
- * the tiles of tile.cuh, 128 bytes of 32 rows, are not.  The inputs before a thread's own come from the lane before, the
- * q behind them from the lane behind, by shuffles; those of a pass's first and last lane from the neighbouring pass.
+ * A row is one channel of one batch element, and a segment of it up to MAX_PASSES passes.  In a pass `lanes`
+ * neighbouring threads (a power of 2 up to 32) take 16 bytes each, side by side: memory is read and written in long
+ * stretches, which the tiles of tile.cuh, 128 bytes of 32 rows, are not.  The inputs before a thread's own come from
+ * the lane before, the q behind them from the lane behind, by shuffles; those of a pass's first and last lane from
+ * the neighbouring pass.
  * Serves elements of a batch whose rows are whole numbers of 16 aligned bytes; tile.cuh the others.
  *
  * grid ceil(B*D*segments*lanes / 128), block 128; no shared memory.
  * registers: weights and their gradients, x (and dy) of three passes: two are in flight while one is worked on.
  * bytes: every tensor once; at either end of a segment 16 bytes more.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for shuffles and addresses.
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for shuffles and
+ * addresses.
  * Backward takes the passes of a segment last one first, so that q is there when dx needs it.  Sums over a segment go
  * through registers, then a butterfly over the lanes; over segments and batch by reduce_rows: deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH

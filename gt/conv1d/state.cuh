@@ -1,10 +1,10 @@
 /* gt/conv1d/state.cuh - states of packed sequences, and the gradients of all states.
  *
- * grid ceil(D * strands / 256), block 256: a thread has one channel of sequences first, first + strands, ...  What a call
- * costs depends on the sequences that there are, not on seq_capacity: nothing is launched or stored for a sequence that
- * there may be.  The elements of a batch are B strands of one sequence each.
- * They run after the kernels that read state_in or dstate_out: what they write may be the same memory, of which a thread
- * reads all that is its own before it writes.
+ * grid ceil(D * strands / 256), block 256: a thread has one channel of sequences first, first + strands, ...  What a
+ * call costs depends on the sequences that there are, not on seq_capacity: nothing is launched or stored for a
+ * sequence that there may be.  The elements of a batch are B strands of one sequence each.
+ * They run after the kernels that read state_in or dstate_out: what they write may be the same memory, of which a
+ * thread reads all that is its own before it writes.
  * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
  * Every sum is one thread's: deterministic. */
 #ifndef GT_CONV1D_STATE_CUH

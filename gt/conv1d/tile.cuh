@@ -139,7 +139,9 @@ struct Stream {
     const Run& me;
 
     GT_METHOD Stream(const void* data, const gt_stride& s_, const Run& me_)
-        : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_), me(me_) {}
+        : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))),
+          s(s_),
+          me(me_) {}
 
     /* The lane's first channel of token t. */
     GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
@@ -330,9 +332,10 @@ GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const Stre
             load_token(window[i], x, past);
         } else {
             GT_UNROLL
-            for (int v = 0; v < L::VEC; v++)
-                window[i][v] =
-                    v < x.me.channels ? state_input(p, piece.sequence, lane_channel<L>(x.me) + v, past - piece.begin) : 0.0f;
+            for (int v = 0; v < L::VEC; v++) {
+                const int64_t d = lane_channel<L>(x.me) + v;
+                window[i][v] = v < x.me.channels ? state_input(p, piece.sequence, d, past - piece.begin) : 0.0f;
+            }
         }
     }
 }

@@ -21,8 +21,8 @@ constexpr int TINY = 4;    /* slices so small are computed in double */
  * pass instead.  AHEAD: a thread loads its part of the next row before the sums of this one. */
 struct Any {};
 
-/* Forms of norm_gate, known when it is compiled: any, or those that models have: silu(z) before RMSNorm without beta, or
- * behind LayerNorm. */
+/* Forms of norm_gate, known when it is compiled: any, or those that models have: silu(z) before RMSNorm without beta,
+ * or behind LayerNorm. */
 enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
 
 template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
@@ -36,7 +36,8 @@ struct Kind {
     static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
     static constexpr bool AHEAD = VEC == 8; /* loads the next row ahead: others would need too many registers */
     static constexpr Form FORM = FORM_;
-    static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK : !NARROW_ ? MAX_LANES : E == MANY ? BLOCK / 2 : BLOCK;
+    static constexpr int THREADS =
+        std::is_same<T, Any>::value ? BLOCK : !NARROW_ ? MAX_LANES : E == MANY ? BLOCK / 2 : BLOCK;
     static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* on a multiprocessor, of THREADS */
     static constexpr int BACKWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 3 : 2;
     static constexpr int GATE_BLOCKS = BACKWARD_BLOCKS == 3 && FORM != RMS_GATE_FIRST ? 2 : BACKWARD_BLOCKS;

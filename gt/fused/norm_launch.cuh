@@ -206,7 +206,8 @@ static gt_status prepare(const gt_op* op, gt_pass pass, const Args* args, Args* 
 
 static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& device,
                                      gt_stream stream) {
-    const View views[] = {{a.a, a.a_stride}, {a.b, a.b_stride}, {a.dy, a.dy_stride}, {a.da, a.da_stride}, {a.db, a.db_stride}};
+    const View views[] = {{a.a, a.a_stride},   {a.b, a.b_stride},   {a.dy, a.dy_stride},
+                          {a.da, a.da_stride}, {a.db, a.db_stride}};
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgain_a, a.dgain_b);
@@ -216,7 +217,8 @@ static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& de
 
 static inline gt_status gate_backward(const gt_norm_gate_args& a, const Device& device,
                                       gt_stream stream) {
-    const View views[] = {{a.x, a.x_stride}, {a.z, a.z_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}, {a.dz, a.dz_stride}};
+    const View views[] = {{a.x, a.x_stride},   {a.z, a.z_stride},   {a.dy, a.dy_stride},
+                          {a.dx, a.dx_stride}, {a.dz, a.dz_stride}};
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgamma, a.dbeta);
