@@ -2,7 +2,7 @@
  *
  * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do
  * not fit into shared memory).
- * registers: weights, the last W - 1 inputs, a unit of x as loaded: over channels 128 at most, so that four blocks
+ * registers: weights, the last W - 1 inputs, a unit of x as loaded: over channels 96 at most, so that five blocks
  * share a multiprocessor, over time 80 for six.
  * shared: over channels 4 stages of 2 KB (fp32 too) a warp, over time 2 of 4.5 KB.
  * bytes: x and y once; W - 1 tokens of every run a second time, out of a cache.
@@ -31,7 +31,7 @@ constexpr int FORWARD_STAGES = L::OVER_TIME ? 2 : 4;
 template <class L>
 constexpr int FORWARD_BYTES = FORWARD_STAGES<L> * L::BYTES; /* of shared memory, a warp */
 template <class L>
-constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 4; /* on a multiprocessor */
+constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
 
 /* The last inputs; ascending, for state_in may be the same memory. */
 template <class T>
@@ -118,13 +118,9 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     const Stream<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
     clear_missing<L>(me, base, STAGES);
     ForwardWalk<L, W> walk;
+    walk.filter.load(in, lane_channel<L>(me), me.channels);
     Piece piece = {};
     int a = 0, stop = 0; /* tokens done; where the piece of a sequence ends */
-    const auto start_piece = [&] {
-        piece = piece_at(in, me, a, piece.sequence);
-        stop = piece.end < used ? piece.end : used;
-        load_window<L, W>(walk.e, in, x, piece, a);
-    };
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
@@ -133,16 +129,15 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
         }
         if (ahead < stages) x.fill(base + ahead % STAGES * L::BYTES, ahead, granule);
         cp_async_commit();
-        if (k < 0) { /* what else the first stage needs is on its way with it */
-            if (k < -1 || stages == 0) continue;
-            walk.filter.load(in, lane_channel<L>(me), me.channels);
-            start_piece();
-            continue;
-        }
+        if (k < 0) continue;
         const uint32_t stage = base + k % STAGES * L::BYTES;
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
         while (a < end) {
-            if (a == stop) start_piece();
+            if (a == stop) {
+                piece = piece_at(in, me, a, piece.sequence);
+                stop = piece.end < used ? piece.end : used;
+                load_window<L, W>(walk.e, in, x, piece, a);
+            }
             if ((L::OVER_TIME || p.cut.is_whole) && a % UNIT == 0 && a + UNIT <= stop) {
                 walk.unit(in, y, stage, a - begin, a);
                 a += UNIT;

@@ -95,8 +95,9 @@ static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
 /* Whether the kernels for whole rows serve a call. */
 template <int COUNT>
 static bool has_whole_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
-    return a.seq_capacity == 0 && is_over_time(views) && granule_of(a, views, true) == 16 &&
-           a.T % (16 / size_of(a.dtype)) == 0;
+    const int chunk = 16 / size_of(a.dtype);
+    return a.seq_capacity == 0 && is_over_time(views) && granule_of(a, views, true) == 16 && a.T % chunk == 0 &&
+           a.T / chunk >= LEAST_CHUNKS;
 }
 
 /* As cut_for; a segment costs what two passes do beside its own. */

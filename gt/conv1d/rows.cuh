@@ -5,7 +5,8 @@
  * stretches, which the tiles of tile.cuh, 128 bytes of 32 rows, are not.  The inputs before a thread's own come from
  * the lane before, the q behind them from the lane behind, by shuffles; those of a pass's first and last lane from
  * the neighbouring pass.
- * Serves elements of a batch whose rows are whole numbers of 16 aligned bytes; tile.cuh the others.
+ * Serves elements of a batch whose rows are whole numbers of 16 aligned bytes, LEAST_CHUNKS or more; tile.cuh the
+ * others.
  *
  * grid ceil(B*D*segments*lanes / 128), block 128; no shared memory.
  * registers: weights and their gradients, x (and dy) of three passes: two are in flight while one is worked on.
@@ -24,7 +25,8 @@ namespace gt {
 namespace conv1d {
 
 constexpr int ROWS_BLOCK = 128, MAX_PASSES = 32;
-constexpr int ROWS_FORWARD_BLOCKS = 8, ROWS_BACKWARD_BLOCKS = 5; /* on a multiprocessor */
+constexpr int LEAST_CHUNKS = 128; /* of a row: with fewer, tiles are faster */
+constexpr int ROWS_FORWARD_BLOCKS = 8, ROWS_BACKWARD_BLOCKS = 6; /* on a multiprocessor */
 
 struct RowsCut {
     int lanes, passes; /* of a segment */
