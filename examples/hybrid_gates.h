@@ -1,41 +1,46 @@
-/* Gates G0 to G4: checks of a model's health on real batches, each with its numbers and its bounds.
- * What lies between the bounds of PASS and FAIL is a WARN. */
+/* Gates G0 to G4: checks of a model's health on real batches, each with its numbers, its bounds and
+ * what it guards against.  What lies between the bounds of PASS and FAIL is a WARN. */
 #ifndef HYBRID_GATES_H
 #define HYBRID_GATES_H
 
 #include "hybrid_model.h"
 #include "hybrid_screen.h"
 
-typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL } hy_verdict;
+typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL, HY_SKIP /* nothing to judge */ } hy_verdict;
 
 typedef struct hy_gate {
     const char *name;
     hy_verdict verdict;
     char value[64];     /* the numbers */
-    const char *bounds; /* of PASS, and in parentheses of FAIL, in the order of the numbers */
+    const char *bounds;  /* of PASS, and in parentheses of FAIL, in the order of the numbers */
+    const char *against; /* the fault that it would show */
 } hy_gate;
 
-/* G0: every operator of gt_kernels.h that the models use runs on this backend. */
+/* G0: forward and backward of every operator of gt_kernels.h on this backend give what the CPU twins
+ * give, on small random arrays. */
 hy_gate hy_gate_operators(hy_backend *backend);
 
 /* G1: a forward pass of a whole batch counts every target and gives finite numbers only. */
 hy_gate hy_gate_forward(const hy_probe *probe, int64_t counted, int64_t targets);
 
-/* G2: the entropy of the untrained model's predictions.  If ln(vocab) itself lies outside of the
- * absolute window the part relative to it decides alone. */
+/* G2: the entropy of the untrained model's predictions, as a part of ln(vocab), which it cannot
+ * exceed: low if they are confident before anything is learnt, ln(vocab) to all digits if they do
+ * not depend on the input. */
 hy_gate hy_gate_entropy(double entropy, int vocab);
 
-/* G3: after `steps` steps the mean loss of the last ones is under the first loss, and their
- * gradient norm before clipping is in bounds. */
+/* G3: after `steps` steps the mean loss of the last ones, without the first, is under the first
+ * loss, and their gradient norm before clipping is in bounds.  One step is not judged. */
 hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double norm);
 
-/* G3.5: the states still move in the second half of a window, and layer outputs differ. */
+/* G3.5: the states are not zero and still turn in the second half of a window, and layer outputs
+ * differ.  A window of one token is not judged. */
 hy_gate hy_gate_states(const hy_probe *probe);
 
 /* G4: gradient norm of the RWKV branches over that of the Mamba branches. */
 hy_gate hy_gate_balance(double ratio);
 
-/* A line each, or two if the bounds do not fit beside the values. */
+/* What it guards against stands in a line of its own, and so do the bounds if they do not fit beside
+ * the values. */
 void hy_gates_print(const hy_screen *screen, const hy_gate *gates, int count);
 
 #endif

@@ -27,6 +27,8 @@ enum {
 enum { MIXES = 5 }; /* what the token shift feeds: w, then k v r g */
 enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
 static const double matrix_gain = 0.5; /* weights start with std 0.5 / sqrt(inputs) */
+/* Root mean square of SiLU(g) as it starts, measured: g is normal with a std of 0.4 to 0.5. */
+static const double gate_rms = 0.22;
 static const float model_eps = 1e-5f;
 static const float head_norm_eps = 64e-5f; /* as RWKV-6: 1e-5 times 8^2 */
 
@@ -366,6 +368,18 @@ static int add_vector(hy_model *m, int layer, const char *name, int group, int64
     return add_param(m, layer, name, group, 0, n, 0, 0, init_constant, value, 0);
 }
 
+/* Where the mix does not normalise the branches, both have to start alike, or one hardly learns:
+ * the gradient of an out-projection grows with the rows that it reads.  Mamba's are normalised
+ * behind the gate, I numbers of mean square 1; RWKV's before it, so that SiLU(g) leaves C numbers of
+ * mean square gate_rms^2, a fortieth of the square sum.  head_gamma makes up for that.  With as many
+ * inputs in effect the projection starts as Mamba's, and gives as large an output. */
+static double first_head_gamma(const hy_model *m) {
+    return m->config.mix == HY_MIX_NORM ? 1 : sqrt((double)m->I / (double)m->C) / gate_rms;
+}
+static double first_rwkv_out(const hy_model *m, double out_gain) {
+    return m->config.mix == HY_MIX_NORM ? out_gain : out_gain * sqrt((double)m->C / (double)m->I);
+}
+
 static void add_rwkv_params(hy_model *m, int l, layer_params *p, double out_gain) {
     int64_t C = m->C;
     p->mu_x = add_param(m, l, "rwkv.mu_x", HY_RWKV, 0, C, 0, 0, init_mu, 0, 0);
@@ -380,9 +394,9 @@ static void add_rwkv_params(hy_model *m, int l, layer_params *p, double out_gain
     p->bonus = add_param(m, l, "rwkv.bonus", HY_RWKV, 0, m->H, m->N, 0, init_bonus, 0, 0);
     p->projections = add_param(m, l, "rwkv.projections_kvrg", HY_RWKV, 1, PROJECTIONS, C, C,
                                init_normal, matrix_gain / sqrt((double)C), 0);
-    p->head_gamma = add_vector(m, l, "rwkv.head_gamma", HY_RWKV, C, 1);
+    p->head_gamma = add_vector(m, l, "rwkv.head_gamma", HY_RWKV, C, first_head_gamma(m));
     p->head_beta = add_vector(m, l, "rwkv.head_beta", HY_RWKV, C, 0);
-    p->rwkv_out = add_matrix(m, l, "rwkv.out", HY_RWKV, C, C, out_gain);
+    p->rwkv_out = add_matrix(m, l, "rwkv.out", HY_RWKV, C, C, first_rwkv_out(m, out_gain));
 }
 
 static void add_mamba_params(hy_model *m, int l, layer_params *p, double out_gain) {
@@ -1460,12 +1474,21 @@ static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
     return m->be->write(m->be, m->control, GT_F32, control, HY_CONTROLS);
 }
 
-static gt_status update_params(hy_model *m) {
+static gt_status grad_norm(hy_model *m) {
     hy_grad_norm_args norm = {.segments = m->segments,
                               .grad = m->grads,
                               .control = m->control,
                               .partial = m->partial,
                               .norm = m->norms};
+    return m->be->grad_norm(m->be, &norm);
+}
+
+gt_status hy_model_grad_norm(hy_model *m) {
+    m->judged = 1; /* there is no step behind these norms */
+    return grad_norm(m);
+}
+
+static gt_status update_params(hy_model *m) {
     hy_adamw_args adamw = {.segments = m->segments,
                            .control = m->control,
                            .norm = m->norms,
@@ -1475,7 +1498,7 @@ static gt_status update_params(hy_model *m) {
                            .v = m->v,
                            .copy_dtype = m->be->dtype,
                            .copy = m->copies};
-    TRY(m->be->grad_norm(m->be, &norm));
+    TRY(grad_norm(m));
     return m->be->adamw(m->be, &adamw);
 }
 
@@ -1802,10 +1825,13 @@ static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early,
     TRY(read_states(m, early));
     if (rest > 0) TRY(hy_model_feed(m, tokens + half, rest, logits));
     TRY(read_states(m, late));
+    probe->state_tokens = rest;
     for (int kind = 0, at = 0; kind < 2; kind++)
         for (int l = 0; l < m->L; l++, at += (int)sizes[kind]) {
             double c = cosine(early + at, late + at, sizes[kind]);
+            double rms = sqrt(dot(late + at, late + at, sizes[kind]) / (double)sizes[kind]);
             if (l == 0 || c > probe->state_cosine[kind]) probe->state_cosine[kind] = c;
+            if (l == 0 || rms < probe->state_rms[kind]) probe->state_rms[kind] = rms;
         }
     return GT_OK;
 }

@@ -137,6 +137,10 @@ gt_status hy_model_update(hy_model *model, const hy_optimizer *optimizer);
 gt_status hy_model_gradient(hy_model *model, const int32_t *tokens, const int32_t *targets,
                             const int32_t *keep);
 
+/* Computes the norms of the gradient at hand for hy_model_result, without an update.  The result of
+ * the last step has to be known. */
+gt_status hy_model_grad_norm(hy_model *model);
+
 /* The loss scale of backward until the next hy_model_train or hy_model_update; at first it is 1. */
 gt_status hy_model_scale_loss(hy_model *model, float scale);
 
@@ -203,6 +207,9 @@ gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *l
 typedef struct hy_probe {
     double loss, entropy;       /* as in hy_result */
     int finite;                 /* 1: every activation looked at is finite */
+    double state_rms[2];        /* RWKV, Mamba: root mean square of that track's states after all of
+                                   the window, the smallest over layers */
+    int state_tokens;           /* in the second half of the window: 0 if it has one token only */
     double state_cosine[2];     /* RWKV, Mamba: cosine of the states after half and all of the first
                                    track, the largest over layers: 1 = a state that stopped changing */
     double activation_variance; /* variance of the layer outputs, the smallest over layers */

@@ -278,6 +278,9 @@ CPU_NO_WORKSPACE(ssd)
 CPU_TWIN(ssd_forward, ssd)
 CPU_TWIN(ssd_backward, ssd)
 CPU_TWIN(ssd_step, ssd)
+CPU_NO_WORKSPACE(selective_scan)
+CPU_TWIN(selective_scan_forward, selective_scan)
+CPU_TWIN(selective_scan_backward, selective_scan)
 CPU_NO_WORKSPACE(conv1d)
 CPU_TWIN(conv1d_forward, conv1d)
 CPU_TWIN(conv1d_backward, conv1d)
@@ -792,6 +795,9 @@ static const hy_backend cpu_table = {
     .ssd_forward = cpu_ssd_forward,
     .ssd_backward = cpu_ssd_backward,
     .ssd_step = cpu_ssd_step,
+    .selective_scan_workspace = cpu_selective_scan_workspace,
+    .selective_scan_forward = cpu_selective_scan_forward,
+    .selective_scan_backward = cpu_selective_scan_backward,
     .conv1d_workspace = cpu_conv1d_workspace,
     .conv1d_forward = cpu_conv1d_forward,
     .conv1d_backward = cpu_conv1d_backward,

@@ -1029,6 +1029,9 @@ HY_DEVICE_WORKSPACE(ssd)
 HY_DEVICE_OP(ssd_forward, ssd)
 HY_DEVICE_OP(ssd_backward, ssd)
 HY_DEVICE_OP(ssd_step, ssd)
+HY_DEVICE_WORKSPACE(selective_scan)
+HY_DEVICE_OP(selective_scan_forward, selective_scan)
+HY_DEVICE_OP(selective_scan_backward, selective_scan)
 HY_DEVICE_WORKSPACE(conv1d)
 HY_DEVICE_OP(conv1d_forward, conv1d)
 HY_DEVICE_OP(conv1d_backward, conv1d)
@@ -1073,6 +1076,9 @@ static void set_operators(hy_backend* be) {
     be->ssd_forward = ssd_forward;
     be->ssd_backward = ssd_backward;
     be->ssd_step = ssd_step;
+    be->selective_scan_workspace = selective_scan_workspace;
+    be->selective_scan_forward = selective_scan_forward;
+    be->selective_scan_backward = selective_scan_backward;
     be->conv1d_workspace = conv1d_workspace;
     be->conv1d_forward = conv1d_forward;
     be->conv1d_backward = conv1d_backward;

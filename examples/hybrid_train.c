@@ -455,18 +455,40 @@ static int count_gates(const trainer *t, hy_verdict verdict) {
     return count;
 }
 
+/* RWKV / Mamba ratio of the gradient's norms on the batch at hand, without an update.  fp16: at the
+ * first loss scale, from the run's downwards, that overflows nowhere. */
+static gt_status first_ratio(trainer *t, double *ratio) {
+    const int32_t *keep = t->options.stateful ? t->batch.keep : NULL;
+    hy_result result = {.skipped = 1};
+    gt_status status = GT_OK;
+    for (double scale = t->loss_scale; scale >= 1 && result.skipped && status == GT_OK;
+         scale /= 2) {
+        status = hy_model_scale_loss(t->model, (float)scale);
+        if (status == GT_OK)
+            status = hy_model_gradient(t->model, t->batch.input, t->batch.target, keep);
+        if (status == GT_OK) status = hy_model_grad_norm(t->model);
+        if (status == GT_OK) status = hy_model_result(t->model, &result);
+    }
+    *ratio = result.norm[HY_RWKV] / result.norm[HY_MAMBA];
+    return status;
+}
+
 /* The gates that look at the model before its first step. */
 static gt_status gates_before(trainer *t) {
     hy_probe probe;
+    double ratio;
     double sum = 0;
     int64_t counted = 0;
     gt_status status = hy_model_eval(t->model, t->batch.input, t->batch.target, &sum, &counted);
     add_gate(t, hy_gate_operators(t->backend));
     if (status == GT_OK) status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
+    if (status == GT_OK) status = first_ratio(t, &ratio);
     if (status != GT_OK) return status;
     add_gate(t, hy_gate_forward(&probe, counted, t->batch.targets));
-    add_gate(t, hy_gate_entropy(probe.entropy, t->text.vocab));
+    if (!*t->options.init) /* else it has learnt something */
+        add_gate(t, hy_gate_entropy(probe.entropy, t->text.vocab));
     add_gate(t, hy_gate_states(&probe));
+    add_gate(t, hy_gate_balance(ratio));
     return GT_OK;
 }
 
@@ -480,7 +502,10 @@ static gt_status print_gates(const trainer *t, const char *when, int first) {
 /* G3 and G4 judge the recent steps. */
 static hy_gate training_gate(const trainer *t) {
     const hy_recent *r = &t->recent;
-    return hy_gate_training(t->steps, t->first_loss, recent_mean(r, r->loss),
+    int first = r->steps <= HY_RECENT; /* the first step is among them, which counts for itself */
+    double sum = 0;
+    for (int i = first; i < recent_count(r); i++) sum += r->loss[i];
+    return hy_gate_training(r->steps, t->first_loss, sum / (recent_count(r) - first),
                             recent_mean(r, r->norm));
 }
 
@@ -605,20 +630,20 @@ static gt_status train(trainer *t) {
     hy_result result;
     gt_status status = GT_OK;
     if (t->steps) t->start = now() - t->earlier;
+    if (t->steps == 0) {
+        next_batch(t);
+        status = gates_before(t);
+        if (status == GT_OK)
+            status = print_gates(t, "before training, on the first batch", 0);
+        t->gates_at_start = t->gate_count;
+        if (status != GT_OK || (o->gates_strict && count_gates(t, HY_FAIL))) return status;
+        t->start = now();
+    }
     for (int last = 0; !last && status == GT_OK;) {
         double lr = learning_rate(o, t->steps + 1);
-        next_batch(t);
-        if (t->steps == 0) status = gates_before(t);
-        if (t->steps == 0) t->start = now();
-        if (status == GT_OK) status = train_step(t, lr, &result);
+        if (t->steps) next_batch(t);
+        status = train_step(t, lr, &result);
         if (status != GT_OK) break;
-        if (t->recent.steps == 1 &&
-            !t->gates_at_start) { /* the first that fp16 did not leave out */
-            add_gate(t, balance_gate(t));
-            status = print_gates(t, "before training, on the first batch", 0);
-            t->gates_at_start = t->gate_count;
-            if (status != GT_OK) break;
-        }
         last =
             t->steps == o->steps || interrupted || (o->gates_strict && count_gates(t, HY_FAIL) > 0);
         status = report_step(t, &result, lr, last);
@@ -1119,6 +1144,10 @@ static gt_status run(trainer *t) {
     if (status == GT_OK) status = train(t);
     if (status == HY_ERROR_WRITE) save(t); /* the model is right, though nobody is told */
     if (status != GT_OK) return status;
+    if (!t->steps) {
+        puts("ended by a gate, before the first update");
+        return flush_report();
+    }
     if (interrupted) puts("interrupted");
     puts("");
     if ((status = gates_after(t)) != GT_OK) return status;

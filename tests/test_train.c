@@ -407,13 +407,56 @@ static void test_texts_refused(void) {
 
 /* ---- gates ---------------------------------------------------------------------------------- */
 
+/* Backends with an operator that fails, does nothing, or leaves one number out. */
+static gt_status no_scan(hy_backend *b, const gt_selective_scan_args *a) {
+    (void)b, (void)a;
+    return GT_ERROR_UNSUPPORTED;
+}
+static gt_status idle_ssd(hy_backend *b, const gt_ssd_args *a) {
+    (void)b, (void)a;
+    return GT_OK;
+}
+static gt_status (*whole_wkv6)(hy_backend *, const gt_wkv6_args *);
+static gt_status short_wkv6(hy_backend *b, const gt_wkv6_args *a) {
+    gt_status status = whole_wkv6(b, a);
+    a->du[5] = 0;
+    return status;
+}
+static void spoil_scan(hy_backend *b) {
+    b->selective_scan_forward = no_scan;
+}
+static void spoil_ssd(hy_backend *b) {
+    b->ssd_backward = idle_ssd;
+}
+static void spoil_wkv6(hy_backend *b) {
+    whole_wkv6 = b->wkv6_backward;
+    b->wkv6_backward = short_wkv6;
+}
+static const struct {
+    void (*spoil)(hy_backend *);
+    const char *says;
+} wrong[] = {{spoil_scan, "(selective_scan"}, {spoil_ssd, "(ssd dx)"}, {spoil_wkv6, "(wkv6 du)"}};
+
 static void test_gates(void) {
-    hy_probe good = {.loss = 4, .entropy = 4, .finite = 1, .activation_variance = 0.1};
+    hy_probe good = {.loss = 4,
+                     .entropy = 4,
+                     .finite = 1,
+                     .state_rms = {0.1, 0.1},
+                     .state_tokens = 8,
+                     .activation_variance = 0.1};
     hy_probe bad = good;
     hy_backend *backend;
     CHECK(hy_backend_cpu(&backend) == GT_OK);
     CHECK(hy_gate_operators(backend).verdict == HY_PASS);
-    CHECK(strstr(hy_gate_operators(backend).value, "6 of 6"));
+    CHECK(strstr(hy_gate_operators(backend).value, "7 of 7 operators, error "));
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        hy_backend copy = *backend;
+        wrong[i].spoil(&copy);
+        hy_gate gate = hy_gate_operators(&copy);
+        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "6 of 7") &&
+                   strstr(gate.value, wrong[i].says)))
+            puts(gate.value);
+    }
     backend->close(backend);
 
     CHECK(hy_gate_forward(&good, 64, 64).verdict == HY_PASS);
@@ -428,7 +471,10 @@ static void test_gates(void) {
     CHECK(hy_gate_entropy(1.9, 65).verdict == HY_FAIL);  /* 0.46 ln V */
     CHECK(hy_gate_entropy(5.5, 256).verdict == HY_PASS); /* ln 256 is over 5 */
     CHECK(hy_gate_entropy(1.38, 4).verdict == HY_PASS);  /* ln 4 is under 2 */
+    CHECK(hy_gate_entropy(11.0, 65536).verdict == HY_PASS);
     CHECK(hy_gate_entropy(0.5, 4).verdict == HY_FAIL);
+    CHECK(hy_gate_entropy(log(65), 65).verdict == HY_FAIL); /* the same for every input */
+    CHECK(hy_gate_entropy(log(65) * (1 - 1e-5), 65).verdict == HY_PASS);
     CHECK(hy_gate_entropy(NAN, 65).verdict == HY_FAIL);
 
     CHECK(hy_gate_training(1000, 4, 2, 1.0).verdict == HY_PASS);
@@ -437,12 +483,22 @@ static void test_gates(void) {
     CHECK(hy_gate_training(1000, 4, 2, 5.1).verdict == HY_FAIL);
     CHECK(hy_gate_training(1000, 4, 4.1, 1.0).verdict == HY_FAIL);
     CHECK(hy_gate_training(1000, 4, NAN, 1.0).verdict == HY_FAIL);
+    CHECK(hy_gate_training(2, 4, 3.9, 1.0).verdict == HY_PASS);
+    CHECK(hy_gate_training(1, 4, NAN, 1.0).verdict == HY_SKIP);
 
     CHECK(hy_gate_states(&good).verdict == HY_PASS);
     bad = good, bad.state_cosine[1] = 0.995;
     CHECK(hy_gate_states(&bad).verdict == HY_WARN);
-    bad.activation_variance = 1e-7;
+    bad = good, bad.state_cosine[0] = 1;
     CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
+    bad = good, bad.state_rms[1] = 0;
+    CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
+    bad = good, bad.activation_variance = 1e-7;
+    CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
+    bad = good, bad.state_cosine[0] = NAN;
+    CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
+    bad = good, bad.state_tokens = 0;
+    CHECK(hy_gate_states(&bad).verdict == HY_SKIP);
 
     const struct {
         double ratio;
@@ -452,6 +508,34 @@ static void test_gates(void) {
                    {10.1, HY_FAIL}, {NAN, HY_FAIL}, {INFINITY, HY_FAIL}};
     for (size_t i = 0; i < sizeof balance / sizeof balance[0]; i++)
         CHECK(hy_gate_balance(balance[i].ratio).verdict == balance[i].verdict);
+}
+
+/* Every model that has a name starts healthy, at its own size. */
+static void test_gates_of_models(void) {
+    enum { B = 1, T = 32 };
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    hy_backend *backend;
+    CHECK(hy_backend_cpu(&backend) == GT_OK);
+    const hy_optimizer still = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f}; /* lr 0 */
+    int32_t tokens[B * T + 1];
+    for (int i = 0; i <= B * T; i++) tokens[i] = (i * i / 3 + i) % 62;
+    for (int i = 0; i < count; i++) {
+        hy_model *m;
+        hy_probe probe;
+        hy_result result;
+        if (!CHECK(hy_model_create(backend, list + i, 62, B, T, 1, &m) == GT_OK)) continue;
+        CHECK(hy_model_probe(m, tokens, tokens + 1, &probe) == GT_OK);
+        CHECK(hy_model_train(m, tokens, tokens + 1, NULL, &still) == GT_OK);
+        CHECK(hy_model_result(m, &result) == GT_OK);
+        const hy_gate gates[] = {hy_gate_entropy(probe.entropy, 62), hy_gate_states(&probe),
+                                 hy_gate_balance(result.norm[HY_RWKV] / result.norm[HY_MAMBA])};
+        for (size_t k = 0; k < sizeof gates / sizeof gates[0]; k++)
+            if (!CHECK(gates[k].verdict == HY_PASS))
+                printf("%s: %s %s\n", list[i].name, gates[k].name, gates[k].value);
+        hy_model_destroy(m);
+    }
+    backend->close(backend);
 }
 
 /* ---- the program ---------------------------------------------------------------------------- */
@@ -645,6 +729,25 @@ static void test_gate_of_long_run(void) {
                " in 1000 steps, gradient ", "held-out loss "));
 }
 
+/* Sets all weights of a model file to 0; its checksum becomes a key that nobody reads. */
+static void zero_weights(const char *path) {
+    FILE *file = fopen(path, "r+b");
+    unsigned char length[8];
+    uint64_t size = 0;
+    if (!CHECK(file && fread(length, 1, 8, file) == 8)) return;
+    for (int i = 8; i-- > 0;) size = size << 8 | length[i];
+    char *header = calloc(1, size + 1), *key;
+    CHECK(fread(header, 1, size, file) == size && (key = strstr(header, "\"checksum\"")));
+    memcpy(key, "\"user.sum\"", 10);
+    fseek(file, 0, SEEK_END);
+    long end = ftell(file);
+    fseek(file, 8, SEEK_SET);
+    fwrite(header, 1, size, file);
+    for (long at = 8 + (long)size; at < end; at++) fputc(0, file);
+    free(header);
+    CHECK(!fclose(file));
+}
+
 static void test_gates_strict(void) {
     /* half a step of learning rate 10 ruins the weights: the loss rises, G3 fails */
     const char *rest = TINY_GREEK "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
@@ -652,6 +755,20 @@ static void test_gates_strict(void) {
     CHECK(says(0, rest, "FAIL  G3 ", "held-out loss "));
     snprintf(line, sizeof line, "%s --gates-strict", rest);
     CHECK(says(3, line, "FAIL  G3 ", "held-out loss "));
+    char *out, *log;
+    CHECK(run_program(&out, TINY_GREEK "--steps 1 --sample 0 --save dead.st") == 0);
+    free(out);
+    zero_weights("dead.st");
+    CHECK(run_program(&out, "--data greek.txt --device cpu --init dead.st --batch 2 --seq 8 "
+                            "--steps 3 --gates-strict --csv dead.csv") == 3);
+    CHECK(strstr(out, "FAIL  G3.5") && strstr(out, "FAIL  G4 ") &&
+          strstr(out, "ended by a gate, before the first update") &&
+          !strstr(out, " G2 ") && !strstr(out, " G3 ") && !strstr(out, "held-out loss"));
+    log = read_string("dead.csv");
+    CHECK(strchr(log, '\n') && !strchr(log, '\n')[1]); /* the header, no step */
+    free(log);
+    free(out);
+    CHECK(says(0, TINY_GREEK "--steps 1 --sample 0", "SKIP  G3 ", "held-out loss "));
     CHECK(
         says(0, TINY_GREEK "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
 }
@@ -795,6 +912,7 @@ static void test_all(void) {
     run_case("data: tracks", test_tracks);
     run_case("data: refused", test_texts_refused);
     run_case("gates", test_gates);
+    run_case("gates of all models", test_gates_of_models);
     run_case("program: help", test_help);
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);

@@ -275,8 +275,10 @@ static void test_pipe(void) {
         CHECK(is_narrow(out) && !strchr(out, '\033') && !strchr(out, '\r'));
         free(out);
     }
-    /* a gate in two lines: the bounds stand under the values */
-    CHECK(says(0, RUN, "\n  PASS  G4    RWKV", "\n              0.3 to 3 (FAIL <0.1, >10)\n"));
+    /* a gate in three lines: the bounds and the fault stand under the values */
+    CHECK(says(0, RUN, "\n  PASS  G4    RWKV",
+               "\n              0.3 to 3 (FAIL <0.1, >10)\n"
+               "              against a branch that hardly learns beside the other\n"));
     CHECK(run_on_terminal(RUN, 120, "xterm") == 0);
     CHECK(line_with("PASS  G4 ", 0) > 0 &&
           strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
