@@ -95,7 +95,8 @@ gt_status hy_keep_apart(const char *option, const char *path, const char *what, 
 /* ---- the log -------------------------------------------------------------------------------- */
 
 static const char header[] = "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
-                             "tokens_per_s,memory_mib,seconds\n";
+                             "tokens_per_s,memory_mib,seconds,grad_ratio,branch_cosine,rwkv_rms,"
+                             "mamba_rms,rwkv_gain,mamba_gain\n";
 
 /* Gives the file the first name of PATH.1, PATH.2, ... that is free; with `stays` it keeps its own,
  * too, where files can have two names. */
@@ -225,8 +226,15 @@ gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
     if (!log->file) return GT_OK;
     fprintf(log->file, "%lld,%lld,%.9g,", (long long)r->step, (long long)r->tokens, r->loss);
     if (!isnan(r->held_out)) fprintf(log->file, "%.9g", r->held_out);
-    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f\n", r->grad_norm, r->rwkv_norm,
-            r->mamba_norm, r->lr, r->tokens_per_s, r->memory_mib, r->seconds);
+    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f,%.6g", r->grad_norm, r->rwkv_norm,
+            r->mamba_norm, r->lr, r->tokens_per_s, r->memory_mib, r->seconds,
+            r->rwkv_norm / r->mamba_norm);
+    if (r->probe)
+        fprintf(log->file, ",%.6g,%.6g,%.6g,%.6g,%.6g\n", r->probe->branch_cosine,
+                r->probe->branch_rms[0], r->probe->branch_rms[1], r->probe->branch_gain[0],
+                r->probe->branch_gain[1]);
+    else
+        fputs(",,,,,\n", log->file);
     return hy_flush(log->file, log->path);
 }
 

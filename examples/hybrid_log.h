@@ -4,6 +4,7 @@
 #define HYBRID_LOG_H
 
 #include "hybrid_config.h"
+#include "hybrid_model.h"
 #include <stdio.h>
 
 /* A file or a stream could not be written: no gt_status, as no operator writes one. */
@@ -49,6 +50,7 @@ typedef struct hy_log_row {
     int64_t step, tokens;
     double loss, held_out; /* held_out: NAN if it was not measured after this step */
     double grad_norm, rwkv_norm, mamba_norm, lr, tokens_per_s, memory_mib, seconds;
+    const hy_probe *probe; /* NULL: the branches were not looked at after this step */
 } hy_log_row;
 
 /* Opens the log; an empty path gives one that takes rows and keeps none.

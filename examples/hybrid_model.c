@@ -1808,6 +1808,54 @@ static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *prob
     return GT_OK;
 }
 
+/* |x| / sqrt(n), of a parameter's elements at columns first ... first + C - 1 of rows of `row`. */
+static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, double *x,
+                            double n, double *size) {
+    double sum = 0;
+    TRY(hy_model_read(m, HY_VALUE, param, x));
+    for (int64_t i = 0; i < m->params[param].shown.count; i += row)
+        sum += dot(x + i + first, x + i + first, m->C);
+    *size = sqrt(sum / n);
+    return GT_OK;
+}
+
+/* What the mix of layer l multiplies the branches by; x: room for 2 C C numbers and M. */
+static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
+    const layer_params *p = &m->layer[l];
+    const int64_t C = m->C;
+    gain[0] = gain[1] = 0;
+    switch (m->config.mix) {
+    case HY_MIX_NORM:
+        TRY(param_size(m, p->gain_a, 0, C, x, (double)C, gain));
+        return param_size(m, p->gain_b, 0, C, x, (double)C, gain + 1);
+    case HY_MIX_GATE:
+        TRY(m->be->read(m->be, x, m->acts[l].gate, GT_F32, m->M));
+        for (int64_t i = 0; i < m->M; i++) gain[0] += x[i] / (double)m->M;
+        gain[1] = 1 - gain[0];
+        return GT_OK;
+    case HY_MIX_SCALAR:
+        TRY(hy_model_read(m, HY_VALUE, p->gate_bias, gain));
+        gain[1] = 1 - gain[0];
+        return GT_OK;
+    case HY_MIX_RESIDUAL:
+        gain[0] = 1;
+        return param_size(m, p->joint, 0, C, x, (double)C, gain + 1);
+    case HY_MIX_CONCAT:
+        TRY(param_size(m, p->joint, 0, 2 * C, x, (double)C, gain));
+        return param_size(m, p->joint, C, 2 * C, x, (double)C, gain + 1);
+    }
+    return GT_OK;
+}
+
+static gt_status probe_gains(hy_model *m, double *x, hy_probe *probe) {
+    for (int l = 0; l < m->L; l++) {
+        double gain[2];
+        TRY(layer_gains(m, l, x, gain));
+        for (int k = 0; k < 2; k++) probe->branch_gain[k] += gain[k] / (double)m->L;
+    }
+    return GT_OK;
+}
+
 /* The decoding states: wkv of all layers, then ssd of all layers. */
 static gt_status read_states(const hy_model *m, double *x) {
     int64_t wkv = m->L * m->H * m->N * m->N, ssd = m->L * m->Hm * m->P * STATE;
@@ -1840,6 +1888,7 @@ gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targ
                          hy_probe *probe) {
     int64_t MC = m->M * m->C, states = m->L * (m->H * m->N * m->N + m->Hm * m->P * STATE);
     int64_t room = 2 * MC > 2 * states ? 2 * MC : 2 * states;
+    if (room < 2 * m->C * m->C) room = 2 * m->C * m->C;
     pass p = evaluation_pass(m);
     double *x, total[3];
     memset(probe, 0, sizeof *probe);
@@ -1854,6 +1903,7 @@ gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targ
     TRY(new_numbers(&x, room + m->V));
     gt_status status = GT_OK;
     for (int l = 0; l < m->L && status == GT_OK; l++) status = probe_layer(m, l, x, probe);
+    if (status == GT_OK) status = probe_gains(m, x, probe);
     if (status == GT_OK) status = probe_states(m, tokens, x, x + states, x + room, probe);
     free(x);
     return status;

@@ -215,6 +215,10 @@ typedef struct hy_probe {
     double activation_variance; /* variance of the layer outputs, the smallest over layers */
     double branch_rms[2]; /* RWKV, Mamba: root mean square of the branch output, mean of layers */
     double branch_cosine; /* mean over tokens and layers of the cosine of a and b */
+    double branch_gain[2]; /* RWKV, Mamba: what the mix multiplies the branch by, mean of layers.
+                              HY: root mean square of the gains; GF: mean over tokens of g and 1-g;
+                              WS: alpha and 1-alpha; RF and CP: |P| / sqrt(C) in the 2-norm of its
+                              numbers, which is 1 for the identity; RF: 1 for RWKV */
 } hy_probe;
 
 /* Uses the decoding sequence: reset it afterwards. */

@@ -67,6 +67,8 @@ typedef struct trainer {
     char text_sum[65];   /* SHA-256 of the text, if model files are written or resumed */
     hy_gate gates[GATES_MAX];
     int gate_count, gates_at_start;
+    hy_probe probe; /* the latest for the gates ... */
+    double ratio;   /* ... and the gradient ratio beside it */
 } trainer;
 
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -329,7 +331,8 @@ static void end_progress(trainer *t) {
 }
 
 /* held_out: NAN if there was no evaluation after this step. */
-static gt_status write_log(trainer *t, const hy_result *result, double held_out, double lr) {
+static gt_status write_log(trainer *t, const hy_result *result, double held_out, double lr,
+                           const hy_probe *probe) {
     return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
                                                .tokens = t->tokens,
                                                .loss = result->loss,
@@ -340,7 +343,8 @@ static gt_status write_log(trainer *t, const hy_result *result, double held_out,
                                                .lr = lr,
                                                .tokens_per_s = recent_speed(&t->recent),
                                                .memory_mib = memory_mib(t),
-                                               .seconds = now() - t->start});
+                                               .seconds = now() - t->start,
+                                               .probe = probe});
 }
 
 /* ---- training ------------------------------------------------------------------------------- */
@@ -473,33 +477,42 @@ static gt_status first_ratio(trainer *t, double *ratio) {
     return status;
 }
 
+/* What the branches do; it follows the gates. */
+static void print_branches(const trainer *t) {
+    const hy_probe *p = &t->probe;
+    hy_screen_entry(&t->screen, START, "branches",
+                    "RWKV, Mamba: RMS before the mix %.3g, %.3g; gains %.3f, %.3f; gradient ratio "
+                    "%.3f; cosine %.3f (independent under 0.3)",
+                    p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1],
+                    t->ratio, p->branch_cosine);
+}
+
 /* The gates that look at the model before its first step. */
 static gt_status gates_before(trainer *t) {
-    hy_probe probe;
-    double ratio;
     double sum = 0;
     int64_t counted = 0;
     gt_status status = hy_model_eval(t->model, t->batch.input, t->batch.target, &sum, &counted);
     add_gate(t, hy_gate_operators(t->backend));
-    if (status == GT_OK) status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
-    if (status == GT_OK) status = first_ratio(t, &ratio);
+    if (status == GT_OK) status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
+    if (status == GT_OK) status = first_ratio(t, &t->ratio);
     if (status != GT_OK) return status;
-    add_gate(t, hy_gate_forward(&probe, counted, t->batch.targets));
+    add_gate(t, hy_gate_forward(&t->probe, counted, t->batch.targets));
     if (!*t->options.init) /* else it has learnt something */
-        add_gate(t, hy_gate_entropy(probe.entropy, t->text.vocab));
-    add_gate(t, hy_gate_states(&probe));
-    add_gate(t, hy_gate_balance(ratio));
+        add_gate(t, hy_gate_entropy(t->probe.entropy, t->text.vocab));
+    add_gate(t, hy_gate_states(&t->probe));
+    add_gate(t, hy_gate_balance(t->ratio));
     return GT_OK;
 }
 
 static gt_status print_gates(const trainer *t, const char *when, int first) {
     hy_screen_entry(&t->screen, 0, "", "gates %s: verdict, gate, value, bounds", when);
     hy_gates_print(&t->screen, t->gates + first, t->gate_count - first);
+    print_branches(t);
     puts("");
     return flush_report();
 }
 
-/* G3 and G4 judge the recent steps. */
+/* G3 judges the recent steps, and so does G4. */
 static hy_gate training_gate(const trainer *t) {
     const hy_recent *r = &t->recent;
     int first = r->steps <= HY_RECENT; /* the first step is among them, which counts for itself */
@@ -509,18 +522,14 @@ static hy_gate training_gate(const trainer *t) {
                             recent_mean(r, r->norm));
 }
 
-static hy_gate balance_gate(const trainer *t) {
-    return hy_gate_balance(recent_mean(&t->recent, t->recent.ratio));
-}
-
 /* The gates that look at the trained model; they probe it with the last batch. */
 static gt_status gates_after(trainer *t) {
-    hy_probe probe;
-    gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
+    gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
     if (status != GT_OK) return status;
     if (t->steps < G3_STEPS) add_gate(t, training_gate(t));
-    add_gate(t, hy_gate_states(&probe));
-    add_gate(t, balance_gate(t));
+    add_gate(t, hy_gate_states(&t->probe));
+    t->ratio = recent_mean(&t->recent, t->recent.ratio);
+    add_gate(t, hy_gate_balance(t->ratio));
     return GT_OK;
 }
 
@@ -603,6 +612,8 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     const hy_options *o = &t->options;
     double held_out = NAN, start = now();
     gt_status status = GT_OK;
+    hy_probe probe;
+    int probed = 0;
     if (t->steps == G3_STEPS) add_gate(t, training_gate(t));
     if (last) save(t); /* before anything that takes time or can fail */
     start = now();
@@ -611,7 +622,13 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
         t->held_out = held_out;
         t->aside += now() - start;
     }
-    gt_status written = write_log(t, result, held_out, lr);
+    if (status == GT_OK && t->log.file && !isnan(held_out)) {
+        start = now();
+        status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
+        probed = status == GT_OK;
+        t->aside += now() - start;
+    }
+    gt_status written = write_log(t, result, held_out, lr, probed ? &probe : NULL);
     if (status == GT_OK) status = written;
     int show = t->screen.is_live ? now() - t->shown > 0.1 : due(t->steps, o->log_every);
     if (status == GT_OK && (show || !isnan(held_out))) status = print_progress(t, held_out);

@@ -530,6 +530,15 @@ static void test_gates_of_models(void) {
         CHECK(hy_model_result(m, &result) == GT_OK);
         const hy_gate gates[] = {hy_gate_entropy(probe.entropy, 62), hy_gate_states(&probe),
                                  hy_gate_balance(result.norm[HY_RWKV] / result.norm[HY_MAMBA])};
+        const struct {
+            const char *name;
+            double gain[2];
+        } gains[] = {{"GF-RH", {0.7, 0.3}}, {"GF-MH", {0.3, 0.7}}, {"8M", {0.3, 0.7}},
+                     {"RF", {1, 1}}, {NULL, {0.5, 0.5}}};
+        size_t g = 0;
+        while (gains[g].name && strcmp(gains[g].name, list[i].name)) g++;
+        for (int k = 0; k < 2; k++) CHECK(fabs(probe.branch_gain[k] - gains[g].gain[k]) < 1e-5);
+        CHECK(fabs(probe.branch_cosine) < 0.3);
         for (size_t k = 0; k < sizeof gates / sizeof gates[0]; k++)
             if (!CHECK(gates[k].verdict == HY_PASS))
                 printf("%s: %s %s\n", list[i].name, gates[k].name, gates[k].value);
@@ -595,19 +604,26 @@ static void test_csv(void) {
                       "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log run.csv") == 0);
     char *text = read_string("run.csv"), *save, *line = strtok_r(text, "\n", &save);
     CHECK(line && !strcmp(line, "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
-                                "tokens_per_s,memory_mib,seconds"));
+                                "tokens_per_s,memory_mib,seconds,grad_ratio,branch_cosine,rwkv_rms,"
+                                "mamba_rms,rwkv_gain,mamba_gain"));
     for (int step = 1; step <= 6; step++) {
-        double x[11] = {0};
+        double x[17] = {0};
         line = strtok_r(NULL, "\n", &save);
         if (!CHECK(line != NULL)) break;
         char *at = line;
-        for (int i = 0; i < 11; i++) {
-            x[i] = *at == ',' ? NAN : strtod(at, &at);
-            CHECK(*at == (i < 10 ? ',' : 0));
-            at += i < 10;
+        for (int i = 0; i < 17; i++) {
+            x[i] = *at == ',' || !*at ? NAN : strtod(at, &at);
+            CHECK(*at == (i < 16 ? ',' : 0));
+            at += i < 16;
         }
         CHECK(x[0] == step && x[1] == step * 128 && x[2] > 0 && x[4] > 0 && x[5] > 0 && x[6] > 0);
         CHECK(isnan(x[3]) == (step % 2 == 1) && x[7] > 0 && x[8] > 0 && x[9] > 0 && x[10] > 0);
+        CHECK(fabs(x[11] - x[5] / x[6]) < 1e-4 * x[11]);
+        for (int i = 12; i < 17; i++) CHECK(isnan(x[i]) == (step % 2 == 1));
+        if (step % 2 == 0) {
+            CHECK(fabs(x[12]) < 1 && x[13] > 0 && x[14] > 0); /* gains of HY start at 0.5 */
+            CHECK(fabs(x[15] - 0.5) < 0.05 && fabs(x[16] - 0.5) < 0.05);
+        }
         if (step == 6) CHECK(fabs(x[3] - final_loss(out)) < 1e-4);
     }
     CHECK(strtok_r(NULL, "\n", &save) == NULL);

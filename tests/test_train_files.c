@@ -158,13 +158,13 @@ static void test_older_log(void) {
 
 #define HEADER                                                                                     \
     "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"         \
-    "seconds\n"
-#define ROW(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500\n"
+    "seconds,grad_ratio,branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain\n"
+#define ROW(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500,1,,,,,\n"
 
 /* Opens old.csv with that content, to go on after a step, and adds row 7. */
 static int continues(const char *content, int64_t step, const char *expected, const char *note) {
     hy_log log;
-    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 0.001, 1000, 10, 0.5};
+    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
     write_string("old.csv", content);
     int ok = hy_log_open(&log, "old.csv", step) == GT_OK && strstr(log.note, note);
     ok &= hy_log_write(&log, &row) == GT_OK && hy_log_close(&log) == GT_OK;
