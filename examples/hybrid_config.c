@@ -332,14 +332,22 @@ static gt_status set_value(hy_options *o, const row *r, const char *value, const
 
 /* ---- config file and command line ----------------------------------------------------------- */
 
+/* Other names of options. */
+static const struct alias {
+    const char *name, *option;
+} aliases[] = {
+    {"log", "csv"}, {"max-steps", "steps"}, {"batch-size", "batch"}, {"seq-len", "seq"}};
+
 /* The row called key, - and _ being the same; or NULL, with a message. */
 static const row *find_row(const char *key, const char *where) {
     const char *names[ROWS];
     char name[64];
     int count = 0;
-    snprintf(name, sizeof name, "%s", strcmp(key, "log") ? key : "csv");
+    snprintf(name, sizeof name, "%s", key);
     for (char *p = name; *p; p++)
         if (*p == '_') *p = '-';
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
+        if (!strcmp(name, aliases[i].name)) snprintf(name, sizeof name, "%s", aliases[i].option);
     for (int i = 0; i < ROWS; i++) {
         if (rows[i].kind == SECTION) continue;
         if (!strcmp(rows[i].name, name)) return rows + i;
@@ -460,20 +468,25 @@ static gt_status read_arguments(hy_options *o, char *const *argv, const char **f
     gt_status status = GT_OK;
     *file = NULL;
     for (char *const *at = argv; *at && status == GT_OK; at++) {
-        if (!strncmp(*at, "--", 2) && (*at)[2])
+        const char *path = !strncmp(*at, "--config=", 9) ? *at + 9 : *at;
+        int is_named = path != *at || !strcmp(*at, "--config");
+        if (path == *at && is_named) path = at[1] ? *++at : "";
+        if (is_named && (!*path || !strncmp(path, "--", 2)))
+            status = hy_fail(GT_ERROR_VALUE, "--config: the value is missing (--config FILE)");
+        else if (!is_named && !strncmp(*at, "--", 2) && (*at)[2])
             status = read_argument(o, &at);
-        else if (!strcmp(*at, "-h"))
+        else if (!is_named && !strcmp(*at, "-h"))
             status = set_value(o, find_row("help", ""), "yes", "");
-        else if (**at == '-')
+        else if (!is_named && **at == '-')
             status = hy_fail(GT_ERROR_VALUE,
                              "unknown option '%s'; options begin with two dashes "
                              "(--help lists all)",
                              *at);
         else if (*file)
             status =
-                hy_fail(GT_ERROR_VALUE, "'%s' and '%s': only one config file is read", *file, *at);
+                hy_fail(GT_ERROR_VALUE, "'%s' and '%s': only one config file is read", *file, path);
         else
-            *file = *at;
+            *file = path;
     }
     return status;
 }

@@ -69,6 +69,25 @@ static void test_options_values(void) {
     CHECK(o.steps == 7 && o.lr == 2e-3 && o.hidden == 64 && o.layers == 3 && o.min_lr == 1e-4);
     CHECK(o.seed == 9007199254740991 && o.stateful == 1 && !strcmp(o.model, "GF-RH"));
     CHECK(!strcmp(o.device, "cpu") && !strcmp(o.csv, "a.csv") && !strcmp(o.prompt, "The"));
+    CHECK(parse(&o, "--max-steps 9 --batch_size 5 --seq-len=17") == GT_OK);
+    CHECK(o.steps == 9 && o.batch == 5 && o.seq == 17);
+    static const struct {
+        const char *name;
+        long long steps, batch, seq;
+    } configs[] = {{"quick", 200, 8, 64},
+                   {"default", 5000, 8, 256},
+                   {"8m-50k", 50000, 32, 64},
+                   {"shakespeare", 400, 64, 256}};
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        char line[1024];
+        snprintf(line, sizeof line, "%s%s/%s.yaml --seed 3", i % 2 ? "--config " : "--config=",
+                 HY_CONFIGS, configs[i].name);
+        if (!CHECK(parse(&o, line) == GT_OK && o.steps == configs[i].steps &&
+                   o.batch == configs[i].batch && o.seq == configs[i].seq && o.seed == 3))
+            puts(hy_last_error());
+    }
+    CHECK(refused("--config", "--config: the value is missing", ""));
+    CHECK(refused("--config --steps 3", "--config: the value is missing", ""));
     CHECK(parse(&o, "--log b.csv --stateful --stateful=no --gates-strict=on") == GT_OK);
     CHECK(!strcmp(o.csv, "b.csv") && !o.stateful && o.gates_strict);
     CHECK(parse(&o, "--separator \\n--\\x0c\\t\\\\n --steps 1e3") == GT_OK);
