@@ -116,55 +116,16 @@ GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
 }
 
 GT_API gt_status gt_selective_scan_forward(const gt_selective_scan_args* args, gt_stream stream) {
-    gt_selective_scan_args a;
-    gt::Device device;
-    gt_status status = gt::scan::prepare(GT_FORWARD, args, &a, &device);
-    if (status != GT_OK) return status;
-    size_t saved;
-    gt::floats_in(a.saved, gt::scan::checkpoint_count(a), &saved);
-    const size_t need = gt::scan::forward_workspace(a, device);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
-        return status;
-    return gt::scan::forward(a, false, device, stream);
+    return gt::call_forward<gt::scan::Operator>(args, stream);
 }
-
 GT_API gt_status gt_selective_scan_step(const gt_selective_scan_args* args, gt_stream stream) {
-    gt_selective_scan_args a;
-    gt::Device device;
-    const gt_status status = gt::scan::prepare(GT_STEP, args, &a, &device);
-    return status != GT_OK ? status : gt::scan::forward(a, true, device, stream);
+    return gt::call_step<gt::scan::Operator>(args, stream);
 }
-
 GT_API gt_status gt_selective_scan_backward(const gt_selective_scan_args* args, gt_stream stream) {
-    gt_selective_scan_args a;
-    gt::Device device;
-    gt_status status = gt::scan::prepare(GT_BACKWARD, args, &a, &device);
-    if (status != GT_OK) return status;
-    gt::scan::BackwardPlan plan = gt::scan::plan_backward(a, device);
-    size_t saved;
-    gt::floats_in(a.saved, gt::scan::checkpoint_count(a), &saved);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
-        return status;
-    return gt::scan::launch_backward(a, plan, device, stream);
+    return gt::call_backward<gt::scan::Operator>(args, stream);
 }
-
-GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
-                                             gt_workspace* need) {
-    gt_no_answer(need);
-    gt_selective_scan_args a;
-    gt::Device device;
-    gt_status status = gt::scan::prepare(GT_QUERY, args, &a, &device);
-    if (status != GT_OK) return status;
-    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0};
-    a.workspace = nullptr;
-    sizes.forward = gt::scan::forward_workspace(a, device);
-    sizes.backward = gt::scan::plan_backward(a, device).bytes;
-    gt::floats_in(nullptr, gt::scan::checkpoint_count(a), &sizes.saved);
-    *need = sizes;
-    return GT_OK;
+GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args, gt_workspace* need) {
+    return gt::call_workspace<gt::scan::Operator>(args, need);
 }
 
 GT_API gt_status gt_ssd_path(const gt_ssd_args* args, char* text, size_t bytes) {

@@ -46,9 +46,9 @@
  *     states.cuh           states only: G backwards in time, S of segments
  *     backward.cuh         the chunks of backward on tensor cores, with backward_inputs.cuh,
  *                          backward_products.cuh, backward_fp32.cuh, backward_strong_decay.cuh
- *     clear.cuh            what no packed sequence has
- *     launch_forward.cuh, launch_backward.cuh, launch.cuh
- *                          plans and launches
+ *     path.cuh             which kernels a call takes
+ *     launch.cuh           plans and launches
+ * Sequences, segments and the order of launches are those of all recurrent operators: gt/recurrence/.
  * This file has the C functions. */
 #ifndef GT_WKV6_CUH
 #define GT_WKV6_CUH
@@ -58,64 +58,22 @@
 #if defined(__CUDACC__) || defined(GT_EMU)
 
 #include "gt/wkv6/launch.cuh"
-#include "gt/wkv6/path.cuh"
 
 /* ---- the C functions -------------------------------------------------------------------------------------------- */
 
 extern "C" {
 
 GT_API gt_status gt_wkv6_forward(const gt_wkv6_args* args, gt_stream stream) {
-    gt_wkv6_args a;
-    gt::Device device;
-    size_t saved;
-    gt_status status = gt::wkv6::prepare(GT_FORWARD, args, &a, &device);
-    if (status != GT_OK) return status;
-    gt::wkv6::checkpoints_in(a.saved, a, &saved);
-    const size_t need = gt::wkv6::forward_workspace(a, device);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
-        return status;
-    gt::Chain chain = {stream};
-    return gt::wkv6::forward(a, false, device, chain);
+    return gt::call_forward<gt::wkv6::Operator>(args, stream);
 }
-
 GT_API gt_status gt_wkv6_step(const gt_wkv6_args* args, gt_stream stream) {
-    gt_wkv6_args a;
-    gt::Device device;
-    const gt_status status = gt::wkv6::prepare(GT_STEP, args, &a, &device);
-    gt::Chain chain = {stream};
-    return status != GT_OK ? status : gt::wkv6::forward(a, true, device, chain);
+    return gt::call_step<gt::wkv6::Operator>(args, stream);
 }
-
 GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
-    gt_wkv6_args a;
-    gt::Device device;
-    size_t saved;
-    gt_status status = gt::wkv6::prepare(GT_BACKWARD, args, &a, &device);
-    if (status != GT_OK) return status;
-    gt::wkv6::BackwardPlan plan = gt::wkv6::plan_backward(a, device);
-    gt::wkv6::checkpoints_in(a.saved, a, &saved);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
-        return status;
-    gt::Chain chain = {stream};
-    return gt::wkv6::launch_backward(a, plan, device, chain);
+    return gt::call_backward<gt::wkv6::Operator>(args, stream);
 }
-
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need) {
-    gt_no_answer(need);
-    gt_wkv6_args a;
-    gt::Device device;
-    const gt_status status = gt::wkv6::prepare(GT_QUERY, args, &a, &device);
-    if (status != GT_OK) return status;
-    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0};
-    a.workspace = nullptr;
-    sizes.forward = gt::wkv6::forward_workspace(a, device);
-    sizes.backward = gt::wkv6::plan_backward(a, device).bytes;
-    gt::wkv6::checkpoints_in(nullptr, a, &sizes.saved);
-    *need = sizes;
-    return GT_OK;
+    return gt::call_workspace<gt::wkv6::Operator>(args, need);
 }
 
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args* args, char* text, size_t bytes) {

@@ -56,6 +56,36 @@ constexpr bool is_built_for() {
     return is_built_for<T>() && (N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128);
 }
 
+/* ---- from values to types ---- */
+
+/* What kernels for one dtype and head size are compiled for. */
+template <class T_, class W_, int N_>
+struct KernelTypes {
+    using T = T_;
+    using W = W_;
+    static constexpr int N = N_;
+};
+
+template <class T, class W, class Launch>
+static gt_status dispatch_head(int64_t N, [[maybe_unused]] const Launch& launch) {
+    if constexpr (is_built_for<T, 32>())
+        if (N == 32) return launch(KernelTypes<T, W, 32>());
+    if constexpr (is_built_for<T, 64>())
+        if (N == 64) return launch(KernelTypes<T, W, 64>());
+    if constexpr (is_built_for<T, 128>())
+        if (N == 128) return launch(KernelTypes<T, W, 128>());
+    return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel with N = %lld in this build", (long long)N);
+}
+
+/* launch(KernelTypes<T, W, N>()) of activations of `dtype` with weights of w_dtype: the same, or fp32. */
+template <class Launch>
+static gt_status dispatch(gt_dtype dtype, gt_dtype w_dtype, int64_t N, const Launch& launch) {
+    if (dtype == GT_F32) return dispatch_head<float, float>(N, launch);
+    if (dtype == GT_BF16)
+        return w_dtype == GT_F32 ? dispatch_head<bf16, float>(N, launch) : dispatch_head<bf16, bf16>(N, launch);
+    return w_dtype == GT_F32 ? dispatch_head<f16, float>(N, launch) : dispatch_head<f16, f16>(N, launch);
+}
+
 } /* namespace gt */
 
 #endif

@@ -2,7 +2,8 @@
  *
  * CONTENTS
  *   launch     Grid launch
- *   operators  report current_device has_sm90a Arena floats_in check_workspace check_saved Chain run */
+ *   operators  report current_device has_sm90a Arena floats_in check_workspace check_saved Chain run
+ *   division   Divider divide_by divide */
 #ifndef GT_BASE_LAUNCH_CUH
 #define GT_BASE_LAUNCH_CUH
 
@@ -281,6 +282,28 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
                             const Params& params) {
     Chain alone = {stream};
     return run(name, kernel, blocks, threads, smem_bytes, alone, params);
+}
+
+/* ---- division by a number that the host knows ------------------------------------------------ */
+
+/* (x + the upper half of x times magic) >> shift, for x < 2^31. */
+struct Divider {
+    uint32_t magic, shift;
+    int divisor;
+};
+
+static inline Divider divide_by(int divisor) {
+    uint32_t shift = 0;
+    while ((int64_t)1 << shift < divisor) shift++;
+    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
+    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
+}
+
+GT_DEV int divide(int x, const Divider& by, int* rest) {
+    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
+    const int quotient = (int)((high + (uint32_t)x) >> by.shift);
+    *rest = x - quotient * by.divisor;
+    return quotient;
 }
 
 } /* namespace gt */

@@ -10,8 +10,8 @@
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
  *
  * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Decays: the logarithm of a
- * segment's decay, or what `rate` turns into it, [segment slot][decay_size], summed in two terms (TwoTermSum) and stored
- * rounded; an entry serves state_size / decay_size neighbouring state elements. */
+ * segment's decay, or what `unit` or `rate` turns into it, [segment slot][terms][decay_size]: the sum of `terms` numbers,
+ * each a sum in two terms (TwoTermSum) or rounded; an entry serves state_size / decay_size neighbouring state elements. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
@@ -49,14 +49,17 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
 }
 
 /* The same through a whole segment, whose decay may be a growth (A > 0) that exp cannot hold although the product with a
- * small state fits: then it is applied in four steps. */
-GT_DEV float rescale_far(float log, float state, float added) {
-    if (log < 80.0f) {
-        const Scale scale = scale_of_log(log);
-        return rescale(scale.keep, scale.factor, state, added);
-    }
-    const float step = finite(exp_accurate(0.25f * log));
-    return state * step * step * step * step + added;
+ * small state fits: then keep = FAR, and the factor, a fourth of the way, is applied four times. */
+constexpr float FAR = 4.0f;
+
+GT_DEV Scale scale_of_segment(float log) {
+    if (log < 80.0f) return scale_of_log(log);
+    return {FAR, finite(exp_accurate(0.25f * log))};
+}
+
+GT_DEV float rescale_far(const Scale& scale, float state, float added) {
+    if (scale.keep != FAR) return rescale(scale.keep, scale.factor, state, added);
+    return state * scale.factor * scale.factor * scale.factor * scale.factor + added;
 }
 
 /* A running sum whose rounding errors are kept; an infinite sum stays infinite. */
@@ -75,18 +78,33 @@ struct TwoTermSum {
 
 /* How the sequences of a call are cut. */
 struct Segments {
-    int64_t count;         /* that the longest sequence may have */
+    int64_t count;          /* that the longest sequence may have; elements of a batch have all so many */
     float *states, *decays; /* NULL if count is 1 */
+    int64_t tokens = 0;     /* of a segment of T tokens */
 };
 
 /* Tokens of a segment, whole chunks, in a sequence of so many. */
-GT_HD int64_t segment_tokens(int64_t tokens, int64_t count, int chunk) {
-    const int64_t each = (tokens + count - 1) / count;
-    return each > chunk ? (each + chunk - 1) / chunk * chunk : chunk;
+template <class Int>
+GT_HD Int segment_tokens(Int tokens, Int count, int chunk) {
+    const Int each = (tokens + count - 1) / count, size = (Int)chunk;
+    return each > size ? (each + size - 1) / size * size : size;
 }
 
 /* Segments of such a sequence; one if it has no tokens. */
-GT_HD int64_t segments_in(int64_t tokens, int64_t each) { return tokens > each ? (tokens + each - 1) / each : 1; }
+template <class Int>
+GT_HD Int segments_in(Int tokens, Int each) {
+    return tokens > each ? (tokens + each - 1) / each : 1;
+}
+
+/* The same of a sequence of a call.  Lengths of packed ones have 32 bits: a division of 64 takes a microsecond's half. */
+GT_DEV int64_t tokens_each(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
+    return q.cu_seqlens ? segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk) : cut.tokens;
+}
+
+GT_DEV int64_t segments_of(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
+    if (!q.cu_seqlens) return cut.count;
+    return segments_in((uint32_t)tokens, segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk));
+}
 
 /* Where a sequence's segments lie among those of all: neither more than `count` nor more than a slot a chunk. */
 GT_DEV int64_t first_segment_slot(const Sequences& q, int64_t count, int64_t s, int64_t chunk_slot) {
@@ -107,21 +125,39 @@ struct Span {
     int64_t chunk_slot, segment_slot; /* of its first chunk; its own */
 };
 
-/* item: sequence * count + segment, for sequences below sequence_count(). */
-GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) {
-    const int64_t s = count == 1 ? item : item / count, segment = count == 1 ? 0 : item % count;
+/* Segment `segment`, below count, of sequence s, below sequence_count(). */
+GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t s, int64_t segment) {
     const Sequence seq = sequence_at(q, chunk, s);
-    const int64_t each = segment_tokens(seq.tokens, count, chunk), segments = segments_in(seq.tokens, each);
+    const int64_t each = tokens_each(q, cut, chunk, seq.tokens);
     const int64_t start = segment * each, left = seq.tokens - start;
-    return {segment < segments,
+    return {segment == 0 || left > 0,
             segment == 0,
-            segment == segments - 1,
+            left <= each,
             s,
             seq.b,
             seq.first + start,
             seq.first + start + (left < each ? left : each),
             seq.slot + start / chunk,
-            first_segment_slot(q, count, s, seq.slot) + segment};
+            first_segment_slot(q, cut.count, s, seq.slot) + segment};
+}
+
+/* item: sequence * count + segment. */
+GT_DEV Span span_at(const Sequences& q, const Segments& cut, int chunk, int64_t item) {
+    if (cut.count == 1) return span_of(q, cut, chunk, item, 0);
+    return span_of(q, cut, chunk, item / cut.count, item % cut.count);
+}
+
+/* The same where only the number of segments is known. */
+GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) {
+    return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
+}
+
+/* The state [size] that a span's pass begins with: what the scan found or, where the sequence is one segment, its own in
+ * row `row` of `states`.  The memory of `states` may be that which the pass through another segment of the sequence
+ * writes in the end, so that it is not read where there are several. */
+GT_DEV const float* first_state(const Segments& cut, const Span& span, int64_t size, const float* states, int64_t row) {
+    if (!span.starts || !span.ends) return cut.states + span.segment_slot * size;
+    return states ? states + row * size : nullptr;
 }
 
 /* Segments that pay: as many as give each of `room` blocks something to do; `least` tokens are worth a segment, so that
@@ -143,12 +179,25 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 
+/* So many segments, with room for their states and for `decays` numbers each. */
+static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t count, int chunk, int64_t state_size,
+                                    int64_t decays) {
+    Segments cut = {count, nullptr, nullptr, segment_tokens(q.T, count, chunk)};
+    if (count == 1) return cut;
+    const int64_t slots = segment_slots(q, count, chunk);
+    cut.states = arena.take<float>(slots * state_size);
+    cut.decays = arena.take<float>(slots * decays);
+    return cut;
+}
+
 /* ---- the scan over segments ---------------------------------------------------------------------------------------
  * S <- state_in;   for every segment but the last, in order:   S <- decay . S + its end state,   which is what the next
  * one starts from.  REVERSE: from the last segment to the first, from dstate_out.
- * grid strands * ceil(state_size/256), block 256, a state element a thread; a strand takes sequences in turn.  All of its
- * time is latency, so the loads of 8 segments are in flight at once.  No shared memory.
- * bytes: the segment states once each way. */
+ * grid strands * ceil(state_size/128), block 4 warps, which know nothing of each other; a state element a thread; a
+ * strand takes sequences in turn.  All of its time is latency, so the sums of 64 segments come by cp.async at once.
+ * WHOLE_WARPS: the 32 elements of a warp decay alike.  Meanwhile its lanes make the scales of a segment or two each;
+ * else every lane makes its own, 8 at a time.
+ * shared, a warp: 64 sums of each element, 64 scales: 34 KB a block.  bytes: the segment states once each way. */
 struct ScanParams {
     Sequences sequences;
     Segments segments;
@@ -156,53 +205,125 @@ struct ScanParams {
     const float* state_in; /* [sequence][state_size], or one for all; NULL = 0 */
     int state_in_shared;
     int64_t state_size, decay_size;
-    const float* rate; /* [state_size], multiplies the logs of decays, or NULL */
+    const float* rate; /* [state_size], multiplies the logs of decays; NULL: `unit` does */
+    float unit = 1.0f;
+    int terms = 1;
+    int64_t elements = 0; /* that an entry serves; set by scan_segments() */
+    Divider tiles = {};   /* likewise: blocks of a sequence */
 };
 
-template <bool REVERSE>
-GT_KERNEL(256, 2) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
-    constexpr int BATCH = 8;
+constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments at once, and in registers */
+constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes of a warp */
+constexpr int SCAN_SMEM = SCAN_THREADS / 32 * (SCAN_SUMS + SCAN_SCALES);
+
+/* Starts the copies of the warp's elements in `left` segments, `stride` elements from each to the next. */
+template <bool WHOLE_WARPS>
+GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int left, bool inside) {
+    if constexpr (WHOLE_WARPS) { /* 16 bytes of a segment each; 4 segments at once */
+        const float* from = states - lane_id() + lane_id() % 8 * 4 + lane_id() / 8 * stride;
+        GT_NO_UNROLL
+        for (int k = lane_id() / 8; k < left; k += 4, from += 4 * stride)
+            cp_async<16>(sums + 16 * (8 * k + lane_id() % 8), from);
+    } else {
+        GT_NO_UNROLL
+        for (int k = 0; inside && k < left; k++) cp_async<4>(sums + 4 * (32 * k + lane_id()), states + k * stride);
+    }
+    cp_async_commit();
+}
+
+template <bool REVERSE, bool WHOLE_WARPS>
+GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     wait_for_chain();
-    const int64_t tiles = (p.state_size + 255) / 256, element = block_x() % tiles * 256 + thread_id();
-    const int64_t sequences = sequence_count(p.sequences), strands = grid_x() / tiles;
-    if (element >= p.state_size) return;
-    const int64_t entry = element / (p.state_size / p.decay_size);
-    const float rate = p.rate ? p.rate[element] : 1.0f;
-    for (int64_t s = block_x() / tiles; s < sequences; s += strands) {
+    int tile;
+    const Segments& cut = p.segments;
+    const int strand = divide(block_x(), p.tiles, &tile), strands = grid_x() / p.tiles.divisor;
+    const int64_t element = (int64_t)tile * SCAN_THREADS + thread_id();
+    const bool inside = element < p.state_size;
+    if (element - lane_id() >= p.state_size) return;
+    const int64_t sequences = sequence_count(p.sequences), step = REVERSE ? -1 : 1, stride = step * p.state_size;
+    const int64_t entry = element <= UINT32_MAX && p.elements <= UINT32_MAX ? (uint32_t)element / (uint32_t)p.elements
+                                                                            : element / p.elements;
+    const float rate = p.rate && inside ? p.rate[element] : p.unit;
+    const uint32_t sums = smem_base() + SCAN_SUMS * warp_id();
+    const uint32_t scales = smem_base() + SCAN_THREADS / 32 * SCAN_SUMS + SCAN_SCALES * warp_id();
+    for (int64_t s = strand; s < sequences; s += strands) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
-        const int64_t each = segment_tokens(seq.tokens, p.segments.count, p.chunk);
-        const int64_t count = segments_in(seq.tokens, each);
+        const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1) continue;
-        const int64_t slot0 = first_segment_slot(p.sequences, p.segments.count, s, seq.slot);
-        const int64_t first = REVERSE ? slot0 + count - 1 : slot0;
-        float S = p.state_in ? p.state_in[(p.state_in_shared ? 0 : s) * p.state_size + element] : 0.0f;
-        for (int64_t k0 = 0; k0 < count - 1; k0 += BATCH) {
-            float sum[BATCH], log[BATCH];
-            GT_UNROLL
-            for (int i = 0; i < BATCH; i++) {
-                const int64_t k = k0 + i < count - 1 ? k0 + i : k0, slot = REVERSE ? first - k : first + k;
-                sum[i] = p.segments.states[slot * p.state_size + element];
-                log[i] = rate * p.segments.decays[slot * p.decay_size + entry];
+        const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
+        float* states = cut.states + first * p.state_size + element;
+        const float* decays = cut.decays + first * p.terms * p.decay_size + entry;
+        const auto log_of = [&](int64_t k) {
+            const float* decay = decays + k * step * p.terms * p.decay_size;
+            return rate * (p.terms == 2 ? decay[0] + decay[p.decay_size] : decay[0]);
+        };
+        float S = p.state_in && inside ? p.state_in[(p.state_in_shared ? 0 : s) * p.state_size + element] : 0.0f;
+        for (int64_t k0 = 0; k0 < count - 1; k0 += SCAN_BATCH) {
+            const int left = count - 1 - k0 < SCAN_BATCH ? (int)(count - 1 - k0) : SCAN_BATCH;
+            bool grows = false;
+            copy_sums<WHOLE_WARPS>(sums, states, stride, left, inside);
+            if constexpr (WHOLE_WARPS) {
+                float log[SCAN_BATCH / 32];
+                GT_UNROLL
+                for (int j = 0; j < SCAN_BATCH / 32; j++)
+                    log[j] = lane_id() + 32 * j < left ? log_of(k0 + lane_id() + 32 * j) : 0.0f;
+                GT_UNROLL
+                for (int j = 0; j < SCAN_BATCH / 32; j++) {
+                    const Scale scale = scale_of_segment(log[j]);
+                    sts<float2>(scales + 8 * (lane_id() + 32 * j), {scale.keep, scale.factor});
+                    grows = grows || scale.keep == FAR;
+                }
             }
-            GT_UNROLL
-            for (int i = 0; i < BATCH; i++) {
-                const int64_t k = k0 + i, slot = REVERSE ? first - k : first + k;
-                if (k >= count - 1) break;
-                p.segments.states[slot * p.state_size + element] = S;
-                S = rescale_far(log[i], S, sum[i]);
+            cp_async_wait<0>();
+            sync_warp();
+            for (int k = 0; k < left; k += SCAN_STEPS) {
+                float sum[SCAN_STEPS];
+                Scale scale[SCAN_STEPS];
+                GT_UNROLL
+                for (int i = 0; i < SCAN_STEPS; i++) {
+                    const int at = k + i < left ? k + i : k;
+                    sum[i] = inside ? lds<float>(sums + 4 * (32 * at + lane_id())) : 0.0f;
+                    if constexpr (WHOLE_WARPS) {
+                        const float2 x = lds<float2>(scales + 8 * at);
+                        scale[i] = {x.x, x.y};
+                    } else {
+                        scale[i].factor = inside ? log_of(k0 + at) : 0.0f;
+                    }
+                }
+                GT_UNROLL
+                for (int i = 0; !WHOLE_WARPS && i < SCAN_STEPS; i++) {
+                    scale[i] = scale_of_segment(scale[i].factor);
+                    grows = grows || scale[i].keep == FAR;
+                }
+                const bool any_grows = warp_any(grows); /* the chain of dependent steps is kept short */
+                GT_UNROLL
+                for (int i = 0; i < SCAN_STEPS; i++) {
+                    if (k + i >= left) break;
+                    if (inside) *states = S;
+                    states += stride;
+                    S = any_grows ? rescale_far(scale[i], S, sum[i])
+                                  : rescale(scale[i].keep, scale[i].factor, S, sum[i]);
+                }
             }
+            sync_warp(); /* before the next are written over them */
         }
-        const int64_t last = REVERSE ? slot0 : slot0 + count - 1;
-        p.segments.states[last * p.state_size + element] = S;
+        if (inside) *states = S;
     }
 }
 
 /* stream: a gt_stream, or a Chain. */
 template <bool REVERSE, class Stream>
-static inline gt_status scan_segments(const char* name, const ScanParams& p, const Device& device, Stream& stream) {
-    const int64_t tiles = (p.state_size + 255) / 256, room = 16 * (int64_t)device.multiprocessors;
+static inline gt_status scan_segments(const char* name, ScanParams p, const Device& device, Stream& stream) {
+    const int64_t tiles = (p.state_size + SCAN_THREADS - 1) / SCAN_THREADS, room = 32 * (int64_t)device.multiprocessors;
     const int64_t most = most_sequences(p.sequences), wanted = (room + tiles - 1) / tiles;
-    return run(name, scan_segments_kernel<REVERSE>, tiles * (most < wanted ? most : wanted), 256, 0, stream, p);
+    if (tiles > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)tiles);
+    p.elements = p.state_size / p.decay_size;
+    p.tiles = divide_by((int)tiles);
+    p.segments.tokens = segment_tokens(p.sequences.T, p.segments.count, p.chunk);
+    const bool whole_warps = !p.rate && p.elements % 32 == 0;
+    return run(name, whole_warps ? scan_segments_kernel<REVERSE, true> : scan_segments_kernel<REVERSE, false>,
+               tiles * (most < wanted ? most : wanted), SCAN_THREADS, SCAN_SMEM, stream, p);
 }
 
 } /* namespace gt */

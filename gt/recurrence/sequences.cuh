@@ -9,7 +9,8 @@
  * chunk of a batch element a slot of its own, below chunk_slots().
  *
  * Tokens of no sequence: those from the end of the last packed sequence on, used_tokens().  Outputs are 0 there:
- * clear_unused() writes that, unless the kernel that makes an output does. */
+ * clear_unused() writes that, unless the kernel that makes an output does.  It also writes the zeros of partial sums that
+ * no sequence or chunk writes. */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 
@@ -44,6 +45,8 @@ GT_DEV int64_t sequence_count(const Sequences& q) {
     return q.seq_count ? *q.seq_count : q.capacity;
 }
 
+GT_DEV bool sequence_exists(const Sequences& q, int64_t s) { return !q.cu_seqlens || s < sequence_count(q); }
+
 /* Tokens of a batch element that belong to a sequence: all from the first on. */
 GT_DEV int64_t used_tokens(const Sequences& q) { return q.cu_seqlens ? q.cu_seqlens[sequence_count(q)] : q.T; }
 
@@ -60,8 +63,20 @@ GT_DEV Sequence sequence_at(const Sequences& q, int chunk, int64_t s) {
     return {0, first, q.cu_seqlens[s + 1] - first, gt_chunk_slot(q.cu_seqlens, chunk, s, 0)};
 }
 
+/* The chunk at a slot of any batch element; its sequence is -1 if there is none, 0 if it is the batch element. */
+GT_DEV gt_chunk chunk_at(const Sequences& q, int chunk, int64_t slot) {
+    if (q.cu_seqlens) return gt_chunk_at(q.cu_seqlens, sequence_count(q), chunk, slot);
+    const int64_t first = slot * chunk;
+    return {0, first, q.T - first < chunk ? q.T : first + chunk};
+}
+
+/* Elements from a tensor's first to that of a token and head (or group, or channel). */
+GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
+GT_DEV int64_t at(const gt_stride4& s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
+
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
- * Zeros in the outputs of tokens from the last packed sequence's end on.
+ * Zeros in the outputs of tokens from the last packed sequence's end on; in partial sums that are to be added up, what
+ * the kernels that make them leave out.
  * grid fixed, block 8 warps; a warp takes rows, a token and head each, in turn.  bytes: the zeros. */
 struct ClearParams {
     struct Output {
@@ -73,6 +88,10 @@ struct ClearParams {
     } outputs[6];
     int count;
     Sequences sequences;
+    struct Sums {
+        float* data;
+        int64_t size, per_sequence; /* elements that there may be, and of them each sequence writes so many */
+    } sums[2]; /* data = NULL: none */
 };
 
 GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
@@ -86,6 +105,11 @@ GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
             for (int64_t n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n * x.step, 0.0f);
         }
     }
+    for (const ClearParams::Sums& x : p.sums) {
+        if (!x.data) continue;
+        int64_t i = sequence_count(p.sequences) * x.per_sequence + 32 * warp + lane_id();
+        for (; i < x.size; i += 32 * warps) x.data[i] = 0.0f;
+    }
 }
 
 /* Adds an output that is to be cleared; one that is not wanted (NULL) is left out. */
@@ -98,7 +122,7 @@ static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_d
 template <class Stream>
 static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
                                      Stream& stream) {
-    if (!sequences.capacity || p.count == 0) return GT_OK;
+    if (!sequences.capacity || (p.count == 0 && !p.sums[0].data && !p.sums[1].data)) return GT_OK;
     p.sequences = sequences;
     return run(name, clear_unused_kernel, 2 * device.multiprocessors, 256, 0, stream, p);
 }

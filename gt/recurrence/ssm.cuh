@@ -13,14 +13,6 @@ namespace ssm {
 constexpr int CHECKPOINT = 128; /* tokens between the states that forward leaves for backward */
 constexpr int MAX_SIZE = 256;   /* of P and N */
 
-GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
-    return b * s.b + t * s.t + h * s.h;
-}
-
-GT_DEV int64_t at(const gt_stride4& s, int64_t b, int64_t t, int64_t h) {
-    return b * s.b + t * s.t + h * s.h;
-}
-
 /* How dt becomes Delta; one for all passes. */
 struct DeltaRule {
     int softplus, limited;

@@ -276,10 +276,10 @@ GT_KERNEL(128, LANES == 4 ? 3 : 2) backward_kernel(const GT_GRID_CONSTANT Backwa
     load_state(in, s, nullptr, G);
     if (p.dstate_sum) store_state(in, s, p.dstate_sum + strand_of(in) * in.D * in.N, G);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
-        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
         if (!span.exists) continue;
         s.enter(span);
-        load_state(in, s, first_state(in, span, p.dstate_out, span.sequence), G);
+        load_state(in, s, first_state(in.segments, span, in.D * in.N, p.dstate_out, span.sequence), G);
         backward_segment(p, s, span, A, G, sums);
         if (!span.starts) continue;
         if (p.dstate_in) store_state(in, s, p.dstate_in + span.sequence * in.D * in.N, G);
@@ -300,7 +300,7 @@ GT_KERNEL(128, 2) reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p)
     float A[STATES];
     load_state(in, s, in.A, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
-        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
         if (!span.exists || span.starts) continue; /* nothing comes before the first */
         s.enter(span);
         float G[STATES];

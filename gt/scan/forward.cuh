@@ -58,7 +58,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Spa
     float h[STATES], A[STATES];
     TwoTermSum delta_sum;
     const float* start = nullptr;
-    if (!p.is_local && !skipped) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : row);
+    if (!p.is_local && !skipped) start = first_state(in.segments, span, DN, p.state_in, p.state_in_shared ? 0 : row);
     load_state(in, s, start, h);
     load_state(in, s, in.A, A);
     for (int64_t first = span.first; first < s.end; first += C::TILE) {
@@ -115,7 +115,7 @@ GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Problem& in = p.in;
     Place<Traits<LANES, STATES>> s(in);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
-        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
         if (!span.exists || (p.is_local && span.ends)) continue; /* nothing follows the last */
         s.enter(span);
         forward_segment(p, s, span);

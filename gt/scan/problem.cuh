@@ -159,15 +159,7 @@ GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
         if (s.has_state(in, i)) to[s.state_at(in, i)] = state[i];
 }
 
-/* The state that a segment's walk begins with: what scan_segments found, or, where the sequence is one segment, its own
- * in row `row` of `states`.  The memory of `states` may be that which the walk of another segment of the sequence writes
- * in the end, so that it is not read where there are several. */
-GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t row) {
-    if (!span.starts || !span.ends) return in.segments.states + span.segment_slot * in.D * in.N;
-    return states ? states + row * in.D * in.N : nullptr;
-}
-
-/* Leaves what the walk through a segment from a zero state came to, and the sum of Delta. */
+/* Leaves what the pass through a segment from a zero state came to, and the sum of Delta. */
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[C::STATES],
                           const TwoTermSum& delta) {

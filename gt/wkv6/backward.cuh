@@ -32,7 +32,7 @@
  * for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first if
  * S is 0 before it, which has no such error (and dg_0 = 0).
  *
- * grid places*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
+ * grid (chunk slots)*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
  * a barrier between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k

@@ -19,20 +19,20 @@ struct BackwardParams {
         int element;  /* bytes */
     } tensors[TENSORS];
     Divider heads, H; /* heads: B*H */
-    int T, places;
+    int chunk_slots;
     bool G_in_outputs; /* see TensorParams::G_rows */
-    Packing packing;
+    Sequences sequences;
     bool raw; /* decay = exp(-exp(w)) */
     float scale, log2_scale; /* of y: see backward.cuh */
     /* G after the last chunk of every sequence is 0, so its block needs nothing from the sweep: these blocks come first
      * and run beside it, on multiprocessors that it leaves free.  The others wait. */
     bool last_first;
     const float* u;
-    const void* S_checkpoints; /* [B,H,places,N,V] */
-    const void* G_checkpoints; /* [B,H,places,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
-    const float* rowsums; /* bf16: [B,H,places,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
-    float* du;            /* [B,places,H,N] or NULL */
-    const float* G_undo;  /* f16: [B,H,places,G_PARTS,N], Fit::undo of G */
+    const void* S_checkpoints; /* [B,H,chunk slots,N,V] */
+    const void* G_checkpoints; /* [B,H,chunk slots,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
+    const float* rowsums; /* bf16: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
+    float* du;            /* [B,chunk slots,H,N] or NULL */
+    const float* G_undo;  /* f16: [B,H,chunk slots,G_PARTS,N], Fit::undo of G */
 };
 
 /* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
@@ -111,7 +111,7 @@ struct BackwardTraits {
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int index;  /* of the chunk in [B,H,places] */
+    int index;  /* of the chunk in [B,H,chunk slots] */
     int G_index; /* in G_checkpoints; below 0: in outputs */
     int leaf;   /* of the warp, in products */
     int slice0; /* first channel of the slice */
@@ -164,8 +164,8 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 
 /* The chunk of this block; sequence < 0: none. */
 struct ChunkPlace {
-    int b, h, place;
-    int index;     /* in [B,H,places] */
+    int b, h, slot;
+    int index;     /* in [B,H,chunk slots] */
     int G_index;   /* in G_checkpoints; below 0: in outputs */
     bool is_early; /* see BackwardParams::last_first */
     gt_chunk chunk;
@@ -177,12 +177,12 @@ template <class C>
 GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
     ChunkPlace at;
     int head; /* of the batch */
-    at.place = divide(block_x(), p.heads, &head);
-    at.is_early = C::KEEPS_BF16 && p.last_first && at.place == 0;
-    if (C::KEEPS_BF16 && p.last_first) at.place = (at.place ? at.place : p.places) - 1;
+    at.slot = divide(block_x(), p.heads, &head);
+    at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
+    if (C::KEEPS_BF16 && p.last_first) at.slot = (at.slot ? at.slot : p.chunk_slots) - 1;
     at.b = divide(head, p.H, &at.h);
-    at.index = head * p.places + at.place;
-    at.chunk = chunk_at(p.packing, p.T, at.place);
+    at.index = head * p.chunk_slots + at.slot;
+    at.chunk = chunk_at(p.sequences, CHECKPOINT, at.slot);
     at.G_index = at.index;
     if (p.G_in_outputs) { /* b or sequence is 0 */
         const int sequence = at.b + (int)at.chunk.sequence;
@@ -198,7 +198,7 @@ GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, con
     const int i = lane_id();
     if (i == TENSORS) {
         sts<int>(me.smem + C::TOKENS, here.tokens());
-        sts<int>(me.smem + C::DU_ROW, (here.b * p.places + here.place) * p.H.divisor + here.h);
+        sts<int>(me.smem + C::DU_ROW, (here.b * p.chunk_slots + here.slot) * p.H.divisor + here.h);
     }
     if (i >= TENSORS) return;
     const BackwardParams::Tensor& x = p.tensors[i];

@@ -383,10 +383,10 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     StateWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.place(smem + sub * C::HEAD_BUFFER);
-    const Span span = span_of<C, false>(p, sub);
+    const HeadSpan span = span_of<C, false>(p, sub);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
-    if (checkpoints) checkpoints += span.place * C::N * C::N;
+    if (checkpoints) checkpoints += span.chunk * C::N * C::N;
     typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) +
                            me.column0 + 2 * C::TILES * me.j;
 
@@ -395,7 +395,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
         if (checkpoints && leaf % LEAVES == 0) {
             typename C::State* checkpoint = checkpoints + leaf / LEAVES * C::N * C::N;
             me.store(checkpoint);
-            if constexpr (C::KEEPS_REST) me.store(checkpoint + p.rest, true);
+            if constexpr (C::KEEPS_REST) me.store(checkpoint + p.lo_terms, true);
         }
         GT_UNROLL
         for (int i = 0; i < STEP; i++) {
@@ -437,7 +437,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
             }
         }
     }
-    const Span same = span_of<C, false>(p, sub); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, sub); /* found again: no registers keep it */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 

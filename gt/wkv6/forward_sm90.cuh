@@ -266,7 +266,7 @@ GT_DEV void hopper_prepare_role(const TensorParams& p, uint32_t smem) {
     PairsWarp<C> pairs;
     place_preparer<C>(me, smem);
     pairs.place(smem);
-    const Span span = span_of<C, false>(p, 0);
+    const HeadSpan span = span_of<C, false>(p, 0);
     me.open(p.in, span, span.start, LEAF);
     me.owed[0] = me.owed[1] = 0.0f;
     const int leaves = uniform(span.leaves), turn_after = (me.group + 1) % C::PREP_WARPS;
@@ -362,10 +362,10 @@ GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
     HopperStateWarp<C> me;
     me.column0 = (warp_id() - C::PREP_WARPS) * C::COLUMNS;
     me.place(smem);
-    const Span span = span_of<C, false>(p, 0);
+    const HeadSpan span = span_of<C, false>(p, 0);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
-    if (checkpoints) checkpoints += span.place * C::N * C::N;
+    if (checkpoints) checkpoints += span.chunk * C::N * C::N;
     typename C::T* y_row = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start + 2 * me.g, span.h) +
                            me.column0 + 2 * C::TILES * me.j;
     for (int leaf = 0; leaf < span.leaves; leaf++) {
@@ -398,7 +398,7 @@ GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
         mbarrier_arrive(me.empty + offset);
     }
-    const Span same = span_of<C, false>(p, 0); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, 0); /* found again: no registers keep it */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 

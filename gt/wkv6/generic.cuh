@@ -19,17 +19,9 @@ namespace wkv6 {
  *     N = V = 64, 34 KB at most.
  * bytes: r, k, w once per tile of columns, v and y once; states once.  N = 64: one tile.
  * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
-struct ForwardParams {
-    Problem in;
-    void* y; /* NULL: only states are wanted, and r is not read */
-    gt_stride y_at;
-    const float* state_in;
-    float* state_out;
-    void* checkpoints; /* [B,H,places,N,V] */
+struct TokenParams : PassParams { /* y = NULL: r is not read */
     gt_dtype checkpoint_dtype;
-    int64_t rest; /* elements from a checkpoint to its rest, 0: none */
-    int64_t places;
-    int state_in_shared, is_step;
+    int is_step;
     const int32_t* slots;
     int64_t slot_capacity;
     int64_t tiles;
@@ -52,7 +44,7 @@ struct ForwardTraits {
 /* Fills the block's shared tile with TOKENS tokens from `first`; beyond `end` and the sizes the inputs
  * are 0 and the decay is 1. */
 template <int SLICES>
-GT_DEV void load_forward_tile(const ForwardParams& p, uint32_t smem, int64_t b, int64_t h,
+GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, int64_t h,
                               int64_t first, int64_t end, int column0, float k_scale) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
@@ -143,33 +135,33 @@ GT_DEV void move_column(T* state, const Problem& in, int slice, int column, floa
 
 /* The same to a checkpoint. */
 template <int SLICES>
-GT_DEV void store_checkpoint(const ForwardParams& p, int64_t index, int slice, int column,
+GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int column,
                              float (&s)[32]) {
     const Problem& in = p.in;
     index *= (int64_t)in.N * in.V;
     if (p.checkpoint_dtype == GT_BF16) {
         bf16* to = static_cast<bf16*>(p.checkpoints) + index;
         move_column<SLICES, true>(to, in, slice, column, s);
-        if (!p.rest) return;
+        if (!p.lo_terms) return;
         float rest[32];
         GT_UNROLL
         for (int i = 0; i < 32; i++) rest[i] = rest_of(s[i]);
-        move_column<SLICES, true>(to + p.rest, in, slice, column, rest);
+        move_column<SLICES, true>(to + p.lo_terms, in, slice, column, rest);
     } else {
         move_column<SLICES, true>(static_cast<float*>(p.checkpoints) + index, in, slice, column, s);
     }
 }
 
 template <int SLICES, bool REVERSE>
-GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT TokenParams p) {
     using C = ForwardTraits<SLICES>;
     wait_for_chain();
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const int64_t tile = block_x() % p.tiles, head = block_x() / p.tiles;
     const int64_t h = head % in.H;
-    const Sequence seq = sequence_at(in, head / in.H);
-    if (!seq.exists) return;
+    if (!sequence_exists(in.sequences, head / in.H)) return;
+    const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
     const int column0 = (int)tile * C::COLUMNS;
     const int slice = thread_id() % SLICES, column = thread_id() / SLICES;
     const int64_t NV = (int64_t)in.N * in.V;
@@ -183,12 +175,12 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
 
     constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
     const int64_t parts = (seq.tokens + C::TOKENS - 1) / C::TOKENS, end = seq.first + seq.tokens;
-    const int64_t place0 = (seq.b * in.H + h) * p.places + seq.place;
+    const int64_t chunk0 = (seq.b * in.H + h) * p.chunk_slots + seq.slot;
     for (int64_t i = 0; i < parts; i++) {
         const int64_t part = REVERSE ? parts - 1 - i : i, first = seq.first + part * C::TOKENS;
         const bool enters = REVERSE ? i == 0 || part % PARTS == PARTS - 1 : part % PARTS == 0;
         if (p.checkpoints && enters)
-            store_checkpoint<SLICES>(p, place0 + part / PARTS, slice, column0 + column, state);
+            store_checkpoint<SLICES>(p, chunk0 + part / PARTS, slice, column0 + column, state);
         load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0, REVERSE ? in.scale : 1.0f);
         const int tokens = (int)(end - first < C::TOKENS ? end - first : C::TOKENS);
         for (int step = 0; step < tokens; step++) {
@@ -223,13 +215,13 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT ForwardParams p) {
  * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
 struct ChunkParams {
     Problem in;
-    const void *S_checkpoints, *G_checkpoints; /* [B,H,places,N,V]: S before, G after each chunk */
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunk slots,N,V]: S before, G after each chunk */
     gt_dtype S_dtype, G_dtype;
     void *dr, *dk, *dw, *dv;
     gt_stride dr_at, dk_at, dw_at, dv_at;
-    float* du;      /* partial sums [B,places,H,N] or NULL */
+    float* du;      /* partial sums [B,chunk slots,H,N] or NULL */
     float* scratch; /* [blocks, scratch_size] */
-    int64_t places, scratch_size;
+    int64_t chunk_slots, scratch_size;
     int tiles, columns, pitch; /* tiles of the state; its row in shared memory; multiples of 4 */
     int rows;                  /* N rounded up to 4 */
 };
@@ -713,12 +705,12 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     l.C = l.v + (WIDE ? 0 : 2 * LEAF * (in.N > in.V ? in.N : in.V));
     l.A = l.C + LEAF * LEAF;
 
-    const int64_t items = in.B * in.H * p.places;
+    const int64_t items = in.sequences.B * in.H * p.chunk_slots;
     for (int64_t item = block_x(); item < items; item += grid_x()) {
-        const int64_t place = item % p.places;
-        s.b = l.b = item / p.places / in.H;
-        s.h = l.h = item / p.places % in.H;
-        const gt_chunk chunk = chunk_at(in.packing, in.T, place);
+        const int64_t slot = item % p.chunk_slots;
+        s.b = l.b = item / p.chunk_slots / in.H;
+        s.h = l.h = item / p.chunk_slots % in.H;
+        const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
         if (chunk.sequence < 0) continue;
         s.start = chunk.first, s.tokens = (int)(chunk.last - chunk.first);
         const int leaves = (s.tokens + LEAF - 1) / LEAF;
@@ -743,7 +735,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
             sync_threads();
         }
         if (p.du && thread_id() < in.N)
-            p.du[((l.b * p.places + place) * in.H + l.h) * in.N + thread_id()] = du;
+            p.du[((l.b * p.chunk_slots + slot) * in.H + l.h) * in.N + thread_id()] = du;
     }
 }
 

@@ -1,55 +1,373 @@
-/* gt/wkv6/launch.cuh - wkv6 on the current GPU: arguments checked, kernels chosen. */
+/* gt/wkv6/launch.cuh - wkv6 on the current GPU: its plans and their launches.  Which kernels a call takes is path.cuh's;
+ * the order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
 #ifndef GT_WKV6_LAUNCH_CUH
 #define GT_WKV6_LAUNCH_CUH
 
-#include "launch_backward.cuh"
+#include "../recurrence/driver.cuh"
+#include "backward.cuh"
+#include "forward.cuh"
+#include "forward_sm90.cuh"
+#include "generic.cuh"
+#include "path.cuh"
+#include "states.cuh"
 #include "table.h"
 
 namespace gt {
 namespace wkv6 {
 
-/* Prepares the arguments and checks what only the GPU limits. */
-static inline gt_status prepare(gt_pass pass, const gt_wkv6_args* args, gt_wkv6_args* a,
-                                Device* device) {
-    gt_dims dims;
-    gt_status status = gt_prepare(gt_op_wkv6(), pass, GT_DEVICE, args, a, &dims);
-    if (status != GT_OK) return status;
-    if (a->N > MAX_SIZE)
-        return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
-    if (a->V > MAX_SIZE)
-        return gt_fail(GT_ERROR_UNSUPPORTED, "V = %lld: at most %d", (long long)a->V, MAX_SIZE);
-    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
-        a->seq_capacity = 0;
-        a->cu_seqlens = a->seq_count = nullptr;
-    }
-    return current_device(device);
+/* ---- passes ------------------------------------------------------------------------------------------------- */
+
+static inline Problem problem_of(const gt_wkv6_args& a) {
+    Problem in = {};
+    in.sequences = sequences_of(a);
+    in.H = a.H;
+    in.N = (int)a.N, in.V = (int)a.V;
+    in.dtype = a.dtype, in.w_dtype = a.w_dtype, in.decay = a.decay;
+    in.scale = a.scale, in.log2_scale = log2f(a.scale);
+    in.r = a.r, in.k = a.k, in.w = a.w, in.v = a.v, in.dy = a.dy;
+    in.u = a.u;
+    in.r_at = a.r_stride, in.k_at = a.k_stride, in.w_at = a.w_stride, in.v_at = a.v_stride;
+    in.dy_at = a.dy_stride;
+    return in;
 }
 
-static inline gt_status forward(const gt_wkv6_args& a, bool is_step, const Device& device,
-                                Chain& stream) {
-    size_t bytes;
-    void* checkpoints = is_step ? nullptr : checkpoints_in(a.saved, a, &bytes);
-    ClearParams rest = {};
-    add_output(rest, a.y, a.y_stride, a.dtype, a.V);
-    const gt_status status = clear_rest(a, rest, device, stream);
-    if (status != GT_OK) return status;
-    if (!is_step && forward_fits(a, device)) return launch_tensor(a, device, checkpoints, stream);
-    ForwardParams p = {};
-    p.in = problem_of(a);
-    p.y = a.y;
-    p.y_at = a.y_stride;
-    p.state_in = is_step ? a.state_out : a.state_in;
-    p.state_out = a.state_out;
-    p.checkpoints = checkpoints;
-    p.places = places_of(a);
-    p.checkpoint_dtype = state_dtype(a.dtype, a.N, a.V);
-    p.rest = rest_at(a);
-    p.state_in_shared = a.state_in_shared;
-    p.is_step = is_step;
-    p.slots = a.slots;
-    p.slot_capacity = a.slot_capacity;
-    return launch_tokens<false>(p, stream);
+static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots(sequences_of(a), CHECKPOINT); }
+
+/* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
+static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
+    const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
+    return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT, CHECKPOINT);
 }
+
+/* Forward, or backwards in time, on tensor cores or by the kernels for any size. */
+struct Pass {
+    bool on_tensor_cores;
+    TensorParams tensor;
+    TokenParams any;
+
+    PassParams& params() { return on_tensor_cores ? static_cast<PassParams&>(tensor) : any; }
+};
+
+/* S, from the caller's states; REVERSE: G, which is S with r for k, dy for v. */
+template <bool REVERSE>
+static Pass pass_of(const gt_wkv6_args& a, bool on_tensor_cores, const Segments& cut, void* checkpoints) {
+    Pass pass = {};
+    pass.on_tensor_cores = on_tensor_cores;
+    PassParams& p = pass.params();
+    p.in = problem_of(a);
+    if (REVERSE) p.in.k = a.r, p.in.k_at = a.r_stride, p.in.v = a.dy, p.in.v_at = a.dy_stride;
+    p.state_in = REVERSE ? a.dstate_out : a.state_in;
+    p.state_in_shared = !REVERSE && a.state_in_shared;
+    p.checkpoints = checkpoints;
+    p.chunk_slots = chunk_slots_of(a);
+    p.lo_terms = keeps_rest(a.dtype, a.N, a.V) ? a.B * a.H * p.chunk_slots * a.N * a.V : 0;
+    pass.any.checkpoint_dtype = REVERSE ? GT_F32 : state_dtype(a.dtype, a.N, a.V);
+    pass.tensor.segments = cut;
+    pass.tensor.items = (int)(most_sequences(p.in.sequences) * a.H * cut.count);
+    pass.tensor.by_segments = divide_by((int)cut.count), pass.tensor.by_H = divide_by((int)a.H);
+    return pass;
+}
+
+template <bool REVERSE>
+static gt_status launch_tokens(const TokenParams& params, Chain& stream) {
+    const auto with = [&](auto slices) {
+        constexpr int SLICES = decltype(slices)::value;
+        using C = ForwardTraits<SLICES>;
+        TokenParams p = params;
+        p.tiles = (p.in.V + C::COLUMNS - 1) / C::COLUMNS;
+        return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, most_sequences(p.in.sequences) * p.in.H * p.tiles,
+                   C::THREADS, C::SMEM, stream, p);
+    };
+    if (params.in.N <= 32) return with(std::integral_constant<int, 1>());
+    if (params.in.N <= 64) return with(std::integral_constant<int, 2>());
+    if (params.in.N <= 128) return with(std::integral_constant<int, 4>());
+    return with(std::integral_constant<int, 8>());
+}
+
+template <bool REVERSE, class T, class W, int N>
+static gt_status launch_tensor(const TensorParams& p, Chain& stream) {
+    using C = TensorTraits<T, W, N>;
+    using States = StatesTraits<T, W, N>;
+    const int64_t items = most_sequences(p.in.sequences) * p.in.H * p.segments.count;
+    const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
+    if (items > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "%lld segments of heads: at most %d", (long long)items, INT32_MAX);
+    if constexpr (REVERSE && N == 128 && C::KEEPS_BF16) {
+        using OneCopy = TensorTraits<T, W, N, true, 1>;
+        if (p.S_copies == 1)
+            return run("wkv6 states_tensor_kernel", states_tensor_kernel<OneCopy, REVERSE>, blocks, OneCopy::THREADS,
+                       OneCopy::SMEM + (p.rowsums ? OneCopy::S_BYTES : 0), stream, p);
+    }
+    if (REVERSE || !p.y)
+        return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks, States::THREADS,
+                   States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
+    if constexpr (!REVERSE && N == 128 && !C::SPLIT) {
+        using Hopper = HopperTraits<T, W>;
+        static Answers known = {};
+        void (*const kernel)(TensorParams) = forward_hopper_kernel<Hopper>;
+        if (has_sm90a(reinterpret_cast<const void*>(kernel), Hopper::THREADS, known))
+            return run("wkv6 forward_hopper_kernel", kernel, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
+    }
+    return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS, C::SMEM, stream, p);
+}
+
+template <bool REVERSE>
+static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stream) {
+    if (!pass.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, stream);
+    const TensorParams& p = pass.tensor;
+    const Problem& in = p.in;
+    const int64_t size = in.H * in.N;
+    const ScanParams scan = {in.sequences, p.segments, CHECKPOINT, p.state_in, p.state_in_shared, size * in.N, size,
+                             nullptr, LN_2, 2};
+    return run_pass<REVERSE>("wkv6 scan_segments_kernel", scan, device, stream, [&](bool is_local) {
+        TensorParams once = p;
+        if (is_local) {
+            once.local = 1;
+            once.y = nullptr;
+            once.checkpoints = nullptr;
+            once.G_rows[0].data = once.G_rows[1].data = nullptr;
+            once.rowsums = nullptr;
+        }
+        return dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
+            using K = decltype(types);
+            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(once, stream);
+        });
+    });
+}
+
+/* ---- forward and step --------------------------------------------------------------------------------------- */
+
+/* Room for `states` checkpoints, and for as many elements of lo terms. */
+static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
+                                     int64_t lo_terms = 0) {
+    const int64_t count = states * a.N * a.V + lo_terms;
+    return dtype == GT_F32 ? static_cast<void*>(arena.take<float>(count)) : arena.take<bf16>(count);
+}
+
+/* S before every chunk: what forward saves for backward. */
+static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
+    const int64_t states = a.B * a.H * chunk_slots_of(a);
+    return take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), states,
+                            keeps_rest(a.dtype, a.N, a.V) ? states * a.N * a.V : 0);
+}
+
+/* Segments, where there are kernels for them. */
+static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, bool on_tensor_cores, const Device& device) {
+    return cut_segments(arena, sequences_of(a), on_tensor_cores ? segments_for(a, device) : 1, CHECKPOINT,
+                        a.H * a.N * a.V, 2 * a.H * a.N);
+}
+
+struct ForwardPlan {
+    static constexpr const char* CLEAR = "wkv6 clear_unused_kernel";
+    Sequences sequences;
+    ClearParams unused;
+    Pass states;
+    size_t bytes, saved;
+
+    gt_status pass(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
+};
+
+static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, const Device& device) {
+    ForwardPlan plan = {};
+    Arena arena(a.workspace), saved(is_step ? nullptr : a.saved);
+    const bool on_tensor_cores = !is_step && fits_tensor_cores(a, GT_FORWARD, device);
+    plan.sequences = sequences_of(a);
+    add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.V);
+    void* checkpoints = take_S(saved, a);
+    plan.states = pass_of<false>(a, on_tensor_cores, take_segments(arena, a, on_tensor_cores, device), checkpoints);
+    PassParams& p = plan.states.params();
+    p.y = a.y, p.y_at = a.y_stride;
+    p.state_out = a.state_out;
+    if (is_step) p.state_in = a.state_out;
+    plan.states.any.is_step = is_step;
+    plan.states.any.slots = a.slots, plan.states.any.slot_capacity = a.slot_capacity;
+    plan.bytes = arena.bytes(), plan.saved = saved.bytes();
+    return plan;
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------- */
+
+struct BackwardPlan {
+    static constexpr const char* CLEAR = "wkv6 clear_unused_kernel";
+    Sequences sequences;
+    ClearParams unused;
+    bool has_states;
+    Pass states, gradients;
+    bool on_tensor_cores;
+    BackwardParams chunks; /* on tensor cores */
+    int slice;             /* N = 128: channels */
+    ChunkParams any;
+    int64_t blocks; /* of the chunks' kernel */
+    SumPlan sums;
+    int accumulate;
+    size_t bytes, saved;
+
+    gt_status make_states(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
+    gt_status make_gradients(const Device& device, Chain& stream) const {
+        return launch_pass<true>(gradients, device, stream);
+    }
+    gt_status finish_chunks(const Device& device, Chain& stream) const;
+};
+
+template <class T, class W, int N>
+static gt_status launch_chunks(const BackwardPlan& plan, Chain& stream) {
+    const auto with = [&](auto channels) {
+        using C = BackwardTraits<T, W, N, decltype(channels)::value>;
+        return run("wkv6 backward_tensor_kernel", backward_tensor_kernel<C>, plan.blocks, C::THREADS, C::SMEM, stream,
+                   plan.chunks);
+    };
+    if constexpr (N == 128 && std::is_same<T, bf16>::value)
+        if (plan.slice == 128) return with(std::integral_constant<int, 128>());
+    if constexpr (N == 128 && !std::is_same<T, float>::value)
+        if (plan.slice == 32) return with(std::integral_constant<int, 32>());
+    return with(std::integral_constant<int, N == 128 ? 64 : N>());
+}
+
+inline gt_status BackwardPlan::finish_chunks(const Device&, Chain& stream) const {
+    const Problem& in = any.in;
+    if (on_tensor_cores)
+        return dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
+            using K = decltype(types);
+            return launch_chunks<typename K::T, typename K::W, K::N>(*this, stream);
+        });
+    const int states_smem = 4 * sweep_layout(any.rows, any.columns, any.pitch).end;
+    const bool wide = leaf_smem(in.N, in.V, false) > SHARED_BYTES;
+    const int pairs_smem = leaf_smem(in.N, in.V, wide);
+    return run("wkv6 backward_chunk_kernel", wide ? backward_chunk_kernel<true> : backward_chunk_kernel<false>, blocks,
+               SWEEP_THREADS, states_smem > pairs_smem ? states_smem : pairs_smem, stream, any);
+}
+
+/* Of the kernel for any size: how it cuts a state, and its scratch. */
+static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
+    ChunkParams c = {};
+    c.in = problem_of(a);
+    c.rows = (int)(a.N + 3) / 4 * 4;
+    c.columns = (int)(a.V + 3) / 4 * 4;
+    int limit = 64;
+    while (4 * sweep_layout(c.rows, limit, limit + 4).end > SHARED_BYTES) limit /= 2;
+    if (c.columns > limit) c.columns = limit;
+    c.pitch = c.columns + 4;
+    c.tiles = (int)(a.V + c.columns - 1) / c.columns;
+    c.chunk_slots = chunk_slots_of(a);
+    c.scratch_size = LEAVES * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + LEAVES * a.N;
+    c.scratch_size = (c.scratch_size + 63) / 64 * 64;
+    c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
+    c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
+    return c;
+}
+
+static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
+    BackwardParams p = {};
+    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
+    const BackwardParams::Tensor tensors[] = {
+        {const_cast<void*>(a.r), a.r_stride, size}, {const_cast<void*>(a.k), a.k_stride, size},
+        {const_cast<void*>(a.w), a.w_stride, w_size}, {const_cast<void*>(a.v), a.v_stride, size},
+        {const_cast<void*>(a.dy), a.dy_stride, size}, {a.dr, a.dr_stride, size}, {a.dk, a.dk_stride, size},
+        {a.dw, a.dw_stride, w_size}, {a.dv, a.dv_stride, size}}; /* OF_R to OF_DV */
+    for (int i = 0; i < TENSORS; i++) p.tensors[i] = tensors[i];
+    p.heads = divide_by((int)(a.B > 0 ? a.B * a.H : 1)), p.H = divide_by((int)a.H);
+    p.chunk_slots = (int)chunk_slots_of(a);
+    p.sequences = sequences_of(a);
+    p.raw = a.decay == GT_DECAY_RAW;
+    p.scale = a.scale, p.log2_scale = log2f(a.scale);
+    p.u = a.u;
+    return p;
+}
+
+/* bf16 and f16: value tiles of a state warp, each of which leaves its own sums or scales. */
+static inline int value_tiles(const gt_wkv6_args& a) {
+    return a.N == 32   ? StatesTraits<bf16, bf16, 32>::PARTS
+           : a.N == 64 ? StatesTraits<bf16, bf16, 64>::PARTS
+                       : StatesTraits<bf16, bf16, 128>::PARTS;
+}
+
+/* G_in_outputs: see TensorParams::G_rows. */
+static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device, bool G_in_outputs) {
+    BackwardPlan plan = {};
+    Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
+    const bool on_tensor_cores = fits_tensor_cores(a, GT_BACKWARD, device);
+    const int64_t slots = chunk_slots_of(a), chunks = a.B * a.H * slots, most = most_sequences(sequences_of(a));
+    const gt_dtype S_dtype = state_dtype(a.dtype, a.N, a.V), G_dtype = on_tensor_cores ? a.dtype : GT_F32; /* GradientOf */
+    plan.sequences = sequences_of(a);
+    plan.on_tensor_cores = on_tensor_cores;
+    plan.accumulate = a.accumulate;
+    plan.has_states = a.saved;
+    void* S = take_S(saved, a);
+    if (!a.saved) S = take_S(arena, a);
+    const Segments cut = take_segments(arena, a, on_tensor_cores, device);
+    const bool last_first = on_tensor_cores && S_dtype == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
+                            slots > 1 && cut.count == 1;
+    void* G = nullptr;
+    if (!G_in_outputs) {
+        G = take_checkpoints(arena, a, G_dtype, chunks);
+    } else if (last_first || a.seq_capacity || a.T % CHECKPOINT) {
+        G = take_checkpoints(arena, a, G_dtype, most * a.H);
+    }
+    float* du = plan.sums.add(arena, a.du, a.B * slots, a.H * a.N);
+    float* dstate_sum = plan.sums.add(arena, a.state_in_shared ? a.dstate_in : nullptr, most, a.H * a.N * a.V);
+    plan.states = pass_of<false>(a, on_tensor_cores, cut, S);
+    plan.gradients = pass_of<true>(a, on_tensor_cores, cut, G);
+    plan.gradients.params().state_out = a.state_in_shared ? dstate_sum : a.dstate_in;
+    if (on_tensor_cores) {
+        TensorParams& t = plan.gradients.tensor;
+        BackwardParams& p = plan.chunks;
+        p = tensor_chunks_of(a);
+        plan.blocks = chunks;
+        plan.slice = slice_channels(a.dtype, device);
+        if (G_in_outputs && a.N == 128) {
+            t.G_rows[0] = {a.dk, a.dk_stride}, t.G_rows[1] = {a.dv, a.dv_stride};
+        } else if (G_in_outputs) {
+            t.G_rows[0] = {a.dv, a.dv_stride};
+        }
+        if (a.dtype == GT_BF16) p.rowsums = arena.take<float>(chunks * SWEEP_SUMS * value_tiles(a) * a.N);
+        if (a.dtype == GT_F16) t.G_undo = arena.take<float>(chunks * value_tiles(a) * a.N);
+        if (a.dw && p.rowsums) t.S = S, t.rowsums = const_cast<float*>(p.rowsums);
+        t.S_copies = a.N < 128 || plan.slice >= 64 ? 2 : 1;
+        t.S_starts_zero = !a.state_in;
+        t.last_apart = p.last_first = last_first;
+        p.S_checkpoints = S, p.G_checkpoints = G;
+        p.G_in_outputs = G_in_outputs;
+        p.G_undo = t.G_undo;
+        p.du = du;
+    }
+    ChunkParams& c = plan.any;
+    c = any_chunks_of(a);
+    if (!on_tensor_cores) {
+        plan.blocks = chunks < 2 * device.multiprocessors ? chunks : 2 * device.multiprocessors;
+        c.scratch = arena.take<float>(plan.blocks * c.scratch_size);
+        c.S_checkpoints = S, c.G_checkpoints = G;
+        c.S_dtype = S_dtype, c.G_dtype = G_dtype;
+        c.du = du;
+    }
+    add_output(plan.unused, a.dr, a.dr_stride, a.dtype, a.H, a.N);
+    add_output(plan.unused, a.dk, a.dk_stride, a.dtype, a.H, a.N);
+    add_output(plan.unused, a.dw, a.dw_stride, a.w_dtype, a.H, a.N);
+    add_output(plan.unused, a.dv, a.dv_stride, a.dtype, a.H, a.V);
+    plan.unused.sums[0] = {dstate_sum, most * a.H * a.N * a.V, a.H * a.N * a.V};
+    plan.unused.sums[1] = {du, a.B * slots * a.H * a.N, 0};
+    plan.bytes = arena.bytes(), plan.saved = saved.bytes();
+    return plan;
+}
+
+/* G lies in gradients unless sequences are so short that it takes more workspace there. */
+static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
+    const BackwardPlan plan = plan_with(a, device, false);
+    if (!plan.on_tensor_cores || !outputs_hold_G(a, device)) return plan;
+    const BackwardPlan in_outputs = plan_with(a, device, true);
+    return in_outputs.bytes <= plan.bytes ? in_outputs : plan;
+}
+
+struct Operator {
+    using Args = gt_wkv6_args;
+    using Stream = Chain;
+    static const gt_op* table() { return gt_op_wkv6(); }
+    static gt_status check(const Args& a) {
+        const gt_status status = check_size("N", a.N, MAX_SIZE);
+        return status != GT_OK ? status : check_size("V", a.V, MAX_SIZE);
+    }
+    static constexpr auto plan_forward = wkv6::plan_forward;
+    static constexpr auto plan_backward = wkv6::plan_backward;
+};
 
 } /* namespace wkv6 */
 } /* namespace gt */

@@ -1,80 +1,113 @@
-/* gt/wkv6/path.cuh - why a call of wkv6 takes the kernels for any size: for gt_wkv6_path. */
+/* gt/wkv6/path.cuh - which kernels a call of wkv6 takes: those on tensor cores unless something is in their way, which
+ * gt_wkv6_path says. */
 #ifndef GT_WKV6_PATH_CUH
 #define GT_WKV6_PATH_CUH
 
 #include "../base/built.cuh"
 #include "../base/path.cuh"
+#include "walk.cuh"
 
 namespace gt {
 namespace wkv6 {
 
-/* Whether rows of a tensor start at multiples of `bytes`, and neighbours in time are less than 2^24 elements apart. */
-struct PathRows {
+/* N = 128: channels of a slice of a chunk, by the shared memory that a block may have; 0: there is no kernel. */
+static inline int slice_channels(gt_dtype dtype, const Device& device) {
+    if (dtype == GT_BF16 && device.shared_bytes >= HOPPER_KB * 1024) return 128;
+    if (device.shared_bytes >= AMPERE_KB * 1024) return 64;
+    return dtype == GT_F32 ? 0 : 32;
+}
+
+static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
+
+/* A tensor whose rows must start at multiples of `bytes`, with neighbours in time less than 2^24 elements apart. */
+struct RowRule {
     const char* name;
     const void* data;
     gt_stride stride;
     gt_dtype dtype;
     int bytes;
 
-    const char* fault() const {
-        const int n = bytes / (dtype == GT_F32 ? 4 : 2);
-        if ((uintptr_t)data % (uintptr_t)bytes || stride.b % n || stride.t % n || stride.h % n) return "aligned";
-        return stride.t < (int64_t)1 << 24 ? nullptr : "near";
+    bool is_aligned() const {
+        const int n = bytes / size_of(dtype);
+        return (uintptr_t)data % (uintptr_t)bytes == 0 && stride.b % n == 0 && stride.t % n == 0 && stride.h % n == 0;
     }
+    bool is_near() const { return stride.t < (int64_t)1 << 24; }
 };
 
-static inline bool path_takes(const KernelList& kernels, const char* name) {
-    for (int i = 0; i < kernels.count; i++)
-        if (!strcmp(kernels.names[i], name)) return true;
-    return false;
+/* What is in the way: a sentence "rows of k are not aligned to 16 bytes" in pieces.  reason = NULL: nothing. */
+struct Obstacle {
+    const char *reason, *rows = nullptr, *whole = nullptr; /* a tensor, or NULL */
+    int bytes = 0;
+};
+
+/* pass: forward or backward.  In the order in which a caller can mend them last. */
+static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
+    const gt_dtype x = a.dtype, w = a.w_dtype;
+    const int size = size_of(x), w_size = size_of(w);
+    const RowRule in[] = {{"r", a.r, a.r_stride, x, 16},
+                          {"k", a.k, a.k_stride, x, 16},
+                          {"w", a.w, a.w_stride, w, 16},
+                          {"v", a.v, a.v_stride, x, 16}};
+    const RowRule y = {"y", a.y, a.y_stride, x, 16};
+    const RowRule gradients[] = {{"dy", a.dy, a.dy_stride, x, 16},
+                                 {"dr", a.dr, a.dr_stride, x, 8},
+                                 {"dk", a.dk, a.dk_stride, x, 8},
+                                 {"dw", a.dw, a.dw_stride, w, 2 * w_size},
+                                 {"dv", a.dv, a.dv_stride, x, 2 * size}};
+    if (device.compute_capability < 80) return {"the device is older than sm_80"};
+    if (a.N != a.V) return {"N and V differ"};
+    if (a.N != 32 && a.N != 64 && a.N != 128) return {"N is not 32, 64 or 128"};
+    if (!is_built(x)) return {"this build has no others for the dtype"};
+    if (!is_built_head(a.N)) return {"this build has no others for N"};
+    if (a.T >= INT32_MAX / 2) return {"T is 2^30 or more"};
+    Obstacle found = {nullptr};
+    const auto check = [&found](const RowRule& rule) {
+        if (found.reason) return;
+        if (!rule.is_aligned()) found = {"are not aligned to", rule.name, nullptr, rule.bytes};
+        else if (!rule.is_near()) found = {"are 2^24 elements apart", rule.name};
+    };
+    const auto check_whole = [&found](const char* name, const void* data) {
+        if (!found.reason && (uintptr_t)data % 16) found = {"is not aligned to", nullptr, name, 16};
+    };
+    for (const RowRule& rule : in) check(rule);
+    if (pass == GT_BACKWARD) {
+        for (const RowRule& rule : gradients) check(rule);
+        check_whole("u", a.u);
+        check_whole("dstate_in", a.dstate_in);
+    } else {
+        check(y);
+        check_whole("state_out", a.state_out);
+    }
+    if (found.reason || a.N < 128) return found;
+    if ((x == GT_F32 && device.shared_bytes < TensorTraits<float, float, 128>::SMEM) ||
+        (pass == GT_BACKWARD && slice_channels(x, device) == 0))
+        found = {"a block may have too little shared memory"};
+    return found;
 }
 
-/* The conditions of kernels on tensor cores, in the order in which a caller can mend them last. */
-static inline const char* why_any_size(const gt_wkv6_args& a, gt_pass pass, const Device& device, char (&room)[128]) {
-    const gt_dtype dtype = a.dtype;
-    const int size = dtype == GT_F32 ? 4 : 2, w_size = a.w_dtype == GT_F32 ? 4 : 2;
-    const bool back = pass == GT_BACKWARD;
-    const PathRows rows[] = {{"r", a.r, a.r_stride, dtype, 16},
-                             {"k", a.k, a.k_stride, dtype, 16},
-                             {"w", a.w, a.w_stride, a.w_dtype, 16},
-                             {"v", a.v, a.v_stride, dtype, 16},
-                             {"y", back ? nullptr : a.y, back ? gt_stride{} : a.y_stride, dtype, 16},
-                             {"dy", back ? a.dy : nullptr, back ? a.dy_stride : gt_stride{}, dtype, 16},
-                             {"dr", back ? a.dr : nullptr, back ? a.dr_stride : gt_stride{}, dtype, 8},
-                             {"dk", back ? a.dk : nullptr, back ? a.dk_stride : gt_stride{}, dtype, 8},
-                             {"dw", back ? a.dw : nullptr, back ? a.dw_stride : gt_stride{}, a.w_dtype, 2 * w_size},
-                             {"dv", back ? a.dv : nullptr, back ? a.dv_stride : gt_stride{}, dtype, 2 * size}};
-    const struct {
-        const char* name;
-        const void* data;
-    } whole[] = {{"u", back ? a.u : nullptr}, {"state_out", back ? nullptr : a.state_out},
-                 {"dstate_in", back ? a.dstate_in : nullptr}};
-    if (pass == GT_STEP) return nullptr; /* has no others */
-    if (device.compute_capability < 80) return "any-size kernels: the device is older than sm_80";
-    if (a.N != a.V) return "any-size kernels: N and V differ";
-    if (a.N != 32 && a.N != 64 && a.N != 128) return "any-size kernels: N is not 32, 64 or 128";
-    if (!is_built(dtype)) return "any-size kernels: this build has no others for the dtype";
-    if (!is_built_head(a.N)) return "any-size kernels: this build has no others for N";
-    if (a.T >= INT32_MAX / 2) return "any-size kernels: T is 2^30 or more";
-    for (const PathRows& x : rows) {
-        const char* fault = x.fault();
-        if (fault && !strcmp(fault, "aligned"))
-            snprintf(room, sizeof room, "any-size kernels: rows of %s are not aligned to %d bytes", x.name, x.bytes);
-        else if (fault)
-            snprintf(room, sizeof room, "any-size kernels: rows of %s are 2^24 elements apart", x.name);
-        if (fault) return room;
-    }
-    for (const auto& x : whole) {
-        if ((uintptr_t)x.data % 16 == 0) continue;
-        snprintf(room, sizeof room, "any-size kernels: %s is not aligned to 16 bytes", x.name);
-        return room;
-    }
-    return "any-size kernels: a block may have too little shared memory";
+static inline bool fits_tensor_cores(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
+    return !obstacle_of(a, pass, device).reason;
 }
 
+/* Whether the gradients that are wanted can hold G. */
+static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
+    if (a.N == 128 && (a.dtype == GT_F32 || slice_channels(a.dtype, device) < 64)) return false; /* G_IN_OUTPUTS */
+    const RowRule dv = {"dv", a.dv, a.dv_stride, a.dtype, 16}, dk = {"dk", a.dk, a.dk_stride, a.dtype, 16};
+    return a.dv && dv.is_aligned() && (a.N < 128 || (a.dk && dk.is_aligned()));
+}
+
+/* For gt_wkv6_path.  A step has no other kernels. */
 static inline const char* why_not_faster(const gt_wkv6_args& a, gt_pass pass, const KernelList& kernels,
                                          const Device& device, char (&room)[128]) {
-    return path_takes(kernels, "wkv6 token_kernel") ? why_any_size(a, pass, device, room) : nullptr;
+    bool takes_any_size = false;
+    for (int i = 0; i < kernels.count; i++) takes_any_size |= !strcmp(kernels.names[i], "wkv6 token_kernel");
+    if (!takes_any_size || pass == GT_STEP) return nullptr;
+    const Obstacle x = obstacle_of(a, pass, device);
+    const char *of = x.rows ? "rows of " : "", *tensor = x.rows ? x.rows : x.whole ? x.whole : "";
+    const int length = snprintf(room, sizeof room, "any-size kernels: %s%s%s%s", of, tensor, *tensor ? " " : "",
+                                x.reason ? x.reason : "");
+    if (x.bytes) snprintf(room + length, sizeof room - (size_t)length, " %d bytes", x.bytes);
+    return room;
 }
 
 } /* namespace wkv6 */

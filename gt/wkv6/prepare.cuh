@@ -62,7 +62,7 @@ struct Preparer {
     float log2_scale; /* reverse: of r */
 
     /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
-    GT_METHOD void open(const Problem& in, const Span& span, int64_t first, int step) {
+    GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
         constexpr int ELEMENT = sizeof(T);
         const int64_t b = span.b, h = span.h;
         const int channel0 = C::STATES ? 0 : 16 * group; /* of the ring */
@@ -418,7 +418,7 @@ GT_DEV void prepare_reverse(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer
 /* ---- what a preparing warp does ----------------------------------------------------------------------------- */
 
 template <class C>
-GT_DEV int steps_of(const Span& span) {
+GT_DEV int steps_of(const HeadSpan& span) {
     return (span.tokens + C::STEP - 1) / C::STEP;
 }
 
@@ -449,7 +449,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
                 : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
                             : 4 * me.channel);
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
-    const Span span = span_of<C, REVERSE>(p, sub);
+    const HeadSpan span = span_of<C, REVERSE>(p, sub);
     const int steps = steps_of<C>(span), direction = REVERSE ? -C::TURNS : C::TURNS;
     const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
     me.open(p.in, span, span.start + leaf_at(turn) * C::STEP, direction * C::STEP);
@@ -496,10 +496,10 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         }
     }
     if (p.local && span.exists && me.quad == 0) {
-        float* bits = p.segment_decays + ((int64_t)span.item * 2 + turn) * C::N + me.channel;
+        float* bits = p.segments.decays + ((span.slot * 2 + turn) * p.in.H + span.h) * C::N + me.channel;
         bits[0] = me.log2_decay(0);
         bits[1] = me.log2_decay(1);
-        if (C::TURNS == 1) bits[C::N] = bits[C::N + 1] = 0.0f;
+        if (C::TURNS == 1) bits[p.in.H * C::N] = bits[p.in.H * C::N + 1] = 0.0f;
     }
 }
 

@@ -1,10 +1,8 @@
-/* gt/wkv6/problem.cuh - what every kernel of wkv6 knows: sizes, the arguments, where sequences and chunks lie,
- * decays. */
+/* gt/wkv6/problem.cuh - what every kernel of wkv6 knows: sizes, the arguments, decays. */
 #ifndef GT_WKV6_PROBLEM_CUH
 #define GT_WKV6_PROBLEM_CUH
 
-#include "../base/op.h"
-#include "../base/warp.cuh"
+#include "../recurrence/segments.cuh"
 
 namespace gt {
 namespace wkv6 {
@@ -56,17 +54,10 @@ GT_HD uint32_t rests_of(float lo, float hi) {
     return pack_bf16(lo - unpack_bf16_lo(pair), hi - unpack_bf16_hi(pair));
 }
 
-/* Packed sequences; cu_seqlens is NULL if the call has none, and a sequence is a batch element. */
-struct Packing {
-    const int32_t *cu_seqlens, *seq_count;
-    int64_t capacity;
-};
-
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
-    int64_t B, T, H;
-    int64_t sequences; /* B, or the capacity for packed ones */
-    Packing packing;
+    Sequences sequences;
+    int64_t H;
     int N, V;
     gt_dtype dtype, w_dtype;
     gt_decay decay;
@@ -76,67 +67,28 @@ struct Problem {
     gt_stride r_at, k_at, w_at, v_at, dy_at;
 };
 
+/* What all passes through time are given, forward and (G) backwards. */
+struct PassParams {
+    Problem in;
+    void* y; /* NULL: only states are wanted */
+    gt_stride y_at;
+    const float* state_in;
+    float* state_out;
+    void* checkpoints;   /* [B,H,chunk slots,N,V] */
+    int64_t lo_terms;    /* elements from a checkpoint of S to its lo terms (keeps_rest); 0: none */
+    int64_t chunk_slots; /* of a head */
+    int state_in_shared;
+};
+
 /* ---- device helpers ---------------------------------------------------------------------------------- */
-
-GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) {
-    return b * s.b + t * s.t + h * s.h;
-}
-
-/* Where a sequence lies.  All chunks of a head have places in one row, for every batch element. */
-struct Sequence {
-    bool exists;
-    int64_t b, first, tokens; /* the first token of batch element b */
-    int64_t place;            /* of its first chunk */
-};
-
-GT_DEV int64_t sequence_count(const Packing& p) { return p.seq_count ? *p.seq_count : p.capacity; }
-
-GT_DEV Sequence sequence_at(const Problem& p, int64_t s) {
-    const int32_t* cu_seqlens = p.packing.cu_seqlens;
-    if (!cu_seqlens) return {true, s, 0, p.T, 0};
-    if (s >= sequence_count(p.packing)) return {false, 0, 0, 0, 0};
-    return {true, 0, cu_seqlens[s], cu_seqlens[s + 1] - cu_seqlens[s],
-            gt_chunk_slot(cu_seqlens, CHECKPOINT, s, 0)};
-}
-
-/* The chunk at a place; its sequence is -1 if there is none. */
-GT_DEV gt_chunk chunk_at(const Packing& p, int64_t T, int64_t place) {
-    if (p.cu_seqlens) return gt_chunk_at(p.cu_seqlens, sequence_count(p), CHECKPOINT, place);
-    const int64_t first = place * CHECKPOINT;
-    return {0, first, T - first < CHECKPOINT ? T : first + CHECKPOINT};
-}
-
-/* Division by a number that the host knows: (x + the upper half of x times magic) >> shift, for x < 2^31. */
-struct Divider {
-    uint32_t magic, shift;
-    int divisor;
-};
-
-static inline Divider divide_by(int divisor) {
-    uint32_t shift = 0;
-    while ((int64_t)1 << shift < divisor) shift++;
-    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
-    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
-}
-
-GT_DEV int divide(int x, const Divider& by, int* rest) {
-    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
-    const int quotient = (int)((high + (uint32_t)x) >> by.shift);
-    *rest = x - quotient * by.divisor;
-    return quotient;
-}
 
 /* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
 GT_DEV float log_decay(const Problem& p, float w) {
     return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w);
 }
 
-/* How a state that decays by exp(g) is scaled: S <- keep * S + factor * S.  Near 1 the small part of
- * the decay is factor = expm1(g), which keeps its relative accuracy; keep = 1.  Else keep = 0. */
-struct Scale {
-    float keep, factor;
-};
-
+/* How a state that decays by exp(g) is scaled: gt::scale_of_log and gt::rescale where a decay is never above 1, so that
+ * nothing becomes infinite, and where the kernels for any size promise more than 16 bits of it. */
 GT_DEV Scale scale_of_log(float g) {
     Scale s;
     const bool near_one = g > -0.69f && g < 0.05f;

@@ -1,4 +1,4 @@
-/* gt/wkv6/states.cuh - states only, on tensor cores: G backwards in time, S of segments; states between segments.
+/* gt/wkv6/states.cuh - states only, on tensor cores: G backwards in time, S of segments.
  *
  * The block, roles and buffers of forward.cuh, but two teams of a head, each the preparing warps of a leaf, take leaves
  * in turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled before it
@@ -295,10 +295,10 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
     StatePart<C> me;
     me.place(smem + sub * C::HEAD_BUFFER, share);
-    const Span span = span_of<C, REVERSE>(p, sub);
+    const HeadSpan span = span_of<C, REVERSE>(p, sub);
     const int steps = steps_of<C>(span);
     /* of the next checkpoint */
-    int chunk = (int)span.place + (REVERSE && steps ? (steps - 1) / STEPS : 0);
+    int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
     const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
 
     /* Where the checkpoint of the last step's chunk goes.  A whole chunk's rows may lie in outputs */
@@ -311,7 +311,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<Left*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
     }
-    /* the lane's first in [B,H,places,PARTS,N], bf16: [B,H,places,3,PARTS,N], of the next checkpoint */
+    /* the lane's first in [B,H,chunk slots,PARTS,N], bf16: [B,H,chunk slots,3,PARTS,N], of the next checkpoint */
     const auto own_part = [&](float* parts) {
         constexpr int SUMS = C::KEEPS_BF16 ? SWEEP_SUMS : 1;
         return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
@@ -331,7 +331,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const auto fetch = [&](int at, bool wanted) {
         const bf16* S = static_cast<const bf16*>(p.S) + element(at);
         me.copy(S, copy_of(at), wanted);
-        if constexpr (C::KEEPS_REST) me.copy(S + p.rest, copy_of(at) + StatePart<C>::REST, wanted);
+        if constexpr (C::KEEPS_REST) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::REST, wanted);
         cp_async_commit();
     };
     const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* of the chunk that S is 0 before */
@@ -355,7 +355,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             }
         }
         leave(to, to_pitch);
-        if constexpr (C::KEEPS_REST && !REVERSE) me.store(to + p.rest, C::N, true);
+        if constexpr (C::KEEPS_REST && !REVERSE) me.store(to + p.lo_terms, C::N, true);
         checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
         chunk += REVERSE ? -1 : 1;
         if (wants_rowsums && C::S_COPIES == 2 && step >= STEPS) fetch(chunk, step - STEPS >= zero_steps);
@@ -389,7 +389,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         }
     }
     if (p.local || p.state_out) {
-        const Span same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
+        const HeadSpan same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
     }
@@ -409,92 +409,6 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CO
     (void)p;
     __trap();
 #endif
-}
-
-/* ---- states between segments -----------------------------------------------------------------------------
- * segment_states: from what each segment adds to a zero state, to the state that each starts from,
- *     S <- state_in;   for every segment, in the order of the walk:   (its sum, S) <- (S, D . S + its sum)
- * The last segment's sum is not needed, and not there.
- * grid over sequences*H*N*N/128 elements of a state, a thread each: a few rows of one head.  All of its time is
- * latency, so the sums of 64 segments come by cp.async at once; meanwhile the block makes the scales of its rows.
- * shared: 64 sums of each element, 64 scales of each row: 34 KB.  bytes: the segment states once each way. */
-struct ScanParams {
-    TensorParams walk;
-    int64_t step, stride; /* from an item to the next of the walk, and between their states */
-};
-
-constexpr int SCAN_THREADS = 128, SCAN_ROWS = 4; /* of a block at most, N = 32 */
-constexpr int SCAN_BATCH = 64, SCAN_STEPS = 8;   /* segments, and those of whose loads none waits for another */
-constexpr int SCAN_SCALES = 4 * SCAN_BATCH * SCAN_THREADS; /* byte offset */
-constexpr int SCAN_SMEM = SCAN_SCALES + 8 * SCAN_BATCH * SCAN_ROWS;
-static_assert(SCAN_THREADS == 1 << 7, "scan_segments_kernel shifts by 7");
-
-GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
-    wait_for_chain();
-    const Problem& in = p.walk.in;
-    const int N = in.N, NN = N * N;
-    const int bits = N == 32 ? 5 : N == 64 ? 6 : 7; /* divisions would be a good part of the time */
-    const int row_bits = 7 - bits, block_bits = 2 * bits - 7; /* rows of a block, blocks of a head */
-    const int head = block_x() >> block_bits, block = block_x() & ((1 << block_bits) - 1);
-    const Sequence seq = sequence_at(in, head / in.H);
-    if (!seq.exists) return;
-    const int count = segments_of(in, seq, p.walk.segments).count;
-    const int64_t item0 = (int64_t)head * p.walk.segments.count + (p.step < 0 ? count - 1 : 0);
-    const int element = block * SCAN_THREADS + thread_id();
-    const int64_t head_in = p.walk.state_in_shared ? head % in.H : head;
-    float S = p.walk.state_in ? p.walk.state_in[head_in * NN + element] : 0.0f;
-    float* states = p.walk.segment_states + item0 * NN + element;
-    const uint32_t sums = smem_base(), scales = sums + SCAN_SCALES;
-    for (int first = 0; first < count - 1; first += SCAN_BATCH) {
-        const int left = count - 1 - first < SCAN_BATCH ? count - 1 - first : SCAN_BATCH;
-        const int padded = (left + SCAN_STEPS - 1) / SCAN_STEPS * SCAN_STEPS;
-        const float* from = p.walk.segment_states + item0 * NN + (first + warp_id()) * p.stride +
-                            block * SCAN_THREADS + 4 * lane_id();
-        GT_NO_UNROLL
-        for (int k = warp_id(); k < padded; k += SCAN_THREADS / 32) {
-            cp_async<16>(sums + 16 * (32 * k + lane_id()), from, k < left ? 16 : 0);
-            from += SCAN_THREADS / 32 * p.stride;
-        }
-        cp_async_commit();
-        constexpr int SCALES = SCAN_BATCH * SCAN_ROWS / SCAN_THREADS; /* of a thread */
-        float decay_bits[SCALES];
-        GT_UNROLL
-        for (int j = 0; j < SCALES; j++) {
-            const int i = thread_id() + SCAN_THREADS * j, k = i / SCAN_ROWS, row = i % SCAN_ROWS;
-            const int64_t item = item0 + (first + k) * p.step;
-            const float* decays = p.walk.segment_decays + item * 2 * N + (block << row_bits) + row;
-            decay_bits[j] = k < left && row < 1 << row_bits ? decays[0] + decays[N] : 0.0f;
-        }
-        GT_UNROLL
-        for (int j = 0; j < SCALES; j++) {
-            const Scale scale = scale_of_log(decay_bits[j] * LN_2);
-            sts<float2>(scales + 8 * (thread_id() + SCAN_THREADS * j), {scale.keep, scale.factor});
-        }
-        cp_async_wait<0>();
-        sync_threads();
-        uint32_t sum_at = sums + 4 * thread_id(), scale_at = scales + 8 * (thread_id() >> bits);
-        for (int k = 0; k < left; k += SCAN_STEPS) {
-            float sum[SCAN_STEPS];
-            float2 scale[SCAN_STEPS];
-            GT_UNROLL
-            for (int i = 0; i < SCAN_STEPS; i++) {
-                sum[i] = lds<float>(sum_at + 4 * SCAN_THREADS * i);
-                scale[i] = lds<float2>(scale_at + 8 * SCAN_ROWS * i);
-            }
-            GT_UNROLL
-            for (int i = 0; i < SCAN_STEPS; i++) {
-                if (k + i < left) {
-                    *states = S;
-                    states += p.stride;
-                    S = rescale(scale[i].x, scale[i].y, S, sum[i]);
-                }
-            }
-            sum_at += 4 * SCAN_THREADS * SCAN_STEPS;
-            scale_at += 8 * SCAN_ROWS * SCAN_STEPS;
-        }
-        sync_threads(); /* before the next are written over them */
-    }
-    *states = S;
 }
 
 } /* namespace wkv6 */

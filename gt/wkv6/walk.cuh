@@ -1,4 +1,4 @@
-/* gt/wkv6/walk.cuh - a walk through time on tensor cores, forward or backwards: how its kernels are compiled
+/* gt/wkv6/walk.cuh - a pass through time on tensor cores, forward or backwards: how its kernels are compiled
  * (TensorTraits), their parameters, which tokens a block has, which state it starts from and where it leaves the
  * last. */
 #ifndef GT_WKV6_WALK_CUH
@@ -11,7 +11,7 @@ namespace wkv6 {
 
 /* ---- how the kernels are compiled --------------------------------------------------------------------------- */
 
-/* STATES: for walks that want states only, states_tensor_kernel; S_COPIES: see there. */
+/* STATES: for passes that want states only, states_tensor_kernel; S_COPIES: see there. */
 template <class T_, class W_, int N_, bool STATES_ = false, int S_COPIES_ = 2>
 struct TensorTraits {
     using T = T_;
@@ -103,31 +103,12 @@ GT_DEV constexpr int value_cell(int token, int v) {
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
-/* ---- segments, and parameters ------------------------------------------------------------------------------- */
-
-/* How the tokens of a sequence are cut into segments: `tokens` each, a multiple of CHECKPOINT. */
-struct Segments {
-    int count, tokens;
-};
-
-GT_HD Segments cut_tokens(int T, int segments) {
-    int tokens = (T + segments - 1) / segments;
-    tokens = (tokens + CHECKPOINT - 1) / CHECKPOINT * CHECKPOINT;
-    if (tokens == 0) tokens = CHECKPOINT;
-    const int count = (T + tokens - 1) / tokens;
-    return {count < 1 ? 1 : count, tokens};
-}
+/* ---- parameters ------------------------------------------------------------------------------------------- */
 
 /* A sequence may be cut into segments, each walked by a block of its own: first every segment from a zero
- * state (local = 1), but for that which the walk ends with; then scan_segments_kernel, then again from
- * the states found.  Of packed sequences the device finds the lengths, and so the segments. */
-struct TensorParams {
-    Problem in;
-    void* y; /* NULL: only states are wanted */
-    gt_stride y_at;
-    const float* state_in;
-    float* state_out;
-    void* checkpoints;      /* [B,H,places,N,N], of StateOf<T>; reverse: of GradientOf<T> */
+ * state (local = 1), but for that which the pass ends with; then scan_segments_kernel, then again from
+ * the states found.  Segments: states [slot][H,N,N], decays [slot][2][H,N], log2 in two terms. */
+struct TensorParams : PassParams {
     /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
      * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks, and for last_apart.  data = NULL: all G goes
      * there */
@@ -135,83 +116,80 @@ struct TensorParams {
         void* data;
         gt_stride at;
     } G_rows[2];
-    int64_t rest;           /* elements from a checkpoint of S to its rest; 0: none */
     const void* S;          /* reverse, bf16: S before each chunk, and ... */
-    float* rowsums;         /* ... where rowsums go, [B,H,places,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
+    float* rowsums;         /* ... where rowsums go, [B,H,chunk slots,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
     int S_copies;           /* ... and how many S a block has room for */
-    int places;
-    int state_in_shared;
-    Segments segments;     /* of every sequence; packed: the most of any, with that of T */
+    int items;              /* heads' segments that there may be */
+    Segments segments;
     Divider by_segments, by_H;
-    int local;             /* writes segment_states and segment_decays, nothing else */
-    float* segment_states; /* [sequences,H,segments,N,N], NULL if segments = 1 */
-    float* segment_decays; /* [sequences,H,segments,2,N]: log2 of the decay through a segment, two terms */
+    int local;              /* writes segments.states and segments.decays, nothing else */
     bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
     bool S_starts_zero; /* reverse: before the first chunk of every sequence */
-    float* G_undo; /* reverse, f16: [B,H,places,PARTS,N], Fit::undo of G */
+    float* G_undo; /* reverse, f16: [B,H,chunk slots,PARTS,N], Fit::undo of G */
 };
 
 /* ---- the tokens of a block ---------------------------------------------------------------------------------- */
 
 /* One head's segment. */
-struct Span {
+struct HeadSpan {
     bool exists;
-    bool starts, ends;        /* first and last of its sequence, in the order of time */
-    int item, head, h;        /* head: of its sequence; item = head * segments + segment */
+    bool starts, ends; /* first and last of its sequence, in the order of time */
+    int head, h;       /* head: of its sequence */
+    int slot;          /* of the segment */
     int64_t b;
-    int64_t place;            /* of its first chunk, among those of all heads */
+    int64_t chunk;     /* its first, in [B,H,chunk slots] */
     int start, tokens, leaves;
 };
 
-GT_DEV Segments segments_of(const Problem& in, const Sequence& seq, Segments most) {
-    return in.packing.cu_seqlens ? cut_tokens((int)seq.tokens, most.count) : most;
-}
-
 template <bool REVERSE>
-GT_DEV Span span_at(const TensorParams& p, int64_t item) {
-    Span s;
-    const bool inside = item < p.in.sequences * p.in.H * p.segments.count;
+GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
+    HeadSpan s;
     int segment;
-    s.item = inside ? (int)item : 0;
-    s.head = divide(s.item, p.by_segments, &segment);
-    const Sequence seq = sequence_at(p.in, divide(s.head, p.by_H, &s.h));
-    const Segments cut = segments_of(p.in, seq, p.segments);
-    s.starts = segment == 0;
-    s.ends = segment == cut.count - 1;
-    s.exists = inside && seq.exists && segment < cut.count && !(p.local && (REVERSE ? s.starts : s.ends));
-    s.b = seq.b;
-    const int before = segment * cut.tokens, left = (int)seq.tokens - before;
-    s.start = (int)seq.first + before;
-    s.tokens = s.exists ? (left < cut.tokens ? left : cut.tokens) : 0;
+    const bool inside = item < p.items;
+    s.head = divide(inside ? (int)item : 0, p.by_segments, &segment);
+    const int sequence = divide(s.head, p.by_H, &s.h);
+    const bool has_sequence = sequence_exists(p.in.sequences, sequence);
+    const Span span = span_of(p.in.sequences, p.segments, CHECKPOINT, has_sequence ? sequence : 0, segment);
+    s.starts = span.starts;
+    s.ends = span.ends;
+    s.exists = inside && has_sequence && span.exists && !(p.local && (REVERSE ? s.starts : s.ends));
+    s.b = span.b;
+    s.slot = (int)span.segment_slot;
+    s.start = (int)span.first;
+    s.tokens = s.exists ? (int)(span.end - span.first) : 0;
     s.leaves = (s.tokens + LEAF - 1) / LEAF;
-    s.place = (seq.b * p.in.H + s.h) * p.places + seq.place + before / CHECKPOINT;
+    s.chunk = (span.b * p.in.H + s.h) * p.chunk_slots + span.chunk_slot;
     return s;
 }
 
 /* That of the block's head `sub`. */
 template <class C, bool REVERSE>
-GT_DEV Span span_of(const TensorParams& p, int sub) {
-    return span_at<REVERSE>(p, (int64_t)block_x() * C::HEADS + sub);
+GT_DEV HeadSpan span_of(const TensorParams& p, int sub) {
+    return head_span_at<REVERSE>(p, (int64_t)block_x() * C::HEADS + sub);
 }
 
 /* ---- states that come and go; barriers ---------------------------------------------------------------------- */
 
-/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero. */
+/* Where a segment's state lies. */
 template <class C>
-GT_DEV const float* first_state(const TensorParams& p, const Span& span, int64_t row) {
-    constexpr int64_t NV = C::N * C::N;
-    if (!span.exists || p.local) return nullptr;
-    if (p.segments.count > 1) return p.segment_states + span.item * NV;
-    return p.state_in ? p.state_in + row * NV : nullptr;
+GT_DEV float* segment_state(const TensorParams& p, const HeadSpan& span) {
+    return p.segments.states + (span.slot * p.in.H + span.h) * (C::N * C::N);
 }
 
-/* Where the state after it goes, NULL if nowhere; `is_last`: the walk of its sequence ends here. */
+/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero.  See gt::first_state. */
 template <class C>
-GT_DEV float* last_state(const TensorParams& p, const Span& span, bool is_last) {
-    constexpr int64_t NV = C::N * C::N;
+GT_DEV const float* first_state(const TensorParams& p, const HeadSpan& span, int64_t row) {
+    if (!span.exists || p.local) return nullptr;
+    if (!span.starts || !span.ends) return segment_state<C>(p, span);
+    return p.state_in ? p.state_in + row * (C::N * C::N) : nullptr;
+}
+
+/* Where the state after it goes, NULL if nowhere; `is_last`: the pass through its sequence ends here. */
+template <class C>
+GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_last) {
     if (!span.exists) return nullptr;
-    if (p.local) return p.segment_states + span.item * NV;
-    return is_last && p.state_out ? p.state_out + span.head * NV : nullptr;
+    if (p.local) return segment_state<C>(p, span);
+    return is_last && p.state_out ? p.state_out + (int64_t)span.head * (C::N * C::N) : nullptr;
 }
 
 /* Before the roles: a thread for each buffer of a head. */

@@ -1,0 +1,171 @@
+/* gt/recurrence/driver.cuh - what a call of a recurrent operator does, in the order in which it does it.
+ *
+ *     forward    clear what no sequence has; the pass
+ *     backward   clear; the states before all chunks, unless forward has saved them; G, the states' gradients, after all
+ *                chunks; the chunks' gradients; sums over chunks
+ *     a pass     in one launch; or, of sequences in several segments: every segment from a zero state, the scan over
+ *                segments, every segment from the state found
+ *
+ * An operator describes itself in a struct `Operator`, which has
+ *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
+ *     table()          its gt_op
+ *     check(a)         whether this GPU code takes such sizes
+ *     plan_forward(a, is_step, device), plan_backward(a, device)
+ * A plan is made once, is const afterwards, and has all that its launches need:
+ *     sequences, unused   of the call; what is to be cleared for it, by a launch with the name CLEAR
+ *     bytes, saved        of workspace and of what forward saves for backward: the size query makes the same plan
+ *     forward:   pass(device, stream)
+ *     backward:  has_states (saved by forward), accumulate, sums;
+ *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
+ * Where one kernel takes G through the chunks and writes their gradients, too, it is the last launch of make_gradients(). */
+#ifndef GT_RECURRENCE_DRIVER_CUH
+#define GT_RECURRENCE_DRIVER_CUH
+
+#include "../base/reduce.cuh"
+#include "segments.cuh"
+
+namespace gt {
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------ */
+
+/* launch(is_local): every segment, from a zero state and leaving segments.states and segments.decays alone, or from the
+ * states that are there. */
+template <bool REVERSE, class Stream, class Launch>
+static inline gt_status run_pass(const char* scan_name, const ScanParams& scan, const Device& device, Stream& stream,
+                                 const Launch& launch) {
+    gt_status status;
+    if (scan.segments.count > 1 && ((status = launch(true)) != GT_OK ||
+                                    (status = scan_segments<REVERSE>(scan_name, scan, device, stream)) != GT_OK))
+        return status;
+    return launch(false);
+}
+
+/* ---- sums over chunks or blocks ---------------------------------------------------------------------------------- */
+
+/* Gradients that are sums: out[columns] (+)= sum of parts[rows,columns]. */
+struct SumPlan {
+    struct Sum {
+        float *parts, *out;
+        int64_t rows, columns;
+    } sums[4];
+    int count;
+
+    /* One that is wanted (out is not NULL); its parts, which are workspace. */
+    float* add(Arena& arena, float* out, int64_t rows, int64_t columns) {
+        if (!out) return nullptr;
+        float* parts = arena.take<float>(rows * columns);
+        sums[count++] = {parts, out, rows, columns};
+        return parts;
+    }
+};
+
+template <class Stream>
+static inline gt_status run_sums(const SumPlan& plan, int accumulate, Stream& stream) {
+    for (int i = 0; i < plan.count; i++) {
+        const SumPlan::Sum& x = plan.sums[i];
+        const gt_status status = reduce_rows(x.parts, x.out, x.rows, x.columns, accumulate, stream);
+        if (status != GT_OK) return status;
+    }
+    return GT_OK;
+}
+
+/* ---- forward, step and backward ---------------------------------------------------------------------------------- */
+
+template <class Plan, class Stream>
+static inline gt_status run_forward(const Plan& plan, const Device& device, Stream& stream) {
+    const gt_status status = clear_unused(Plan::CLEAR, plan.unused, plan.sequences, device, stream);
+    return status != GT_OK ? status : plan.pass(device, stream);
+}
+
+template <class Plan, class Stream>
+static inline gt_status run_backward(const Plan& plan, const Device& device, Stream& stream) {
+    gt_status status;
+    if ((status = clear_unused(Plan::CLEAR, plan.unused, plan.sequences, device, stream)) != GT_OK ||
+        (!plan.has_states && (status = plan.make_states(device, stream)) != GT_OK) ||
+        (status = plan.make_gradients(device, stream)) != GT_OK ||
+        (status = plan.finish_chunks(device, stream)) != GT_OK)
+        return status;
+    return run_sums(plan.sums, plan.accumulate, stream);
+}
+
+/* ---- the C functions --------------------------------------------------------------------------------------------- */
+
+/* Prepares the arguments and checks what only the GPU limits. */
+template <class Operator>
+static inline gt_status prepare(gt_pass pass, const typename Operator::Args* args, typename Operator::Args* a,
+                                Device* device) {
+    gt_dims dims;
+    gt_status status = gt_prepare(Operator::table(), pass, GT_DEVICE, args, a, &dims);
+    if (status != GT_OK || (status = Operator::check(*a)) != GT_OK) return status;
+    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
+        a->seq_capacity = 0;
+        a->cu_seqlens = a->seq_count = nullptr;
+    }
+    return current_device(device);
+}
+
+/* What a size of an operator may be at most on the GPU. */
+static inline gt_status check_size(const char* name, int64_t size, int most) {
+    if (size <= most) return GT_OK;
+    return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: at most %d", name, (long long)size, most);
+}
+
+template <class Args, class Plan>
+static inline gt_status check_buffers(const Args& a, const Plan& plan) {
+    const gt_status status = check_saved(a.saved, a.saved_bytes, plan.saved);
+    return status != GT_OK ? status : check_workspace(a.workspace, a.workspace_bytes, plan.bytes);
+}
+
+template <class Operator>
+static inline gt_status call_forward(const typename Operator::Args* args, gt_stream stream) {
+    typename Operator::Args a;
+    typename Operator::Stream on = {stream};
+    Device device;
+    gt_status status = prepare<Operator>(GT_FORWARD, args, &a, &device);
+    if (status != GT_OK) return status;
+    const auto plan = Operator::plan_forward(a, false, device);
+    return (status = check_buffers(a, plan)) != GT_OK ? status : run_forward(plan, device, on);
+}
+
+/* Needs neither workspace nor what forward has saved. */
+template <class Operator>
+static inline gt_status call_step(const typename Operator::Args* args, gt_stream stream) {
+    typename Operator::Args a;
+    typename Operator::Stream on = {stream};
+    Device device;
+    const gt_status status = prepare<Operator>(GT_STEP, args, &a, &device);
+    return status != GT_OK ? status : run_forward(Operator::plan_forward(a, true, device), device, on);
+}
+
+template <class Operator>
+static inline gt_status call_backward(const typename Operator::Args* args, gt_stream stream) {
+    typename Operator::Args a;
+    typename Operator::Stream on = {stream};
+    Device device;
+    gt_status status = prepare<Operator>(GT_BACKWARD, args, &a, &device);
+    if (status != GT_OK) return status;
+    const auto plan = Operator::plan_backward(a, device);
+    return (status = check_buffers(a, plan)) != GT_OK ? status : run_backward(plan, device, on);
+}
+
+template <class Operator>
+static inline gt_status call_workspace(const typename Operator::Args* args, gt_workspace* need) {
+    gt_no_answer(need);
+    typename Operator::Args a;
+    Device device;
+    const gt_status status = prepare<Operator>(GT_QUERY, args, &a, &device);
+    if (status != GT_OK) return status;
+    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
+    a.workspace = nullptr;
+    const auto forward = Operator::plan_forward(a, false, device);
+    gt_workspace sizes = {0, 0, 0, 0};
+    sizes.forward = forward.bytes;
+    sizes.backward = Operator::plan_backward(a, device).bytes;
+    sizes.saved = forward.saved;
+    *need = sizes;
+    return GT_OK;
+}
+
+} /* namespace gt */
+
+#endif /* GT_RECURRENCE_DRIVER_CUH */
