@@ -11,7 +11,7 @@ extern "C" {
 /* Kernels form its logarithm and multiply by it: it must not be so small or so large that a number next to it in
  * size has no room left in fp32. */
 static gt_status gt_wkv6_check_scale(float scale) {
-    if (scale >= 0x1p-32f && scale <= 0x1p32f) return GT_OK;
+    if (scale >= 1 / 4294967296.0f && scale <= 4294967296.0f) return GT_OK;
     return gt_fail(GT_ERROR_VALUE, "scale = %g: must be 0, or 2^-32 to 2^32", (double)scale);
 }
 
