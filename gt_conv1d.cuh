@@ -19,6 +19,7 @@
  *     tile.cuh       how forward and backward are cut, and their copies through shared memory
  *     forward.cuh    forward
  *     backward.cuh   backward
+ *     rows.cuh       both over time, whole rows
  *     step.cuh       steps
  *     state.cuh      states of packed sequences, gradients of states
  *     launch.cuh     plans and launches
