@@ -435,6 +435,9 @@ GT_REF_FUNCTION gt_status gt_ref_ssd_step(const gt_ssd_args *args);
  * Per batch element and channel d (group g = d / (D/G)), Delta_t = dt + dt_bias, softplus if asked:
  *     h_t[n] = exp(Delta_t A[d,n]) h_{t-1}[n] + Delta_t u_t Bm_t[n]     h_0 = state_in
  *     y_t    = (sum_n h_t[n] Cm_t[n] + Dskip u_t) silu(z_t)              without z: no gate
+ * Delta A may be above 0 (A > 0, or Delta < 0 without softplus): the state grows.  Results are accurate while the sum
+ * of Delta A over any 64 tokens is at most 40; beyond that they may be infinite, but are not NaN where the true number
+ * fits fp32.
  * Source: Gu and Dao 2023, "Mamba", arXiv:2312.00752, section 3.2 and algorithm 2.
  * The kernels take N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_selective_scan_args {

@@ -35,8 +35,9 @@
  *     as h + expm1(a) h unless the decay is strong (scale_of_log).
  *   - log(1 + exp(v)) is 0 for v < -17 while its slope is not: softplus goes by log1p.
  *   - Delta, its slope and the limits come from one function, so both passes agree on every limit.
- *   - A > 0: exp may overflow while the state is 0; decays are kept finite.  Through a segment, whose growth exp may not
- *     hold although the state fits, it is applied in four steps (rescale_far).
+ *   - Delta A > 0: exp may overflow while the state is 0 or small.  In ssd decays are kept finite.  In the scan, through a
+ *     token whose growth exp may not hold although the state fits, it is applied in four steps (grow); and so it is
+ *     through a segment (rescale_far).
  *
  * SEQUENCES AND SEGMENTS.  Batch elements and packed sequences are one thing to the kernels, and long sequences are cut
  * into segments that run side by side: see gt/recurrence/sequences.cuh and segments.cuh.

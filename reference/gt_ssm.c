@@ -37,6 +37,7 @@ typedef struct ssm_token {
     real *x, *z, *y;     /* [P]; y holds dy in backward */
     real *B, *C, *decay; /* [N]; decay is exp(Delta A) */
     real *da;            /* [N]; backward: the gradient of Delta A */
+    int grows_far;       /* some decay is below 0: see ssm_decay */
     real delta, slope;   /* Delta and its derivative by dt */
 } ssm_token;
 
@@ -54,6 +55,7 @@ static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
     x.decay = x.C + a->N;
     x.da = x.decay + a->N;
     x.delta = x.slope = 0;
+    x.grows_far = 0;
     return x;
 }
 
@@ -77,11 +79,16 @@ static real ssm_A(const ssm_call *c, int64_t h, int64_t n) {
     return ((const real *)c->a.A)[c->A_per_state ? h * c->a.N + n : h];
 }
 
-/* exp(a), kept finite: a state of zero stays zero under any growth */
+/* exp(a).  A growth that a real may not hold although its product with a small state does, is a number below 0: minus its
+ * fourth root, to be applied four times (ssm_carry), kept finite, so that 0 stays 0. */
 static real ssm_decay(real a) {
-    real d = ref_exp(a);
-    return isinf(d) ? nextafter(d, (real)0) : d;
+    real d;
+    if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);
+    d = ref_exp(a / 4);
+    return -(isinf(d) ? nextafter(d, (real)0) : d);
 }
+
+static real ssm_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
 
 static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_token *x) {
     const gt_ssd_args *a = &c->a;
@@ -93,8 +100,11 @@ static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_tok
     }
     if (a->z) ref_load_row(x->z, a->z, a->dtype, ref_at(a->z_stride, b, t, h), a->P);
     ssm_load_delta(a, b, t, h, x);
-    for (int64_t n = 0; n < a->N; n++)
+    x->grows_far = 0;
+    for (int64_t n = 0; n < a->N; n++) {
         x->decay[n] = n && !c->A_per_state ? x->decay[0] : ssm_decay(x->delta * ssm_A(c, h, n));
+        x->grows_far |= x->decay[n] < 0;
+    }
 }
 
 static real ssm_skip(const gt_ssd_args *a, int64_t h, int64_t p) {
@@ -106,6 +116,10 @@ static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     const real *restrict B = x->B, *restrict decay = x->decay;
     for (int64_t p = 0; p < a->P; p++) {
         real *restrict S = state + p * a->N, w = x->delta * x->x[p];
+        if (x->grows_far) {
+            for (int64_t n = 0; n < a->N; n++) S[n] = ssm_carry(decay[n], S[n]) + w * B[n];
+            continue;
+        }
         GT_SIMD
         for (int64_t n = 0; n < a->N; n++) S[n] = decay[n] * S[n] + w * B[n];
     }
@@ -233,6 +247,20 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
                              real *GB) {
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
     real *restrict da = x->da, sum_hC = 0, sum_GB = 0;
+    for (int64_t n = 0; x->grows_far && n < N; n++) {
+        real kept = ssm_carry(decay[n], S[n]), h = kept + w * B[n], g = G[n] + dy * C[n];
+        sum_hC += h * C[n];
+        sum_GB += g * B[n];
+        da[n] += g * kept;
+        dB[n] += w * g;
+        dC[n] += dy * h;
+        G[n] = ssm_carry(decay[n], g);
+    }
+    if (x->grows_far) {
+        *hC = sum_hC;
+        *GB = sum_GB;
+        return;
+    }
     GT_SIMD_SUM(sum_hC, sum_GB)
     for (int64_t n = 0; n < N; n++) {
         real kept = decay[n] * S[n], h = kept + w * B[n], g = G[n] + dy * C[n];

@@ -36,6 +36,30 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
     return d;
 }
 
+/* Of the decay exp(a) of one token: where it is a growth (A > 0, or Delta < 0) larger than fp32 holds, its product with a
+ * small state may still fit. */
+constexpr float FAR_GROWTH = 80.0f;
+
+/* exp(a) x for a >= FAR_GROWTH, in four steps.  0 stays 0; what is nonzero becomes infinite only where the product does. */
+GT_DEV float grow(float a, float x) {
+    const float step = finite(exp_accurate(0.25f * a));
+    return x * step * step * step * step;
+}
+
+/* What carries values through one token: exp(a) x + added. */
+struct Carrier {
+    float a, keep, factor;
+    GT_METHOD explicit Carrier(float a_) : a(a_) {
+        const bool near_one = a > -0.69f && a < 0.05f;
+        keep = near_one ? 1.0f : 0.0f;
+        factor = near_one ? expm1_neg(a) : exp_fast(a); /* beyond FAR_GROWTH it is not used */
+    }
+    GT_METHOD float carry(float x, float added) const {
+        if (a >= FAR_GROWTH) return grow(a, x) + added;
+        return rescale(keep, factor, x, added);
+    }
+};
+
 /* Derivative of silu. */
 GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
 

@@ -108,7 +108,7 @@ GT_DEV void roll_leaf(const Place<C>& s, const float (&A)[C::STATES], float (&h)
 
 /* One token backwards: G from after it to before it, its sums over n to SUMS, the warp's shares of dB
  * and dC to SHARES, the gradient of A added to dA. */
-template <class C>
+template <class C, bool GROWS_FAR>
 GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t,
                            float (&G)[C::STATES], float (&dA)[C::STATES]) {
     constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* shares that end in one lane */
@@ -124,8 +124,13 @@ GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t
         load_vector(before, state_cell(s, t, i / 4));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
-            const Scale scale = scale_of_log(delta * A[i + e]);
-            const float kept = rescale(scale.keep, scale.factor, before[e], 0.0f);
+            const float a = delta * A[i + e];
+            const Carrier token(GROWS_FAR && a >= FAR_GROWTH ? 0.0f : a);
+            const auto carry = [&](float x) {
+                if (GROWS_FAR && a >= FAR_GROWTH) return grow(a, x);
+                return rescale(token.keep, token.factor, x, 0.0f);
+            };
+            const float kept = carry(before[e]);
             const float h = fma_rn(w, B[e], kept), g = fma_rn(dy, Cm[e], G[i + e]), da = g * kept;
             sums[0] = fma_rn(g, B[e], sums[0]);
             sums[1] = fma_rn(A[i + e], da, sums[1]);
@@ -133,7 +138,7 @@ GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t
             dA[i + e] = fma_rn(delta, da, dA[i + e]);
             shares[i + e] = w * g;
             shares[STATES + i + e] = dy * h;
-            G[i + e] = rescale(scale.keep, scale.factor, g, 0.0f);
+            G[i + e] = carry(g);
         }
     }
     reduce_scatter<4, C::LANES, 1>(sums, s.lane);
@@ -244,7 +249,17 @@ GT_DEV void backward_segment(const BackwardParams& p, const Place<C>& s, const S
             unpark(parked + leaf * PARKED, h);
             sync_threads();
             roll_leaf<C, true>(s, A, h);
-            for (int t = C::LEAF - 1; t >= 0; t--) token_backward(s, A, t, G, dA);
+            for (int t = C::LEAF - 1; t >= 0; t--) {
+                bool grows_far = false;
+                GT_UNROLL
+                for (int i = 0; i < C::STATES; i++)
+                    grows_far |= s.value(C::DELTA + t * C::CHANNELS + s.channel) * A[i] >= FAR_GROWTH;
+                if (warp_any(grows_far)) {
+                    token_backward<C, true>(s, A, t, G, dA);
+                } else {
+                    token_backward<C, false>(s, A, t, G, dA);
+                }
+            }
             sync_threads();
             finish_channels(p, s, first, tokens, sums);
             finish_group(p, s, first, tokens);
@@ -318,10 +333,7 @@ GT_KERNEL(128, 2) reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p)
                 float Cm[STATES];
                 load_vector(Cm, s.cell(C::C + t * C::WIDTH + s.lane * STATES));
                 GT_UNROLL
-                for (int i = 0; i < STATES; i++) {
-                    const Scale scale = scale_of_log(delta * A[i]);
-                    G[i] = rescale(scale.keep, scale.factor, fma_rn(dy, Cm[i], G[i]), 0.0f);
-                }
+                for (int i = 0; i < STATES; i++) G[i] = Carrier(delta * A[i]).carry(fma_rn(dy, Cm[i], G[i]), 0.0f);
             }
             sync_threads();
         }

@@ -180,8 +180,7 @@ GT_DEV void advance(float (&h)[STATES], const float (&A)[STATES], const float (&
                     float delta, float u) {
     GT_UNROLL
     for (int i = 0; i < STATES; i++) {
-        const Scale scale = scale_of_log(delta * A[i]);
-        h[i] = rescale(scale.keep, scale.factor, h[i], delta * u * B[i]);
+        h[i] = Carrier(delta * A[i]).carry(h[i], delta * u * B[i]);
     }
 }
 
