@@ -1,0 +1,294 @@
+/* gt/ssd/chunk.cuh - ssd on tensor cores: what its kernels share.  A chunk is 64 tokens, counted from a sequence's first;
+ * with fewer left, the rest have Delta = 0 and rows of zeros, and change nothing.
+ *
+ * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes; pieces of a row are exchanged (xor) so that
+ * eight rows' pieces of one column lie in different banks: tile_cell() says where a piece lies.
+ *
+ * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own, which
+ * brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to B and C in
+ * place, exactly, and leaves the powers' inverses, which go into the decay factors; row_maxima() finds the largest
+ * magnitudes of the rows of x and dy, from which power_of() of a bound makes the power of a tile.
+ *
+ * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
+ * additions alone; no quotient of factors is formed.  With blocks of 16 tokens and their halves of 8:
+ *     L_ts = exp(sum_{s<m<=t} a_m) = U[t] . between(t/16, s/16) . V[s]    t, s in different blocks
+ *                                  = HALF[t] . HALF[s]                    in one block, different halves
+ *                                  = DIAGONAL[t][s % 8]                   in one half; 0 for s > t
+ *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end)
+ *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8
+ *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end)
+ * Factors that fp32 cannot hold (A > 0 only) are its largest number: a state of zero stays zero under any growth. */
+#ifndef GT_SSD_CHUNK_CUH
+#define GT_SSD_CHUNK_CUH
+
+#include "problem.cuh"
+
+namespace gt {
+namespace ssd {
+
+constexpr int CHUNK = 64;
+constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
+
+/* ---- tiles ----------------------------------------------------------------------------------------------------- */
+
+template <int COLUMNS>
+struct TileShape {
+    static constexpr int PIECES = COLUMNS / 8, PITCH_BYTES = 2 * COLUMNS, BYTES = CHUNK * PITCH_BYTES;
+    static constexpr int LINE = PIECES < 8 ? 8 / PIECES : 1; /* rows in 128 bytes */
+    static_assert(PIECES >= 2 && (PIECES & (PIECES - 1)) == 0, "a power of two");
+};
+
+/* The exchange of row `row`: piece i lies where i ^ tile_exchange would.  Depends on row % 8 only. */
+template <int COLUMNS>
+GT_DEV int tile_exchange(int row) {
+    using S = TileShape<COLUMNS>;
+    return row / S::LINE % (S::PIECES < 8 ? S::PIECES : 8);
+}
+
+/* Offset in bytes of piece `piece` (8 elements) of row `row`. */
+template <int COLUMNS>
+GT_DEV int tile_cell(int row, int piece) {
+    return row * TileShape<COLUMNS>::PITCH_BYTES + 16 * (piece ^ tile_exchange<COLUMNS>(row));
+}
+
+/* A lane's address for ldmatrix_x4 of the 16 x 16 elements at row 0 of a tile, pieces 0 and 1, in two orders; at rows
+ * 16 i and pieces 2 k, 2 k + 1 it is  (address ^ 32 k) + 16 i PITCH_BYTES.  So tiles start at multiples of 128 bytes,
+ * and pieces of more than 128 bytes' offset are reached by adding (32 k & ~127).
+ *   by_rows     matrices: rows 0-7 piece 0, rows 8-15 piece 0, rows 0-7 piece 1, rows 8-15 piece 1: plain, the left
+ *               operand A[row][k = column]; transposed, right operands B[k = row][n = column] of pieces 0 (registers 0, 1)
+ *               and 1 (2, 3)
+ *   by_columns  matrices: rows 0-7 piece 0, rows 0-7 piece 1, rows 8-15 piece 0, rows 8-15 piece 1: plain, right operands
+ *               B[k = column][n = row] of rows 0-7 (registers 0, 1) and 8-15 (2, 3); transposed, the left operand
+ *               A[row' = column][k = row] */
+template <int COLUMNS>
+GT_DEV uint32_t by_rows(uint32_t tile) {
+    const int lane = lane_id();
+    return tile + tile_cell<COLUMNS>(lane % 16, lane / 16);
+}
+
+template <int COLUMNS>
+GT_DEV uint32_t by_columns(uint32_t tile) {
+    const int lane = lane_id();
+    return tile + tile_cell<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+/* The address for rows 16 `row_block` ..., pieces 2 `pair`, 2 `pair` + 1. */
+template <int COLUMNS>
+GT_DEV uint32_t tile_at(uint32_t address, int row_block, int pair) {
+    const uint32_t k = 32u * (uint32_t)pair;
+    return (address ^ (k & 127u)) + (k & ~127u) + (uint32_t)(16 * row_block * TileShape<COLUMNS>::PITCH_BYTES);
+}
+
+/* Starts the copy of a tile from global memory, by `threads` threads, of which the caller is number `thread`: row r from
+ * first + r pitch (in elements; 16-byte aligned).  Rows from `rows` on and columns from `columns` on (multiple of 8) become
+ * zeros. */
+template <int COLUMNS, class T>
+GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, int columns, int thread, int threads) {
+    using S = TileShape<COLUMNS>;
+    GT_UNROLL
+    for (int i = thread; i < CHUNK * S::PIECES; i += threads) {
+        const int row = i / S::PIECES, piece = i % S::PIECES;
+        const bool exists = row < rows && 8 * piece < columns;
+        cp_async<16>(tile + tile_cell<COLUMNS>(row, piece), exists ? first + row * pitch + 8 * piece : first,
+                     exists ? 16 : 0);
+    }
+}
+
+/* ---- numbers --------------------------------------------------------------------------------------------------- */
+
+/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-100 ... 2^100. */
+struct Power {
+    float value, inverse;
+};
+
+GT_DEV Power power_of(float bound) {
+    int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
+    exponent = exponent < 27 ? 27 : exponent > 227 ? 227 : exponent;
+    return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
+}
+
+/* The larger magnitudes of two pairs of 16-bit numbers; `most` has no signs. */
+template <class T>
+GT_DEV uint32_t larger_pair(uint32_t most, uint32_t pair) {
+    const uint32_t hi = pair & 0x7fff0000u, lo = pair & 0x7fffu;
+    const uint32_t most_hi = most & 0xffff0000u, most_lo = most & 0xffffu;
+    return (hi > most_hi ? hi : most_hi) | (lo > most_lo ? lo : most_lo);
+}
+
+/* How a warp goes through the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time; no bank conflicts. */
+template <int COLUMNS>
+struct RowLanes {
+    using S = TileShape<COLUMNS>;
+    static constexpr int LANES = S::PIECES < 4 ? S::PIECES : 4, PIECES = S::PIECES / LANES, ROWS = 32 / LANES;
+    int row, piece; /* of the first rows and pieces; the others are LANES further */
+    GT_METHOD RowLanes() {
+        const int i = lane_id() / LANES;
+        row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
+        piece = lane_id() % LANES;
+    }
+    GT_METHOD uint32_t cell(int block, int i) const {
+        return (uint32_t)tile_cell<COLUMNS>(block * ROWS + row, piece + LANES * i);
+    }
+};
+
+/* The largest magnitude of the lanes of a row, as float, in each of them. */
+template <class T, int LANES>
+GT_DEV float row_maximum(uint32_t most) {
+    const float lo = Element<T>::lo(most), hi = Element<T>::hi(most);
+    float largest = lo > hi ? lo : hi;
+    GT_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) {
+        const float other = shfl_xor(largest, mask);
+        largest = other > largest ? other : largest;
+    }
+    return largest;
+}
+
+/* maxima[row] <- the largest magnitude of a row, of 64 rows, by `warps` warps, of which the caller is number `warp`.
+ * maxima: shared, fp32. */
+template <class T, int COLUMNS>
+GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int warp, int warps) {
+    using Lanes = RowLanes<COLUMNS>;
+    const Lanes at;
+    for (int block = warp; block < CHUNK / Lanes::ROWS; block += warps) {
+        uint32_t most = 0;
+        GT_UNROLL
+        for (int i = 0; i < Lanes::PIECES; i++) {
+            const uint4 x = lds<uint4>(tile + at.cell(block, i));
+            most = larger_pair<T>(larger_pair<T>(most, x.x), x.y);
+            most = larger_pair<T>(larger_pair<T>(most, x.z), x.w);
+        }
+        const float largest = row_maximum<T, Lanes::LANES>(most);
+        if (at.piece == 0) sts<float>(maxima + 4 * (block * Lanes::ROWS + at.row), largest);
+    }
+}
+
+/* A pair of T times a power of two, as f16. */
+template <class T>
+GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
+    return pack_f16(Element<T>::lo(pair) * power, Element<T>::hi(pair) * power);
+}
+
+/* Turns the 64 rows of a tile into f16 in place, row times a power of two; inverses[row] <- what undoes it, for the
+ * products.  Exact but for elements 2^-27 below their row's largest.  Warps as in row_maxima. */
+template <class T, int COLUMNS>
+GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
+    using Lanes = RowLanes<COLUMNS>;
+    const Lanes at;
+    for (int block = warp; block < CHUNK / Lanes::ROWS; block += warps) {
+        uint4 x[Lanes::PIECES];
+        uint32_t most = 0;
+        GT_UNROLL
+        for (int i = 0; i < Lanes::PIECES; i++) {
+            x[i] = lds<uint4>(tile + at.cell(block, i));
+            most = larger_pair<T>(larger_pair<T>(most, x[i].x), x[i].y);
+            most = larger_pair<T>(larger_pair<T>(most, x[i].z), x[i].w);
+        }
+        const Power power = power_of(row_maximum<T, Lanes::LANES>(most));
+        GT_UNROLL
+        for (int i = 0; i < Lanes::PIECES; i++) {
+            const uint4 y = {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
+                             scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)};
+            sts<uint4>(tile + at.cell(block, i), y);
+        }
+        if (at.piece == 0) sts<float>(inverses + 4 * (block * Lanes::ROWS + at.row), power.inverse);
+    }
+}
+
+/* ---- decay factors --------------------------------------------------------------------------------------------- */
+
+/* Where they lie, in floats from a chunk and head's first. */
+struct Factors {
+    static constexpr int DELTA = 0, PRE = 64, SUF = 128, U = 192, V = 256, HALF = 320; /* [64] each */
+    static constexpr int DIAGONAL = 384;                                              /* [64][8] */
+    static constexpr int BETWEEN = 896; /* of blocks: exp(a of block 1), exp(of block 2), exp(of both), 1 */
+    static constexpr int KEEP = 900, FACTOR = 901; /* Scale of the whole chunk */
+    static constexpr int LOG = 902;                /* sum of a over the chunk, natural */
+    static constexpr int GROWTH = 903;             /* at least L_ts of any pair, and 1 */
+    static constexpr int COUNT = 904;
+};
+
+/* exp of a sum whose unit is log2(e); finite but for NaN. */
+GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
+
+/* The factor between blocks `t` > `s` as a place in Factors. */
+GT_DEV int between_cell(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s); }
+
+/* Delta of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, 0 beyond; first: the chunk's first element of dt. */
+GT_DEV void load_deltas(const Problem& in, int h, int64_t first, int tokens, Delta (&delta)[2]) {
+    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int t = 2 * lane_id() + i;
+        delta[i] = {0.0f, 0.0f};
+        if (t < tokens) delta[i] = delta_of(in.rule, load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) + bias);
+    }
+}
+
+/* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
+ * synchronises. */
+GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
+    const int lane = lane_id(), in_half = lane % 4, block = lane / 8;
+    const bool upper = lane & 4; /* the second half of a block */
+    const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
+    /* sums over the lanes before and after in a half */
+    float upto = l0 + l1, from = upto;
+    GT_UNROLL
+    for (int d = 1; d < 4; d *= 2) {
+        const float left = shfl_up(upto, d), right = shfl_down(from, d);
+        upto += in_half >= d ? left : 0.0f;
+        from += in_half + d < 4 ? right : 0.0f;
+    }
+    float before = shfl_up(upto, 1), after = shfl_down(from, 1);
+    before = in_half > 0 ? before : 0.0f;
+    after = in_half < 3 ? after : 0.0f;
+    const float half = shfl_idx(upto, lane | 3), other = shfl_xor(half, 4), all = half + other;
+    const float block_before = upper ? other + before : before, block_after = upper ? after : other + after;
+    float total[BLOCKS], chunk_before = 0.0f, chunk_after = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < BLOCKS; i++) total[i] = shfl_idx(all, 8 * i);
+    GT_UNROLL
+    for (int i = 0; i < BLOCKS; i++) {
+        chunk_before += i < block ? total[i] : 0.0f;
+        chunk_after += i > block ? total[i] : 0.0f;
+    }
+    const auto put = [&](int at, float first, float second) {
+        sts<float2>(cells + 4 * (at + 2 * lane), {exp2_finite(first), exp2_finite(second)});
+    };
+    sts<float2>(cells + 4 * (Factors::DELTA + 2 * lane), {delta[0], delta[1]});
+    const float pre0 = block_before + l0, pre1 = pre0 + l1, suf0 = block_after + l1, suf1 = block_after;
+    put(Factors::U, pre0, pre1);
+    put(Factors::V, suf0, suf1);
+    put(Factors::HALF, upper ? before + l0 : after + l1, upper ? before + l0 + l1 : after);
+    put(Factors::PRE, chunk_before + pre0, chunk_before + pre1);
+    put(Factors::SUF, chunk_after + suf0, chunk_after + suf1);
+    float log[8];
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) { /* of token 2 lane + i */
+        const int t = 2 * in_half + i;
+        float sum = 0.0f, pair[8];
+        GT_UNROLL
+        for (int s = 7; s >= 0; s--) {
+            if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
+            pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
+        }
+        const uint32_t row = cells + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
+        sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
+        sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
+    }
+    const float sum = warp_sum(a0 + a1);
+    const float growth = warp_sum((l0 > 0.0f ? l0 : 0.0f) + (l1 > 0.0f ? l1 : 0.0f));
+    if (lane == 0) {
+        const Scale scale = scale_of_log(sum);
+        sts<float4>(cells + 4 * Factors::BETWEEN, {exp2_finite(total[1]), exp2_finite(total[2]),
+                                                   exp2_finite(total[1] + total[2]), 1.0f});
+        sts<float4>(cells + 4 * Factors::KEEP, {scale.keep, scale.factor, sum, exp2_finite(growth)});
+    }
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
