@@ -79,31 +79,35 @@ GT_DEV uint32_t tile_at(uint32_t address, int row_block, int pair) {
     return (address ^ (k & 127u)) + (k & ~127u) + (uint32_t)(16 * row_block * TileShape<COLUMNS>::PITCH_BYTES);
 }
 
-/* Starts the copy of a tile from global memory, by `threads` threads, of which the caller is number `thread`: row r from
- * first + r pitch (in elements; 16-byte aligned).  Rows from `rows` on and columns from `columns` on (multiple of 8) become
- * zeros. */
-template <int COLUMNS, class T>
-GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, int columns, int thread, int threads) {
+/* Starts the copy of a tile from global memory by THREADS threads, all of the block's: row r from first + r pitch (in
+ * elements; 16-byte aligned).  Rows from `rows` on and columns from `columns` on (a multiple of 8) become zeros. */
+template <int COLUMNS, int THREADS, class T>
+GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, int columns) {
     using S = TileShape<COLUMNS>;
+    constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
+    static_assert(THREADS % S::PIECES == 0, "a thread stays in its column");
+    const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
+    const T* from = first + row0 * pitch + 8 * piece;
+    if (8 * piece >= columns) rows = 0;
     GT_UNROLL
-    for (int i = thread; i < CHUNK * S::PIECES; i += threads) {
-        const int row = i / S::PIECES, piece = i % S::PIECES;
-        const bool exists = row < rows && 8 * piece < columns;
-        cp_async<16>(tile + tile_cell<COLUMNS>(row, piece), exists ? first + row * pitch + 8 * piece : first,
-                     exists ? 16 : 0);
+    for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
+        const int row = row0 + k * STEP;
+        if (CHUNK % STEP && row >= CHUNK) break;
+        cp_async<16>(tile + tile_cell<COLUMNS>(row, piece), row < rows ? from : first, row < rows ? 16 : 0);
+        from += STEP * pitch;
     }
 }
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-100 ... 2^100. */
+/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
 struct Power {
     float value, inverse;
 };
 
 GT_DEV Power power_of(float bound) {
     int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
-    exponent = exponent < 27 ? 27 : exponent > 227 ? 227 : exponent;
+    exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;
     return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
 }
 

@@ -1,0 +1,427 @@
+/* gt/ssd/forward_tensor.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16 up to 128, rows of 16-byte
+ * pieces.
+ *
+ * grid strands*G*pairs, block 4 warps: two units (64 rows of a head's state each, see state.cuh) of one group.  A block walks
+ * a segment of a sequence chunk by chunk (chunk.cuh).  A chunk:
+ *     1  copies of x, B, C have come; B and C become f16 in place, rows' maxima of x, decay factors     all warps
+ *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 2 or 3 a warp, once for both units;
+ *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, in the activations' dtype
+ *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 32 rows a warp, 64 accumulators;
+ *        H is the right operand of the first product as it stands, packed to f16
+ *     4  y through shared memory to rows of 64 bytes; H <- E H + (x Delta suf)^T B
+ * x and B of the next chunk are under way from the end of 1 on, its C (one stage) from the end of 3.
+ * fp16: M is times a power of two, from a bound of the chunk's products.
+ *
+ * registers: H 128 at N = 128, y 64 (3); v 32, sums 32 (4); 128 threads, two blocks a multiprocessor.
+ * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (y and checkpoints pass through it), factors 8 KB: 98 KB.
+ * wavefronts of shared memory a chunk and block, N = 128: copies 384, conversion 512, S 300, M 80 + 160, C 512, B 512, x 384,
+ *     y 256: 3100, of 128 bytes; 1550 a head and chunk.
+ * tensor cores: 336 m16n8k16 a warp and chunk.
+ * bytes per token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2, checkpoints
+ *     P N / 64.  Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_FORWARD_TENSOR_CUH
+#define GT_SSD_FORWARD_TENSOR_CUH
+
+#include "state.cuh"
+
+namespace gt {
+namespace ssd {
+
+struct TensorParams {
+    Problem in;
+    void* y;
+    gt_stride y_at;
+    const float* state_in;
+    float* state_out;
+    int state_in_shared;
+    Checkpoints checkpoints;
+};
+
+/* Where things lie in shared memory, in bytes. */
+template <class T_, int NP_>
+struct ForwardTile {
+    using T = T_;
+    static constexpr int NP = NP_, TILE_X = TileShape<64>::BYTES, TILE_B = TileShape<NP>::BYTES;
+    static constexpr int BLOCK_BYTES = 16 * 16 * 2, PAIR_BLOCKS = BLOCKS * (BLOCKS + 1) / 2;
+    static constexpr int X = 0;                                        /* [2][UNITS] */
+    static constexpr int B = X + 2 * UNITS * TILE_X;                   /* [2] */
+    static constexpr int C = B + 2 * TILE_B;
+    static constexpr int M = C + TILE_B;                               /* [UNITS][PAIR_BLOCKS], by rows of blocks */
+    static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for y and checkpoints */
+    static constexpr int FACTORS = M + WARPS * STAGING;                /* [UNITS] */
+    static constexpr int B_INVERSE = FACTORS + UNITS * 4 * Factors::COUNT, C_INVERSE = B_INVERSE + 4 * CHUNK;
+    static constexpr int MAXIMA = C_INVERSE + 4 * CHUNK;               /* [UNITS] */
+    static constexpr int BYTES = MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
+    static_assert(STAGING >= 16 * NP && STAGING >= 2048 && STAGING % 128 == 0, "holds 8 rows of a state, 32 tokens of y");
+    static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
+};
+
+/* Of M: where block (tb, sb) of a unit's lies. */
+GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb + 1) / 2 + sb); }
+
+/* A walk through a segment. */
+struct Walk {
+    int64_t b, first, end; /* tokens left: first ... end-1 of batch element b */
+    GT_METHOD int tokens(int chunk) const {
+        const int64_t left = end - first - (int64_t)chunk * CHUNK;
+        return (int)(left < CHUNK ? left : CHUNK);
+    }
+    GT_METHOD int chunks() const { return (int)((end - first + CHUNK - 1) / CHUNK); }
+    GT_METHOD int64_t token(int chunk) const { return first + (int64_t)chunk * CHUNK; }
+};
+
+/* Starts the copies of a chunk's tile of each unit of x, dy or z. */
+template <class T>
+GT_DEV void load_units(const Problem& in, const Units& at_block, const void* data, const gt_stride& stride, uint32_t tiles,
+                       const Walk& walk, int chunk) {
+    GT_UNROLL
+    for (int unit = 0; unit < UNITS; unit++) {
+        if (!at_block.exists(in, unit)) continue;
+        const int row0 = at_block.row0(in, unit);
+        const T* first = static_cast<const T*>(data) + at(stride, walk.b, walk.token(chunk), at_block.head(in, unit)) + row0;
+        load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, walk.tokens(chunk), in.P - row0);
+    }
+}
+
+/* And of B or C. */
+template <class T, int NP>
+GT_DEV void load_group(const Problem& in, const Units& at_block, const void* data, const gt_stride& stride, uint32_t tile,
+                       const Walk& walk, int chunk) {
+    const T* first = static_cast<const T*>(data) + at(stride, walk.b, walk.token(chunk), at_block.group);
+    load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.N);
+}
+
+/* The power of two of M as f16, from bounds of Delta_s B_s, C_t and the growth. */
+template <class Tile>
+GT_DEV Power pair_power(uint32_t smem, int unit) {
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    const int t = 2 * lane_id();
+    const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
+    const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t));
+    const float right0 = fabsf(delta.x) * b.x, right1 = fabsf(delta.y) * b.y;
+    float right = right0 > right1 ? right0 : right1, left = c.x > c.y ? c.x : c.y;
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        const float other_right = shfl_xor(right, mask), other_left = shfl_xor(left, mask);
+        right = other_right > right ? other_right : right;
+        left = other_left > left ? other_left : left;
+    }
+    return power_of(finite(left * right * lds<float>(cells + 4 * Factors::GROWTH) * (0x1p28f * Tile::NP)));
+}
+
+/* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
+template <class Tile>
+GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4], float power) {
+    using E = Element<typename Tile::T>;
+    const int g = lane_id() / 4, j = lane_id() % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    const auto value = [&](int at, int i) { return lds<float>(cells + 4 * (at + i)); };
+    const auto two = [&](int at, int i) { return lds<float2>(cells + 4 * (at + i)); };
+    float left[2] = {lds<float>(smem + Tile::C_INVERSE + 4 * t) * power,
+                     lds<float>(smem + Tile::C_INVERSE + 4 * (t + 8)) * power};
+    float2 right[2];
+    GT_UNROLL
+    for (int n = 0; n < 2; n++) {
+        const float2 delta = two(Factors::DELTA, s + 8 * n), inverse = lds<float2>(smem + Tile::B_INVERSE + 4 * (s + 8 * n));
+        right[n] = {delta.x * inverse.x, delta.y * inverse.y};
+    }
+    float M[2][4];
+    if (tb == sb) {
+        const float2 corner = two(Factors::HALF, s), upper = two(Factors::DIAGONAL, 8 * t + 2 * j),
+                     lower = two(Factors::DIAGONAL, 8 * (t + 8) + 2 * j);
+        const float below = left[1] * value(Factors::HALF, t + 8);
+        M[0][0] = S[0][0] * left[0] * (right[0].x * upper.x);
+        M[0][1] = S[0][1] * left[0] * (right[0].y * upper.y);
+        M[0][2] = S[0][2] * below * (right[0].x * corner.x);
+        M[0][3] = S[0][3] * below * (right[0].y * corner.y);
+        M[1][0] = M[1][1] = 0.0f;
+        M[1][2] = S[1][2] * left[1] * (right[1].x * lower.x);
+        M[1][3] = S[1][3] * left[1] * (right[1].y * lower.y);
+    } else {
+        const float between = lds<float>(cells + 4 * between_cell(tb, sb));
+        left[0] *= value(Factors::U, t);
+        left[1] *= value(Factors::U, t + 8);
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float2 V = two(Factors::V, s + 8 * n);
+            right[n].x *= V.x * between;
+            right[n].y *= V.y * between;
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) M[n][e] = S[n][e] * left[e / 2] * (e % 2 ? right[n].y : right[n].x);
+        }
+    }
+    const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++)
+        sts<uint32_t>(to + tile_cell<16>(g + 8 * (i / 2), i % 2), E::pack(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
+}
+
+/* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M. */
+template <class Tile, int COUNT>
+GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
+    constexpr bool IS_F16 = std::is_same<typename Tile::T, f16>::value;
+    float S[COUNT][2][4] = {};
+    const uint32_t left = by_rows<Tile::NP>(smem + Tile::C), right = by_columns<Tile::NP>(B);
+    GT_UNROLL
+    for (int k = 0; k < Tile::NP / 16; k++) {
+        uint32_t c[4], b[4];
+        ldmatrix_x4(c, tile_at<Tile::NP>(left, tb, k));
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            ldmatrix_x4(b, tile_at<Tile::NP>(right, sb + i, k));
+            mma_f16(S[i][0], c, b[0], b[1]);
+            mma_f16(S[i][1], c, b[2], b[3]);
+        }
+    }
+    GT_NO_UNROLL
+    for (int unit = 0; unit < units; unit++) {
+        const float power = IS_F16 ? pair_power<Tile>(smem, unit).value : 1.0f;
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) store_pairs<Tile>(smem, unit, tb, sb + i, S[i], power);
+    }
+}
+
+/* y of the chunk in the accumulators: tokens 16 tb + g (+ 8), rows 32 half + 8 n + 2j, + 1 of the unit. */
+template <class Tile>
+GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, int unit, int half, int h, int row0, int64_t z_first,
+                   int tokens, const WarpState<Tile::NP>& state, float (&y)[BLOCKS][4][4]) {
+    using T = typename Tile::T;
+    using E = Element<T>;
+    const Problem& in = p.in;
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    GT_UNROLL
+    for (int i = 0; i < BLOCKS * 16; i++) y[i / 16][i / 4 % 4][i % 4] = 0.0f;
+    const uint32_t C = by_rows<Tile::NP>(smem + Tile::C);
+    GT_UNROLL
+    for (int k = 0; k < Tile::NP / 16; k++) {
+        uint32_t H[4][2];
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const float(&from)[4] = state.H[i / 4][2 * k + i % 2];
+            H[i / 2][i % 2] = pack_f16(from[i / 2 % 2 * 2], from[i / 2 % 2 * 2 + 1]);
+        }
+        GT_UNROLL
+        for (int tb = 0; tb < BLOCKS; tb++) {
+            uint32_t c[4];
+            ldmatrix_x4(c, tile_at<Tile::NP>(C, tb, k));
+            GT_UNROLL
+            for (int n = 0; n < 4; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
+        }
+    }
+    constexpr bool IS_F16 = std::is_same<T, f16>::value;
+    const Power pairs = IS_F16 ? pair_power<Tile>(smem, unit) : Power{1.0f, 1.0f};
+    GT_UNROLL
+    for (int i = 0; i < 2 * BLOCKS; i++) {
+        const int t = BLOCK * (i / 2) + g + 8 * (i % 2);
+        const float pre = lds<float>(cells + 4 * (Factors::PRE + t)) * lds<float>(smem + Tile::C_INVERSE + 4 * t);
+        const float factor = finite(pre * state.power.inverse * pairs.value);
+        GT_UNROLL
+        for (int n = 0; n < 4; n++) {
+            y[i / 2][n][i % 2 * 2] *= factor;
+            y[i / 2][n][i % 2 * 2 + 1] *= factor;
+        }
+    }
+    const uint32_t M = by_rows<16>(smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES);
+    const uint32_t rows = by_rows<64>(x);
+    GT_UNROLL
+    for (int sb = 0; sb < BLOCKS; sb++) {
+        uint32_t right[2][4];
+        ldmatrix_x4_trans(right[0], tile_at<64>(rows, sb, 2 * half));
+        ldmatrix_x4_trans(right[1], tile_at<64>(rows, sb, 2 * half + 1));
+        GT_UNROLL
+        for (int tb = sb; tb < BLOCKS; tb++) {
+            uint32_t m[4];
+            ldmatrix_x4(m, M + pair_block(tb, sb));
+            GT_UNROLL
+            for (int n = 0; n < 4; n++) mma<T>(y[tb][n], m, right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+    if (IS_F16) {
+        GT_UNROLL
+        for (int i = 0; i < BLOCKS * 16; i++) y[i / 16][i / 4 % 4][i % 4] *= pairs.inverse;
+    }
+    if (in.Dskip) {
+        float2 skip[4];
+        GT_UNROLL
+        for (int n = 0; n < 4; n++) {
+            const int row = row0 + 32 * half + 8 * n + 2 * j;
+            skip[n] = {0.0f, 0.0f};
+            if (!in.skip_per_channel)
+                skip[n].x = skip[n].y = in.Dskip[h];
+            else if (row < in.P)
+                skip[n] = {in.Dskip[(int64_t)h * in.P + row], in.Dskip[(int64_t)h * in.P + row + 1]};
+        }
+        GT_UNROLL
+        for (int i = 0; i < 2 * BLOCKS; i++) {
+            uint32_t plain[4];
+            ldmatrix_x4(plain, tile_at<64>(rows, i / 2, 2 * half + i % 2));
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) { /* n-tile 2 (i % 2) + e / 2, tokens + 8 (e % 2) */
+                const int n = 2 * (i % 2) + e / 2;
+                float* to = &y[i / 2][n][e % 2 * 2];
+                to[0] = fma_rn(skip[n].x, E::lo(plain[e]), to[0]);
+                to[1] = fma_rn(skip[n].y, E::hi(plain[e]), to[1]);
+            }
+        }
+    }
+    if (in.z) {
+        const T* z = static_cast<const T*>(in.z) + z_first + 32 * half + 2 * j;
+        GT_UNROLL
+        for (int i = 0; i < 2 * BLOCKS; i++) {
+            const int t = BLOCK * (i / 2) + g + 8 * (i % 2);
+            uint32_t gate[4];
+            GT_UNROLL
+            for (int n = 0; n < 4; n++)
+                gate[n] = t < tokens && row0 + 32 * half + 8 * n < in.P ? ldg<uint32_t>(z + t * in.z_at.t + 8 * n) : 0;
+            GT_UNROLL
+            for (int n = 0; n < 4; n++) {
+                y[i / 2][n][i % 2 * 2] *= silu(E::lo(gate[n]));
+                y[i / 2][n][i % 2 * 2 + 1] *= silu(E::hi(gate[n]));
+            }
+        }
+    }
+}
+
+/* The warp's y to memory: 64 tokens x 32 rows, by way of its shared memory. */
+template <class T>
+GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging, const float (&y)[BLOCKS][4][4]) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    GT_UNROLL
+    for (int round = 0; round < 2; round++) { /* 32 tokens */
+        GT_UNROLL
+        for (int i = 0; i < 16; i++) {
+            const int n = i % 4, e = i / 4 % 2, block = i / 8;
+            const float(&from)[4] = y[2 * round + block][n];
+            sts<uint32_t>(staging + tile_cell<32>(BLOCK * block + 8 * e + g, n) + 4 * j,
+                          Element<T>::pack(from[2 * e], from[2 * e + 1]));
+        }
+        sync_warp();
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const int row = 8 * i + lane_id() / 4, piece = lane_id() % 4, t = 32 * round + row;
+            const uint4 values = lds<uint4>(staging + tile_cell<32>(row, piece));
+            if (t < tokens && 8 * piece < rows) stg<uint4>(to + t * pitch + 8 * piece, values);
+        }
+        sync_warp();
+    }
+}
+
+/* Weights of the state's update, Delta suf and what undoes the power of B, of the tokens 2 lane, 2 lane + 1. */
+GT_DEV float2 update_weight(uint32_t cells, uint32_t inverses, bool reverse) {
+    const int t = 2 * lane_id();
+    const float2 inverse = lds<float2>(inverses + 4 * t);
+    if (reverse) {
+        const float2 pre = lds<float2>(cells + 4 * (Factors::PRE + t));
+        return {pre.x * inverse.x, pre.y * inverse.y};
+    }
+    const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t)), suf = lds<float2>(cells + 4 * (Factors::SUF + t));
+    return {delta.x * suf.x * inverse.x, delta.y * suf.y * inverse.y};
+}
+
+GT_DEV float2 update_bounds(float2 weight, uint32_t maxima) {
+    const float2 most = lds<float2>(maxima + 8 * lane_id());
+    return {finite(fabsf(weight.x) * most.x), finite(fabsf(weight.y) * most.y)};
+}
+
+/* The decay of a chunk. */
+GT_DEV float chunk_decay(uint32_t cells) {
+    const float2 scale = lds<float2>(cells + 4 * Factors::KEEP);
+    return scale.x + scale.y;
+}
+
+template <class Tile>
+GT_DEV void forward_walk(const TensorParams& p, const Units& units, int64_t item) {
+    using T = typename Tile::T;
+    constexpr int NP = Tile::NP;
+    const Problem& in = p.in;
+    const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+    if (!span.exists) return;
+    const uint32_t smem = smem_base();
+    const Walk walk = {span.b, span.first, span.end};
+    const int warp = warp_id(), unit = warp / 2, half = warp % 2, chunks = walk.chunks();
+    const bool active = units.exists(in, unit);
+    const int h = active ? units.head(in, unit) : 0, row0 = active ? units.row0(in, unit) : 0;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, staging = smem + Tile::M + warp * Tile::STAGING;
+    const int64_t state_size = (int64_t)in.P * in.N;
+
+    WarpState<NP> state;
+    const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+    state.load(active && start ? start + h * state_size : nullptr, row0 + 32 * half, in.P, in.N);
+    if (chunks > 0) {
+        load_units<T>(in, units, in.x, in.x_at, smem + Tile::X, walk, 0);
+        load_group<T, NP>(in, units, in.Bm, in.Bm_at, smem + Tile::B, walk, 0);
+        load_group<T, NP>(in, units, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
+    }
+    cp_async_commit();
+    GT_NO_UNROLL
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        const uint32_t X = smem + Tile::X + chunk % 2 * UNITS * Tile::TILE_X, B = smem + Tile::B + chunk % 2 * Tile::TILE_B;
+        const uint32_t x = X + unit * Tile::TILE_X;
+        const int tokens = walk.tokens(chunk);
+        Delta delta[2];
+        if (active && half == 0) load_deltas(in, h, at(in.dt_at, walk.b, walk.token(chunk), h), tokens, delta);
+        if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
+            const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
+            const int64_t slot = (walk.b * in.H + h) * slots + span.chunk_slot + chunk / SLOT_CHUNKS;
+            state.keep(p.checkpoints.values + slot * state_size, p.checkpoints.powers + slot * row_tiles(in.P), staging,
+                       row0 + 32 * half, in.P, in.N);
+        }
+        cp_async_wait<0>();
+        sync_threads();
+        rows_to_f16<T, NP>(B, smem + Tile::B_INVERSE, warp, WARPS);
+        rows_to_f16<T, NP>(smem + Tile::C, smem + Tile::C_INVERSE, warp, WARPS);
+        if (active) row_maxima<T, 64>(x, smem + Tile::MAXIMA + 4 * CHUNK * unit, half, 2);
+        if (active && half == 0) make_factors(cells, {delta[0].value, delta[1].value}, in.A[h]);
+        if (chunk + 1 < chunks) { /* into what the chunk before has left */
+            load_units<T>(in, units, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk, chunk + 1);
+            load_group<T, NP>(in, units, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
+        }
+        cp_async_commit();
+        sync_threads();
+        const int count = units.exists(in, 1) ? 2 : 1;
+        if (warp == 0) {
+            make_pairs<Tile, 1>(smem, B, count, 0, 0);
+            make_pairs<Tile, 2>(smem, B, count, 3, 0);
+        } else if (warp == 2) {
+            make_pairs<Tile, 3>(smem, B, count, 2, 0);
+        } else {
+            make_pairs<Tile, 2>(smem, B, count, warp, warp - 1);
+        }
+        sync_threads();
+        float y[BLOCKS][4][4];
+        if (active)
+            make_y<Tile>(p, smem, x, unit, half, h, row0, at(in.z_at, walk.b, walk.token(chunk), h) + row0, tokens, state, y);
+        sync_threads(); /* C and M are free */
+        if (chunk + 1 < chunks) load_group<T, NP>(in, units, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
+        cp_async_commit();
+        if (!active) continue;
+        store_y<T>(static_cast<T*>(p.y) + at(p.y_at, walk.b, walk.token(chunk), h) + row0 + 32 * half, p.y_at.t, tokens,
+                   in.P - row0 - 32 * half, staging, y);
+        const float2 weight = update_weight(cells, smem + Tile::B_INVERSE, false);
+        state.template update<T>(x, 0, 2 * half, B, weight, update_bounds(weight, smem + Tile::MAXIMA + 4 * CHUNK * unit),
+                                 chunk_decay(cells));
+    }
+    if (active && p.state_out && span.ends)
+        state.store(p.state_out + (span.sequence * in.H + h) * state_size, row0 + 32 * half, in.P, in.N);
+    sync_threads(); /* before another segment's copies */
+}
+
+template <class T, int NP>
+GT_KERNEL(THREADS, (ForwardTile<T, NP>::MIN_BLOCKS)) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM80_KERNELS
+    wait_for_chain();
+    const Units units(p.in);
+    for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
+        forward_walk<ForwardTile<T, NP>>(p, units, item);
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

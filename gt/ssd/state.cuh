@@ -1,0 +1,236 @@
+/* gt/ssd/state.cuh - ssd on tensor cores: states in registers, and where a block stands.
+ *
+ * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has two units of one group, whose
+ * B and C they share; a warp has 32 rows of a unit and all NP >= N columns, as accumulators of mma:
+ *     H[m][n][e] is row 16 m + 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
+ * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows an upper
+ * bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
+ * checkpoint is written their maximum; it changes rarely, and exactly.
+ *
+ * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t of
+ * B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
+ * registers: NP for H, 32 for v, 32 for the sums.
+ *
+ * Checkpoints: [b][h][slot][P][N] f16, and behind all of them, for the same slots, a float for every 16 rows: what the values
+ * are to be multiplied by.  slot: of 128 tokens. */
+#ifndef GT_SSD_STATE_CUH
+#define GT_SSD_STATE_CUH
+
+#include "chunk.cuh"
+
+namespace gt {
+namespace ssd {
+
+constexpr int UNITS = 2, WARPS = 4, THREADS = 128; /* of a block */
+constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
+
+struct Checkpoints {
+    f16* values; /* NULL: none */
+    float* powers;
+};
+
+GT_HD int64_t row_tiles(int P) { return (P + 15) / 16; }
+
+/* Bytes of the values and of all for so many slots (of all heads and batch elements). */
+static inline int64_t checkpoint_values_bytes(int64_t slots, int64_t P, int64_t N) {
+    return (slots * P * N * 2 + 255) / 256 * 256;
+}
+static inline int64_t checkpoint_bytes(int64_t slots, int64_t P, int64_t N) {
+    return checkpoint_values_bytes(slots, P, N) + slots * row_tiles((int)P) * 4;
+}
+static inline Checkpoints checkpoints_at(void* buffer, int64_t slots, int64_t P, int64_t N) {
+    if (!buffer) return {nullptr, nullptr};
+    return {static_cast<f16*>(buffer),
+            reinterpret_cast<float*>(static_cast<char*>(buffer) + checkpoint_values_bytes(slots, P, N))};
+}
+
+/* What a warp has of a state. */
+template <int NP>
+struct WarpState {
+    static constexpr int TILES = NP / 8;
+    float H[2][TILES][4];
+    float bound; /* of the magnitudes, without the power */
+    Power power;
+
+    GT_METHOD void fit() { power = power_of(bound); }
+
+    /* The bound, as a maximum, and the power to it. */
+    GT_METHOD void measure() {
+        float most = 0.0f;
+        GT_UNROLL
+        for (int i = 0; i < 2 * TILES * 4; i++) {
+            const float x = fabsf(H[i / 4 / TILES][i / 4 % TILES][i % 4]);
+            most = x > most ? x : most;
+        }
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) {
+            const float other = shfl_xor(most, mask);
+            most = other > most ? other : most;
+        }
+        bound = most * power.inverse;
+        follow(most < 0x1p8f || most > 0x1p15f);
+    }
+
+    /* To the power of the bound, if wanted (the same in all lanes). */
+    GT_METHOD void follow(bool wanted) {
+        if (!wanted) return;
+        const float undo = power.inverse;
+        fit();
+        GT_UNROLL
+        for (int i = 0; i < 2 * TILES * 4; i++) {
+            float& x = H[i / 4 / TILES][i / 4 % TILES][i % 4];
+            x = x * undo * power.value;
+        }
+    }
+
+    /* Rows from row0 on of a state [P,N]; NULL: zeros. */
+    GT_METHOD void load(const float* from, int row0, int P, int N) {
+        power = {1.0f, 1.0f};
+        if (from) from += (int64_t)(row0 + lane_id() / 4) * N + 2 * (lane_id() % 4);
+        GT_UNROLL
+        for (int i = 0; i < 2 * TILES * 2; i++) {
+            const int m = i / 2 / TILES, n = i / 2 % TILES, half = i % 2;
+            const bool exists = from && row0 + 16 * m + 8 * half + lane_id() / 4 < P && 8 * n + 2 * (lane_id() % 4) < N;
+            const float2 x = exists ? ldg<float2>(from + (16 * m + 8 * half) * N + 8 * n) : float2{0.0f, 0.0f};
+            H[m][n][2 * half] = x.x;
+            H[m][n][2 * half + 1] = x.y;
+        }
+        measure();
+    }
+
+    GT_METHOD void store(float* to, int row0, int P, int N, bool adds = false) const {
+        to += (int64_t)(row0 + lane_id() / 4) * N + 2 * (lane_id() % 4);
+        GT_UNROLL
+        for (int i = 0; i < 2 * TILES * 2; i++) {
+            const int m = i / 2 / TILES, n = i / 2 % TILES, half = i % 2;
+            if (row0 + 16 * m + 8 * half + lane_id() / 4 >= P || 8 * n + 2 * (lane_id() % 4) >= N) continue;
+            float* at = to + (16 * m + 8 * half) * N + 8 * n;
+            float2 x = {H[m][n][2 * half] * power.inverse, H[m][n][2 * half + 1] * power.inverse};
+            if (adds) {
+                const float2 before = ldg<float2>(at);
+                x = {before.x + x.x, before.y + x.y};
+            }
+            stg<float2>(at, x);
+        }
+    }
+
+    /* To a checkpoint, by way of 16 NP bytes of shared memory that no other warp uses. */
+    GT_METHOD void keep(f16* values, float* powers, uint32_t shared, int row0, int P, int N) {
+        measure();
+        const int g = lane_id() / 4, j = lane_id() % 4;
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) { /* 8 rows at a time */
+            GT_UNROLL
+            for (int n = 0; n < TILES; n++)
+                sts<uint32_t>(shared + tile_cell<NP>(g, n) + 4 * j,
+                              pack_f16(H[i / 2][n][2 * (i % 2)], H[i / 2][n][2 * (i % 2) + 1]));
+            sync_warp();
+            GT_UNROLL
+            for (int k = lane_id(); k < 8 * TILES; k += 32) {
+                const int row = k / TILES, piece = k % TILES, p = row0 + 8 * i + row;
+                if (p < P && 8 * piece < N)
+                    stg<uint4>(values + (int64_t)p * N + 8 * piece, lds<uint4>(shared + tile_cell<NP>(row, piece)));
+            }
+            sync_warp();
+        }
+        if (lane_id() < 2 && row0 + 16 * lane_id() < P) powers[row0 / 16 + lane_id()] = power.inverse;
+    }
+
+    /* The chunk's part of H.  left: x or dy, tile of 64 columns, of which the warp has pair `pair` and the next; right: B or C
+     * as f16.  weight: of the tokens 2 lane, 2 lane + 1, without powers but for the inverse of right's; most: bounds of
+     * |left| . |weight|.  E: decay of the chunk.  gate: NULL, or a tile of z: left is times silu(z). */
+    template <class T>
+    GT_METHOD void update(uint32_t left, uint32_t gate, int pair, uint32_t right, float2 weight, float2 most, float E) {
+        float largest = most.x > most.y ? most.x : most.y, sum = most.x + most.y;
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) {
+            const float other = shfl_xor(largest, mask);
+            largest = other > largest ? other : largest;
+            sum += shfl_xor(sum, mask);
+        }
+        bound = finite(fabsf(E) * bound + 0x1p14f * sum);
+        follow(bound * power.value > 0x1p15f); /* grows: before, so that nothing exceeds fp32 */
+        const Power own = power_of(largest);
+        weight.x *= own.value;
+        weight.y *= own.value;
+        uint32_t v[BLOCKS][2][4];
+        const uint32_t lefts = by_columns<64>(left), gates = by_columns<64>(gate);
+        GT_UNROLL
+        for (int block = 0; block < BLOCKS; block++) {
+            const int from = 8 * block + lane_id() % 4;
+            const float w[4] = {shfl_idx(weight.x, from), shfl_idx(weight.y, from), shfl_idx(weight.x, from + 4),
+                                shfl_idx(weight.y, from + 4)};
+            GT_UNROLL
+            for (int m = 0; m < 2; m++) {
+                uint32_t x[4], z[4];
+                ldmatrix_x4_trans(x, tile_at<64>(lefts, block, pair + m));
+                if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, pair + m));
+                GT_UNROLL
+                for (int e = 0; e < 4; e++) {
+                    float lo = Element<T>::lo(x[e]) * w[e / 2 * 2], hi = Element<T>::hi(x[e]) * w[e / 2 * 2 + 1];
+                    if (gate) {
+                        lo *= silu(Element<T>::lo(z[e]));
+                        hi *= silu(Element<T>::hi(z[e]));
+                    }
+                    v[block][m][e] = pack_f16(lo, hi);
+                }
+            }
+        }
+        const float scale = own.inverse * power.value;
+        const uint32_t rights = by_rows<NP>(right);
+        constexpr int WIDTH = TILES < 4 ? TILES : 4;
+        GT_UNROLL
+        for (int n0 = 0; n0 < TILES; n0 += WIDTH) {
+            float added[2][WIDTH][4] = {};
+            GT_UNROLL
+            for (int block = 0; block < BLOCKS; block++) {
+                GT_UNROLL
+                for (int n = 0; n < WIDTH; n += 2) {
+                    uint32_t b[4];
+                    ldmatrix_x4_trans(b, tile_at<NP>(rights, block, (n0 + n) / 2));
+                    GT_UNROLL
+                    for (int m = 0; m < 2; m++) {
+                        mma_f16(added[m][n], v[block][m], b[0], b[1]);
+                        mma_f16(added[m][n + 1], v[block][m], b[2], b[3]);
+                    }
+                }
+            }
+            GT_UNROLL
+            for (int i = 0; i < 2 * WIDTH * 4; i++) {
+                float& x = H[i / 4 / WIDTH][n0 + i / 4 % WIDTH][i % 4];
+                x = fma_rn(added[i / 4 / WIDTH][i / 4 % WIDTH][i % 4], scale, x * E);
+            }
+        }
+        follow(bound * power.value < 0x1p3f && bound > 0.0f);
+    }
+};
+
+/* ---- where a block stands ---------------------------------------------------------------------------------------- */
+
+/* Units of a group, and blocks for them. */
+GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
+GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS - 1) / UNITS; }
+
+/* The units of a block: number block_x() % (G pairs); their head and rows. */
+struct Units {
+    int group, first; /* of the group's units */
+    GT_METHOD explicit Units(const Problem& in) {
+        const int pairs = (int)group_pairs(in);
+        const int place = block_x() % ((int)in.G * pairs);
+        group = place / pairs;
+        first = place % pairs * UNITS;
+    }
+    GT_METHOD bool exists(const Problem& in, int unit) const { return first + unit < (int)group_units(in); }
+    GT_METHOD int head(const Problem& in, int unit) const {
+        return group * ((int)in.H / (int)in.G) + (first + unit) / in.tiles;
+    }
+    GT_METHOD int row0(const Problem& in, int unit) const { return (first + unit) % in.tiles * TILE_P; }
+};
+
+GT_DEV int64_t unit_strands(const Problem& in) { return grid_x() / (in.G * group_pairs(in)); }
+GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group_pairs(in)); }
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
