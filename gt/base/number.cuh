@@ -122,6 +122,17 @@ GT_HD uint32_t pack_f16(float lo, float hi) {
 #endif
 }
 
+/* Products of two pairs of f16, each rounded once. */
+GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+    uint32_t pair;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+#else
+    return pack_f16(unpack_f16_lo(a) * unpack_f16_lo(b), unpack_f16_hi(a) * unpack_f16_hi(b));
+#endif
+}
+
 /* Rounds to tf32 (10 stored mantissa bits), ties away from zero, as cvt.rna.tf32.f32.  Infinities
  * and NaN are truncated: a NaN stays one if an upper mantissa bit is set, as in all computed ones.
  * mma_tf32 ignores the 13 bits below, which truncates an operand that was not rounded. */
