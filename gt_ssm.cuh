@@ -71,7 +71,7 @@ GT_API gt_status gt_ssd_forward(const gt_ssd_args* args, gt_stream stream) {
     gt_status status = gt::ssd::prepare(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
     size_t saved;
-    gt::floats_in(a.saved, gt::ssd::checkpoint_count(a), &saved);
+    gt::ssd::checkpoints_in(a.saved, a, &saved);
     const size_t need = gt::ssd::forward_workspace(a, device);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
@@ -93,7 +93,7 @@ GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
     if (status != GT_OK) return status;
     gt::ssd::BackwardPlan plan = gt::ssd::plan_backward(a, device);
     size_t saved;
-    gt::floats_in(a.saved, gt::ssd::checkpoint_count(a), &saved);
+    gt::ssd::checkpoints_in(a.saved, a, &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
         (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
         return status;
@@ -111,7 +111,7 @@ GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
     a.workspace = nullptr;
     sizes.forward = gt::ssd::forward_workspace(a, device);
     sizes.backward = gt::ssd::plan_backward(a, device).bytes;
-    gt::floats_in(nullptr, gt::ssd::checkpoint_count(a), &sizes.saved);
+    gt::ssd::checkpoints_in(nullptr, a, &sizes.saved);
     *need = sizes;
     return GT_OK;
 }

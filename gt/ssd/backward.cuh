@@ -22,7 +22,8 @@ namespace ssd {
  * Sums over p, n and t are in fixed order: deterministic. */
 struct SweepParams {
     Problem in;
-    const float *checkpoints, *dstate_out;
+    Checkpoints checkpoints;
+    const float* dstate_out;
     float* scratch; /* [blocks,8,64,WIDTH] */
     float* dstate_in;  /* NULL if not wanted, or shared */
     float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
@@ -129,7 +130,7 @@ GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t slot, int64_t
     const Problem& in = p.in;
     const int64_t slots = chunk_slots(in.sequences, CHECKPOINT), head = s.b * in.H + s.h;
     float state[8][C::RN];
-    load_state(in, s, p.checkpoints + (head * slots + slot) * in.P * in.N, state);
+    load_checkpoint(in, s, p.checkpoints, head * slots + slot, state);
     for (int leaf = 0; leaf < leaves; leaf++) {
         GT_UNROLL
         for (int i = 0; i < 2 * C::RN; i++) {

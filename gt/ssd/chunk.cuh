@@ -100,17 +100,6 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
-struct Power {
-    float value, inverse;
-};
-
-GT_DEV Power power_of(float bound) {
-    int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
-    exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;
-    return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
-}
-
 /* The larger magnitudes of two pairs of 16-bit numbers; `most` has no signs. */
 template <class T>
 GT_DEV uint32_t larger_pair(uint32_t most, uint32_t pair) {

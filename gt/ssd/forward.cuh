@@ -22,7 +22,9 @@ struct ForwardParams {
     void* y; /* NULL: only states are wanted */
     gt_stride y_at;
     const float* state_in;
-    float *state_out, *checkpoints; /* checkpoints [B,H,chunk slots,P,N] */
+    float* state_out;
+    Checkpoints checkpoints;
+    int keeps_checkpoints;
     int state_in_shared, is_step;
     int is_local; /* every segment from a zero state: only segments.states and segments.decays are written */
     const int32_t* slots;
@@ -75,10 +77,10 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
     load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, state);
     for (int leaf = 0; leaf < leaves; leaf++) {
         const int64_t first = s.recall() + leaf * LEAF;
-        if (p.checkpoints && leaf % LEAVES == 0) {
+        if (p.keeps_checkpoints && leaf % LEAVES == 0) {
             const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
             const int64_t slot = (s.b * in.H + s.h) * slots + s.chunk_slot() + leaf / LEAVES;
-            store_state(in, s, p.checkpoints + slot * in.P * in.N, state);
+            store_checkpoint(in, s, p.checkpoints, slot, state);
         }
         const int tokens = tokens_from(s, first);
         stage_decays(in, s, first);

@@ -5,6 +5,7 @@
 #include "../base/reduce.cuh"
 #include "backward.cuh"
 #include "forward.cuh"
+#include "launch_tensor.cuh"
 #include "table.h"
 
 namespace gt {
@@ -81,7 +82,7 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
         ForwardParams local = p;
         local.is_local = 1;
         local.y = nullptr;
-        local.checkpoints = nullptr;
+        local.keeps_checkpoints = 0;
         if ((status = launch_forward_once(local, device, stream)) != GT_OK ||
             (status = scan_segments<false>("ssd scan_segments_kernel", scan_of(p.in, p.state_in, p.state_in_shared),
                                            device, stream)) != GT_OK)
@@ -118,21 +119,19 @@ static inline int64_t sweep_width(int64_t N) {
 }
 static inline int64_t sweep_warps(int64_t N) { return N <= 128 ? 4 : 8; }
 
-static inline int64_t checkpoint_count(const gt_ssd_args& a) {
-    return a.B * a.H * chunk_slots(sequences_of(a), CHECKPOINT) * a.P * a.N;
-}
-
+/* Enough for either kind of kernels. */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {
-    Arena arena(nullptr);
-    take_segments(arena, a, segments_for(a, device));
-    return arena.bytes();
+    Arena plain(nullptr), tensor(nullptr);
+    take_segments(plain, a, segments_for(a, device));
+    take_segments(tensor, a, tensor_segments(a, device));
+    return plain.bytes() > tensor.bytes() ? plain.bytes() : tensor.bytes();
 }
 
 /* The pieces of backward's workspace. */
 struct BackwardPlan {
     SweepParams sweep;
     DeltaParams delta;
-    float* checkpoints;
+    Checkpoints checkpoints;
     int64_t strands, blocks; /* of the sweep */
     int64_t dskip_rows;
     size_t bytes;
@@ -150,7 +149,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
     /* a block parks states, so that there are few more blocks than can run at once */
     plan.strands = strands_for(s.in, 16 * (int64_t)device.multiprocessors);
     plan.blocks = plan.strands * a.H * tiles;
-    if (!a.saved) plan.checkpoints = arena.take<float>(checkpoint_count(a));
+    if (!a.saved) plan.checkpoints = take_checkpoints(arena, a);
     s.scratch = arena.take<float>(plan.blocks * LEAVES * TILE_P * sweep_width(a.N));
     if (a.dBm) s.dB = arena.take<float>(tokens * tiles * a.N);
     if (a.dCm) s.dC = arena.take<float>(tokens * tiles * a.N);
@@ -178,6 +177,7 @@ static inline gt_status recompute_checkpoints(const gt_ssd_args& a, BackwardPlan
     f.state_in = a.state_in;
     f.state_in_shared = a.state_in_shared;
     f.checkpoints = plan.checkpoints;
+    f.keeps_checkpoints = 1;
     plan.sweep.checkpoints = plan.checkpoints;
     return launch_forward(f, device, stream);
 }
@@ -198,7 +198,7 @@ static inline gt_status launch_backward(const gt_ssd_args& a, BackwardPlan& plan
     ClearParams unused = {};
     gt_status status;
     size_t bytes;
-    s.checkpoints = floats_in(a.saved, checkpoint_count(a), &bytes);
+    s.checkpoints = checkpoints_in(a.saved, a, &bytes);
     if (!a.saved && (status = recompute_checkpoints(a, plan, device, stream)) != GT_OK) return status;
     s.dstate_out = a.dstate_out;
     s.dstate_in = shared ? nullptr : a.dstate_in;
@@ -245,25 +245,44 @@ static inline gt_status prepare(gt_pass pass, const gt_ssd_args* args, gt_ssd_ar
     return current_device(device);
 }
 
+static inline gt_status forward_tensor(const gt_ssd_args& a, const Device& device, gt_stream stream) {
+    TensorParams p = {};
+    Arena arena(a.workspace);
+    size_t bytes;
+    p.in = problem_of(a);
+    p.in.segments = take_segments(arena, a, tensor_segments(a, device));
+    p.y = a.y;
+    p.y_at = a.y_stride;
+    p.state_in = a.state_in;
+    p.state_out = a.state_out;
+    p.state_in_shared = a.state_in_shared;
+    if (a.saved) p.checkpoints = checkpoints_in(a.saved, a, &bytes);
+    Chain chain = {stream};
+    return launch_forward_tensor(p, device, chain);
+}
+
 static inline gt_status forward(const gt_ssd_args& a, bool is_step, const Device& device, gt_stream stream) {
     ForwardParams p = {};
     ClearParams unused = {};
     Arena arena(a.workspace);
     add_output(unused, a.y, a.y_stride, a.dtype, a.H, a.P);
     p.in = problem_of(a);
+    const gt_status status = clear_unused("ssd clear_unused_kernel", unused, p.in.sequences, device, stream);
+    if (status != GT_OK) return status;
+    if (!is_step && takes_tensor_cores(a, device)) return forward_tensor(a, device, stream);
     p.in.segments = take_segments(arena, a, is_step ? 1 : segments_for(a, device));
     p.y = a.y;
     p.y_at = a.y_stride;
     p.state_in = is_step ? a.state_out : a.state_in;
     p.state_out = a.state_out;
     size_t bytes;
-    p.checkpoints = is_step ? nullptr : floats_in(a.saved, checkpoint_count(a), &bytes);
+    p.keeps_checkpoints = !is_step && a.saved;
+    if (p.keeps_checkpoints) p.checkpoints = checkpoints_in(a.saved, a, &bytes);
     p.state_in_shared = a.state_in_shared;
     p.is_step = is_step;
     p.slots = a.slots;
     p.slot_capacity = a.slot_capacity;
-    const gt_status status = clear_unused("ssd clear_unused_kernel", unused, p.in.sequences, device, stream);
-    return status != GT_OK ? status : launch_forward(p, device, stream);
+    return launch_forward(p, device, stream);
 }
 
 } /* namespace ssd */

@@ -65,6 +65,46 @@ struct Problem {
     int tiles; /* of 64 rows of P */
 };
 
+/* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16 and
+ * behind all of them, for the same slots, a float for every 16 rows, which their values are to be multiplied by. */
+struct Checkpoints {
+    float* plain;
+    f16* values;
+    float* powers;
+};
+
+GT_HD int64_t row_tiles(int64_t P) { return (P + 15) / 16; }
+
+/* Whether they are f16: whichever kernels write and read them. */
+static inline bool has_f16_checkpoints(const gt_ssd_args& a) {
+    return a.dtype != GT_F32 && a.N % 16 == 0 && a.N <= 128 && a.P % 8 == 0;
+}
+
+static inline int64_t checkpoint_slots(const gt_ssd_args& a) {
+    return a.B * a.H * chunk_slots(sequences_of(a), CHECKPOINT);
+}
+
+/* In the next piece of an arena. */
+static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
+    const int64_t slots = checkpoint_slots(a);
+    Checkpoints c = {nullptr, nullptr, nullptr};
+    if (has_f16_checkpoints(a)) {
+        c.values = arena.take<f16>(slots * a.P * a.N);
+        c.powers = arena.take<float>(slots * row_tiles(a.P));
+    } else {
+        c.plain = arena.take<float>(slots * a.P * a.N);
+    }
+    return c;
+}
+
+/* In a caller's buffer of any alignment; *bytes is what such a buffer must have. */
+static inline Checkpoints checkpoints_in(const void* buffer, const gt_ssd_args& a, size_t* bytes) {
+    Arena arena(const_cast<void*>(buffer));
+    const Checkpoints c = take_checkpoints(arena, a);
+    *bytes = arena.bytes();
+    return c;
+}
+
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
 /* Where a block and a thread stand.  A block has one tile of one head and takes segments of sequences in turn: those
@@ -139,6 +179,17 @@ struct Place {
         load_vector(v, cell(offset + n0));
     }
 };
+
+/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
+struct Power {
+    float value, inverse;
+};
+
+GT_DEV Power power_of(float bound) {
+    int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
+    exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;
+    return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
+}
 
 /* Segments of sequences that the blocks of a tile and head share, and how many of these blocks there are. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
@@ -384,6 +435,61 @@ GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
         for (int n = 0; n < C::RN; n++)
             if (s.row(i) < s.rows && s.n0 + n < in.N) to[n] = state[i][n];
         to += i == 3 ? 29 * in.N : in.N;
+    }
+}
+
+/* To and from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; PARTS is used. */
+template <class C>
+GT_DEV void store_checkpoint(const Problem& in, const Place<C>& s, const Checkpoints& to, int64_t slot,
+                             const float (&state)[8][C::RN]) {
+    const int64_t size = (int64_t)in.P * in.N;
+    if (to.plain) return store_state(in, s, to.plain + slot * size, state);
+    float most = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < 8 * C::RN; i++) {
+        const float x = fabsf(state[i / C::RN][i % C::RN]);
+        most = x > most ? x : most;
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        const float other = shfl_xor(most, mask);
+        most = other > most ? other : most;
+    }
+    if (lane_id() == 0) sts<float>(s.cell(C::PARTS + warp_id()), most);
+    sync_threads();
+    for (int i = 0; i < C::WARPS; i++) {
+        const float other = s.value(C::PARTS + i);
+        most = other > most ? other : most;
+    }
+    sync_threads();
+    const Power power = power_of(most);
+    f16* values = to.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++)
+            if (s.row(i) < s.rows && s.n0 + n < in.N) values[n].bits = f32_to_f16(state[i][n] * power.value);
+        values += i == 3 ? 29 * in.N : in.N;
+    }
+    if (thread_id() < 4 && s.p0 + 16 * thread_id() < in.P)
+        to.powers[slot * row_tiles(in.P) + s.p0 / 16 + thread_id()] = power.inverse;
+}
+
+template <class C>
+GT_DEV void load_checkpoint(const Problem& in, const Place<C>& s, const Checkpoints& from, int64_t slot,
+                            float (&state)[8][C::RN]) {
+    const int64_t size = (int64_t)in.P * in.N;
+    if (from.plain) return load_state(in, s, from.plain + slot * size, state);
+    const f16* values = from.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
+    const float* powers = from.powers + slot * row_tiles(in.P) + s.p0 / 16;
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++)
+            state[i][n] = s.row(i) < s.rows && s.n0 + n < in.N
+                              ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16]
+                              : 0.0f;
+        values += i == 3 ? 29 * in.N : in.N;
     }
 }
 

@@ -10,9 +10,7 @@
  * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t of
  * B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
  * registers: NP for H, 32 for v, 32 for the sums.
- *
- * Checkpoints: [b][h][slot][P][N] f16, and behind all of them, for the same slots, a float for every 16 rows: what the values
- * are to be multiplied by.  slot: of 128 tokens. */
+ */
 #ifndef GT_SSD_STATE_CUH
 #define GT_SSD_STATE_CUH
 
@@ -23,26 +21,6 @@ namespace ssd {
 
 constexpr int UNITS = 2, WARPS = 4, THREADS = 128; /* of a block */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
-
-struct Checkpoints {
-    f16* values; /* NULL: none */
-    float* powers;
-};
-
-GT_HD int64_t row_tiles(int P) { return (P + 15) / 16; }
-
-/* Bytes of the values and of all for so many slots (of all heads and batch elements). */
-static inline int64_t checkpoint_values_bytes(int64_t slots, int64_t P, int64_t N) {
-    return (slots * P * N * 2 + 255) / 256 * 256;
-}
-static inline int64_t checkpoint_bytes(int64_t slots, int64_t P, int64_t N) {
-    return checkpoint_values_bytes(slots, P, N) + slots * row_tiles((int)P) * 4;
-}
-static inline Checkpoints checkpoints_at(void* buffer, int64_t slots, int64_t P, int64_t N) {
-    if (!buffer) return {nullptr, nullptr};
-    return {static_cast<f16*>(buffer),
-            reinterpret_cast<float*>(static_cast<char*>(buffer) + checkpoint_values_bytes(slots, P, N))};
-}
 
 /* What a warp has of a state. */
 template <int NP>

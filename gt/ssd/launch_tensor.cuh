@@ -1,0 +1,119 @@
+/* gt/ssd/launch_tensor.cuh - ssd on tensor cores: which calls take these kernels; forward and the passes over states. */
+#ifndef GT_SSD_LAUNCH_TENSOR_CUH
+#define GT_SSD_LAUNCH_TENSOR_CUH
+
+#include "states_tensor.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* NULL, or rows that are whole pieces of 16 bytes. */
+static inline bool has_pieces(const void* data, const gt_stride& stride) {
+    return !data || ((uintptr_t)data % 16 == 0 && stride.b % 8 == 0 && stride.t % 8 == 0 && stride.h % 8 == 0);
+}
+
+/* Whether tensor cores take the call: sizes, device, rows. */
+static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device) {
+    return has_f16_checkpoints(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024 &&
+           has_pieces(a.x, a.x_stride) && has_pieces(a.Bm, a.Bm_stride) && has_pieces(a.Cm, a.Cm_stride) &&
+           has_pieces(a.z, a.z_stride) && has_pieces(a.y, a.y_stride) && has_pieces(a.dy, a.dy_stride) &&
+           has_pieces(a.dx, a.dx_stride) && has_pieces(a.dz, a.dz_stride) && has_pieces(a.dBm, a.dBm_stride) &&
+           has_pieces(a.dCm, a.dCm_stride);
+}
+
+static inline int blocks_fit(int64_t N) { return N > 64 ? 2 : N > 32 ? 3 : 4; } /* on a multiprocessor, as compiled */
+
+static inline int64_t tensor_pairs(const gt_ssd_args& a) {
+    const int64_t units = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
+    return a.G * ((units + UNITS - 1) / UNITS);
+}
+
+/* As many segments as fill the multiprocessors. */
+static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device) {
+    return choose_segments(sequences_of(a), a.segments, tensor_pairs(a), blocks_fit(a.N) * (int64_t)device.multiprocessors,
+                           2 * CHECKPOINT, CHECKPOINT);
+}
+
+/* Blocks of a pair of units: one a segment, but no more than `room` blocks in all are launched. */
+static inline int64_t tensor_strands(const Problem& in, int64_t room) {
+    const int64_t each = in.G * group_pairs(in), items = most_sequences(in.sequences) * in.segments.count;
+    const int64_t most = room / each > 1 ? room / each : 1;
+    return items < most ? items : most;
+}
+
+template <class T, int NP>
+static gt_status launch_forward_tensor_with(const TensorParams& p, int64_t blocks, Chain& chain) {
+    return run("ssd forward_tensor_kernel", forward_tensor_kernel<T, NP>, blocks, THREADS, ForwardTile<T, NP>::BYTES, chain, p);
+}
+
+template <class T, int NP, bool REVERSE>
+static gt_status launch_states_tensor_with(const StatesParams& p, int64_t blocks, Chain& chain) {
+    return run("ssd states_tensor_kernel", states_tensor_kernel<T, NP, REVERSE>, blocks, THREADS, StatesTile<T, NP>::BYTES,
+               chain, p);
+}
+
+template <class T>
+static gt_status launch_forward_tensor_as(const TensorParams& p, int64_t blocks, Chain& chain) {
+    const int N = p.in.N;
+    return N <= 16   ? launch_forward_tensor_with<T, 16>(p, blocks, chain)
+           : N <= 32 ? launch_forward_tensor_with<T, 32>(p, blocks, chain)
+           : N <= 64 ? launch_forward_tensor_with<T, 64>(p, blocks, chain)
+                     : launch_forward_tensor_with<T, 128>(p, blocks, chain);
+}
+
+template <class T, bool REVERSE>
+static gt_status launch_states_tensor_as(const StatesParams& p, int64_t blocks, Chain& chain) {
+    const int N = p.in.N;
+    return N <= 16   ? launch_states_tensor_with<T, 16, REVERSE>(p, blocks, chain)
+           : N <= 32 ? launch_states_tensor_with<T, 32, REVERSE>(p, blocks, chain)
+           : N <= 64 ? launch_states_tensor_with<T, 64, REVERSE>(p, blocks, chain)
+                     : launch_states_tensor_with<T, 128, REVERSE>(p, blocks, chain);
+}
+
+template <bool REVERSE>
+static gt_status launch_states_once(const StatesParams& p, int64_t blocks, Chain& chain) {
+    return p.in.dtype == GT_BF16 ? launch_states_tensor_as<bf16, REVERSE>(p, blocks, chain)
+                                 : launch_states_tensor_as<f16, REVERSE>(p, blocks, chain);
+}
+
+/* The states that segments start from, in segments.states, where there are several. */
+template <bool REVERSE>
+static gt_status start_segments(const Problem& in, const float* state_in, int state_in_shared, int64_t blocks,
+                                const Device& device, Chain& chain) {
+    if (in.segments.count == 1) return GT_OK;
+    StatesParams local = {};
+    local.in = in;
+    local.is_local = 1;
+    const gt_status status = launch_states_once<REVERSE>(local, blocks, chain);
+    if (status != GT_OK) return status;
+    return scan_segments<REVERSE>("ssd scan_segments_kernel",
+                                  {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H,
+                                   nullptr},
+                                  device, chain);
+}
+
+static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
+    const int64_t room = in.sequences.capacity ? 8 * blocks_fit(in.N) * (int64_t)device.multiprocessors : (int64_t)1 << 22;
+    return tensor_strands(in, room) * in.G * group_pairs(in);
+}
+
+static inline gt_status launch_forward_tensor(const TensorParams& p, const Device& device, Chain& chain) {
+    const int64_t blocks = tensor_blocks(p.in, device);
+    const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, blocks, device, chain);
+    if (status != GT_OK) return status;
+    return p.in.dtype == GT_BF16 ? launch_forward_tensor_as<bf16>(p, blocks, chain)
+                                 : launch_forward_tensor_as<f16>(p, blocks, chain);
+}
+
+/* Checkpoints of h (state_in: the initial states), or REVERSE of G and dstate_in (state_in: dstate_out).
+ * p.state_sum: of `strands` strands. */
+template <bool REVERSE>
+static gt_status launch_states_tensor(const StatesParams& p, int64_t blocks, const Device& device, Chain& chain) {
+    const gt_status status = start_segments<REVERSE>(p.in, p.state_in, p.state_in_shared, blocks, device, chain);
+    return status != GT_OK ? status : launch_states_once<REVERSE>(p, blocks, chain);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
