@@ -91,13 +91,13 @@ GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
     gt::Device device;
     gt_status status = gt::ssd::prepare(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    gt::ssd::BackwardPlan plan = gt::ssd::plan_backward(a, device);
+    const size_t need = gt::ssd::backward_workspace(a, device);
     size_t saved;
     gt::ssd::checkpoints_in(a.saved, a, &saved);
     if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, plan.bytes)) != GT_OK)
+        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
         return status;
-    return gt::ssd::launch_backward(a, plan, device, stream);
+    return gt::ssd::backward(a, device, stream);
 }
 
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
@@ -110,7 +110,7 @@ GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
     gt_workspace sizes = {0, 0, 0, 0};
     a.workspace = nullptr;
     sizes.forward = gt::ssd::forward_workspace(a, device);
-    sizes.backward = gt::ssd::plan_backward(a, device).bytes;
+    sizes.backward = gt::ssd::backward_workspace(a, device);
     gt::ssd::checkpoints_in(nullptr, a, &sizes.saved);
     *need = sizes;
     return GT_OK;

@@ -33,15 +33,9 @@
 namespace gt {
 namespace ssd {
 
-/* States every CHECKPOINT tokens: f16 [B,H,slots][P][N], and for each 16 rows of each what to multiply them by. */
-struct StatesF16 {
-    const f16* values; /* NULL: 0 */
-    const float* inverses; /* [B,H,slots][ceil(P/16)] */
-};
-
 struct ChunkGradientParams {
     Problem in;
-    StatesF16 h, G; /* before the first token of each slot; after its last */
+    Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
     int64_t slots;
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_at, ddt_at, dBm_at, dCm_at;
@@ -49,9 +43,8 @@ struct ChunkGradientParams {
     float *dA, *dbias, *dskip;
 };
 
-template <class T_, int N_, int STAGES_>
+template <int N_, int STAGES_>
 struct ChunkGradientTraits {
-    using T = T_;
     static constexpr int N = N_, STAGES = STAGES_;
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
     static constexpr int COLUMNS = N / 2; /* of dC or dB, of a warp: with 32 rows */
@@ -76,7 +69,8 @@ struct ChunkGradientTraits {
     static constexpr int M_INVERSE = ROW_INVERSES + 4 * CHUNK, WEIGHT = M_INVERSE + CHUNK; /* of the neighbour's tokens */
     static constexpr int B_INVERSE = WEIGHT + CHUNK, C_INVERSE = B_INVERSE + CHUNK, NEXT_INVERSE = C_INVERSE + CHUNK;
     static constexpr int M_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = M_BOUND + 8; /* [8] each, of the warps' rows */
-    static constexpr int SUMS = WEIGHT_SUM + 8;
+    static constexpr int HEAD_SUMS = WEIGHT_SUM + 8; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
+    static constexpr int SUMS = HEAD_SUMS + 2 * CHUNK + 4;
     /* from the step's SUMS */
     static constexpr int ROW_SUMS = 0;                       /* Gamma: [3 blocks of s][t] */
     static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK; /* [2 halves of t][s] */
@@ -143,11 +137,10 @@ GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
 /* Starts the copy of rows of x or dy: a lane copies the pieces that it converts. */
-template <class T>
 GT_DEV void copy_rows(uint32_t tile, const void* data, int64_t first, int64_t pitch, int rows, int columns) {
     const RowLanes<64> at;
     const int row = warp_id() * RowLanes<64>::ROWS + at.row;
-    const T* from = static_cast<const T*>(data) + first;
+    const uint16_t* from = static_cast<const uint16_t*>(data) + first;
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
         const int column = 8 * (at.piece + RowLanes<64>::LANES * i);
@@ -157,7 +150,7 @@ GT_DEV void copy_rows(uint32_t tile, const void* data, int64_t first, int64_t pi
 }
 
 template <class C>
-GT_DEV void copy_state(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const StatesF16& states, int step,
+GT_DEV void copy_state(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const Checkpoints& states, int step,
                        uint32_t tile) {
     const Problem& in = p.in;
     const int p0 = me.p0(in, step), rows = !states.values ? 0 : in.P - p0 < TILE_P ? in.P - p0 : TILE_P;
@@ -170,15 +163,14 @@ GT_DEV void copy_state(const ChunkGradientParams& p, const ChunkGradientBlock<C>
 /* Everything that a step reads, by the warps that multiply. */
 template <class C>
 GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
-    using T = typename C::T;
     const Problem& in = p.in;
     const int h = me.head(in, step), p0 = me.p0(in, step), columns = in.P - p0;
     const uint32_t stage = me.stage(step);
-    copy_rows<T>(stage + C::X, in.x, at(in.x_at, me.b, me.first, h) + p0, in.x_at.t, me.tokens, columns);
-    copy_rows<T>(stage + C::DY, in.dy, at(in.dy_at, me.b, me.first, h) + p0, in.dy_at.t, me.tokens, columns);
+    copy_rows(stage + C::X, in.x, at(in.x_at, me.b, me.first, h) + p0, in.x_at.t, me.tokens, columns);
+    copy_rows(stage + C::DY, in.dy, at(in.dy_at, me.b, me.first, h) + p0, in.dy_at.t, me.tokens, columns);
     if (me.makes_state()) {
         const gt_stride from = me.second ? in.x_at : in.dy_at;
-        copy_rows<T>(stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour, h) + p0, from.t,
+        copy_rows(stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour, h) + p0, from.t,
                      me.neighbour_tokens, columns);
     }
     copy_state(p, me, p.h, step, stage + C::H);
@@ -188,7 +180,7 @@ GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>&
 
 /* The warp's 8 rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
 template <class T>
-GT_DEV float convert_rows(uint32_t tile) {
+GT_DEV float convert_rows_of(uint32_t tile) {
     const RowLanes<64> at;
     uint4 x[RowLanes<64>::PIECES];
     uint32_t most = 0;
@@ -205,6 +197,10 @@ GT_DEV float convert_rows(uint32_t tile) {
                    {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
                     scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
     return power.inverse;
+}
+
+GT_DEV float convert_rows(gt_dtype dtype, uint32_t tile) {
+    return dtype == GT_BF16 ? convert_rows_of<bf16>(tile) : convert_rows_of<f16>(tile);
 }
 
 /* Over the 8 rows of which lanes 4 i have one each. */
@@ -225,16 +221,15 @@ GT_DEV float rows_largest(float x) {
 
 /* The warp's rows of what came for a step. */
 template <class C>
-GT_DEV void convert_step(const ChunkGradientBlock<C>& me, int step) {
-    using T = typename C::T;
+GT_DEV void convert_step(gt_dtype dtype, const ChunkGradientBlock<C>& me, int step) {
     const RowLanes<64> at;
     const uint32_t stage = me.stage(step);
     const int row = warp_id() * RowLanes<64>::ROWS + at.row;
-    const float x = convert_rows<T>(stage + C::X), dy = convert_rows<T>(stage + C::DY);
+    const float x = convert_rows(dtype, stage + C::X), dy = convert_rows(dtype, stage + C::DY);
     const float bound = rows_largest(dy * me.value(C::C_INVERSE + row));
     float weight = 0.0f;
     if (me.makes_state())
-        weight = convert_rows<T>(stage + C::NEXT) * me.value(C::NEXT_INVERSE + row) *
+        weight = convert_rows(dtype, stage + C::NEXT) * me.value(C::NEXT_INVERSE + row) *
                  me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
     const float sum = rows_sum(weight);
     if (at.piece == 0) {
@@ -304,7 +299,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
             const float w0 = w.x * weights.value, w1 = w.y * weights.value;
             GT_UNROLL
             for (int i = 0; i < C::MADE_TILES; i++) {
-                const uint32_t pair = neighbour.words[k][i][e];
+                const uint32_t pair = as_uint(made_here(as_float(neighbour.words[k][i][e])));
                 right[i][e] = pack_f16(unpack_f16_lo(pair) * w0, unpack_f16_hi(pair) * w1);
             }
         }
@@ -670,6 +665,10 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int part,
     }
 }
 
+GT_DEV uint32_t pack_as(gt_dtype dtype, float lo, float hi) {
+    return dtype == GT_BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
+}
+
 GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
 /* Dskip of the rows p of column tile n of a lane. */
@@ -682,7 +681,6 @@ GT_DEV float2 skips_of(const Problem& in, int h, int p) {
 
 template <class C>
 GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
-    using T = typename C::T;
     const Problem& in = p.in;
     const int g = lane_id() / 4, j = lane_id() % 4;
     const int part = warp_id() % 4, rows = warp_id() / 4; /* of p, 16; of s, 32 */
@@ -724,7 +722,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                     dskip[2 * n] = fma_rn(dy0, x0 * x_inverse, dskip[2 * n]);
                     dskip[2 * n + 1] = fma_rn(dy1, x1 * x_inverse, dskip[2 * n + 1]);
                 }
-                sts<uint32_t>(stage + C::X + cell, Element<T>::pack(dx0, dx1)); /* over x, which is read no more */
+                sts<uint32_t>(stage + C::X + cell, pack_as(in.dtype, dx0, dx1)); /* over x, which is read no more */
             }
             direct[2 * m + e] = dot * x_inverse;
         }
@@ -733,7 +731,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * rows + 16 * part));
     sync_warp();
     if (!p.dx) return;
-    T* to = static_cast<T*>(p.dx) + at(p.dx_at, me.b, me.first, h) + p0;
+    uint16_t* to = static_cast<uint16_t*>(p.dx) + at(p.dx_at, me.b, me.first, h) + p0;
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
         const int t = 32 * rows + 16 * i + lane_id() / 2, piece = 2 * part + lane_id() % 2;
@@ -804,11 +802,11 @@ template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
     if (me.makes_state()) neighbour_factors(in, me, step, dt);
-    const int which = lane_id() / 4, i = lane_id() % 4, blocks = (in.P + 15) / 16, block = me.p0(in, step) / 16 + i;
+    const int which = lane_id() / 4, i = lane_id() % 4, blocks = (int)row_tiles(in.P), block = me.p0(in, step) / 16 + i;
     if (which > 1) return;
-    const StatesF16& states = which ? p.G : p.h;
+    const Checkpoints& states = which ? p.G : p.h;
     const int64_t at = ((me.b * in.H + me.head(in, step)) * p.slots + me.slot) * blocks + block;
-    const float inverse = states.values && block < blocks ? states.inverses[at] : 0x1p-100f;
+    const float inverse = states.values && block < blocks ? states.powers[at] : 0x1p-100f;
     sts<float>(me.cell(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
@@ -853,15 +851,9 @@ GT_DEV float2 sums_before(float2 x) {
 
 GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 
-/* Of a head, over its tiles of p. */
-struct HeadSums {
-    float2 da, direct;
-    float dskip;
-};
-
 /* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip. */
 template <class C>
-GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, HeadSums& sums) {
+GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
     const int lane = lane_id(), block = lane / 8, h = me.head(in, step), tile = step % in.tiles;
     const auto pair = [&](int offset) { return lds<float2>(me.cell(me.sums(step, offset) + 2 * lane)); };
@@ -886,28 +878,39 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     const float Gh = ((z0.x + z0.y) + (z0.z + z0.w)) + ((z1.x + z1.y) + (z1.z + z1.w));
     const float E = exp2_finite(warp_sum((deltas[0].value + deltas[1].value) * A * LOG2_E));
     da = plus(da, {E * Gh, E * Gh});
-    const float2 direct = plus(plus(pair(C::DIRECT), pair(C::DIRECT + CHUNK)),
-                               plus(pair(C::DIRECT + 2 * CHUNK), pair(C::DIRECT + 3 * CHUNK)));
-    if (tile == 0) sums = {{0.0f, 0.0f}, {0.0f, 0.0f}, 0.0f};
-    sums.da = plus(sums.da, da);
-    sums.direct = plus(sums.direct, direct);
+    float2 direct = plus(plus(pair(C::DIRECT), pair(C::DIRECT + CHUNK)),
+                         plus(pair(C::DIRECT + 2 * CHUNK), pair(C::DIRECT + 3 * CHUNK)));
+    float dskip = 0.0f;
     if (p.dskip) {
-        const float2 dskip = plus(pair(C::DSKIP), pair(C::DSKIP + CHUNK));
+        const float2 both = plus(pair(C::DSKIP), pair(C::DSKIP + CHUNK));
         const int column = me.p0(in, step) + 2 * lane;
         if (in.skip_per_channel) {
             float* to = p.dskip + (me.row * in.H + h) * in.P + column;
-            if (column < in.P) to[0] = dskip.x;
-            if (column + 1 < in.P) to[1] = dskip.y;
+            if (column < in.P) to[0] = both.x;
+            if (column + 1 < in.P) to[1] = both.y;
         } else {
-            sums.dskip += warp_sum(dskip.x + dskip.y);
+            dskip = warp_sum(both.x + both.y);
         }
     }
-    if (tile + 1 < in.tiles) return;
+    const uint32_t kept = me.cell(C::HEAD_SUMS + 2 * lane);
+    if (tile > 0) {
+        da = plus(lds<float2>(kept), da);
+        direct = plus(lds<float2>(kept + 4 * CHUNK), direct);
+        dskip += me.value(C::HEAD_SUMS + 2 * CHUNK);
+    }
+    if (tile + 1 < in.tiles) {
+        sync_warp();
+        sts<float2>(kept, da);
+        sts<float2>(kept + 4 * CHUNK, direct);
+        if (lane == 0) sts<float>(me.cell(C::HEAD_SUMS + 2 * CHUNK), dskip);
+        sync_warp();
+        return;
+    }
     float dA = 0.0f, dbias = 0.0f;
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
         const int t = 2 * lane + i;
-        const float da_t = i ? sums.da.y : sums.da.x, direct_t = i ? sums.direct.y : sums.direct.x;
+        const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
         const Delta delta = deltas[i];
         if (t >= me.tokens) continue;
         /* the slope first: the sum without it may overflow */
@@ -922,7 +925,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     if (lane > 0) return;
     if (p.dA) p.dA[me.row * in.H + h] = dA;
     if (p.dbias) p.dbias[me.row * in.H + h] = dbias;
-    if (p.dskip && !in.skip_per_channel) p.dskip[me.row * in.H + h] = sums.dskip;
+    if (p.dskip && !in.skip_per_channel) p.dskip[me.row * in.H + h] = dskip;
 }
 
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
@@ -976,7 +979,6 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
 template <class C>
 GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, uint32_t tile,
                           const ProductSums<C>& sums) {
-    using T = typename C::T;
     const ProductPlace place;
     const int g = lane_id() / 4, j = lane_id() % 4, piece0 = place.half * (C::COLUMNS / 8);
     GT_UNROLL
@@ -988,12 +990,12 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
                 GT_UNROLL
                 for (int e = 0; e < 2; e++)
                     sts<uint32_t>(tile + tile_cell<C::N>(32 * place.rows + 16 * m + 8 * e + g, piece0 + 4 * pass + n) + 4 * j,
-                                  Element<T>::pack(sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
+                                  pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
     sync_warp();
     void* out = place.which ? p.dBm : p.dCm;
     if (!out) return;
     const gt_stride out_at = place.which ? p.dBm_at : p.dCm_at;
-    T* to = static_cast<T*>(out) + at(out_at, me.b, me.first, me.g);
+    uint16_t* to = static_cast<uint16_t*>(out) + at(out_at, me.b, me.first, me.g);
     constexpr int PIECES = C::COLUMNS / 8;
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
@@ -1037,12 +1039,11 @@ GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row) {
 
 template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
-    using T = typename C::T;
     const Problem& in = p.in;
     const bool finishes = warp_id() == 4, makes_factors = warp_id() == 5; /* they have no pairs */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
-        load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const T*>(data) + at(stride, me.b, first, me.g), stride.t,
+        load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g), stride.t,
                                        tokens, in.N);
     };
     copy_group(me.smem + C::B, in.Bm, in.Bm_at, me.first, me.tokens);
@@ -1053,11 +1054,16 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     cp_async_commit();
     cp_async_wait<0>();
     sync_threads();
-    rows_to_f16<T, C::N>(me.smem + C::B, me.cell(C::B_INVERSE), warp_id(), C::WARPS);
-    rows_to_f16<T, C::N>(me.smem + C::C, me.cell(C::C_INVERSE), warp_id(), C::WARPS);
-    if (me.makes_state()) rows_to_f16<T, C::N>(neighbour_tile, me.cell(C::NEXT_INVERSE), warp_id(), C::WARPS);
+    const auto convert_group = [&](uint32_t tile, int inverses) {
+        if (in.dtype == GT_BF16)
+            rows_to_f16<bf16, C::N>(tile, me.cell(inverses), warp_id(), C::WARPS);
+        else
+            rows_to_f16<f16, C::N>(tile, me.cell(inverses), warp_id(), C::WARPS);
+    };
+    convert_group(me.smem + C::B, C::B_INVERSE);
+    convert_group(me.smem + C::C, C::C_INVERSE);
+    if (me.makes_state()) convert_group(neighbour_tile, C::NEXT_INVERSE);
     StepTimes dt;
-    HeadSums head_sums = {};
     if (makes_factors) {
         load_times(in, me, 0, dt);
         prepare_step(p, me, 0, dt);
@@ -1075,11 +1081,11 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     for (int step = 0; step < me.steps; step++) {
         const bool follows = step + 1 < me.steps;
         cp_async_wait<0>();
-        convert_step(me, step);
+        convert_step(in.dtype, me, step);
         sync_threads(); /* 1 */
         if (C::STAGES > 1 && follows) copy_step(p, me, step + 1);
         if (C::COPIES == 1) {
-            if (finishes && step > 0) finish_step(p, me, step - 1, head_sums);
+            if (finishes && step > 0) finish_step(p, me, step - 1);
             if (makes_factors) own_factors(in, me, step, dt);
         }
         if (makes_factors && follows) load_times(in, me, step + 1, dt);
@@ -1089,7 +1095,7 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
             prepare_step(p, me, step + 1, dt);
             if (C::COPIES > 1) own_factors(in, me, step + 1, dt);
         }
-        if (C::COPIES > 1 && finishes && step > 0) finish_step(p, me, step - 1, head_sums);
+        if (C::COPIES > 1 && finishes && step > 0) finish_step(p, me, step - 1);
         make_pairs(me, step, S, W);
         add_states(me, step, sums);
         sync_threads(); /* 3 */
@@ -1099,13 +1105,14 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
         if (follows) copy_step(p, me, step + 1);
     }
     sync_threads(); /* the stages are free */
-    if (finishes) finish_step(p, me, me.steps - 1, head_sums);
+    if (finishes) finish_step(p, me, me.steps - 1);
     finish_groups(p, me, W, sums);
 }
 
-template <class T, int N, int STAGES>
+template <int N, int STAGES>
 GT_KERNEL(256, 1) chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
-    using C = ChunkGradientTraits<T, N, STAGES>;
+    using C = ChunkGradientTraits<N, STAGES>;
+    wait_for_chain();
     const ChunkGradientBlock<C> me = find_chunk<C>(p);
     if (me.tokens <= 0) {
         if (me.g == 0) clear_sums(p, me.row);

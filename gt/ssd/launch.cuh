@@ -5,7 +5,7 @@
 #include "../base/reduce.cuh"
 #include "backward.cuh"
 #include "forward.cuh"
-#include "launch_tensor.cuh"
+#include "launch_backward_tensor.cuh"
 #include "table.h"
 
 namespace gt {
@@ -225,6 +225,26 @@ static inline gt_status launch_backward(const gt_ssd_args& a, BackwardPlan& plan
                                           stream)) != GT_OK)
         return status;
     return shared ? reduce_rows(s.dstate_sum, a.dstate_in, plan.strands, state, a.accumulate, stream) : GT_OK;
+}
+
+static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, const Device& device) {
+    Arena arena(a.workspace);
+    Problem in = problem_of(a);
+    in.segments = take_segments(arena, a, tensor_segments(a, device));
+    return plan_tensor_backward(a, arena, in, device);
+}
+
+/* Of the kernels that the call takes: rows of pointers that are not known yet (NULL) count as aligned. */
+static inline size_t backward_workspace(const gt_ssd_args& a, const Device& device) {
+    return takes_tensor_backward(a, device) ? plan_tensor_backward(a, device).bytes
+                                            : plan_backward(a, device).bytes;
+}
+
+static inline gt_status backward(const gt_ssd_args& a, const Device& device, gt_stream stream) {
+    if (takes_tensor_backward(a, device))
+        return launch_tensor_backward(a, plan_tensor_backward(a, device), device, stream);
+    BackwardPlan plan = plan_backward(a, device);
+    return launch_backward(a, plan, device, stream);
 }
 
 /* ---- dispatch and checks ------------------------------------------------------------------------------------ */
