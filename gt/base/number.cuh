@@ -41,6 +41,12 @@ GT_HD float made_here(float x) {
 #endif
     return x;
 }
+GT_HD int made_here(int x) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
 
 /* 16-bit element types.  They are storage only; arithmetic is fp32.  All conversions to them round
  * to nearest even; every NaN becomes 0x7fff.  A packed pair keeps the element of the lower address

@@ -29,6 +29,11 @@ namespace ssd {
 constexpr int CHUNK = 64;
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
+/* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
+ * from the state. */
+GT_DEV int here() { return made_here(lane_id()); }
+GT_DEV int thread_here() { return made_here(thread_id()); }
+
 /* ---- tiles ----------------------------------------------------------------------------------------------------- */
 
 template <int COLUMNS>
@@ -62,13 +67,13 @@ GT_DEV int tile_cell(int row, int piece) {
  *               A[row' = column][k = row] */
 template <int COLUMNS>
 GT_DEV uint32_t by_rows(uint32_t tile) {
-    const int lane = lane_id();
+    const int lane = here();
     return tile + tile_cell<COLUMNS>(lane % 16, lane / 16);
 }
 
 template <int COLUMNS>
 GT_DEV uint32_t by_columns(uint32_t tile) {
-    const int lane = lane_id();
+    const int lane = here();
     return tile + tile_cell<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
@@ -86,7 +91,7 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
     using S = TileShape<COLUMNS>;
     constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
     static_assert(THREADS % S::PIECES == 0, "a thread stays in its column");
-    const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
+    const int thread = thread_here(), row0 = thread / S::PIECES, piece = thread % S::PIECES;
     const T* from = first + row0 * pitch + 8 * piece;
     if (8 * piece >= columns) rows = 0;
     GT_UNROLL
@@ -115,9 +120,9 @@ struct RowLanes {
     static constexpr int LANES = S::PIECES < 4 ? S::PIECES : 4, PIECES = S::PIECES / LANES, ROWS = 32 / LANES;
     int row, piece; /* of the first rows and pieces; the others are LANES further */
     GT_METHOD RowLanes() {
-        const int i = lane_id() / LANES;
+        const int lane = here(), i = lane / LANES;
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
-        piece = lane_id() % LANES;
+        piece = lane % LANES;
     }
     GT_METHOD uint32_t cell(int block, int i) const {
         return (uint32_t)tile_cell<COLUMNS>(block * ROWS + row, piece + LANES * i);
@@ -210,9 +215,10 @@ GT_DEV int between_cell(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 
 /* Delta of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, 0 beyond; first: the chunk's first element of dt. */
 GT_DEV void load_deltas(const Problem& in, int h, int64_t first, int tokens, Delta (&delta)[2]) {
     const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    const int first_t = 2 * here();
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int t = 2 * lane_id() + i;
+        const int t = first_t + i;
         delta[i] = {0.0f, 0.0f};
         if (t < tokens) delta[i] = delta_of(in.rule, load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) + bias);
     }
@@ -221,7 +227,7 @@ GT_DEV void load_deltas(const Problem& in, int h, int64_t first, int tokens, Del
 /* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
  * synchronises. */
 GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
-    const int lane = lane_id(), in_half = lane % 4, block = lane / 8;
+    const int lane = here(), in_half = lane % 4, block = lane / 8;
     const bool upper = lane & 4; /* the second half of a block */
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     /* sums over the lanes before and after in a half */

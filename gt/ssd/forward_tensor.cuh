@@ -51,7 +51,8 @@ struct ForwardTile {
     static constexpr int FACTORS = M + WARPS * STAGING;                /* [UNITS] */
     static constexpr int B_INVERSE = FACTORS + UNITS * 4 * Factors::COUNT, C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int MAXIMA = C_INVERSE + 4 * CHUNK;               /* [UNITS] */
-    static constexpr int BYTES = MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int WALK = MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
     static_assert(STAGING >= 16 * NP && STAGING >= 2048 && STAGING % 128 == 0, "holds 8 rows of a state, 32 tokens of y");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
@@ -60,35 +61,24 @@ struct ForwardTile {
 /* Of M: where block (tb, sb) of a unit's lies. */
 GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb + 1) / 2 + sb); }
 
-/* A walk through a segment. */
-struct Walk {
-    int64_t b, first, end; /* tokens left: first ... end-1 of batch element b */
-    GT_METHOD int tokens(int chunk) const {
-        const int64_t left = end - first - (int64_t)chunk * CHUNK;
-        return (int)(left < CHUNK ? left : CHUNK);
-    }
-    GT_METHOD int chunks() const { return (int)((end - first + CHUNK - 1) / CHUNK); }
-    GT_METHOD int64_t token(int chunk) const { return first + (int64_t)chunk * CHUNK; }
-};
-
 /* Starts the copies of a chunk's tile of each unit of x, dy or z. */
 template <class T>
-GT_DEV void load_units(const Problem& in, const Units& at_block, const void* data, const gt_stride& stride, uint32_t tiles,
-                       const Walk& walk, int chunk) {
+GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles, const Walk& walk,
+                       int chunk) {
     GT_UNROLL
     for (int unit = 0; unit < UNITS; unit++) {
-        if (!at_block.exists(in, unit)) continue;
-        const int row0 = at_block.row0(in, unit);
-        const T* first = static_cast<const T*>(data) + at(stride, walk.b, walk.token(chunk), at_block.head(in, unit)) + row0;
+        if (unit >= walk.units()) continue;
+        const int row0 = walk.row0(unit);
+        const T* first = static_cast<const T*>(data) + at(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
         load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, walk.tokens(chunk), in.P - row0);
     }
 }
 
 /* And of B or C. */
 template <class T, int NP>
-GT_DEV void load_group(const Problem& in, const Units& at_block, const void* data, const gt_stride& stride, uint32_t tile,
-                       const Walk& walk, int chunk) {
-    const T* first = static_cast<const T*>(data) + at(stride, walk.b, walk.token(chunk), at_block.group);
+GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile, const Walk& walk,
+                       int chunk) {
+    const T* first = static_cast<const T*>(data) + at(stride, walk.b(), walk.token(chunk), walk.group());
     load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.N);
 }
 
@@ -96,7 +86,7 @@ GT_DEV void load_group(const Problem& in, const Units& at_block, const void* dat
 template <class Tile>
 GT_DEV Power pair_power(uint32_t smem, int unit) {
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
-    const int t = 2 * lane_id();
+    const int t = 2 * here();
     const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
     const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t));
     const float right0 = fabsf(delta.x) * b.x, right1 = fabsf(delta.y) * b.y;
@@ -114,7 +104,7 @@ GT_DEV Power pair_power(uint32_t smem, int unit) {
 template <class Tile>
 GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4], float power) {
     using E = Element<typename Tile::T>;
-    const int g = lane_id() / 4, j = lane_id() % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
+    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const auto value = [&](int at, int i) { return lds<float>(cells + 4 * (at + i)); };
     const auto two = [&](int at, int i) { return lds<float2>(cells + 4 * (at + i)); };
@@ -184,12 +174,12 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
 
 /* y of the chunk in the accumulators: tokens 16 tb + g (+ 8), rows 32 half + 8 n + 2j, + 1 of the unit. */
 template <class Tile>
-GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, int unit, int half, int h, int row0, int64_t z_first,
-                   int tokens, const WarpState<Tile::NP>& state, float (&y)[BLOCKS][4][4]) {
+GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int unit, int half,
+                   const WarpState<Tile::NP>& state, float (&y)[BLOCKS][4][4]) {
     using T = typename Tile::T;
     using E = Element<T>;
     const Problem& in = p.in;
-    const int g = lane_id() / 4, j = lane_id() % 4;
+    const int lane = here(), g = lane / 4, j = lane % 4;
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     GT_UNROLL
     for (int i = 0; i < BLOCKS * 16; i++) y[i / 16][i / 4 % 4][i % 4] = 0.0f;
@@ -243,6 +233,7 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, int unit, i
         for (int i = 0; i < BLOCKS * 16; i++) y[i / 16][i / 4 % 4][i % 4] *= pairs.inverse;
     }
     if (in.Dskip) {
+        const int h = walk.head(unit), row0 = walk.row0(unit);
         float2 skip[4];
         GT_UNROLL
         for (int n = 0; n < 4; n++) {
@@ -267,7 +258,9 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, int unit, i
         }
     }
     if (in.z) {
-        const T* z = static_cast<const T*>(in.z) + z_first + 32 * half + 2 * j;
+        const int row0 = walk.row0(unit), tokens = walk.tokens(chunk);
+        const T* z = static_cast<const T*>(in.z) + at(in.z_at, walk.b(), walk.token(chunk), walk.head(unit)) + row0 +
+                     32 * half + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 2 * BLOCKS; i++) {
             const int t = BLOCK * (i / 2) + g + 8 * (i % 2);
@@ -287,7 +280,7 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, int unit, i
 /* The warp's y to memory: 64 tokens x 32 rows, by way of its shared memory. */
 template <class T>
 GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging, const float (&y)[BLOCKS][4][4]) {
-    const int g = lane_id() / 4, j = lane_id() % 4;
+    const int lane = here(), g = lane / 4, j = lane % 4;
     GT_UNROLL
     for (int round = 0; round < 2; round++) { /* 32 tokens */
         GT_UNROLL
@@ -300,7 +293,7 @@ GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging
         sync_warp();
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            const int row = 8 * i + lane_id() / 4, piece = lane_id() % 4, t = 32 * round + row;
+            const int row = 8 * i + g, piece = j, t = 32 * round + row;
             const uint4 values = lds<uint4>(staging + tile_cell<32>(row, piece));
             if (t < tokens && 8 * piece < rows) stg<uint4>(to + t * pitch + 8 * piece, values);
         }
@@ -310,7 +303,7 @@ GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging
 
 /* Weights of the state's update, Delta suf and what undoes the power of B, of the tokens 2 lane, 2 lane + 1. */
 GT_DEV float2 update_weight(uint32_t cells, uint32_t inverses, bool reverse) {
-    const int t = 2 * lane_id();
+    const int t = 2 * here();
     const float2 inverse = lds<float2>(inverses + 4 * t);
     if (reverse) {
         const float2 pre = lds<float2>(cells + 4 * (Factors::PRE + t));
@@ -321,8 +314,16 @@ GT_DEV float2 update_weight(uint32_t cells, uint32_t inverses, bool reverse) {
 }
 
 GT_DEV float2 update_bounds(float2 weight, uint32_t maxima) {
-    const float2 most = lds<float2>(maxima + 8 * lane_id());
+    const float2 most = lds<float2>(maxima + 8 * here());
     return {finite(fabsf(weight.x) * most.x), finite(fabsf(weight.y) * most.y)};
+}
+
+/* Delta of the tokens 2 lane, 2 lane + 1 of a chunk. */
+GT_DEV void load_deltas(const Problem& in, int h, const Walk& walk, int chunk, float (&value)[2]) {
+    Delta delta[2];
+    load_deltas(in, h, at(in.dt_at, walk.b(), walk.token(chunk), h), walk.tokens(chunk), delta);
+    value[0] = delta[0].value;
+    value[1] = delta[1].value;
 }
 
 /* The decay of a chunk. */
@@ -332,89 +333,88 @@ GT_DEV float chunk_decay(uint32_t cells) {
 }
 
 template <class Tile>
-GT_DEV void forward_walk(const TensorParams& p, const Units& units, int64_t item) {
+GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
-    const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-    if (!span.exists) return;
     const uint32_t smem = smem_base();
-    const Walk walk = {span.b, span.first, span.end};
-    const int warp = warp_id(), unit = warp / 2, half = warp % 2, chunks = walk.chunks();
-    const bool active = units.exists(in, unit);
-    const int h = active ? units.head(in, unit) : 0, row0 = active ? units.row0(in, unit) : 0;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, staging = smem + Tile::M + warp * Tile::STAGING;
-    const int64_t state_size = (int64_t)in.P * in.N;
-
+    const Walk walk = {smem + Tile::WALK};
+    const int warp = warp_id(), unit = warp / 2, half = warp % 2;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit;
     WarpState<NP> state;
-    const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-    state.load(active && start ? start + h * state_size : nullptr, row0 + 32 * half, in.P, in.N);
+    {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists) return;
+        walk.enter(in, span);
+        const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        const bool reads = start && unit < walk.units();
+        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 32 * half, in.P, in.N);
+    }
+    const int chunks = walk.chunks();
     if (chunks > 0) {
-        load_units<T>(in, units, in.x, in.x_at, smem + Tile::X, walk, 0);
-        load_group<T, NP>(in, units, in.Bm, in.Bm_at, smem + Tile::B, walk, 0);
-        load_group<T, NP>(in, units, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
+        load_units<T>(in, in.x, in.x_at, smem + Tile::X, walk, 0);
+        load_group<T, NP>(in, in.Bm, in.Bm_at, smem + Tile::B, walk, 0);
+        load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
     }
     cp_async_commit();
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
-        const uint32_t X = smem + Tile::X + chunk % 2 * UNITS * Tile::TILE_X, B = smem + Tile::B + chunk % 2 * Tile::TILE_B;
-        const uint32_t x = X + unit * Tile::TILE_X;
-        const int tokens = walk.tokens(chunk);
-        Delta delta[2];
-        if (active && half == 0) load_deltas(in, h, at(in.dt_at, walk.b, walk.token(chunk), h), tokens, delta);
+        const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
+        const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
+        const bool active = unit < walk.units();
+        float delta[2] = {0.0f, 0.0f};
+        if (active && half == 0) load_deltas(in, walk.head(unit), walk, chunk, delta);
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
-            const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
-            const int64_t slot = (walk.b * in.H + h) * slots + span.chunk_slot + chunk / SLOT_CHUNKS;
-            state.keep(p.checkpoints.values + slot * state_size, p.checkpoints.powers + slot * row_tiles(in.P), staging,
-                       row0 + 32 * half, in.P, in.N);
+            const int64_t slot = unit_slot(in, walk, unit, chunk);
+            state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P), staging,
+                       walk.row0(unit) + 32 * half, in.P, in.N);
         }
         cp_async_wait<0>();
         sync_threads();
-        rows_to_f16<T, NP>(B, smem + Tile::B_INVERSE, warp, WARPS);
-        rows_to_f16<T, NP>(smem + Tile::C, smem + Tile::C_INVERSE, warp, WARPS);
-        if (active) row_maxima<T, 64>(x, smem + Tile::MAXIMA + 4 * CHUNK * unit, half, 2);
-        if (active && half == 0) make_factors(cells, {delta[0].value, delta[1].value}, in.A[h]);
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
-            load_units<T>(in, units, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk, chunk + 1);
-            load_group<T, NP>(in, units, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
+            load_units<T>(in, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk, chunk + 1);
+            load_group<T, NP>(in, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
         }
         cp_async_commit();
+        rows_to_f16<T, NP>(B, smem + Tile::B_INVERSE, warp, WARPS);
+        rows_to_f16<T, NP>(smem + Tile::C, smem + Tile::C_INVERSE, warp, WARPS);
+        if (active) row_maxima<T, 64>(x, maxima, half, 2);
+        if (active && half == 0) make_factors(cells, delta, in.A[walk.head(unit)]);
         sync_threads();
-        const int count = units.exists(in, 1) ? 2 : 1;
         if (warp == 0) {
-            make_pairs<Tile, 1>(smem, B, count, 0, 0);
-            make_pairs<Tile, 2>(smem, B, count, 3, 0);
+            make_pairs<Tile, 1>(smem, B, walk.units(), 0, 0);
+            make_pairs<Tile, 2>(smem, B, walk.units(), 3, 0);
         } else if (warp == 2) {
-            make_pairs<Tile, 3>(smem, B, count, 2, 0);
+            make_pairs<Tile, 3>(smem, B, walk.units(), 2, 0);
         } else {
-            make_pairs<Tile, 2>(smem, B, count, warp, warp - 1);
+            make_pairs<Tile, 2>(smem, B, walk.units(), warp, warp - 1);
         }
         sync_threads();
         float y[BLOCKS][4][4];
-        if (active)
-            make_y<Tile>(p, smem, x, unit, half, h, row0, at(in.z_at, walk.b, walk.token(chunk), h) + row0, tokens, state, y);
+        if (active) make_y<Tile>(p, smem, x, walk, chunk, unit, half, state, y);
         sync_threads(); /* C and M are free */
-        if (chunk + 1 < chunks) load_group<T, NP>(in, units, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
+        if (active) {
+            const int row = walk.row0(unit) + 32 * half;
+            store_y<T>(static_cast<T*>(p.y) + at(p.y_at, walk.b(), walk.token(chunk), walk.head(unit)) + row, p.y_at.t,
+                       walk.tokens(chunk), in.P - row, staging, y);
+        }
+        if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
         cp_async_commit();
         if (!active) continue;
-        store_y<T>(static_cast<T*>(p.y) + at(p.y_at, walk.b, walk.token(chunk), h) + row0 + 32 * half, p.y_at.t, tokens,
-                   in.P - row0 - 32 * half, staging, y);
         const float2 weight = update_weight(cells, smem + Tile::B_INVERSE, false);
-        state.template update<T>(x, 0, 2 * half, B, weight, update_bounds(weight, smem + Tile::MAXIMA + 4 * CHUNK * unit),
-                                 chunk_decay(cells));
+        state.template update<T>(x, 0, 2 * half, B, weight, update_bounds(weight, maxima), chunk_decay(cells));
     }
-    if (active && p.state_out && span.ends)
-        state.store(p.state_out + (span.sequence * in.H + h) * state_size, row0 + 32 * half, in.P, in.N);
-    sync_threads(); /* before another segment's copies */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+    if (unit < walk.units() && p.state_out && same.ends)
+        state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 32 * half, in.P, in.N);
 }
 
 template <class T, int NP>
 GT_KERNEL(THREADS, (ForwardTile<T, NP>::MIN_BLOCKS)) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     wait_for_chain();
-    const Units units(p.in);
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
-        forward_walk<ForwardTile<T, NP>>(p, units, item);
+        forward_walk<ForwardTile<T, NP>>(p, item);
 #else
     (void)p;
     __trap();

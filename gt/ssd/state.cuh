@@ -64,11 +64,12 @@ struct WarpState {
     /* Rows from row0 on of a state [P,N]; NULL: zeros. */
     GT_METHOD void load(const float* from, int row0, int P, int N) {
         power = {1.0f, 1.0f};
-        if (from) from += (int64_t)(row0 + lane_id() / 4) * N + 2 * (lane_id() % 4);
+        const int row = row0 + here() / 4, column = 2 * (here() % 4);
+        if (from) from += (int64_t)row * N + column;
         GT_UNROLL
         for (int i = 0; i < 2 * TILES * 2; i++) {
             const int m = i / 2 / TILES, n = i / 2 % TILES, half = i % 2;
-            const bool exists = from && row0 + 16 * m + 8 * half + lane_id() / 4 < P && 8 * n + 2 * (lane_id() % 4) < N;
+            const bool exists = from && row + 16 * m + 8 * half < P && 8 * n + column < N;
             const float2 x = exists ? ldg<float2>(from + (16 * m + 8 * half) * N + 8 * n) : float2{0.0f, 0.0f};
             H[m][n][2 * half] = x.x;
             H[m][n][2 * half + 1] = x.y;
@@ -77,11 +78,12 @@ struct WarpState {
     }
 
     GT_METHOD void store(float* to, int row0, int P, int N, bool adds = false) const {
-        to += (int64_t)(row0 + lane_id() / 4) * N + 2 * (lane_id() % 4);
+        const int row = row0 + here() / 4, column = 2 * (here() % 4);
+        to += (int64_t)row * N + column;
         GT_UNROLL
         for (int i = 0; i < 2 * TILES * 2; i++) {
             const int m = i / 2 / TILES, n = i / 2 % TILES, half = i % 2;
-            if (row0 + 16 * m + 8 * half + lane_id() / 4 >= P || 8 * n + 2 * (lane_id() % 4) >= N) continue;
+            if (row + 16 * m + 8 * half >= P || 8 * n + column >= N) continue;
             float* at = to + (16 * m + 8 * half) * N + 8 * n;
             float2 x = {H[m][n][2 * half] * power.inverse, H[m][n][2 * half + 1] * power.inverse};
             if (adds) {
@@ -95,7 +97,7 @@ struct WarpState {
     /* To a checkpoint, by way of 16 NP bytes of shared memory that no other warp uses. */
     GT_METHOD void keep(f16* values, float* powers, uint32_t shared, int row0, int P, int N) {
         measure();
-        const int g = lane_id() / 4, j = lane_id() % 4;
+        const int lane = here(), g = lane / 4, j = lane % 4;
         GT_UNROLL
         for (int i = 0; i < 4; i++) { /* 8 rows at a time */
             GT_UNROLL
@@ -104,14 +106,14 @@ struct WarpState {
                               pack_f16(H[i / 2][n][2 * (i % 2)], H[i / 2][n][2 * (i % 2) + 1]));
             sync_warp();
             GT_UNROLL
-            for (int k = lane_id(); k < 8 * TILES; k += 32) {
+            for (int k = lane; k < 8 * TILES; k += 32) {
                 const int row = k / TILES, piece = k % TILES, p = row0 + 8 * i + row;
                 if (p < P && 8 * piece < N)
                     stg<uint4>(values + (int64_t)p * N + 8 * piece, lds<uint4>(shared + tile_cell<NP>(row, piece)));
             }
             sync_warp();
         }
-        if (lane_id() < 2 && row0 + 16 * lane_id() < P) powers[row0 / 16 + lane_id()] = power.inverse;
+        if (lane < 2 && row0 + 16 * lane < P) powers[row0 / 16 + lane] = power.inverse;
     }
 
     /* The chunk's part of H.  left: x or dy, tile of 64 columns, of which the warp has pair `pair` and the next; right: B or C
@@ -132,10 +134,11 @@ struct WarpState {
         weight.x *= own.value;
         weight.y *= own.value;
         uint32_t v[BLOCKS][2][4];
+        const int j = here() % 4;
         const uint32_t lefts = by_columns<64>(left), gates = by_columns<64>(gate);
         GT_UNROLL
         for (int block = 0; block < BLOCKS; block++) {
-            const int from = 8 * block + lane_id() % 4;
+            const int from = 8 * block + j;
             const float w[4] = {shfl_idx(weight.x, from), shfl_idx(weight.y, from), shfl_idx(weight.x, from + 4),
                                 shfl_idx(weight.y, from + 4)};
             GT_UNROLL
@@ -189,21 +192,53 @@ struct WarpState {
 GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
 GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS - 1) / UNITS; }
 
-/* The units of a block: number block_x() % (G pairs); their head and rows. */
-struct Units {
-    int group, first; /* of the group's units */
-    GT_METHOD explicit Units(const Problem& in) {
-        const int pairs = (int)group_pairs(in);
-        const int place = block_x() % ((int)in.G * pairs);
-        group = place / pairs;
-        first = place % pairs * UNITS;
+/* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared memory, and
+ * nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from chunk to chunk. */
+struct Walk {
+    static constexpr int BYTES = 64;
+    uint32_t cells;
+
+    /* All threads. */
+    GT_METHOD void enter(const Problem& in, const Span& span) const {
+        sync_threads(); /* the segment before may still be read */
+        if (thread_id() == 0) {
+            const int pairs = (int)group_pairs(in), place = block_x() % ((int)in.G * pairs), group = place / pairs;
+            const int first = place % pairs * UNITS, units = (int)group_units(in);
+            sts<int64_t>(cells, span.b);
+            sts<int64_t>(cells + 8, span.first);
+            sts<int64_t>(cells + 16, span.end);
+            sts<int64_t>(cells + 24, span.chunk_slot);
+            for (int i = 0; i < UNITS; i++) {
+                sts<int>(cells + 32 + 4 * i, group * (int)(in.H / in.G) + (first + i) / in.tiles);
+                sts<int>(cells + 40 + 4 * i, (first + i) % in.tiles * TILE_P);
+            }
+            sts<int>(cells + 48, group);
+            sts<int>(cells + 52, units - first < UNITS ? units - first : UNITS);
+        }
+        sync_threads();
     }
-    GT_METHOD bool exists(const Problem& in, int unit) const { return first + unit < (int)group_units(in); }
-    GT_METHOD int head(const Problem& in, int unit) const {
-        return group * ((int)in.H / (int)in.G) + (first + unit) / in.tiles;
-    }
-    GT_METHOD int row0(const Problem& in, int unit) const { return (first + unit) % in.tiles * TILE_P; }
+    GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
+    GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
+    GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
+    GT_METHOD int head(int unit) const { return lds<int>(cells + 32 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(cells + 40 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(cells + 48); }
+    GT_METHOD int units() const { return lds<int>(cells + 52); } /* that exist */
 };
+
+/* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+GT_DEV int64_t unit_state(const Problem& in, const Walk& walk, int unit, int64_t row) {
+    return (row * in.H + walk.head(unit)) * in.P * in.N;
+}
+
+/* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+GT_DEV int64_t unit_slot(const Problem& in, const Walk& walk, int unit, int chunk) {
+    return (walk.b() * in.H + walk.head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + walk.chunk_slot() +
+           chunk / SLOT_CHUNKS;
+}
 
 GT_DEV int64_t unit_strands(const Problem& in) { return grid_x() / (in.G * group_pairs(in)); }
 GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group_pairs(in)); }

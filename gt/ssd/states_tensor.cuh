@@ -40,62 +40,64 @@ struct StatesTile {
     static constexpr int INVERSE = FACTORS + UNITS * 4 * Factors::COUNT;
     static constexpr int MAXIMA = INVERSE + 4 * CHUNK;            /* [UNITS] */
     static constexpr int GATE_MAXIMA = MAXIMA + UNITS * 4 * CHUNK;
-    static constexpr int BYTES = GATE_MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int WALK = GATE_MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
 template <class Tile, bool REVERSE>
-GT_DEV void walk_states(const StatesParams& p, const Units& units, int64_t item) {
+GT_DEV void walk_states(const StatesParams& p, int64_t item) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
-    const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-    if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends))) return; /* nothing follows the last */
     const uint32_t smem = smem_base();
-    const Walk walk = {span.b, span.first, span.end};
-    const int warp = warp_id(), unit = warp / 2, half = warp % 2, chunks = walk.chunks();
-    const bool active = units.exists(in, unit);
-    const int h = active ? units.head(in, unit) : 0, row0 = active ? units.row0(in, unit) : 0;
+    const Walk walk = {smem + Tile::WALK};
+    const int warp = warp_id(), unit = warp / 2, half = warp % 2;
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
-    const int64_t state_size = (int64_t)in.P * in.N;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
     const gt_stride &left_at = REVERSE ? in.dy_at : in.x_at, &right_at = REVERSE ? in.Cm_at : in.Bm_at;
     const bool gated = REVERSE && in.z;
     TwoTermSum log;
-
     WarpState<NP> state;
-    const float* start = nullptr;
-    if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-    state.load(active && start ? start + h * state_size : nullptr, row0 + 32 * half, in.P, in.N);
+    {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends))) return; /* nothing follows the last */
+        walk.enter(in, span);
+        const float* start = nullptr;
+        if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        const bool reads = start && unit < walk.units();
+        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 32 * half, in.P, in.N);
+    }
+    const int chunks = walk.chunks();
     const auto load = [&](int i) {
         if (i < chunks) {
             const int chunk = REVERSE ? chunks - 1 - i : i;
-            load_units<T>(in, units, left, left_at, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
-            load_group<T, NP>(in, units, right, right_at, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
+            load_units<T>(in, left, left_at, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
+            load_group<T, NP>(in, right, right_at, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
         }
         cp_async_commit();
     };
     const auto load_gate = [&](int i) {
-        if (gated && i < chunks) load_units<T>(in, units, in.z, in.z_at, smem + Tile::GATE, walk, chunks - 1 - i);
+        if (gated && i < chunks) load_units<T>(in, in.z, in.z_at, smem + Tile::GATE, walk, chunks - 1 - i);
         cp_async_commit();
     };
     load(0);
     load_gate(0);
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
-        const int chunk = REVERSE ? chunks - 1 - i : i, tokens = walk.tokens(chunk);
+        const int chunk = REVERSE ? chunks - 1 - i : i;
         const uint32_t x = smem + Tile::LEFT + (i % 2 * UNITS + unit) * Tile::TILE_LEFT;
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
-        Delta delta[2];
-        if (active && half == 0) load_deltas(in, h, at(in.dt_at, walk.b, walk.token(chunk), h), tokens, delta);
+        const bool active = unit < walk.units();
+        float delta[2] = {0.0f, 0.0f};
+        if (active && half == 0) load_deltas(in, walk.head(unit), walk, chunk, delta);
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
-            const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
-            const int64_t slot = (walk.b * in.H + h) * slots + span.chunk_slot + chunk / SLOT_CHUNKS;
-            state.keep(p.checkpoints.values + slot * state_size, p.checkpoints.powers + slot * row_tiles(in.P),
-                       smem + Tile::STAGING + warp * 16 * NP, row0 + 32 * half, in.P, in.N);
+            const int64_t slot = unit_slot(in, walk, unit, chunk);
+            state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P),
+                       smem + Tile::STAGING + warp * 16 * NP, walk.row0(unit) + 32 * half, in.P, in.N);
         }
         cp_async_wait<0>();
         sync_threads();
@@ -104,53 +106,52 @@ GT_DEV void walk_states(const StatesParams& p, const Units& units, int64_t item)
         const uint32_t maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit, gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
         if (active) row_maxima<T, 64>(x, maxima, half, 2);
         if (active && gated) row_maxima<T, 64>(z, gate_maxima, half, 2);
-        if (active && half == 0) make_factors(cells, {delta[0].value, delta[1].value}, in.A[h]);
+        if (active && half == 0) make_factors(cells, delta, in.A[walk.head(unit)]);
         sync_threads();
         if (active) {
             const float2 weight = update_weight(cells, smem + Tile::INVERSE, REVERSE);
             float2 most = update_bounds(weight, maxima);
             if (gated) most = update_bounds(most, gate_maxima); /* |silu(z)| <= |z| */
             state.template update<T>(x, gated ? z : 0, 2 * half, b, weight, most, chunk_decay(cells));
-            log.add(lds<float>(cells + 4 * Factors::LOG));
+            if (p.is_local) log.add(lds<float>(cells + 4 * Factors::LOG));
         }
         if (gated) {
             sync_threads();
             load_gate(i + 1);
         }
     }
-    sync_threads(); /* before another segment's copies */
-    if (!active) return;
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+    if (unit >= walk.units()) return;
+    const int row0 = walk.row0(unit) + 32 * half;
     if (p.is_local) {
-        state.store(in.segments.states + (span.segment_slot * in.H + h) * state_size, row0 + 32 * half, in.P, in.N);
-        if (row0 == 0 && half == 0 && lane_id() == 0) in.segments.decays[span.segment_slot * in.H + h] = log.value();
+        state.store(in.segments.states + unit_state(in, walk, unit, same.segment_slot), row0, in.P, in.N);
+        if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
         return;
     }
-    if (REVERSE ? !span.starts : !span.ends) return;
-    if (p.state_out)
-        state.store(p.state_out + (span.sequence * in.H + h) * state_size, row0 + 32 * half, in.P, in.N);
-    if (p.state_sum)
-        state.store(p.state_sum + (unit_strand(in) * in.H + h) * state_size, row0 + 32 * half, in.P, in.N, true);
+    if (REVERSE ? !same.starts : !same.ends) return;
+    if (p.state_out) state.store(p.state_out + unit_state(in, walk, unit, same.sequence), row0, in.P, in.N);
+    if (p.state_sum) state.store(p.state_sum + unit_state(in, walk, unit, unit_strand(in)), row0, in.P, in.N, true);
 }
 
 /* A strand may have no sequence. */
-template <int NP>
-GT_DEV void clear_sum(const StatesParams& p, const Units& units) {
-    const int unit = warp_id() / 2;
-    if (!units.exists(p.in, unit)) return;
-    const int row0 = units.row0(p.in, unit) + warp_id() % 2 * 32;
-    WarpState<NP> zeros;
+template <class Tile>
+GT_DEV void clear_sum(const StatesParams& p) {
+    const Walk walk = {smem_base() + Tile::WALK};
+    walk.enter(p.in, Span{});
+    const int unit = warp_id() / 2, row0 = walk.row0(unit) + warp_id() % 2 * 32;
+    if (unit >= walk.units()) return;
+    WarpState<Tile::NP> zeros;
     zeros.load(nullptr, row0, p.in.P, p.in.N);
-    zeros.store(p.state_sum + (unit_strand(p.in) * p.in.H + units.head(p.in, unit)) * p.in.P * p.in.N, row0, p.in.P, p.in.N);
+    zeros.store(p.state_sum + unit_state(p.in, walk, unit, unit_strand(p.in)), row0, p.in.P, p.in.N);
 }
 
 template <class T, int NP, bool REVERSE>
 GT_KERNEL(THREADS, (StatesTile<T, NP>::MIN_BLOCKS)) states_tensor_kernel(const GT_GRID_CONSTANT StatesParams p) {
 #if GT_SM80_KERNELS
     wait_for_chain();
-    const Units units(p.in);
-    if (p.state_sum) clear_sum<NP>(p, units);
+    if (p.state_sum) clear_sum<StatesTile<T, NP>>(p);
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
-        walk_states<StatesTile<T, NP>, REVERSE>(p, units, item);
+        walk_states<StatesTile<T, NP>, REVERSE>(p, item);
 #else
     (void)p;
     __trap();
