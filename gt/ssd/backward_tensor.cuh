@@ -37,6 +37,7 @@ struct ChunkGradientParams {
     Problem in;
     Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
     int64_t slots;
+    uint32_t by_tiles; /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_at, ddt_at, dBm_at, dCm_at;
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
@@ -87,11 +88,11 @@ struct ChunkGradientTraits {
 template <class C>
 struct ChunkGradientBlock {
     uint32_t smem;
-    int64_t b, first, slot, neighbour; /* tokens */
+    int64_t first; /* token */
+    int b, slot, g, heads, steps;
+    int warp; /* its number, in a form that the compiler knows to be the same in all lanes */
     int tokens, neighbour_tokens;
-    int g, heads, steps;
     bool second; /* of the two chunks of its checkpoint */
-    int64_t row; /* of the sums */
 
     GT_METHOD uint32_t cell(int offset) const { return smem + C::FLOATS + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
@@ -99,8 +100,14 @@ struct ChunkGradientBlock {
     GT_METHOD int factor(int step, int offset) const { return C::FACTORS + step % C::COPIES * Factors::COUNT + offset; }
     GT_METHOD int sums(int step, int offset) const { return C::SUMS + step % C::COPIES * C::SUMS_COUNT + offset; }
     GT_METHOD int row_inverse(int step, bool of_dy) const { return C::ROW_INVERSES + (step % 2 * 2 + of_dy) * CHUNK; }
-    GT_METHOD int head(const Problem& in, int step) const { return g * heads + step / in.tiles; }
-    GT_METHOD int p0(const Problem& in, int step) const { return step % in.tiles * TILE_P; }
+    GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
+        return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
+    }
+    GT_METHOD int head(const ChunkGradientParams& p, int step) const { return g * heads + step_head(p, step); }
+    GT_METHOD int tile(const ChunkGradientParams& p, int step) const { return step - step_head(p, step) * p.in.tiles; }
+    GT_METHOD int p0(const ChunkGradientParams& p, int step) const { return tile(p, step) * TILE_P; }
+    GT_METHOD int64_t neighbour() const { return second ? first - CHUNK : first + CHUNK; } /* its first token */
+    GT_METHOD int64_t row(int64_t slots) const { return (b * slots + slot) * 2 + second; }    /* of the sums */
     GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
 };
 
@@ -113,22 +120,21 @@ GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
     ChunkGradientBlock<C> me;
     const int64_t pair = block_x() / 2;
     me.smem = smem_base();
+    me.warp = shfl_idx(warp_id(), 0);
     me.second = block_x() % 2;
     me.g = (int)(pair % in.G);
     const int64_t place = pair / in.G;
-    me.slot = place % p.slots;
-    me.b = place / p.slots;
-    me.row = 2 * place + me.second;
+    me.slot = (int)(place % p.slots);
+    me.b = (int)(place / p.slots);
     me.heads = (int)(in.H / in.G);
     me.steps = me.heads * in.tiles;
-    gt_chunk chunk = {0, me.slot * CHECKPOINT, (me.slot + 1) * CHECKPOINT};
+    gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
     if (in.sequences.cu_seqlens)
         chunk = gt_chunk_at(in.sequences.cu_seqlens, sequence_count(in.sequences), CHECKPOINT, me.slot);
     else if (chunk.last > in.sequences.T)
         chunk.last = in.sequences.T;
     const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
     me.first = chunk.first + (me.second ? CHUNK : 0);
-    me.neighbour = chunk.first + (me.second ? 0 : CHUNK);
     me.tokens = me.second ? left : all - left;
     me.neighbour_tokens = me.second ? all - left : left;
     return me;
@@ -136,71 +142,77 @@ GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
 
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
-/* Starts the copy of rows of x or dy: a lane copies the pieces that it converts. */
-GT_DEV void copy_rows(uint32_t tile, const void* data, int64_t first, int64_t pitch, int rows, int columns) {
+/* Starts the copy of rows of x or dy: a lane copies the pieces that it converts.  What is not there is not read. */
+GT_DEV void copy_rows(int warp, uint32_t tile, const void* data, int64_t first, int64_t pitch, int rows, int columns) {
     const RowLanes<64> at;
-    const int row = warp_id() * RowLanes<64>::ROWS + at.row;
-    const uint16_t* from = static_cast<const uint16_t*>(data) + first;
+    const int row = warp * RowLanes<64>::ROWS + at.row;
+    const uint16_t* from = static_cast<const uint16_t*>(data) + first + row * pitch + 8 * at.piece;
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
-        const int column = 8 * (at.piece + RowLanes<64>::LANES * i);
-        const bool exists = row < rows && column < columns;
-        cp_async<16>(tile + at.cell(warp_id(), i), exists ? from + row * pitch + column : from, exists ? 16 : 0);
+        const int column = 8 * RowLanes<64>::LANES * i;
+        cp_async<16>(tile + at.cell(warp, i), from + column,
+                     row < rows && column + 8 * at.piece < columns ? 16 : 0);
     }
 }
 
 template <class C>
-GT_DEV void copy_state(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const Checkpoints& states, int step,
-                       uint32_t tile) {
-    const Problem& in = p.in;
-    const int p0 = me.p0(in, step), rows = !states.values ? 0 : in.P - p0 < TILE_P ? in.P - p0 : TILE_P;
-    const f16* from = static_cast<const f16*>(in.x); /* for zeros any address does */
-    if (states.values)
-        from = states.values + (((me.b * in.H + me.head(in, step)) * p.slots + me.slot) * in.P + p0) * in.N;
-    load_tile<C::N, 32 * C::WARPS>(tile, from, in.N, rows, in.N);
+GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t offset, int p0, uint32_t tile) {
+    using S = TileShape<C::N>;
+    constexpr int STEP = C::THREADS / S::PIECES; /* rows at a time */
+    const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
+    const int rows = !states.values || 8 * piece >= in.N ? 0 : in.P - p0;
+    /* for zeros any address does */
+    const f16* from = states.values ? states.values + offset + row0 * in.N + 8 * piece : static_cast<const f16*>(in.x);
+    GT_UNROLL
+    for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
+        const int row = row0 + k * STEP;
+        if (CHUNK % STEP && row >= CHUNK) break;
+        cp_async<16>(tile + tile_cell<C::N>(row, piece), from + k * STEP * in.N, row < rows ? 16 : 0);
+    }
 }
 
 /* Everything that a step reads, by the warps that multiply. */
 template <class C>
 GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
-    const int h = me.head(in, step), p0 = me.p0(in, step), columns = in.P - p0;
+    const int h = me.head(p, step), p0 = me.p0(p, step), columns = in.P - p0;
     const uint32_t stage = me.stage(step);
-    copy_rows(stage + C::X, in.x, at(in.x_at, me.b, me.first, h) + p0, in.x_at.t, me.tokens, columns);
-    copy_rows(stage + C::DY, in.dy, at(in.dy_at, me.b, me.first, h) + p0, in.dy_at.t, me.tokens, columns);
+    copy_rows(me.warp, stage + C::X, in.x, at(in.x_at, me.b, me.first, h) + p0, in.x_at.t, me.tokens, columns);
+    copy_rows(me.warp, stage + C::DY, in.dy, at(in.dy_at, me.b, me.first, h) + p0, in.dy_at.t, me.tokens, columns);
     if (me.makes_state()) {
         const gt_stride from = me.second ? in.x_at : in.dy_at;
-        copy_rows(stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour, h) + p0, from.t,
+        copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour(), h) + p0, from.t,
                      me.neighbour_tokens, columns);
     }
-    copy_state(p, me, p.h, step, stage + C::H);
-    copy_state(p, me, p.G, step, stage + C::G);
+    const int64_t state = (((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P * in.N + p0 * in.N;
+    copy_state<C>(in, p.h, state, p0, stage + C::H);
+    copy_state<C>(in, p.G, state, p0, stage + C::G);
     cp_async_commit();
 }
 
 /* The warp's 8 rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
 template <class T>
-GT_DEV float convert_rows_of(uint32_t tile) {
+GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
     uint4 x[RowLanes<64>::PIECES];
     uint32_t most = 0;
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
-        x[i] = lds<uint4>(tile + at.cell(warp_id(), i));
+        x[i] = lds<uint4>(tile + at.cell(warp, i));
         most = larger_pair<T>(larger_pair<T>(most, x[i].x), x[i].y);
         most = larger_pair<T>(larger_pair<T>(most, x[i].z), x[i].w);
     }
     const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(most));
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++)
-        sts<uint4>(tile + at.cell(warp_id(), i),
+        sts<uint4>(tile + at.cell(warp, i),
                    {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
                     scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
     return power.inverse;
 }
 
-GT_DEV float convert_rows(gt_dtype dtype, uint32_t tile) {
-    return dtype == GT_BF16 ? convert_rows_of<bf16>(tile) : convert_rows_of<f16>(tile);
+GT_DEV float convert_rows(gt_dtype dtype, int warp, uint32_t tile) {
+    return dtype == GT_BF16 ? convert_rows_of<bf16>(warp, tile) : convert_rows_of<f16>(warp, tile);
 }
 
 /* Over the 8 rows of which lanes 4 i have one each. */
@@ -224,12 +236,12 @@ template <class C>
 GT_DEV void convert_step(gt_dtype dtype, const ChunkGradientBlock<C>& me, int step) {
     const RowLanes<64> at;
     const uint32_t stage = me.stage(step);
-    const int row = warp_id() * RowLanes<64>::ROWS + at.row;
-    const float x = convert_rows(dtype, stage + C::X), dy = convert_rows(dtype, stage + C::DY);
+    const int row = me.warp * RowLanes<64>::ROWS + at.row;
+    const float x = convert_rows(dtype, me.warp, stage + C::X), dy = convert_rows(dtype, me.warp, stage + C::DY);
     const float bound = rows_largest(dy * me.value(C::C_INVERSE + row));
     float weight = 0.0f;
     if (me.makes_state())
-        weight = convert_rows(dtype, stage + C::NEXT) * me.value(C::NEXT_INVERSE + row) *
+        weight = convert_rows(dtype, me.warp, stage + C::NEXT) * me.value(C::NEXT_INVERSE + row) *
                  me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
     const float sum = rows_sum(weight);
     if (at.piece == 0) {
@@ -238,8 +250,8 @@ GT_DEV void convert_step(gt_dtype dtype, const ChunkGradientBlock<C>& me, int st
         sts<float>(me.cell(C::WEIGHT + row), weight);
     }
     if (lane_id() == 0) {
-        sts<float>(me.cell(C::M_BOUND + warp_id()), bound);
-        sts<float>(me.cell(C::WEIGHT_SUM + warp_id()), sum);
+        sts<float>(me.cell(C::M_BOUND + me.warp), bound);
+        sts<float>(me.cell(C::WEIGHT_SUM + me.warp), sum);
     }
 }
 
@@ -252,16 +264,16 @@ struct Neighbour {
 };
 
 template <class C>
-GT_DEV int made_piece(int i) { return warp_id() % C::GROUPS * C::MADE_TILES + i; }
+GT_DEV int made_piece(const ChunkGradientBlock<C>& me, int i) { return me.warp % C::GROUPS * C::MADE_TILES + i; }
 
 template <class C>
-GT_DEV void read_neighbour(uint32_t tile, Neighbour<C>& neighbour) {
+GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neighbour<C>& neighbour) {
     GT_UNROLL
     for (int k = 0; k < 4; k++)
         GT_UNROLL
         for (int i = 0; i < C::MADE_TILES; i++)
             ldmatrix_x2_trans(neighbour.words[k][i],
-                              tile + tile_cell<C::N>(16 * k + lane_id() % 16, made_piece<C>(i)));
+                              tile + tile_cell<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
 }
 
 /* The larger of four inverses. */
@@ -279,7 +291,7 @@ template <class C>
 GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbour<C>& neighbour) {
     const int lane = lane_id(), g = lane / 4, j = lane % 4;
     const uint32_t stage = me.stage(step), state = stage + (me.second ? C::H : C::G);
-    const int block0 = warp_id() / C::GROUPS * C::MADE_BLOCKS;
+    const int block0 = me.warp / C::GROUPS * C::MADE_BLOCKS;
     const float4 sums0 = lds<float4>(me.cell(C::WEIGHT_SUM)), sums1 = lds<float4>(me.cell(C::WEIGHT_SUM + 4));
     const float sum = ((sums0.x + sums0.y) + (sums0.z + sums0.w)) + ((sums1.x + sums1.y) + (sums1.z + sums1.w));
     const float E = me.value(C::MADE + step % 2 * C::MADE_FLOATS + CHUNK);
@@ -320,7 +332,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
             GT_UNROLL
             for (int e = 0; e < 2; e++) {
                 const uint32_t cell =
-                    state + tile_cell<C::N>(16 * (block0 + m) + g + 8 * e, made_piece<C>(i)) + 4 * j;
+                    state + tile_cell<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
                 const uint32_t old = lds<uint32_t>(cell);
                 sts<uint32_t>(cell, pack_f16(fma_rn(kept, unpack_f16_lo(old), added * sums[m][i][2 * e]),
                                              fma_rn(kept, unpack_f16_hi(old), added * sums[m][i][2 * e + 1])));
@@ -345,9 +357,9 @@ GT_DEV float4 state_inverses(const ChunkGradientBlock<C>& me, int step, int whic
  * blocks every scheduler (warps w and w + 4) has two or three. */
 struct PairPlace {
     int s_block, half;
-    GT_METHOD PairPlace() {
-        s_block = 0x31322100 >> 4 * warp_id() & 3;
-        half = 0x11001010 >> 4 * warp_id() & 1;
+    GT_METHOD explicit PairPlace(int warp) {
+        s_block = 0x31322100 >> 4 * warp & 3;
+        half = 0x11001010 >> 4 * warp & 1;
     }
 };
 
@@ -357,7 +369,7 @@ typedef float Pairs16[2][2][4];
 /* S^T of the chunk, in full. */
 template <class C>
 GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
-    const PairPlace at;
+    const PairPlace at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t left = by_rows<C::N>(me.smem + C::B), right = by_columns<C::N>(me.smem + C::C);
     GT_UNROLL
@@ -444,18 +456,18 @@ GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
 /* dS, W (added to), Gamma and its sums, M^T. */
 template <class C>
 GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16& S, Pairs16& W) {
-    const PairPlace at;
+    const PairPlace at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4, s = 16 * at.s_block + g;
     const uint32_t stage = me.stage(step);
     const uint32_t left = by_rows<64>(stage + C::X), right = by_columns<64>(stage + C::DY);
     float dS[2][2][4] = {};
     GT_UNROLL
-    for (int k = 0; k < 4; k++) {
-        uint32_t a[4], b[4];
-        ldmatrix_x4(a, tile_at<64>(left, at.s_block, k));
+    for (int i = 0; i < 2; i++) {
+        if (2 * at.half + i < at.s_block) continue;
         GT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            if (2 * at.half + i < at.s_block) continue;
+        for (int k = 0; k < 4; k++) {
+            uint32_t a[4], b[4];
+            ldmatrix_x4(a, tile_at<64>(left, at.s_block, k));
             ldmatrix_x4(b, tile_at<64>(right, 2 * at.half + i, k));
             mma_f16(dS[i][0], a, b[0], b[1]);
             mma_f16(dS[i][1], a, b[2], b[3]);
@@ -520,10 +532,10 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
 /* What a warp has of dC (warps 0-3) or dB: 32 tokens, COLUMNS columns. */
 struct ProductPlace {
     int which, rows, half;
-    GT_METHOD ProductPlace() {
-        which = warp_id() / 4;
-        rows = warp_id() % 2;
-        half = warp_id() / 2 % 2;
+    GT_METHOD explicit ProductPlace(int warp) {
+        which = warp / 4;
+        rows = warp % 2;
+        half = warp / 2 % 2;
     }
 };
 
@@ -532,12 +544,12 @@ struct ProductSums {
     float v[C::PASSES][2][C::TILES][4];
 };
 
-/* sums += factor_t sum_k left[t][k] right[k][n] and, if `other` is not 0, dots[t] = <those of token t, other_t>.  left: 64 x
+/* sums += factor_t sum_k left[t][k] right[k][n] and, if asked, dots[t] = <those of token t, other_t>.  left: 64 x
  * 64, right: 64 x N, other: [t][n].  ratios: multiply the left columns of 16 rows k of `right`. */
-template <class C>
-GT_DEV void add_product(ProductSums<C>& sums, uint32_t left, uint32_t right, uint32_t other, const float (&ratios)[4],
+template <bool DOTS, class C>
+GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right, uint32_t other, const float (&ratios)[4],
                         const float (&factor)[2][2], float (&dots)[4]) {
-    const ProductPlace at;
+    const ProductPlace at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t a_cells = tile_at<64>(by_rows<64>(left), 2 * at.rows, 0);
     const uint32_t b_cells = tile_at<C::N>(by_rows<C::N>(right), 0, at.half * C::COLUMNS / 16);
@@ -552,11 +564,8 @@ GT_DEV void add_product(ProductSums<C>& sums, uint32_t left, uint32_t right, uin
             GT_UNROLL
             for (int m = 0; m < 2; m++) {
                 ldmatrix_x4(a[m], tile_at<64>(a_cells, m, k));
-                if (ratios[k] != 1.0f) {
-                    const uint32_t ratio = pack_f16(ratios[k], ratios[k]);
-                    GT_UNROLL
-                    for (int e = 0; e < 4; e++) a[m][e] = multiply_f16(a[m][e], ratio);
-                }
+                GT_UNROLL
+                for (int e = 0; e < 4; e++) a[m][e] = multiply_f16(a[m][e], pack_f16(ratios[k], ratios[k]));
             }
             GT_UNROLL
             for (int n = 0; n < C::TILES; n += 2) {
@@ -580,7 +589,7 @@ GT_DEV void add_product(ProductSums<C>& sums, uint32_t left, uint32_t right, uin
                     float* sum = sums.v[pass][m][n] + 2 * e;
                     sum[0] = fma_rn(factor[m][e], x0, sum[0]);
                     sum[1] = fma_rn(factor[m][e], x1, sum[1]);
-                    if (!other) continue;
+                    if constexpr (!DOTS) continue;
                     const int row = 32 * at.rows + 16 * m + 8 * e + g;
                     const int piece = at.half * (C::COLUMNS / 8) + 4 * pass + n;
                     const uint32_t pair = lds<uint32_t>(other + tile_cell<C::N>(row, piece) + 4 * j);
@@ -592,7 +601,7 @@ GT_DEV void add_product(ProductSums<C>& sums, uint32_t left, uint32_t right, uin
 /* The step's share of dC and dB, E and F. */
 template <class C>
 GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>& sums) {
-    const ProductPlace at;
+    const ProductPlace at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t stage = me.stage(step);
     const float4 inverses = state_inverses(me, step, at.which);
@@ -608,7 +617,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
                                          : me.value(me.factor(step, Factors::PRE) + t);
             factor[m][e] = decay * me.value(me.row_inverse(step, !at.which) + t) * largest;
         }
-    add_product(sums, stage + (at.which ? C::X : C::DY), stage + (at.which ? C::G : C::H),
+    add_product<true>(me, sums, stage + (at.which ? C::X : C::DY), stage + (at.which ? C::G : C::H),
                 me.smem + (at.which ? C::B : C::C), ratios, factor, dots);
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -633,31 +642,34 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int part,
     const uint32_t b_cells = tile_at<C::N>(by_columns<C::N>(stage + C::G), part, 0);
     const uint32_t h_cells = tile_at<C::N>(by_rows<C::N>(stage + C::H), part, 0);
     const uint32_t a_cells = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), 2 * rows, 0);
-    const uint32_t m_cells = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * rows, 0);
-    const uint32_t dy_cells = tile_at<64>(by_rows<64>(stage + C::DY), 0, part);
+    const uint32_t m_cells = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * rows, 2 * rows);
+    const uint32_t dy_cells = tile_at<64>(by_rows<64>(stage + C::DY), 2 * rows, part);
+    constexpr int STEPS = C::N / 16, HALF = STEPS / 2;
     GT_UNROLL
-    for (int k = 0; k < C::N / 16; k++) {
+    for (int i = 0; i < STEPS; i++) { /* each of the two warps with these p begins with its half, of which it takes <G, h> */
+        const int half = i < HALF ? rows : 1 - rows, k = i % (HALF ? HALF : 1);
         uint32_t a[4], b[4];
-        ldmatrix_x4(b, tile_at<C::N>(b_cells, 0, k));
+        const auto at_half = [&](uint32_t cells) { return tile_at<C::N>(tile_at<C::N>(cells, 0, half * HALF), 0, k); };
+        ldmatrix_x4(b, at_half(b_cells));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4(a, tile_at<C::N>(a_cells, m, k));
+            ldmatrix_x4(a, at_half(tile_at<C::N>(a_cells, m, 0)));
             mma_f16(sums.from_G[m][0], a, b[0], b[1]);
             mma_f16(sums.from_G[m][1], a, b[2], b[3]);
         }
-        if (k % 2 != rows) continue; /* the warp with the other tokens takes that */
-        ldmatrix_x4(a, tile_at<C::N>(h_cells, 0, k));
+        if (i >= HALF && (HALF || rows)) continue;
+        ldmatrix_x4(a, at_half(h_cells));
         mma_f16(sums.Gh[0], a, b[0], b[1]);
         mma_f16(sums.Gh[1], a, b[2], b[3]);
     }
     GT_UNROLL
-    for (int k = 0; k < 4; k++) { /* blocks of t, not before those of s */
-        if (k < 2 * rows) continue;
+    for (int k = 0; k < 4; k++) { /* blocks of t, from that of the first s on */
+        if (k >= 2 && rows) break;
         uint32_t a[4], b[4];
         ldmatrix_x4_trans(b, tile_at<64>(dy_cells, k, 0));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            if (k < 2 * rows + m) continue;
+            if (k < m) continue;
             ldmatrix_x4(a, tile_at<64>(m_cells, m, k));
             mma_f16(sums.from_pairs[m][0], a, b[0], b[1]);
             mma_f16(sums.from_pairs[m][1], a, b[2], b[3]);
@@ -683,8 +695,8 @@ template <class C>
 GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
     const int g = lane_id() / 4, j = lane_id() % 4;
-    const int part = warp_id() % 4, rows = warp_id() / 4; /* of p, 16; of s, 32 */
-    const int h = me.head(in, step), p0 = me.p0(in, step);
+    const int part = me.warp % 4, rows = me.warp / 4; /* of p, 16; of s, 32 */
+    const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t stage = me.stage(step);
     const float h_inverse = part_of(state_inverses(me, step, 0), part);
     const float G_inverse = part_of(state_inverses(me, step, 1), part);
@@ -692,8 +704,11 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     multiply_inputs(me, step, part, rows, sums);
     float Gh = g == 2 * j ? sums.Gh[0][0] + sums.Gh[1][2] : g == 2 * j + 1 ? sums.Gh[0][1] + sums.Gh[1][3] : 0.0f;
     Gh = warp_sum(Gh * h_inverse * G_inverse);
-    if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + warp_id()), Gh);
+    if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + me.warp), Gh);
     const bool needs_dy = in.Dskip || p.dskip;
+    float2 skips[2];
+    GT_UNROLL
+    for (int n = 0; n < 2; n++) skips[n] = skips_of(in, h, p0 + 16 * part + 8 * n + 2 * j);
     float direct[4], dskip[4] = {};
     GT_UNROLL
     for (int m = 0; m < 2; m++)
@@ -713,15 +728,12 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                 const float U1 = fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1]);
                 float dx0 = delta * U0, dx1 = delta * U1;
                 dot = fma_rn(x0, U0, fma_rn(x1, U1, dot));
-                if (needs_dy) {
-                    const uint32_t dy = lds<uint32_t>(stage + C::DY + cell);
-                    const float dy0 = unpack_f16_lo(dy) * dy_inverse, dy1 = unpack_f16_hi(dy) * dy_inverse;
-                    const float2 skip = skips_of(in, h, p0 + 16 * part + 8 * n + 2 * j);
-                    dx0 = fma_rn(skip.x, dy0, dx0);
-                    dx1 = fma_rn(skip.y, dy1, dx1);
-                    dskip[2 * n] = fma_rn(dy0, x0 * x_inverse, dskip[2 * n]);
-                    dskip[2 * n + 1] = fma_rn(dy1, x1 * x_inverse, dskip[2 * n + 1]);
-                }
+                const uint32_t dy = needs_dy ? lds<uint32_t>(stage + C::DY + cell) : 0;
+                const float dy0 = unpack_f16_lo(dy) * dy_inverse, dy1 = unpack_f16_hi(dy) * dy_inverse;
+                dx0 = fma_rn(skips[n].x, dy0, dx0);
+                dx1 = fma_rn(skips[n].y, dy1, dx1);
+                dskip[2 * n] = fma_rn(dy0, x0 * x_inverse, dskip[2 * n]);
+                dskip[2 * n + 1] = fma_rn(dy1, x1 * x_inverse, dskip[2 * n + 1]);
                 sts<uint32_t>(stage + C::X + cell, pack_as(in.dtype, dx0, dx1)); /* over x, which is read no more */
             }
             direct[2 * m + e] = dot * x_inverse;
@@ -766,16 +778,18 @@ GT_DEV void make_deltas(const Problem& in, int h, int tokens, const float (&dt)[
 }
 
 template <class C>
-GT_DEV void load_times(const Problem& in, const ChunkGradientBlock<C>& me, int step, StepTimes& dt) {
-    const int h = me.head(in, step);
+GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, StepTimes& dt) {
+    const Problem& in = p.in;
+    const int h = me.head(p, step);
     load_dt(in, me.b, me.first, h, me.tokens, dt.own);
-    if (me.makes_state()) load_dt(in, me.b, me.neighbour, h, me.neighbour_tokens, dt.other);
+    if (me.makes_state()) load_dt(in, me.b, me.neighbour(), h, me.neighbour_tokens, dt.other);
 }
 
 /* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
 template <class C>
-GT_DEV void neighbour_factors(const Problem& in, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
-    const int lane = lane_id(), h = me.head(in, step), cells = C::MADE + step % 2 * C::MADE_FLOATS;
+GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
+    const Problem& in = p.in;
+    const int lane = lane_id(), h = me.head(p, step), cells = C::MADE + step % 2 * C::MADE_FLOATS;
     Delta delta[2];
     make_deltas(in, h, me.neighbour_tokens, dt.other, delta);
     const float A = in.A[h] * LOG2_E, l0 = delta[0].value * A, l1 = delta[1].value * A;
@@ -801,19 +815,20 @@ GT_DEV void neighbour_factors(const Problem& in, const ChunkGradientBlock<C>& me
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
-    if (me.makes_state()) neighbour_factors(in, me, step, dt);
-    const int which = lane_id() / 4, i = lane_id() % 4, blocks = (int)row_tiles(in.P), block = me.p0(in, step) / 16 + i;
+    if (me.makes_state()) neighbour_factors(p, me, step, dt);
+    const int which = lane_id() / 4, i = lane_id() % 4, blocks = (int)row_tiles(in.P), block = me.p0(p, step) / 16 + i;
     if (which > 1) return;
     const Checkpoints& states = which ? p.G : p.h;
-    const int64_t at = ((me.b * in.H + me.head(in, step)) * p.slots + me.slot) * blocks + block;
+    const int64_t at = ((me.b * in.H + me.head(p, step)) * p.slots + me.slot) * blocks + block;
     const float inverse = states.values && block < blocks ? states.powers[at] : 0x1p-100f;
     sts<float>(me.cell(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
 /* The decay factors of the chunk itself. */
 template <class C>
-GT_DEV void own_factors(const Problem& in, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
-    const int h = me.head(in, step);
+GT_DEV void own_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
+    const Problem& in = p.in;
+    const int h = me.head(p, step);
     Delta delta[2];
     make_deltas(in, h, me.tokens, dt.own, delta);
     const float values[2] = {delta[0].value, delta[1].value};
@@ -855,7 +870,7 @@ GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 template <class C>
 GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
-    const int lane = lane_id(), block = lane / 8, h = me.head(in, step), tile = step % in.tiles;
+    const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
     const auto pair = [&](int offset) { return lds<float2>(me.cell(me.sums(step, offset) + 2 * lane)); };
     const float A = in.A[h];
     float dt[2];
@@ -883,9 +898,9 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     float dskip = 0.0f;
     if (p.dskip) {
         const float2 both = plus(pair(C::DSKIP), pair(C::DSKIP + CHUNK));
-        const int column = me.p0(in, step) + 2 * lane;
+        const int column = me.p0(p, step) + 2 * lane;
         if (in.skip_per_channel) {
-            float* to = p.dskip + (me.row * in.H + h) * in.P + column;
+            float* to = p.dskip + (me.row(p.slots) * in.H + h) * in.P + column;
             if (column < in.P) to[0] = both.x;
             if (column + 1 < in.P) to[1] = both.y;
         } else {
@@ -923,9 +938,9 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     dA = warp_sum(dA);
     dbias = warp_sum(dbias);
     if (lane > 0) return;
-    if (p.dA) p.dA[me.row * in.H + h] = dA;
-    if (p.dbias) p.dbias[me.row * in.H + h] = dbias;
-    if (p.dskip && !in.skip_per_channel) p.dskip[me.row * in.H + h] = dskip;
+    if (p.dA) p.dA[me.row(p.slots) * in.H + h] = dA;
+    if (p.dbias) p.dbias[me.row(p.slots) * in.H + h] = dbias;
+    if (p.dskip && !in.skip_per_channel) p.dskip[me.row(p.slots) * in.H + h] = dskip;
 }
 
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
@@ -934,7 +949,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
  * its transpose times what undoes C_t, rows s.  All warps that multiply; two barriers. */
 template <class C>
 GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs16& W) {
-    const PairPlace at;
+    const PairPlace at(me.warp);
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s = 16 * at.s_block + g;
     GT_UNROLL
     for (int i = 0; i < 2; i++)
@@ -949,7 +964,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     const float2 B = lds<float2>(me.cell(C::B_INVERSE + 2 * lane)), c = lds<float2>(me.cell(C::C_INVERSE + 2 * lane));
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
-        const int row = 8 * warp_id() + i;
+        const int row = 8 * me.warp + i;
         rows[0][i] = {lds<float>(tile + 4 * (C::W_PITCH * 2 * lane + row)) * B.x,
                       lds<float>(tile + 4 * (C::W_PITCH * (2 * lane + 1) + row)) * B.y};
         rows[1][i] = lds<float2>(tile + 4 * (C::W_PITCH * row + 2 * lane));
@@ -960,7 +975,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     for (int which = 0; which < 2; which++)
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
-            const int row = 8 * warp_id() + i;
+            const int row = 8 * me.warp + i;
             const float2 x = rows[which][i];
             float largest = fabsf(x.x) > fabsf(x.y) ? fabsf(x.x) : fabsf(x.y);
             GT_UNROLL
@@ -979,7 +994,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
 template <class C>
 GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, uint32_t tile,
                           const ProductSums<C>& sums) {
-    const ProductPlace place;
+    const ProductPlace place(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4, piece0 = place.half * (C::COLUMNS / 8);
     GT_UNROLL
     for (int pass = 0; pass < C::PASSES; pass++)
@@ -1008,7 +1023,7 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
 template <class C>
 GT_DEV void finish_groups(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const Pairs16& W,
                           ProductSums<C>& sums) {
-    const ProductPlace place;
+    const ProductPlace place(me.warp);
     const uint32_t tile = me.smem + C::STAGE0;
     store_W(me, tile, W);
     sync_threads();
@@ -1018,7 +1033,7 @@ GT_DEV void finish_groups(const ChunkGradientParams& p, const ChunkGradientBlock
     for (int i = 0; i < 4; i++)
         factor[i / 2][i % 2] =
             me.value(C::ROW_INVERSES + place.which * CHUNK + 32 * place.rows + 8 * i + lane_id() / 4);
-    add_product(sums, tile + (place.which ? C::ROWS : 0), me.smem + (place.which ? C::C : C::B), 0, ratios, factor, dots);
+    add_product<false>(me, sums, tile + (place.which ? C::ROWS : 0), me.smem + (place.which ? C::C : C::B), 0, ratios, factor, dots);
     sync_threads();
     store_product(p, me, me.smem + (place.which ? C::B : C::C), sums);
 }
@@ -1040,7 +1055,7 @@ GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row) {
 template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
-    const bool finishes = warp_id() == 4, makes_factors = warp_id() == 5; /* they have no pairs */
+    const bool finishes = me.warp == 4, makes_factors = me.warp == 5; /* they have no pairs */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
         load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g), stride.t,
@@ -1049,32 +1064,32 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     copy_group(me.smem + C::B, in.Bm, in.Bm_at, me.first, me.tokens);
     copy_group(me.smem + C::C, in.Cm, in.Cm_at, me.first, me.tokens);
     if (me.makes_state())
-        copy_group(neighbour_tile, me.second ? in.Bm : in.Cm, me.second ? in.Bm_at : in.Cm_at, me.neighbour,
+        copy_group(neighbour_tile, me.second ? in.Bm : in.Cm, me.second ? in.Bm_at : in.Cm_at, me.neighbour(),
                    me.neighbour_tokens);
     cp_async_commit();
     cp_async_wait<0>();
     sync_threads();
     const auto convert_group = [&](uint32_t tile, int inverses) {
         if (in.dtype == GT_BF16)
-            rows_to_f16<bf16, C::N>(tile, me.cell(inverses), warp_id(), C::WARPS);
+            rows_to_f16<bf16, C::N>(tile, me.cell(inverses), me.warp, C::WARPS);
         else
-            rows_to_f16<f16, C::N>(tile, me.cell(inverses), warp_id(), C::WARPS);
+            rows_to_f16<f16, C::N>(tile, me.cell(inverses), me.warp, C::WARPS);
     };
     convert_group(me.smem + C::B, C::B_INVERSE);
     convert_group(me.smem + C::C, C::C_INVERSE);
     if (me.makes_state()) convert_group(neighbour_tile, C::NEXT_INVERSE);
     StepTimes dt;
     if (makes_factors) {
-        load_times(in, me, 0, dt);
+        load_times(p, me, 0, dt);
         prepare_step(p, me, 0, dt);
-        if (C::COPIES > 1) own_factors(in, me, 0, dt);
+        if (C::COPIES > 1) own_factors(p, me, 0, dt);
     }
     sync_threads();
     Pairs16 S, W = {};
     Neighbour<C> neighbour = {};
     ProductSums<C> sums = {};
     make_S(me, S);
-    if (me.makes_state()) read_neighbour(neighbour_tile, neighbour);
+    if (me.makes_state()) read_neighbour(me, neighbour_tile, neighbour);
     sync_threads();
     copy_step(p, me, 0);
     GT_NO_UNROLL
@@ -1086,14 +1101,14 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
         if (C::STAGES > 1 && follows) copy_step(p, me, step + 1);
         if (C::COPIES == 1) {
             if (finishes && step > 0) finish_step(p, me, step - 1);
-            if (makes_factors) own_factors(in, me, step, dt);
+            if (makes_factors) own_factors(p, me, step, dt);
         }
-        if (makes_factors && follows) load_times(in, me, step + 1, dt);
+        if (makes_factors && follows) load_times(p, me, step + 1, dt);
         if (me.makes_state()) make_state(me, step, neighbour);
         sync_threads(); /* 2 */
         if (makes_factors && follows) {
             prepare_step(p, me, step + 1, dt);
-            if (C::COPIES > 1) own_factors(in, me, step + 1, dt);
+            if (C::COPIES > 1) own_factors(p, me, step + 1, dt);
         }
         if (C::COPIES > 1 && finishes && step > 0) finish_step(p, me, step - 1);
         make_pairs(me, step, S, W);
@@ -1115,7 +1130,7 @@ GT_KERNEL(256, 1) chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientPara
     wait_for_chain();
     const ChunkGradientBlock<C> me = find_chunk<C>(p);
     if (me.tokens <= 0) {
-        if (me.g == 0) clear_sums(p, me.row);
+        if (me.g == 0) clear_sums(p, me.row(p.slots));
         return;
     }
     gradients_of(p, me);

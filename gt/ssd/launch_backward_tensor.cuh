@@ -29,6 +29,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     ChunkGradientParams& c = plan.chunks;
     c.in = problem;
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
+    c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
     plan.blocks = tensor_blocks(c.in, device);
     plan.strands = plan.blocks / (c.in.G * group_pairs(c.in));
     /* sequences of one slot: states before and after it are the caller's */
