@@ -128,6 +128,22 @@ GT_HD uint32_t pack_f16(float lo, float hi) {
 #endif
 }
 
+/* The larger magnitudes of two pairs of T; `most` has no signs.  Of NaN and a number either may come out. */
+template <class T>
+GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
+#if GT_SM80
+    uint32_t larger;
+    if constexpr (std::is_same<T, bf16>::value)
+        asm("{ .reg .b32 m; abs.bf16x2 m, %2; max.bf16x2 %0, %1, m; }" : "=r"(larger) : "r"(most), "r"(pair));
+    else
+        asm("{ .reg .b32 m; and.b32 m, %2, 0x7fff7fff; max.f16x2 %0, %1, m; }" : "=r"(larger) : "r"(most), "r"(pair));
+    return larger;
+#else
+    const uint32_t hi = pair & 0x7fff0000u, lo = pair & 0x7fffu, most_hi = most & 0xffff0000u, most_lo = most & 0xffffu;
+    return (hi > most_hi ? hi : most_hi) | (lo > most_lo ? lo : most_lo);
+#endif
+}
+
 /* Products of two pairs of f16, each rounded once. */
 GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__

@@ -105,14 +105,6 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* The larger magnitudes of two pairs of 16-bit numbers; `most` has no signs. */
-template <class T>
-GT_DEV uint32_t larger_pair(uint32_t most, uint32_t pair) {
-    const uint32_t hi = pair & 0x7fff0000u, lo = pair & 0x7fffu;
-    const uint32_t most_hi = most & 0xffff0000u, most_lo = most & 0xffffu;
-    return (hi > most_hi ? hi : most_hi) | (lo > most_lo ? lo : most_lo);
-}
-
 /* How a warp goes through the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time; no bank conflicts. */
 template <int COLUMNS>
 struct RowLanes {
@@ -132,32 +124,47 @@ struct RowLanes {
 /* The largest magnitude of the lanes of a row, as float, in each of them. */
 template <class T, int LANES>
 GT_DEV float row_maximum(uint32_t most) {
-    const float lo = Element<T>::lo(most), hi = Element<T>::hi(most);
-    float largest = lo > hi ? lo : hi;
+    float largest = fmaxf(Element<T>::lo(most), Element<T>::hi(most));
     GT_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) {
-        const float other = shfl_xor(largest, mask);
-        largest = other > largest ? other : largest;
-    }
+    for (int mask = 1; mask < LANES; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
     return largest;
 }
 
-/* maxima[row] <- the largest magnitude of a row, of 64 rows, by `warps` warps, of which the caller is number `warp`.
- * maxima: shared, fp32. */
-template <class T, int COLUMNS>
+template <class T>
+GT_DEV uint32_t larger_pair(uint32_t most, uint32_t pair) { /* moving to larger_magnitudes */
+    return larger_magnitudes<T>(most, pair);
+}
+
+/* The largest magnitudes of pieces of a row, as a pair. */
+template <class T, int COUNT>
+GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
+    uint32_t even = 0, odd = 0;
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) {
+        even = larger_magnitudes<T>(larger_magnitudes<T>(even, x[i].x), x[i].y);
+        odd = larger_magnitudes<T>(larger_magnitudes<T>(odd, x[i].z), x[i].w);
+    }
+    return larger_magnitudes<T>(even, odd);
+}
+
+/* maxima[row] <- the largest magnitude of a row, of 64 rows, by `warps` warps, of which the caller is number `warp`;
+ * AT_ONCE * ROWS * warps rows at a time.  maxima: shared, fp32. */
+template <class T, int COLUMNS, int AT_ONCE = 1>
 GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int warp, int warps) {
     using Lanes = RowLanes<COLUMNS>;
     const Lanes at;
-    for (int block = warp; block < CHUNK / Lanes::ROWS; block += warps) {
-        uint32_t most = 0;
+    GT_NO_UNROLL
+    for (int block = warp; block < CHUNK / Lanes::ROWS; block += AT_ONCE * warps) {
+        uint4 x[AT_ONCE][Lanes::PIECES];
         GT_UNROLL
-        for (int i = 0; i < Lanes::PIECES; i++) {
-            const uint4 x = lds<uint4>(tile + at.cell(block, i));
-            most = larger_pair<T>(larger_pair<T>(most, x.x), x.y);
-            most = larger_pair<T>(larger_pair<T>(most, x.z), x.w);
+        for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
+            x[i / Lanes::PIECES][i % Lanes::PIECES] =
+                lds<uint4>(tile + at.cell(block + i / Lanes::PIECES * warps, i % Lanes::PIECES));
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++) {
+            const float largest = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
+            if (at.piece == 0) sts<float>(maxima + 4 * ((block + k * warps) * Lanes::ROWS + at.row), largest);
         }
-        const float largest = row_maximum<T, Lanes::LANES>(most);
-        if (at.piece == 0) sts<float>(maxima + 4 * (block * Lanes::ROWS + at.row), largest);
     }
 }
 
@@ -169,27 +176,32 @@ GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
 
 /* Turns the 64 rows of a tile into f16 in place, row times a power of two; inverses[row] <- what undoes it, for the
  * products.  Exact but for elements 2^-27 below their row's largest.  Warps as in row_maxima. */
-template <class T, int COLUMNS>
+template <class T, int COLUMNS, int AT_ONCE = 1>
 GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using Lanes = RowLanes<COLUMNS>;
     const Lanes at;
-    for (int block = warp; block < CHUNK / Lanes::ROWS; block += warps) {
-        uint4 x[Lanes::PIECES];
-        uint32_t most = 0;
+    GT_NO_UNROLL
+    for (int block = warp; block < CHUNK / Lanes::ROWS; block += AT_ONCE * warps) {
+        uint4 x[AT_ONCE][Lanes::PIECES];
+        Power power[AT_ONCE];
         GT_UNROLL
-        for (int i = 0; i < Lanes::PIECES; i++) {
-            x[i] = lds<uint4>(tile + at.cell(block, i));
-            most = larger_pair<T>(larger_pair<T>(most, x[i].x), x[i].y);
-            most = larger_pair<T>(larger_pair<T>(most, x[i].z), x[i].w);
-        }
-        const Power power = power_of(row_maximum<T, Lanes::LANES>(most));
+        for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
+            x[i / Lanes::PIECES][i % Lanes::PIECES] =
+                lds<uint4>(tile + at.cell(block + i / Lanes::PIECES * warps, i % Lanes::PIECES));
         GT_UNROLL
-        for (int i = 0; i < Lanes::PIECES; i++) {
-            const uint4 y = {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
-                             scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)};
-            sts<uint4>(tile + at.cell(block, i), y);
+        for (int k = 0; k < AT_ONCE; k++) power[k] = power_of(row_maximum<T, Lanes::LANES>(larger_of<T>(x[k])));
+        GT_UNROLL
+        for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++) {
+            const uint4 from = x[i / Lanes::PIECES][i % Lanes::PIECES];
+            const float value = power[i / Lanes::PIECES].value;
+            sts<uint4>(tile + at.cell(block + i / Lanes::PIECES * warps, i % Lanes::PIECES),
+                       {scaled_f16<T>(from.x, value), scaled_f16<T>(from.y, value), scaled_f16<T>(from.z, value),
+                        scaled_f16<T>(from.w, value)});
         }
-        if (at.piece == 0) sts<float>(inverses + 4 * (block * Lanes::ROWS + at.row), power.inverse);
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++)
+            if (at.piece == 0)
+                sts<float>(inverses + 4 * ((block + k * warps) * Lanes::ROWS + at.row), power[k].inverse);
     }
 }
 
@@ -222,6 +234,20 @@ GT_DEV void load_deltas(const Problem& in, int h, int64_t first, int tokens, Del
         delta[i] = {0.0f, 0.0f};
         if (t < tokens) delta[i] = delta_of(in.rule, load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) + bias);
     }
+}
+
+/* The same in two steps, for a chunk that comes later: dt as it is in memory, and Delta of it. */
+GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
+    const int t = 2 * here();
+    dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) : 0.0f;
+    dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_at.t) : 0.0f;
+}
+
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
+    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    const int t = 2 * here();
+    delta[0] = t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f;
+    delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
 }
 
 /* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller

@@ -54,6 +54,7 @@ struct ForwardTile {
     static constexpr int WALK = MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
+    static constexpr int AT_ONCE = NP >= 64 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING >= 16 * NP && STAGING >= 2048 && STAGING % 128 == 0, "holds 8 rows of a state, 32 tokens of y");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
@@ -90,12 +91,11 @@ GT_DEV Power pair_power(uint32_t smem, int unit) {
     const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
     const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t));
     const float right0 = fabsf(delta.x) * b.x, right1 = fabsf(delta.y) * b.y;
-    float right = right0 > right1 ? right0 : right1, left = c.x > c.y ? c.x : c.y;
+    float right = fmaxf(right0, right1), left = fmaxf(c.x, c.y);
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
-        const float other_right = shfl_xor(right, mask), other_left = shfl_xor(left, mask);
-        right = other_right > right ? other_right : right;
-        left = other_left > left ? other_left : left;
+        right = fmaxf(right, shfl_xor(right, mask));
+        left = fmaxf(left, shfl_xor(left, mask));
     }
     return power_of(finite(left * right * lds<float>(cells + 4 * Factors::GROWTH) * (0x1p28f * Tile::NP)));
 }
@@ -318,12 +318,9 @@ GT_DEV float2 update_bounds(float2 weight, uint32_t maxima) {
     return {finite(fabsf(weight.x) * most.x), finite(fabsf(weight.y) * most.y)};
 }
 
-/* Delta of the tokens 2 lane, 2 lane + 1 of a chunk. */
-GT_DEV void load_deltas(const Problem& in, int h, const Walk& walk, int chunk, float (&value)[2]) {
-    Delta delta[2];
-    load_deltas(in, h, at(in.dt_at, walk.b(), walk.token(chunk), h), walk.tokens(chunk), delta);
-    value[0] = delta[0].value;
-    value[1] = delta[1].value;
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk. */
+GT_DEV void load_dt(const Problem& in, const Walk& walk, int unit, int chunk, float (&dt)[2]) {
+    load_dt(in, at(in.dt_at, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
 }
 
 /* The decay of a chunk. */
@@ -357,13 +354,15 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
     }
     cp_async_commit();
+    float dt[2] = {0.0f, 0.0f};
+    if (half == 0 && unit < walk.units()) load_dt(in, walk, unit, 0, dt);
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < walk.units();
         float delta[2] = {0.0f, 0.0f};
-        if (active && half == 0) load_deltas(in, walk.head(unit), walk, chunk, delta);
+        if (active && half == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
             const int64_t slot = unit_slot(in, walk, unit, chunk);
             state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P), staging,
@@ -374,12 +373,16 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
             load_units<T>(in, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk, chunk + 1);
             load_group<T, NP>(in, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
+            if (active && half == 0) load_dt(in, walk, unit, chunk + 1, dt);
         }
         cp_async_commit();
-        rows_to_f16<T, NP>(B, smem + Tile::B_INVERSE, warp, WARPS);
-        rows_to_f16<T, NP>(smem + Tile::C, smem + Tile::C_INVERSE, warp, WARPS);
-        if (active) row_maxima<T, 64>(x, maxima, half, 2);
-        if (active && half == 0) make_factors(cells, delta, in.A[walk.head(unit)]);
+        if (half == 1) { /* a warp of each unit does this, the other that */
+            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, unit, UNITS);
+            rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, unit, UNITS);
+        } else if (active) {
+            row_maxima<T, 64, 4>(x, maxima, 0, 1);
+            make_factors(cells, delta, in.A[walk.head(unit)]);
+        }
         sync_threads();
         if (warp == 0) {
             make_pairs<Tile, 1>(smem, B, walk.units(), 0, 0);

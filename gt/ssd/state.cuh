@@ -5,7 +5,7 @@
  *     H[m][n][e] is row 16 m + 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
  * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows an upper
  * bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
- * checkpoint is written their maximum; it changes rarely, and exactly.
+ * checkpoint is written their maximum; it changes, exactly, as H is multiplied by E.
  *
  * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t of
  * B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
@@ -30,35 +30,19 @@ struct WarpState {
     float bound; /* of the magnitudes, without the power */
     Power power;
 
-    GT_METHOD void fit() { power = power_of(bound); }
-
-    /* The bound, as a maximum, and the power to it. */
+    /* The bound, as a maximum. */
     GT_METHOD void measure() {
-        float most = 0.0f;
+        float parts[8] = {};
         GT_UNROLL
-        for (int i = 0; i < 2 * TILES * 4; i++) {
-            const float x = fabsf(H[i / 4 / TILES][i / 4 % TILES][i % 4]);
-            most = x > most ? x : most;
-        }
+        for (int i = 0; i < 2 * TILES * 4; i++)
+            parts[i % 8] = fmaxf(parts[i % 8], fabsf(H[i / 4 / TILES][i / 4 % TILES][i % 4]));
         GT_UNROLL
-        for (int mask = 1; mask < 32; mask *= 2) {
-            const float other = shfl_xor(most, mask);
-            most = other > most ? other : most;
-        }
+        for (int i = 4; i > 0; i /= 2)
+            for (int k = 0; k < i; k++) parts[k] = fmaxf(parts[k], parts[k + i]);
+        float most = parts[0];
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
         bound = most * power.inverse;
-        follow(most < 0x1p8f || most > 0x1p15f);
-    }
-
-    /* To the power of the bound, if wanted (the same in all lanes). */
-    GT_METHOD void follow(bool wanted) {
-        if (!wanted) return;
-        const float undo = power.inverse;
-        fit();
-        GT_UNROLL
-        for (int i = 0; i < 2 * TILES * 4; i++) {
-            float& x = H[i / 4 / TILES][i / 4 % TILES][i % 4];
-            x = x * undo * power.value;
-        }
     }
 
     /* Rows from row0 on of a state [P,N]; NULL: zeros. */
@@ -75,6 +59,9 @@ struct WarpState {
             H[m][n][2 * half + 1] = x.y;
         }
         measure();
+        power = power_of(bound);
+        GT_UNROLL
+        for (int i = 0; i < 2 * TILES * 4; i++) H[i / 4 / TILES][i / 4 % TILES][i % 4] *= power.value;
     }
 
     GT_METHOD void store(float* to, int row0, int P, int N, bool adds = false) const {
@@ -98,6 +85,9 @@ struct WarpState {
     GT_METHOD void keep(f16* values, float* powers, uint32_t shared, int row0, int P, int N) {
         measure();
         const int lane = here(), g = lane / 4, j = lane % 4;
+        const int row = lane / TILES, piece = lane % TILES; /* of the first it stores; rows STEP further follow */
+        constexpr int STEP = 32 / TILES;
+        f16* to = values + (int64_t)(row0 + row) * N + 8 * piece;
         GT_UNROLL
         for (int i = 0; i < 4; i++) { /* 8 rows at a time */
             GT_UNROLL
@@ -105,12 +95,12 @@ struct WarpState {
                 sts<uint32_t>(shared + tile_cell<NP>(g, n) + 4 * j,
                               pack_f16(H[i / 2][n][2 * (i % 2)], H[i / 2][n][2 * (i % 2) + 1]));
             sync_warp();
-            GT_UNROLL
-            for (int k = lane; k < 8 * TILES; k += 32) {
-                const int row = k / TILES, piece = k % TILES, p = row0 + 8 * i + row;
-                if (p < P && 8 * piece < N)
-                    stg<uint4>(values + (int64_t)p * N + 8 * piece, lds<uint4>(shared + tile_cell<NP>(row, piece)));
+            if (row0 + 8 * i < P && row < 8 && 8 * piece < N) {
+                GT_UNROLL
+                for (int k = 0; k < 8; k += STEP)
+                    stg<uint4>(to + k * N, lds<uint4>(shared + tile_cell<NP>(row + k, piece)));
             }
+            to += 8 * N;
             sync_warp();
         }
         if (lane < 2 && row0 + 16 * lane < P) powers[row0 / 16 + lane] = power.inverse;
@@ -121,15 +111,16 @@ struct WarpState {
      * |left| . |weight|.  E: decay of the chunk.  gate: NULL, or a tile of z: left is times silu(z). */
     template <class T>
     GT_METHOD void update(uint32_t left, uint32_t gate, int pair, uint32_t right, float2 weight, float2 most, float E) {
-        float largest = most.x > most.y ? most.x : most.y, sum = most.x + most.y;
+        float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
         GT_UNROLL
         for (int mask = 1; mask < 32; mask *= 2) {
-            const float other = shfl_xor(largest, mask);
-            largest = other > largest ? other : largest;
+            largest = fmaxf(largest, shfl_xor(largest, mask));
             sum += shfl_xor(sum, mask);
         }
-        bound = finite(fabsf(E) * bound + 0x1p14f * sum);
-        follow(bound * power.value > 0x1p15f); /* grows: before, so that nothing exceeds fp32 */
+        bound = finite(E * bound + 0x1p14f * sum);
+        const float undo = power.inverse;
+        power = power_of(bound);
+        const float factor = finite(E * undo) * power.value;
         const Power own = power_of(largest);
         weight.x *= own.value;
         weight.y *= own.value;
@@ -179,10 +170,9 @@ struct WarpState {
             GT_UNROLL
             for (int i = 0; i < 2 * WIDTH * 4; i++) {
                 float& x = H[i / 4 / WIDTH][n0 + i / 4 % WIDTH][i % 4];
-                x = fma_rn(added[i / 4 / WIDTH][i / 4 % WIDTH][i % 4], scale, x * E);
+                x = fma_rn(added[i / 4 / WIDTH][i / 4 % WIDTH][i % 4], scale, x * factor);
             }
         }
-        follow(bound * power.value < 0x1p3f && bound > 0.0f);
     }
 };
 

@@ -43,6 +43,7 @@ struct StatesTile {
     static constexpr int WALK = GATE_MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
+    static constexpr int AT_ONCE = NP >= 64 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
@@ -85,6 +86,8 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
     };
     load(0);
     load_gate(0);
+    float dt[2] = {0.0f, 0.0f};
+    if (half == 0 && unit < walk.units() && chunks > 0) load_dt(in, walk, unit, REVERSE ? chunks - 1 : 0, dt);
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
@@ -92,7 +95,7 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
         const bool active = unit < walk.units();
         float delta[2] = {0.0f, 0.0f};
-        if (active && half == 0) load_deltas(in, walk.head(unit), walk, chunk, delta);
+        if (active && half == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
             const int64_t slot = unit_slot(in, walk, unit, chunk);
@@ -102,11 +105,15 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
-        rows_to_f16<T, NP>(b, smem + Tile::INVERSE, warp, WARPS);
+        if (active && half == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
         const uint32_t maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit, gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
-        if (active) row_maxima<T, 64>(x, maxima, half, 2);
-        if (active && gated) row_maxima<T, 64>(z, gate_maxima, half, 2);
-        if (active && half == 0) make_factors(cells, delta, in.A[walk.head(unit)]);
+        if (half == 1) { /* a warp of each unit does this, the other that */
+            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, unit, UNITS);
+            if (active && gated) row_maxima<T, 64, 4>(z, gate_maxima, 0, 1);
+        } else if (active) {
+            row_maxima<T, 64, 4>(x, maxima, 0, 1);
+            make_factors(cells, delta, in.A[walk.head(unit)]);
+        }
         sync_threads();
         if (active) {
             const float2 weight = update_weight(cells, smem + Tile::INVERSE, REVERSE);
