@@ -1,0 +1,333 @@
+/* gt/ssd/backward_chunk.cuh - ssd backward of a chunk on tensor cores (backward_tensor.cuh): how its kernel is compiled, where
+ * everything lies in shared memory, what a block works on, the copies of its inputs and what f16 is made of them, and the
+ * state that the chunk makes itself. */
+#ifndef GT_SSD_BACKWARD_CHUNK_CUH
+#define GT_SSD_BACKWARD_CHUNK_CUH
+
+#include "chunk.cuh"
+
+namespace gt {
+namespace ssd {
+
+struct ChunkGradientParams {
+    Problem in;
+    Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
+    int64_t slots;
+    uint32_t by_tiles; /* 2^32 / in.tiles, rounded up; not for one tile */
+    void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
+    gt_stride dx_at, ddt_at, dBm_at, dCm_at;
+    /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
+    float *dA, *dbias, *dskip;
+};
+
+template <int N_, int STAGES_>
+struct ChunkGradientTraits {
+    static constexpr int N = N_, STAGES = STAGES_;
+    static constexpr int WARPS = 8, THREADS = 32 * WARPS;
+    static constexpr int COLUMNS = N / 2; /* of dC or dB, of a warp: with 32 rows */
+    static constexpr int PASS = COLUMNS < 32 ? COLUMNS : 32, PASSES = COLUMNS / PASS, TILES = PASS / 8;
+    /* of the state that a chunk makes itself, of a warp: columns and blocks of 16 rows */
+    static constexpr int GROUPS = N < 64 ? N / 8 : 8, MADE_TILES = N / 8 / GROUPS, MADE_BLOCKS = GROUPS / 2;
+    /* bytes */
+    static constexpr int STATE = CHUNK * N * 2, ROWS = CHUNK * 64 * 2;
+    static constexpr int B = 0, C = B + STATE, STAGE0 = C + STATE;
+    static constexpr int X = 0, DY = X + ROWS, NEXT = DY + ROWS, H = NEXT + ROWS, G = H + STATE; /* of a stage */
+    static constexpr int STAGE = G + STATE;
+    static constexpr int FLOATS = STAGE0 + STAGES * STAGE;
+    static constexpr int W_PITCH = 66; /* at the end, fp32 [64][66] over a stage */
+    static_assert(4 * CHUNK * W_PITCH <= STAGE, "room for it");
+    /* floats, from there; with two stages the factors and the sums by token are there twice, too, for steps in turn */
+    static constexpr int COPIES = STAGES;
+    static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* MADE: [2][64, E], neighbour_factors() */
+    static constexpr int MADE_FLOATS = CHUNK + 4;
+    static constexpr int STATE_INVERSES = MADE + 2 * MADE_FLOATS; /* [2][h 4, G 4] */
+    static constexpr int MADE_INVERSE = STATE_INVERSES + 16;
+    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [2][x 64, dy 64] */
+    static constexpr int M_INVERSE = ROW_INVERSES + 4 * CHUNK, WEIGHT = M_INVERSE + CHUNK; /* of the neighbour's tokens */
+    static constexpr int B_INVERSE = WEIGHT + CHUNK, C_INVERSE = B_INVERSE + CHUNK, NEXT_INVERSE = C_INVERSE + CHUNK;
+    static constexpr int M_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = M_BOUND + 8; /* [8] each, of the warps' rows */
+    static constexpr int HEAD_SUMS = WEIGHT_SUM + 8; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
+    static constexpr int SUMS = HEAD_SUMS + 2 * CHUNK + 4;
+    /* from the step's SUMS */
+    static constexpr int ROW_SUMS = 0;                       /* Gamma: [3 blocks of s][t] */
+    static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK; /* [2 halves of t][s] */
+    static constexpr int DIAGONAL = COLUMN_SUMS + 2 * CHUNK; /* [k] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t] */
+    static constexpr int DIRECT = F + 2 * CHUNK;                  /* [4 parts of p][s] */
+    static constexpr int Z = DIRECT + 4 * CHUNK, DSKIP = Z + 8;   /* [2 halves of t][p] */
+    static constexpr int SUMS_COUNT = DSKIP + 2 * CHUNK;
+    static constexpr int SMEM = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT);
+    static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
+};
+
+/* What a block works on. */
+template <class C>
+struct ChunkGradientBlock {
+    uint32_t smem;
+    int64_t first; /* token */
+    int b, slot, g, heads, steps;
+    int warp; /* its number, in a form that the compiler knows to be the same in all lanes */
+    int tokens, neighbour_tokens;
+    bool second; /* of the two chunks of its checkpoint */
+
+    GT_METHOD uint32_t cell(int offset) const { return smem + C::FLOATS + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    GT_METHOD uint32_t stage(int step) const { return smem + C::STAGE0 + step % C::STAGES * C::STAGE; }
+    GT_METHOD int factor(int step, int offset) const { return C::FACTORS + step % C::COPIES * Factors::COUNT + offset; }
+    GT_METHOD int sums(int step, int offset) const { return C::SUMS + step % C::COPIES * C::SUMS_COUNT + offset; }
+    GT_METHOD int row_inverse(int step, bool of_dy) const { return C::ROW_INVERSES + (step % 2 * 2 + of_dy) * CHUNK; }
+    GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
+        return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
+    }
+    GT_METHOD int head(const ChunkGradientParams& p, int step) const { return g * heads + step_head(p, step); }
+    GT_METHOD int tile(const ChunkGradientParams& p, int step) const { return step - step_head(p, step) * p.in.tiles; }
+    GT_METHOD int p0(const ChunkGradientParams& p, int step) const { return tile(p, step) * TILE_P; }
+    GT_METHOD int64_t neighbour() const { return second ? first - CHUNK : first + CHUNK; } /* its first token */
+    GT_METHOD int64_t row(int64_t slots) const { return (b * slots + slot) * 2 + second; }    /* of the sums */
+    GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
+};
+
+/* ---- the block's chunk ----------------------------------------------------------------------------------------- */
+
+/* Blocks: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none. */
+template <class C>
+GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
+    const Problem& in = p.in;
+    ChunkGradientBlock<C> me;
+    const int64_t pair = block_x() / 2;
+    me.smem = smem_base();
+    me.warp = shfl_idx(warp_id(), 0);
+    me.second = block_x() % 2;
+    me.g = (int)(pair % in.G);
+    const int64_t place = pair / in.G;
+    me.slot = (int)(place % p.slots);
+    me.b = (int)(place / p.slots);
+    me.heads = (int)(in.H / in.G);
+    me.steps = me.heads * in.tiles;
+    gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
+    if (in.sequences.cu_seqlens)
+        chunk = gt_chunk_at(in.sequences.cu_seqlens, sequence_count(in.sequences), CHECKPOINT, me.slot);
+    else if (chunk.last > in.sequences.T)
+        chunk.last = in.sequences.T;
+    const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
+    me.first = chunk.first + (me.second ? CHUNK : 0);
+    me.tokens = me.second ? left : all - left;
+    me.neighbour_tokens = me.second ? all - left : left;
+    return me;
+}
+
+/* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
+
+/* Starts the copy of rows of x or dy: a lane copies the pieces that it converts.  What is not there is not read. */
+GT_DEV void copy_rows(int warp, uint32_t tile, const void* data, int64_t first, int64_t pitch, int rows, int columns) {
+    const RowLanes<64> at;
+    const int row = warp * RowLanes<64>::ROWS + at.row;
+    const uint16_t* from = static_cast<const uint16_t*>(data) + first + row * pitch + 8 * at.piece;
+    GT_UNROLL
+    for (int i = 0; i < RowLanes<64>::PIECES; i++) {
+        const int column = 8 * RowLanes<64>::LANES * i;
+        cp_async<16>(tile + at.cell(warp, i), from + column,
+                     row < rows && column + 8 * at.piece < columns ? 16 : 0);
+    }
+}
+
+template <class C>
+GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t offset, int p0, uint32_t tile) {
+    using S = TileShape<C::N>;
+    constexpr int STEP = C::THREADS / S::PIECES; /* rows at a time */
+    const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
+    const int rows = !states.values || 8 * piece >= in.N ? 0 : in.P - p0;
+    /* for zeros any address does */
+    const f16* from = states.values ? states.values + offset + row0 * in.N + 8 * piece : static_cast<const f16*>(in.x);
+    GT_UNROLL
+    for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
+        const int row = row0 + k * STEP;
+        if (CHUNK % STEP && row >= CHUNK) break;
+        cp_async<16>(tile + tile_cell<C::N>(row, piece), from + k * STEP * in.N, row < rows ? 16 : 0);
+    }
+}
+
+/* Everything that a step reads, by the warps that multiply. */
+template <class C>
+GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    const Problem& in = p.in;
+    const int h = me.head(p, step), p0 = me.p0(p, step), columns = in.P - p0;
+    const uint32_t stage = me.stage(step);
+    copy_rows(me.warp, stage + C::X, in.x, at(in.x_at, me.b, me.first, h) + p0, in.x_at.t, me.tokens, columns);
+    copy_rows(me.warp, stage + C::DY, in.dy, at(in.dy_at, me.b, me.first, h) + p0, in.dy_at.t, me.tokens, columns);
+    if (me.makes_state()) {
+        const gt_stride from = me.second ? in.x_at : in.dy_at;
+        copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour(), h) + p0, from.t,
+                     me.neighbour_tokens, columns);
+    }
+    const int64_t state = (((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P * in.N + p0 * in.N;
+    copy_state<C>(in, p.h, state, p0, stage + C::H);
+    copy_state<C>(in, p.G, state, p0, stage + C::G);
+    cp_async_commit();
+}
+
+/* The warp's 8 rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
+template <class T>
+GT_DEV float convert_rows_of(int warp, uint32_t tile) {
+    const RowLanes<64> at;
+    uint4 x[RowLanes<64>::PIECES];
+    uint32_t most = 0;
+    GT_UNROLL
+    for (int i = 0; i < RowLanes<64>::PIECES; i++) {
+        x[i] = lds<uint4>(tile + at.cell(warp, i));
+        most = larger_pair<T>(larger_pair<T>(most, x[i].x), x[i].y);
+        most = larger_pair<T>(larger_pair<T>(most, x[i].z), x[i].w);
+    }
+    const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(most));
+    GT_UNROLL
+    for (int i = 0; i < RowLanes<64>::PIECES; i++)
+        sts<uint4>(tile + at.cell(warp, i),
+                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
+                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
+    return power.inverse;
+}
+
+GT_DEV float convert_rows(gt_dtype dtype, int warp, uint32_t tile) {
+    return dtype == GT_BF16 ? convert_rows_of<bf16>(warp, tile) : convert_rows_of<f16>(warp, tile);
+}
+
+/* Over the 8 rows of which lanes 4 i have one each. */
+GT_DEV float rows_sum(float x) {
+    GT_UNROLL
+    for (int mask = 4; mask < 32; mask *= 2) x += shfl_xor(x, mask);
+    return x;
+}
+
+GT_DEV float rows_largest(float x) {
+    GT_UNROLL
+    for (int mask = 4; mask < 32; mask *= 2) {
+        const float other = shfl_xor(x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+/* The warp's rows of what came for a step. */
+template <class C>
+GT_DEV void convert_step(gt_dtype dtype, const ChunkGradientBlock<C>& me, int step) {
+    const RowLanes<64> at;
+    const uint32_t stage = me.stage(step);
+    const int row = me.warp * RowLanes<64>::ROWS + at.row;
+    const float x = convert_rows(dtype, me.warp, stage + C::X), dy = convert_rows(dtype, me.warp, stage + C::DY);
+    const float bound = rows_largest(dy * me.value(C::C_INVERSE + row));
+    float weight = 0.0f;
+    if (me.makes_state())
+        weight = convert_rows(dtype, me.warp, stage + C::NEXT) * me.value(C::NEXT_INVERSE + row) *
+                 me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
+    const float sum = rows_sum(weight);
+    if (at.piece == 0) {
+        sts<float>(me.cell(me.row_inverse(step, false) + row), x);
+        sts<float>(me.cell(me.row_inverse(step, true) + row), dy);
+        sts<float>(me.cell(C::WEIGHT + row), weight);
+    }
+    if (lane_id() == 0) {
+        sts<float>(me.cell(C::M_BOUND + me.warp), bound);
+        sts<float>(me.cell(C::WEIGHT_SUM + me.warp), sum);
+    }
+}
+
+/* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
+
+/* What the neighbour's B or C is to a warp: right operands of all 64 tokens and its columns. */
+template <class C>
+struct Neighbour {
+    uint32_t words[4][C::MADE_TILES][2];
+};
+
+template <class C>
+GT_DEV int made_piece(const ChunkGradientBlock<C>& me, int i) { return me.warp % C::GROUPS * C::MADE_TILES + i; }
+
+template <class C>
+GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neighbour<C>& neighbour) {
+    GT_UNROLL
+    for (int k = 0; k < 4; k++)
+        GT_UNROLL
+        for (int i = 0; i < C::MADE_TILES; i++)
+            ldmatrix_x2_trans(neighbour.words[k][i],
+                              tile + tile_cell<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
+}
+
+/* The larger of four inverses. */
+GT_DEV float largest_of(float4 x) {
+    const float a = x.x > x.y ? x.x : x.y, b = x.z > x.w ? x.z : x.w;
+    return a > b ? a : b;
+}
+
+/* 1 / x, of a power of two. */
+GT_DEV float inverse_power(float x) { return as_float(0x7f000000u - as_uint(x)); }
+
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, over the neighbour's tokens, in place: f16 with one power
+ * of two.  h: rows of x and B; G: of dy and C. */
+template <class C>
+GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbour<C>& neighbour) {
+    const int lane = lane_id(), g = lane / 4, j = lane % 4;
+    const uint32_t stage = me.stage(step), state = stage + (me.second ? C::H : C::G);
+    const int block0 = me.warp / C::GROUPS * C::MADE_BLOCKS;
+    const float4 sums0 = lds<float4>(me.cell(C::WEIGHT_SUM)), sums1 = lds<float4>(me.cell(C::WEIGHT_SUM + 4));
+    const float sum = ((sums0.x + sums0.y) + (sums0.z + sums0.w)) + ((sums1.x + sums1.y) + (sums1.z + sums1.w));
+    const float E = me.value(C::MADE + step % 2 * C::MADE_FLOATS + CHUNK);
+    const int from = C::STATE_INVERSES + step % 2 * 8 + (me.second ? 0 : 4);
+    const Power weights = power_of(sum * 0x1p14f); /* to at most 1 */
+    /* no row and no row of B or C exceeds 2^14, no state 2^16 */
+    const float bound = fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.cell(from))), sum * 0x1p28f);
+    const Power made = power_of(bound);
+    float sums[C::MADE_BLOCKS][C::MADE_TILES][4] = {};
+    const uint32_t left = by_columns<64>(stage + C::NEXT);
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t right[C::MADE_TILES][2];
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            const float2 w = lds<float2>(me.cell(C::WEIGHT + 16 * k + 8 * e + 2 * j));
+            const float w0 = w.x * weights.value, w1 = w.y * weights.value;
+            GT_UNROLL
+            for (int i = 0; i < C::MADE_TILES; i++) {
+                const uint32_t pair = as_uint(made_here(as_float(neighbour.words[k][i][e])));
+                right[i][e] = pack_f16(unpack_f16_lo(pair) * w0, unpack_f16_hi(pair) * w1);
+            }
+        }
+        GT_UNROLL
+        for (int m = 0; m < C::MADE_BLOCKS; m++) {
+            uint32_t a[4];
+            ldmatrix_x4_trans(a, tile_at<64>(left, k, block0 + m));
+            GT_UNROLL
+            for (int i = 0; i < C::MADE_TILES; i++) mma_f16(sums[m][i], a, right[i][0], right[i][1]);
+        }
+    }
+    const float added = weights.inverse * made.value;
+    GT_UNROLL
+    for (int m = 0; m < C::MADE_BLOCKS; m++) {
+        const float kept = E * me.value(from + block0 + m) * made.value;
+        GT_UNROLL
+        for (int i = 0; i < C::MADE_TILES; i++)
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                const uint32_t cell =
+                    state + tile_cell<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
+                const uint32_t old = lds<uint32_t>(cell);
+                sts<uint32_t>(cell, pack_f16(fma_rn(kept, unpack_f16_lo(old), added * sums[m][i][2 * e]),
+                                             fma_rn(kept, unpack_f16_hi(old), added * sums[m][i][2 * e + 1])));
+            }
+    }
+    if (thread_id() == 0) sts<float>(me.cell(C::MADE_INVERSE), made.inverse);
+}
+
+/* What undoes the powers of 16 rows of h (0) or G (1), and the largest of the tile. */
+template <class C>
+GT_DEV float4 state_inverses(const ChunkGradientBlock<C>& me, int step, int which) {
+    if (me.makes_state() && which == (me.second ? 0 : 1)) {
+        const float x = me.value(C::MADE_INVERSE);
+        return {x, x, x, x};
+    }
+    return lds<float4>(me.cell(C::STATE_INVERSES + step % 2 * 8 + 4 * which));
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
