@@ -49,13 +49,14 @@ struct ForwardTile {
     static constexpr int M = C + TILE_B;                               /* [UNITS][PAIR_BLOCKS], by rows of blocks */
     static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for y and checkpoints */
     static constexpr int FACTORS = M + WARPS * STAGING;                /* [UNITS] */
-    static constexpr int B_INVERSE = FACTORS + UNITS * 4 * Factors::COUNT, C_INVERSE = B_INVERSE + 4 * CHUNK;
+    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
+    static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT, C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int MAXIMA = C_INVERSE + 4 * CHUNK;               /* [UNITS] */
     static constexpr int WALK = MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
-    static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
-    static constexpr int AT_ONCE = NP >= 64 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
-    static_assert(STAGING >= 16 * NP && STAGING >= 2048 && STAGING % 128 == 0, "holds 8 rows of a state, 32 tokens of y");
+    static constexpr int MIN_BLOCKS = 2;
+    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
+    static_assert(STAGING >= WarpState<NP>::STAGING && STAGING >= 1024 && STAGING % 128 == 0, "holds 32 tokens of y");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
@@ -172,32 +173,32 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     }
 }
 
-/* y of the chunk in the accumulators: tokens 16 tb + g (+ 8), rows 32 half + 8 n + 2j, + 1 of the unit. */
+/* y of the chunk in the accumulators: tokens 16 tb + g (+ 8), rows 16 part + 8 n + 2j, + 1 of the unit. */
 template <class Tile>
-GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int unit, int half,
-                   const WarpState<Tile::NP>& state, float (&y)[BLOCKS][4][4]) {
+GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int unit, int part,
+                   const WarpState<Tile::NP>& state, float (&y)[BLOCKS][2][4]) {
     using T = typename Tile::T;
     using E = Element<T>;
     const Problem& in = p.in;
     const int lane = here(), g = lane / 4, j = lane % 4;
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     GT_UNROLL
-    for (int i = 0; i < BLOCKS * 16; i++) y[i / 16][i / 4 % 4][i % 4] = 0.0f;
+    for (int i = 0; i < BLOCKS * 8; i++) y[i / 8][i / 4 % 2][i % 4] = 0.0f;
     const uint32_t C = by_rows<Tile::NP>(smem + Tile::C);
     GT_UNROLL
     for (int k = 0; k < Tile::NP / 16; k++) {
-        uint32_t H[4][2];
+        uint32_t H[2][2];
         GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const float(&from)[4] = state.H[i / 4][2 * k + i % 2];
-            H[i / 2][i % 2] = pack_f16(from[i / 2 % 2 * 2], from[i / 2 % 2 * 2 + 1]);
+        for (int i = 0; i < 4; i++) {
+            const float(&from)[4] = state.H[2 * k + i % 2];
+            H[i / 2][i % 2] = pack_f16(from[i / 2 * 2], from[i / 2 * 2 + 1]);
         }
         GT_UNROLL
         for (int tb = 0; tb < BLOCKS; tb++) {
             uint32_t c[4];
             ldmatrix_x4(c, tile_at<Tile::NP>(C, tb, k));
             GT_UNROLL
-            for (int n = 0; n < 4; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
+            for (int n = 0; n < 2; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
         }
     }
     constexpr bool IS_F16 = std::is_same<T, f16>::value;
@@ -208,7 +209,7 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk&
         const float pre = lds<float>(cells + 4 * (Factors::PRE + t)) * lds<float>(smem + Tile::C_INVERSE + 4 * t);
         const float factor = finite(pre * state.power.inverse * pairs.value);
         GT_UNROLL
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 2; n++) {
             y[i / 2][n][i % 2 * 2] *= factor;
             y[i / 2][n][i % 2 * 2 + 1] *= factor;
         }
@@ -217,27 +218,26 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk&
     const uint32_t rows = by_rows<64>(x);
     GT_UNROLL
     for (int sb = 0; sb < BLOCKS; sb++) {
-        uint32_t right[2][4];
-        ldmatrix_x4_trans(right[0], tile_at<64>(rows, sb, 2 * half));
-        ldmatrix_x4_trans(right[1], tile_at<64>(rows, sb, 2 * half + 1));
+        uint32_t right[4];
+        ldmatrix_x4_trans(right, tile_at<64>(rows, sb, part));
         GT_UNROLL
         for (int tb = sb; tb < BLOCKS; tb++) {
             uint32_t m[4];
             ldmatrix_x4(m, M + pair_block(tb, sb));
             GT_UNROLL
-            for (int n = 0; n < 4; n++) mma<T>(y[tb][n], m, right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+            for (int n = 0; n < 2; n++) mma<T>(y[tb][n], m, right[2 * n], right[2 * n + 1]);
         }
     }
     if (IS_F16) {
         GT_UNROLL
-        for (int i = 0; i < BLOCKS * 16; i++) y[i / 16][i / 4 % 4][i % 4] *= pairs.inverse;
+        for (int i = 0; i < BLOCKS * 8; i++) y[i / 8][i / 4 % 2][i % 4] *= pairs.inverse;
     }
     if (in.Dskip) {
         const int h = walk.head(unit), row0 = walk.row0(unit);
-        float2 skip[4];
+        float2 skip[2];
         GT_UNROLL
-        for (int n = 0; n < 4; n++) {
-            const int row = row0 + 32 * half + 8 * n + 2 * j;
+        for (int n = 0; n < 2; n++) {
+            const int row = row0 + 16 * part + 8 * n + 2 * j;
             skip[n] = {0.0f, 0.0f};
             if (!in.skip_per_channel)
                 skip[n].x = skip[n].y = in.Dskip[h];
@@ -245,31 +245,30 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk&
                 skip[n] = {in.Dskip[(int64_t)h * in.P + row], in.Dskip[(int64_t)h * in.P + row + 1]};
         }
         GT_UNROLL
-        for (int i = 0; i < 2 * BLOCKS; i++) {
+        for (int i = 0; i < BLOCKS; i++) {
             uint32_t plain[4];
-            ldmatrix_x4(plain, tile_at<64>(rows, i / 2, 2 * half + i % 2));
+            ldmatrix_x4(plain, tile_at<64>(rows, i, part));
             GT_UNROLL
-            for (int e = 0; e < 4; e++) { /* n-tile 2 (i % 2) + e / 2, tokens + 8 (e % 2) */
-                const int n = 2 * (i % 2) + e / 2;
-                float* to = &y[i / 2][n][e % 2 * 2];
-                to[0] = fma_rn(skip[n].x, E::lo(plain[e]), to[0]);
-                to[1] = fma_rn(skip[n].y, E::hi(plain[e]), to[1]);
+            for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
+                float* to = &y[i][e / 2][e % 2 * 2];
+                to[0] = fma_rn(skip[e / 2].x, E::lo(plain[e]), to[0]);
+                to[1] = fma_rn(skip[e / 2].y, E::hi(plain[e]), to[1]);
             }
         }
     }
     if (in.z) {
         const int row0 = walk.row0(unit), tokens = walk.tokens(chunk);
         const T* z = static_cast<const T*>(in.z) + at(in.z_at, walk.b(), walk.token(chunk), walk.head(unit)) + row0 +
-                     32 * half + 2 * j;
+                     16 * part + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 2 * BLOCKS; i++) {
             const int t = BLOCK * (i / 2) + g + 8 * (i % 2);
-            uint32_t gate[4];
+            uint32_t gate[2];
             GT_UNROLL
-            for (int n = 0; n < 4; n++)
-                gate[n] = t < tokens && row0 + 32 * half + 8 * n < in.P ? ldg<uint32_t>(z + t * in.z_at.t + 8 * n) : 0;
+            for (int n = 0; n < 2; n++)
+                gate[n] = t < tokens && row0 + 16 * part + 8 * n < in.P ? ldg<uint32_t>(z + t * in.z_at.t + 8 * n) : 0;
             GT_UNROLL
-            for (int n = 0; n < 4; n++) {
+            for (int n = 0; n < 2; n++) {
                 y[i / 2][n][i % 2 * 2] *= silu(E::lo(gate[n]));
                 y[i / 2][n][i % 2 * 2 + 1] *= silu(E::hi(gate[n]));
             }
@@ -277,25 +276,26 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk&
     }
 }
 
-/* The warp's y to memory: 64 tokens x 32 rows, by way of its shared memory. */
+/* The warp's y to memory: 64 tokens x 16 rows, by way of its shared memory. */
 template <class T>
-GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging, const float (&y)[BLOCKS][4][4]) {
-    const int lane = here(), g = lane / 4, j = lane % 4;
+GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging, const float (&y)[BLOCKS][2][4]) {
+    const int lane = here(), g = lane / 4, j = lane % 4, row = lane / 2, piece = lane % 2;
+    to += row * pitch + 8 * piece;
     GT_UNROLL
     for (int round = 0; round < 2; round++) { /* 32 tokens */
         GT_UNROLL
-        for (int i = 0; i < 16; i++) {
-            const int n = i % 4, e = i / 4 % 2, block = i / 8;
+        for (int i = 0; i < 8; i++) {
+            const int n = i % 2, e = i / 2 % 2, block = i / 4;
             const float(&from)[4] = y[2 * round + block][n];
-            sts<uint32_t>(staging + tile_cell<32>(BLOCK * block + 8 * e + g, n) + 4 * j,
+            sts<uint32_t>(staging + tile_cell<16>(BLOCK * block + 8 * e + g, n) + 4 * j,
                           Element<T>::pack(from[2 * e], from[2 * e + 1]));
         }
         sync_warp();
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const int row = 8 * i + g, piece = j, t = 32 * round + row;
-            const uint4 values = lds<uint4>(staging + tile_cell<32>(row, piece));
-            if (t < tokens && 8 * piece < rows) stg<uint4>(to + t * pitch + 8 * piece, values);
+        for (int i = 0; i < 2; i++) {
+            const uint4 values = lds<uint4>(staging + tile_cell<16>(16 * i + row, piece));
+            if (32 * round + 16 * i + row < tokens && 8 * piece < rows) stg<uint4>(to, values);
+            to += 16 * pitch;
         }
         sync_warp();
     }
@@ -336,8 +336,9 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const Walk walk = {smem + Tile::WALK};
-    const int warp = warp_id(), unit = warp / 2, half = warp % 2;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit;
+    const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit,
+                   weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     WarpState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
@@ -345,7 +346,7 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         walk.enter(in, span);
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < walk.units();
-        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 32 * half, in.P, in.N);
+        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in.P, in.N);
     }
     const int chunks = walk.chunks();
     if (chunks > 0) {
@@ -355,61 +356,68 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
     }
     cp_async_commit();
     float dt[2] = {0.0f, 0.0f};
-    if (half == 0 && unit < walk.units()) load_dt(in, walk, unit, 0, dt);
+    if (part == 0 && unit < walk.units()) load_dt(in, walk, unit, 0, dt);
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < walk.units();
         float delta[2] = {0.0f, 0.0f};
-        if (active && half == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
+        if (active && part == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
             const int64_t slot = unit_slot(in, walk, unit, chunk);
             state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P), staging,
-                       walk.row0(unit) + 32 * half, in.P, in.N);
+                       walk.row0(unit) + 16 * part, in.P, in.N);
         }
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
             load_units<T>(in, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk, chunk + 1);
             load_group<T, NP>(in, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
-            if (active && half == 0) load_dt(in, walk, unit, chunk + 1, dt);
+            if (active && part == 0) load_dt(in, walk, unit, chunk + 1, dt);
         }
         cp_async_commit();
-        if (half == 1) { /* a warp of each unit does this, the other that */
-            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, unit, UNITS);
-            rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, unit, UNITS);
+        if (part >= 2) {
+            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, 2 * unit + part - 2, 2 * UNITS);
+            rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, 2 * unit + part - 2, 2 * UNITS);
         } else if (active) {
-            row_maxima<T, 64, 4>(x, maxima, 0, 1);
-            make_factors(cells, delta, in.A[walk.head(unit)]);
+            if (part == 0)
+                make_factors(cells, delta, in.A[walk.head(unit)]);
+            else
+                row_maxima<T, 64, 4>(x, maxima, 0, 1);
         }
         sync_threads();
-        if (warp == 0) {
+        if (active && part == 3) {
+            const float2 weight = update_weight(cells, smem + Tile::B_INVERSE, false);
+            make_weights(weights, weight, update_bounds(weight, maxima));
+        }
+        if (warp == 0)
+            make_pairs<Tile, 2>(smem, B, walk.units(), 1, 0);
+        else if (warp == 4)
+            make_pairs<Tile, 2>(smem, B, walk.units(), 3, 2);
+        else if (warp == 1)
             make_pairs<Tile, 1>(smem, B, walk.units(), 0, 0);
-            make_pairs<Tile, 2>(smem, B, walk.units(), 3, 0);
-        } else if (warp == 2) {
-            make_pairs<Tile, 3>(smem, B, walk.units(), 2, 0);
-        } else {
-            make_pairs<Tile, 2>(smem, B, walk.units(), warp, warp - 1);
-        }
+        else if (warp < 4)
+            make_pairs<Tile, 1>(smem, B, walk.units(), 3, warp - 2);
+        else
+            make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
         sync_threads();
-        float y[BLOCKS][4][4];
-        if (active) make_y<Tile>(p, smem, x, walk, chunk, unit, half, state, y);
+        float y[BLOCKS][2][4];
+        if (active) make_y<Tile>(p, smem, x, walk, chunk, unit, part, state, y);
         sync_threads(); /* C and M are free */
         if (active) {
-            const int row = walk.row0(unit) + 32 * half;
+            const int row = walk.row0(unit) + 16 * part;
             store_y<T>(static_cast<T*>(p.y) + at(p.y_at, walk.b(), walk.token(chunk), walk.head(unit)) + row, p.y_at.t,
                        walk.tokens(chunk), in.P - row, staging, y);
         }
         if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
         cp_async_commit();
         if (!active) continue;
-        const float2 weight = update_weight(cells, smem + Tile::B_INVERSE, false);
-        state.template update<T>(x, 0, 2 * half, B, weight, update_bounds(weight, maxima), chunk_decay(cells));
+        state.template update<T>(x, 0, part, B, weights, chunk_decay(cells));
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
     if (unit < walk.units() && p.state_out && same.ends)
-        state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 32 * half, in.P, in.N);
+        state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 16 * part, in.P, in.N);
 }
 
 template <class T, int NP>

@@ -21,7 +21,7 @@ static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device
            has_pieces(a.dCm, a.dCm_stride);
 }
 
-static inline int blocks_fit(int64_t N) { return N > 64 ? 2 : N > 32 ? 3 : 4; } /* on a multiprocessor, as compiled */
+constexpr int BLOCKS_FIT = 2; /* on a multiprocessor, as compiled */
 
 static inline int64_t tensor_pairs(const gt_ssd_args& a) {
     const int64_t units = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
@@ -30,7 +30,7 @@ static inline int64_t tensor_pairs(const gt_ssd_args& a) {
 
 /* As many segments as fill the multiprocessors. */
 static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device) {
-    return choose_segments(sequences_of(a), a.segments, tensor_pairs(a), blocks_fit(a.N) * (int64_t)device.multiprocessors,
+    return choose_segments(sequences_of(a), a.segments, tensor_pairs(a), BLOCKS_FIT * (int64_t)device.multiprocessors,
                            2 * CHECKPOINT, CHECKPOINT);
 }
 
@@ -93,7 +93,7 @@ static gt_status start_segments(const Problem& in, const float* state_in, int st
 }
 
 static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
-    const int64_t room = in.sequences.capacity ? 8 * blocks_fit(in.N) * (int64_t)device.multiprocessors : (int64_t)1 << 22;
+    const int64_t room = in.sequences.capacity ? 8 * BLOCKS_FIT * (int64_t)device.multiprocessors : (int64_t)1 << 22;
     return tensor_strands(in, room) * in.G * group_pairs(in);
 }
 

@@ -1,15 +1,16 @@
 /* gt/ssd/state.cuh - ssd on tensor cores: states in registers, and where a block stands.
  *
  * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has two units of one group, whose
- * B and C they share; a warp has 32 rows of a unit and all NP >= N columns, as accumulators of mma:
- *     H[m][n][e] is row 16 m + 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
+ * B and C they share; a warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
+ *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
+ * (32 rows a warp would read B and C half as often, but 8 warps a multiprocessor hide no latency.)
  * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows an upper
  * bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
  * checkpoint is written their maximum; it changes, exactly, as H is multiplied by E.
  *
  * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t of
  * B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
- * registers: NP for H, 32 for v, 32 for the sums.
+ * registers: NP / 2 for H, 16 for v, 16 for the sums.
  */
 #ifndef GT_SSD_STATE_CUH
 #define GT_SSD_STATE_CUH
@@ -19,14 +20,35 @@
 namespace gt {
 namespace ssd {
 
-constexpr int UNITS = 2, WARPS = 4, THREADS = 128; /* of a block */
+constexpr int UNITS = 2, PARTS = 4, WARPS = UNITS * PARTS, THREADS = 32 * WARPS; /* of a block; PARTS: warps of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
+
+/* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its power,
+ * the inverse of that, and a bound of what is added. */
+struct Weights {
+    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, COUNT = 68;
+};
+
+/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverse of B's or C's power; most: bounds of
+ * |x or dy| . |weight|. */
+GT_DEV void make_weights(uint32_t cells, float2 weight, float2 most) {
+    float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        largest = fmaxf(largest, shfl_xor(largest, mask));
+        sum += shfl_xor(sum, mask);
+    }
+    const Power power = power_of(largest);
+    sts<float2>(cells + 4 * Weights::OF_TOKENS + 8 * here(), {weight.x * power.value, weight.y * power.value});
+    if (here() == 0) sts<float2>(cells + 4 * Weights::INVERSE, {power.inverse, 0x1p14f * sum});
+}
 
 /* What a warp has of a state. */
 template <int NP>
 struct WarpState {
     static constexpr int TILES = NP / 8;
-    float H[2][TILES][4];
+    static constexpr int STAGED = NP < 64 ? NP : 64, STAGING = 16 * STAGED; /* columns, bytes that keep() uses */
+    float H[TILES][4];
     float bound; /* of the magnitudes, without the power */
     Power power;
 
@@ -34,8 +56,7 @@ struct WarpState {
     GT_METHOD void measure() {
         float parts[8] = {};
         GT_UNROLL
-        for (int i = 0; i < 2 * TILES * 4; i++)
-            parts[i % 8] = fmaxf(parts[i % 8], fabsf(H[i / 4 / TILES][i / 4 % TILES][i % 4]));
+        for (int i = 0; i < TILES * 4; i++) parts[i % 8] = fmaxf(parts[i % 8], fabsf(H[i / 4][i % 4]));
         GT_UNROLL
         for (int i = 4; i > 0; i /= 2)
             for (int k = 0; k < i; k++) parts[k] = fmaxf(parts[k], parts[k + i]);
@@ -45,34 +66,34 @@ struct WarpState {
         bound = most * power.inverse;
     }
 
-    /* Rows from row0 on of a state [P,N]; NULL: zeros. */
+    /* 16 rows from row0 on of a state [P,N]; NULL: zeros. */
     GT_METHOD void load(const float* from, int row0, int P, int N) {
         power = {1.0f, 1.0f};
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
         if (from) from += (int64_t)row * N + column;
         GT_UNROLL
-        for (int i = 0; i < 2 * TILES * 2; i++) {
-            const int m = i / 2 / TILES, n = i / 2 % TILES, half = i % 2;
-            const bool exists = from && row + 16 * m + 8 * half < P && 8 * n + column < N;
-            const float2 x = exists ? ldg<float2>(from + (16 * m + 8 * half) * N + 8 * n) : float2{0.0f, 0.0f};
-            H[m][n][2 * half] = x.x;
-            H[m][n][2 * half + 1] = x.y;
+        for (int i = 0; i < TILES * 2; i++) {
+            const int n = i % TILES, half = i / TILES;
+            const bool exists = from && row + 8 * half < P && 8 * n + column < N;
+            const float2 x = exists ? ldg<float2>(from + 8 * half * N + 8 * n) : float2{0.0f, 0.0f};
+            H[n][2 * half] = x.x;
+            H[n][2 * half + 1] = x.y;
         }
         measure();
         power = power_of(bound);
         GT_UNROLL
-        for (int i = 0; i < 2 * TILES * 4; i++) H[i / 4 / TILES][i / 4 % TILES][i % 4] *= power.value;
+        for (int i = 0; i < TILES * 4; i++) H[i / 4][i % 4] *= power.value;
     }
 
     GT_METHOD void store(float* to, int row0, int P, int N, bool adds = false) const {
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
         to += (int64_t)row * N + column;
         GT_UNROLL
-        for (int i = 0; i < 2 * TILES * 2; i++) {
-            const int m = i / 2 / TILES, n = i / 2 % TILES, half = i % 2;
-            if (row + 16 * m + 8 * half >= P || 8 * n + column >= N) continue;
-            float* at = to + (16 * m + 8 * half) * N + 8 * n;
-            float2 x = {H[m][n][2 * half] * power.inverse, H[m][n][2 * half + 1] * power.inverse};
+        for (int i = 0; i < TILES * 2; i++) {
+            const int n = i % TILES, half = i / TILES;
+            if (row + 8 * half >= P || 8 * n + column >= N) continue;
+            float* at = to + 8 * half * N + 8 * n;
+            float2 x = {H[n][2 * half] * power.inverse, H[n][2 * half + 1] * power.inverse};
             if (adds) {
                 const float2 before = ldg<float2>(at);
                 x = {before.x + x.x, before.y + x.y};
@@ -81,96 +102,77 @@ struct WarpState {
         }
     }
 
-    /* To a checkpoint, by way of 16 NP bytes of shared memory that no other warp uses. */
+    /* To a checkpoint, by way of STAGING bytes of shared memory that no other warp uses. */
     GT_METHOD void keep(f16* values, float* powers, uint32_t shared, int row0, int P, int N) {
         measure();
+        constexpr int PIECES = STAGED / 8, STEP = 32 / PIECES;
         const int lane = here(), g = lane / 4, j = lane % 4;
-        const int row = lane / TILES, piece = lane % TILES; /* of the first it stores; rows STEP further follow */
-        constexpr int STEP = 32 / TILES;
+        const int row = lane / PIECES, piece = lane % PIECES; /* of the first it stores; rows STEP further follow */
         f16* to = values + (int64_t)(row0 + row) * N + 8 * piece;
         GT_UNROLL
-        for (int i = 0; i < 4; i++) { /* 8 rows at a time */
+        for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows, STAGED columns at a time */
+            const int half = i % 2, n0 = i / 2 * PIECES;
             GT_UNROLL
-            for (int n = 0; n < TILES; n++)
-                sts<uint32_t>(shared + tile_cell<NP>(g, n) + 4 * j,
-                              pack_f16(H[i / 2][n][2 * (i % 2)], H[i / 2][n][2 * (i % 2) + 1]));
+            for (int n = 0; n < PIECES; n++)
+                sts<uint32_t>(shared + tile_cell<STAGED>(g, n) + 4 * j,
+                              pack_f16(H[n0 + n][2 * half], H[n0 + n][2 * half + 1]));
             sync_warp();
-            if (row0 + 8 * i < P && row < 8 && 8 * piece < N) {
+            if (row0 + 8 * half < P && row < 8 && 8 * (n0 + piece) < N) {
                 GT_UNROLL
                 for (int k = 0; k < 8; k += STEP)
-                    stg<uint4>(to + k * N, lds<uint4>(shared + tile_cell<NP>(row + k, piece)));
+                    stg<uint4>(to + (8 * half + k) * N + 8 * n0, lds<uint4>(shared + tile_cell<STAGED>(row + k, piece)));
             }
-            to += 8 * N;
             sync_warp();
         }
-        if (lane < 2 && row0 + 16 * lane < P) powers[row0 / 16 + lane] = power.inverse;
+        if (lane == 0 && row0 < P) powers[row0 / 16] = power.inverse;
     }
 
-    /* The chunk's part of H.  left: x or dy, tile of 64 columns, of which the warp has pair `pair` and the next; right: B or C
-     * as f16.  weight: of the tokens 2 lane, 2 lane + 1, without powers but for the inverse of right's; most: bounds of
-     * |left| . |weight|.  E: decay of the chunk.  gate: NULL, or a tile of z: left is times silu(z). */
+    /* The chunk's part of H.  left: x or dy, tile of 64 columns, of which the warp has pair `part`; right: B or C as f16.
+     * weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z: left is times silu(z). */
     template <class T>
-    GT_METHOD void update(uint32_t left, uint32_t gate, int pair, uint32_t right, float2 weight, float2 most, float E) {
-        float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
-        GT_UNROLL
-        for (int mask = 1; mask < 32; mask *= 2) {
-            largest = fmaxf(largest, shfl_xor(largest, mask));
-            sum += shfl_xor(sum, mask);
-        }
-        bound = finite(E * bound + 0x1p14f * sum);
+    GT_METHOD void update(uint32_t left, uint32_t gate, int part, uint32_t right, uint32_t weights, float E) {
+        const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
+        bound = finite(E * bound + added_up.y);
         const float undo = power.inverse;
         power = power_of(bound);
-        const float factor = finite(E * undo) * power.value;
-        const Power own = power_of(largest);
-        weight.x *= own.value;
-        weight.y *= own.value;
-        uint32_t v[BLOCKS][2][4];
-        const int j = here() % 4;
-        const uint32_t lefts = by_columns<64>(left), gates = by_columns<64>(gate);
+        const float factor = finite(E * undo) * power.value, scale = added_up.x * power.value;
+        uint32_t v[BLOCKS][4];
+        const uint32_t lefts = by_columns<64>(left), gates = by_columns<64>(gate), tokens = weights + 8 * (here() % 4);
         GT_UNROLL
         for (int block = 0; block < BLOCKS; block++) {
-            const int from = 8 * block + j;
-            const float w[4] = {shfl_idx(weight.x, from), shfl_idx(weight.y, from), shfl_idx(weight.x, from + 4),
-                                shfl_idx(weight.y, from + 4)};
+            uint32_t x[4], z[4];
+            const float2 low = lds<float2>(tokens + 64 * block), high = lds<float2>(tokens + 64 * block + 32);
+            ldmatrix_x4_trans(x, tile_at<64>(lefts, block, part));
+            if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, part));
             GT_UNROLL
-            for (int m = 0; m < 2; m++) {
-                uint32_t x[4], z[4];
-                ldmatrix_x4_trans(x, tile_at<64>(lefts, block, pair + m));
-                if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, pair + m));
-                GT_UNROLL
-                for (int e = 0; e < 4; e++) {
-                    float lo = Element<T>::lo(x[e]) * w[e / 2 * 2], hi = Element<T>::hi(x[e]) * w[e / 2 * 2 + 1];
-                    if (gate) {
-                        lo *= silu(Element<T>::lo(z[e]));
-                        hi *= silu(Element<T>::hi(z[e]));
-                    }
-                    v[block][m][e] = pack_f16(lo, hi);
+            for (int e = 0; e < 4; e++) {
+                float2 y = {Element<T>::lo(x[e]) * (e < 2 ? low.x : high.x), Element<T>::hi(x[e]) * (e < 2 ? low.y : high.y)};
+                if (gate) {
+                    y.x *= silu(Element<T>::lo(z[e]));
+                    y.y *= silu(Element<T>::hi(z[e]));
                 }
+                v[block][e] = pack_f16(y.x, y.y);
             }
         }
-        const float scale = own.inverse * power.value;
         const uint32_t rights = by_rows<NP>(right);
         constexpr int WIDTH = TILES < 4 ? TILES : 4;
         GT_UNROLL
         for (int n0 = 0; n0 < TILES; n0 += WIDTH) {
-            float added[2][WIDTH][4] = {};
+            float added[WIDTH][4] = {};
             GT_UNROLL
             for (int block = 0; block < BLOCKS; block++) {
                 GT_UNROLL
                 for (int n = 0; n < WIDTH; n += 2) {
                     uint32_t b[4];
                     ldmatrix_x4_trans(b, tile_at<NP>(rights, block, (n0 + n) / 2));
-                    GT_UNROLL
-                    for (int m = 0; m < 2; m++) {
-                        mma_f16(added[m][n], v[block][m], b[0], b[1]);
-                        mma_f16(added[m][n + 1], v[block][m], b[2], b[3]);
-                    }
+                    mma_f16(added[n], v[block], b[0], b[1]);
+                    mma_f16(added[n + 1], v[block], b[2], b[3]);
                 }
             }
             GT_UNROLL
-            for (int i = 0; i < 2 * WIDTH * 4; i++) {
-                float& x = H[i / 4 / WIDTH][n0 + i / 4 % WIDTH][i % 4];
-                x = fma_rn(added[i / 4 / WIDTH][i / 4 % WIDTH][i % 4], scale, x * factor);
+            for (int i = 0; i < WIDTH * 4; i++) {
+                float& x = H[n0 + i / 4][i % 4];
+                x = fma_rn(added[i / 4][i % 4], scale, x * factor);
             }
         }
     }

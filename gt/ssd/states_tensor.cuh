@@ -35,15 +35,16 @@ struct StatesTile {
     static constexpr int LEFT = 0;                                /* x or dy: [2][UNITS] */
     static constexpr int RIGHT = LEFT + 2 * UNITS * TILE_LEFT;    /* B or C: [2] */
     static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;        /* [WARPS] */
-    static constexpr int GATE = STAGING + WARPS * 16 * NP;        /* z: [UNITS] */
+    static constexpr int GATE = STAGING + WARPS * WarpState<NP>::STAGING; /* z: [UNITS] */
     static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;      /* [UNITS] */
-    static constexpr int INVERSE = FACTORS + UNITS * 4 * Factors::COUNT;
+    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
+    static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
     static constexpr int MAXIMA = INVERSE + 4 * CHUNK;            /* [UNITS] */
     static constexpr int GATE_MAXIMA = MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int WALK = GATE_MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
-    static constexpr int MIN_BLOCKS = NP == 128 ? 2 : NP == 64 ? 3 : 4;
-    static constexpr int AT_ONCE = NP >= 64 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
+    static constexpr int MIN_BLOCKS = 2;
+    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
@@ -55,8 +56,8 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const Walk walk = {smem + Tile::WALK};
-    const int warp = warp_id(), unit = warp / 2, half = warp % 2;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
     const gt_stride &left_at = REVERSE ? in.dy_at : in.x_at, &right_at = REVERSE ? in.Cm_at : in.Bm_at;
     const bool gated = REVERSE && in.z;
@@ -69,7 +70,7 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
         const float* start = nullptr;
         if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < walk.units();
-        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 32 * half, in.P, in.N);
+        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in.P, in.N);
     }
     const int chunks = walk.chunks();
     const auto load = [&](int i) {
@@ -87,7 +88,7 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
     load(0);
     load_gate(0);
     float dt[2] = {0.0f, 0.0f};
-    if (half == 0 && unit < walk.units() && chunks > 0) load_dt(in, walk, unit, REVERSE ? chunks - 1 : 0, dt);
+    if (part == 0 && unit < walk.units() && chunks > 0) load_dt(in, walk, unit, REVERSE ? chunks - 1 : 0, dt);
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
@@ -95,31 +96,38 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
         const bool active = unit < walk.units();
         float delta[2] = {0.0f, 0.0f};
-        if (active && half == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
+        if (active && part == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
             const int64_t slot = unit_slot(in, walk, unit, chunk);
             state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P),
-                       smem + Tile::STAGING + warp * 16 * NP, walk.row0(unit) + 32 * half, in.P, in.N);
+                       smem + Tile::STAGING + warp * WarpState<NP>::STAGING, walk.row0(unit) + 16 * part, in.P, in.N);
         }
         cp_async_wait<0>();
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
-        if (active && half == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
+        if (active && part == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
         const uint32_t maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit, gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
-        if (half == 1) { /* a warp of each unit does this, the other that */
-            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, unit, UNITS);
-            if (active && gated) row_maxima<T, 64, 4>(z, gate_maxima, 0, 1);
+        if (part >= 2) {
+            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + part - 2, 2 * UNITS);
         } else if (active) {
-            row_maxima<T, 64, 4>(x, maxima, 0, 1);
-            make_factors(cells, delta, in.A[walk.head(unit)]);
+            if (part == 0) {
+                make_factors(cells, delta, in.A[walk.head(unit)]);
+            } else {
+                row_maxima<T, 64, 4>(x, maxima, 0, 1);
+                if (gated) row_maxima<T, 64, 4>(z, gate_maxima, 0, 1);
+            }
         }
         sync_threads();
-        if (active) {
+        if (active && part == 3) {
             const float2 weight = update_weight(cells, smem + Tile::INVERSE, REVERSE);
             float2 most = update_bounds(weight, maxima);
             if (gated) most = update_bounds(most, gate_maxima); /* |silu(z)| <= |z| */
-            state.template update<T>(x, gated ? z : 0, 2 * half, b, weight, most, chunk_decay(cells));
+            make_weights(weights, weight, most);
+        }
+        sync_threads();
+        if (active) {
+            state.template update<T>(x, gated ? z : 0, part, b, weights, chunk_decay(cells));
             if (p.is_local) log.add(lds<float>(cells + 4 * Factors::LOG));
         }
         if (gated) {
@@ -129,7 +137,7 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
     if (unit >= walk.units()) return;
-    const int row0 = walk.row0(unit) + 32 * half;
+    const int row0 = walk.row0(unit) + 16 * part;
     if (p.is_local) {
         state.store(in.segments.states + unit_state(in, walk, unit, same.segment_slot), row0, in.P, in.N);
         if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
@@ -145,7 +153,7 @@ template <class Tile>
 GT_DEV void clear_sum(const StatesParams& p) {
     const Walk walk = {smem_base() + Tile::WALK};
     walk.enter(p.in, Span{});
-    const int unit = warp_id() / 2, row0 = walk.row0(unit) + warp_id() % 2 * 32;
+    const int unit = warp_id() / PARTS, row0 = walk.row0(unit) + warp_id() % PARTS * 16;
     if (unit >= walk.units()) return;
     WarpState<Tile::NP> zeros;
     zeros.load(nullptr, row0, p.in.P, p.in.N);
