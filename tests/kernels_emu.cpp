@@ -51,6 +51,13 @@ void machine_report(void) {
                    (unsigned long long)k.second.wavefronts, (unsigned long long)k.second.ideal);
 }
 
+int machine_launched(const char *kernel) {
+    if (emu::device.capability_major < 8) return 1; /* may have no such kernels */
+    for (const emu::KernelTraffic &k : emu::kernels())
+        if (emu::symbol_name(k.kernel).find(kernel) != std::string::npos) return 1;
+    return 0;
+}
+
 char *machine_allocate(size_t bytes, int is_filled) {
     void *memory = operator new(bytes, std::align_val_t(256));
     if (is_filled) memset(memory, 0xff, bytes);

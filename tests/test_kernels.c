@@ -641,6 +641,10 @@ static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *
     {                                                                                              \
         .op = "ssd", .name = "sweep", .args.ssd = { __VA_ARGS__ }                                  \
     }
+#define UNGATED(...)                                                                               \
+    {                                                                                              \
+        .op = "ssd", .name = "sweep", .absent = "z dz", .args.ssd = { __VA_ARGS__ }                \
+    }
 #define SCAN(...)                                                                                  \
     {                                                                                              \
         .op = "selective_scan", .name = "sweep", .args.selective_scan = { __VA_ARGS__ }            \
@@ -678,6 +682,11 @@ static const test_case sizes[] = {
     SSD(.H = 4, .P = 32, .N = 32, .G = 2, .softplus = 1, .state_in_shared = 1),
     SSD(.H = 3, .P = 20, .N = 36, .softplus = 1),
     SSD(.H = 1, .P = 64, .N = 256, .softplus = 1),
+    UNGATED(.H = 4, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
+    UNGATED(.H = 2, .P = 80, .N = 64, .softplus = 1, .state_in_shared = 1),
+    UNGATED(.H = 3, .P = 128, .N = 32, .softplus = 1),
+    UNGATED(.H = 2, .P = 24, .N = 16, .G = 2),
+    UNGATED(.H = 1, .P = 64, .N = 112, .softplus = 1),
 
     SCAN(.D = 256, .N = 16, .softplus = 1),
     SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1),
@@ -871,6 +880,17 @@ static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
 static const int64_t long_times[] = {1000, -1};
 static const int64_t mode_times[] = {33, -1};
 static const int64_t once_times[] = {2, 33, -1};
+static const int64_t slot_times[] = {100, 130, 200, 300, -1};
+
+/* ssd on tensor cores: times that reach over its chunks of 64 tokens and slots of 128; that it did run there. */
+static void check_slots(const char *op) {
+    if (strcmp(op, "ssd")) return;
+    sweep(op, slot_times, machine_is_slow ? 6e6 : 2e7, 1, truth_holds_by_turns);
+    static const char *const kernels[] = {"forward_tensor_kernel", "states_tensor_kernel", "chunk_gradient_kernel",
+                                          "finish_kernel"};
+    for (int i = 0; i < 4; i++) test_check(machine_launched(kernels[i]), "%s was not launched", kernels[i]);
+    test_group(op, "times over several slots");
+}
 
 /* The other ways to make calls; only that of a name, if it is given. */
 static void check_modes(const char *op, const char *only) {
@@ -894,6 +914,7 @@ static void check_briefly(const char *op) {
     sweep(op, times, machine_is_slow && is_exact ? 1e6 : 5e6, 1, truth_holds_by_turns);
     sweep_packed(op, 5e6, 1, truth_holds_by_turns);
     test_group(op, "sizes and times");
+    check_slots(op);
     for_drawn(op, 10, 20, truth_holds_by_turns);
     test_group(op, "random cases against the truth");
     for_cases(op, TEST_TINY, -1, layouts_agree);
@@ -964,6 +985,7 @@ static void check_once(const char *op) {
     sweep(op, once_times, most_work, 1, truth_holds_by_turns);
     sweep_packed(op, most_work, 1, truth_holds_by_turns);
     test_group(op, "every size");
+    check_slots(op);
     if (is_short) return;
     for (int d = 0; d < DTYPES; d++)
         for_sizes(op, machine_is_slow ? 17 : 130, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);

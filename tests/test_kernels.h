@@ -39,6 +39,10 @@ int machine_choose(const char *device);
 /* Prints what the machine has counted of each kernel. */
 void machine_report(void);
 
+/* Whether kernels whose names contain this have been launched; 1 if the machine
+ * does not know, or may be too old for them. */
+int machine_launched(const char *kernel);
+
 /* Machine memory, aligned to 256 bytes.  If is_filled, it holds NaN in every dtype; else it is an
  * allocation of its own. */
 char *machine_allocate(size_t bytes, int is_filled);
