@@ -6,9 +6,9 @@
  *     1  copies of x, B, C have come; B and C become f16 in place, rows' maxima of x, decay factors     all warps
  *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 2 or 3 a warp, once for both units;
  *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, in the activations' dtype
- *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 32 rows a warp, 64 accumulators;
+ *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): twice 32 tokens x 16 rows a warp, 16 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
- *     4  y through shared memory to rows of 64 bytes; H <- E H + (x Delta suf)^T B
+ *     4  H <- E H + (x Delta suf)^T B
  * x and B of the next chunk are under way from the end of 1 on, its C (one stage) from the end of 3.
  * fp16: M is times a power of two, from a bound of the chunk's products.
  *
@@ -84,9 +84,10 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.N);
 }
 
-/* The power of two of M as f16, from bounds of Delta_s B_s, C_t and the growth. */
+/* The power of two of M, as f16 from bounds of Delta_s B_s, C_t and the growth. */
 template <class Tile>
 GT_DEV Power pair_power(uint32_t smem, int unit) {
+    if (std::is_same<typename Tile::T, bf16>::value) return {1.0f, 1.0f};
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const int t = 2 * here();
     const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
@@ -151,7 +152,6 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
 /* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M. */
 template <class Tile, int COUNT>
 GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
-    constexpr bool IS_F16 = std::is_same<typename Tile::T, f16>::value;
     float S[COUNT][2][4] = {};
     const uint32_t left = by_rows<Tile::NP>(smem + Tile::C), right = by_columns<Tile::NP>(B);
     GT_UNROLL
@@ -167,24 +167,22 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     }
     GT_NO_UNROLL
     for (int unit = 0; unit < units; unit++) {
-        const float power = IS_F16 ? pair_power<Tile>(smem, unit).value : 1.0f;
+        const float power = pair_power<Tile>(smem, unit).value;
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) store_pairs<Tile>(smem, unit, tb, sb + i, S[i], power);
     }
 }
 
-/* y of the chunk in the accumulators: tokens 16 tb + g (+ 8), rows 16 part + 8 n + 2j, + 1 of the unit. */
+/* y of 32 tokens, 16 tb + g (+ 8) for tb from 2 `round` on, in rows 16 part + 8 n + 2j, + 1 of the unit: products. */
 template <class Tile>
-GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int unit, int part,
-                   const WarpState<Tile::NP>& state, float (&y)[BLOCKS][2][4]) {
+GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, const WarpState<Tile::NP>& state,
+                   float (&y)[2][2][4]) {
     using T = typename Tile::T;
-    using E = Element<T>;
-    const Problem& in = p.in;
-    const int lane = here(), g = lane / 4, j = lane % 4;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    const int g = here() / 4;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * (Factors::COUNT * unit + Factors::PRE);
     GT_UNROLL
-    for (int i = 0; i < BLOCKS * 8; i++) y[i / 8][i / 4 % 2][i % 4] = 0.0f;
-    const uint32_t C = by_rows<Tile::NP>(smem + Tile::C);
+    for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] = 0.0f;
+    const uint32_t C = by_rows<Tile::NP>(smem + Tile::C) + 32 * round * TileShape<Tile::NP>::PITCH_BYTES;
     GT_UNROLL
     for (int k = 0; k < Tile::NP / 16; k++) {
         uint32_t H[2][2];
@@ -194,60 +192,71 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk&
             H[i / 2][i % 2] = pack_f16(from[i / 2 * 2], from[i / 2 * 2 + 1]);
         }
         GT_UNROLL
-        for (int tb = 0; tb < BLOCKS; tb++) {
+        for (int tb = 0; tb < 2; tb++) {
             uint32_t c[4];
             ldmatrix_x4(c, tile_at<Tile::NP>(C, tb, k));
             GT_UNROLL
             for (int n = 0; n < 2; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
         }
     }
-    constexpr bool IS_F16 = std::is_same<T, f16>::value;
-    const Power pairs = IS_F16 ? pair_power<Tile>(smem, unit) : Power{1.0f, 1.0f};
+    const float power = state.power.inverse * lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS));
     GT_UNROLL
-    for (int i = 0; i < 2 * BLOCKS; i++) {
-        const int t = BLOCK * (i / 2) + g + 8 * (i % 2);
-        const float pre = lds<float>(cells + 4 * (Factors::PRE + t)) * lds<float>(smem + Tile::C_INVERSE + 4 * t);
-        const float factor = finite(pre * state.power.inverse * pairs.value);
+    for (int i = 0; i < 4; i++) {
+        const int t = 32 * round + 8 * i + g;
+        const float pre = lds<float>(cells + 4 * t) * lds<float>(smem + Tile::C_INVERSE + 4 * t), factor = finite(pre * power);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             y[i / 2][n][i % 2 * 2] *= factor;
             y[i / 2][n][i % 2 * 2 + 1] *= factor;
         }
     }
-    const uint32_t M = by_rows<16>(smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES);
-    const uint32_t rows = by_rows<64>(x);
-    GT_UNROLL
-    for (int sb = 0; sb < BLOCKS; sb++) {
-        uint32_t right[4];
+    uint32_t M = by_rows<16>(smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES) + pair_block(2 * round, 0);
+    const uint32_t rows = by_rows<64>(x), next = pair_block(2 * round + 1, 0) - pair_block(2 * round, 0);
+    GT_NO_UNROLL
+    for (int sb = 0; sb < 2 * round + 2; sb++) {
+        uint32_t right[4], m[4];
         ldmatrix_x4_trans(right, tile_at<64>(rows, sb, part));
         GT_UNROLL
-        for (int tb = sb; tb < BLOCKS; tb++) {
-            uint32_t m[4];
-            ldmatrix_x4(m, M + pair_block(tb, sb));
+        for (int tb = 0; tb < 2; tb++) {
+            if (sb > 2 * round + tb) continue;
+            ldmatrix_x4(m, M + tb * next);
             GT_UNROLL
             for (int n = 0; n < 2; n++) mma<T>(y[tb][n], m, right[2 * n], right[2 * n + 1]);
         }
+        M += Tile::BLOCK_BYTES;
     }
-    if (IS_F16) {
+}
+
+/* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a token
+ * write 32 bytes side by side. */
+template <class Tile>
+GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int round, int unit, int part,
+                    float (&y)[2][2][4]) {
+    using T = typename Tile::T;
+    using E = Element<T>;
+    const Problem& in = p.in;
+    const int lane = here(), g = lane / 4, j = lane % 4, h = walk.head(unit), row0 = walk.row0(unit) + 16 * part;
+    if constexpr (std::is_same<T, f16>::value) {
+        const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
         GT_UNROLL
-        for (int i = 0; i < BLOCKS * 8; i++) y[i / 8][i / 4 % 2][i % 4] *= pairs.inverse;
+        for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] *= undo;
     }
     if (in.Dskip) {
-        const int h = walk.head(unit), row0 = walk.row0(unit);
         float2 skip[2];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const int row = row0 + 16 * part + 8 * n + 2 * j;
+            const int row = row0 + 8 * n + 2 * j;
             skip[n] = {0.0f, 0.0f};
             if (!in.skip_per_channel)
                 skip[n].x = skip[n].y = in.Dskip[h];
             else if (row < in.P)
                 skip[n] = {in.Dskip[(int64_t)h * in.P + row], in.Dskip[(int64_t)h * in.P + row + 1]};
         }
+        const uint32_t rows = by_rows<64>(x);
         GT_UNROLL
-        for (int i = 0; i < BLOCKS; i++) {
+        for (int i = 0; i < 2; i++) {
             uint32_t plain[4];
-            ldmatrix_x4(plain, tile_at<64>(rows, i, part));
+            ldmatrix_x4(plain, tile_at<64>(rows, 2 * round + i, part));
             GT_UNROLL
             for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
                 float* to = &y[i][e / 2][e % 2 * 2];
@@ -256,48 +265,33 @@ GT_DEV void make_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk&
             }
         }
     }
+    const int64_t token = walk.token(chunk) + 32 * round + g;
+    const int tokens = walk.tokens(chunk) - 32 * round - g;
     if (in.z) {
-        const int row0 = walk.row0(unit), tokens = walk.tokens(chunk);
-        const T* z = static_cast<const T*>(in.z) + at(in.z_at, walk.b(), walk.token(chunk), walk.head(unit)) + row0 +
-                     16 * part + 2 * j;
+        const T* z = static_cast<const T*>(in.z) + at(in.z_at, walk.b(), token, h) + row0 + 2 * j;
+        uint32_t gate[4][2];
         GT_UNROLL
-        for (int i = 0; i < 2 * BLOCKS; i++) {
-            const int t = BLOCK * (i / 2) + g + 8 * (i % 2);
-            uint32_t gate[2];
-            GT_UNROLL
-            for (int n = 0; n < 2; n++)
-                gate[n] = t < tokens && row0 + 16 * part + 8 * n < in.P ? ldg<uint32_t>(z + t * in.z_at.t + 8 * n) : 0;
-            GT_UNROLL
-            for (int n = 0; n < 2; n++) {
-                y[i / 2][n][i % 2 * 2] *= silu(E::lo(gate[n]));
-                y[i / 2][n][i % 2 * 2 + 1] *= silu(E::hi(gate[n]));
-            }
-        }
-    }
-}
-
-/* The warp's y to memory: 64 tokens x 16 rows, by way of its shared memory. */
-template <class T>
-GT_DEV void store_y(T* to, int64_t pitch, int tokens, int rows, uint32_t staging, const float (&y)[BLOCKS][2][4]) {
-    const int lane = here(), g = lane / 4, j = lane % 4, row = lane / 2, piece = lane % 2;
-    to += row * pitch + 8 * piece;
-    GT_UNROLL
-    for (int round = 0; round < 2; round++) { /* 32 tokens */
+        for (int i = 0; i < 8; i++)
+            gate[i / 2][i % 2] = 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P
+                                     ? ldg<uint32_t>(z + 8 * (i / 2) * in.z_at.t + 8 * (i % 2))
+                                     : 0;
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
-            const int n = i % 2, e = i / 2 % 2, block = i / 4;
-            const float(&from)[4] = y[2 * round + block][n];
-            sts<uint32_t>(staging + tile_cell<16>(BLOCK * block + 8 * e + g, n) + 4 * j,
-                          Element<T>::pack(from[2 * e], from[2 * e + 1]));
+            float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
+            to[0] *= silu(E::lo(gate[i / 2][i % 2]));
+            to[1] *= silu(E::hi(gate[i / 2][i % 2]));
         }
-        sync_warp();
-        GT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            const uint4 values = lds<uint4>(staging + tile_cell<16>(16 * i + row, piece));
-            if (32 * round + 16 * i + row < tokens && 8 * piece < rows) stg<uint4>(to, values);
-            to += 16 * pitch;
-        }
-        sync_warp();
+    }
+    const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
+    T* to = static_cast<T*>(p.y) + at(p.y_at, walk.b(), token, h) + row0 + (odd ? 8 : 0) + j / 2 * 4;
+    const bool exists = row0 + (odd ? 8 : 0) < in.P;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint32_t first = E::pack(y[i / 2][0][i % 2 * 2], y[i / 2][0][i % 2 * 2 + 1]);
+        const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
+        const uint32_t other = shfl_xor(odd ? first : second, 1);
+        if (exists && 8 * i < tokens) stg<uint2>(to, odd ? uint2{other, second} : uint2{first, other});
+        to += 8 * p.y_at.t;
     }
 }
 
@@ -390,6 +384,8 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         if (active && part == 3) {
             const float2 weight = update_weight(cells, smem + Tile::B_INVERSE, false);
             make_weights(weights, weight, update_bounds(weight, maxima));
+            const Power pairs = pair_power<Tile>(smem, unit);
+            if (lane_id() == 0) sts<float>(weights + 4 * Weights::PAIRS, pairs.value);
         }
         if (warp == 0)
             make_pairs<Tile, 2>(smem, B, walk.units(), 1, 0);
@@ -402,14 +398,13 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         else
             make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
         sync_threads();
-        float y[BLOCKS][2][4];
-        if (active) make_y<Tile>(p, smem, x, walk, chunk, unit, part, state, y);
-        sync_threads(); /* C and M are free */
-        if (active) {
-            const int row = walk.row0(unit) + 16 * part;
-            store_y<T>(static_cast<T*>(p.y) + at(p.y_at, walk.b(), walk.token(chunk), walk.head(unit)) + row, p.y_at.t,
-                       walk.tokens(chunk), in.P - row, staging, y);
+        GT_NO_UNROLL
+        for (int round = 0; active && round < 2; round++) {
+            float y[2][2][4];
+            make_y<Tile>(smem, x, round, unit, part, state, y);
+            store_y<Tile>(p, smem, x, walk, chunk, round, unit, part, y);
         }
+        sync_threads(); /* C and M are free */
         if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
         cp_async_commit();
         if (!active) continue;

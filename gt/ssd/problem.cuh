@@ -185,6 +185,9 @@ struct Power {
     float value, inverse;
 };
 
+/* Of a power of two. */
+GT_DEV float inverse_of(float power) { return as_float(0x7f000000u - as_uint(power)); }
+
 GT_DEV Power power_of(float bound) {
     int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
     exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;

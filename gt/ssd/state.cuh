@@ -26,7 +26,7 @@ constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 /* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its power,
  * the inverse of that, and a bound of what is added. */
 struct Weights {
-    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, COUNT = 68;
+    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66, COUNT = 68; /* PAIRS: forward's power of M */
 };
 
 /* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverse of B's or C's power; most: bounds of
