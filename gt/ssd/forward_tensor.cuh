@@ -323,8 +323,9 @@ GT_DEV float chunk_decay(uint32_t cells) {
     return scale.x + scale.y;
 }
 
+/* Returns the item's number: no registers keep it. */
 template <class Tile>
-GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
+GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
@@ -336,8 +337,8 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
     WarpState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-        if (!span.exists) return;
-        walk.enter(in, span);
+        if (!span.exists) return item;
+        walk.enter(in, span, item);
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < walk.units();
         state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in.P, in.N);
@@ -349,15 +350,22 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
     }
     cp_async_commit();
-    float dt[2] = {0.0f, 0.0f};
-    if (part == 0 && unit < walk.units()) load_dt(in, walk, unit, 0, dt);
+    if (part == 0 && unit < walk.units() && chunks > 0) {
+        float dt[2];
+        load_dt(in, walk, unit, 0, dt);
+        sts<float2>(maxima + 8 * here(), {dt[0], dt[1]});
+    }
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < walk.units();
-        float delta[2] = {0.0f, 0.0f};
-        if (active && part == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
+        float dt[2], delta[2] = {0.0f, 0.0f};
+        if (active && part == 0) {
+            const float2 kept = lds<float2>(maxima + 8 * here());
+            dt[0] = kept.x, dt[1] = kept.y;
+            deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
+        }
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
             const int64_t slot = unit_slot(in, walk, unit, chunk);
             state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P), staging,
@@ -398,6 +406,7 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         else
             make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
         sync_threads();
+        if (active && part == 0 && chunk + 1 < chunks) sts<float2>(maxima + 8 * here(), {dt[0], dt[1]}); /* until then */
         GT_NO_UNROLL
         for (int round = 0; active && round < 2; round++) {
             float y[2][2][4];
@@ -410,9 +419,10 @@ GT_DEV void forward_walk(const TensorParams& p, int64_t item) {
         if (!active) continue;
         state.template update<T>(x, 0, part, B, weights, chunk_decay(cells));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
     if (unit < walk.units() && p.state_out && same.ends)
         state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 16 * part, in.P, in.N);
+    return walk.item();
 }
 
 template <class T, int NP>
@@ -420,7 +430,7 @@ GT_KERNEL(THREADS, (ForwardTile<T, NP>::MIN_BLOCKS)) forward_tensor_kernel(const
 #if GT_SM80_KERNELS
     wait_for_chain();
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
-        forward_walk<ForwardTile<T, NP>>(p, item);
+        item = forward_walk<ForwardTile<T, NP>>(p, item);
 #else
     (void)p;
     __trap();

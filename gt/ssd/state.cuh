@@ -190,8 +190,8 @@ struct Walk {
     static constexpr int BYTES = 64;
     uint32_t cells;
 
-    /* All threads. */
-    GT_METHOD void enter(const Problem& in, const Span& span) const {
+    /* All threads.  item: the segment's number. */
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
             const int pairs = (int)group_pairs(in), place = block_x() % ((int)in.G * pairs), group = place / pairs;
@@ -206,10 +206,12 @@ struct Walk {
             }
             sts<int>(cells + 48, group);
             sts<int>(cells + 52, units - first < UNITS ? units - first : UNITS);
+            sts<int64_t>(cells + 56, item);
         }
         sync_threads();
     }
     GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(cells + 56); }
     GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }

@@ -49,8 +49,9 @@ struct StatesTile {
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
+/* Returns the item's number: no registers keep it. */
 template <class Tile, bool REVERSE>
-GT_DEV void walk_states(const StatesParams& p, int64_t item) {
+GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
@@ -65,8 +66,8 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
     WarpState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends))) return; /* nothing follows the last */
-        walk.enter(in, span);
+        if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends))) return item; /* nothing follows the last */
+        walk.enter(in, span, item);
         const float* start = nullptr;
         if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < walk.units();
@@ -135,24 +136,23 @@ GT_DEV void walk_states(const StatesParams& p, int64_t item) {
             load_gate(i + 1);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
-    if (unit >= walk.units()) return;
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
     const int row0 = walk.row0(unit) + 16 * part;
-    if (p.is_local) {
+    if (unit < walk.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, walk, unit, same.segment_slot), row0, in.P, in.N);
         if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
-        return;
+    } else if (unit < walk.units() && (REVERSE ? same.starts : same.ends)) {
+        if (p.state_out) state.store(p.state_out + unit_state(in, walk, unit, same.sequence), row0, in.P, in.N);
+        if (p.state_sum) state.store(p.state_sum + unit_state(in, walk, unit, unit_strand(in)), row0, in.P, in.N, true);
     }
-    if (REVERSE ? !same.starts : !same.ends) return;
-    if (p.state_out) state.store(p.state_out + unit_state(in, walk, unit, same.sequence), row0, in.P, in.N);
-    if (p.state_sum) state.store(p.state_sum + unit_state(in, walk, unit, unit_strand(in)), row0, in.P, in.N, true);
+    return walk.item();
 }
 
 /* A strand may have no sequence. */
 template <class Tile>
 GT_DEV void clear_sum(const StatesParams& p) {
     const Walk walk = {smem_base() + Tile::WALK};
-    walk.enter(p.in, Span{});
+    walk.enter(p.in, Span{}, 0);
     const int unit = warp_id() / PARTS, row0 = walk.row0(unit) + warp_id() % PARTS * 16;
     if (unit >= walk.units()) return;
     WarpState<Tile::NP> zeros;
@@ -166,7 +166,7 @@ GT_KERNEL(THREADS, (StatesTile<T, NP>::MIN_BLOCKS)) states_tensor_kernel(const G
     wait_for_chain();
     if (p.state_sum) clear_sum<StatesTile<T, NP>>(p);
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
-        walk_states<StatesTile<T, NP>, REVERSE>(p, item);
+        item = walk_states<StatesTile<T, NP>, REVERSE>(p, item);
 #else
     (void)p;
     __trap();
