@@ -3,14 +3,13 @@
  *
  * grid strands*G*pairs, block 4 warps: two units (64 rows of a head's state each, see state.cuh) of one group.  A block walks
  * a segment of a sequence chunk by chunk (chunk.cuh).  A chunk:
- *     1  copies of x, B, C have come; B and C become f16 in place, rows' maxima of x, decay factors     all warps
+ *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors
  *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 2 or 3 a warp, once for both units;
- *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, in the activations' dtype
+ *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
  *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): twice 32 tokens x 16 rows a warp, 16 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
  *     4  H <- E H + (x Delta suf)^T B
  * x and B of the next chunk are under way from the end of 1 on, its C (one stage) from the end of 3.
- * fp16: M is times a power of two, from a bound of the chunk's products.
  *
  * registers: H 128 at N = 128, y 64 (3); v 32, sums 32 (4); 128 threads, two blocks a multiprocessor.
  * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (y and checkpoints pass through it), factors 8 KB: 98 KB.
@@ -50,9 +49,11 @@ struct ForwardTile {
     static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for y and checkpoints */
     static constexpr int FACTORS = M + WARPS * STAGING;                /* [UNITS] */
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
-    static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT, C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int MAXIMA = C_INVERSE + 4 * CHUNK;               /* [UNITS] */
-    static constexpr int WALK = MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
+    static constexpr int DT = B_INVERSE;                               /* [UNITS], of the next chunk, once B's inverses are used */
+    static constexpr int C_INVERSE = DT + UNITS * 4 * CHUNK;
+    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;            /* [UNITS] */
+    static constexpr int WALK = X_INVERSE + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
@@ -84,16 +85,15 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.N);
 }
 
-/* The power of two of M, as f16 from bounds of Delta_s B_s, C_t and the growth. */
+/* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth. */
 template <class Tile>
 GT_DEV Power pair_power(uint32_t smem, int unit) {
-    if (std::is_same<typename Tile::T, bf16>::value) return {1.0f, 1.0f};
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const int t = 2 * here();
     const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
+    const float2 x = lds<float2>(smem + Tile::X_INVERSE + 4 * (CHUNK * unit + t));
     const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t));
-    const float right0 = fabsf(delta.x) * b.x, right1 = fabsf(delta.y) * b.y;
-    float right = fmaxf(right0, right1), left = fmaxf(c.x, c.y);
+    float right = fmaxf(fabsf(delta.x) * b.x * x.x, fabsf(delta.y) * b.y * x.y), left = fmaxf(c.x, c.y);
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
         right = fmaxf(right, shfl_xor(right, mask));
@@ -105,7 +105,6 @@ GT_DEV Power pair_power(uint32_t smem, int unit) {
 /* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
 template <class Tile>
 GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4], float power) {
-    using E = Element<typename Tile::T>;
     const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const auto value = [&](int at, int i) { return lds<float>(cells + 4 * (at + i)); };
@@ -116,7 +115,8 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
         const float2 delta = two(Factors::DELTA, s + 8 * n), inverse = lds<float2>(smem + Tile::B_INVERSE + 4 * (s + 8 * n));
-        right[n] = {delta.x * inverse.x, delta.y * inverse.y};
+        const float2 x = lds<float2>(smem + Tile::X_INVERSE + 4 * (CHUNK * unit + s + 8 * n));
+        right[n] = {delta.x * inverse.x * x.x, delta.y * inverse.y * x.y};
     }
     float M[2][4];
     if (tb == sb) {
@@ -146,7 +146,7 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
     const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        sts<uint32_t>(to + tile_cell<16>(g + 8 * (i / 2), i % 2), E::pack(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
+        sts<uint32_t>(to + tile_cell<16>(g + 8 * (i / 2), i % 2), pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
 }
 
 /* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M. */
@@ -177,7 +177,6 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
 template <class Tile>
 GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, const WarpState<Tile::NP>& state,
                    float (&y)[2][2][4]) {
-    using T = typename Tile::T;
     const int g = here() / 4;
     const uint32_t cells = smem + Tile::FACTORS + 4 * (Factors::COUNT * unit + Factors::PRE);
     GT_UNROLL
@@ -221,7 +220,7 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
             if (sb > 2 * round + tb) continue;
             ldmatrix_x4(m, M + tb * next);
             GT_UNROLL
-            for (int n = 0; n < 2; n++) mma<T>(y[tb][n], m, right[2 * n], right[2 * n + 1]);
+            for (int n = 0; n < 2; n++) mma_f16(y[tb][n], m, right[2 * n], right[2 * n + 1]);
         }
         M += Tile::BLOCK_BYTES;
     }
@@ -236,11 +235,9 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
     using E = Element<T>;
     const Problem& in = p.in;
     const int lane = here(), g = lane / 4, j = lane % 4, h = walk.head(unit), row0 = walk.row0(unit) + 16 * part;
-    if constexpr (std::is_same<T, f16>::value) {
-        const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
-        GT_UNROLL
-        for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] *= undo;
-    }
+    const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
+    GT_UNROLL
+    for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] *= undo;
     if (in.Dskip) {
         float2 skip[2];
         GT_UNROLL
@@ -257,11 +254,13 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         for (int i = 0; i < 2; i++) {
             uint32_t plain[4];
             ldmatrix_x4(plain, tile_at<64>(rows, 2 * round + i, part));
+            const uint32_t inverses = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + 32 * round + BLOCK * i + g);
+            const float inverse[2] = {lds<float>(inverses), lds<float>(inverses + 32)};
             GT_UNROLL
             for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
                 float* to = &y[i][e / 2][e % 2 * 2];
-                to[0] = fma_rn(skip[e / 2].x, E::lo(plain[e]), to[0]);
-                to[1] = fma_rn(skip[e / 2].y, E::hi(plain[e]), to[1]);
+                to[0] = fma_rn(skip[e / 2].x, unpack_f16_lo(plain[e]) * inverse[e % 2], to[0]);
+                to[1] = fma_rn(skip[e / 2].y, unpack_f16_hi(plain[e]) * inverse[e % 2], to[1]);
             }
         }
     }
@@ -295,21 +294,22 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
     }
 }
 
-/* Weights of the state's update, Delta suf and what undoes the power of B, of the tokens 2 lane, 2 lane + 1. */
-GT_DEV float2 update_weight(uint32_t cells, uint32_t inverses, bool reverse) {
+/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2 lane,
+ * 2 lane + 1. */
+GT_DEV float2 update_weight(uint32_t cells, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
-    const float2 inverse = lds<float2>(inverses + 4 * t);
+    const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
     if (reverse) {
         const float2 pre = lds<float2>(cells + 4 * (Factors::PRE + t));
-        return {pre.x * inverse.x, pre.y * inverse.y};
+        return {pre.x * a.x * b.x, pre.y * a.y * b.y};
     }
     const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t)), suf = lds<float2>(cells + 4 * (Factors::SUF + t));
-    return {delta.x * suf.x * inverse.x, delta.y * suf.y * inverse.y};
+    return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
 }
 
-GT_DEV float2 update_bounds(float2 weight, uint32_t maxima) {
-    const float2 most = lds<float2>(maxima + 8 * here());
-    return {finite(fabsf(weight.x) * most.x), finite(fabsf(weight.y) * most.y)};
+/* Bounds of |x or dy, as f16| . |weight|. */
+GT_DEV float2 update_bounds(float2 weight) {
+    return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
 }
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk. */
@@ -332,7 +332,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     const uint32_t smem = smem_base();
     const Walk walk = {smem + Tile::WALK};
     const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit,
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, next_dt = smem + Tile::DT + 4 * CHUNK * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     WarpState<NP> state;
     {
@@ -353,7 +353,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     if (part == 0 && unit < walk.units() && chunks > 0) {
         float dt[2];
         load_dt(in, walk, unit, 0, dt);
-        sts<float2>(maxima + 8 * here(), {dt[0], dt[1]});
+        sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]});
     }
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
@@ -362,7 +362,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         const bool active = unit < walk.units();
         float dt[2], delta[2] = {0.0f, 0.0f};
         if (active && part == 0) {
-            const float2 kept = lds<float2>(maxima + 8 * here());
+            const float2 kept = lds<float2>(next_dt + 8 * here());
             dt[0] = kept.x, dt[1] = kept.y;
             deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         }
@@ -386,12 +386,12 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
             if (part == 0)
                 make_factors(cells, delta, in.A[walk.head(unit)]);
             else
-                row_maxima<T, 64, 4>(x, maxima, 0, 1);
+                rows_to_f16<T, 64, 2>(x, smem + Tile::X_INVERSE + 4 * CHUNK * unit, 0, 1);
         }
         sync_threads();
         if (active && part == 3) {
-            const float2 weight = update_weight(cells, smem + Tile::B_INVERSE, false);
-            make_weights(weights, weight, update_bounds(weight, maxima));
+            const float2 weight = update_weight(cells, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
+            make_weights(weights, weight, update_bounds(weight));
             const Power pairs = pair_power<Tile>(smem, unit);
             if (lane_id() == 0) sts<float>(weights + 4 * Weights::PAIRS, pairs.value);
         }
@@ -406,7 +406,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         else
             make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
         sync_threads();
-        if (active && part == 0 && chunk + 1 < chunks) sts<float2>(maxima + 8 * here(), {dt[0], dt[1]}); /* until then */
+        if (active && part == 0 && chunk + 1 < chunks) sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* until then */
         GT_NO_UNROLL
         for (int round = 0; active && round < 2; round++) {
             float y[2][2][4];

@@ -29,7 +29,7 @@ struct Weights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66, COUNT = 68; /* PAIRS: forward's power of M */
 };
 
-/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverse of B's or C's power; most: bounds of
+/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most: bounds of
  * |x or dy| . |weight|. */
 GT_DEV void make_weights(uint32_t cells, float2 weight, float2 most) {
     float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
@@ -127,8 +127,8 @@ struct WarpState {
         if (lane == 0 && row0 < P) powers[row0 / 16] = power.inverse;
     }
 
-    /* The chunk's part of H.  left: x or dy, tile of 64 columns, of which the warp has pair `part`; right: B or C as f16.
-     * weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z: left is times silu(z). */
+    /* The chunk's part of H.  left: x or dy as f16, of whose 64 columns the warp has pair `part`; right: B or C as f16.
+     * weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T: left is times silu(z). */
     template <class T>
     GT_METHOD void update(uint32_t left, uint32_t gate, int part, uint32_t right, uint32_t weights, float E) {
         const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
@@ -146,7 +146,7 @@ struct WarpState {
             if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, part));
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                float2 y = {Element<T>::lo(x[e]) * (e < 2 ? low.x : high.x), Element<T>::hi(x[e]) * (e < 2 ? low.y : high.y)};
+                float2 y = {unpack_f16_lo(x[e]) * (e < 2 ? low.x : high.x), unpack_f16_hi(x[e]) * (e < 2 ? low.y : high.y)};
                 if (gate) {
                     y.x *= silu(Element<T>::lo(z[e]));
                     y.y *= silu(Element<T>::hi(z[e]));

@@ -5,7 +5,7 @@
  *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T            from the last chunk to the first: local, or the gradient of the
  *               state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in
  *
- * grid and block as forward_tensor_kernel.  A chunk: B or C become f16, rows' maxima, decay factors; then the update.
+ * grid and block as forward_tensor_kernel.  A chunk: both tiles become f16, decay factors; then the update.
  * registers: H or G NP, v 32, sums 32.
  * shared, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 8 KB: 96 KB.
  * bytes per token and head: x or dy (z) 2 P each, B or C 2 N a head from L2, checkpoints P N / 64.
@@ -39,8 +39,8 @@ struct StatesTile {
     static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;      /* [UNITS] */
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
     static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
-    static constexpr int MAXIMA = INVERSE + 4 * CHUNK;            /* [UNITS] */
-    static constexpr int GATE_MAXIMA = MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK;      /* [UNITS] */
+    static constexpr int GATE_MAXIMA = LEFT_INVERSE + UNITS * 4 * CHUNK;
     static constexpr int WALK = GATE_MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = 2;
@@ -108,22 +108,25 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
         if (active && part == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
-        const uint32_t maxima = smem + Tile::MAXIMA + 4 * CHUNK * unit, gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
+        const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit, gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
         if (part >= 2) {
             rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + part - 2, 2 * UNITS);
         } else if (active) {
             if (part == 0) {
                 make_factors(cells, delta, in.A[walk.head(unit)]);
             } else {
-                row_maxima<T, 64, 4>(x, maxima, 0, 1);
+                rows_to_f16<T, 64, 2>(x, inverses, 0, 1);
                 if (gated) row_maxima<T, 64, 4>(z, gate_maxima, 0, 1);
             }
         }
         sync_threads();
         if (active && part == 3) {
-            const float2 weight = update_weight(cells, smem + Tile::INVERSE, REVERSE);
-            float2 most = update_bounds(weight, maxima);
-            if (gated) most = update_bounds(most, gate_maxima); /* |silu(z)| <= |z| */
+            const float2 weight = update_weight(cells, inverses, smem + Tile::INVERSE, REVERSE);
+            float2 most = update_bounds(weight);
+            if (gated) { /* |silu(z)| <= |z| */
+                const float2 gates = lds<float2>(gate_maxima + 8 * here());
+                most = {finite(most.x * gates.x), finite(most.y * gates.y)};
+            }
             make_weights(weights, weight, most);
         }
         sync_threads();
