@@ -1005,6 +1005,16 @@ static void check_operator(const char *op) {
     check_modes(op, NULL);
 }
 
+/* gt_OP_path only asks: a product by the caller's handle is named, not computed, for its addresses are made up. */
+static void check_path_with_handle(void) {
+    const gt_rmsnorm_linear_args a = {.M = 256, .D = 128, .O = 256, .dtype = GT_BF16, .cublaslt = machine_cublaslt()};
+    char text[1024];
+    if (!a.cublaslt) return;
+    const gt_status status = gt_rmsnorm_linear_path(&a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "cublasLtMatmul"), "rmsnorm_linear with a handle: '%s' (%d)", text, status);
+    test_group("rmsnorm_linear", "path with a handle");
+}
+
 int main(int argc, char **argv) {
     const char *mode = NULL;
     int first, status = machine_start();
@@ -1037,6 +1047,7 @@ int main(int argc, char **argv) {
         for (int k = first; k < argc; k++) is_asked |= !strcmp(argv[k], test_op_names[i]);
         if (!is_asked) continue;
         set_tolerances(test_op_names[i]);
+        if (!strcmp(test_op_names[i], "rmsnorm_linear")) check_path_with_handle();
         if (mode)
             check_modes(test_op_names[i], strcmp(mode, "all") ? mode : NULL);
         else
