@@ -18,7 +18,7 @@ rm -rf "$dist"
 mkdir -p "$dist"
 cd "$root"
 python -c 'import sys, mesonpy; print(mesonpy.build_sdist(sys.argv[1]))' "$dist"
-pip -q wheel --no-deps --no-build-isolation -w "$dist" -Csetup-args=-Dcuda=disabled "$dist"/*.tar.gz
+pip -q wheel --no-deps --no-build-isolation -w "$dist" --config-settings=setup-args=-Dcuda=disabled "$dist"/*.tar.gz
 ls -l "$dist"
 pip -q install --no-deps --force-reinstall "$dist"/*.whl
 cd "$folder"

@@ -93,10 +93,43 @@ static void test_wkv6(void) {
     a = good, a.T = 0;
     expect(&a, "forward: no kernels; backward: reduce_rows"); /* du of zero */
     a = good;
-    if (machine_choose("sm_75") == 0) {
+    if (machine_choose("sm_75")) {
         expect(&a, "the device is older than sm_80");
         machine_choose("sm_90");
     }
+}
+
+static void expect_ssd(const gt_ssd_args *a, const char *words) {
+    char text[1024];
+    gt_status status = gt_ssd_path(a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, words), "ssd: '%s' is not in '%s' (%d)", words, text, status);
+}
+
+/* What tensor cores do not take goes to the kernels for any size. */
+static void test_ssd(void) {
+    static float memory[64];
+    float *const states[] = {memory, memory + 2, memory + 1};
+    const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
+    for (int i = 0; i < 3; i++) { /* aligned to 16, 8 and 4 bytes */
+        const char *forward = i < 2 ? "forward: forward_tensor_kernel;" : "forward: forward_kernel;";
+        const char *backward = i < 2 ? "chunk_gradient_kernel" : "backward_sweep_kernel";
+        gt_ssd_args a = good;
+        a.state_in = states[i];
+        expect_ssd(&a, forward);
+        a = good, a.state_out = states[i];
+        expect_ssd(&a, forward);
+        a = good, a.dstate_in = states[i];
+        expect_ssd(&a, backward);
+        a = good, a.dstate_out = states[i];
+        expect_ssd(&a, backward);
+    }
+    gt_ssd_args a = good;
+    a.x = (char *)memory + 8;
+    expect_ssd(&a, "forward: forward_kernel;");
+    a = good, a.dtype = GT_F32;
+    expect_ssd(&a, "forward: forward_kernel;");
+    a = good, a.N = 256;
+    expect_ssd(&a, "forward: forward_kernel;");
 }
 
 static void test_errors(void) {
@@ -127,5 +160,7 @@ int main(void) {
     test_wkv6();
     test_errors();
     test_group("wkv6", "reasons");
+    test_ssd();
+    test_group("ssd", "kernels");
     return test_finish();
 }

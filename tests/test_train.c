@@ -771,8 +771,8 @@ static void zero_weights(const char *path) {
     uint64_t size = 0;
     if (!CHECK(file && fread(length, 1, 8, file) == 8)) return;
     for (int i = 8; i-- > 0;) size = size << 8 | length[i];
-    char *header = calloc(1, size + 1), *key;
-    CHECK(fread(header, 1, size, file) == size && (key = strstr(header, "\"checksum\"")));
+    char *header = calloc(1, size + 1), *key = NULL;
+    if (!CHECK(header && fread(header, 1, size, file) == size && (key = strstr(header, "\"checksum\"")))) return;
     memcpy(key, "\"user.sum\"", 10);
     fseek(file, 0, SEEK_END);
     long end = ftell(file);

@@ -292,7 +292,9 @@ struct Divider {
     int divisor;
 };
 
+/* divisor < 1, of an empty size for which nothing is launched, counts as 1. */
 static inline Divider divide_by(int divisor) {
+    if (divisor < 1) divisor = 1;
     uint32_t shift = 0;
     while ((int64_t)1 << shift < divisor) shift++;
     const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;

@@ -12,13 +12,17 @@ static inline bool has_pieces(const void* data, const gt_stride& stride) {
     return !data || ((uintptr_t)data % 16 == 0 && stride.b % 8 == 0 && stride.t % 8 == 0 && stride.h % 8 == 0);
 }
 
-/* Whether tensor cores take the call: sizes, device, rows. */
+/* States are read and written two numbers at a time. */
+static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 == 0; }
+
+/* Whether tensor cores take the call: sizes, device, rows, states. */
 static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device) {
     return has_f16_checkpoints(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024 &&
            has_pieces(a.x, a.x_stride) && has_pieces(a.Bm, a.Bm_stride) && has_pieces(a.Cm, a.Cm_stride) &&
            has_pieces(a.z, a.z_stride) && has_pieces(a.y, a.y_stride) && has_pieces(a.dy, a.dy_stride) &&
            has_pieces(a.dx, a.dx_stride) && has_pieces(a.dz, a.dz_stride) && has_pieces(a.dBm, a.dBm_stride) &&
-           has_pieces(a.dCm, a.dCm_stride);
+           has_pieces(a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
+           has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
 }
 
 constexpr int BLOCKS_FIT = 2; /* on a multiprocessor, as compiled */
