@@ -177,12 +177,13 @@ struct Stream {
             const int last = valid > 0 ? rows() - row - r0 : 0, bytes = valid < N ? valid * L::SIZE : G;
             const T* source = from + (row + r0) * row_step() + c * column_step();
             const uint32_t target = stage + L::LEAD + r0 * L::PITCH + i % (L::ROW / G) * G;
-            T value[BATCH];
+            T value[BATCH] = {};
             GT_UNROLL
             for (int r = 0; r < BATCH && r < L::ROWS; r++) {
+                if (r >= last) continue; /* beyond the tensor, perhaps */
                 if constexpr (G < 4)
-                    value[r] = source[r < last ? r * row_step() : 0];
-                else if (r < last)
+                    value[r] = source[r * row_step()];
+                else
                     cp_async<G>(target + r * L::PITCH, source + r * row_step(), bytes);
             }
             GT_UNROLL
