@@ -67,8 +67,7 @@ GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args* args, 
     return status != GT_OK ? status : gt::rmsnorm_linear::backward(a, device, stream);
 }
 
-GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args,
-                                             gt_workspace* need) {
+GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args, gt_workspace* need) {
     gt_no_answer(need);
     gt_rmsnorm_linear_args a;
     gt::Device device;
@@ -132,20 +131,18 @@ GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args* args, gt_worksp
 }
 
 GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_rmsnorm_linear_args> passes = {{gt_rmsnorm_linear_forward, gt_rmsnorm_linear_backward, nullptr},
-                                                    nullptr};
+    const gt::PathPasses<gt_rmsnorm_linear_args> passes = {
+        {gt_rmsnorm_linear_forward, gt_rmsnorm_linear_backward, nullptr}, nullptr};
     return gt::path_of_rows(gt_op_rmsnorm_linear(), passes, args, text, bytes);
 }
 
 GT_API gt_status gt_norm_mix_path(const gt_norm_mix_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_norm_mix_args> passes = {{gt_norm_mix_forward, gt_norm_mix_backward, nullptr},
-                                                    nullptr};
+    const gt::PathPasses<gt_norm_mix_args> passes = {{gt_norm_mix_forward, gt_norm_mix_backward, nullptr}, nullptr};
     return gt::path_of_rows(gt_op_norm_mix(), passes, args, text, bytes);
 }
 
 GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_norm_gate_args> passes = {{gt_norm_gate_forward, gt_norm_gate_backward, nullptr},
-                                                    nullptr};
+    const gt::PathPasses<gt_norm_gate_args> passes = {{gt_norm_gate_forward, gt_norm_gate_backward, nullptr}, nullptr};
     return gt::path_of_rows(gt_op_norm_gate(), passes, args, text, bytes);
 }
 
@@ -167,8 +164,7 @@ GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, 
     (void)args, (void)stream;
     return gt_no_cuda(gt_op_rmsnorm_linear(), GT_BACKWARD);
 }
-GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args,
-                                             gt_workspace *need) {
+GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args, gt_workspace *need) {
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_rmsnorm_linear(), GT_QUERY);

@@ -295,27 +295,27 @@ static inline float gt_f16_to_f32(uint16_t bits);
  * bytes: ask gt_wkv6_workspace.  A query where these are NULL gets what is enough with and without. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
-    int64_t V;             /* value size, 0 = N */
-    gt_dtype dtype;        /* r k v y and their gradients */
-    gt_dtype w_dtype;      /* w dw: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;  /* reserved, 0: states are fp32 */
-    gt_decay decay;        /* what w holds */
-    float scale;           /* of y: 0 = 1, else 2^-32 to 2^32 */
-    int state_in_shared;   /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
-    int accumulate;        /* 1: du, and dstate_in if shared, are added to */
-    int64_t segments;      /* 0 = automatic */
-    const void *r, *k, *w; /* in  [B,T,H,N] */
-    const void *v;         /* in  [B,T,H,V] */
-    const float *u;        /* in  [H,N], NULL = 0 */
-    const float *state_in; /* in  [B,H,N,V], NULL = 0 */
-    void *y;               /* out [B,T,H,V]          forward, step */
-    float *state_out;      /* out [B,H,N,V]          forward, step; may equal state_in if not shared */
-    const void *dy;        /* in  [B,T,H,V]          backward */
-    const float *dstate_out;            /* in  [B,H,N,V], NULL = 0 */
-    void *dr, *dk, *dw;                 /* out [B,T,H,N] */
-    void *dv;                           /* out [B,T,H,V] */
-    float *du;                          /* out [H,N], accumulates */
-    float *dstate_in;                   /* out [B,H,N,V], may equal dstate_out if not shared; shared:
+    int64_t V;               /* value size, 0 = N */
+    gt_dtype dtype;          /* r k v y and their gradients */
+    gt_dtype w_dtype;        /* w dw: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
+    gt_decay decay;          /* what w holds */
+    float scale;             /* of y: 0 = 1, else 2^-32 to 2^32 */
+    int state_in_shared;     /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
+    int accumulate;          /* 1: du, and dstate_in if shared, are added to */
+    int64_t segments;        /* 0 = automatic */
+    const void *r, *k, *w;   /* in  [B,T,H,N] */
+    const void *v;           /* in  [B,T,H,V] */
+    const float *u;          /* in  [H,N], NULL = 0 */
+    const float *state_in;   /* in  [B,H,N,V], NULL = 0 */
+    void *y;                 /* out [B,T,H,V]          forward, step */
+    float *state_out;        /* out [B,H,N,V]          forward, step; may equal state_in if not shared */
+    const void *dy;          /* in  [B,T,H,V]          backward */
+    const float *dstate_out; /* in  [B,H,N,V], NULL = 0 */
+    void *dr, *dk, *dw;      /* out [B,T,H,N] */
+    void *dv;                /* out [B,T,H,V] */
+    float *du;               /* out [H,N], accumulates */
+    float *dstate_in;        /* out [B,H,N,V], may equal dstate_out if not shared; shared:
                                            [H,N,V], summed over the batch, accumulates */
     gt_stride r_stride, k_stride, w_stride, v_stride, y_stride;
     gt_stride dy_stride, dr_stride, dk_stride, dw_stride, dv_stride;
@@ -376,12 +376,12 @@ GT_REF_FUNCTION gt_status gt_ref_wkv6_step(const gt_wkv6_args *args);
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;
-    int64_t G;               /* groups that share Bm and Cm, divides H; 0 = 1 */
-    gt_dtype dtype;          /* x Bm Cm z y and their gradients */
-    gt_dtype dt_dtype;       /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
-    int softplus;            /* 1: softplus(dt + dt_bias) */
-    int dt_limit;            /* 1: then clamp to [dt_min, dt_max] */
+    int64_t G;            /* groups that share Bm and Cm, divides H; 0 = 1 */
+    gt_dtype dtype;       /* x Bm Cm z y and their gradients */
+    gt_dtype dt_dtype;    /* dt ddt: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype; /* reserved, 0: states are fp32 */
+    int softplus;         /* 1: softplus(dt + dt_bias) */
+    int dt_limit;         /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
     int Dskip_per_channel;   /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;     /* 1: state_in and dstate_in are [H,P,N] */
@@ -442,30 +442,30 @@ GT_REF_FUNCTION gt_status gt_ref_ssd_step(const gt_ssd_args *args);
  * The kernels take N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_selective_scan_args {
     int64_t B, T, D, N;
-    int64_t G;               /* groups that share Bm and Cm, divides D; 0 = 1 */
-    gt_dtype dtype;          /* u Bm Cm z y and their gradients */
-    gt_dtype dt_dtype;       /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
-    int softplus;            /* 1: softplus(dt + dt_bias) */
-    int state_in_shared;     /* 1: state_in and dstate_in are [D,N] */
-    int accumulate;          /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
-    int64_t segments;        /* 0 = automatic */
-    const void *u, *dt;      /* in  [B,T,D] */
-    const float *A;          /* in  [D,N] */
-    const void *Bm, *Cm;     /* in  [B,T,G,N] */
-    const float *Dskip;      /* in  [D], NULL = 0 */
-    const void *z;           /* in  [B,T,D], NULL = no gate */
-    const float *dt_bias;    /* in  [D], NULL = 0 */
-    const float *state_in;   /* in  [B,D,N], NULL = 0 */
-    void *y;                 /* out [B,T,D]          forward, step */
-    float *state_out;        /* out [B,D,N]          forward, step; may equal state_in if not shared */
-    const void *dy;          /* in  [B,T,D]          backward: gradient of the gated y */
-    const float *dstate_out; /* in  [B,D,N], NULL = 0 */
-    void *du, *ddt, *dz;     /* out [B,T,D] */
-    void *dBm, *dCm;         /* out [B,T,G,N] */
-    float *dA;               /* out [D,N], accumulates */
+    int64_t G;                /* groups that share Bm and Cm, divides D; 0 = 1 */
+    gt_dtype dtype;           /* u Bm Cm z y and their gradients */
+    gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;     /* reserved, 0: states are fp32 */
+    int softplus;             /* 1: softplus(dt + dt_bias) */
+    int state_in_shared;      /* 1: state_in and dstate_in are [D,N] */
+    int accumulate;           /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
+    int64_t segments;         /* 0 = automatic */
+    const void *u, *dt;       /* in  [B,T,D] */
+    const float *A;           /* in  [D,N] */
+    const void *Bm, *Cm;      /* in  [B,T,G,N] */
+    const float *Dskip;       /* in  [D], NULL = 0 */
+    const void *z;            /* in  [B,T,D], NULL = no gate */
+    const float *dt_bias;     /* in  [D], NULL = 0 */
+    const float *state_in;    /* in  [B,D,N], NULL = 0 */
+    void *y;                  /* out [B,T,D]          forward, step */
+    float *state_out;         /* out [B,D,N]          forward, step; may equal state_in if not shared */
+    const void *dy;           /* in  [B,T,D]          backward: gradient of the gated y */
+    const float *dstate_out;  /* in  [B,D,N], NULL = 0 */
+    void *du, *ddt, *dz;      /* out [B,T,D] */
+    void *dBm, *dCm;          /* out [B,T,G,N] */
+    float *dA;                /* out [D,N], accumulates */
     float *dDskip, *ddt_bias; /* out [D], accumulate */
-    float *dstate_in;        /* out [B,D,N], may equal dstate_out if not shared; shared: [D,N], summed
+    float *dstate_in;         /* out [B,D,N], may equal dstate_out if not shared; shared: [D,N], summed
                                 over the batch, accumulates */
     gt_stride u_stride, dt_stride, z_stride, y_stride, dy_stride, du_stride, ddt_stride, dz_stride;
     gt_stride4 Bm_stride, Cm_stride, dBm_stride, dCm_stride;
@@ -546,21 +546,21 @@ GT_REF_FUNCTION gt_status gt_ref_conv1d_step(const gt_conv1d_args *args);
  * Sources: Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. */
 typedef struct gt_rmsnorm_linear_args {
     int64_t M, D, O;
-    gt_dtype dtype;     /* x weight y dy dx */
-    gt_norm norm;       /* GT_NORM_RMS or GT_NORM_LAYER */
-    float eps;          /* 0 = 1e-5 */
-    int accumulate;     /* 1: dweight dgamma dbeta dbias are added to */
-    const void *x;      /* in  [M,D] */
-    const void *weight; /* in  [O,D] */
-    const float *gamma; /* in  [D], NULL = 1 */
-    const float *beta;  /* in  [D], NULL = 0 */
-    const float *bias;  /* in  [O], NULL = 0 */
-    void *y;            /* out [M,O]                 forward */
-    const void *dy;     /* in  [M,O]                 backward */
-    void *dx;           /* out [M,D] */
-    float *dweight;     /* out [O,D], accumulates */
-    float *dgamma, *dbeta; /* out [D], accumulate */
-    float *dbias;       /* out [O], accumulates */
+    gt_dtype dtype;                                   /* x weight y dy dx */
+    gt_norm norm;                                     /* GT_NORM_RMS or GT_NORM_LAYER */
+    float eps;                                        /* 0 = 1e-5 */
+    int accumulate;                                   /* 1: dweight dgamma dbeta dbias are added to */
+    const void *x;                                    /* in  [M,D] */
+    const void *weight;                               /* in  [O,D] */
+    const float *gamma;                               /* in  [D], NULL = 1 */
+    const float *beta;                                /* in  [D], NULL = 0 */
+    const float *bias;                                /* in  [O], NULL = 0 */
+    void *y;                                          /* out [M,O]                 forward */
+    const void *dy;                                   /* in  [M,O]                 backward */
+    void *dx;                                         /* out [M,D] */
+    float *dweight;                                   /* out [O,D], accumulates */
+    float *dgamma, *dbeta;                            /* out [D], accumulate */
+    float *dbias;                                     /* out [O], accumulates */
     int64_t x_stride, y_stride, dy_stride, dx_stride; /* elements from row to row, 0 = packed */
     void *cublaslt; /* cublasLtHandle_t, or NULL; not read unless GT_WITH_CUBLASLT was defined where the
                        implementation was compiled, which then needs cublasLt.h and its library.  It takes
@@ -586,17 +586,17 @@ GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_backward(const gt_rmsnorm_linear
  * Source: the branch norms of Hymba (Dong et al. 2024, arXiv:2411.13676, section 2.1), summed. */
 typedef struct gt_norm_mix_args {
     int64_t M, D;
-    int64_t H;             /* slices per row, divides D; 0 = 1 */
-    gt_dtype dtype;        /* a b residual y and their gradients */
-    float eps;             /* 0 = 1e-5 */
-    int accumulate;        /* 1: dgain_a dgain_b are added to */
-    const void *a, *b;     /* in  [M,D] */
+    int64_t H;                    /* slices per row, divides D; 0 = 1 */
+    gt_dtype dtype;               /* a b residual y and their gradients */
+    float eps;                    /* 0 = 1e-5 */
+    int accumulate;               /* 1: dgain_a dgain_b are added to */
+    const void *a, *b;            /* in  [M,D] */
     const float *gain_a, *gain_b; /* in [D], NULL = 1 */
-    const void *residual;  /* in  [M,D], NULL = 0 */
-    void *y;               /* out [M,D]              forward; may equal residual */
-    const void *dy;        /* in  [M,D]              backward; also the gradient of residual */
-    void *da, *db;         /* out [M,D] */
-    float *dgain_a, *dgain_b; /* out [D], accumulate */
+    const void *residual;         /* in  [M,D], NULL = 0 */
+    void *y;                      /* out [M,D]              forward; may equal residual */
+    const void *dy;               /* in  [M,D]              backward; also the gradient of residual */
+    void *da, *db;                /* out [M,D] */
+    float *dgain_a, *dgain_b;     /* out [D], accumulate */
     int64_t a_stride, b_stride, residual_stride, y_stride; /* elements from row to row, 0 = packed */
     int64_t dy_stride, da_stride, db_stride;
     void *workspace;
@@ -620,20 +620,20 @@ GT_REF_FUNCTION gt_status gt_ref_norm_mix_backward(const gt_norm_mix_args *args)
  * Sources: as rmsnorm_linear; Wu and He 2018, arXiv:1803.08494; the gate as in arXiv:2405.21060. */
 typedef struct gt_norm_gate_args {
     int64_t M, D;
-    int64_t H;          /* slices per row, divides D; 0 = 1 */
-    gt_dtype dtype;     /* x z y and their gradients */
-    gt_norm norm;       /* GT_NORM_RMS or GT_NORM_LAYER */
-    int gate_first;     /* 1: the gate acts before the norm */
-    float eps;          /* 0 = 1e-5 */
-    int accumulate;     /* 1: dgamma dbeta are added to */
-    const void *x;      /* in  [M,D] */
-    const void *z;      /* in  [M,D], NULL = no gate */
-    const float *gamma; /* in  [D], NULL = 1 */
-    const float *beta;  /* in  [D], NULL = 0 */
-    void *y;            /* out [M,D]                 forward */
-    const void *dy;     /* in  [M,D]                 backward */
-    void *dx, *dz;      /* out [M,D] */
-    float *dgamma, *dbeta; /* out [D], accumulate */
+    int64_t H;                            /* slices per row, divides D; 0 = 1 */
+    gt_dtype dtype;                       /* x z y and their gradients */
+    gt_norm norm;                         /* GT_NORM_RMS or GT_NORM_LAYER */
+    int gate_first;                       /* 1: the gate acts before the norm */
+    float eps;                            /* 0 = 1e-5 */
+    int accumulate;                       /* 1: dgamma dbeta are added to */
+    const void *x;                        /* in  [M,D] */
+    const void *z;                        /* in  [M,D], NULL = no gate */
+    const float *gamma;                   /* in  [D], NULL = 1 */
+    const float *beta;                    /* in  [D], NULL = 0 */
+    void *y;                              /* out [M,D]                 forward */
+    const void *dy;                       /* in  [M,D]                 backward */
+    void *dx, *dz;                        /* out [M,D] */
+    float *dgamma, *dbeta;                /* out [D], accumulate */
     int64_t x_stride, z_stride, y_stride; /* elements from row to row, 0 = packed */
     int64_t dy_stride, dx_stride, dz_stride;
     void *workspace;

@@ -180,8 +180,7 @@ GT_API gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_s
     (void)args, (void)stream;
     return gt_no_cuda(gt_op_selective_scan(), GT_STEP);
 }
-GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args,
-                                             gt_workspace *need) {
+GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need) {
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_selective_scan(), GT_QUERY);

@@ -77,7 +77,8 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
 }
 
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_wkv6_args> passes = {{gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step}, gt::wkv6::why_not_faster};
+    const gt::PathPasses<gt_wkv6_args> passes = {{gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step},
+                                                 gt::wkv6::why_not_faster};
     return gt::path_over_time(gt_op_wkv6(), passes, args, text, bytes);
 }
 

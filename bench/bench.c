@@ -39,58 +39,43 @@ typedef struct bench_row {
 #define STATES "state_in state_out dstate_in dstate_out"
 #define BDT(field, T) .field##_stride = {.t = 1, .h = T}
 
-#define WKV6(types, missing, ...)                                                                  \
+#define WKV6(types, missing, ...)                                                                                      \
     { {.op = "wkv6", .name = "", .absent = missing, .args.wkv6 = {__VA_ARGS__}}, types }
-#define SSD(types, label, missing, ...)                                                            \
-    {                                                                                              \
-        {.op = "ssd", .name = label, .absent = missing, .args.ssd = {.softplus = 1, __VA_ARGS__}}, \
-            types                                                                                  \
+#define SSD(types, label, missing, ...)                                                                                \
+    { {.op = "ssd", .name = label, .absent = missing, .args.ssd = {.softplus = 1, __VA_ARGS__}}, types }
+#define SCAN(types, label, missing, ...)                                                                               \
+    {                                                                                                                  \
+        {.op = "selective_scan",                                                                                       \
+         .name = label,                                                                                                \
+         .absent = missing,                                                                                            \
+         .args.selective_scan = {.softplus = 1, __VA_ARGS__}},                                                         \
+            types                                                                                                      \
     }
-#define SCAN(types, label, missing, ...)                                                           \
-    {                                                                                              \
-        {.op = "selective_scan",                                                                   \
-         .name = label,                                                                            \
-         .absent = missing,                                                                        \
-         .args.selective_scan = {.softplus = 1, __VA_ARGS__}},                                     \
-            types                                                                                  \
+#define CONV1D(types, label, missing, ...)                                                                             \
+    {                                                                                                                  \
+        {.op = "conv1d",                                                                                               \
+         .name = label,                                                                                                \
+         .absent = missing,                                                                                            \
+         .args.conv1d = {.W = 4, .activation = GT_ACT_SILU, __VA_ARGS__}},                                             \
+            types                                                                                                      \
     }
-#define CONV1D(types, label, missing, ...)                                                         \
-    {                                                                                              \
-        {.op = "conv1d",                                                                           \
-         .name = label,                                                                            \
-         .absent = missing,                                                                        \
-         .args.conv1d = {.W = 4, .activation = GT_ACT_SILU, __VA_ARGS__}},                         \
-            types                                                                                  \
+#define CONV1D_BOTH(types, b, t, d)                                                                                    \
+    CONV1D(types, "silu BTD", STATES, .B = b, .T = t, .D = d),                                                         \
+        CONV1D(types, "silu BDT", STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
+#define LINEAR(types, ...)                                                                                             \
+    {                                                                                                                  \
+        {.op = "rmsnorm_linear", .name = "", .absent = "beta dbeta bias dbias", .args.rmsnorm_linear = {__VA_ARGS__}}, \
+            types                                                                                                      \
     }
-#define CONV1D_BOTH(types, b, t, d)                                                                \
-    CONV1D(types, "silu BTD", STATES, .B = b, .T = t, .D = d),                                     \
-        CONV1D(types, "silu BDT", STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t),            \
-               BDT(dx, t), BDT(dy, t))
-#define LINEAR(types, ...)                                                                         \
-    {                                                                                              \
-        {.op = "rmsnorm_linear",                                                                   \
-         .name = "",                                                                               \
-         .absent = "beta dbeta bias dbias",                                                        \
-         .args.rmsnorm_linear = {__VA_ARGS__}},                                                    \
-            types                                                                                  \
-    }
-#define MIX(types, ...)                                                                            \
+#define MIX(types, ...)                                                                                                \
     { {.op = "norm_mix", .name = "", .args.norm_mix = {__VA_ARGS__}}, types }
-#define GATE_RMS(types, ...)                                                                       \
-    {                                                                                              \
-        {.op = "norm_gate",                                                                        \
-         .name = "RMS",                                                                            \
-         .absent = "beta dbeta",                                                                   \
-         .args.norm_gate = {.gate_first = 1, __VA_ARGS__}},                                        \
-            types                                                                                  \
+#define GATE_RMS(types, ...)                                                                                           \
+    {                                                                                                                  \
+        {.op = "norm_gate", .name = "RMS", .absent = "beta dbeta", .args.norm_gate = {.gate_first = 1, __VA_ARGS__}},  \
+            types                                                                                                      \
     }
-#define GATE_HEADS(types, label, ...)                                                              \
-    {                                                                                              \
-        {.op = "norm_gate",                                                                        \
-         .name = label,                                                                            \
-         .args.norm_gate = {.norm = GT_NORM_LAYER, .eps = 64e-5f, __VA_ARGS__}},                   \
-            types                                                                                  \
-    }
+#define GATE_HEADS(types, label, ...)                                                                                  \
+    { {.op = "norm_gate", .name = label, .args.norm_gate = {.norm = GT_NORM_LAYER, .eps = 64e-5f, __VA_ARGS__}}, types }
 
 /* The operators of the trainer, a small batch. */
 static const bench_row host_rows[] = {
@@ -109,11 +94,11 @@ static const bench_row host_rows[] = {
 };
 
 /* 64 packed sequences of 64 to 2048 tokens, 32768 together. */
-static const int64_t packed_lengths[] = {
-    341, 66, 720, 93, 1375, 193, 64, 431, 70, 883, 113, 1639, 247, 64, 540, 77, 1074, 141, 1939,
-    315, 65, 671, 88, 1294, 178, 64, 399, 68, 826, 106, 1547, 227, 64, 501, 74, 1007, 130, 1835,
-    290, 65, 625, 84, 1217, 165, 64, 369, 67, 771, 99, 1459, 210, 64, 465, 72, 959, 121, 1735,
-    268, 65, 581, 80, 1144, 152, 2048};
+static const int64_t packed_lengths[] = {341, 66,  720, 93,   1375, 193,  64,  431, 70,  883,  113,  1639, 247,
+                                         64,  540, 77,  1074, 141,  1939, 315, 65,  671, 88,   1294, 178,  64,
+                                         399, 68,  826, 106,  1547, 227,  64,  501, 74,  1007, 130,  1835, 290,
+                                         65,  625, 84,  1217, 165,  64,   369, 67,  771, 99,   1459, 210,  64,
+                                         465, 72,  959, 121,  1735, 268,  65,  581, 80,  1144, 152,  2048};
 
 /* The same at the trainer's own batch, the sizes of larger models, and 3750 tokens of 256
  * channels. */
@@ -143,7 +128,10 @@ static const bench_row gpu_rows[] = {
     SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 32, .P = 128, .N = 128),
     SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 256),
     SSD(BF16, "G64", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64, .G = 64),
-    {{.op = "ssd", .name = "64 packed", .absent = "z dz " STATES, .packed = {64, packed_lengths},
+    {{.op = "ssd",
+      .name = "64 packed",
+      .absent = "z dz " STATES,
+      .packed = {64, packed_lengths},
       .args.ssd = {.softplus = 1, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128, .seq_capacity = 64}},
      BF16},
     SSD(BF16, "z", STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
@@ -202,8 +190,7 @@ static const bench_row gpu_rows[] = {
 static const struct {
     const char *op, *letters;
     double forward, backward;
-} operations[] = {
-    {"wkv6", "BTHNV", 4, 12}, {"ssd", "BTHPN", 4, 12}, {"rmsnorm_linear", "MDO", 2, 4}};
+} operations[] = {{"wkv6", "BTHNV", 4, 12}, {"ssd", "BTHPN", 4, 12}, {"rmsnorm_linear", "MDO", 2, 4}};
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -213,17 +200,14 @@ static const struct {
 static void open_streams(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 &&
-            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
-            exit(1);
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) exit(1);
 }
 
 /* Ends the program if a part of what was written is lost. */
 static void check_written(FILE *f, const char *name) {
     errno = 0;
     if (!fflush(f) && !ferror(f)) return;
-    fprintf(stderr, "cannot write %s: %s\n", name,
-            errno ? strerror(errno) : "a part of it is missing");
+    fprintf(stderr, "cannot write %s: %s\n", name, errno ? strerror(errno) : "a part of it is missing");
     exit(1);
 }
 
@@ -353,8 +337,7 @@ static void read_peers(known_times *k, const char *name) {
         if (n < COUNT(field)) continue;
         double ms = strtod(field[5], &end);
         if (end == field[5] || !(ms > 0)) continue;
-        int length =
-            snprintf(key, sizeof key, "%s,%s,%s,%s", field[0], field[1], field[3], field[4]);
+        int length = snprintf(key, sizeof key, "%s,%s,%s,%s", field[0], field[1], field[3], field[4]);
         if (length > 0 && length < (int)sizeof key) learn(k, key, field[2], ms);
     }
     fclose(f);
@@ -413,9 +396,7 @@ double bench_median(double *values, int count) {
     return values[count / 2];
 }
 
-static int is_unsupported(gt_status status) {
-    return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE;
-}
+static int is_unsupported(gt_status status) { return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE; }
 
 /* As many runs as the budget allows; the last one starts with NaN in its outputs. */
 static gt_status time_call(bench_call *c, int is_quick, double *ms) {
@@ -465,8 +446,7 @@ static void print_fact(report *r, const char *name, const char *format, ...) {
 
 static void print_facts(report *r) {
     const char *commit = getenv("GT_COMMIT");
-    print_fact(r, "version", "gt_kernels %d.%d.%d", GT_VERSION_MAJOR, GT_VERSION_MINOR,
-               GT_VERSION_PATCH);
+    print_fact(r, "version", "gt_kernels %d.%d.%d", GT_VERSION_MAJOR, GT_VERSION_MINOR, GT_VERSION_PATCH);
     if (commit) print_fact(r, "commit", "%s", commit);
 #if defined(__clang__)
     print_fact(r, "compiler", "%s", __VERSION__);
@@ -484,12 +464,11 @@ static void print_machine(report *r, const char *name) {
 
 static void print_start(report *r, const bench_call *c) {
     if (!r->op || strcmp(r->op, c->row.op))
-        printf("\n%s\n%-5s %-6s %-5s %-26s %10s %11s %8s %8s %8s %7s %8s %8s %8s %7s\n", c->row.op,
-               "pass", "impl", "dtype", "shape", "ms", "tokens/s", "GB/s", "floor", "x floor",
-               "TFLOP/s", "MiB", "error", "x ref", "x peer");
+        printf("\n%s\n%-5s %-6s %-5s %-26s %10s %11s %8s %8s %8s %7s %8s %8s %8s %7s\n", c->row.op, "pass", "impl",
+               "dtype", "shape", "ms", "tokens/s", "GB/s", "floor", "x floor", "TFLOP/s", "MiB", "error", "x ref",
+               "x peer");
     r->op = c->row.op;
-    printf("%-5s %-6s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)],
-           c->shape);
+    printf("%-5s %-6s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)], c->shape);
 }
 
 /* ms per token of the CPU twin, 0 if it cannot do that: timed when first asked for, on a small
@@ -507,8 +486,7 @@ static double twin_ms(report *r, const bench_call *c) {
         if (test_get_size(&row, limits[i].letter) > limits[i].most)
             test_set_size(&row, limits[i].letter, limits[i].most);
     bench_open(&twin, &bench_host, &row, bench_dtype(c), c->pass, 0);
-    snprintf(key, sizeof key, "%s,%s,%s,%s", row.op, pass_name(&twin), dtype_names[bench_dtype(c)],
-             twin.shape);
+    snprintf(key, sizeof key, "%s,%s,%s,%s", row.op, pass_name(&twin), dtype_names[bench_dtype(c)], twin.shape);
     const known_time *known = recall(&r->twins, key);
     if (known) return known->ms;
     if (bench_allocate(&twin) != GT_OK || time_call(&twin, r->o.quick, &ms) != GT_OK) ms = 0;
@@ -523,8 +501,7 @@ static void print_ratios(report *r, const bench_call *c, double ms) {
     char key[120];
     if (c->machine == &bench_host) return;
     printf(" %8.0f", twin_ms(r, c) * tokens(c) / ms);
-    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass_name(c), dtype_names[bench_dtype(c)],
-             c->shape);
+    snprintf(key, sizeof key, "%s,%s,%s,%s", c->row.op, pass_name(c), dtype_names[bench_dtype(c)], c->shape);
     const known_time *other = recall(&r->peers, key);
     if (other) printf(" %7.2f %s", other->ms / ms, other->impl);
 }
@@ -536,25 +513,24 @@ static void print_result(report *r, const bench_call *c, const measurement *m) {
     if (flops >= 0.01) snprintf(products, sizeof products, "%.2f", flops);
     if (m->is_right) {
         snprintf(ms, sizeof ms, "%.4f", m->ms);
-        printf("%10s %11.0f %8.2f %8.4f %8.1f %7s %8.1f %8.1e", ms, tokens(c) / m->ms * 1e3,
-               bytes / m->ms * 1e-6, floor_ms, m->ms / floor_ms, products, mib, m->error);
+        printf("%10s %11.0f %8.2f %8.4f %8.1f %7s %8.1f %8.1e", ms, tokens(c) / m->ms * 1e3, bytes / m->ms * 1e-6,
+               floor_ms, m->ms / floor_ms, products, mib, m->error);
         print_ratios(r, c, m->ms);
     } else {
         printf("%10s %62s %8.1e  %s", ms, "", m->error, c->complaint);
     }
     putchar('\n');
     if (r->csv)
-        fprintf(r->csv, "%s,%s,%s,%s,%s,%s,%.6f,%.3e,%.3f\n", c->row.op, pass_name(c),
-                c->machine->impl, dtype_names[bench_dtype(c)], c->shape, ms, floor_ms, m->error,
-                mib);
+        fprintf(r->csv, "%s,%s,%s,%s,%s,%s,%.6f,%.3e,%.3f\n", c->row.op, pass_name(c), c->machine->impl,
+                dtype_names[bench_dtype(c)], c->shape, ms, floor_ms, m->error, mib);
 }
 
 /* A row that was not run, without a fault of it. */
 static void print_reason(report *r, const bench_call *c, const char *reason) {
     printf("%10s %s\n", "-", reason);
     if (r->csv)
-        fprintf(r->csv, "# not run: %s,%s,%s,%s,%s: %s\n", c->row.op, pass_name(c),
-                c->machine->impl, dtype_names[bench_dtype(c)], c->shape, reason);
+        fprintf(r->csv, "# not run: %s,%s,%s,%s,%s: %s\n", c->row.op, pass_name(c), c->machine->impl,
+                dtype_names[bench_dtype(c)], c->shape, reason);
 }
 
 /* What was printed so far has arrived. */
@@ -586,15 +562,13 @@ static int is_wanted(const report *r, const bench_call *c) {
 /* Room for the arrays, and for copies of parts of them while they are compared. */
 static int fits(const bench_call *c, const gt_workspace *need, char *reason, size_t bytes) {
     double wanted = bench_array_bytes(c) * 1.25;
-    wanted +=
-        (double)(need->saved + (need->forward > need->backward ? need->forward : need->backward));
+    wanted += (double)(need->saved + (need->forward > need->backward ? need->forward : need->backward));
     if (wanted < (double)c->machine->available()) return 1;
     snprintf(reason, bytes, "needs %.0f MiB of memory", wanted / 1048576);
     return 0;
 }
 
-static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
-                    int is_inference) {
+static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference) {
     bench_call c;
     gt_workspace need;
     char reason[80];
@@ -619,16 +593,13 @@ static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pas
     check_report(r);
 }
 
-static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
-                     int is_inference) {
+static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference) {
     bench_call c;
     bench_open(&c, r->machine, row, dtype, pass, is_inference);
-    if (is_wanted(r, &c))
-        printf("%s,%s,%s,%s,%s\n", c.row.op, pass_name(&c), gpu_impl, dtype_names[dtype], c.shape);
+    if (is_wanted(r, &c)) printf("%s,%s,%s,%s,%s\n", c.row.op, pass_name(&c), gpu_impl, dtype_names[dtype], c.shape);
 }
 
-typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass,
-                        int is_inference);
+typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference);
 
 static void for_rows(report *r, const bench_row *rows, int count, row_action *action) {
     for (const bench_row *row = rows; row < rows + count; row++) {
@@ -649,8 +620,7 @@ static void for_rows(report *r, const bench_row *rows, int count, row_action *ac
     }
 }
 
-static void run_rows(report *r, const bench_machine *machine, const char *name,
-                     const bench_row *rows, int count) {
+static void run_rows(report *r, const bench_machine *machine, const char *name, const bench_row *rows, int count) {
     r->machine = machine;
     r->op = NULL;
     print_machine(r, name);

@@ -80,7 +80,7 @@ typedef struct bench_machine {
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory);
     void (*fill)(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed);
-    void (*poison)(void *memory, size_t bytes); /* NaN in every dtype */
+    void (*poison)(void *memory, size_t bytes);             /* NaN in every dtype */
     void (*copy)(void *to, const void *from, size_t bytes); /* from its own memory or the host's */
     void (*gather)(float *host, const void *array, const bench_region *region);
 
@@ -111,8 +111,8 @@ typedef struct bench_call {
 } bench_call;
 
 /* Sizes alone: no memory yet. */
-void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype,
-                gt_pass pass, int is_inference);
+void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype, gt_pass pass,
+                int is_inference);
 /* What the machine says to such a call, and whether it saves anything. */
 gt_status bench_ask(const bench_call *c, gt_workspace *need);
 /* All arrays with their inputs; backward gets what forward saves. */

@@ -19,20 +19,18 @@ static void *allocate(size_t bytes) {
     exit(2);
 }
 
-gt_dtype bench_dtype(const bench_call *c) {
-    return test_dtype_of(&c->row, &c->op->tensors[0]);
-}
+gt_dtype bench_dtype(const bench_call *c) { return test_dtype_of(&c->row, &c->op->tensors[0]); }
 
 static void describe_shape(bench_call *c) {
     size_t used = 0;
     for (const gt_size *s = c->op->sizes; s->letter; s++)
-        used += (size_t)snprintf(c->shape + used, sizeof c->shape - used, "%s%s%lld",
-                                 used ? " " : "", s->name, (long long)c->dims.n[s->letter - 'A']);
+        used += (size_t)snprintf(c->shape + used, sizeof c->shape - used, "%s%s%lld", used ? " " : "", s->name,
+                                 (long long)c->dims.n[s->letter - 'A']);
     snprintf(c->shape + used, sizeof c->shape - used, "%s%s", *c->row.name ? " " : "", c->row.name);
 }
 
-void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype,
-                gt_pass pass, int is_inference) {
+void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype, gt_pass pass,
+                int is_inference) {
     gt_status status;
     memset(c, 0, sizeof *c);
     c->machine = machine;
@@ -55,22 +53,16 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
-static void set_pointer(test_args *args, size_t offset, const void *p) {
-    memcpy((char *)args + offset, &p, sizeof p);
-}
+static void set_pointer(test_args *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
-static int is_updated(const gt_tensor *t, gt_pass pass) {
-    return t->use[pass] == 's';
-}
+static int is_updated(const gt_tensor *t, gt_pass pass) { return t->use[pass] == 's'; }
 
 static int is_used(const bench_call *c, const gt_tensor *t) {
     int is_required = strchr("IOs", t->use[c->pass]) != NULL;
     return t->use[c->pass] != '-' && (is_required || !test_is_absent(&c->row, t));
 }
 
-static gt_view view_of(const bench_call *c, const gt_tensor *t) {
-    return gt_view_of(c->op, t, &c->filled, &c->dims);
-}
+static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
 
 static size_t view_bytes(const gt_view *v) {
     int64_t bytes = v->element;
@@ -113,8 +105,7 @@ static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
     char name[40];
     snprintf(name, sizeof name, " %s ", t->name);
     for (size_t i = 0; i < sizeof draws / sizeof *draws; i++)
-        if ((!*draws[i].op || !strcmp(draws[i].op, c->row.op)) && strstr(draws[i].tensors, name))
-            return draws[i].how;
+        if ((!*draws[i].op || !strcmp(draws[i].op, c->row.op)) && strstr(draws[i].tensors, name)) return draws[i].how;
     return (bench_draw){0, 0, 1};
 }
 
@@ -125,8 +116,7 @@ static void fill_sequences(const bench_call *c, const gt_tensor *t, int32_t *val
         return;
     }
     values[0] = 0;
-    for (int64_t s = 0; s < c->row.packed.count; s++)
-        values[s + 1] = values[s] + (int32_t)c->row.packed.lengths[s];
+    for (int64_t s = 0; s < c->row.packed.count; s++) values[s + 1] = values[s] + (int32_t)c->row.packed.lengths[s];
 }
 
 static void allocate_array(bench_call *c, int i) {
@@ -141,8 +131,7 @@ static void allocate_array(bench_call *c, int i) {
         m->copy(data, values, bytes);
         free(values);
     } else if (test_is_input(t, c->pass)) /* the whole array, gaps included */
-        m->fill(data, test_dtype_of(&c->row, t), (int64_t)bytes / v.element, draw_of(c, t),
-                (uint64_t)t->offset);
+        m->fill(data, test_dtype_of(&c->row, t), (int64_t)bytes / v.element, draw_of(c, t), (uint64_t)t->offset);
     if (is_updated(t, c->pass)) {
         c->before[i] = m->allocate(bytes);
         m->copy(c->before[i], data, bytes);
@@ -152,8 +141,7 @@ static void allocate_array(bench_call *c, int i) {
 }
 
 /* A field of scratch memory and the size beside it. */
-static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, size_t bytes_offset,
-                              size_t bytes) {
+static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, size_t bytes_offset, size_t bytes) {
     void *memory = bytes ? c->machine->allocate(bytes) : NULL;
     set_pointer(args, offset, memory);
     memcpy((char *)args + bytes_offset, &bytes, sizeof bytes);
@@ -197,10 +185,8 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
         if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
         if ((status = bench_ask(c, &need)) != GT_OK) return status; /* it may be less now */
     }
-    bytes[GT_FORWARD] = need.forward, bytes[GT_BACKWARD] = need.backward,
-    bytes[GT_STEP] = need.step;
-    c->workspace =
-        allocate_scratch(c, &c->args, f->workspace_at, f->workspace_bytes, bytes[c->pass]);
+    bytes[GT_FORWARD] = need.forward, bytes[GT_BACKWARD] = need.backward, bytes[GT_STEP] = need.step;
+    c->workspace = allocate_scratch(c, &c->args, f->workspace_at, f->workspace_bytes, bytes[c->pass]);
     c->scratch_bytes += bytes[c->pass];
     return GT_OK;
 }
@@ -232,8 +218,7 @@ void bench_poison(bench_call *c) {
     gt_workspace need;
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         gt_view v = view_of(c, t);
-        if (v.data && test_is_output(t, c->pass) && !is_updated(t, c->pass))
-            c->machine->poison(v.data, view_bytes(&v));
+        if (v.data && test_is_output(t, c->pass) && !is_updated(t, c->pass)) c->machine->poison(v.data, view_bytes(&v));
     }
     if (!c->saved || c->pass != GT_FORWARD || bench_ask(c, &need) != GT_OK) return;
     c->machine->poison(c->saved, need.saved);
@@ -355,11 +340,9 @@ static int sets_decay(const gt_tensor *t) {
 
 /* Arguments of the double twin: the part's sizes and inputs (or their magnitudes, for those that do
  * not set the decay), and arrays for the outputs that are compared. */
-static void part_arguments(const bench_call *c, const part *p, int has_magnitudes,
-                           test_args *args) {
+static void part_arguments(const bench_call *c, const part *p, int has_magnitudes, test_args *args) {
     test_case row = c->row;
-    for (const gt_size *s = c->op->sizes; s->letter; s++)
-        test_set_size(&row, s->letter, p->n[s->letter - 'A']);
+    for (const gt_size *s = c->op->sizes; s->letter; s++) test_set_size(&row, s->letter, p->n[s->letter - 'A']);
     test_set_sequences(&row, 0, 0);
     if (!strcmp(row.op, "ssd")) row.args.ssd.G = p->n['G' - 'A'];
     if (!strcmp(row.op, "selective_scan")) row.args.selective_scan.G = p->n['G' - 'A'];
@@ -369,8 +352,7 @@ static void part_arguments(const bench_call *c, const part *p, int has_magnitude
         int64_t count = part_count(c, p, t);
         double *values = NULL;
         if (t->stride_offset) /* packed */
-            memset((char *)args + t->stride_offset, 0,
-                   t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
+            memset((char *)args + t->stride_offset, 0, t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
         if (!is_used(c, t) || t->kind == 'i') continue;
         if (test_is_input(t, c->pass))
             values = gather(c, p, t, c->before[i] ? c->before[i] : view_of(c, t).data);
@@ -388,8 +370,8 @@ static void free_arguments(const bench_call *c, const test_args *args) {
 
 /* Batch element b of the arguments of a part of B; outputs without a batch index go to arrays of
  * their own, which are returned in *own. */
-static void element_arguments(const bench_call *c, const part *p, const test_args *args, int64_t b,
-                              test_args *element, test_values *own) {
+static void element_arguments(const bench_call *c, const part *p, const test_args *args, int64_t b, test_args *element,
+                              test_values *own) {
     static const int64_t one = 1;
     *element = *args;
     memset(own, 0, sizeof *own);
@@ -438,8 +420,7 @@ static void run_truth(const bench_call *c, const part *p, test_args *args) {
         const gt_tensor *t = &c->op->tensors[i];
         double *sum = array_of(args, t);
         for (int64_t b = 0; b < batch && own[0].of[i]; b++)
-            for (int64_t k = 0; k < part_count(c, p, t); k++)
-                sum[k] = (b ? sum[k] : 0) + own[b].of[i][k];
+            for (int64_t k = 0; k < part_count(c, p, t); k++) sum[k] = (b ? sum[k] : 0) + own[b].of[i][k];
     }
     for (int64_t b = 0; b < batch; b++) test_free(&own[b]);
     free(own);
@@ -453,8 +434,7 @@ static double tolerance_of(const bench_call *c, const gt_tensor *t) {
 }
 
 /* magnitudes: NULL, or what sizes are measured by beside the truth. */
-static double relative_error(const double *got, const double *truth, const double *magnitudes,
-                             int64_t count) {
+static double relative_error(const double *got, const double *truth, const double *magnitudes, int64_t count) {
     double difference = 0, size = 0, terms = 0;
     for (int64_t i = 0; i < count; i++) {
         difference += (got[i] - truth[i]) * (got[i] - truth[i]);
@@ -466,8 +446,8 @@ static double relative_error(const double *got, const double *truth, const doubl
 
 /* A sum over many tokens may be small beside its terms: then they are what the error is measured
  * by. */
-static double error_by_terms(const bench_call *c, const part *p, const gt_tensor *t,
-                             const double *got, const double *truth) {
+static double error_by_terms(const bench_call *c, const part *p, const gt_tensor *t, const double *got,
+                             const double *truth) {
     test_args args;
     double error;
     part_arguments(c, p, 1, &args);
@@ -485,12 +465,10 @@ static int judge(bench_call *c, const gt_tensor *t, double error, double *worst)
     return 0;
 }
 
-static int check_output(bench_call *c, const part *p, const gt_tensor *t, const double *truth,
-                        double *worst) {
+static int check_output(bench_call *c, const part *p, const gt_tensor *t, const double *truth, double *worst) {
     double *got = gather(c, p, t, view_of(c, t).data);
     double error = relative_error(got, truth, NULL, part_count(c, p, t));
-    if (error > tolerance_of(c, t) && t->use[c->pass] == 'g')
-        error = error_by_terms(c, p, t, got, truth);
+    if (error > tolerance_of(c, t) && t->use[c->pass] == 'g') error = error_by_terms(c, p, t, got, truth);
     free(got);
     return judge(c, t, error, worst);
 }
@@ -518,8 +496,8 @@ static double *gather_named(const bench_call *c, const part *p, const char *name
 }
 
 /* Adds what one row x [D], dy [O] contributes to the last GAINS columns, and its magnitude. */
-static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const double *dy,
-                      const double *weight, double *gains, double *magnitudes) {
+static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const double *dy, const double *weight,
+                      double *gains, double *magnitudes) {
     double mean = 0, square = 0;
     for (int64_t d = 0; d < a->D; d++) mean += x[d] / (double)a->D;
     if (a->norm == GT_NORM_RMS) mean = 0;
@@ -544,8 +522,7 @@ static int check_gains(bench_call *c, double *worst) {
         int64_t count = a->M - first < ROWS ? a->M - first : ROWS;
         cut(&rows, 'M', first, count);
         double *x = gather_named(c, &rows, "x"), *dy = gather_named(c, &rows, "dy");
-        for (int64_t i = 0; i < count; i++)
-            add_gains(a, x + i * a->D, dy + i * a->O, weight, truth, magnitudes);
+        for (int64_t i = 0; i < count; i++) add_gains(a, x + i * a->D, dy + i * a->O, weight, truth, magnitudes);
         free(x);
         free(dy);
     }
@@ -563,8 +540,7 @@ int bench_check(bench_call *c, double *worst) {
     double work = 1;
     int ok = 1, parts = 0;
     *worst = 0;
-    for (const gt_size *s = c->op->sizes; s->letter; s++)
-        work *= (double)c->dims.n[s->letter - 'A'];
+    for (const gt_size *s = c->op->sizes; s->letter; s++) work *= (double)c->dims.n[s->letter - 'A'];
     for (int i = 0; i < CUTS; i++) {
         if (work <= WHOLE || strcmp(cuts[i].op, c->row.op)) continue;
         const char *letters = cuts[i].letters;

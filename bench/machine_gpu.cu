@@ -46,11 +46,9 @@ void describe(char *text, size_t bytes) {
     must(cudaGetDeviceProperties(&p, device), "cudaGetDeviceProperties");
     must(cudaDriverGetVersion(&knows), "cudaDriverGetVersion");
     driver_version(driver, sizeof driver);
-    snprintf(text, bytes,
-             "%s, sm_%d%d, %d SMs, %.0f GiB; driver %s (CUDA %d.%d), built with CUDA %d.%d", p.name,
-             p.major, p.minor, p.multiProcessorCount,
-             static_cast<double>(p.totalGlobalMem) / (1 << 30), driver, knows / 1000,
-             knows % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    snprintf(text, bytes, "%s, sm_%d%d, %d SMs, %.0f GiB; driver %s (CUDA %d.%d), built with CUDA %d.%d", p.name,
+             p.major, p.minor, p.multiProcessorCount, static_cast<double>(p.totalGlobalMem) / (1 << 30), driver,
+             knows / 1000, knows % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
 size_t available() {
@@ -67,20 +65,15 @@ void *allocate(size_t bytes) {
     return memory;
 }
 
-void release(void *memory) {
-    must(cudaFree(memory), "cudaFree");
-}
+void release(void *memory) { must(cudaFree(memory), "cudaFree"); }
 
-void poison(void *memory, size_t bytes) {
-    must(cudaMemsetAsync(memory, 0xff, bytes), "cudaMemset");
-}
+void poison(void *memory, size_t bytes) { must(cudaMemsetAsync(memory, 0xff, bytes), "cudaMemset"); }
 
 void copy(void *to, const void *from, size_t bytes) {
     must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
 
-__global__ void fill_kernel(void *array, gt_dtype dtype, int64_t count, bench_draw how,
-                            uint64_t seed) {
+__global__ void fill_kernel(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed) {
     const int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
     for (int64_t i = first; i < count; i += int64_t(gridDim.x) * blockDim.x) {
         const float x = bench_number(how, seed, i);
@@ -102,10 +95,9 @@ __global__ void gather_kernel(float *to, const void *array, bench_region region,
     const int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
     for (int64_t i = first; i < count; i += int64_t(gridDim.x) * blockDim.x) {
         const char *at = static_cast<const char *>(array) + bench_offset(&region, i);
-        to[i] = region.dtype == GT_F32 ? *reinterpret_cast<const float *>(at)
-                : region.dtype == GT_BF16
-                    ? __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(at))
-                    : __half2float(*reinterpret_cast<const __half *>(at));
+        to[i] = region.dtype == GT_F32    ? *reinterpret_cast<const float *>(at)
+                : region.dtype == GT_BF16 ? __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(at))
+                                          : __half2float(*reinterpret_cast<const __half *>(at));
     }
 }
 
@@ -188,9 +180,8 @@ double copy_bandwidth() {
     return 2.0 * static_cast<double>(bytes) / bench_median(ms, RUNS);
 }
 
-bench_machine gpu = {"",        1,        1,       4,    10,     200,  describe, copy_bandwidth,
-                     available, allocate, release, fill, poison, copy, gather,   run,
-                     time_run};
+bench_machine gpu = {"",       1,       1,    4,      10,   200,    describe, copy_bandwidth, available,
+                     allocate, release, fill, poison, copy, gather, run,      time_run};
 
 } /* namespace */
 

@@ -62,9 +62,7 @@ static double copy_bandwidth(void) {
     return 2.0 * PARTS * (double)part / ms[0]; /* the best: others may use this computer, too */
 }
 
-static size_t available(void) {
-    return SIZE_MAX;
-}
+static size_t available(void) { return SIZE_MAX; }
 
 static void store(char *at, gt_dtype dtype, float value) {
     uint16_t half = dtype == GT_BF16 ? gt_f32_to_bf16(value) : gt_f32_to_f16(value);
@@ -87,27 +85,19 @@ static float load(const char *at, gt_dtype dtype) {
 
 static void fill(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed) {
     int64_t element = dtype == GT_F32 ? 4 : 2;
-    for (int64_t i = 0; i < count; i++)
-        store((char *)array + i * element, dtype, bench_number(how, seed, i));
+    for (int64_t i = 0; i < count; i++) store((char *)array + i * element, dtype, bench_number(how, seed, i));
 }
 
-static void poison(void *memory, size_t bytes) {
-    memset(memory, 0xff, bytes);
-}
+static void poison(void *memory, size_t bytes) { memset(memory, 0xff, bytes); }
 
-static void copy(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-}
+static void copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 
 static void gather(float *host, const void *array, const bench_region *region) {
     int64_t count = bench_count(region);
-    for (int64_t i = 0; i < count; i++)
-        host[i] = load((const char *)array + bench_offset(region, i), region->dtype);
+    for (int64_t i = 0; i < count; i++) host[i] = load((const char *)array + bench_offset(region, i), region->dtype);
 }
 
-static gt_status run(const test_op *op, gt_pass pass, const void *args) {
-    return op->twin[pass](args);
-}
+static gt_status run(const test_op *op, gt_pass pass, const void *args) { return op->twin[pass](args); }
 
 static gt_status time_run(const test_op *op, gt_pass pass, const void *args, double *ms) {
     double start = now_ms();

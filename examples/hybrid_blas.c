@@ -23,8 +23,8 @@ const char *hy_blas_open(void) {
 /* BLAS counts in int, and wants a leading dimension of 1 even for a matrix without elements. */
 static gt_status blas_int(const char *name, int64_t value, int *to) {
     if (value > INT_MAX)
-        return hy_fail(GT_ERROR_UNSUPPORTED, "cpu gemm: %s = %lld: OpenBLAS takes at most %d", name,
-                       (long long)value, INT_MAX);
+        return hy_fail(GT_ERROR_UNSUPPORTED, "cpu gemm: %s = %lld: OpenBLAS takes at most %d", name, (long long)value,
+                       INT_MAX);
     *to = value < 1 ? 1 : (int)value;
     return GT_OK;
 }
@@ -50,9 +50,9 @@ gt_status hy_blas_gemm(hy_backend *be, const hy_gemm_args *args) {
         const float *a = (const float *)g.a + product * g.a_step + m0 * (g.trans_a ? 1 : g.lda);
         const float *b = (const float *)g.b + product * g.b_step + n0 * (g.trans_b ? g.ldb : 1);
         float *c = (float *)g.c + product * g.c_step + m0 * g.ldc + n0;
-        cblas_sgemm(CblasRowMajor, g.trans_a ? CblasTrans : CblasNoTrans,
-                    g.trans_b ? CblasTrans : CblasNoTrans, (int)(m < g.M - m0 ? m : g.M - m0),
-                    (int)(n < g.N - n0 ? n : g.N - n0), K, g.alpha, a, lda, b, ldb, g.beta, c, ldc);
+        cblas_sgemm(CblasRowMajor, g.trans_a ? CblasTrans : CblasNoTrans, g.trans_b ? CblasTrans : CblasNoTrans,
+                    (int)(m < g.M - m0 ? m : g.M - m0), (int)(n < g.N - n0 ? n : g.N - n0), K, g.alpha, a, lda, b, ldb,
+                    g.beta, c, ldc);
     }
     return GT_OK;
 }

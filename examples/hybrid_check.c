@@ -2,10 +2,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        gt_status status_ = (call);                                                                \
-        if (status_ != GT_OK) return status_;                                                      \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
 /* Deep models amplify rounding, and some gradients are small sums of large terms.  So the limit of
@@ -54,8 +54,7 @@ static gt_status shake(check *c) {
     uint64_t state = 1;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) {
         TRY(hy_model_read(c->truth, HY_VALUE, i, c->got));
-        for (int64_t k = 0; k < hy_model_param(c->truth, i)->count; k++)
-            c->got[k] += 0.01 * noise(&state);
+        for (int64_t k = 0; k < hy_model_param(c->truth, i)->count; k++) c->got[k] += 0.01 * noise(&state);
         TRY(hy_model_write(c->device, i, c->got));
         TRY(hy_model_write(c->truth, i, c->got));
         TRY(hy_model_read(c->truth, HY_VALUE, i, c->before + hy_model_param(c->truth, i)->offset));
@@ -68,8 +67,7 @@ static gt_status nudge(check *c, int trial) {
     for (int i = 0; i < hy_model_param_count(c->truth); i++) {
         const hy_param *p = hy_model_param(c->truth, i);
         double *numbers = c->nudged_before + p->offset;
-        for (int64_t k = 0; k < p->count; k++)
-            numbers[k] = c->before[p->offset + k] * (1 + c->unit * noise(&state));
+        for (int64_t k = 0; k < p->count; k++) numbers[k] = c->before[p->offset + k] * (1 + c->unit * noise(&state));
         TRY(hy_model_write(c->nudged, i, numbers));
         TRY(hy_model_read(c->nudged, HY_VALUE, i, numbers));
     }
@@ -238,11 +236,10 @@ static gt_status make_room(check *c) {
     c->activation_nudge = calloc((size_t)activations, sizeof *c->activation_nudge);
     c->gradient_nudge = calloc((size_t)params, sizeof *c->gradient_nudge);
     c->update_nudge = calloc((size_t)params, sizeof *c->update_nudge);
-    if (c->got && c->expected && c->before && c->nudged_before && c->activation_nudge &&
-        c->gradient_nudge && c->update_nudge)
+    if (c->got && c->expected && c->before && c->nudged_before && c->activation_nudge && c->gradient_nudge &&
+        c->update_nudge)
         return GT_OK;
-    return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers",
-                   (long long)(most + c->parameters));
+    return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)(most + c->parameters));
 }
 
 /* A power of two near the number of tokens: as loss scale it makes the gradient that of a sum,
@@ -258,14 +255,12 @@ static gt_status create_models(check *c, hy_backend *device) {
     TRY(hy_model_create(c->cpu, c->config, c->vocab, c->B, c->T, c->seed, &c->truth));
     TRY(create_nudged(c));
     TRY(make_room(c));
-    if (device->dtype == GT_F16)
-        TRY(hy_model_scale_loss(c->device, loss_scale((int64_t)c->B * c->T)));
+    if (device->dtype == GT_F16) TRY(hy_model_scale_loss(c->device, loss_scale((int64_t)c->B * c->T)));
     return shake(c);
 }
 
-gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *config, int vocab, int B,
-                   int T, uint64_t seed, const int32_t *tokens, const int32_t *targets, FILE *out,
-                   int *failures) {
+gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *config, int vocab, int B, int T,
+                   uint64_t seed, const int32_t *tokens, const int32_t *targets, FILE *out, int *failures) {
     static const double units[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
     check c = {.cpu = truth,
                .config = config,
@@ -279,8 +274,7 @@ gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *confi
                .out = out};
     gt_status status = create_models(&c, device);
     if (status == GT_OK && out)
-        fprintf(out, "tensor: relative error on %s, and the most that is allowed\n",
-                device->device);
+        fprintf(out, "tensor: relative error on %s, and the most that is allowed\n", device->device);
     if (status == GT_OK) status = check_batch(&c);
     if (status == GT_OK && out) fprintf(out, "%d over the limit\n", c.failures);
     *failures = c.failures;

@@ -9,8 +9,7 @@
  * Prints, for every activation that hybrid_model.h names, the gradient of every parameter and how
  * AdamW changed it, the relative L2 error of `device` against `truth` and the limit that rounding
  * explains, and marks what is over it; *failures counts those.  `out` NULL: prints only those. */
-gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *config, int vocab, int B,
-                   int T, uint64_t seed, const int32_t *tokens, const int32_t *targets, FILE *out,
-                   int *failures);
+gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *config, int vocab, int B, int T,
+                   uint64_t seed, const int32_t *tokens, const int32_t *targets, FILE *out, int *failures);
 
 #endif

@@ -42,15 +42,13 @@ static const row rows[] = {
      .help = "any text, read as bytes; without it the fables in "
              "examples/data"},
     {"separator", STRING, AT(separator), "TEXT", "",
-     .help =
-         "what ends a document, for --stateful; empty: two or more blank lines, or a form feed"},
+     .help = "what ends a document, for --stateful; empty: two or more blank lines, or a form feed"},
 
     {"Model", .kind = SECTION},
     {"model", MODEL, AT(model), "NAME", "1M", "HY", .help = "see --list-models"},
     {"hidden", WHOLE, AT(hidden), "N", "0", NULL, 0, 8192, 16, NULL,
      "channels, a multiple of 16; 0: as the model says"},
-    {"layers", WHOLE, AT(layers), "N", "0", NULL, 0, HY_MAX_LAYERS, 1, NULL,
-     "0: as the model says"},
+    {"layers", WHOLE, AT(layers), "N", "0", NULL, 0, HY_MAX_LAYERS, 1, NULL, "0: as the model says"},
 
     {"Training", .kind = SECTION},
     {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
@@ -60,16 +58,12 @@ static const row rows[] = {
     {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL, "where its cosine ends"},
     {"warmup", WHOLE, AT(warmup), "N", "steps / 20", NULL, 0, BIG, 1, NULL,
      "steps in which the learning rate rises from 0"},
-    {"weight-decay", NUMBER, AT(weight_decay), "X", "0.1", NULL, 0, 10, 0, NULL,
-     "of AdamW, on matrices"},
-    {"clip", NUMBER, AT(clip), "X", "1", NULL, 0, BIG, 0, NULL,
-     "largest gradient norm; 0: no clipping"},
-    {"seed", WHOLE, AT(seed), "N", "1", NULL, 0, SEED_MAX, 1, NULL,
-     "of the weights, the batches and the sample"},
+    {"weight-decay", NUMBER, AT(weight_decay), "X", "0.1", NULL, 0, 10, 0, NULL, "of AdamW, on matrices"},
+    {"clip", NUMBER, AT(clip), "X", "1", NULL, 0, BIG, 0, NULL, "largest gradient norm; 0: no clipping"},
+    {"seed", WHOLE, AT(seed), "N", "1", NULL, 0, SEED_MAX, 1, NULL, "of the weights, the batches and the sample"},
     {"stateful", FLAG, AT(stateful), NULL, "no",
-     .help =
-         "cut the text into one track per window of the batch; each batch goes on where the last "
-         "one ended, with its states; a document end resets them"},
+     .help = "cut the text into one track per window of the batch; each batch goes on where the last "
+             "one ended, with its states; a document end resets them"},
 
     {"Model files", .kind = SECTION},
     {"save", PATH, AT(save), "FILE", "",
@@ -83,8 +77,7 @@ static const row rows[] = {
      .help = "go on with the run that saved FILE, with its options; a larger --steps makes it "
              "longer"},
     {"init", PATH, AT(init), "FILE", "", .help = "start a new run from FILE's weights"},
-    {"eval", PATH, AT(eval), "FILE", "",
-     .help = "no training: the held-out loss of FILE's model on --data"},
+    {"eval", PATH, AT(eval), "FILE", "", .help = "no training: the held-out loss of FILE's model on --data"},
     {"generate", PATH, AT(generate), "FILE", "",
      .help = "no training: --sample bytes of text from FILE's model, after --prompt"},
 
@@ -94,9 +87,8 @@ static const row rows[] = {
     {"dtype", CHOICE, AT(dtype), "NAME", "f32", "bf16", 0, 0, 0, dtypes,
      "of the activations: f32, bf16 or f16; the CPU knows f32 alone"},
     {"check", FLAG, AT(check), NULL, "no",
-     .help =
-         "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
-         "tensor by tensor; status 4 if they differ by more than rounding"},
+     .help = "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
+             "tensor by tensor; status 4 if they differ by more than rounding"},
     {"bench", LIST, AT(bench), "T,T,...", "", NULL, 1, 1048576, 1,
      .help = "no training: time inference, and forward and backward, of --batch windows (8) of T "
              "tokens; prints CSV"},
@@ -109,15 +101,11 @@ static const row rows[] = {
     {"log-every", WHOLE, AT(log_every), "N", "steps / 20", NULL, 1, BIG, 1, NULL,
      "steps between lines when the output is no terminal"},
     {"csv", PATH, AT(csv), "FILE", "",
-     .help =
-         "one row per step; a file of that name is kept as FILE.1, or with the first number that "
-         "is free; --log is the same"},
-    {"sample", WHOLE, AT(sample), "N", "300", NULL, 0, 1000000, 1, NULL,
-     "bytes of text to generate at the end"},
-    {"sample-every", WHOLE, AT(sample_every), "N", "0", NULL, 0, BIG, 1, NULL,
-     "generate also every N steps; 0: no"},
-    {"prompt", STRING, AT(prompt), "TEXT", "",
-     .help = "start of the sample; empty: the first byte of the text"},
+     .help = "one row per step; a file of that name is kept as FILE.1, or with the first number that "
+             "is free; --log is the same"},
+    {"sample", WHOLE, AT(sample), "N", "300", NULL, 0, 1000000, 1, NULL, "bytes of text to generate at the end"},
+    {"sample-every", WHOLE, AT(sample_every), "N", "0", NULL, 0, BIG, 1, NULL, "generate also every N steps; 0: no"},
+    {"prompt", STRING, AT(prompt), "TEXT", "", .help = "start of the sample; empty: the first byte of the text"},
     {"temperature", NUMBER, AT(temperature), "X", "0.8", NULL, 0, 100, 0, NULL,
      "of the sample; 0: always the likeliest byte"},
     {"top-k", WHOLE, AT(top_k), "N", "0", NULL, 0, 256, 1, NULL,
@@ -132,13 +120,9 @@ _Static_assert(sizeof rows / sizeof rows[0] <= HY_OPTIONS_MAX, "hy_options.given
 
 /* ---- the nearest word ----------------------------------------------------------------------- */
 
-static int least(int a, int b) {
-    return a < b ? a : b;
-}
+static int least(int a, int b) { return a < b ? a : b; }
 
-static int same_letter(char a, char b) {
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
+static int same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
 /* Insertions, deletions, replacements and swaps of neighbours that turn a into b, in any case. */
 static int edit_distance(const char *a, const char *b) {
@@ -149,10 +133,8 @@ static int edit_distance(const char *a, const char *b) {
         int *here = d[i % 3], *above = d[(i + 2) % 3], *above2 = d[(i + 1) % 3];
         here[0] = i;
         for (int j = 1; j <= m; j++) {
-            here[j] = least(least(above[j], here[j - 1]) + 1,
-                            above[j - 1] + !same_letter(a[i - 1], b[j - 1]));
-            if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) &&
-                same_letter(a[i - 2], b[j - 1]))
+            here[j] = least(least(above[j], here[j - 1]) + 1, above[j - 1] + !same_letter(a[i - 1], b[j - 1]));
+            if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]))
                 here[j] = least(here[j], above2[j - 2] + 1);
         }
     }
@@ -198,8 +180,7 @@ static hint hint_at(const char *word, const char *const *words, int count) {
 /* ---- one value ------------------------------------------------------------------------------ */
 
 static int hex_digit(char c) {
-    const char *digits = "0123456789abcdef",
-               *at = strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c);
+    const char *digits = "0123456789abcdef", *at = strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c);
     return c && at ? (int)(at - digits) : -1;
 }
 
@@ -211,8 +192,8 @@ static gt_status unescape(char *to, const char *from, const row *r, const char *
         if (known) {
             *to++ = byte[known - code];
             from += 2;
-        } else if (from[0] == '\\' && from[1] == 'x' && hex_digit(from[2]) >= 0 &&
-                   hex_digit(from[3]) >= 0 && (from[2] != '0' || from[3] != '0')) {
+        } else if (from[0] == '\\' && from[1] == 'x' && hex_digit(from[2]) >= 0 && hex_digit(from[3]) >= 0 &&
+                   (from[2] != '0' || from[3] != '0')) {
             *to++ = (char)(hex_digit(from[2]) * 16 + hex_digit(from[3]));
             from += 4;
         } else if (*from == '\\') {
@@ -248,12 +229,12 @@ static gt_status set_number(hy_options *o, const row *r, const char *value, cons
     if (!isnan(x))
         snprintf(advice, sizeof advice, "the nearest is %.16g", x);
     else
-        snprintf(advice, sizeof advice, "the default is %s%s%s", r->cpu,
-                 r->cuda ? ", on CUDA " : "", r->cuda ? r->cuda : "");
+        snprintf(advice, sizeof advice, "the default is %s%s%s", r->cpu, r->cuda ? ", on CUDA " : "",
+                 r->cuda ? r->cuda : "");
     if (!exact)
-        return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; %s",
-                       where, r->name, value, r->kind == WHOLE ? "whole " : "", r->min, r->max,
-                       r->multiple > 1 ? " in steps of 16" : "", advice);
+        return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; %s", where, r->name, value,
+                       r->kind == WHOLE ? "whole " : "", r->min, r->max, r->multiple > 1 ? " in steps of 16" : "",
+                       advice);
     if (r->kind == WHOLE)
         *(int64_t *)((char *)o + r->offset) = (int64_t)x;
     else
@@ -281,8 +262,7 @@ static gt_status set_list(hy_lengths *list, const row *r, const char *value, con
 }
 
 /* The index of value in a list that ends with NULL. */
-static gt_status find_word(const char *const *words, const char *value, const row *r,
-                           const char *where, int *index) {
+static gt_status find_word(const char *const *words, const char *value, const row *r, const char *where, int *index) {
     char list[256] = "";
     int count = 0;
     for (; words[count]; count++) {
@@ -315,8 +295,7 @@ static gt_status set_value(hy_options *o, const row *r, const char *value, const
         status = find_word(answers, value, r, where, &index);
         *(int *)field = index % 2 == 0;
     } else if (strlen(value) >= HY_TEXT_MAX) {
-        status = hy_fail(GT_ERROR_VALUE, "%s%s: the value is longer than %d bytes", where, r->name,
-                         HY_TEXT_MAX - 1);
+        status = hy_fail(GT_ERROR_VALUE, "%s%s: the value is longer than %d bytes", where, r->name, HY_TEXT_MAX - 1);
     } else if (r->kind == STRING) {
         status = unescape(field, value, r, where);
     } else if (r->kind == LIST) {
@@ -335,8 +314,7 @@ static gt_status set_value(hy_options *o, const row *r, const char *value, const
 /* Other names of options. */
 static const struct alias {
     const char *name, *option;
-} aliases[] = {
-    {"log", "csv"}, {"max-steps", "steps"}, {"batch-size", "batch"}, {"seq-len", "seq"}};
+} aliases[] = {{"log", "csv"}, {"max-steps", "steps"}, {"batch-size", "batch"}, {"seq-len", "seq"}};
 
 /* The row called key, - and _ being the same; or NULL, with a message. */
 static const row *find_row(const char *key, const char *where) {
@@ -353,8 +331,7 @@ static const row *find_row(const char *key, const char *where) {
         if (!strcmp(rows[i].name, name)) return rows + i;
         names[count++] = rows[i].name;
     }
-    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'%s (--help lists all)", where, key,
-            hint_at(name, names, count).text);
+    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'%s (--help lists all)", where, key, hint_at(name, names, count).text);
     return NULL;
 }
 
@@ -391,8 +368,7 @@ static gt_status read_line(hy_options *o, char *line, const char *where) {
     line = trim(line);
     if (!*line) return GT_OK;
     char *colon = strchr(line, ':');
-    if (!colon)
-        return hy_fail(GT_ERROR_VALUE, "%s'%s' is not of the form 'key: value'", where, line);
+    if (!colon) return hy_fail(GT_ERROR_VALUE, "%s'%s' is not of the form 'key: value'", where, line);
     *colon = 0;
     const row *r = find_row(trim(line), where);
     return r ? set_value(o, r, strip_quotes(trim(colon + 1)), where) : GT_ERROR_VALUE;
@@ -410,18 +386,15 @@ static size_t next_line(FILE *file, char *line, size_t size) {
 }
 
 /* Fails if the line shows that the file is no plain text in UTF-8. */
-static gt_status check_line(const char *line, size_t length, size_t size, int number,
-                            const char *where) {
+static gt_status check_line(const char *line, size_t length, size_t size, int number, const char *where) {
     static const char save[] = "save it as UTF-8 without a byte-order mark";
     if (number == 1 && (!strncmp(line, "\xff\xfe", 2) || !strncmp(line, "\xfe\xff", 2)))
         return hy_fail(GT_ERROR_VALUE, "%sthe file is UTF-16; %s", where, save);
     if (number == 1 && !strncmp(line, "\xef\xbb\xbf", 3))
         return hy_fail(GT_ERROR_VALUE, "%sthe file begins with a byte-order mark; %s", where, save);
     if (memchr(line, 0, length))
-        return hy_fail(GT_ERROR_VALUE,
-                       "%sthe line has a NUL byte; a config file is plain text, in UTF-8", where);
-    if (length + 1 == size)
-        return hy_fail(GT_ERROR_VALUE, "%sthe line is longer than %zu bytes", where, size - 2);
+        return hy_fail(GT_ERROR_VALUE, "%sthe line has a NUL byte; a config file is plain text, in UTF-8", where);
+    if (length + 1 == size) return hy_fail(GT_ERROR_VALUE, "%sthe line is longer than %zu bytes", where, size - 2);
     return GT_OK;
 }
 
@@ -436,8 +409,7 @@ static gt_status read_file(hy_options *o, const char *path) {
         status = check_line(line, length, sizeof line, n, where);
         if (status == GT_OK) status = read_line(o, line, where);
     }
-    if (status == GT_OK && ferror(file))
-        status = hy_fail(GT_ERROR_VALUE, "config file %s: %s", path, strerror(errno));
+    if (status == GT_OK && ferror(file)) status = hy_fail(GT_ERROR_VALUE, "config file %s: %s", path, strerror(errno));
     fclose(file);
     return status;
 }
@@ -452,13 +424,10 @@ static gt_status read_argument(hy_options *o, char *const **at) {
     if (!r) return GT_ERROR_VALUE;
     if (equals) return set_value(o, r, equals + 1, "");
     if (r->kind == FLAG) return set_value(o, r, "yes", "");
-    if (!(*at)[1])
-        return hy_fail(GT_ERROR_VALUE, "%s: the value is missing (--%s %s)", key, r->name,
-                       r->argument);
+    if (!(*at)[1]) return hy_fail(GT_ERROR_VALUE, "%s: the value is missing (--%s %s)", key, r->name, r->argument);
     const char *next = (*at)[1];
     if (!strncmp(next, "--", 2) && next[2]) /* rather an option than a file of that name */
-        return hy_fail(GT_ERROR_VALUE,
-                       "--%s: the value is missing; if it is '%s', write --%s=%s", key, next, key,
+        return hy_fail(GT_ERROR_VALUE, "--%s: the value is missing; if it is '%s', write --%s=%s", key, next, key,
                        next);
     return set_value(o, r, *++*at, "");
 }
@@ -483,8 +452,7 @@ static gt_status read_arguments(hy_options *o, char *const *argv, const char **f
                              "(--help lists all)",
                              *at);
         else if (*file)
-            status =
-                hy_fail(GT_ERROR_VALUE, "'%s' and '%s': only one config file is read", *file, path);
+            status = hy_fail(GT_ERROR_VALUE, "'%s' and '%s': only one config file is read", *file, path);
         else
             *file = path;
     }
@@ -513,8 +481,7 @@ static int given(const hy_options *o, size_t offset) {
 gt_status hy_options_default(hy_options *o, int cuda) {
     for (int i = 0; i < ROWS; i++) {
         const char *value = cuda && rows[i].cuda ? rows[i].cuda : rows[i].cpu;
-        if (o->given[i] || rows[i].kind == SECTION || rows[i].kind == LIST || strchr(value, '/'))
-            continue;
+        if (o->given[i] || rows[i].kind == SECTION || rows[i].kind == LIST || strchr(value, '/')) continue;
         gt_status status = set_value(o, rows + i, value, "default of ");
         if (status != GT_OK) return status;
         o->given[i] = 0;
@@ -525,36 +492,29 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
     if (!given(o, AT(log_every))) o->log_every = o->steps < 20 ? 1 : o->steps / 20;
     if (o->min_lr > o->lr)
-        return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr,
-                       o->lr);
+        return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr, o->lr);
     if (o->warmup > o->steps)
         return hy_fail(GT_ERROR_VALUE,
                        "warmup: %lld steps are longer than the run, which has %lld%s; give at most "
                        "%lld, or more --steps",
-                       (long long)o->warmup, (long long)o->steps,
-                       given(o, AT(steps)) ? "" : " (the default)", (long long)o->steps);
+                       (long long)o->warmup, (long long)o->steps, given(o, AT(steps)) ? "" : " (the default)",
+                       (long long)o->steps);
     return GT_OK;
 }
 
 /* ---- options in a model file ---------------------------------------------------------------- */
 
 /* Those that change the result come first; data is judged by its bytes, not by its name. */
-static const char *const kept[] = {"model",        "hidden",      "layers",      "batch",
-                                   "seq",          "steps",       "lr",          "min-lr",
-                                   "warmup",       "clip",        "seed",        "weight-decay",
-                                   "stateful",     "separator",   "dtype",       "data",
-                                   "eval-every",   "eval-tokens", "log-every",   "sample",
-                                   "sample-every", "prompt",      "temperature", "top-k",
-                                   "gates-strict", "save-every",  NULL};
+static const char *const kept[] = {
+    "model",  "hidden",      "layers",     "batch",        "seq",          "steps",    "lr",
+    "min-lr", "warmup",      "clip",       "seed",         "weight-decay", "stateful", "separator",
+    "dtype",  "data",        "eval-every", "eval-tokens",  "log-every",    "sample",   "sample-every",
+    "prompt", "temperature", "top-k",      "gates-strict", "save-every",   NULL};
 enum { OF_RESULT = 15 };
 
-const char *hy_options_kept(int i) {
-    return kept[i];
-}
+const char *hy_options_kept(int i) { return kept[i]; }
 
-int hy_options_given(const hy_options *o, const char *name) {
-    return o->given[find_row(name, "") - rows];
-}
+int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows]; }
 
 /* In the fewest digits that read as the same number. */
 static void print_number(char text[HY_TEXT_MAX], double x) {
@@ -590,12 +550,10 @@ static gt_status set_kept(hy_options *o, const row *r, const char *text, const c
 /* 0 for hidden and layers is 'as the model says', and so no value of its own. */
 static int is_open(const hy_options *o, const row *r) {
     if (!o->given[r - rows]) return 1;
-    return (r->offset == AT(hidden) || r->offset == AT(layers)) &&
-           *(const int64_t *)((const char *)o + r->offset) == 0;
+    return (r->offset == AT(hidden) || r->offset == AT(layers)) && *(const int64_t *)((const char *)o + r->offset) == 0;
 }
 
-gt_status hy_options_take(hy_options *o, const char *name, const char *text, const char *file,
-                          int strict) {
+gt_status hy_options_take(hy_options *o, const char *name, const char *text, const char *file, int strict) {
     const row *r = find_row(name, "");
     hy_options theirs = {.help = 0};
     char own[HY_TEXT_MAX], other[HY_TEXT_MAX];
@@ -618,8 +576,7 @@ enum { HELP = 23, WIDTH = 79 }; /* where the text begins, and where lines end */
 
 static void print_option(FILE *out, const row *r) {
     char left[64], text[512], standard[96] = "";
-    snprintf(left, sizeof left, "--%s%s%s", r->name, r->argument ? " " : "",
-             r->argument ? r->argument : "");
+    snprintf(left, sizeof left, "--%s%s%s", r->name, r->argument ? " " : "", r->argument ? r->argument : "");
     if (r->cuda)
         snprintf(standard, sizeof standard, " [%s; on CUDA %s]", r->cpu, r->cuda);
     else if (r->kind != FLAG && *r->cpu)
@@ -629,17 +586,14 @@ static void print_option(FILE *out, const row *r) {
     hy_print_wrapped(out, text, HELP, HELP, WIDTH);
 }
 
-static void print_paragraph(FILE *out, const char *text) {
-    hy_print_wrapped(out, text, 0, 0, WIDTH);
-}
+static void print_paragraph(FILE *out, const char *text) { hy_print_wrapped(out, text, 0, 0, WIDTH); }
 
 void hy_options_help(FILE *out) {
     fputs("hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n\n"
           "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n\n",
           out);
-    print_paragraph(out,
-                    "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
-                    "or no); the command line overrides it. Defaults are in brackets.");
+    print_paragraph(out, "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
+                         "or no); the command line overrides it. Defaults are in brackets.");
     for (int i = 0; i < ROWS; i++) {
         if (rows[i].kind == SECTION)
             fprintf(out, "\n%s\n", rows[i].name);
@@ -647,11 +601,10 @@ void hy_options_help(FILE *out) {
             print_option(out, rows + i);
     }
     fputc('\n', out);
-    print_paragraph(out,
-                    "Ctrl-C ends the run after the current step: the model file is written, then "
-                    "come the final loss and table (status 130); so does SIGTERM (status 143). A "
-                    "second one ends it at once. OMP_NUM_THREADS sets the CPU threads; the "
-                    "numbers do not depend on it.");
+    print_paragraph(out, "Ctrl-C ends the run after the current step: the model file is written, then "
+                         "come the final loss and table (status 130); so does SIGTERM (status 143). A "
+                         "second one ends it at once. OMP_NUM_THREADS sets the CPU threads; the "
+                         "numbers do not depend on it.");
     print_paragraph(out, "NO_COLOR takes the colours away, TERM=dumb all escapes.");
     print_paragraph(out, "Exit status: 0 done, 1 run failed, 2 bad option or file, 3 a gate failed "
                          "with --gates-strict, 4 --check found a difference, 130 and 143 "

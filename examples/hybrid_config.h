@@ -61,8 +61,7 @@ void hy_options_text(const hy_options *options, const char *name, char text[HY_T
 /* Sets an option that the user left out to such a text, which came from `file`.  If the user gave
  * another value it stays; but with `strict` an option that changes the result is refused, unless it
  * is steps and larger. */
-gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file,
-                          int strict);
+gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file, int strict);
 /* Whether the user gave this option. */
 int hy_options_given(const hy_options *options, const char *name);
 

@@ -19,14 +19,11 @@ gt_status hy_fail(gt_status status, const char *format, ...) {
     return status;
 }
 
-const char *hy_last_error(void) {
-    return hy_error_text;
-}
+const char *hy_last_error(void) { return hy_error_text; }
 
 gt_status hy_cpu_check_dtype(const char *op, gt_dtype dtype) {
     if (dtype == GT_DTYPE_DEFAULT || dtype == GT_F32) return GT_OK;
-    return hy_fail(GT_ERROR_UNSUPPORTED, "cpu %s: dtype = %d: the CPU backend computes in fp32", op,
-                   (int)dtype);
+    return hy_fail(GT_ERROR_UNSUPPORTED, "cpu %s: dtype = %d: the CPU backend computes in fp32", op, (int)dtype);
 }
 
 /* ---- products ------------------------------------------------------------------------------ */
@@ -96,6 +93,4 @@ gt_status hy_backend_cpu_with(hy_backend **backend, int features) {
     return GT_OK;
 }
 
-gt_status hy_backend_cpu(hy_backend **backend) {
-    return hy_backend_cpu_with(backend, hy_cpu_features());
-}
+gt_status hy_backend_cpu(hy_backend **backend) { return hy_backend_cpu_with(backend, hy_cpu_features()); }

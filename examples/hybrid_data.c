@@ -49,8 +49,7 @@ static int64_t line_end_at(const uint8_t *bytes, int64_t size, int64_t i) {
  * (that is, two or more blank lines) counts as a whole. */
 static int64_t separator_at(const uint8_t *bytes, int64_t size, int64_t i, const char *separator) {
     int64_t length = (int64_t)strlen(separator), line_ends = 0, end = i;
-    if (length)
-        return length <= size - i && !memcmp(bytes + i, separator, (size_t)length) ? length : 0;
+    if (length) return length <= size - i && !memcmp(bytes + i, separator, (size_t)length) ? length : 0;
     if (bytes[i] == '\f') return 1;
     for (int64_t n; (n = line_end_at(bytes, size, end)); end += n) line_ends++;
     return line_ends >= 3 ? end - i : 0;
@@ -82,8 +81,7 @@ static void count_entropy(hy_text *text) {
     double total = (double)text->train, smoothed = total + text->vocab;
     text->entropy_train = text->entropy_held_out = 0;
     for (int v = 0; v < text->vocab; v++)
-        if (count[v])
-            text->entropy_train -= (double)count[v] / total * log((double)count[v] / total);
+        if (count[v]) text->entropy_train -= (double)count[v] / total * log((double)count[v] / total);
     for (int64_t i = text->train; i < text->size; i++)
         text->entropy_held_out -= log((double)(count[text->token[i]] + 1) / smoothed);
     if (held_out) text->entropy_held_out /= (double)held_out;
@@ -100,10 +98,9 @@ gt_status hy_text_from_bytes(hy_text *text, const void *data, int64_t size, cons
         text->token_of[b] = text->vocab++;
     }
     if (text->vocab < 2)
-        return hy_fail(GT_ERROR_VALUE,
-                       size ? "every byte of the text is the same: there is nothing to "
-                              "learn"
-                            : "the text is empty");
+        return hy_fail(GT_ERROR_VALUE, size ? "every byte of the text is the same: there is nothing to "
+                                              "learn"
+                                            : "the text is empty");
     text->size = size;
     text->train = size - (size + 9) / 10;
     text->token = malloc((size_t)size);
@@ -143,12 +140,10 @@ gt_status hy_text_fits(const hy_text *text, int64_t length) {
     if (text->train < 2)
         return hy_fail(GT_ERROR_VALUE, "the text is too short: it has %lld bytes, the least is 3",
                        (long long)text->size);
-    return hy_fail(
-        GT_ERROR_VALUE,
-        "the text is too short for one window: its training part has %lld bytes, seq %lld "
-        "needs %lld; use a longer text or a smaller seq (at most %lld)",
-        (long long)text->train, (long long)length, (long long)length + 1,
-        (long long)text->train - 1);
+    return hy_fail(GT_ERROR_VALUE,
+                   "the text is too short for one window: its training part has %lld bytes, seq %lld "
+                   "needs %lld; use a longer text or a smaller seq (at most %lld)",
+                   (long long)text->train, (long long)length, (long long)length + 1, (long long)text->train - 1);
 }
 
 void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count) {
@@ -158,8 +153,7 @@ void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count) {
 }
 
 static gt_status not_in_vocabulary(uint8_t byte) {
-    if (byte > 32 && byte < 127)
-        return hy_fail(GT_ERROR_VALUE, "'%c' is not in the model's vocabulary", byte);
+    if (byte > 32 && byte < 127) return hy_fail(GT_ERROR_VALUE, "'%c' is not in the model's vocabulary", byte);
     return hy_fail(GT_ERROR_VALUE, "byte 0x%02x is not in the model's vocabulary", byte);
 }
 
@@ -170,8 +164,7 @@ gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
         uint8_t byte = text->byte_of[v];
         if (other.token_of[byte] < 0) return not_in_vocabulary(byte);
     }
-    for (int64_t i = 0; i < text->size; i++)
-        text->token[i] = (uint8_t)other.token_of[text->byte_of[text->token[i]]];
+    for (int64_t i = 0; i < text->size; i++) text->token[i] = (uint8_t)other.token_of[text->byte_of[text->token[i]]];
     *text = other;
     count_entropy(text);
     return GT_OK;
@@ -189,8 +182,7 @@ gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token
         token[i] = text->token_of[byte];
         if (token[i] >= 0) continue;
         if (of_model) return not_in_vocabulary(byte);
-        if (byte > 32 && byte < 127)
-            return hy_fail(GT_ERROR_VALUE, "'%c' does not occur in the text", byte);
+        if (byte > 32 && byte < 127) return hy_fail(GT_ERROR_VALUE, "'%c' does not occur in the text", byte);
         return hy_fail(GT_ERROR_VALUE, "byte 0x%02x does not occur in the text", byte);
     }
     return GT_OK;
@@ -206,8 +198,7 @@ gt_status hy_batch_create(hy_batch *batch, int64_t rows, int64_t length) {
     batch->keep = calloc((size_t)rows, sizeof(int32_t));
     if (batch->input && batch->target && batch->keep) return GT_OK;
     hy_batch_free(batch);
-    return hy_fail(GT_ERROR_MEMORY, "no memory for a batch of %lld x %lld", (long long)rows,
-                   (long long)length);
+    return hy_fail(GT_ERROR_MEMORY, "no memory for a batch of %lld x %lld", (long long)rows, (long long)length);
 }
 
 void hy_batch_free(hy_batch *batch) {
@@ -218,10 +209,8 @@ void hy_batch_free(hy_batch *batch) {
 }
 
 /* Row `row` predicts the `count` tokens from `first` on; the rest of it is not counted. */
-static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first,
-                     int64_t count) {
-    int32_t *input = batch->input + row * batch->length,
-            *target = batch->target + row * batch->length;
+static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first, int64_t count) {
+    int32_t *input = batch->input + row * batch->length, *target = batch->target + row * batch->length;
     for (int64_t t = 0; t < batch->length; t++) {
         input[t] = t < count ? text->token[first + t - 1] : 0;
         target[t] = t < count ? text->token[first + t] : -1;
@@ -259,8 +248,7 @@ static void rewind_track(hy_tracks *tracks, const hy_text *text, int64_t row) {
 
 int hy_tracks_moved(hy_tracks *tracks, const hy_text *text) {
     for (int64_t row = 0; row < tracks->rows; row++) {
-        if (tracks->next[row] < tracks->first[row] || tracks->next[row] > tracks->first[row + 1])
-            return 0;
+        if (tracks->next[row] < tracks->first[row] || tracks->next[row] > tracks->first[row + 1]) return 0;
         find_document(tracks, text, row);
     }
     return 1;
@@ -269,8 +257,7 @@ int hy_tracks_moved(hy_tracks *tracks, const hy_text *text) {
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows) {
     *tracks = (hy_tracks){.rows = rows};
     if (text->train - 1 < rows)
-        return hy_fail(GT_ERROR_VALUE,
-                       "batch: %lld tracks are too many for a text of %lld bytes; at most %lld fit",
+        return hy_fail(GT_ERROR_VALUE, "batch: %lld tracks are too many for a text of %lld bytes; at most %lld fit",
                        (long long)rows, (long long)text->size, (long long)text->train - 1);
     tracks->first = malloc((size_t)(rows + 1) * sizeof(int64_t));
     tracks->next = malloc((size_t)rows * sizeof(int64_t));
@@ -279,8 +266,7 @@ gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows)
         hy_tracks_free(tracks);
         return hy_fail(GT_ERROR_MEMORY, "no memory for %lld tracks", (long long)rows);
     }
-    for (int64_t row = 0; row <= rows; row++)
-        tracks->first[row] = 1 + (text->train - 1) * row / rows;
+    for (int64_t row = 0; row <= rows; row++) tracks->first[row] = 1 + (text->train - 1) * row / rows;
     for (int64_t row = 0; row < rows; row++) rewind_track(tracks, text, row);
     return GT_OK;
 }

@@ -46,8 +46,8 @@ gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token
 typedef struct hy_batch {
     int64_t rows, length;
     int32_t *input, *target; /* [rows, length]; a target of -1 is not counted */
-    int32_t *keep;   /* [rows] 1: goes on with the row's states, 0: starts from zero states */
-    int64_t targets; /* how many are counted */
+    int32_t *keep;           /* [rows] 1: goes on with the row's states, 0: starts from zero states */
+    int64_t targets;         /* how many are counted */
 } hy_batch;
 
 gt_status hy_batch_create(hy_batch *batch, int64_t rows, int64_t length);
@@ -61,9 +61,7 @@ static inline uint64_t hy_random(uint64_t *state) {
     return x ^ (x >> 31);
 }
 /* Uniform in [0, 1). */
-static inline double hy_uniform(uint64_t *state) {
-    return (double)(hy_random(state) >> 11) / 9007199254740992.0;
-}
+static inline double hy_uniform(uint64_t *state) { return (double)(hy_random(state) >> 11) / 9007199254740992.0; }
 
 /* Independent windows at random places of the training part. */
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random);

@@ -10,10 +10,10 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the numbers of these files are");
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        gt_status status_ = (call);                                                                \
-        if (status_ != GT_OK) return status_;                                                      \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
 static const int64_t header_max = 100000000; /* as the safetensors package has it */
@@ -33,8 +33,7 @@ static gt_status fail_at(const reader *r, const char *format, ...) {
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    return hy_fail(GT_ERROR_VALUE,
-                   "%s: damaged, or no safetensors file: byte %lld of the header: %s", r->path,
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged, or no safetensors file: byte %lld of the header: %s", r->path,
                    (long long)(r->at - r->start), text);
 }
 
@@ -50,9 +49,7 @@ static int next_is(reader *r, char sign) {
     return 1;
 }
 
-static gt_status expect(reader *r, char sign) {
-    return next_is(r, sign) ? GT_OK : fail_at(r, "'%c' is missing", sign);
-}
+static gt_status expect(reader *r, char sign) { return next_is(r, sign) ? GT_OK : fail_at(r, "'%c' is missing", sign); }
 
 /* The four digits of \uXXXX. */
 static gt_status read_hex(reader *r, unsigned *code) {
@@ -129,8 +126,7 @@ static gt_status read_whole(reader *r, int64_t *number) {
             if (*number > most) return fail_at(r, "a number is too large");
         }
     }
-    if (r->at < r->end && *r->at && strchr("0123456789.eE", *r->at))
-        return fail_at(r, "a number that is not whole");
+    if (r->at < r->end && *r->at && strchr("0123456789.eE", *r->at)) return fail_at(r, "a number that is not whole");
     return GT_OK;
 }
 
@@ -171,17 +167,14 @@ static gt_status read_metadata(reader *r, hy_file *file) {
         TRY(read_text(r, &text->value));
         if (strcmp(text->key, "checksum")) continue;
         if (strncmp(text->value, "sha256:", 7) || strlen(text->value) != 7 + DIGITS ||
-            r->at - 1 - text->value != 7 + DIGITS ||
-            strspn(text->value + 7, "0123456789abcdef") != DIGITS)
+            r->at - 1 - text->value != 7 + DIGITS || strspn(text->value + 7, "0123456789abcdef") != DIGITS)
             return fail_at(r, "the checksum is not 'sha256:' and %d digits", DIGITS);
         file->checksum_at = text->value + 7 - r->start;
     } while (next_is(r, ','));
     return expect(r, '}');
 }
 
-static int size_of_dtype(hy_file_dtype dtype) {
-    return dtype == HY_FILE_F32 ? 4 : 8;
-}
+static int size_of_dtype(hy_file_dtype dtype) { return dtype == HY_FILE_F32 ? 4 : 8; }
 
 /* The number of elements, and whether the bytes are as many. */
 static gt_status check_tensor(const reader *r, hy_file_tensor *t) {
@@ -189,8 +182,7 @@ static gt_status check_tensor(const reader *r, hy_file_tensor *t) {
     for (int i = 0; i < t->rank; i++)
         if (__builtin_mul_overflow(t->count, t->shape[i], &t->count) || t->count > header_max << 24)
             return fail_at(r, "the shape of %.60s is too large", t->name);
-    if (t->begin > t->end ||
-        (t->dtype != HY_FILE_OTHER && t->count * size_of_dtype(t->dtype) != t->end - t->begin))
+    if (t->begin > t->end || (t->dtype != HY_FILE_OTHER && t->count * size_of_dtype(t->dtype) != t->end - t->begin))
         return fail_at(r, "shape and place of %.60s do not fit", t->name);
     return GT_OK;
 }
@@ -210,9 +202,7 @@ static gt_status read_tensor(reader *r, hy_file_tensor *t) {
         TRY(expect(r, ':'));
         if (which == 0) {
             TRY(read_text(r, &dtype));
-            t->dtype = !strcmp(dtype, "F32")   ? HY_FILE_F32
-                       : !strcmp(dtype, "I64") ? HY_FILE_I64
-                                               : HY_FILE_OTHER;
+            t->dtype = !strcmp(dtype, "F32") ? HY_FILE_F32 : !strcmp(dtype, "I64") ? HY_FILE_I64 : HY_FILE_OTHER;
         } else {
             TRY(which == 1 ? read_list(r, t->shape, &t->rank) : read_list(r, offsets, &count));
         }
@@ -276,16 +266,15 @@ static gt_status check_places(hy_file *f) {
                            "before it ends",
                            f->path, f->tensors[i].name);
     if (f->data + end > f->size)
-        return hy_fail(GT_ERROR_VALUE, "%s: cut short: it has %lld bytes of %lld", f->path,
-                       (long long)f->size, (long long)(f->data + end));
+        return hy_fail(GT_ERROR_VALUE, "%s: cut short: it has %lld bytes of %lld", f->path, (long long)f->size,
+                       (long long)(f->data + end));
     if (f->data + end < f->size)
         return hy_fail(GT_ERROR_VALUE, "%s: damaged: %lld bytes follow its end", f->path,
                        (long long)(f->size - f->data - end));
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
     for (int i = 1; i < f->tensor_count; i++)
         if (!by_name(f->tensors + i - 1, f->tensors + i))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path,
-                           f->tensors[i].name);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
     return GT_OK;
 }
 
@@ -293,8 +282,7 @@ static gt_status check_texts(hy_file *f) {
     if (f->text_count) qsort(f->texts, (size_t)f->text_count, sizeof *f->texts, by_key);
     for (int i = 1; i < f->text_count; i++)
         if (!by_key(f->texts + i - 1, f->texts + i))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: key '%.60s' is there twice", f->path,
-                           f->texts[i].key);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: key '%.60s' is there twice", f->path, f->texts[i].key);
     return GT_OK;
 }
 

@@ -6,8 +6,8 @@
 #include <string.h>
 
 /* PASS if pass holds, else WARN if warn holds, else FAIL; so a NaN in the conditions fails. */
-static hy_gate judge(const char *name, int pass, int warn, const char *bounds, const char *against,
-                     const char *format, ...) {
+static hy_gate judge(const char *name, int pass, int warn, const char *bounds, const char *against, const char *format,
+                     ...) {
     hy_gate gate = {name, pass ? HY_PASS : warn ? HY_WARN : HY_FAIL, "", bounds, against};
     va_list list;
     va_start(list, format);
@@ -16,9 +16,7 @@ static hy_gate judge(const char *name, int pass, int warn, const char *bounds, c
     return gate;
 }
 
-static int within(double x, double low, double high) {
-    return x >= low && x <= high;
-}
+static int within(double x, double low, double high) { return x >= low && x <= high; }
 
 /* ---- G0 -------------------------------------------------------------------------------------
  * Every operator gets the same small random arrays on the backend and in its CPU twin. */
@@ -44,15 +42,15 @@ typedef struct operator_test {
     field fields[FIELDS];
 } operator_test;
 
-#define WRAP(op)                                                                                   \
-    static gt_status need_##op(hy_backend *b, const void *a, gt_workspace *need) {                 \
-        return b->op##_workspace(b, a, need);                                                      \
-    }                                                                                              \
-    static gt_status run_##op(hy_backend *b, int backward, const void *a) {                        \
-        return backward ? b->op##_backward(b, a) : b->op##_forward(b, a);                          \
-    }                                                                                              \
-    static gt_status twin_##op(int backward, const void *a) {                                      \
-        return backward ? gt_ref_##op##_backward(a) : gt_ref_##op##_forward(a);                    \
+#define WRAP(op)                                                                                                       \
+    static gt_status need_##op(hy_backend *b, const void *a, gt_workspace *need) {                                     \
+        return b->op##_workspace(b, a, need);                                                                          \
+    }                                                                                                                  \
+    static gt_status run_##op(hy_backend *b, int backward, const void *a) {                                            \
+        return backward ? b->op##_backward(b, a) : b->op##_forward(b, a);                                              \
+    }                                                                                                                  \
+    static gt_status twin_##op(int backward, const void *a) {                                                          \
+        return backward ? gt_ref_##op##_backward(a) : gt_ref_##op##_forward(a);                                        \
     }
 WRAP(wkv6)
 WRAP(ssd)
@@ -69,62 +67,57 @@ enum { B = 2, T = 40, M = B * T, H = 2, N = 32, C = H * N, S = 16, TAPS = 4 };
 static const gt_wkv6_args wkv6 = {.B = B, .T = T, .H = H, .N = N};
 static const gt_ssd_args ssd = {.B = B, .T = T, .H = H, .P = N, .N = S, .softplus = 1};
 static const gt_selective_scan_args scan = {.B = B, .T = T, .D = C, .N = S, .softplus = 1};
-static const gt_conv1d_args conv = {
-    .B = B, .T = T, .D = C, .W = TAPS, .activation = GT_ACT_SILU};
+static const gt_conv1d_args conv = {.B = B, .T = T, .D = C, .W = TAPS, .activation = GT_ACT_SILU};
 static const gt_rmsnorm_linear_args linear = {.M = M, .D = C, .O = N};
 static const gt_norm_mix_args mix = {.M = M, .D = C};
 static const gt_norm_gate_args gate = {.M = M, .D = C, .H = H, .norm = GT_NORM_LAYER};
 
-#define OPERATOR(op, sizes)                                                                        \
-    #op, &sizes, sizeof sizes, offsetof(gt_##op##_args, dtype), offsetof(gt_##op##_args, workspace), \
+#define OPERATOR(op, sizes)                                                                                            \
+#op, &sizes, sizeof sizes, offsetof(gt_##op##_args, dtype), offsetof(gt_##op##_args, workspace),                   \
         offsetof(gt_##op##_args, workspace_bytes), need_##op, run_##op, twin_##op
-#define IN(op, use, name, count, low, high)                                                        \
+#define IN(op, use, name, count, low, high)                                                                            \
     { #name, use, offsetof(gt_##op##_args, name), count, low, high }
-#define OUT(op, use, name, count)                                                                  \
+#define OUT(op, use, name, count)                                                                                      \
     { #name, use, offsetof(gt_##op##_args, name), count, 0, 0 }
 static const operator_test operators[] = {
     {OPERATOR(wkv6, wkv6),
      {IN(wkv6, 'x', r, M *C, -1, 1), IN(wkv6, 'x', k, M *C, -1, 1), IN(wkv6, 'x', v, M *C, -1, 1),
       IN(wkv6, 'x', w, M *C, -4, 0), IN(wkv6, 'f', u, C, -1, 1), IN(wkv6, 'x', dy, M *C, -1, 1),
-      OUT(wkv6, 'y', y, M *C), OUT(wkv6, 'g', state_out, B *C *N), OUT(wkv6, 'y', dr, M *C),
-      OUT(wkv6, 'y', dk, M *C), OUT(wkv6, 'y', dv, M *C), OUT(wkv6, 'y', dw, M *C),
-      OUT(wkv6, 'g', du, C)}},
+      OUT(wkv6, 'y', y, M *C), OUT(wkv6, 'g', state_out, B *C *N), OUT(wkv6, 'y', dr, M *C), OUT(wkv6, 'y', dk, M *C),
+      OUT(wkv6, 'y', dv, M *C), OUT(wkv6, 'y', dw, M *C), OUT(wkv6, 'g', du, C)}},
     {OPERATOR(ssd, ssd),
      {IN(ssd, 'x', x, M *C, -1, 1), IN(ssd, 'x', dt, M *H, -3, 0), IN(ssd, 'f', A, H, -2, -0.5),
       IN(ssd, 'x', Bm, M *S, -1, 1), IN(ssd, 'x', Cm, M *S, -1, 1), IN(ssd, 'f', Dskip, H, -1, 1),
-      IN(ssd, 'x', dy, M *C, -1, 1), OUT(ssd, 'y', y, M *C), OUT(ssd, 'g', state_out, B *C *S),
-      OUT(ssd, 'y', dx, M *C), OUT(ssd, 'y', ddt, M *H), OUT(ssd, 'y', dBm, M *S),
-      OUT(ssd, 'y', dCm, M *S), OUT(ssd, 'g', dA, H), OUT(ssd, 'g', dDskip, H)}},
+      IN(ssd, 'x', dy, M *C, -1, 1), OUT(ssd, 'y', y, M *C), OUT(ssd, 'g', state_out, B *C *S), OUT(ssd, 'y', dx, M *C),
+      OUT(ssd, 'y', ddt, M *H), OUT(ssd, 'y', dBm, M *S), OUT(ssd, 'y', dCm, M *S), OUT(ssd, 'g', dA, H),
+      OUT(ssd, 'g', dDskip, H)}},
     {OPERATOR(selective_scan, scan),
      {IN(selective_scan, 'x', u, M *C, -1, 1), IN(selective_scan, 'x', dt, M *C, -3, 0),
       IN(selective_scan, 'f', A, C *S, -2, -0.5), IN(selective_scan, 'x', Bm, M *S, -1, 1),
       IN(selective_scan, 'x', Cm, M *S, -1, 1), IN(selective_scan, 'f', Dskip, C, -1, 1),
       IN(selective_scan, 'x', dy, M *C, -1, 1), OUT(selective_scan, 'y', y, M *C),
       OUT(selective_scan, 'g', state_out, B *C *S), OUT(selective_scan, 'y', du, M *C),
-      OUT(selective_scan, 'y', ddt, M *C), OUT(selective_scan, 'y', dBm, M *S),
-      OUT(selective_scan, 'y', dCm, M *S), OUT(selective_scan, 'g', dA, C *S),
-      OUT(selective_scan, 'g', dDskip, C)}},
+      OUT(selective_scan, 'y', ddt, M *C), OUT(selective_scan, 'y', dBm, M *S), OUT(selective_scan, 'y', dCm, M *S),
+      OUT(selective_scan, 'g', dA, C *S), OUT(selective_scan, 'g', dDskip, C)}},
     {OPERATOR(conv1d, conv),
-     {IN(conv1d, 'x', x, M *C, -1, 1), IN(conv1d, 'f', weight, C *TAPS, -1, 1),
-      IN(conv1d, 'f', bias, C, -1, 1), IN(conv1d, 'x', dy, M *C, -1, 1), OUT(conv1d, 'y', y, M *C),
-      OUT(conv1d, 'y', dx, M *C), OUT(conv1d, 'g', dweight, C *TAPS), OUT(conv1d, 'g', dbias, C)}},
+     {IN(conv1d, 'x', x, M *C, -1, 1), IN(conv1d, 'f', weight, C *TAPS, -1, 1), IN(conv1d, 'f', bias, C, -1, 1),
+      IN(conv1d, 'x', dy, M *C, -1, 1), OUT(conv1d, 'y', y, M *C), OUT(conv1d, 'y', dx, M *C),
+      OUT(conv1d, 'g', dweight, C *TAPS), OUT(conv1d, 'g', dbias, C)}},
     {OPERATOR(rmsnorm_linear, linear),
      {IN(rmsnorm_linear, 'x', x, M *C, -1, 1), IN(rmsnorm_linear, 'x', weight, N *C, -1, 1),
       IN(rmsnorm_linear, 'f', gamma, C, 0.5, 1.5), IN(rmsnorm_linear, 'x', dy, M *N, -1, 1),
-      OUT(rmsnorm_linear, 'y', y, M *N), OUT(rmsnorm_linear, 'y', dx, M *C),
-      OUT(rmsnorm_linear, 'g', dweight, N *C), OUT(rmsnorm_linear, 'g', dgamma, C)}},
+      OUT(rmsnorm_linear, 'y', y, M *N), OUT(rmsnorm_linear, 'y', dx, M *C), OUT(rmsnorm_linear, 'g', dweight, N *C),
+      OUT(rmsnorm_linear, 'g', dgamma, C)}},
     {OPERATOR(norm_mix, mix),
-     {IN(norm_mix, 'x', a, M *C, -1, 1), IN(norm_mix, 'x', b, M *C, -1, 1),
-      IN(norm_mix, 'f', gain_a, C, 0.5, 1.5), IN(norm_mix, 'f', gain_b, C, 0.5, 1.5),
-      IN(norm_mix, 'x', residual, M *C, -1, 1), IN(norm_mix, 'x', dy, M *C, -1, 1),
-      OUT(norm_mix, 'y', y, M *C), OUT(norm_mix, 'y', da, M *C), OUT(norm_mix, 'y', db, M *C),
-      OUT(norm_mix, 'g', dgain_a, C), OUT(norm_mix, 'g', dgain_b, C)}},
+     {IN(norm_mix, 'x', a, M *C, -1, 1), IN(norm_mix, 'x', b, M *C, -1, 1), IN(norm_mix, 'f', gain_a, C, 0.5, 1.5),
+      IN(norm_mix, 'f', gain_b, C, 0.5, 1.5), IN(norm_mix, 'x', residual, M *C, -1, 1),
+      IN(norm_mix, 'x', dy, M *C, -1, 1), OUT(norm_mix, 'y', y, M *C), OUT(norm_mix, 'y', da, M *C),
+      OUT(norm_mix, 'y', db, M *C), OUT(norm_mix, 'g', dgain_a, C), OUT(norm_mix, 'g', dgain_b, C)}},
     {OPERATOR(norm_gate, gate),
-     {IN(norm_gate, 'x', x, M *C, -1, 1), IN(norm_gate, 'x', z, M *C, -1, 1),
-      IN(norm_gate, 'f', gamma, C, 0.5, 1.5), IN(norm_gate, 'f', beta, C, -1, 1),
-      IN(norm_gate, 'x', dy, M *C, -1, 1), OUT(norm_gate, 'y', y, M *C),
-      OUT(norm_gate, 'y', dx, M *C), OUT(norm_gate, 'y', dz, M *C),
-      OUT(norm_gate, 'g', dgamma, C), OUT(norm_gate, 'g', dbeta, C)}},
+     {IN(norm_gate, 'x', x, M *C, -1, 1), IN(norm_gate, 'x', z, M *C, -1, 1), IN(norm_gate, 'f', gamma, C, 0.5, 1.5),
+      IN(norm_gate, 'f', beta, C, -1, 1), IN(norm_gate, 'x', dy, M *C, -1, 1), OUT(norm_gate, 'y', y, M *C),
+      OUT(norm_gate, 'y', dx, M *C), OUT(norm_gate, 'y', dz, M *C), OUT(norm_gate, 'g', dgamma, C),
+      OUT(norm_gate, 'g', dbeta, C)}},
 };
 #undef OPERATOR
 #undef IN
@@ -149,17 +142,13 @@ typedef struct operator_run {
     } args, twin;
 } operator_run;
 
-static int is_input(const field *f) {
-    return f->use == 'x' || f->use == 'f';
-}
+static int is_input(const field *f) { return f->use == 'x' || f->use == 'f'; }
 
 static gt_dtype dtype_of(const operator_run *r, const field *f) {
     return f->use == 'x' || f->use == 'y' ? r->backend->dtype : GT_F32;
 }
 
-static void put(void *args, size_t at, const void *value, size_t bytes) {
-    memcpy((char *)args + at, value, bytes);
-}
+static void put(void *args, size_t at, const void *value, size_t bytes) { memcpy((char *)args + at, value, bytes); }
 
 /* Inputs are random, and in the twin what the backend makes of them. */
 static gt_status prepare_field(operator_run *r, int i, uint64_t *random) {
@@ -194,8 +183,7 @@ static gt_status run_both(operator_run *r) {
     memcpy(&r->twin, o->args, o->size);
     put(&r->args, o->dtype_at, &b->dtype, sizeof b->dtype);
     put(&r->twin, o->dtype_at, &f32, sizeof f32);
-    for (int i = 0; i < FIELDS && o->fields[i].name && status == GT_OK; i++)
-        status = prepare_field(r, i, &random);
+    for (int i = 0; i < FIELDS && o->fields[i].name && status == GT_OK; i++) status = prepare_field(r, i, &random);
     if (status == GT_OK) status = o->need(b, &r->args, &need);
     size_t bytes = need.forward > need.backward ? need.forward : need.backward;
     if (status == GT_OK && bytes) status = b->alloc(b, &r->workspace, bytes);
@@ -215,8 +203,7 @@ static gt_status worst_error(operator_run *r, double *worst, const char **name) 
         const field *f = &r->test->fields[i];
         double difference = 0, sum = 0;
         if (is_input(f)) continue;
-        gt_status status =
-            r->backend->read(r->backend, r->numbers, r->device[i], dtype_of(r, f), f->count);
+        gt_status status = r->backend->read(r->backend, r->numbers, r->device[i], dtype_of(r, f), f->count);
         if (status != GT_OK) return status;
         for (int64_t k = 0; k < f->count; k++) {
             double expected = r->host[i][k], d = r->numbers[k] - expected;
@@ -230,8 +217,7 @@ static gt_status worst_error(operator_run *r, double *worst, const char **name) 
     return GT_OK;
 }
 
-static gt_status test_operator(hy_backend *b, const operator_test *o, double *error,
-                               const char **name) {
+static gt_status test_operator(hy_backend *b, const operator_test *o, double *error, const char **name) {
     operator_run r = {.test = o, .backend = b};
     r.numbers = malloc((size_t)(M * C * N) * sizeof(double));
     gt_status status = r.numbers ? run_both(&r) : GT_ERROR_MEMORY;
@@ -267,8 +253,8 @@ hy_gate hy_gate_operators(hy_backend *b) {
                  b->dtype == GT_BF16  ? "all, error <0.125 (FAIL else)"
                  : b->dtype == GT_F16 ? "all, error <0.0156 (FAIL else)"
                                       : "all, error <1e-4 (FAIL else)",
-                 "operators that compute something else than the CPU twins",
-                 "%d of %d operators, error %.1e (%s)", good, OPERATORS, worst, where);
+                 "operators that compute something else than the CPU twins", "%d of %d operators, error %.1e (%s)",
+                 good, OPERATORS, worst, where);
 }
 
 /* ---- G1 to G4 ------------------------------------------------------------------------------- */
@@ -281,9 +267,9 @@ static hy_gate skip(const char *name, const char *why, const char *bounds, const
 
 hy_gate hy_gate_forward(const hy_probe *p, int64_t counted, int64_t targets) {
     int finite = p->finite && isfinite(p->loss);
-    return judge("G1", finite && counted == targets, 0, "finite, all targets",
-                 "overflow, and tokens that are lost", "forward %s, %lld of %lld targets",
-                 finite ? "finite" : "not finite", (long long)counted, (long long)targets);
+    return judge("G1", finite && counted == targets, 0, "finite, all targets", "overflow, and tokens that are lost",
+                 "forward %s, %lld of %lld targets", finite ? "finite" : "not finite", (long long)counted,
+                 (long long)targets);
 }
 
 hy_gate hy_gate_entropy(double entropy, int vocab) {
@@ -291,8 +277,8 @@ hy_gate hy_gate_entropy(double entropy, int vocab) {
     int depends = relative <= 1 - 1e-6; /* on the input */
     return judge("G2", depends && relative >= 0.9, depends && relative >= 0.5,
                  ">0.9 ln V, <ln V (FAIL <0.5 ln V, =ln V)",
-                 "an initialisation that is confident, or a model that is dead",
-                 "entropy %.3f nats, %.4f ln %d", entropy, relative, vocab);
+                 "an initialisation that is confident, or a model that is dead", "entropy %.3f nats, %.4f ln %d",
+                 entropy, relative, vocab);
 }
 
 hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double norm) {
@@ -301,8 +287,7 @@ hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double n
     int falls = loss < first_loss;
     if (steps < 2) return skip("G3", "one step: no later loss to compare", bounds, against);
     return judge("G3", falls && within(norm, 0.5, 1.5), falls && norm <= 5, bounds, against,
-                 "loss %.3f to %.3f in %lld steps, gradient %.2f", first_loss, loss,
-                 (long long)steps, norm);
+                 "loss %.3f to %.3f in %lld steps, gradient %.2f", first_loss, loss, (long long)steps, norm);
 }
 
 hy_gate hy_gate_states(const hy_probe *p) {
@@ -311,16 +296,14 @@ hy_gate hy_gate_states(const hy_probe *p) {
     const double *c = p->state_cosine, *rms = p->state_rms;
     if (!p->state_tokens) return skip("G3.5", "one token: no second half", bounds, against);
     int lives = rms[0] > 1e-8 && rms[1] > 1e-8 && p->activation_variance > 1e-6;
-    return judge("G3.5", lives && c[0] < 0.99 && c[1] < 0.99,
-                 lives && c[0] <= 0.9999 && c[1] <= 0.9999, bounds, against,
-                 "cosine %.3f %.3f, RMS %.2g %.2g, variance %.2g", c[0], c[1], rms[0], rms[1],
+    return judge("G3.5", lives && c[0] < 0.99 && c[1] < 0.99, lives && c[0] <= 0.9999 && c[1] <= 0.9999, bounds,
+                 against, "cosine %.3f %.3f, RMS %.2g %.2g, variance %.2g", c[0], c[1], rms[0], rms[1],
                  p->activation_variance);
 }
 
 hy_gate hy_gate_balance(double ratio) {
     return judge("G4", within(ratio, 0.3, 3), within(ratio, 0.1, 10), "0.3 to 3 (FAIL <0.1, >10)",
-                 "a branch that hardly learns beside the other", "RWKV / Mamba gradient %.3f",
-                 ratio);
+                 "a branch that hardly learns beside the other", "RWKV / Mamba gradient %.3f", ratio);
 }
 
 void hy_gates_print(const hy_screen *s, const hy_gate *gates, int count) {
@@ -329,11 +312,10 @@ void hy_gates_print(const hy_screen *s, const hy_gate *gates, int count) {
     static const hy_colour colours[] = {HY_GREEN, HY_YELLOW, HY_RED, HY_YELLOW};
     char against[96];
     int fits = 1;
-    for (int i = 0; i < count; i++)
-        fits &= INDENT + VALUE + 2 + (int)strlen(gates[i].bounds) <= s->columns;
+    for (int i = 0; i < count; i++) fits &= INDENT + VALUE + 2 + (int)strlen(gates[i].bounds) <= s->columns;
     for (const hy_gate *g = gates; g < gates + count; g++) {
-        fprintf(s->out, "  %s%s%s  %-4s  ", hy_screen_colour(s, colours[g->verdict]),
-                verdicts[g->verdict], hy_screen_plain(s), g->name);
+        fprintf(s->out, "  %s%s%s  %-4s  ", hy_screen_colour(s, colours[g->verdict]), verdicts[g->verdict],
+                hy_screen_plain(s), g->name);
         if (fits) {
             fprintf(s->out, "%-*s  %s\n", VALUE, g->value, g->bounds);
         } else {

@@ -11,7 +11,7 @@ typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL, HY_SKIP /* nothing to judge
 typedef struct hy_gate {
     const char *name;
     hy_verdict verdict;
-    char value[64];     /* the numbers */
+    char value[64];      /* the numbers */
     const char *bounds;  /* of PASS, and in parentheses of FAIL, in the order of the numbers */
     const char *against; /* the fault that it would show */
 } hy_gate;

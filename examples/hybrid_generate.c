@@ -63,13 +63,11 @@ void hy_print_rest(hy_printer *p) {
 /* Whether fewer than k tokens are likelier; of equals the first come first. */
 static int is_among(const double *logits, int vocab, int v, int64_t k) {
     int64_t likelier = 0;
-    for (int i = 0; i < vocab; i++)
-        likelier += logits[i] > logits[v] || (logits[i] == logits[v] && i < v);
+    for (int i = 0; i < vocab; i++) likelier += logits[i] > logits[v] || (logits[i] == logits[v] && i < v);
     return likelier < k;
 }
 
-int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k,
-                uint64_t *random) {
+int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, uint64_t *random) {
     int best = 0;
     double weight[256], sum = 0, u = hy_uniform(random);
     for (int v = 1; v < vocab; v++)
@@ -90,22 +88,20 @@ int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top
 /* ---- both ---------------------------------------------------------------------------------- */
 
 /* Draws and prints after the prompt, whose logits are given. */
-static gt_status go_on(hy_model *model, const hy_text *vocabulary, const hy_sampling *s,
-                       double *logits, hy_printer *printer) {
+static gt_status go_on(hy_model *model, const hy_text *vocabulary, const hy_sampling *s, double *logits,
+                       hy_printer *printer) {
     uint64_t random = s->seed;
     gt_status status = GT_OK;
     for (int64_t i = 0; i < s->count && status == GT_OK; i++) {
         int32_t token = hy_draw(logits, vocabulary->vocab, s->temperature, s->top_k, &random);
-        if (!isfinite(logits[token]))
-            return hy_fail(GT_ERROR_VALUE, "the model's predictions are not finite");
+        if (!isfinite(logits[token])) return hy_fail(GT_ERROR_VALUE, "the model's predictions are not finite");
         status = hy_print_byte(printer, vocabulary->byte_of[token]);
         if (status == GT_OK && i + 1 < s->count) status = hy_model_feed(model, &token, 1, logits);
     }
     return status;
 }
 
-gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *s,
-                      hy_printer *printer) {
+gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *s, hy_printer *printer) {
     int length = (int)strlen(s->prompt);
     double logits[256];
     int32_t *token = malloc((size_t)(length + 1) * sizeof *token);
@@ -117,8 +113,7 @@ gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampl
     }
     if (status == GT_OK) status = hy_model_reset(model);
     if (status == GT_OK) status = hy_model_feed(model, token, length, logits);
-    for (int i = 0; i < length && status == GT_OK; i++)
-        status = hy_print_byte(printer, vocabulary->byte_of[token[i]]);
+    for (int i = 0; i < length && status == GT_OK; i++) status = hy_print_byte(printer, vocabulary->byte_of[token[i]]);
     free(token);
     if (status == GT_OK) status = go_on(model, vocabulary, s, logits, printer);
     hy_print_rest(printer);

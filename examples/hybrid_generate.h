@@ -29,11 +29,9 @@ typedef struct hy_sampling {
 } hy_sampling;
 
 /* A token drawn from softmax(logits / temperature) over the top_k likeliest. */
-int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k,
-                uint64_t *random);
+int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, uint64_t *random);
 
 /* Prints the prompt and what the model goes on with.  The model's decoding sequence is used up. */
-gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling,
-                      hy_printer *printer);
+gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling, hy_printer *printer);
 
 #endif

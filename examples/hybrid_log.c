@@ -48,8 +48,7 @@ gt_status hy_flush(FILE *file, const char *name) {
 gt_status hy_close(FILE *file, const char *name) {
     gt_status status = hy_flush(file, name);
     errno = 0;
-    if (fclose(file) && status == GT_OK)
-        status = hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name, strerror(errno));
+    if (fclose(file) && status == GT_OK) status = hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name, strerror(errno));
     for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++)
         if (lost[i].file == file) lost[i].file = NULL; /* the next one may lie there, too */
     return status;
@@ -88,8 +87,7 @@ int hy_same_file(const char *a, const char *b) {
 
 gt_status hy_keep_apart(const char *option, const char *path, const char *what, const char *other) {
     if (!*path || !*other || !hy_same_file(path, other)) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: %s would overwrite %s; give another name", option, path,
-                   what);
+    return hy_fail(GT_ERROR_VALUE, "%s: %s would overwrite %s; give another name", option, path, what);
 }
 
 /* ---- the log -------------------------------------------------------------------------------- */
@@ -100,8 +98,7 @@ static const char header[] = "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamb
 
 /* Gives the file the first name of PATH.1, PATH.2, ... that is free; with `stays` it keeps its own,
  * too, where files can have two names. */
-static gt_status keep_aside(const char *option, const char *path, int stays, char *kept,
-                            size_t size) {
+static gt_status keep_aside(const char *option, const char *path, int stays, char *kept, size_t size) {
     struct stat found;
     for (int n = 1;; n++) {
         snprintf(kept, size, "%s.%d", path, n);
@@ -113,8 +110,8 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
         if (errno == ENOENT && !rename(path, kept)) return GT_OK; /* a file system without links */
         break;
     }
-    return hy_fail(GT_ERROR_VALUE, "%s %s: cannot keep the file that is there as %s: %s", option,
-                   path, kept, strerror(errno));
+    return hy_fail(GT_ERROR_VALUE, "%s %s: cannot keep the file that is there as %s: %s", option, path, kept,
+                   strerror(errno));
 }
 
 /* What the rows of a log say. */
@@ -161,11 +158,10 @@ static gt_status prepare(hy_log *log, const char *target, int64_t resume_step, c
         snprintf(log->note, sizeof log->note, "the file that was there is kept as %s", kept);
         return status;
     }
-    if (truncate(target, (off_t)old.size))
-        return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
+    if (truncate(target, (off_t)old.size)) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
     *mode = "a";
-    snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld",
-             (long long)old.kept, (long long)old.dropped);
+    snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld", (long long)old.kept,
+             (long long)old.dropped);
     return GT_OK;
 }
 
@@ -173,9 +169,7 @@ int hy_is_standard(const char *path) {
     struct stat standard, file;
     if (stat(path, &file) || !S_ISREG(file.st_mode)) return 0;
     for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++)
-        if (!fstat(fd, &standard) && standard.st_dev == file.st_dev &&
-            standard.st_ino == file.st_ino)
-            return 1;
+        if (!fstat(fd, &standard) && standard.st_dev == file.st_dev && standard.st_ino == file.st_ino) return 1;
     return 0;
 }
 
@@ -211,8 +205,7 @@ gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
     follow_link(path, target);
     if (!stat(path, &found) && S_ISREG(found.st_mode)) {
         if (hy_is_standard(path))
-            return hy_fail(GT_ERROR_VALUE, "csv: %s is where the report goes; give another name",
-                           path);
+            return hy_fail(GT_ERROR_VALUE, "csv: %s is where the report goes; give another name", path);
         if (found.st_size) status = prepare(log, target, resume_step, &mode);
     }
     if (status != GT_OK) return status;
@@ -226,13 +219,11 @@ gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
     if (!log->file) return GT_OK;
     fprintf(log->file, "%lld,%lld,%.9g,", (long long)r->step, (long long)r->tokens, r->loss);
     if (!isnan(r->held_out)) fprintf(log->file, "%.9g", r->held_out);
-    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f,%.6g", r->grad_norm, r->rwkv_norm,
-            r->mamba_norm, r->lr, r->tokens_per_s, r->memory_mib, r->seconds,
-            r->rwkv_norm / r->mamba_norm);
+    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f,%.6g", r->grad_norm, r->rwkv_norm, r->mamba_norm, r->lr,
+            r->tokens_per_s, r->memory_mib, r->seconds, r->rwkv_norm / r->mamba_norm);
     if (r->probe)
-        fprintf(log->file, ",%.6g,%.6g,%.6g,%.6g,%.6g\n", r->probe->branch_cosine,
-                r->probe->branch_rms[0], r->probe->branch_rms[1], r->probe->branch_gain[0],
-                r->probe->branch_gain[1]);
+        fprintf(log->file, ",%.6g,%.6g,%.6g,%.6g,%.6g\n", r->probe->branch_cosine, r->probe->branch_rms[0],
+                r->probe->branch_rms[1], r->probe->branch_gain[0], r->probe->branch_gain[1]);
     else
         fputs(",,,,,\n", log->file);
     return hy_flush(log->file, log->path);

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        gt_status status_ = (call);                                                                \
-        if (status_ != GT_OK) return status_;                                                      \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
 /* Sizes that the two papers' models share, whatever the width. */
@@ -56,15 +56,14 @@ const hy_config *hy_model_list(int *count) {
 
 static gt_status check_number(const char *name, int64_t value, int64_t min, int64_t max) {
     if (value >= min && value <= max) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s = %lld: must be %lld to %lld", name, (long long)value,
-                   (long long)min, (long long)max);
+    return hy_fail(GT_ERROR_VALUE, "%s = %lld: must be %lld to %lld", name, (long long)value, (long long)min,
+                   (long long)max);
 }
 
 /* Fills in heads, checks all. */
 static gt_status resolve_config(hy_config *c) {
     TRY(check_number("hidden", c->hidden, 16, 1 << 16));
-    if (c->hidden % 16)
-        return hy_fail(GT_ERROR_VALUE, "hidden = %d: must be a multiple of 16", c->hidden);
+    if (c->hidden % 16) return hy_fail(GT_ERROR_VALUE, "hidden = %d: must be a multiple of 16", c->hidden);
     TRY(check_number("layers", c->layers, 1, HY_MAX_LAYERS));
     if (c->heads == 0) c->heads = c->hidden % 32 ? c->hidden / 16 : c->hidden / 32;
     TRY(check_number("heads", c->heads, 1, c->hidden));
@@ -193,38 +192,24 @@ struct hy_model {
     int judged; /* 1: hy_model_result has seen the last step */
 };
 
-const hy_config *hy_model_config(const hy_model *m) {
-    return &m->config;
-}
+const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
 
-static int64_t in_rows(const hy_model *m) {
-    return 2 * m->I + 2 * STATE + m->Hm;
-}
+static int64_t in_rows(const hy_model *m) { return 2 * m->I + 2 * STATE + m->Hm; }
 /* Their length in memory: padded, so that each begins at a multiple of 16 bytes. */
-static int64_t in_row(const hy_model *m) {
-    return (in_rows(m) + 7) / 8 * 8;
-}
-static int64_t conv_rows(const hy_model *m) {
-    return m->I + 2 * STATE;
-}
+static int64_t in_row(const hy_model *m) { return (in_rows(m) + 7) / 8 * 8; }
+static int64_t conv_rows(const hy_model *m) { return m->I + 2 * STATE; }
 
-static size_t act_bytes(const hy_model *m) {
-    return m->be->dtype == GT_F32 ? m->be->fp32_bytes : 2;
-}
+static size_t act_bytes(const hy_model *m) { return m->be->dtype == GT_F32 ? m->be->fp32_bytes : 2; }
 
 /* Element `i` of an array of activations or of fp32 numbers. */
-static void *act_at(const hy_model *m, void *acts, int64_t i) {
-    return (char *)acts + i * (int64_t)act_bytes(m);
-}
+static void *act_at(const hy_model *m, void *acts, int64_t i) { return (char *)acts + i * (int64_t)act_bytes(m); }
 static float *fp32_at(const hy_model *m, float *numbers, int64_t i) {
     return (float *)(void *)((char *)numbers + i * (int64_t)m->be->fp32_bytes);
 }
 
 /* The two branch outputs lie side by side in rows of 2C where one projection reads both, else one
  * after the other. */
-static int64_t branch_row(const hy_model *m) {
-    return m->config.mix == HY_MIX_CONCAT ? 2 * m->C : m->C;
-}
+static int64_t branch_row(const hy_model *m) { return m->config.mix == HY_MIX_CONCAT ? 2 * m->C : m->C; }
 static void *branch_b(const hy_model *m, const pass *p, void *branches) {
     return act_at(m, branches, m->config.mix == HY_MIX_CONCAT ? m->C : p->M * m->C);
 }
@@ -279,9 +264,7 @@ static void init_uniform(const hy_model *m, const param_info *p, random_state *r
 static double init_depth(const hy_model *m, const param_info *p) {
     return m->L > 1 ? (double)p->layer / (double)(m->L - 1) : 0;
 }
-static double init_left(const hy_model *m, const param_info *p) {
-    return 1 - (double)p->layer / (double)m->L;
-}
+static double init_left(const hy_model *m, const param_info *p) { return 1 - (double)p->layer / (double)m->L; }
 
 /* Token-shift weights ramp from 1 to 0 over the channels: rows w k v r g, or x alone. */
 static void init_mu(const hy_model *m, const param_info *p, random_state *r, double *x) {
@@ -304,8 +287,7 @@ static void init_decay(const hy_model *m, const param_info *p, random_state *r, 
 static void init_bonus(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)r;
     for (int64_t i = 0; i < m->C; i++)
-        x[i] = init_depth(m, p) * (1 - (double)i / (double)(m->C - 1)) +
-               0.1 * (double)((i + 1) % 3 - 1);
+        x[i] = init_depth(m, p) * (1 - (double)i / (double)(m->C - 1)) + 0.1 * (double)((i + 1) % 3 - 1);
 }
 
 /* softplus(dt_bias) log-uniform in [a, b] */
@@ -320,8 +302,7 @@ static void init_dt_bias(const hy_model *m, const param_info *p, random_state *r
 /* log A, A uniform in [a, b] */
 static void init_A_log(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)m;
-    for (int64_t i = 0; i < p->shown.count; i++)
-        x[i] = log(p->a + (p->b - p->a) * random_uniform(r));
+    for (int64_t i = 0; i < p->shown.count; i++) x[i] = log(p->a + (p->b - p->a) * random_uniform(r));
 }
 
 /* Identity blocks side by side, times a and b. */
@@ -335,8 +316,8 @@ static void init_joint(const hy_model *m, const param_info *p, random_state *r, 
 }
 
 /* Appends a parameter; shape ends at the first 0.  layer -1: not in a layer. */
-static int add_param(hy_model *m, int layer, const char *name, int group, int decay, int64_t n0,
-                     int64_t n1, int64_t n2, param_init *init, double a, double b) {
+static int add_param(hy_model *m, int layer, const char *name, int group, int decay, int64_t n0, int64_t n1, int64_t n2,
+                     param_init *init, double a, double b) {
     param_info p = {.shown = {.group = group,
                               .decay = decay,
                               .rank = 1 + (n1 > 0) + (n2 > 0),
@@ -358,13 +339,11 @@ static int add_param(hy_model *m, int layer, const char *name, int group, int de
 }
 
 /* A projection: normal with std gain / sqrt(inputs). */
-static int add_matrix(hy_model *m, int layer, const char *name, int group, int64_t outputs,
-                      int64_t inputs, double gain) {
-    return add_param(m, layer, name, group, 1, outputs, inputs, 0, init_normal,
-                     gain / sqrt((double)inputs), 0);
+static int add_matrix(hy_model *m, int layer, const char *name, int group, int64_t outputs, int64_t inputs,
+                      double gain) {
+    return add_param(m, layer, name, group, 1, outputs, inputs, 0, init_normal, gain / sqrt((double)inputs), 0);
 }
-static int add_vector(hy_model *m, int layer, const char *name, int group, int64_t n,
-                      double value) {
+static int add_vector(hy_model *m, int layer, const char *name, int group, int64_t n, double value) {
     return add_param(m, layer, name, group, 0, n, 0, 0, init_constant, value, 0);
 }
 
@@ -385,15 +364,13 @@ static void add_rwkv_params(hy_model *m, int l, layer_params *p, double out_gain
     p->mu_x = add_param(m, l, "rwkv.mu_x", HY_RWKV, 0, C, 0, 0, init_mu, 0, 0);
     p->mu = add_param(m, l, "rwkv.mu_wkvrg", HY_RWKV, 0, MIXES, C, 0, init_mu, 0, 0);
     p->mix_down = add_matrix(m, l, "rwkv.mix_down", HY_RWKV, MIXES * MIX_RANK, C, 0);
-    p->mix_up =
-        add_param(m, l, "rwkv.mix_up", HY_RWKV, 1, MIXES, C, MIX_RANK, init_uniform, -0.01, 0.01);
+    p->mix_up = add_param(m, l, "rwkv.mix_up", HY_RWKV, 1, MIXES, C, MIX_RANK, init_uniform, -0.01, 0.01);
     p->decay_base = add_param(m, l, "rwkv.decay_base", HY_RWKV, 0, C, 0, 0, init_decay, 0, 0);
     p->decay_down = add_matrix(m, l, "rwkv.decay_down", HY_RWKV, DECAY_RANK, C, 0);
-    p->decay_up =
-        add_param(m, l, "rwkv.decay_up", HY_RWKV, 1, C, DECAY_RANK, 0, init_uniform, -0.01, 0.01);
+    p->decay_up = add_param(m, l, "rwkv.decay_up", HY_RWKV, 1, C, DECAY_RANK, 0, init_uniform, -0.01, 0.01);
     p->bonus = add_param(m, l, "rwkv.bonus", HY_RWKV, 0, m->H, m->N, 0, init_bonus, 0, 0);
-    p->projections = add_param(m, l, "rwkv.projections_kvrg", HY_RWKV, 1, PROJECTIONS, C, C,
-                               init_normal, matrix_gain / sqrt((double)C), 0);
+    p->projections = add_param(m, l, "rwkv.projections_kvrg", HY_RWKV, 1, PROJECTIONS, C, C, init_normal,
+                               matrix_gain / sqrt((double)C), 0);
     p->head_gamma = add_vector(m, l, "rwkv.head_gamma", HY_RWKV, C, first_head_gamma(m));
     p->head_beta = add_vector(m, l, "rwkv.head_beta", HY_RWKV, C, 0);
     p->rwkv_out = add_matrix(m, l, "rwkv.out", HY_RWKV, C, C, first_rwkv_out(m, out_gain));
@@ -401,11 +378,9 @@ static void add_rwkv_params(hy_model *m, int l, layer_params *p, double out_gain
 
 static void add_mamba_params(hy_model *m, int l, layer_params *p, double out_gain) {
     p->in = add_matrix(m, l, "mamba.in", HY_MAMBA, in_rows(m), m->C, matrix_gain);
-    p->conv_weight = add_param(m, l, "mamba.conv_weight", HY_MAMBA, 0, conv_rows(m), CONV, 0,
-                               init_uniform, -0.5, 0.5);
+    p->conv_weight = add_param(m, l, "mamba.conv_weight", HY_MAMBA, 0, conv_rows(m), CONV, 0, init_uniform, -0.5, 0.5);
     p->conv_bias = add_vector(m, l, "mamba.conv_bias", HY_MAMBA, conv_rows(m), 0);
-    p->dt_bias =
-        add_param(m, l, "mamba.dt_bias", HY_MAMBA, 0, m->Hm, 0, 0, init_dt_bias, 1e-3, 1e-1);
+    p->dt_bias = add_param(m, l, "mamba.dt_bias", HY_MAMBA, 0, m->Hm, 0, 0, init_dt_bias, 1e-3, 1e-1);
     p->A_log = add_param(m, l, "mamba.A_log", HY_MAMBA, 0, m->Hm, 0, 0, init_A_log, 1, 16);
     p->Dskip = add_vector(m, l, "mamba.Dskip", HY_MAMBA, m->Hm, 1);
     p->mamba_norm = add_vector(m, l, "mamba.norm", HY_MAMBA, m->I, 1);
@@ -421,19 +396,15 @@ static void add_mix_params(hy_model *m, int l, layer_params *p) {
         p->gain_b = add_vector(m, l, "mix.gain_mamba", HY_MIXING, m->C, 1 - share);
         break;
     case HY_MIX_GATE:
-        p->gate_weight =
-            add_param(m, l, "mix.gate_weight", HY_MIXING, 0, 2, m->C, 0, init_constant, 0, 0);
+        p->gate_weight = add_param(m, l, "mix.gate_weight", HY_MIXING, 0, 2, m->C, 0, init_constant, 0, 0);
         p->gate_bias = add_vector(m, l, "mix.gate_bias", HY_MIXING, 1, log(share / (1 - share)));
         break;
-    case HY_MIX_SCALAR:
-        p->gate_bias = add_vector(m, l, "mix.alpha", HY_MIXING, 1, share);
-        break;
+    case HY_MIX_SCALAR: p->gate_bias = add_vector(m, l, "mix.alpha", HY_MIXING, 1, share); break;
     case HY_MIX_RESIDUAL:
         p->joint = add_param(m, l, "mix.projection", HY_MIXING, 1, m->C, m->C, 0, init_joint, 1, 1);
         break;
     case HY_MIX_CONCAT:
-        p->joint = add_param(m, l, "mix.projection", HY_MIXING, 1, m->C, 2 * m->C, 0, init_joint,
-                             share, 1 - share);
+        p->joint = add_param(m, l, "mix.projection", HY_MIXING, 1, m->C, 2 * m->C, 0, init_joint, share, 1 - share);
         break;
     }
 }
@@ -454,19 +425,11 @@ static void add_all_params(hy_model *m) {
     m->final_norm = add_vector(m, -1, "final_norm", HY_NORM, m->C, 1);
 }
 
-int hy_model_param_count(const hy_model *m) {
-    return m->param_count;
-}
-const hy_param *hy_model_param(const hy_model *m, int i) {
-    return &m->params[i].shown;
-}
+int hy_model_param_count(const hy_model *m) { return m->param_count; }
+const hy_param *hy_model_param(const hy_model *m, int i) { return &m->params[i].shown; }
 
-static float *value_of(const hy_model *m, int param) {
-    return fp32_at(m, m->values, m->params[param].shown.offset);
-}
-static float *grad_of(const hy_model *m, int param) {
-    return fp32_at(m, m->grads, m->params[param].shown.offset);
-}
+static float *value_of(const hy_model *m, int param) { return fp32_at(m, m->values, m->params[param].shown.offset); }
+static float *grad_of(const hy_model *m, int param) { return fp32_at(m, m->grads, m->params[param].shown.offset); }
 /* A projection weight, in the dtype of the activations. */
 static void *weight_of(const hy_model *m, int param) {
     if (m->be->dtype == GT_F32) return value_of(m, param);
@@ -476,11 +439,8 @@ static void *weight_of(const hy_model *m, int param) {
 /* Rounds the fp32 parameters to the copies that the projections read. */
 static gt_status refresh_copies(hy_model *m) {
     if (m->be->dtype == GT_F32) return GT_OK;
-    hy_cast_args cast = {.n = m->param_total,
-                         .from_dtype = GT_F32,
-                         .to_dtype = m->be->dtype,
-                         .from = m->values,
-                         .to = m->copies};
+    hy_cast_args cast = {
+        .n = m->param_total, .from_dtype = GT_F32, .to_dtype = m->be->dtype, .from = m->values, .to = m->copies};
     return m->be->cast(m->be, &cast);
 }
 
@@ -851,9 +811,7 @@ static void *take(arena *a, size_t bytes) {
     a->used += (bytes + 255) / 256 * 256;
     return piece;
 }
-static void *take_acts(arena *a, const hy_model *m, int64_t n) {
-    return take(a, (size_t)n * act_bytes(m));
-}
+static void *take_acts(arena *a, const hy_model *m, int64_t n) { return take(a, (size_t)n * act_bytes(m)); }
 static float *take_fp32(arena *a, const hy_model *m, int64_t n) {
     return (float *)take(a, (size_t)n * m->be->fp32_bytes);
 }
@@ -1031,9 +989,7 @@ static pass training_pass(const hy_model *m) {
                   .out = stateful ? &m->carried_out : NULL,
                   .keep_saved = 1};
 }
-static pass evaluation_pass(const hy_model *m) {
-    return (pass){.B = m->B, .T = m->T, .M = m->M};
-}
+static pass evaluation_pass(const hy_model *m) { return (pass){.B = m->B, .T = m->T, .M = m->M}; }
 static pass decoding_pass(const hy_model *m, int64_t T) {
     return (pass){.B = 1, .T = T, .M = T, .in = &m->decoding, .out = &m->decoding, .step = T == 1};
 }
@@ -1060,8 +1016,8 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
 }
 
 /* A model without memory of the backend. */
-static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, int B, int T,
-                            uint64_t seed, hy_model **model) {
+static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, int B, int T, uint64_t seed,
+                            hy_model **model) {
     hy_config c = *config;
     TRY(resolve_config(&c));
     TRY(check_number("vocab", vocab, 1, 1 << 20));
@@ -1090,8 +1046,7 @@ void hy_model_destroy(hy_model *m) {
     free(m);
 }
 
-gt_status hy_model_plan(hy_backend *be, const hy_config *config, int vocab, int B, int T,
-                        hy_plan *plan) {
+gt_status hy_model_plan(hy_backend *be, const hy_config *config, int vocab, int B, int T, hy_plan *plan) {
     hy_model *m;
     TRY(make_model(be, config, vocab, B, T, 0, &m));
     gt_status status = plan_memory(m, plan);
@@ -1135,8 +1090,7 @@ static gt_status fill_model(hy_model *m) {
     TRY(m->be->alloc(m->be, &m->memory, plan.total));
     arena a = {m->memory, 0};
     TRY(take_all(&a, m, &plan));
-    TRY(m->be->scratch(m->be, &(hy_limits){m->M, widest(m), m->param_total}, m->scratch,
-                       &m->scratch_bytes));
+    TRY(m->be->scratch(m->be, &(hy_limits){m->M, widest(m), m->param_total}, m->scratch, &m->scratch_bytes));
     optimizer = (size_t)m->param_total * m->be->fp32_bytes;
     TRY(m->be->zero(m->be, m->grads, optimizer)); /* the gaps between tensors stay zero */
     /* rows are padded, and libraries that read 16 bytes at a time read the padding, too */
@@ -1149,8 +1103,8 @@ static gt_status fill_model(hy_model *m) {
     return zero_states(m, &m->decoding);
 }
 
-gt_status hy_model_create(hy_backend *be, const hy_config *config, int vocab, int B, int T,
-                          uint64_t seed, hy_model **model) {
+gt_status hy_model_create(hy_backend *be, const hy_config *config, int vocab, int B, int T, uint64_t seed,
+                          hy_model **model) {
     hy_model *m;
     *model = NULL;
     TRY(make_model(be, config, vocab, B, T, seed, &m));
@@ -1273,23 +1227,18 @@ static gt_status carry_states(const hy_model *m) {
                  {from->conv, to->conv, conv_rows(m) * (CONV - 1)},
                  {from->shift, to->shift, m->C}};
     for (int i = 0; i < 4; i++) {
-        hy_carry_args carry = {.count = m->L,
-                               .B = m->B,
-                               .n = kinds[i].n,
-                               .keep = m->keep,
-                               .from = kinds[i].from,
-                               .to = kinds[i].to};
+        hy_carry_args carry = {
+            .count = m->L, .B = m->B, .n = kinds[i].n, .keep = m->keep, .from = kinds[i].from, .to = kinds[i].to};
         TRY(m->be->carry(m->be, &carry));
     }
     return GT_OK;
 }
 
-static gt_status check_tokens(const hy_model *m, const char *name, const int32_t *tokens, int64_t n,
-                              int32_t least) {
+static gt_status check_tokens(const hy_model *m, const char *name, const int32_t *tokens, int64_t n, int32_t least) {
     for (int64_t i = 0; i < n; i++)
         if (tokens[i] < least || tokens[i] >= m->V)
-            return hy_fail(GT_ERROR_VALUE, "%s[%lld] = %d: must be %s%lld", name, (long long)i,
-                           (int)tokens[i], least == 0 ? "0 to " : "at most ", (long long)m->V - 1);
+            return hy_fail(GT_ERROR_VALUE, "%s[%lld] = %d: must be %s%lld", name, (long long)i, (int)tokens[i],
+                           least == 0 ? "0 to " : "at most ", (long long)m->V - 1);
     return GT_OK;
 }
 
@@ -1317,15 +1266,14 @@ static gt_status forward_training(hy_model *m) {
     return forward_all(m, &m->trained);
 }
 
-gt_status hy_model_forward(hy_model *m, const int32_t *tokens, const int32_t *targets,
-                           const int32_t *keep) {
+gt_status hy_model_forward(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep) {
     TRY(upload_batch(m, tokens, targets));
     TRY(upload_keep(m, keep));
     return forward_training(m);
 }
 
-gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targets,
-                        double *loss_sum, int64_t *targets_counted) {
+gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targets, double *loss_sum,
+                        int64_t *targets_counted) {
     pass p = evaluation_pass(m);
     double total[3];
     TRY(upload_batch(m, tokens, targets));
@@ -1343,8 +1291,7 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
  * forward. */
 
 static gt_status add_part(const hy_model *m) {
-    hy_add_args add = {
-        .n = m->trained.M * m->C, .dtype = m->be->dtype, .x = m->grad.part, .y = m->grad.x};
+    hy_add_args add = {.n = m->trained.M * m->C, .dtype = m->be->dtype, .x = m->grad.part, .y = m->grad.x};
     return m->be->add(m->be, &add);
 }
 
@@ -1376,8 +1323,7 @@ static gt_status backward_mix(const hy_model *m, int l) {
     case HY_MIX_RESIDUAL:
         TRY(be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m)));
         return linear_backward(m, joint, m->grad.x, branch_b(m, p, m->grad.branches), 0);
-    case HY_MIX_CONCAT:
-        return linear_backward(m, joint, m->grad.x, m->grad.branches, 0);
+    case HY_MIX_CONCAT: return linear_backward(m, joint, m->grad.x, m->grad.branches, 0);
     }
     return GT_OK;
 }
@@ -1392,11 +1338,8 @@ static gt_status backward_rwkv(const hy_model *m, int l) {
     hy_map_args tanh_lora = tanh_of(m, p->M * MIXES * MIX_RANK, a->lora, g->lora);
     hy_map_args tanh_decay = tanh_of(m, p->M * DECAY_RANK, a->decay_lora, g->decay_lora);
     hy_bias_args decay_base = decay_base_of(m, l, p);
-    hy_cast_args cast = {.n = p->M * m->C,
-                         .from_dtype = GT_F32,
-                         .to_dtype = be->dtype,
-                         .from = g->decay,
-                         .to = g->decay_cast};
+    hy_cast_args cast = {
+        .n = p->M * m->C, .from_dtype = GT_F32, .to_dtype = be->dtype, .from = g->decay, .to = g->decay_cast};
     gt_wkv6_args wkv6 = wkv6_of(m, l, p);
     gt_norm_gate_args head_norm = head_norm_of(m, l, p);
     TRY(linear_backward(m, rwkv_out_of(m, l), g->branches, g->wkv_gated, 0));
@@ -1444,8 +1387,7 @@ static gt_status backward_layer(const hy_model *m, int l) {
 }
 
 gt_status hy_model_backward(hy_model *m, int accumulate) {
-    if (!m->trained.M)
-        return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
+    if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
     m->accumulate = accumulate;
     gt_rmsnorm_linear_args head = head_of(m, &m->trained, 0);
     hy_cross_entropy_args loss = cross_entropy_of(m, &m->trained);
@@ -1475,11 +1417,8 @@ static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
 }
 
 static gt_status grad_norm(hy_model *m) {
-    hy_grad_norm_args norm = {.segments = m->segments,
-                              .grad = m->grads,
-                              .control = m->control,
-                              .partial = m->partial,
-                              .norm = m->norms};
+    hy_grad_norm_args norm = {
+        .segments = m->segments, .grad = m->grads, .control = m->control, .partial = m->partial, .norm = m->norms};
     return m->be->grad_norm(m->be, &norm);
 }
 
@@ -1542,8 +1481,7 @@ static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)
     return status;
 }
 
-gt_status hy_model_gradient(hy_model *m, const int32_t *tokens, const int32_t *targets,
-                            const int32_t *keep) {
+gt_status hy_model_gradient(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep) {
     if (tokens) TRY(upload_batch(m, tokens, targets));
     TRY(upload_keep(m, keep));
     return run_uploaded(m, SLOT_GRADIENT, gradient_uploaded);
@@ -1555,8 +1493,8 @@ gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
     return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 
-gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets,
-                         const int32_t *keep, const hy_optimizer *optimizer) {
+gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
+                         const hy_optimizer *optimizer) {
     TRY(upload_batch(m, tokens, targets));
     TRY(upload_keep(m, keep));
     m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
@@ -1590,14 +1528,9 @@ static const struct split {
     {"rwkv.mu_wkvrg", MIXES, {"rwkv.mu_w", "rwkv.mu_k", "rwkv.mu_v", "rwkv.mu_r", "rwkv.mu_g"}},
     {"rwkv.mix_down",
      MIXES,
-     {"rwkv.mix_down_w", "rwkv.mix_down_k", "rwkv.mix_down_v", "rwkv.mix_down_r",
-      "rwkv.mix_down_g"}},
-    {"rwkv.mix_up",
-     MIXES,
-     {"rwkv.mix_up_w", "rwkv.mix_up_k", "rwkv.mix_up_v", "rwkv.mix_up_r", "rwkv.mix_up_g"}},
-    {"rwkv.projections_kvrg",
-     PROJECTIONS,
-     {"rwkv.key", "rwkv.value", "rwkv.receptance", "rwkv.gate"}},
+     {"rwkv.mix_down_w", "rwkv.mix_down_k", "rwkv.mix_down_v", "rwkv.mix_down_r", "rwkv.mix_down_g"}},
+    {"rwkv.mix_up", MIXES, {"rwkv.mix_up_w", "rwkv.mix_up_k", "rwkv.mix_up_v", "rwkv.mix_up_r", "rwkv.mix_up_g"}},
+    {"rwkv.projections_kvrg", PROJECTIONS, {"rwkv.key", "rwkv.value", "rwkv.receptance", "rwkv.gate"}},
     {"mix.gate_weight", 2, {"mix.gate_rwkv", "mix.gate_mamba"}},
 };
 
@@ -1611,8 +1544,8 @@ static const struct split *split_of(const param_info *p) {
 }
 
 /* Appends a parameter's tensors, their numbers being in `array`, to the list. */
-static void list_param(const hy_model *m, const param_info *p, hy_kind kind, const char *prefix,
-                       float *array, hy_tensor *list, int *count) {
+static void list_param(const hy_model *m, const param_info *p, hy_kind kind, const char *prefix, float *array,
+                       hy_tensor *list, int *count) {
     const struct split *split = split_of(p);
     int parts = split ? split->count : 1;
     for (int part = 0; part < parts; part++) {
@@ -1620,19 +1553,17 @@ static void list_param(const hy_model *m, const param_info *p, hy_kind kind, con
         *t = (hy_tensor){.kind = kind, .rank = p->shown.rank, .count = p->shown.count / parts};
         memcpy(t->shape, p->shown.shape, sizeof p->shown.shape);
         t->shape[0] /= parts;
-        if (split && t->shape[0] == 1)
-            memmove(t->shape, t->shape + 1, --t->rank * sizeof *t->shape);
+        if (split && t->shape[0] == 1) memmove(t->shape, t->shape + 1, --t->rank * sizeof *t->shape);
         t->data = fp32_at(m, array, p->shown.offset + part * t->count);
         if (split)
-            snprintf(t->name, sizeof t->name, "%slayers.%d.%s", prefix, p->layer,
-                     split->parts[part]);
+            snprintf(t->name, sizeof t->name, "%slayers.%d.%s", prefix, p->layer, split->parts[part]);
         else
             snprintf(t->name, sizeof t->name, "%s%s", prefix, p->shown.name);
     }
 }
 
-static void list_state(const char *name, int l, float *data, int64_t n0, int64_t n1, int64_t n2,
-                       int64_t n3, hy_tensor *list, int *count) {
+static void list_state(const char *name, int l, float *data, int64_t n0, int64_t n1, int64_t n2, int64_t n3,
+                       hy_tensor *list, int *count) {
     hy_tensor *t = &list[(*count)++];
     *t = (hy_tensor){.kind = HY_STATE, .rank = 2 + (n2 > 0) + (n3 > 0), .shape = {n0, n1, n2, n3}};
     t->count = n0 * n1 * (n2 ? n2 : 1) * (n3 ? n3 : 1);
@@ -1642,12 +1573,10 @@ static void list_state(const char *name, int l, float *data, int64_t n0, int64_t
 
 hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
     const state_set *s = &m->carried_out;
-    hy_tensor *list =
-        malloc((size_t)(3 * PARTS * m->param_count + 4 * (int)m->L) * sizeof(hy_tensor));
+    hy_tensor *list = malloc((size_t)(3 * PARTS * m->param_count + 4 * (int)m->L) * sizeof(hy_tensor));
     *count = 0;
     if (!list) return NULL;
-    for (int i = 0; i < m->param_count; i++)
-        list_param(m, m->params + i, HY_WEIGHT, "", m->values, list, count);
+    for (int i = 0; i < m->param_count; i++) list_param(m, m->params + i, HY_WEIGHT, "", m->values, list, count);
     for (int i = 0; i < m->param_count; i++)
         list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg.", m->m, list, count);
     for (int i = 0; i < m->param_count; i++)
@@ -1656,8 +1585,7 @@ hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
         list_state("rwkv.wkv", l, wkv_state(m, s, l), m->B, m->H, m->N, m->N, list, count);
         list_state("rwkv.shift", l, shift_state(m, s, l), m->B, m->C, 0, 0, list, count);
         list_state("mamba.ssd", l, ssd_state(m, s, l), m->B, m->Hm, m->P, STATE, list, count);
-        list_state("mamba.conv", l, conv_state(m, s, l), m->B, conv_rows(m), CONV - 1, 0, list,
-                   count);
+        list_state("mamba.conv", l, conv_state(m, s, l), m->B, conv_rows(m), CONV - 1, 0, list, count);
     }
     return list;
 }
@@ -1670,17 +1598,11 @@ gt_status hy_model_write_tensor(hy_model *m, const hy_tensor *t, const double *n
     return m->be->write(m->be, t->data, GT_F32, numbers, t->count);
 }
 
-gt_status hy_model_written(hy_model *m) {
-    return refresh_copies(m);
-}
+gt_status hy_model_written(hy_model *m) { return refresh_copies(m); }
 
-int64_t hy_model_steps(const hy_model *m) {
-    return m->steps;
-}
+int64_t hy_model_steps(const hy_model *m) { return m->steps; }
 
-void hy_model_set_steps(hy_model *m, int64_t steps) {
-    m->steps = steps;
-}
+void hy_model_set_steps(hy_model *m, int64_t steps) { m->steps = steps; }
 
 /* ---- what forward computed ----------------------------------------------------------------- */
 
@@ -1696,27 +1618,24 @@ enum { LAYER_ACTIVATIONS = 14 };
 static void layer_activations(const hy_model *m, int l, activation *list) {
     const layer_acts *a = &m->acts[l];
     int64_t C = m->C;
-    const activation all[LAYER_ACTIVATIONS] = {
-        {"norm", a->norm, C, 0},
-        {"rwkv.offsets", a->offsets, MIXES * C, 0},
-        {"rwkv.mixed_wkvrg", a->mixed, MIXES * C, 0},
-        {"rwkv.decay", a->decay, C, GT_F32},
-        {"rwkv.kvrg", a->kvrg, PROJECTIONS * C, 0},
-        {"rwkv.wkv", a->wkv, C, 0},
-        {"rwkv.gated", a->wkv_gated, C, 0},
-        {"mamba.conv", a->conv, conv_rows(m), 0},
-        {"mamba.ssd", a->ssd, m->I, 0},
-        {"mamba.gated", a->ssd_gated, m->I, 0},
-        {"branches", a->branches, 2 * C, 0},
-        {"mix", a->middle, C, 0},
-        {"ffn.up", a->up, FFN * C, 0},
-        {"output", l + 1 < m->L ? m->acts[l + 1].x : m->x_last, C, 0}};
+    const activation all[LAYER_ACTIVATIONS] = {{"norm", a->norm, C, 0},
+                                               {"rwkv.offsets", a->offsets, MIXES * C, 0},
+                                               {"rwkv.mixed_wkvrg", a->mixed, MIXES * C, 0},
+                                               {"rwkv.decay", a->decay, C, GT_F32},
+                                               {"rwkv.kvrg", a->kvrg, PROJECTIONS * C, 0},
+                                               {"rwkv.wkv", a->wkv, C, 0},
+                                               {"rwkv.gated", a->wkv_gated, C, 0},
+                                               {"mamba.conv", a->conv, conv_rows(m), 0},
+                                               {"mamba.ssd", a->ssd, m->I, 0},
+                                               {"mamba.gated", a->ssd_gated, m->I, 0},
+                                               {"branches", a->branches, 2 * C, 0},
+                                               {"mix", a->middle, C, 0},
+                                               {"ffn.up", a->up, FFN * C, 0},
+                                               {"output", l + 1 < m->L ? m->acts[l + 1].x : m->x_last, C, 0}};
     memcpy(list, all, sizeof all);
 }
 
-int hy_model_activation_count(const hy_model *m) {
-    return (int)m->L * LAYER_ACTIVATIONS + 1;
-}
+int hy_model_activation_count(const hy_model *m) { return (int)m->L * LAYER_ACTIVATIONS + 1; }
 
 hy_activation hy_model_activation(const hy_model *m, int i) {
     activation list[LAYER_ACTIVATIONS], a = {"logits", m->logits, m->V, 0};
@@ -1743,9 +1662,7 @@ gt_status hy_model_read_activation(hy_model *m, int i, double *numbers) {
 
 /* ---- decoding ------------------------------------------------------------------------------ */
 
-gt_status hy_model_reset(hy_model *m) {
-    return zero_states(m, &m->decoding);
-}
+gt_status hy_model_reset(hy_model *m) { return zero_states(m, &m->decoding); }
 
 gt_status hy_model_feed(hy_model *m, const int32_t *tokens, int n, double *logits) {
     TRY(check_number("n", n, 1, INT32_MAX));
@@ -1803,18 +1720,15 @@ static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *prob
         squares[1] += dot(b, b, C);
         probe->branch_cosine += cosine(a, b, C) / (double)(m->M * m->L);
     }
-    for (int k = 0; k < 2; k++)
-        probe->branch_rms[k] += sqrt(squares[k] / (double)MC) / (double)m->L;
+    for (int k = 0; k < 2; k++) probe->branch_rms[k] += sqrt(squares[k] / (double)MC) / (double)m->L;
     return GT_OK;
 }
 
 /* |x| / sqrt(n), of a parameter's elements at columns first ... first + C - 1 of rows of `row`. */
-static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, double *x,
-                            double n, double *size) {
+static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, double *x, double n, double *size) {
     double sum = 0;
     TRY(hy_model_read(m, HY_VALUE, param, x));
-    for (int64_t i = 0; i < m->params[param].shown.count; i += row)
-        sum += dot(x + i + first, x + i + first, m->C);
+    for (int64_t i = 0; i < m->params[param].shown.count; i += row) sum += dot(x + i + first, x + i + first, m->C);
     *size = sqrt(sum / n);
     return GT_OK;
 }
@@ -1837,9 +1751,7 @@ static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
         TRY(hy_model_read(m, HY_VALUE, p->gate_bias, gain));
         gain[1] = 1 - gain[0];
         return GT_OK;
-    case HY_MIX_RESIDUAL:
-        gain[0] = 1;
-        return param_size(m, p->joint, 0, C, x, (double)C, gain + 1);
+    case HY_MIX_RESIDUAL: gain[0] = 1; return param_size(m, p->joint, 0, C, x, (double)C, gain + 1);
     case HY_MIX_CONCAT:
         TRY(param_size(m, p->joint, 0, 2 * C, x, (double)C, gain));
         return param_size(m, p->joint, C, 2 * C, x, (double)C, gain + 1);
@@ -1864,8 +1776,8 @@ static gt_status read_states(const hy_model *m, double *x) {
 }
 
 /* early and late: room for the states. */
-static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early, double *late,
-                              double *logits, hy_probe *probe) {
+static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early, double *late, double *logits,
+                              hy_probe *probe) {
     int half = (int)(m->T + 1) / 2, rest = (int)m->T - half;
     const int64_t sizes[2] = {m->H * m->N * m->N, m->Hm * m->P * STATE};
     TRY(hy_model_reset(m));
@@ -1884,8 +1796,7 @@ static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early,
     return GT_OK;
 }
 
-gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targets,
-                         hy_probe *probe) {
+gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targets, hy_probe *probe) {
     int64_t MC = m->M * m->C, states = m->L * (m->H * m->N * m->N + m->Hm * m->P * STATE);
     int64_t room = 2 * MC > 2 * states ? 2 * MC : 2 * states;
     if (room < 2 * m->C * m->C) room = 2 * m->C * m->C;

@@ -67,7 +67,7 @@ typedef struct hy_param {
 typedef struct hy_plan {
     int64_t parameters, non_embedding; /* counts */
     int64_t group[HY_GROUPS];          /* parameters by group */
-    size_t weights; /* fp32 parameters and, with 16-bit activations, their copies */
+    size_t weights;                    /* fp32 parameters and, with 16-bit activations, their copies */
     size_t gradients, optimizer;
     size_t activations; /* kept for backward */
     size_t backward;    /* gradients of activations, one layer's worth */
@@ -79,13 +79,12 @@ typedef struct hy_plan {
 typedef struct hy_model hy_model;
 
 /* What hy_model_create would need, without allocating.  B tracks of T tokens per batch. */
-gt_status hy_model_plan(hy_backend *backend, const hy_config *config, int vocab, int B, int T,
-                        hy_plan *plan);
+gt_status hy_model_plan(hy_backend *backend, const hy_config *config, int vocab, int B, int T, hy_plan *plan);
 
 /* A model with freshly initialised parameters, the same for every backend.  The backend must
  * outlive the model. */
-gt_status hy_model_create(hy_backend *backend, const hy_config *config, int vocab, int B, int T,
-                          uint64_t seed, hy_model **model);
+gt_status hy_model_create(hy_backend *backend, const hy_config *config, int vocab, int B, int T, uint64_t seed,
+                          hy_model **model);
 void hy_model_destroy(hy_model *model); /* NULL is fine */
 
 /* The configuration with all defaults filled in. */
@@ -117,8 +116,8 @@ typedef struct hy_result {
 /* One training step: forward, backward, AdamW.  tokens and targets [B,T]; a target below 0 does not
  * count.  keep [B], for stateful models: 0 starts the track from zero states, else it goes on where
  * its previous training batch ended; NULL = all from zero.  May return before the work is done. */
-gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *targets,
-                         const int32_t *keep, const hy_optimizer *optimizer);
+gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
+                         const hy_optimizer *optimizer);
 
 /* Waits for the last step, or forward, and tells its numbers (the norms: of the last step).  An
  * evaluation or probe in between overwrites all but the norms. */
@@ -127,15 +126,13 @@ gt_status hy_model_result(hy_model *model, hy_result *result);
 /* The three parts of a step, for gradient accumulation and for tests.  backward writes the gradient
  * of the mean loss of the last forward, or adds it with accumulate = 1, and uses up the
  * activations: one backward per forward. */
-gt_status hy_model_forward(hy_model *model, const int32_t *tokens, const int32_t *targets,
-                           const int32_t *keep);
+gt_status hy_model_forward(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep);
 gt_status hy_model_backward(hy_model *model, int accumulate);
 gt_status hy_model_update(hy_model *model, const hy_optimizer *optimizer);
 
 /* Forward and backward in one, the way hy_model_train does them.  tokens NULL: those, and the
  * targets, that the model was last given. */
-gt_status hy_model_gradient(hy_model *model, const int32_t *tokens, const int32_t *targets,
-                            const int32_t *keep);
+gt_status hy_model_gradient(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep);
 
 /* Computes the norms of the gradient at hand for hy_model_result, without an update.  The result of
  * the last step has to be known. */
@@ -146,8 +143,8 @@ gt_status hy_model_scale_loss(hy_model *model, float scale);
 
 /* Loss of a batch from zero states, without gradients; carried states and parameters do not change.
  * Adds to *loss_sum and *targets_counted, so that unequal batches average correctly. */
-gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *targets,
-                        double *loss_sum, int64_t *targets_counted);
+gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *targets, double *loss_sum,
+                        int64_t *targets_counted);
 
 /* Forward to the logits alone, from zero states, keeping nothing for backward.  tokens NULL: as for
  * hy_model_gradient.  May return before the work is done. */
@@ -213,16 +210,15 @@ typedef struct hy_probe {
     double state_cosine[2];     /* RWKV, Mamba: cosine of the states after half and all of the first
                                    track, the largest over layers: 1 = a state that stopped changing */
     double activation_variance; /* variance of the layer outputs, the smallest over layers */
-    double branch_rms[2]; /* RWKV, Mamba: root mean square of the branch output, mean of layers */
-    double branch_cosine; /* mean over tokens and layers of the cosine of a and b */
-    double branch_gain[2]; /* RWKV, Mamba: what the mix multiplies the branch by, mean of layers.
+    double branch_rms[2];       /* RWKV, Mamba: root mean square of the branch output, mean of layers */
+    double branch_cosine;       /* mean over tokens and layers of the cosine of a and b */
+    double branch_gain[2];      /* RWKV, Mamba: what the mix multiplies the branch by, mean of layers.
                               HY: root mean square of the gains; GF: mean over tokens of g and 1-g;
                               WS: alpha and 1-alpha; RF and CP: |P| / sqrt(C) in the 2-norm of its
                               numbers, which is 1 for the identity; RF: 1 for RWKV */
 } hy_probe;
 
 /* Uses the decoding sequence: reset it afterwards. */
-gt_status hy_model_probe(hy_model *model, const int32_t *tokens, const int32_t *targets,
-                         hy_probe *probe);
+gt_status hy_model_probe(hy_model *model, const int32_t *tokens, const int32_t *targets, hy_probe *probe);
 
 #endif

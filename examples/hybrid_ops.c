@@ -31,10 +31,10 @@ typedef HY_REAL hy_real;
 #define HY_PARALLEL_FOR(work)
 #endif
 
-#define CPU_CHECK_DTYPE(op, dtype)                                                                 \
-    do {                                                                                           \
-        gt_status status_ = hy_cpu_check_dtype(op, dtype);                                           \
-        if (status_ != GT_OK) return status_;                                                      \
+#define CPU_CHECK_DTYPE(op, dtype)                                                                                     \
+    do {                                                                                                               \
+        gt_status status_ = hy_cpu_check_dtype(op, dtype);                                                             \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
 /* ---- elementary functions: short enough for the compiler to vectorise the loops that use them  */
@@ -47,9 +47,7 @@ static inline hy_real cpu_exp(hy_real x) {
 #endif
 }
 
-static inline hy_real cpu_sigmoid(hy_real x) {
-    return 1 / (1 + cpu_exp(-x));
-}
+static inline hy_real cpu_sigmoid(hy_real x) { return 1 / (1 + cpu_exp(-x)); }
 
 static inline hy_real cpu_tanh(hy_real x) {
 #ifdef HY_REAL_IS_FLOAT
@@ -70,9 +68,7 @@ static inline hy_real cpu_gelu_argument(hy_real x) {
     c = c < -16 ? -16 : c;
     return c * ((hy_real)1.5957691216057308 + (hy_real)0.071354816272600 * c * c);
 }
-static inline hy_real cpu_gelu(hy_real x) {
-    return (x < -16 ? -16 : x) * cpu_sigmoid(cpu_gelu_argument(x));
-}
+static inline hy_real cpu_gelu(hy_real x) { return (x < -16 ? -16 : x) * cpu_sigmoid(cpu_gelu_argument(x)); }
 static inline hy_real cpu_dgelu(hy_real x) {
     hy_real s = cpu_sigmoid(cpu_gelu_argument(x)), c = x > 16 ? 16 : x;
     c = c < -16 ? -16 : c;
@@ -84,9 +80,7 @@ static inline hy_real cpu_dgelu(hy_real x) {
 static gt_status cpu_alloc(hy_backend *be, void **memory, size_t bytes) {
     (void)be;
     *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    return *memory || !bytes
-               ? GT_OK
-               : hy_fail(GT_ERROR_MEMORY, "no memory for %.1f MiB", bytes / 1048576.0);
+    return *memory || !bytes ? GT_OK : hy_fail(GT_ERROR_MEMORY, "no memory for %.1f MiB", bytes / 1048576.0);
 }
 
 static void cpu_release(hy_backend *be, void *memory) {
@@ -106,16 +100,14 @@ static gt_status cpu_zero(hy_backend *be, void *to, size_t bytes) {
     return GT_OK;
 }
 
-static gt_status cpu_write(hy_backend *be, void *to, gt_dtype dtype, const double *host,
-                           int64_t n) {
+static gt_status cpu_write(hy_backend *be, void *to, gt_dtype dtype, const double *host, int64_t n) {
     (void)be;
     CPU_CHECK_DTYPE("write", dtype);
     for (int64_t i = 0; i < n; i++) ((hy_real *)to)[i] = (hy_real)host[i];
     return GT_OK;
 }
 
-static gt_status cpu_read(hy_backend *be, double *host, const void *from, gt_dtype dtype,
-                          int64_t n) {
+static gt_status cpu_read(hy_backend *be, double *host, const void *from, gt_dtype dtype, int64_t n) {
     (void)be;
     CPU_CHECK_DTYPE("read", dtype);
     for (int64_t i = 0; i < n; i++) host[i] = ((const hy_real *)from)[i];
@@ -163,13 +155,10 @@ enum {
     GEMM_K = 256
 };
 
-static int64_t cpu_min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
+static int64_t cpu_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* sum over k of panel a [K,GEMM_ROWS] times panel b [K,GEMM_COLS] */
-static void gemm_micro(int64_t K, const hy_real *restrict a, const hy_real *restrict b,
-                       hy_real *restrict c) {
+static void gemm_micro(int64_t K, const hy_real *restrict a, const hy_real *restrict b, hy_real *restrict c) {
     gemm_vector sum[GEMM_ROWS][GEMM_VECTORS] = {{{0}}};
     for (int64_t k = 0; k < K; k++, a += GEMM_ROWS, b += GEMM_COLS) {
         const gemm_unaligned *row = (const gemm_unaligned *)b;
@@ -182,29 +171,26 @@ static void gemm_micro(int64_t K, const hy_real *restrict a, const hy_real *rest
 /* Panels of `width` lines, n lines in all, K deep: to[panel][k][i] = from[line * line_step + k *
  * k_step], with zeros for the lines that fill up the last panel.  Inline, so that `width` is a
  * constant. */
-static inline void gemm_pack(hy_real *restrict to, const hy_real *restrict from, int64_t n,
-                             int64_t K, int64_t line_step, int64_t k_step, int width) {
+static inline void gemm_pack(hy_real *restrict to, const hy_real *restrict from, int64_t n, int64_t K,
+                             int64_t line_step, int64_t k_step, int width) {
     for (int64_t line = 0; line < n; line += width, to += K * width) {
         const hy_real *panel = from + line * line_step;
         if (n - line < width) {
             memset(to, 0, (size_t)(K * width) * sizeof *to);
             for (int64_t k = 0; k < K; k++)
-                for (int64_t i = 0; i < n - line; i++)
-                    to[k * width + i] = panel[i * line_step + k * k_step];
+                for (int64_t i = 0; i < n - line; i++) to[k * width + i] = panel[i * line_step + k * k_step];
         } else if (line_step == 1) {
-            for (int64_t k = 0; k < K; k++)
-                memcpy(to + k * width, panel + k * k_step, (size_t)width * sizeof *to);
+            for (int64_t k = 0; k < K; k++) memcpy(to + k * width, panel + k * k_step, (size_t)width * sizeof *to);
         } else {
             for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++)
-                    to[k * width + i] = panel[i * line_step + k * k_step];
+                for (int i = 0; i < width; i++) to[k * width + i] = panel[i * line_step + k * k_step];
         }
     }
 }
 
 /* c = alpha sum + beta c for a tile of the micro-kernel; beta = 0 does not read c */
-static void gemm_store(const hy_real *restrict tile, hy_real *restrict c, int64_t ldc, int64_t rows,
-                       int64_t cols, hy_real alpha, hy_real beta) {
+static void gemm_store(const hy_real *restrict tile, hy_real *restrict c, int64_t ldc, int64_t rows, int64_t cols,
+                       hy_real alpha, hy_real beta) {
     for (int64_t i = 0; i < rows; i++, tile += GEMM_COLS, c += ldc)
         if (beta == 0)
             for (int64_t j = 0; j < cols; j++) c[j] = alpha * tile[j];
@@ -213,8 +199,8 @@ static void gemm_store(const hy_real *restrict tile, hy_real *restrict c, int64_
 }
 
 /* The block m x n of c at row m0 and column n0 of one product; g has its defaults filled in. */
-static void gemm_block(const hy_gemm_args *g, const hy_real *a, const hy_real *b, hy_real *c,
-                       int64_t m0, int64_t m, int64_t n0, int64_t n) {
+static void gemm_block(const hy_gemm_args *g, const hy_real *a, const hy_real *b, hy_real *c, int64_t m0, int64_t m,
+                       int64_t n0, int64_t n) {
     hy_real packed_a[GEMM_M * GEMM_K], packed_b[GEMM_N * GEMM_K], tile[GEMM_ROWS * GEMM_COLS];
     int64_t a_line = g->trans_a ? 1 : g->lda, a_k = g->trans_a ? g->lda : 1;
     int64_t b_line = g->trans_b ? g->ldb : 1, b_k = g->trans_b ? 1 : g->ldb;
@@ -245,9 +231,8 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
     for (int64_t task = 0; task < g.count * rows * cols; task++) {
         int64_t product = task / (rows * cols);
         int64_t m0 = task / cols % rows * m, n0 = task % cols * GEMM_N;
-        gemm_block(&g, (const hy_real *)g.a + product * g.a_step,
-                   (const hy_real *)g.b + product * g.b_step, (hy_real *)g.c + product * g.c_step,
-                   m0, cpu_min(m, g.M - m0), n0, cpu_min(GEMM_N, g.N - n0));
+        gemm_block(&g, (const hy_real *)g.a + product * g.a_step, (const hy_real *)g.b + product * g.b_step,
+                   (hy_real *)g.c + product * g.c_step, m0, cpu_min(m, g.M - m0), n0, cpu_min(GEMM_N, g.N - n0));
     }
     return GT_OK;
 }
@@ -256,19 +241,18 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
  * The twins as they are, which need no workspace; only rmsnorm_linear uses the backend's faster
  * product. */
 
-#define CPU_TWIN(name, op)                                                                         \
-    gt_status HY_TWIN(name)(const gt_##op##_args *);                                               \
-    static gt_status cpu_##name(hy_backend *be, const gt_##op##_args *a) {                         \
-        gt_status status = HY_TWIN(name)(a);                                                       \
-        (void)be;                                                                                  \
-        return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error());                   \
+#define CPU_TWIN(name, op)                                                                                             \
+    gt_status HY_TWIN(name)(const gt_##op##_args *);                                                                   \
+    static gt_status cpu_##name(hy_backend *be, const gt_##op##_args *a) {                                             \
+        gt_status status = HY_TWIN(name)(a);                                                                           \
+        (void)be;                                                                                                      \
+        return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error());                                       \
     }
-#define CPU_NO_WORKSPACE(op)                                                                       \
-    static gt_status cpu_##op##_workspace(hy_backend *be, const gt_##op##_args *a,                 \
-                                          gt_workspace *need) {                                    \
-        (void)be, (void)a;                                                                         \
-        memset(need, 0, sizeof *need);                                                             \
-        return GT_OK;                                                                              \
+#define CPU_NO_WORKSPACE(op)                                                                                           \
+    static gt_status cpu_##op##_workspace(hy_backend *be, const gt_##op##_args *a, gt_workspace *need) {               \
+        (void)be, (void)a;                                                                                             \
+        memset(need, 0, sizeof *need);                                                                                 \
+        return GT_OK;                                                                                                  \
     }
 CPU_NO_WORKSPACE(wkv6)
 CPU_TWIN(wkv6_forward, wkv6)
@@ -293,8 +277,7 @@ CPU_TWIN(norm_gate_forward, norm_gate)
 CPU_TWIN(norm_gate_backward, norm_gate)
 
 /* Backward holds the normalised rows and their gradient. */
-static gt_status cpu_rmsnorm_linear_workspace(hy_backend *be, const gt_rmsnorm_linear_args *a,
-                                              gt_workspace *need) {
+static gt_status cpu_rmsnorm_linear_workspace(hy_backend *be, const gt_rmsnorm_linear_args *a, gt_workspace *need) {
     (void)be;
     memset(need, 0, sizeof *need);
     need->forward = (size_t)(a->M * a->D) * sizeof(hy_real);
@@ -304,11 +287,10 @@ static gt_status cpu_rmsnorm_linear_workspace(hy_backend *be, const gt_rmsnorm_l
 
 static gt_status cpu_check_rmsnorm_linear(const gt_rmsnorm_linear_args *a, size_t need) {
     CPU_CHECK_DTYPE("rmsnorm_linear", a->dtype);
-    if (a->bias || a->dbias)
-        return hy_fail(GT_ERROR_UNSUPPORTED, "cpu rmsnorm_linear: bias is not NULL");
+    if (a->bias || a->dbias) return hy_fail(GT_ERROR_UNSUPPORTED, "cpu rmsnorm_linear: bias is not NULL");
     if (a->workspace_bytes < need)
-        return hy_fail(GT_ERROR_WORKSPACE, "cpu rmsnorm_linear: workspace_bytes = %zu: needs %zu",
-                       a->workspace_bytes, need);
+        return hy_fail(GT_ERROR_WORKSPACE, "cpu rmsnorm_linear: workspace_bytes = %zu: needs %zu", a->workspace_bytes,
+                       need);
     return GT_OK;
 }
 
@@ -359,20 +341,14 @@ static gt_status cpu_rmsnorm_linear_backward(hy_backend *be, const gt_rmsnorm_li
                            .b = n,
                            .c = a->dweight,
                            .lda = a->dy_stride};
-    hy_gemm_args rows = {.M = a->M,
-                         .N = a->D,
-                         .K = a->O,
-                         .alpha = 1,
-                         .a = a->dy,
-                         .b = a->weight,
-                         .c = dn,
-                         .lda = a->dy_stride};
+    hy_gemm_args rows = {
+        .M = a->M, .N = a->D, .K = a->O, .alpha = 1, .a = a->dy, .b = a->weight, .c = dn, .lda = a->dy_stride};
     gt_workspace need;
     gt_status status;
     cpu_rmsnorm_linear_workspace(be, a, &need);
     if ((status = cpu_check_rmsnorm_linear(a, need.backward)) != GT_OK) return status;
-    if (a->dweight && ((status = cpu_norm_gate_forward(be, &norm)) != GT_OK ||
-                       (status = be->gemm(be, &weight)) != GT_OK))
+    if (a->dweight &&
+        ((status = cpu_norm_gate_forward(be, &norm)) != GT_OK || (status = be->gemm(be, &weight)) != GT_OK))
         return status;
     if ((status = be->gemm(be, &rows)) != GT_OK) return status;
     norm.dy = dn;
@@ -390,8 +366,7 @@ static gt_status cpu_embedding_forward(hy_backend *be, const hy_embedding_args *
     hy_real *y = a->y;
     (void)be;
     CPU_CHECK_DTYPE("embedding", a->dtype);
-    for (int64_t m = 0; m < a->M; m++)
-        memcpy(y + m * a->D, table + a->token[m] * a->D, (size_t)a->D * sizeof *y);
+    for (int64_t m = 0; m < a->M; m++) memcpy(y + m * a->D, table + a->token[m] * a->D, (size_t)a->D * sizeof *y);
     return GT_OK;
 }
 
@@ -441,15 +416,12 @@ static gt_status cpu_lerp_forward(hy_backend *be, const hy_lerp_args *a) {
 
 /* Channels d0 ... d1 of one row.  On entry next[d] is what token t+1 adds to dx_t, on return what
  * token t adds to dx_{t-1}. */
-static void lerp_row_backward(const hy_lerp_args *a, int64_t row, int64_t d0, int64_t d1,
-                              hy_real *next) {
+static void lerp_row_backward(const hy_lerp_args *a, int64_t row, int64_t d0, int64_t d1, hy_real *next) {
     int64_t M = a->B * a->T, D = a->D;
     const hy_real *x = (const hy_real *)a->x + row * D, *before = lerp_before(a, row);
     const hy_real *m = a->m, *mu = (const hy_real *)a->mu, *dy = a->dy;
-    hy_real *dx = a->dx, *dm = a->dm, *dmu = (hy_real *)a->dmu, own[CPU_BLOCK],
-            earlier[CPU_BLOCK] = {0};
-    for (int64_t d = d0; d < d1; d++)
-        own[d - d0] = next[d - d0] + (dx && a->accumulate_dx ? dx[row * D + d] : 0);
+    hy_real *dx = a->dx, *dm = a->dm, *dmu = (hy_real *)a->dmu, own[CPU_BLOCK], earlier[CPU_BLOCK] = {0};
+    for (int64_t d = d0; d < d1; d++) own[d - d0] = next[d - d0] + (dx && a->accumulate_dx ? dx[row * D + d] : 0);
     for (int64_t i = 0; i < a->count; i++)
         for (int64_t d = d0; d < d1; d++) {
             int64_t at = (i * M + row) * D + d;
@@ -510,15 +482,9 @@ static void map_backward_part(const hy_map_args *a, int64_t first, int64_t last)
     for (int64_t i = first; i < last; i++) {
         hy_real before = a->accumulate ? dx[i] : 0;
         switch (a->function) {
-        case HY_TANH:
-            dx[i] = before + dy[i] * (1 - y[i] * y[i]);
-            break;
-        case HY_GELU:
-            dx[i] = before + dy[i] * cpu_dgelu(x[i]);
-            break;
-        case HY_NEG_EXP:
-            dx[i] = before + dy[i] * y[i];
-            break;
+        case HY_TANH: dx[i] = before + dy[i] * (1 - y[i] * y[i]); break;
+        case HY_GELU: dx[i] = before + dy[i] * cpu_dgelu(x[i]); break;
+        case HY_NEG_EXP: dx[i] = before + dy[i] * y[i]; break;
         }
     }
 }
@@ -587,8 +553,7 @@ static gt_status cpu_gate_mix_forward(hy_backend *be, const hy_gate_mix_args *a)
         const hy_real *xa = (const hy_real *)a->a + m * D, *xb = (const hy_real *)a->b + m * D;
         hy_real *y = (hy_real *)a->y + m * D, g = bias;
         if (weight) g = cpu_sigmoid(cpu_dot(D, weight, xa) + cpu_dot(D, weight + D, xb) + bias);
-        for (int64_t d = 0; d < D; d++)
-            y[d] = (residual ? residual[m * D + d] : 0) + g * xa[d] + (1 - g) * xb[d];
+        for (int64_t d = 0; d < D; d++) y[d] = (residual ? residual[m * D + d] : 0) + g * xa[d] + (1 - g) * xb[d];
         ((hy_real *)a->gate)[m] = g;
     }
     return GT_OK;
@@ -602,8 +567,7 @@ static void gate_mix_row_backward(const hy_gate_mix_args *a, int64_t m) {
     hy_real *da = a->da, *db = a->db, *gate = (hy_real *)a->gate, g = gate[m];
     hy_real q = (cpu_dot(D, dy, xa) - cpu_dot(D, dy, xb)) * (weight ? g * (1 - g) : 1);
     for (int64_t d = 0; da && d < D; d++) da[m * D + d] = g * dy[d] + (weight ? q * weight[d] : 0);
-    for (int64_t d = 0; db && d < D; d++)
-        db[m * D + d] = (1 - g) * dy[d] + (weight ? q * weight[D + d] : 0);
+    for (int64_t d = 0; db && d < D; d++) db[m * D + d] = (1 - g) * dy[d] + (weight ? q * weight[D + d] : 0);
     gate[m] = q;
 }
 
@@ -690,8 +654,7 @@ static gt_status cpu_grad_norm(hy_backend *be, const hy_grad_norm_args *a) {
     HY_PARALLEL_FOR(s->count ? s->start[s->count] : 0)
     for (int64_t i = 0; i < s->count; i++) {
         a->partial[i] = 0;
-        for (int64_t j = s->start[i]; j < s->start[i + 1]; j++)
-            a->partial[i] += (double)grad[j] * grad[j];
+        for (int64_t j = s->start[i]; j < s->start[i + 1]; j++) a->partial[i] += (double)grad[j] * grad[j];
     }
     for (int64_t i = 0; i < s->count; i++) sum[s->group[i]] += a->partial[i];
     for (int g = 0; g < HY_GROUPS; g++) {
@@ -703,8 +666,7 @@ static gt_status cpu_grad_norm(hy_backend *be, const hy_grad_norm_args *a) {
 }
 
 /* Elements first ... last, which belong to one segment. */
-static void adamw_part(const hy_adamw_args *a, hy_real scale, hy_real shrink, int64_t first,
-                       int64_t last) {
+static void adamw_part(const hy_adamw_args *a, hy_real scale, hy_real shrink, int64_t first, int64_t last) {
     const hy_real *control = (const hy_real *)a->control, *grad = (const hy_real *)a->grad;
     hy_real *w = (hy_real *)a->w, *m = (hy_real *)a->m, *v = (hy_real *)a->v;
     hy_real lr = control[HY_LR], c1 = control[HY_CORRECTION1], c2 = control[HY_CORRECTION2];
@@ -723,15 +685,13 @@ static gt_status cpu_adamw(hy_backend *be, const hy_adamw_args *a) {
     hy_real norm = ((const hy_real *)a->norm)[HY_GROUPS], max_norm = control[HY_MAX_NORM];
     hy_real scale = 1 / control[HY_LOSS_SCALE];
     (void)be;
-    if (a->copy)
-        return hy_fail(GT_ERROR_UNSUPPORTED, "cpu adamw: copy is not NULL: fp32 needs none");
+    if (a->copy) return hy_fail(GT_ERROR_UNSUPPORTED, "cpu adamw: copy is not NULL: fp32 needs none");
     if (!isfinite(norm)) return GT_OK;
     if (max_norm > 0 && norm > max_norm) scale *= max_norm / norm;
     HY_PARALLEL_FOR(s->count ? s->start[s->count] : 0)
     for (int64_t i = 0; i < s->count; i++)
-        adamw_part(a, scale,
-                   control[HY_LR] * control[HY_WEIGHT_DECAY] * ((const hy_real *)s->decay)[i],
-                   s->start[i], s->start[i + 1]);
+        adamw_part(a, scale, control[HY_LR] * control[HY_WEIGHT_DECAY] * ((const hy_real *)s->decay)[i], s->start[i],
+                   s->start[i + 1]);
     return GT_OK;
 }
 
@@ -767,9 +727,7 @@ static gt_status cpu_carry(hy_backend *be, const hy_carry_args *a) {
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
-static void cpu_close(hy_backend *be) {
-    free(be);
-}
+static void cpu_close(hy_backend *be) { free(be); }
 
 static const hy_backend cpu_table = {
     .name = "cpu",

@@ -54,8 +54,8 @@ static CudaMachine& cuda(hy_backend* be) { return *static_cast<CudaMachine*>(be)
 static gt_status check(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return GT_OK;
     (void)cudaGetLastError();
-    return hy_fail(error == cudaErrorMemoryAllocation ? GT_ERROR_MEMORY : GT_ERROR_CUDA, "%s: %s",
-                   what, cudaGetErrorString(error));
+    return hy_fail(error == cudaErrorMemoryAllocation ? GT_ERROR_MEMORY : GT_ERROR_CUDA, "%s: %s", what,
+                   cudaGetErrorString(error));
 }
 
 static gt_status check(cublasStatus_t status, const char* what) {
@@ -63,10 +63,10 @@ static gt_status check(cublasStatus_t status, const char* what) {
     return hy_fail(GT_ERROR_CUDA, "%s: %s", what, cublasLtGetStatusString(status));
 }
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        const gt_status status_ = (call);                                                          \
-        if (status_ != GT_OK) return status_;                                                      \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        const gt_status status_ = (call);                                                                              \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 #define TRY_CUDA(call) TRY(check(call, #call))
 
@@ -90,8 +90,7 @@ static gt_status upload_pieces(hy_backend* be, void* to, size_t bytes, Fill fill
         char* piece = m.staging + m.staging_used;
         fill(piece, done, n);
         m.staging_used += (n + 255) / 256 * 256;
-        TRY_CUDA(cudaMemcpyAsync(static_cast<char*>(to) + done, piece, n, cudaMemcpyHostToDevice,
-                                 m.stream));
+        TRY_CUDA(cudaMemcpyAsync(static_cast<char*>(to) + done, piece, n, cudaMemcpyHostToDevice, m.stream));
     }
     return GT_OK;
 }
@@ -102,8 +101,8 @@ static gt_status download_pieces(hy_backend* be, const void* from, size_t bytes,
     TRY(synchronize(be));
     for (size_t done = 0, n; done < bytes; done += n) {
         n = std::min(bytes - done, STAGING_BYTES);
-        TRY_CUDA(cudaMemcpyAsync(m.staging, static_cast<const char*>(from) + done, n,
-                                 cudaMemcpyDeviceToHost, m.stream));
+        TRY_CUDA(
+            cudaMemcpyAsync(m.staging, static_cast<const char*>(from) + done, n, cudaMemcpyDeviceToHost, m.stream));
         TRY(synchronize(be));
         take(m.staging, done, n);
     }
@@ -125,24 +124,21 @@ static gt_status download(hy_backend* be, void* host, const void* from, size_t b
 static gt_status write(hy_backend* be, void* to, gt_dtype dtype, const double* host, int64_t n) {
     const size_t size = size_of(dtype);
     return upload_pieces(be, to, (size_t)n * size, [&](char* piece, size_t first, size_t bytes) {
-        for (size_t i = 0; i < bytes / size; i++)
-            put_number(piece, dtype, (int64_t)i, host[first / size + i]);
+        for (size_t i = 0; i < bytes / size; i++) put_number(piece, dtype, (int64_t)i, host[first / size + i]);
     });
 }
 
 static gt_status read(hy_backend* be, double* host, const void* from, gt_dtype dtype, int64_t n) {
     const size_t size = size_of(dtype);
     const auto take = [&](const char* piece, size_t first, size_t bytes) {
-        for (size_t i = 0; i < bytes / size; i++)
-            host[first / size + i] = get_number(piece, dtype, (int64_t)i);
+        for (size_t i = 0; i < bytes / size; i++) host[first / size + i] = get_number(piece, dtype, (int64_t)i);
     };
     return download_pieces(be, from, (size_t)n * size, take);
 }
 
 static gt_status copy(hy_backend* be, void* to, const void* from, size_t bytes) {
     if (!bytes) return GT_OK;
-    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda(be).stream),
-                 "copy");
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda(be).stream), "copy");
 }
 
 static gt_status zero(hy_backend* be, void* to, size_t bytes) {
@@ -197,8 +193,7 @@ static gt_status memory_taken(hy_backend* be, size_t* bytes) {
 
 /* ---- recordings ------------------------------------------------------------------------------ */
 
-static gt_status record_graph(CudaMachine& m, cudaGraphExec_t* exec,
-                              gt_status (*record)(void* arg), void* arg) {
+static gt_status record_graph(CudaMachine& m, cudaGraphExec_t* exec, gt_status (*record)(void* arg), void* arg) {
     cudaGraph_t graph = nullptr;
     TRY_CUDA(cudaStreamBeginCapture(m.stream, cudaStreamCaptureModeThreadLocal));
     const gt_status recorded = record(arg);
@@ -252,19 +247,17 @@ static PlanKey plan_key(const hy_gemm_args& g) {
     return key;
 }
 
-static gt_status make_layout(cublasLtMatrixLayout_t* layout, gt_dtype dtype, int64_t rows,
-                             int64_t columns, int64_t ld, int64_t count, int64_t step) {
+static gt_status make_layout(cublasLtMatrixLayout_t* layout, gt_dtype dtype, int64_t rows, int64_t columns, int64_t ld,
+                             int64_t count, int64_t step) {
     const int32_t batch = (int32_t)count;
-    TRY(check(cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)rows,
-                                         (uint64_t)columns, ld),
+    TRY(check(cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)rows, (uint64_t)columns, ld),
               "cublasLtMatrixLayoutCreate"));
     if (count == 1) return GT_OK;
-    TRY(check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
-                                               sizeof batch),
+    TRY(check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
               "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT"));
-    return check(cublasLtMatrixLayoutSetAttribute(
-                     *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step),
-                 "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET");
+    return check(
+        cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step),
+        "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET");
 }
 
 static gt_status describe(Plan* plan) {
@@ -272,24 +265,18 @@ static gt_status describe(Plan* plan) {
     const cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const gt_dtype dtype = (gt_dtype)k.dtype;
-    TRY(check(cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-              "cublasLtMatmulDescCreate"));
-    TRY(check(cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &first,
-                                             sizeof first),
+    TRY(check(cublasLtMatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+    TRY(check(cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first),
               "CUBLASLT_MATMUL_DESC_TRANSA"));
-    TRY(check(cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
-                                             sizeof second),
+    TRY(check(cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second),
               "CUBLASLT_MATMUL_DESC_TRANSB"));
-    TRY(make_layout(&plan->b, dtype, k.trans_b ? k.K : k.N, k.trans_b ? k.N : k.K, k.ldb, k.count,
-                    k.b_step));
-    TRY(make_layout(&plan->a, dtype, k.trans_a ? k.M : k.K, k.trans_a ? k.K : k.M, k.lda, k.count,
-                    k.a_step));
+    TRY(make_layout(&plan->b, dtype, k.trans_b ? k.K : k.N, k.trans_b ? k.N : k.K, k.ldb, k.count, k.b_step));
+    TRY(make_layout(&plan->a, dtype, k.trans_a ? k.M : k.K, k.trans_a ? k.K : k.M, k.lda, k.count, k.a_step));
     return make_layout(&plan->c, (gt_dtype)k.c_dtype, k.N, k.M, k.ldc, k.count, k.c_step);
 }
 
 /* Sums that are split over blocks may only be added up in a step of their own. */
-static gt_status set_preference(cublasLtMatmulPreference_t preference, const PlanKey& k,
-                                size_t workspace_bytes) {
+static gt_status set_preference(cublasLtMatmulPreference_t preference, const PlanKey& k, size_t workspace_bytes) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint64_t bytes = workspace_bytes;
     const struct {
@@ -317,9 +304,8 @@ static gt_status choose_algorithm(const CudaMachine& m, Plan* plan) {
     TRY(check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate"));
     gt_status status = set_preference(preference, plan->key, m.workspace_bytes);
     if (status == GT_OK) {
-        const cublasStatus_t found =
-            cublasLtMatmulAlgoGetHeuristic(m.cublas, plan->product, plan->b, plan->a, plan->c,
-                                           plan->c, preference, 1, &result, &count);
+        const cublasStatus_t found = cublasLtMatmulAlgoGetHeuristic(m.cublas, plan->product, plan->b, plan->a, plan->c,
+                                                                    plan->c, preference, 1, &result, &count);
         plan->found = found == CUBLAS_STATUS_SUCCESS && count > 0;
         if (plan->found) plan->algorithm = result.algo;
         if (found != CUBLAS_STATUS_SUCCESS && found != CUBLAS_STATUS_NOT_SUPPORTED)
@@ -367,15 +353,13 @@ static gt_status gemm(hy_backend* be, const hy_gemm_args* args) {
     if (g.K == 0) return plain_product(m, g); /* leaves beta c */
     TRY(find_plan(m, plan_key(g), &plan));
     if (!plan->found) return plain_product(m, g);
-    return check(cublasLtMatmul(m.cublas, plan->product, &g.alpha, g.b, plan->b, g.a, plan->a,
-                                &g.beta, g.c, plan->c, g.c, plan->c, &plan->algorithm, m.workspace,
-                                m.workspace_bytes, m.stream),
+    return check(cublasLtMatmul(m.cublas, plan->product, &g.alpha, g.b, plan->b, g.a, plan->a, &g.beta, g.c, plan->c,
+                                g.c, plan->c, &plan->algorithm, m.workspace, m.workspace_bytes, m.stream),
                  "cublasLtMatmul");
 }
 
 /* Plans and recordings count on the workspace. */
-static gt_status cuda_scratch(hy_backend* be, const hy_limits* limits, void* memory,
-                              size_t* bytes) {
+static gt_status cuda_scratch(hy_backend* be, const hy_limits* limits, void* memory, size_t* bytes) {
     if (memory) {
         forget_plans(cuda(be));
         forget_recordings(cuda(be));
@@ -406,8 +390,8 @@ static gt_status describe_device(CudaMachine& m) {
     TRY_CUDA(cudaGetDevice(&id));
     TRY_CUDA(cudaGetDeviceProperties(&properties, id));
     TRY_CUDA(cudaMemGetInfo(&m.memory_free, &total));
-    snprintf(m.device, sizeof m.device, "%.80s, sm_%d%d, %s", properties.name, properties.major,
-             properties.minor, names[m.dtype]);
+    snprintf(m.device, sizeof m.device, "%.80s, sm_%d%d, %s", properties.name, properties.major, properties.minor,
+             names[m.dtype]);
     return GT_OK;
 }
 

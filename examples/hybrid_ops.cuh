@@ -41,12 +41,12 @@ static size_t size_of(gt_dtype dtype) { return dtype == GT_BF16 || dtype == GT_F
 
 /* `y` counts columns or independent products. */
 template <class Params>
-static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Params), int64_t blocks,
-                         int64_t y, size_t smem, const Params& params) {
+static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Params), int64_t blocks, int64_t y,
+                         size_t smem, const Params& params) {
     if (blocks == 0 || y == 0) return GT_OK;
     if (blocks > INT32_MAX || y > 65535)
-        return hy_fail(GT_ERROR_SIZE, "cuda %s: %lld x %lld blocks exceed a grid", name,
-                       (long long)blocks, (long long)y);
+        return hy_fail(GT_ERROR_SIZE, "cuda %s: %lld x %lld blocks exceed a grid", name, (long long)blocks,
+                       (long long)y);
     const Grid grid = {(unsigned)blocks, (unsigned)y, 1};
     const cudaError_t error = launch(kernel, grid, THREADS, smem, m.stream, params);
     if (error == cudaSuccess) return GT_OK;
@@ -74,16 +74,14 @@ static bool in_fours(int64_t columns, Pointers... arrays) {
 }
 
 /* The number of partial sums of `columns` columns: `wanted`, or as many as there is room for. */
-static gt_status count_parts(const Machine& m, const char* name, int64_t wanted, int64_t columns,
-                             int64_t* parts) {
+static gt_status count_parts(const Machine& m, const char* name, int64_t wanted, int64_t columns, int64_t* parts) {
     *parts = smaller(smaller(wanted, PARTS), m.sums_count / (columns ? columns : 1));
     if (*parts > 0 || wanted == 0) return GT_OK;
-    return hy_fail(GT_ERROR_WORKSPACE, "cuda %s: %lld columns: scratch holds %lld numbers", name,
-                   (long long)columns, (long long)m.sums_count);
+    return hy_fail(GT_ERROR_WORKSPACE, "cuda %s: %lld columns: scratch holds %lld numbers", name, (long long)columns,
+                   (long long)m.sums_count);
 }
 
-static gt_status reduce_parts(const Machine& m, float* out, int64_t parts, int64_t columns,
-                              int accumulate) {
+static gt_status reduce_parts(const Machine& m, float* out, int64_t parts, int64_t columns, int accumulate) {
     const gt_status status = reduce_rows(m.sums, out, parts, columns, accumulate, m.stream);
     return status == GT_OK ? GT_OK : hy_fail(status, "cuda reduce_rows: %s", gt_last_error());
 }
@@ -159,7 +157,8 @@ struct EachParams {
 };
 
 template <class From, class To, int N, class F>
-GT_KERNEL(THREADS, 1) each_kernel(const GT_GRID_CONSTANT EachParams p) {
+GT_KERNEL(THREADS, 1)
+each_kernel(const GT_GRID_CONSTANT EachParams p) {
     const int64_t i = ((int64_t)block_x() * THREADS + thread_id()) * N;
     if (i >= p.n) return;
     float x[3][N] = {}, y[N];
@@ -175,8 +174,8 @@ static gt_status each(const Machine& m, const char* name, gt_dtype dtype, EachPa
     const bool fours = in_fours(p.n, p.in[0], p.in[1], p.in[2], p.out);
     return with_layout(dtype, fours, [&](auto l) {
         using L = decltype(l);
-        return enqueue(m, name, each_kernel<typename L::T, typename L::T, L::N, F>,
-                       ceil_div(p.n, THREADS * L::N), 1, 0, p);
+        return enqueue(m, name, each_kernel<typename L::T, typename L::T, L::N, F>, ceil_div(p.n, THREADS * L::N), 1, 0,
+                       p);
     });
 }
 
@@ -191,7 +190,8 @@ struct ColumnsParams {
 };
 
 template <class T, int N>
-GT_KERNEL(THREADS, 1) columns_kernel(const GT_GRID_CONSTANT ColumnsParams p) {
+GT_KERNEL(THREADS, 1)
+columns_kernel(const GT_GRID_CONSTANT ColumnsParams p) {
     const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
     const int64_t first = row_of_warp() * p.rows;
     const int64_t last = first + p.rows < p.M ? first + p.rows : p.M;
@@ -207,17 +207,16 @@ GT_KERNEL(THREADS, 1) columns_kernel(const GT_GRID_CONSTANT ColumnsParams p) {
 }
 
 /* out[d] (+)= sum over rows of weight[row] x[row][d] */
-static gt_status sum_columns(const Machine& m, const char* name, gt_dtype dtype, int64_t M,
-                             int64_t D, const void* x, const float* weight, float* out,
-                             int accumulate) {
+static gt_status sum_columns(const Machine& m, const char* name, gt_dtype dtype, int64_t M, int64_t D, const void* x,
+                             const float* weight, float* out, int accumulate) {
     int64_t parts;
     const gt_status status = count_parts(m, name, ceil_div(M, 8 * WARPS), D, &parts);
     if (status != GT_OK) return status;
     const ColumnsParams p = {x, weight, m.sums, M, D, parts ? ceil_div(M, parts * WARPS) : 0};
     const gt_status summed = with_layout(dtype, in_fours(D, x), [&](auto l) {
         using L = decltype(l);
-        return enqueue(m, name, columns_kernel<typename L::T, L::N>, parts,
-                       ceil_div(D, 32 * L::N), block_sums_bytes<1, L::N>(), p);
+        return enqueue(m, name, columns_kernel<typename L::T, L::N>, parts, ceil_div(D, 32 * L::N),
+                       block_sums_bytes<1, L::N>(), p);
     });
     return summed == GT_OK ? reduce_parts(m, out, parts, D, accumulate) : summed;
 }
@@ -240,8 +239,7 @@ GT_KERNEL(THREADS, 1) product_kernel(const GT_GRID_CONSTANT ProductParams p) {
     const int64_t c = block_y() * g.c_step + row * g.ldc + column;
     float sum = 0.0f;
     for (int64_t k = 0; k < g.K; k++)
-        sum = fma_rn(load_as(g.a, g.dtype, a_first + k * a_next),
-                     load_as(g.b, g.dtype, b_first + k * b_next), sum);
+        sum = fma_rn(load_as(g.a, g.dtype, a_first + k * a_next), load_as(g.b, g.dtype, b_first + k * b_next), sum);
     sum *= g.alpha;
     if (g.beta != 0.0f) sum = fma_rn(g.beta, load_as(g.c, g.c_dtype, c), sum);
     store_as(g.c, g.c_dtype, c, sum);
@@ -277,7 +275,8 @@ struct EmbeddingParams {
 
 /* grid ceil(M/8), a warp per row */
 template <class T, int N>
-GT_KERNEL(THREADS, 1) embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
+GT_KERNEL(THREADS, 1)
+embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
     const int64_t row = row_of_warp();
     if (row >= p.M) return;
     const int64_t from = p.token[row] * p.D;
@@ -292,7 +291,8 @@ GT_KERNEL(THREADS, 1) embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingP
  * grid V x parts x ceil(D / 128) as x = v * parts + part; 4 KB of shared memory.  Every block looks
  * at its part of the tokens, and reads only the rows that it adds. */
 template <class T, int N>
-GT_KERNEL(THREADS, 1) embedding_backward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
+GT_KERNEL(THREADS, 1)
+embedding_backward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
     constexpr int AT_ONCE = 8; /* loads in flight */
     const int64_t parts = grid_x() / p.V, v = block_x() / parts, part = block_x() % parts;
     const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
@@ -306,8 +306,7 @@ GT_KERNEL(THREADS, 1) embedding_backward_kernel(const GT_GRID_CONSTANT Embedding
             float x[AT_ONCE][N] = {};
             GT_UNROLL
             for (int k = 0; k < AT_ONCE; k++)
-                if (shfl_idx(mine, lane + k) == v && d < p.D)
-                    load<T>(x[k], p.dy, (row + lane + k) * p.D + d);
+                if (shfl_idx(mine, lane + k) == v && d < p.D) load<T>(x[k], p.dy, (row + lane + k) * p.D + d);
             GT_UNROLL
             for (int k = 0; k < AT_ONCE; k++) {
                 GT_UNROLL
@@ -322,8 +321,8 @@ static gt_status embedding_forward(hy_backend* be, const hy_embedding_args* a) {
     const EmbeddingParams p = {a->M, a->V, a->D, a->token, a->table, nullptr, a->y, nullptr, 0};
     return with_layout(a->dtype, in_fours(a->D, a->table, a->y), [&](auto l) {
         using L = decltype(l);
-        return enqueue(machine(be), "embedding", embedding_forward_kernel<typename L::T, L::N>,
-                       ceil_div(a->M, WARPS), 1, 0, p);
+        return enqueue(machine(be), "embedding", embedding_forward_kernel<typename L::T, L::N>, ceil_div(a->M, WARPS),
+                       1, 0, p);
     });
 }
 
@@ -359,8 +358,7 @@ struct LerpParams {
 
 /* x of the token before row `row`, which is number t of its sequence. */
 template <class T, int N>
-GT_DEV void load_before(float (&before)[N], const LerpParams& p, int64_t row, int64_t t,
-                        int64_t d) {
+GT_DEV void load_before(float (&before)[N], const LerpParams& p, int64_t row, int64_t t, int64_t d) {
     if (t > 0) {
         load<T>(before, p.x, (row - 1) * p.D + d);
         return;
@@ -383,7 +381,8 @@ GT_DEV void load_weight(float (&w)[N], const LerpParams& p, int i, int64_t row, 
 /* grid ceil(M/8), a warp per row.  The warp that reads a sequence's state_in also writes its
  * state_out, as the two may be the same. */
 template <class T, int N, int COUNT>
-GT_KERNEL(THREADS, 1) lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
+GT_KERNEL(THREADS, 1)
+lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
     const int64_t row = row_of_warp(), t = row % p.T;
     if (row >= p.M) return;
     for (int64_t d = lane_id() * N; d < p.D; d += 32 * N) {
@@ -410,7 +409,8 @@ GT_KERNEL(THREADS, 1) lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
  * grid parts x ceil(D / 128); reads x, and m and dy once (and 1/rows of them again), writes dx and
  * dm; 20 KB of shared memory for the five. */
 template <class T, int N, int COUNT>
-GT_KERNEL(THREADS, 1) lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
+GT_KERNEL(THREADS, 1)
+lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
     const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
     const int64_t first = row_of_warp() * p.rows;
     const int64_t last = first + p.rows < p.M ? first + p.rows : p.M;
@@ -481,8 +481,7 @@ static gt_status lerp_group_forward(const Machine& m, const hy_lerp_args* a, int
     const bool fours = in_fours(p.D, p.x, p.m, p.mu, p.y, p.state_out);
     return with_layout(a->dtype, fours, [&](auto l) {
         using L = decltype(l);
-        return enqueue(m, "lerp", lerp_forward_kernel<typename L::T, L::N, COUNT>,
-                       ceil_div(p.M, WARPS), 1, 0, p);
+        return enqueue(m, "lerp", lerp_forward_kernel<typename L::T, L::N, COUNT>, ceil_div(p.M, WARPS), 1, 0, p);
     });
 }
 
@@ -497,8 +496,8 @@ static gt_status lerp_group_backward(const Machine& m, const hy_lerp_args* a, in
     const bool fours = in_fours(p.D, p.x, p.m, p.mu, p.dy, p.dx, p.dm);
     status = with_layout(a->dtype, fours, [&](auto l) {
         using L = decltype(l);
-        return enqueue(m, "lerp", lerp_backward_kernel<typename L::T, L::N, COUNT>, parts,
-                       ceil_div(p.D, 32 * L::N), block_sums_bytes<COUNT, L::N>(), p);
+        return enqueue(m, "lerp", lerp_backward_kernel<typename L::T, L::N, COUNT>, parts, ceil_div(p.D, 32 * L::N),
+                       block_sums_bytes<COUNT, L::N>(), p);
     });
     if (status != GT_OK || !a->dmu) return status;
     return reduce_parts(m, a->dmu + i * p.D, parts, COUNT * p.D, a->accumulate);
@@ -507,16 +506,14 @@ static gt_status lerp_group_backward(const Machine& m, const hy_lerp_args* a, in
 static gt_status lerp_forward(hy_backend* be, const hy_lerp_args* a) {
     if (a->count == 5) return lerp_group_forward<5>(machine(be), a, 0);
     gt_status status = GT_OK;
-    for (int64_t i = 0; i < a->count && status == GT_OK; i++)
-        status = lerp_group_forward<1>(machine(be), a, i);
+    for (int64_t i = 0; i < a->count && status == GT_OK; i++) status = lerp_group_forward<1>(machine(be), a, i);
     return status;
 }
 
 static gt_status lerp_backward(hy_backend* be, const hy_lerp_args* a) {
     if (a->count == 5) return lerp_group_backward<5>(machine(be), a, 0);
     gt_status status = GT_OK;
-    for (int64_t i = 0; i < a->count && status == GT_OK; i++)
-        status = lerp_group_backward<1>(machine(be), a, i);
+    for (int64_t i = 0; i < a->count && status == GT_OK; i++) status = lerp_group_backward<1>(machine(be), a, i);
     return status;
 }
 
@@ -525,8 +522,7 @@ static gt_status lerp_backward(hy_backend* be, const hy_lerp_args* a) {
 GT_HD float tanh_of(float x) {
     /* the quotient cancels near 0, where the series is exact to the last bit */
     const float s = x * x;
-    const float series =
-        s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315 + s * (62.0f / 2835))));
+    const float series = s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315 + s * (62.0f / 2835))));
     return s < 0.0625f ? fma_rn(x, series, x) : 1.0f - 2.0f / (exp_accurate(2.0f * x) + 1.0f);
 }
 
@@ -534,9 +530,7 @@ GT_HD float tanh_of(float x) {
  * 1 to all digits; the bound keeps x^3 from overflowing, and NaN as it is. */
 GT_HD float gelu_bound(float x) { return x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x; }
 
-GT_HD float gelu_sigmoid(float c) {
-    return sigmoid(c * fma_rn(0.071354816272600f * c, c, 1.5957691216057308f));
-}
+GT_HD float gelu_sigmoid(float c) { return sigmoid(c * fma_rn(0.071354816272600f * c, c, 1.5957691216057308f)); }
 
 GT_HD float gelu_of(float x) { return (x < -16.0f ? -16.0f : x) * gelu_sigmoid(gelu_bound(x)); }
 
@@ -578,9 +572,9 @@ static gt_status check_function(hy_function function) {
 static gt_status map_forward(hy_backend* be, const hy_map_args* a) {
     const EachParams p = {{a->x, nullptr, nullptr}, a->y, a->n};
     switch (a->function) {
-        case HY_TANH: return each<Tanh>(machine(be), "map", a->dtype, p);
-        case HY_GELU: return each<Gelu>(machine(be), "map", a->dtype, p);
-        case HY_NEG_EXP: return each<NegExp>(machine(be), "map", a->dtype, p);
+    case HY_TANH: return each<Tanh>(machine(be), "map", a->dtype, p);
+    case HY_GELU: return each<Gelu>(machine(be), "map", a->dtype, p);
+    case HY_NEG_EXP: return each<NegExp>(machine(be), "map", a->dtype, p);
     }
     return check_function(a->function);
 }
@@ -588,15 +582,14 @@ static gt_status map_forward(hy_backend* be, const hy_map_args* a) {
 template <class F>
 static gt_status map_backward_of(const Machine& m, const hy_map_args* a, const void* at) {
     const EachParams p = {{a->dy, at, a->accumulate ? a->dx : nullptr}, a->dx, a->n};
-    return a->accumulate ? each<BackwardAdd<F>>(m, "map", a->dtype, p)
-                         : each<Backward<F>>(m, "map", a->dtype, p);
+    return a->accumulate ? each<BackwardAdd<F>>(m, "map", a->dtype, p) : each<Backward<F>>(m, "map", a->dtype, p);
 }
 
 static gt_status map_backward(hy_backend* be, const hy_map_args* a) {
     switch (a->function) {
-        case HY_TANH: return map_backward_of<Tanh>(machine(be), a, a->y);
-        case HY_GELU: return map_backward_of<Gelu>(machine(be), a, a->x);
-        case HY_NEG_EXP: return map_backward_of<NegExp>(machine(be), a, a->y);
+    case HY_TANH: return map_backward_of<Tanh>(machine(be), a, a->y);
+    case HY_GELU: return map_backward_of<Gelu>(machine(be), a, a->x);
+    case HY_NEG_EXP: return map_backward_of<NegExp>(machine(be), a, a->y);
     }
     return check_function(a->function);
 }
@@ -611,7 +604,8 @@ struct BiasParams {
 
 /* grid ceil(M/8), a warp per row */
 template <class T, int N>
-GT_KERNEL(THREADS, 1) bias_forward_kernel(const GT_GRID_CONSTANT BiasParams p) {
+GT_KERNEL(THREADS, 1)
+bias_forward_kernel(const GT_GRID_CONSTANT BiasParams p) {
     const int64_t row = row_of_warp();
     for (int64_t d = lane_id() * N; row < p.M && d < p.D; d += 32 * N) {
         float y[N], bias[N];
@@ -627,14 +621,12 @@ static gt_status bias_forward(hy_backend* be, const hy_bias_args* a) {
     const BiasParams p = {a->M, a->D, a->bias, a->y};
     return with_layout(a->dtype, in_fours(a->D, a->y, a->bias), [&](auto l) {
         using L = decltype(l);
-        return enqueue(machine(be), "bias", bias_forward_kernel<typename L::T, L::N>,
-                       ceil_div(a->M, WARPS), 1, 0, p);
+        return enqueue(machine(be), "bias", bias_forward_kernel<typename L::T, L::N>, ceil_div(a->M, WARPS), 1, 0, p);
     });
 }
 
 static gt_status bias_backward(hy_backend* be, const hy_bias_args* a) {
-    return sum_columns(machine(be), "bias", a->dtype, a->M, a->D, a->dy, nullptr, a->dbias,
-                       a->accumulate);
+    return sum_columns(machine(be), "bias", a->dtype, a->M, a->D, a->dy, nullptr, a->dbias, a->accumulate);
 }
 
 /* ---- gate_mix -------------------------------------------------------------------------------- */
@@ -649,7 +641,8 @@ struct GateMixParams {
 
 /* Both: grid ceil(M/8), a warp per row, which it reads twice. */
 template <class T, int N>
-GT_KERNEL(THREADS, 1) gate_mix_forward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
+GT_KERNEL(THREADS, 1)
+gate_mix_forward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
     const int64_t row = row_of_warp(), D = p.D;
     if (row >= p.M) return;
     float a[N], b[N], wa[N], wb[N], g = p.bias[0];
@@ -678,7 +671,8 @@ GT_KERNEL(THREADS, 1) gate_mix_forward_kernel(const GT_GRID_CONSTANT GateMixPara
 }
 
 template <class T, int N>
-GT_KERNEL(THREADS, 1) gate_mix_backward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
+GT_KERNEL(THREADS, 1)
+gate_mix_backward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
     const int64_t row = row_of_warp(), D = p.D;
     if (row >= p.M) return;
     float a[N], b[N], dy[N], wa[N] = {}, wb[N] = {}, s = 0.0f;
@@ -710,16 +704,15 @@ GT_KERNEL(THREADS, 1) gate_mix_backward_kernel(const GT_GRID_CONSTANT GateMixPar
 }
 
 static GateMixParams gate_mix_params(const hy_gate_mix_args* a) {
-    return {a->M,      a->D,    a->a, a->b,  a->residual, a->dy,
-            a->weight, a->bias, a->y, a->da, a->db,       a->gate};
+    return {a->M, a->D, a->a, a->b, a->residual, a->dy, a->weight, a->bias, a->y, a->da, a->db, a->gate};
 }
 
 static gt_status gate_mix_forward(hy_backend* be, const hy_gate_mix_args* a) {
     const bool fours = in_fours(a->D, a->a, a->b, a->residual, a->weight, a->y);
     return with_layout(a->dtype, fours, [&](auto l) {
         using L = decltype(l);
-        return enqueue(machine(be), "gate_mix", gate_mix_forward_kernel<typename L::T, L::N>,
-                       ceil_div(a->M, WARPS), 1, 0, gate_mix_params(a));
+        return enqueue(machine(be), "gate_mix", gate_mix_forward_kernel<typename L::T, L::N>, ceil_div(a->M, WARPS), 1,
+                       0, gate_mix_params(a));
     });
 }
 
@@ -728,13 +721,13 @@ static gt_status gate_mix_backward(hy_backend* be, const hy_gate_mix_args* a) {
     const bool fours = in_fours(a->D, a->a, a->b, a->dy, a->weight, a->da, a->db);
     gt_status status = with_layout(a->dtype, fours, [&](auto l) {
         using L = decltype(l);
-        return enqueue(m, "gate_mix", gate_mix_backward_kernel<typename L::T, L::N>,
-                       ceil_div(a->M, WARPS), 1, 0, gate_mix_params(a));
+        return enqueue(m, "gate_mix", gate_mix_backward_kernel<typename L::T, L::N>, ceil_div(a->M, WARPS), 1, 0,
+                       gate_mix_params(a));
     });
     const void* branches[] = {a->a, a->b};
     for (int k = 0; k < 2 && a->dweight && status == GT_OK; k++)
-        status = sum_columns(m, "gate_mix", a->dtype, a->M, a->D, branches[k], a->gate,
-                             a->dweight + k * a->D, a->accumulate);
+        status = sum_columns(m, "gate_mix", a->dtype, a->M, a->D, branches[k], a->gate, a->dweight + k * a->D,
+                             a->accumulate);
     if (status != GT_OK || !a->dbias) return status;
     return sum_columns(m, "gate_mix", GT_F32, a->M, 1, a->gate, nullptr, a->dbias, a->accumulate);
 }
@@ -761,7 +754,8 @@ GT_DEV float warp_max(float value) {
 
 /* grid ceil(M/8), a warp per row, which it reads twice */
 template <class T>
-GT_KERNEL(THREADS, 1) cross_entropy_forward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
+GT_KERNEL(THREADS, 1)
+cross_entropy_forward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
     const int64_t row = row_of_warp();
     if (row >= p.M) return;
     const T* z = static_cast<const T*>(p.logits) + row * p.V;
@@ -808,7 +802,8 @@ GT_KERNEL(THREADS, 1) cross_entropy_total_kernel(const GT_GRID_CONSTANT CrossEnt
 
 /* grid ceil(M/8), a warp per row */
 template <class T>
-GT_KERNEL(THREADS, 1) cross_entropy_backward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
+GT_KERNEL(THREADS, 1)
+cross_entropy_backward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
     const int64_t row = row_of_warp();
     if (row >= p.M) return;
     T* z = static_cast<T*>(p.logits) + row * p.V;
@@ -830,9 +825,8 @@ static gt_status cross_entropy_forward(hy_backend* be, const hy_cross_entropy_ar
     const Machine& m = machine(be);
     const CrossEntropyParams p = cross_entropy_params(a);
     const gt_status status = with_layout(a->dtype, false, [&](auto l) {
-        return enqueue(m, "cross_entropy",
-                       cross_entropy_forward_kernel<typename decltype(l)::T>,
-                       ceil_div(a->M, WARPS), 1, 0, p);
+        return enqueue(m, "cross_entropy", cross_entropy_forward_kernel<typename decltype(l)::T>, ceil_div(a->M, WARPS),
+                       1, 0, p);
     });
     if (status != GT_OK) return status;
     return enqueue(m, "cross_entropy", cross_entropy_total_kernel, 1, 1, 8 * THREADS, p);
@@ -840,8 +834,7 @@ static gt_status cross_entropy_forward(hy_backend* be, const hy_cross_entropy_ar
 
 static gt_status cross_entropy_backward(hy_backend* be, const hy_cross_entropy_args* a) {
     return with_layout(a->dtype, false, [&](auto l) {
-        return enqueue(machine(be), "cross_entropy",
-                       cross_entropy_backward_kernel<typename decltype(l)::T>,
+        return enqueue(machine(be), "cross_entropy", cross_entropy_backward_kernel<typename decltype(l)::T>,
                        ceil_div(a->M, WARPS), 1, 0, cross_entropy_params(a));
     });
 }
@@ -864,8 +857,7 @@ GT_KERNEL(THREADS, 1) squares_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     const int64_t first = start + k * length, last = first + length < end ? first + length : end;
     double sum = 0.0;
     GT_UNROLL
-    for (int64_t i = first + thread_id(); i < last; i += THREADS)
-        sum += (double)p.grad[i] * (double)p.grad[i];
+    for (int64_t i = first + thread_id(); i < last; i += THREADS) sum += (double)p.grad[i] * (double)p.grad[i];
     sum = block_sum(sum);
     if (thread_id() == 0) p.slices[block_x()] = sum;
 }
@@ -900,8 +892,7 @@ static gt_status grad_norm(hy_backend* be, const hy_grad_norm_args* a) {
     gt_status status = count_parts(m, "grad_norm", 16, 2 * a->segments.count, &slices);
     if (status != GT_OK) return status;
     double* pieces = reinterpret_cast<double*>(m.sums);
-    const GradNormParams p = {a->segments, a->grad, a->control, pieces,
-                              a->partial,  a->norm, slices};
+    const GradNormParams p = {a->segments, a->grad, a->control, pieces, a->partial, a->norm, slices};
     status = enqueue(m, "grad_norm", squares_kernel, a->segments.count * slices, 1, 8 * THREADS, p);
     if (status != GT_OK) return status;
     return enqueue(m, "grad_norm", grad_norm_kernel, 1, 1, 8 * HY_GROUPS, p);
@@ -919,7 +910,8 @@ constexpr int ADAMW_BLOCKS = 1024;
 /* The number of elements is known to the device alone: each of the 1024 blocks takes its share.
  * Reads 16 bytes and writes 12 of every parameter, and its copy. */
 template <class T>
-GT_KERNEL(THREADS, 1) adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {
+GT_KERNEL(THREADS, 1)
+adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {
     const float norm = p.norm[HY_GROUPS], max_norm = p.control[HY_MAX_NORM];
     if (!(norm <= 3.402823466e38f)) return;
     float scale = 1.0f / p.control[HY_LOSS_SCALE];
@@ -958,8 +950,7 @@ GT_KERNEL(THREADS, 1) adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {
 static gt_status adamw(hy_backend* be, const hy_adamw_args* a) {
     const AdamwParams p = {a->segments, a->control, a->norm, a->grad, a->w, a->m, a->v, a->copy};
     return with_layout(a->copy ? a->copy_dtype : GT_F32, false, [&](auto l) {
-        return enqueue(machine(be), "adamw", adamw_kernel<typename decltype(l)::T>, ADAMW_BLOCKS, 1,
-                       0, p);
+        return enqueue(machine(be), "adamw", adamw_kernel<typename decltype(l)::T>, ADAMW_BLOCKS, 1, 0, p);
     });
 }
 
@@ -1004,22 +995,20 @@ GT_KERNEL(THREADS, 1) carry_kernel(const GT_GRID_CONSTANT CarryParams p) {
 
 static gt_status carry(hy_backend* be, const hy_carry_args* a) {
     const CarryParams p = {*a};
-    return enqueue(machine(be), "carry", carry_kernel, ceil_div(a->count * a->B * a->n, THREADS), 1,
-                   0, p);
+    return enqueue(machine(be), "carry", carry_kernel, ceil_div(a->count * a->B * a->n, THREADS), 1, 0, p);
 }
 
 /* ---- the operators of gt_kernels.h ----------------------------------------------------------- */
 
-#define HY_DEVICE_OP(name, op)                                                 \
-    static gt_status name(hy_backend* be, const gt_##op##_args* a) {           \
-        const gt_status status = gt_##name(a, machine(be).stream);             \
-        return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error()); \
+#define HY_DEVICE_OP(name, op)                                                                                         \
+    static gt_status name(hy_backend* be, const gt_##op##_args* a) {                                                   \
+        const gt_status status = gt_##name(a, machine(be).stream);                                                     \
+        return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error());                                       \
     }
-#define HY_DEVICE_WORKSPACE(op)                                                  \
-    static gt_status op##_workspace(hy_backend*, const gt_##op##_args* a,        \
-                                    gt_workspace* need) {                        \
-        const gt_status status = gt_##op##_workspace(a, need);                   \
-        return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error()); \
+#define HY_DEVICE_WORKSPACE(op)                                                                                        \
+    static gt_status op##_workspace(hy_backend*, const gt_##op##_args* a, gt_workspace* need) {                        \
+        const gt_status status = gt_##op##_workspace(a, need);                                                         \
+        return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error());                                       \
     }
 HY_DEVICE_WORKSPACE(wkv6)
 HY_DEVICE_OP(wkv6_forward, wkv6)

@@ -118,11 +118,11 @@ typedef struct hy_gate_mix_args {
     const float *weight;  /* in  [2,D], NULL: g = bias */
     const float *bias;    /* in  [1] */
     void *y;              /* out [M,D], may equal residual */
-    float *gate;    /* out [M] forward: g; backward reads it and leaves q (without weight: s) */
-    const void *dy; /* in  [M,D], also the gradient of residual */
-    void *da, *db;  /* out [M,D] */
-    float *dweight; /* out [2,D], accumulates */
-    float *dbias;   /* out [1], accumulates */
+    float *gate;          /* out [M] forward: g; backward reads it and leaves q (without weight: s) */
+    const void *dy;       /* in  [M,D], also the gradient of residual */
+    void *da, *db;        /* out [M,D] */
+    float *dweight;       /* out [2,D], accumulates */
+    float *dbias;         /* out [1], accumulates */
 } hy_gate_mix_args;
 
 /* ---- cross_entropy ----------------------------------------------------------------------------
@@ -246,10 +246,8 @@ struct hy_backend {
     void (*release)(hy_backend *, void *memory);
     gt_status (*upload)(hy_backend *, void *to, const void *host, size_t bytes);
     gt_status (*download)(hy_backend *, void *host, const void *from, size_t bytes);
-    gt_status (*write)(hy_backend *, void *to, gt_dtype, const double *host,
-                       int64_t n); /* rounds */
-    gt_status (*read)(hy_backend *, double *host, const void *from, gt_dtype,
-                      int64_t n); /* widens */
+    gt_status (*write)(hy_backend *, void *to, gt_dtype, const double *host, int64_t n);  /* rounds */
+    gt_status (*read)(hy_backend *, double *host, const void *from, gt_dtype, int64_t n); /* widens */
     gt_status (*copy)(hy_backend *, void *to, const void *from, size_t bytes);
     gt_status (*zero)(hy_backend *, void *to, size_t bytes);
     gt_status (*synchronize)(hy_backend *);
@@ -278,16 +276,14 @@ struct hy_backend {
     gt_status (*ssd_forward)(hy_backend *, const gt_ssd_args *);
     gt_status (*ssd_backward)(hy_backend *, const gt_ssd_args *);
     gt_status (*ssd_step)(hy_backend *, const gt_ssd_args *);
-    gt_status (*selective_scan_workspace)(hy_backend *, const gt_selective_scan_args *,
-                                          gt_workspace *);
+    gt_status (*selective_scan_workspace)(hy_backend *, const gt_selective_scan_args *, gt_workspace *);
     gt_status (*selective_scan_forward)(hy_backend *, const gt_selective_scan_args *);
     gt_status (*selective_scan_backward)(hy_backend *, const gt_selective_scan_args *);
     gt_status (*conv1d_workspace)(hy_backend *, const gt_conv1d_args *, gt_workspace *);
     gt_status (*conv1d_forward)(hy_backend *, const gt_conv1d_args *);
     gt_status (*conv1d_backward)(hy_backend *, const gt_conv1d_args *);
     gt_status (*conv1d_step)(hy_backend *, const gt_conv1d_args *);
-    gt_status (*rmsnorm_linear_workspace)(hy_backend *, const gt_rmsnorm_linear_args *,
-                                          gt_workspace *);
+    gt_status (*rmsnorm_linear_workspace)(hy_backend *, const gt_rmsnorm_linear_args *, gt_workspace *);
     gt_status (*rmsnorm_linear_forward)(hy_backend *, const gt_rmsnorm_linear_args *);
     gt_status (*rmsnorm_linear_backward)(hy_backend *, const gt_rmsnorm_linear_args *);
     gt_status (*norm_mix_workspace)(hy_backend *, const gt_norm_mix_args *, gt_workspace *);

@@ -8,15 +8,15 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        gt_status status_ = (call);                                                                \
-        if (status_ != GT_OK) return status_;                                                      \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
 static const char format_key[] = "hybrid_train_format", format[] = "1";
 static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
-enum { VALUE_MAX = 4 * HY_TEXT_MAX }; /* of a metadata text that this program writes */
+enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* of a metadata text that this program writes */
 
 /* The numbers of hy_progress as the file has them: keys "run.NAME". */
 static const struct number {
@@ -25,9 +25,9 @@ static const struct number {
     size_t offset;
     int count;
 } numbers[] = {
-#define WHOLES(name, field, count)                                                                 \
+#define WHOLES(name, field, count)                                                                                     \
     { name, 1, offsetof(hy_progress, field), count }
-#define REALS(name, field, count)                                                                  \
+#define REALS(name, field, count)                                                                                      \
     { name, 0, offsetof(hy_progress, field), count }
     WHOLES("steps", steps, 1),
     WHOLES("tokens", tokens, 1),
@@ -88,8 +88,7 @@ void hy_text_sum(const hy_text *text, char hex[65]) {
     hy_sha256 sum;
     hy_sha256_start(&sum);
     for (int64_t i = 0, n; i < text->size; i += n) {
-        for (n = 0; n < (int64_t)sizeof piece && i + n < text->size; n++)
-            piece[n] = text->byte_of[text->token[i + n]];
+        for (n = 0; n < (int64_t)sizeof piece && i + n < text->size; n++) piece[n] = text->byte_of[text->token[i + n]];
         hy_sha256_add(&sum, piece, (size_t)n);
     }
     hy_sha256_end(&sum, hex);
@@ -110,11 +109,9 @@ static gt_status add_numbers(hy_file_writer *w, const struct number *n, const hy
     for (int i = 0; i < n->count; i++) {
         const char *at = (const char *)p + n->offset + 8 * i, *space = i ? " " : "";
         if (n->is_whole)
-            used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", space,
-                             (long long)*(const int64_t *)at);
+            used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", space, (long long)*(const int64_t *)at);
         else
-            used += snprintf(text + used, sizeof text - (size_t)used, "%s%.17g", space,
-                             *(const double *)at);
+            used += snprintf(text + used, sizeof text - (size_t)used, "%s%.17g", space, *(const double *)at);
     }
     return hy_writer_text(w, key, text);
 }
@@ -145,15 +142,13 @@ static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
 }
 
 /* The numbers of a tensor as floats; room: for its doubles. */
-static gt_status add_data(hy_file_writer *w, hy_model *model, const hy_tensor *t, double *room,
-                          const char *path) {
+static gt_status add_data(hy_file_writer *w, hy_model *model, const hy_tensor *t, double *room, const char *path) {
     float *floats = (float *)room;
     TRY(hy_model_read_tensor(model, t, room));
     for (int64_t i = 0; i < t->count; i++) {
         double x = room[i];
         if (!isfinite(x))
-            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite",
-                           path, t->name);
+            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite", path, t->name);
         float y = (float)x; /* the first bytes of room[i / 2], which were read */
         memcpy(floats + i, &y, sizeof y);
     }
@@ -166,15 +161,13 @@ static int64_t largest(const hy_tensor *list, int count) {
     return most;
 }
 
-static gt_status write_run(hy_file_writer *w, const hy_run *run, const hy_tensor *list, int count,
-                           double *room, const char *path) {
+static gt_status write_run(hy_file_writer *w, const hy_run *run, const hy_tensor *list, int count, double *room,
+                           const char *path) {
     TRY(add_texts(w, run));
     if (run->tracks) TRY(hy_writer_tensor(w, positions, HY_FILE_I64, 1, &run->tracks->rows));
-    for (int i = 0; i < count; i++)
-        TRY(hy_writer_tensor(w, list[i].name, HY_FILE_F32, list[i].rank, list[i].shape));
+    for (int i = 0; i < count; i++) TRY(hy_writer_tensor(w, list[i].name, HY_FILE_F32, list[i].rank, list[i].shape));
     TRY(hy_writer_begin(w));
-    if (run->tracks)
-        TRY(hy_writer_data(w, run->tracks->next, (size_t)run->tracks->rows * sizeof(int64_t)));
+    if (run->tracks) TRY(hy_writer_data(w, run->tracks->next, (size_t)run->tracks->rows * sizeof(int64_t)));
     for (int i = 0; i < count; i++) TRY(add_data(w, run->model, list + i, room, path));
     return GT_OK;
 }
@@ -198,8 +191,7 @@ gt_status hy_save_fits(const char *path, const char *reads) {
         hy_file file;
         gt_status status = hy_saved_open(&file, path);
         hy_file_close(&file);
-        if (status != GT_OK)
-            return hy_fail(status, "it would replace what is no model file: %s", hy_last_error());
+        if (status != GT_OK) return hy_fail(status, "it would replace what is no model file: %s", hy_last_error());
     }
     return hy_writer_fits(path, reads);
 }
@@ -208,9 +200,8 @@ gt_status hy_save_fits(const char *path, const char *reads) {
 
 static gt_status damaged(const hy_file *f, const char *key) {
     const char *text = hy_file_text_of(f, key);
-    return hy_fail(GT_ERROR_VALUE,
-                   text ? "%s: damaged: its %s is '%.60s'" : "%s: damaged: its %s is missing",
-                   f->path, key, text);
+    return hy_fail(GT_ERROR_VALUE, text ? "%s: damaged: its %s is '%.60s'" : "%s: damaged: its %s is missing", f->path,
+                   key, text);
 }
 
 /* The text of a key; NULL, with the reason, if it is missing. */
@@ -220,8 +211,7 @@ static const char *text_of(const hy_file *f, const char *key) {
     return text;
 }
 
-static gt_status read_whole(const hy_file *f, const char *key, int64_t least, int64_t most,
-                            int64_t *number) {
+static gt_status read_whole(const hy_file *f, const char *key, int64_t least, int64_t most, int64_t *number) {
     const char *text = text_of(f, key);
     char *end;
     if (!text) return GT_ERROR_VALUE;
@@ -270,9 +260,8 @@ static gt_status check_progress(const hy_file *f, const hy_progress *p) {
 
 /* Whether a file may have this key.  Any other is refused: it may be a damaged one. */
 static int is_key(const char *key) {
-    static const char *const others[] = {
-        "checksum", format_key,    "vocabulary",          "first_byte",
-        "device",   "data_sha256", "run.optimizer_steps", "format"};
+    static const char *const others[] = {"checksum", format_key,    "vocabulary",          "first_byte",
+                                         "device",   "data_sha256", "run.optimizer_steps", "format"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (!strcmp(key, others[i])) return 1;
     if (!strncmp(key, "user.", 5)) return 1;
@@ -286,16 +275,13 @@ static int is_key(const char *key) {
 static gt_status check_keys(const hy_file *f) {
     const char *version = hy_file_text_of(f, format_key);
     if (!version)
-        return hy_fail(GT_ERROR_VALUE,
-                       "%s: a safetensors file, but none of hybrid_train: it has no key '%s'",
-                       f->path, format_key);
+        return hy_fail(GT_ERROR_VALUE, "%s: a safetensors file, but none of hybrid_train: it has no key '%s'", f->path,
+                       format_key);
     if (strcmp(version, format))
-        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s'",
-                       f->path, version, format);
+        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s'", f->path, version, format);
     for (int i = 0; i < f->text_count; i++)
         if (!is_key(f->texts[i].key))
-            return hy_fail(GT_ERROR_VALUE,
-                           "%s: damaged: unknown key '%.60s' (your own ones begin with 'user.')",
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: unknown key '%.60s' (your own ones begin with 'user.')",
                            f->path, f->texts[i].key);
     return GT_OK;
 }
@@ -334,14 +320,13 @@ gt_status hy_saved_first_byte(const hy_file *f, uint8_t *byte) {
 static void print_shape(char *text, size_t size, int rank, const int64_t *shape) {
     size_t used = (size_t)snprintf(text, size, "[");
     for (int i = 0; i < rank; i++)
-        used +=
-            (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)shape[i]);
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? "," : "", (long long)shape[i]);
     snprintf(text + used, size - used, "]");
 }
 
 /* The file's tensor of this name and shape; NULL with the reason. */
-static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_file_dtype dtype,
-                                         int rank, const int64_t *shape) {
+static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_file_dtype dtype, int rank,
+                                         const int64_t *shape) {
     const hy_file_tensor *t = hy_file_tensor_of(f, name);
     char has[192], needs[192];
     if (!t) {
@@ -352,8 +337,7 @@ static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_
     } else if (t->rank != rank || memcmp(t->shape, shape, (size_t)rank * sizeof *shape)) {
         print_shape(has, sizeof has, t->rank, t->shape);
         print_shape(needs, sizeof needs, rank, shape);
-        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s is %s, the model's is %s", f->path,
-                name, has, needs);
+        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s is %s, the model's is %s", f->path, name, has, needs);
     } else {
         return t;
     }
@@ -372,8 +356,7 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
     for (int past = 0; past < 2; past++) {
         snprintf(name, sizeof name, "layers.%lld.norm", (long long)o->layers - 1 + past);
         if ((hy_file_tensor_of(f, name) == NULL) != past)
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: it has not %lld layers", f->path,
-                           (long long)o->layers);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: it has not %lld layers", f->path, (long long)o->layers);
     }
     return GT_OK;
 }
@@ -393,8 +376,7 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
         const char *text = text_of(f, key);
         if (!text) return GT_ERROR_VALUE;
         if (!from_ascii(value, text)) return damaged(f, key);
-        TRY(hy_options_take(o, name, value, f->path,
-                            take == HY_TAKE_STRICTLY || is_of_model(name)));
+        TRY(hy_options_take(o, name, value, f->path, take == HY_TAKE_STRICTLY || is_of_model(name)));
     }
     return check_size(f, o);
 }
@@ -412,8 +394,7 @@ static gt_status load_tensor(hy_file *f, hy_model *model, const hy_tensor *t, do
         memcpy(&x, floats + i, sizeof x);
         room[i] = x;
         if (!isfinite(x))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: %s holds a number that is not finite",
-                           f->path, t->name);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: %s holds a number that is not finite", f->path, t->name);
     }
     return hy_model_write_tensor(model, t, room);
 }
@@ -425,8 +406,7 @@ static gt_status load_kinds(hy_file *f, hy_model *model, hy_kind first, hy_kind 
     double *room = list ? malloc((size_t)largest(list, count) * sizeof *room) : NULL;
     gt_status status = room ? GT_OK : hy_fail(GT_ERROR_MEMORY, "%s: no memory to read it", f->path);
     for (int i = 0; i < count && status == GT_OK; i++)
-        if (list[i].kind >= first && list[i].kind <= last)
-            status = load_tensor(f, model, list + i, room);
+        if (list[i].kind >= first && list[i].kind <= last) status = load_tensor(f, model, list + i, room);
     free(room);
     free(list);
     return status;
@@ -441,12 +421,11 @@ static gt_status check_no_others(const hy_file *f, const hy_model *model) {
     free(list);
     for (int i = 0; i < f->tensor_count; i++) {
         const char *name = f->tensors[i].name;
-        there += strncmp(name, "optimizer.", 10) && strncmp(name, "state.", 6) &&
-                 strncmp(name, "run.", 4);
+        there += strncmp(name, "optimizer.", 10) && strncmp(name, "state.", 6) && strncmp(name, "run.", 4);
     }
     if (there == weights) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has %d tensors of weights, the model %d",
-                   f->path, there, weights);
+    return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has %d tensors of weights, the model %d", f->path, there,
+                   weights);
 }
 
 gt_status hy_load_weights(hy_file *f, hy_model *model) {
@@ -460,8 +439,7 @@ static gt_status load_tracks(hy_file *f, const hy_run *run) {
     if (!from) return GT_ERROR_VALUE;
     TRY(hy_file_read(f, from, run->tracks->next));
     if (hy_tracks_moved(run->tracks, run->text)) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: damaged: a position in %s is in no track", f->path,
-                   positions);
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged: a position in %s is in no track", f->path, positions);
 }
 
 gt_status hy_load_run(hy_file *f, hy_run *run) {

@@ -33,9 +33,7 @@ const char *hy_screen_colour(const hy_screen *s, hy_colour colour) {
     return s->has_colour ? escapes[colour] : "";
 }
 
-const char *hy_screen_plain(const hy_screen *s) {
-    return s->has_colour ? "\033[0m" : "";
-}
+const char *hy_screen_plain(const hy_screen *s) { return s->has_colour ? "\033[0m" : ""; }
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
@@ -100,11 +98,7 @@ hy_number hy_short_number(double x) {
         return out;
     }
     while (fabs(x) >= 999.5 && unit < 4) x /= 1000, unit++;
-    snprintf(out.text, sizeof out.text, "%.*f%c",
-             fabs(x) < 9.995   ? 2
-             : fabs(x) < 99.95 ? 1
-                               : 0,
-             x, units[unit]);
+    snprintf(out.text, sizeof out.text, "%.*f%c", fabs(x) < 9.995 ? 2 : fabs(x) < 99.95 ? 1 : 0, x, units[unit]);
     return out;
 }
 
@@ -115,15 +109,12 @@ enum { STEP, LOSS, HELD_OUT, GRAD, RATIO, SPEED, MEMORY, LEFT, FIELDS };
 static const struct {
     const char *name;
     int width; /* without the two spaces before it */
-} fields[FIELDS] = {[STEP] = {"step", 4},  [LOSS] = {"loss", 7}, [HELD_OUT] = {"held-out", 8},
-                    [GRAD] = {"grad", 6},  [RATIO] = {"R/M", 5}, [SPEED] = {"tok/s", 6},
-                    [MEMORY] = {"MiB", 6}, [LEFT] = {"eta", 8}};
+} fields[FIELDS] = {[STEP] = {"step", 4}, [LOSS] = {"loss", 7},   [HELD_OUT] = {"held-out", 8}, [GRAD] = {"grad", 6},
+                    [RATIO] = {"R/M", 5}, [SPEED] = {"tok/s", 6}, [MEMORY] = {"MiB", 6},        [LEFT] = {"eta", 8}};
 static const int by_importance[FIELDS] = {STEP, LOSS, HELD_OUT, LEFT, SPEED, MEMORY, GRAD, RATIO};
 
 /* A narrow terminal gets the step without how many there are. */
-static int has_total(const hy_screen *s) {
-    return s->columns >= 60;
-}
+static int has_total(const hy_screen *s) { return s->columns >= 60; }
 
 /* The step's as wide as it will become. */
 static int field_width(const hy_screen *s, int field, const hy_screen_row *p) {
@@ -182,14 +173,13 @@ static hy_number field_text(const hy_screen *s, int field, const hy_screen_row *
 }
 
 /* A line of the fields in the heading: their names, or what they are now; its length. */
-static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading, char *line,
-                     size_t size) {
+static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading, char *line, size_t size) {
     int used = 0;
     for (int field = 0; field < FIELDS; field++) {
         if (!(s->heading & 1u << field)) continue;
         hy_number number = field_text(s, field, p);
-        used += snprintf(line + used, size - (size_t)used, "%s%*s", used ? "  " : "",
-                         field_width(s, field, p), is_heading ? fields[field].name : number.text);
+        used += snprintf(line + used, size - (size_t)used, "%s%*s", used ? "  " : "", field_width(s, field, p),
+                         is_heading ? fields[field].name : number.text);
     }
     if (used > s->columns - 1 && s->is_terminal) { /* a number that is wider than its field */
         used = s->columns > 1 ? s->columns - 1 : 0;

@@ -61,10 +61,10 @@ typedef struct trainer {
     double loss_scale;   /* of fp16, else 1 */
     int64_t scale_steps; /* good steps at this scale */
     double first_loss, held_out;
-    int64_t saved;       /* step of the last model file; 0: none yet */
+    int64_t saved;                /* step of the last model file; 0: none yet */
     char older[HY_PATH_MAX + 16]; /* name that the file got that was there before; "": none */
-    char not_saved[640]; /* why the last attempt failed; "": it did not */
-    char text_sum[65];   /* SHA-256 of the text, if model files are written or resumed */
+    char not_saved[640];          /* why the last attempt failed; "": it did not */
+    char text_sum[65];            /* SHA-256 of the text, if model files are written or resumed */
     hy_gate gates[GATES_MAX];
     int gate_count, gates_at_start;
     hy_probe probe; /* the latest for the gates ... */
@@ -87,8 +87,7 @@ static void on_interrupt(int number) {
     if (!interrupted) {
         interrupted_at = t;
         interrupted = number;
-    } else if ((double)(t.tv_sec - interrupted_at.tv_sec) +
-                   1e-9 * (double)(t.tv_nsec - interrupted_at.tv_nsec) >=
+    } else if ((double)(t.tv_sec - interrupted_at.tv_sec) + 1e-9 * (double)(t.tv_nsec - interrupted_at.tv_nsec) >=
                PATIENCE) {
         signal(number, SIG_DFL);
         raise(number);
@@ -118,9 +117,7 @@ static double now(void) {
 }
 
 /* All that is printed is out. */
-static gt_status flush_report(void) {
-    return hy_flush(stdout, "standard output");
-}
+static gt_status flush_report(void) { return hy_flush(stdout, "standard output"); }
 
 /* ---- numbers as text ------------------------------------------------------------------------ */
 
@@ -144,8 +141,7 @@ static number grouped(int64_t n) {
 /* Memory in use, in MiB: on the CPU the largest the process has been, else what the model took. */
 static double memory_mib(const trainer *t) {
     struct rusage usage;
-    if (strcmp(t->backend->name, "cpu") || getrusage(RUSAGE_SELF, &usage))
-        return (double)t->plan.total / MIB;
+    if (strcmp(t->backend->name, "cpu") || getrusage(RUSAGE_SELF, &usage)) return (double)t->plan.total / MIB;
 #ifdef __APPLE__
     return (double)usage.ru_maxrss / MIB; /* bytes */
 #else
@@ -164,9 +160,7 @@ static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
     r->seconds[i] = seconds;
 }
 
-static int recent_count(const hy_recent *r) {
-    return r->steps < HY_RECENT ? (int)r->steps : HY_RECENT;
-}
+static int recent_count(const hy_recent *r) { return r->steps < HY_RECENT ? (int)r->steps : HY_RECENT; }
 
 static double recent_mean(const hy_recent *r, const double *values) {
     double sum = 0;
@@ -210,17 +204,15 @@ static void print_models(const trainer *t) {
     const hy_screen *s = &t->screen;
     int count;
     const hy_config *list = hy_model_list(&count);
-    hy_screen_entry(
-        s, 0, "", "width x layers, parameters with the %d symbols of %s, and without the embedding",
-        t->text.vocab, t->data);
+    hy_screen_entry(s, 0, "", "width x layers, parameters with the %d symbols of %s, and without the embedding",
+                    t->text.vocab, t->data);
     puts("");
     for (int i = 0; i < count; i++) {
         char sizes[128];
         hy_plan plan;
         if (hy_model_plan(t->backend, list + i, t->text.vocab, 1, 1, &plan) != GT_OK) continue;
-        int length = snprintf(sizes, sizeof sizes, "  %-6s %3d x %d %10s %10s  ", list[i].name,
-                              list[i].hidden, list[i].layers, grouped(plan.parameters).text,
-                              grouped(plan.non_embedding).text);
+        int length = snprintf(sizes, sizeof sizes, "  %-6s %3d x %d %10s %10s  ", list[i].name, list[i].hidden,
+                              list[i].layers, grouped(plan.parameters).text, grouped(plan.non_embedding).text);
         hy_screen_entry(s, length, sizes, "%s", list[i].about);
     }
 }
@@ -231,9 +223,8 @@ static void print_memory_plan(const hy_screen *s, const hy_plan *p) {
     const struct {
         const char *name;
         size_t bytes;
-    } parts[] = {{"weights", p->weights},     {"gradients", p->gradients},
-                 {"optimiser", p->optimizer}, {"activations", p->activations},
-                 {"backward", p->backward},   {"states", p->states},
+    } parts[] = {{"weights", p->weights},         {"gradients", p->gradients}, {"optimiser", p->optimizer},
+                 {"activations", p->activations}, {"backward", p->backward},   {"states", p->states},
                  {"workspace", p->workspace}};
     char text[512] = "";
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -252,8 +243,8 @@ static void print_groups(const hy_screen *s, const hy_plan *p) {
         snprintf(text + used, sizeof text - used, "%s%s %s", used ? ", " : "", hy_group_names[g],
                  grouped(p->group[g]).text);
     }
-    hy_screen_entry(s, START, "parameters", "%s, without the embedding %s: %s",
-                    grouped(p->parameters).text, grouped(p->non_embedding).text, text);
+    hy_screen_entry(s, START, "parameters", "%s, without the embedding %s: %s", grouped(p->parameters).text,
+                    grouped(p->non_embedding).text, text);
 }
 
 static void print_saving(const trainer *t) {
@@ -274,30 +265,26 @@ static void print_start(const trainer *t) {
     const hy_text *x = &t->text;
     const hy_screen *s = &t->screen;
     const hy_config *c = hy_model_config(t->model);
-    hy_screen_entry(s, START, "model", "%s, %d channels, %d layers, %d RWKV heads: %s", c->name,
-                    c->hidden, c->layers, c->heads, c->about);
+    hy_screen_entry(s, START, "model", "%s, %d channels, %d layers, %d RWKV heads: %s", c->name, c->hidden, c->layers,
+                    c->heads, c->about);
     print_groups(s, &t->plan);
     hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
     print_memory_plan(s, &t->plan);
-    hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data,
-                    grouped(x->size).text, x->vocab, grouped(x->documents).text);
-    hy_screen_entry(s, START, "", "training %s, held out %s (the last tenth)",
-                    grouped(x->train).text, grouped(x->size - x->train).text);
-    hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f",
-                    x->entropy_train, x->entropy_held_out);
+    hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data, grouped(x->size).text,
+                    x->vocab, grouped(x->documents).text);
+    hy_screen_entry(s, START, "", "training %s, held out %s (the last tenth)", grouped(x->train).text,
+                    grouped(x->size - x->train).text);
+    hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f", x->entropy_train,
+                    x->entropy_held_out);
     hy_screen_entry(s, START, "training",
                     "%s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
                     "seed %lld",
-                    grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
-                    (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
-    if (t->steps)
-        hy_screen_entry(s, START, "going on", "after step %s of %s", grouped(t->steps).text,
-                        o->resume);
+                    grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows", (long long)o->seq,
+                    o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
+    if (t->steps) hy_screen_entry(s, START, "going on", "after step %s of %s", grouped(t->steps).text, o->resume);
     if (*o->init) hy_screen_entry(s, START, "weights", "from %s", o->init);
     print_saving(t);
-    if (t->log.file)
-        hy_screen_entry(s, START, "log", "%s%s%s", t->log.path, *t->log.note ? ": " : "",
-                        t->log.note);
+    if (t->log.file) hy_screen_entry(s, START, "log", "%s%s%s", t->log.path, *t->log.note ? ": " : "", t->log.note);
     puts("");
 }
 
@@ -310,29 +297,25 @@ static gt_status print_progress(trainer *t, double held_out) {
     double per_step = (now() - t->start) / (double)t->steps; /* evaluations included */
     if (t->screen.is_live && t->held_out >= 0) held_out = t->held_out;
     t->shown = now();
-    hy_screen_progress(
-        &t->screen,
-        &(hy_screen_row){.step = t->steps,
-                         .steps = t->options.steps,
-                         .loss = recent_mean(r, r->loss),
-                         .held_out = held_out,
-                         .grad_norm = recent_mean(r, r->norm),
-                         .ratio = recent_mean(r, r->ratio),
-                         .tokens_per_s = recent_speed(r),
-                         .memory_mib = memory_mib(t),
-                         .seconds_left = per_step * (double)(t->options.steps - t->steps)},
-        stays);
+    hy_screen_progress(&t->screen,
+                       &(hy_screen_row){.step = t->steps,
+                                        .steps = t->options.steps,
+                                        .loss = recent_mean(r, r->loss),
+                                        .held_out = held_out,
+                                        .grad_norm = recent_mean(r, r->norm),
+                                        .ratio = recent_mean(r, r->ratio),
+                                        .tokens_per_s = recent_speed(r),
+                                        .memory_mib = memory_mib(t),
+                                        .seconds_left = per_step * (double)(t->options.steps - t->steps)},
+                       stays);
     return flush_report();
 }
 
 /* Ends the line that is refreshed in place: something else will be printed. */
-static void end_progress(trainer *t) {
-    hy_screen_leave(&t->screen);
-}
+static void end_progress(trainer *t) { hy_screen_leave(&t->screen); }
 
 /* held_out: NAN if there was no evaluation after this step. */
-static gt_status write_log(trainer *t, const hy_result *result, double held_out, double lr,
-                           const hy_probe *probe) {
+static gt_status write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe) {
     return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
                                                .tokens = t->tokens,
                                                .loss = result->loss,
@@ -370,8 +353,7 @@ static void print_loss(const trainer *t) {
                     t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
                     t->held_out < t->text.entropy_held_out ? "better" : "worse");
     hy_screen_entry(s, FINAL, "held-out", "all %s tokens: %.4f bits per byte, perplexity %.4f",
-                    grouped(t->text.size - t->text.train).text, t->held_out / log(2),
-                    exp(t->held_out));
+                    grouped(t->text.size - t->text.train).text, t->held_out / log(2), exp(t->held_out));
     printf("held-out loss %.4f\n", t->held_out);
 }
 
@@ -381,14 +363,12 @@ static gt_status evaluate(trainer *t, int64_t limit, double *loss) {
     double sum = 0;
     int64_t count = 0, next = 0;
     gt_status status = hy_batch_create(&batch, t->batch.rows, t->batch.length);
-    while (status == GT_OK && (!limit || count < limit) &&
-           hy_batch_held_out(&batch, &t->text, &next))
+    while (status == GT_OK && (!limit || count < limit) && hy_batch_held_out(&batch, &t->text, &next))
         status = hy_model_eval(t->model, batch.input, batch.target, &sum, &count);
     hy_batch_free(&batch);
     *loss = sum / (double)count;
     if (status == GT_OK && !isfinite(*loss))
-        status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)",
-                         (long long)t->steps, *loss);
+        status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)", (long long)t->steps, *loss);
     return status;
 }
 
@@ -397,12 +377,10 @@ static gt_status evaluate(trainer *t, int64_t limit, double *loss) {
 static gt_status judge_step(trainer *t, const hy_result *result) {
     int scaled = t->backend->dtype == GT_F16;
     if (!isfinite(result->loss))
-        return hy_fail(GT_ERROR_VALUE,
-                       "step %lld: the loss is not finite (%g); a smaller lr may help",
+        return hy_fail(GT_ERROR_VALUE, "step %lld: the loss is not finite (%g); a smaller lr may help",
                        (long long)t->steps, result->loss);
     if (result->skipped && (!scaled || t->loss_scale <= 1))
-        return hy_fail(GT_ERROR_VALUE,
-                       "step %lld: the gradient is not finite (loss %g); a smaller lr may help",
+        return hy_fail(GT_ERROR_VALUE, "step %lld: the gradient is not finite (loss %g); a smaller lr may help",
                        (long long)t->steps, result->loss);
     if (result->skipped) {
         t->loss_scale /= 2;
@@ -449,9 +427,7 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
     return GT_OK;
 }
 
-static void add_gate(trainer *t, hy_gate gate) {
-    t->gates[t->gate_count++] = gate;
-}
+static void add_gate(trainer *t, hy_gate gate) { t->gates[t->gate_count++] = gate; }
 
 static int count_gates(const trainer *t, hy_verdict verdict) {
     int count = 0;
@@ -465,11 +441,9 @@ static gt_status first_ratio(trainer *t, double *ratio) {
     const int32_t *keep = t->options.stateful ? t->batch.keep : NULL;
     hy_result result = {.skipped = 1};
     gt_status status = GT_OK;
-    for (double scale = t->loss_scale; scale >= 1 && result.skipped && status == GT_OK;
-         scale /= 2) {
+    for (double scale = t->loss_scale; scale >= 1 && result.skipped && status == GT_OK; scale /= 2) {
         status = hy_model_scale_loss(t->model, (float)scale);
-        if (status == GT_OK)
-            status = hy_model_gradient(t->model, t->batch.input, t->batch.target, keep);
+        if (status == GT_OK) status = hy_model_gradient(t->model, t->batch.input, t->batch.target, keep);
         if (status == GT_OK) status = hy_model_grad_norm(t->model);
         if (status == GT_OK) status = hy_model_result(t->model, &result);
     }
@@ -483,8 +457,8 @@ static void print_branches(const trainer *t) {
     hy_screen_entry(&t->screen, START, "branches",
                     "RWKV, Mamba: RMS before the mix %.3g, %.3g; gains %.3f, %.3f; gradient ratio "
                     "%.3f; cosine %.3f (independent under 0.3)",
-                    p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1],
-                    t->ratio, p->branch_cosine);
+                    p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1], t->ratio,
+                    p->branch_cosine);
 }
 
 /* The gates that look at the model before its first step. */
@@ -518,8 +492,7 @@ static hy_gate training_gate(const trainer *t) {
     int first = r->steps <= HY_RECENT; /* the first step is among them, which counts for itself */
     double sum = 0;
     for (int i = first; i < recent_count(r); i++) sum += r->loss[i];
-    return hy_gate_training(r->steps, t->first_loss, sum / (recent_count(r) - first),
-                            recent_mean(r, r->norm));
+    return hy_gate_training(r->steps, t->first_loss, sum / (recent_count(r) - first), recent_mean(r, r->norm));
 }
 
 /* The gates that look at the trained model; they probe it with the last batch. */
@@ -533,9 +506,7 @@ static gt_status gates_after(trainer *t) {
     return GT_OK;
 }
 
-static int due(int64_t step, int64_t every) {
-    return every > 0 && step % every == 0;
-}
+static int due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 /* All that a model file gets. */
 static hy_run run_of(trainer *t, hy_options *options) {
@@ -650,8 +621,7 @@ static gt_status train(trainer *t) {
     if (t->steps == 0) {
         next_batch(t);
         status = gates_before(t);
-        if (status == GT_OK)
-            status = print_gates(t, "before training, on the first batch", 0);
+        if (status == GT_OK) status = print_gates(t, "before training, on the first batch", 0);
         t->gates_at_start = t->gate_count;
         if (status != GT_OK || (o->gates_strict && count_gates(t, HY_FAIL))) return status;
         t->start = now();
@@ -661,8 +631,7 @@ static gt_status train(trainer *t) {
         if (t->steps) next_batch(t);
         status = train_step(t, lr, &result);
         if (status != GT_OK) break;
-        last =
-            t->steps == o->steps || interrupted || (o->gates_strict && count_gates(t, HY_FAIL) > 0);
+        last = t->steps == o->steps || interrupted || (o->gates_strict && count_gates(t, HY_FAIL) > 0);
         status = report_step(t, &result, lr, last);
     }
     end_progress(t);
@@ -683,8 +652,7 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     gt_status status;
     if (!strcmp(wanted, "cpu")) {
         if (*dtype && dtype_of(dtype) != GT_F32)
-            return hy_fail(GT_ERROR_VALUE,
-                           "dtype: '%s': the CPU computes in f32 alone; leave --dtype out", dtype);
+            return hy_fail(GT_ERROR_VALUE, "dtype: '%s': the CPU computes in f32 alone; leave --dtype out", dtype);
         snprintf(t->why, sizeof t->why, "as --device says");
         return hy_backend_cpu(&t->backend);
     }
@@ -695,11 +663,10 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     }
     if (!strcmp(wanted, "cuda")) return hy_fail(status, "device cuda: %s", hy_last_error());
     if (*dtype && dtype_of(dtype) != GT_F32)
-        return hy_fail(
-            GT_ERROR_VALUE,
-            "dtype: '%s' needs a GPU, but there is no CUDA (%s); the CPU computes in f32 "
-            "alone: leave --dtype out",
-            dtype, hy_last_error());
+        return hy_fail(GT_ERROR_VALUE,
+                       "dtype: '%s' needs a GPU, but there is no CUDA (%s); the CPU computes in f32 "
+                       "alone: leave --dtype out",
+                       dtype, hy_last_error());
     snprintf(t->why, sizeof t->why, "no CUDA (%s)", hy_last_error());
     return hy_backend_cpu(&t->backend);
 }
@@ -726,10 +693,8 @@ static void find_fables(char *path, const char *program) {
 static gt_status check_files(const trainer *t) {
     const hy_options *o = &t->options;
     gt_status status = hy_keep_apart("csv", o->csv, "the text of --data", t->data);
-    if (status == GT_OK && o->config)
-        status = hy_keep_apart("csv", o->csv, "the config file", o->config);
-    if (status == GT_OK && t->file.path)
-        status = hy_keep_apart("csv", o->csv, "the model file", t->file.path);
+    if (status == GT_OK && o->config) status = hy_keep_apart("csv", o->csv, "the config file", o->config);
+    if (status == GT_OK && t->file.path) status = hy_keep_apart("csv", o->csv, "the model file", t->file.path);
     return status;
 }
 
@@ -737,8 +702,7 @@ static gt_status check_files(const trainer *t) {
 static gt_status check_lengths(const trainer *t) {
     const hy_lengths *bench = &t->options.bench;
     gt_status status = bench->count ? GT_OK : hy_text_fits(&t->text, t->options.seq);
-    for (int i = 0; i < bench->count && status == GT_OK; i++)
-        status = hy_text_fits(&t->text, bench->of[i]);
+    for (int i = 0; i < bench->count && status == GT_OK; i++) status = hy_text_fits(&t->text, bench->of[i]);
     return status;
 }
 
@@ -754,13 +718,11 @@ static gt_status open_backend(trainer *t) {
         on_cpu = device && !strcmp(device, "cpu");
         wanted = on_cpu ? "cpu" : "auto";
     }
-    if (saved && *o->resume && *dtype && strcmp(saved, dtype) &&
-        !(on_cpu && dtype_of(dtype) == GT_F32))
+    if (saved && *o->resume && *dtype && strcmp(saved, dtype) && !(on_cpu && dtype_of(dtype) == GT_F32))
         return hy_fail(GT_ERROR_VALUE, "dtype: %s is not the %.20s of %s", dtype, saved, o->resume);
     if (saved && !*dtype && !on_cpu) dtype = saved;
     gt_status status = open_device(t, wanted, dtype);
-    if (status == GT_OK && wanted != o->device && on_cpu)
-        snprintf(t->why, sizeof t->why, "as the run that goes on");
+    if (status == GT_OK && wanted != o->device && on_cpu) snprintf(t->why, sizeof t->why, "as the run that goes on");
     return status;
 }
 
@@ -779,20 +741,16 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
     const struct {
         const char *name;
         int is_given, trains;
-    } modes[] = {
-        {"resume", *o->resume, 1},         {"init", *o->init, 1},  {"eval", *o->eval, 0},
-        {"generate", *o->generate, 0},     {"check", o->check, 0}, {"bench", o->bench.count, 0},
-        {"list-models", o->list_models, 0}};
+    } modes[] = {{"resume", *o->resume, 1},         {"init", *o->init, 1},  {"eval", *o->eval, 0},
+                 {"generate", *o->generate, 0},     {"check", o->check, 0}, {"bench", o->bench.count, 0},
+                 {"list-models", o->list_models, 0}};
     *mode = NULL;
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         if (!modes[i].is_given) continue;
-        if (*mode)
-            return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode,
-                           modes[i].name);
+        if (*mode) return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode, modes[i].name);
         *mode = modes[i].name;
         if (!modes[i].trains && (*o->save || *o->csv))
-            return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode,
-                           *o->save ? "save" : "csv");
+            return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode, *o->save ? "save" : "csv");
     }
     return GT_OK;
 }
@@ -802,10 +760,7 @@ static gt_status open_file(trainer *t) {
     const hy_options *o = &t->options;
     const char *mode;
     gt_status status = find_mode(o, &mode);
-    const char *path = *o->resume ? o->resume
-                       : *o->init ? o->init
-                       : *o->eval ? o->eval
-                                  : o->generate;
+    const char *path = *o->resume ? o->resume : *o->init ? o->init : *o->eval ? o->eval : o->generate;
     if (status != GT_OK || !*path) return status;
     status = hy_saved_open(&t->file, path);
     if (status != GT_OK) return hy_fail(status, "%s: %s", mode, hy_last_error());
@@ -819,8 +774,7 @@ static gt_status open_file(trainer *t) {
 
 static gt_status check_prompt(const trainer *t) {
     int32_t token[HY_TEXT_MAX];
-    if (hy_text_encode(&t->text, t->options.prompt, token, t->file.path != NULL) == GT_OK)
-        return GT_OK;
+    if (hy_text_encode(&t->text, t->options.prompt, token, t->file.path != NULL) == GT_OK) return GT_OK;
     return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
@@ -834,8 +788,7 @@ static gt_status read_vocabulary(trainer *t) {
     hy_text_vocabulary(&t->text, bytes, count);
     t->first_token = t->text.token_of[first];
     if (t->first_token >= 0) return check_prompt(t);
-    return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary",
-                   t->file.path);
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary", t->file.path);
 }
 
 /* Gives the text the vocabulary of the file, if there is one. */
@@ -873,11 +826,9 @@ static gt_status check_save(const trainer *t) {
     const hy_options *o = &t->options;
     if (!*o->save) return GT_OK;
     if (hy_is_standard(o->save))
-        return hy_fail(GT_ERROR_VALUE, "save: %s is where the report goes; give another name",
-                       o->save);
+        return hy_fail(GT_ERROR_VALUE, "save: %s is where the report goes; give another name", o->save);
     gt_status status = hy_keep_apart("save", o->save, "the text of --data", t->data);
-    if (status == GT_OK && o->config)
-        status = hy_keep_apart("save", o->save, "the config file", o->config);
+    if (status == GT_OK && o->config) status = hy_keep_apart("save", o->save, "the config file", o->config);
     if (status == GT_OK) status = hy_keep_apart("save", o->save, "the log", o->csv);
     if (status != GT_OK) return status;
     status = hy_save_fits(o->save, *o->resume ? o->resume : o->init);
@@ -892,8 +843,7 @@ static gt_status load_text(trainer *t, const char *program) {
     gt_status status = check_files(t);
     if (status == GT_OK) status = hy_text_load(&t->text, t->data, t->options.separator);
     if (status != GT_OK && t->data_is_files)
-        hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(),
-                t->file.path);
+        hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(), t->file.path);
     if (status != GT_OK || t->options.list_models) return status;
     if (*t->options.save || *t->options.resume) hy_text_sum(&t->text, t->text_sum);
     status = use_vocabulary(t);
@@ -932,8 +882,7 @@ static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     else if (o->seq > 1 && !*o->resume)
         snprintf(length, sizeof length, "a smaller --seq (%lld)", (long long)o->seq);
     if (*batch || *length)
-        snprintf(advice, size, "; less is needed with %s%s%s", batch,
-                 *batch && *length ? " or " : "", length);
+        snprintf(advice, size, "; less is needed with %s%s%s", batch, *batch && *length ? " or " : "", length);
     else if (!*o->resume && !*o->init && !*o->eval && !*o->generate)
         snprintf(advice, size, "; less is needed with a smaller --model");
     else
@@ -945,19 +894,18 @@ static gt_status needs_memory(const trainer *t, size_t there) {
     char how_much[64] = "which cannot be had", advice[192];
     if (there) snprintf(how_much, sizeof how_much, "%.0f are there", (double)there / MIB);
     advise_on_memory(t, advice, sizeof advice);
-    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s%s",
-                   (double)t->plan.total / MIB, how_much, advice);
+    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s%s", (double)t->plan.total / MIB, how_much,
+                   advice);
 }
 
 static gt_status create_model(trainer *t) {
     const hy_options *o = &t->options;
-    gt_status status =
-        hy_model_plan(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
+    gt_status status = hy_model_plan(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
     if (status != GT_OK) return status;
     const size_t there = available_memory(t);
     if (there && t->plan.total > there) return needs_memory(t, there);
-    status = hy_model_create(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq,
-                             (uint64_t)o->seed, &t->model);
+    status = hy_model_create(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed,
+                             &t->model);
     return status == GT_ERROR_MEMORY ? needs_memory(t, 0) : status;
 }
 
@@ -968,28 +916,23 @@ static gt_status check_device(trainer *t, int *failures) {
     const hy_options *o = &t->options;
     hy_backend *cpu;
     if (!strcmp(t->backend->name, "cpu"))
-        return hy_fail(GT_ERROR_NO_DEVICE, "check: there is no other device than the CPU: %s",
-                       t->why);
+        return hy_fail(GT_ERROR_NO_DEVICE, "check: there is no other device than the CPU: %s", t->why);
     gt_status status = hy_backend_cpu(&cpu);
     if (status != GT_OK) return status;
     status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status == GT_OK) {
         hy_batch_random(&t->batch, &t->text, &t->random);
-        status = hy_check(t->backend, cpu, &t->config, t->text.vocab, (int)o->batch, (int)o->seq,
-                          (uint64_t)o->seed, t->batch.input, t->batch.target, stdout, failures);
+        status = hy_check(t->backend, cpu, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed,
+                          t->batch.input, t->batch.target, stdout, failures);
     }
     cpu->close(cpu);
     return status;
 }
 
 /* On the batch that the model was last given, so that the time is that of the device alone. */
-static gt_status run_infer(hy_model *model) {
-    return hy_model_infer(model, NULL);
-}
+static gt_status run_infer(hy_model *model) { return hy_model_infer(model, NULL); }
 
-static gt_status run_gradient(hy_model *model) {
-    return hy_model_gradient(model, NULL, NULL, NULL);
-}
+static gt_status run_gradient(hy_model *model) { return hy_model_gradient(model, NULL, NULL, NULL); }
 
 static const struct bench_pass {
     const char *name;
@@ -1039,10 +982,9 @@ static gt_status bench_row(trainer *t, const struct bench_pass *pass) {
     gt_status status = time_pass(t, pass, &seconds);
     if (status == GT_OK) status = peak_mib(t, &mib);
     if (status != GT_OK) return status;
-    printf("%s,%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f\n", t->config.name,
-           t->backend->name, dtypes[t->backend->dtype], pass->name, (long long)o->batch,
-           (long long)o->seq, (long long)t->plan.parameters, tokens / seconds,
-           tokens / seconds / (double)t->plan.parameters, seconds * 1e3, mib, mib * 1024 / tokens);
+    printf("%s,%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f\n", t->config.name, t->backend->name,
+           dtypes[t->backend->dtype], pass->name, (long long)o->batch, (long long)o->seq, (long long)t->plan.parameters,
+           tokens / seconds, tokens / seconds / (double)t->plan.parameters, seconds * 1e3, mib, mib * 1024 / tokens);
     return flush_report();
 }
 
@@ -1093,11 +1035,11 @@ static gt_status print_held_out(trainer *t) {
     gt_status status = evaluate(t, 0, &t->held_out);
     if (status != GT_OK) return status;
     const hy_screen *s = &t->screen;
-    hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name,
-                    c->hidden, c->layers);
+    hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name, c->hidden,
+                    c->layers);
     hy_screen_entry(s, FINAL, "device", "%s: %s", t->backend->device, t->why);
-    hy_screen_entry(s, FINAL, "data", "%s: %s bytes, of which held out %s (the last tenth)",
-                    t->data, grouped(x->size).text, grouped(x->size - x->train).text);
+    hy_screen_entry(s, FINAL, "data", "%s: %s bytes, of which held out %s (the last tenth)", t->data,
+                    grouped(x->size).text, grouped(x->size - x->train).text);
     print_loss(t);
     return flush_report();
 }
@@ -1115,8 +1057,7 @@ static gt_status set_up(trainer *t, const char *program) {
     choose_config(t);
     t->random = (uint64_t)o->seed;
     t->loss_scale = 1;
-    if (t->backend->dtype == GT_F16)
-        t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
+    if (t->backend->dtype == GT_F16) t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
     if (o->list_models || o->check || o->bench.count) return GT_OK;
     if (*o->generate) t->options.batch = 1; /* there is one sequence */
@@ -1133,21 +1074,18 @@ static gt_status set_up(trainer *t, const char *program) {
 static void print_final(const trainer *t) {
     const hy_recent *r = &t->recent;
     const hy_screen *s = &t->screen;
-    hy_screen_entry(s, FINAL, "steps", "%s of %s, %s tokens, %.2f times the training part",
-                    grouped(t->steps).text, grouped(t->options.steps).text, grouped(t->tokens).text,
-                    (double)t->tokens / (double)t->text.train);
-    hy_screen_entry(s, FINAL, "time", "%s, of which training %.1f s: %s tokens/s",
-                    hy_duration(now() - t->start).text, t->train_seconds,
-                    grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
+    hy_screen_entry(s, FINAL, "steps", "%s of %s, %s tokens, %.2f times the training part", grouped(t->steps).text,
+                    grouped(t->options.steps).text, grouped(t->tokens).text, (double)t->tokens / (double)t->text.train);
+    hy_screen_entry(s, FINAL, "time", "%s, of which training %.1f s: %s tokens/s", hy_duration(now() - t->start).text,
+                    t->train_seconds, grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
     if (t->speed > 0)
-        hy_screen_entry(s, FINAL, "speed",
-                        "steps %d to %d: %s tokens/s by the clock, evaluations left out",
-                        SPEED_FROM, SPEED_TO, grouped((int64_t)t->speed).text);
+        hy_screen_entry(s, FINAL, "speed", "steps %d to %d: %s tokens/s by the clock, evaluations left out", SPEED_FROM,
+                        SPEED_TO, grouped((int64_t)t->speed).text);
     hy_screen_entry(s, FINAL, "memory", "%.1f MiB", memory_mib(t));
-    hy_screen_entry(s, FINAL, "gates", "%d PASS, %d WARN, %d FAIL", count_gates(t, HY_PASS),
-                    count_gates(t, HY_WARN), count_gates(t, HY_FAIL));
-    hy_screen_entry(s, FINAL, "training loss", "%.4f, mean of the last %d steps",
-                    recent_mean(r, r->loss), recent_count(r));
+    hy_screen_entry(s, FINAL, "gates", "%d PASS, %d WARN, %d FAIL", count_gates(t, HY_PASS), count_gates(t, HY_WARN),
+                    count_gates(t, HY_FAIL));
+    hy_screen_entry(s, FINAL, "training loss", "%.4f, mean of the last %d steps", recent_mean(r, r->loss),
+                    recent_count(r));
     print_loss(t);
 }
 
@@ -1168,8 +1106,7 @@ static gt_status run(trainer *t) {
     if (interrupted) puts("interrupted");
     puts("");
     if ((status = gates_after(t)) != GT_OK) return status;
-    status =
-        print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
+    status = print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
     if (status == GT_OK && t->options.sample) status = print_sample(t);
     if (status != GT_OK) return status;
     print_final(t);
@@ -1218,8 +1155,7 @@ static int finish(trainer *t, int status) {
  * OpenMP reads its settings before main: set them and start again. */
 static void stop_spinning(char **argv) {
 #ifdef _OPENMP
-    if (!getenv("OMP_WAIT_POLICY") && !setenv("GOMP_SPINCOUNT", "1000", 0) &&
-        !setenv("OMP_WAIT_POLICY", "passive", 1))
+    if (!getenv("OMP_WAIT_POLICY") && !setenv("GOMP_SPINCOUNT", "1000", 0) && !setenv("OMP_WAIT_POLICY", "passive", 1))
         execvp(argv[0], argv); /* if it fails the program just goes on */
 #else
     (void)argv;
@@ -1241,8 +1177,8 @@ static int act(trainer *t) {
     if (*t->options.generate) return write_text(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.eval) return print_held_out(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (t->steps >= t->options.steps) {
-        printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n",
-               t->options.resume, (long long)t->steps, (long long)t->options.steps);
+        printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n", t->options.resume,
+               (long long)t->steps, (long long)t->options.steps);
         return 0;
     }
     if (run(t) != GT_OK) return fail(EXIT_FAILURE);

@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        gt_status status_ = (call);                                                                \
-        if (status_ != GT_OK) return status_;                                                      \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
 enum { DIGITS = 64, ROOM = 1 << 16 };
@@ -24,7 +24,7 @@ struct hy_file_writer {
     int file;            /* beside, open; -1: not */
     int is_new;          /* beside was not there */
     mode_t mode;
-    int replaces; /* there is a file that it replaces, with this mode */
+    int replaces;          /* there is a file that it replaces, with this mode */
     char *texts, *tensors; /* JSON of the metadata and of the tensors */
     int64_t data, written; /* bytes of data announced, and written */
     int64_t checksum_at;   /* place of its digits in the file */
@@ -47,10 +47,8 @@ static gt_status no_memory(const hy_file_writer *w) {
 static gt_status find_place(hy_file_writer *w, const char *path) {
     struct stat about;
     if (stat(path, &about) == 0) {
-        if (!S_ISREG(about.st_mode))
-            return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", path);
-        if (access(path, W_OK))
-            return hy_fail(GT_ERROR_VALUE, "%s: cannot be written: %s", path, strerror(errno));
+        if (!S_ISREG(about.st_mode)) return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", path);
+        if (access(path, W_OK)) return hy_fail(GT_ERROR_VALUE, "%s: cannot be written: %s", path, strerror(errno));
         w->mode = about.st_mode & 0777;
         w->replaces = 1;
         w->path = realpath(path, NULL);
@@ -74,8 +72,8 @@ static int is_left_over(int file) {
     char bytes[sizeof nothing];
     ssize_t n = pread(file, bytes, sizeof bytes, 0);
     if (n == 0) return 1;
-    return n == (ssize_t)sizeof bytes && (!memcmp(bytes + 8, first_text, sizeof bytes - 8) ||
-                                          !memcmp(bytes, nothing, sizeof bytes));
+    return n == (ssize_t)sizeof bytes &&
+           (!memcmp(bytes + 8, first_text, sizeof bytes - 8) || !memcmp(bytes, nothing, sizeof bytes));
 }
 
 /* Opens PATH.tmp for this program alone, as it is: left by a program that was killed it is taken
@@ -96,15 +94,13 @@ static gt_status open_beside(hy_file_writer *w, int *again) {
     if (flock(w->file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
         return hy_fail(GT_ERROR_VALUE, "%s: another program is writing it", w->path);
     if (fstat(w->file, &ours)) return fail_writing(w, "cannot be written");
-    if (!S_ISREG(ours.st_mode))
-        return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", w->beside);
+    if (!S_ISREG(ours.st_mode)) return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", w->beside);
     if (stat(w->beside, &there) || ours.st_ino != there.st_ino || ours.st_dev != there.st_dev) {
         close(w->file);
         w->file = -1;
         *again = 1;
     } else if (!is_left_over(w->file)) {
-        return hy_fail(GT_ERROR_VALUE, "%s: %s.tmp, as which it is written first, is in the way",
-                       w->path, w->path);
+        return hy_fail(GT_ERROR_VALUE, "%s: %s.tmp, as which it is written first, is in the way", w->path, w->path);
     }
     return GT_OK;
 }
@@ -206,22 +202,19 @@ gt_status hy_writer_text(hy_file_writer *w, const char *key, const char *value) 
     return append_quoted(w, &w->texts, value);
 }
 
-gt_status hy_writer_tensor(hy_file_writer *w, const char *name, hy_file_dtype dtype, int rank,
-                           const int64_t *shape) {
+gt_status hy_writer_tensor(hy_file_writer *w, const char *name, hy_file_dtype dtype, int rank, const int64_t *shape) {
     char text[64];
     int64_t bytes = dtype == HY_FILE_F32 ? 4 : 8;
     TRY(append(w, &w->tensors, ","));
     TRY(append_quoted(w, &w->tensors, name));
     TRY(append(w, &w->tensors,
-               dtype == HY_FILE_F32 ? ":{\"dtype\":\"F32\",\"shape\":["
-                                    : ":{\"dtype\":\"I64\",\"shape\":["));
+               dtype == HY_FILE_F32 ? ":{\"dtype\":\"F32\",\"shape\":[" : ":{\"dtype\":\"I64\",\"shape\":["));
     for (int i = 0; i < rank; i++) {
         snprintf(text, sizeof text, "%s%lld", i ? "," : "", (long long)shape[i]);
         TRY(append(w, &w->tensors, text));
         bytes *= shape[i];
     }
-    snprintf(text, sizeof text, "],\"data_offsets\":[%lld,%lld]}", (long long)w->data,
-             (long long)(w->data + bytes));
+    snprintf(text, sizeof text, "],\"data_offsets\":[%lld,%lld]}", (long long)w->data, (long long)(w->data + bytes));
     w->data += bytes;
     return append(w, &w->tensors, text);
 }
@@ -294,8 +287,7 @@ static gt_status put_checksum(hy_file_writer *w) {
     char hex[DIGITS + 1];
     TRY(flush(w));
     hy_sha256_end(&w->sum, hex);
-    if (lseek(w->file, (off_t)w->checksum_at, SEEK_SET) < 0)
-        return fail_writing(w, "cannot be written");
+    if (lseek(w->file, (off_t)w->checksum_at, SEEK_SET) < 0) return fail_writing(w, "cannot be written");
     return write_all(w, hex, DIGITS);
 }
 
@@ -316,8 +308,8 @@ static gt_status sync_folder(const hy_file_writer *w) {
 
 static gt_status put_in_place(hy_file_writer *w) {
     if (w->written != w->data)
-        return hy_fail(GT_ERROR_VALUE, "%s: %lld bytes written of %lld announced", w->path,
-                       (long long)w->written, (long long)w->data);
+        return hy_fail(GT_ERROR_VALUE, "%s: %lld bytes written of %lld announced", w->path, (long long)w->written,
+                       (long long)w->data);
     TRY(put_checksum(w));
     if (fsync(w->file)) return fail_writing(w, "cannot be written");
     if (rename(w->beside, w->path)) return fail_writing(w, "cannot be replaced");

@@ -23,13 +23,13 @@ static int64_t conv1d_piece(const ref_sequence *s, int64_t first) {
 }
 
 /* Tokens first ... first + n - 1 of channel d, counted from the sequence's first. */
-static void conv1d_load(real *to, const gt_conv1d_args *a, const void *data, gt_stride stride,
-                        const ref_sequence *s, int64_t first, int64_t d, int64_t n) {
+static void conv1d_load(real *to, const gt_conv1d_args *a, const void *data, gt_stride stride, const ref_sequence *s,
+                        int64_t first, int64_t d, int64_t n) {
     int64_t at = ref_at(stride, s->b, s->first + first, d);
     for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, a->dtype, at + i * stride.t);
 }
-static void conv1d_store(const real *from, const gt_conv1d_args *a, void *data, gt_stride stride,
-                         const ref_sequence *s, int64_t first, int64_t d, int64_t n) {
+static void conv1d_store(const real *from, const gt_conv1d_args *a, void *data, gt_stride stride, const ref_sequence *s,
+                         int64_t first, int64_t d, int64_t n) {
     int64_t at = ref_at(stride, s->b, s->first + first, d);
     for (int64_t i = 0; i < n; i++) ref_store(data, a->dtype, at + i * stride.t, from[i]);
 }
@@ -52,8 +52,8 @@ static conv1d_channel conv1d_load_channel(const gt_conv1d_args *a, int64_t d) {
 }
 
 /* pre of the n tokens of a piece */
-static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *restrict e,
-                       int64_t n, real *restrict pre) {
+static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *restrict e, int64_t n,
+                       real *restrict pre) {
     for (int64_t i = 0; i < n; i++) pre[i] = c->bias;
     for (int j = 0; j < a->W; j++)
         for (int64_t i = 0; i < n; i++) pre[i] += c->weight[j] * e[i + j];
@@ -62,8 +62,7 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 /* ---- forward and step ------------------------------------------------------------------------ */
 
 /* One sequence of one channel.  `state` goes from the inputs before the first to the last ones. */
-static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
-                            real *state) {
+static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c, real *state) {
     int64_t J = a->W - 1;
     real e[CONV1D_E], y[CONV1D_PIECE];
     memcpy(e, state, (size_t)J * sizeof(real));
@@ -100,17 +99,14 @@ static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
             ref_sequence s = ref_sequence_at(&all, i);
             if (step && a->slots) s.row = a->slots[i];
             if (step && (s.row < 0 || s.row >= a->slot_capacity)) {
-                for (int64_t t = 0; t < a->T; t++)
-                    ref_store(a->y, a->dtype, ref_at(a->y_stride, s.b, t, d), 0);
+                for (int64_t t = 0; t < a->T; t++) ref_store(a->y, a->dtype, ref_at(a->y_stride, s.b, t, d), 0);
                 continue;
             }
             real state[CONV1D_MAX_W];
             int64_t row_in = a->state_in_shared ? 0 : s.row;
             ref_copy_state(state, step ? a->state_out : a->state_in, (row_in * a->D + d) * J, J);
             conv1d_sequence(a, &s, &c, state);
-            if (a->state_out)
-                memcpy((real *)a->state_out + (s.row * a->D + d) * J, state,
-                       (size_t)J * sizeof(real));
+            if (a->state_out) memcpy((real *)a->state_out + (s.row * a->D + d) * J, state, (size_t)J * sizeof(real));
         }
         ref_clear_unused(&all, d, a->y, a->dtype, a->y_stride, 1);
     }
@@ -120,8 +116,8 @@ static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* q of the n tokens of a piece */
-static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e,
-                         const ref_sequence *s, int64_t first, int64_t n, real *restrict q) {
+static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, const ref_sequence *s,
+                         int64_t first, int64_t n, real *restrict q) {
     real pre[CONV1D_PIECE];
     conv1d_load(q, a, a->dy, a->dy_stride, s, first, c->d, n);
     if (a->activation != GT_ACT_SILU) return;
@@ -129,8 +125,7 @@ static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const
     for (int64_t i = 0; i < n; i++) q[i] *= ref_dsilu(pre[i]);
 }
 
-static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const real *q, int64_t n,
-                               conv1d_sums *sums) {
+static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const real *q, int64_t n, conv1d_sums *sums) {
     for (int j = 0; j < a->W; j++) {
         double sum = 0;
         GT_SIMD_SUM(sum)
@@ -142,9 +137,8 @@ static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const rea
 
 /* Stores elements first ... first + n - 1 of the whole de: the first J of all are the gradient of
  * state_in, then come those of x. */
-static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c,
-                            const ref_sequence *s, int64_t first, int64_t n, const real *de,
-                            real *dstate_in) {
+static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, const ref_sequence *s, int64_t first,
+                            int64_t n, const real *de, real *dstate_in) {
     int64_t J = a->W - 1, i = 0;
     for (; i < n && first + i < J; i++) dstate_in[first + i] = de[i];
     if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, s, first + i - J, c->d, n - i);
@@ -152,8 +146,8 @@ static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c,
 
 /* One sequence of one channel.  `dstate` goes from the gradient of state_out to that of state_in;
  * parameter gradients are added to `sums`. */
-static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s,
-                                     const conv1d_channel *c, real *dstate, conv1d_sums *sums) {
+static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
+                                     real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, T = s->last - s->first, row_in = a->state_in_shared ? 0 : s->row;
     real e[CONV1D_E], q[CONV1D_PIECE], de[CONV1D_E] = {0}, dstate_in[CONV1D_MAX_W];
     ref_copy_state(e, a->state_in, (row_in * a->D + c->d) * J, J);
@@ -201,8 +195,7 @@ gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
     if (a.B == 0 || a.T == 0) {
         ref_no_grad(a.dweight, a.D * a.W, a.accumulate);
         ref_no_grad(a.dbias, a.D, a.accumulate);
-        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, all.count, a.D * J,
-                           a.accumulate);
+        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, all.count, a.D * J, a.accumulate);
         return GT_OK;
     }
     GT_PARALLEL_FOR
@@ -216,17 +209,14 @@ gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args) {
             ref_copy_state(dstate, a.dstate_out, (s.row * a.D + d) * J, J);
             conv1d_sequence_backward(&a, &s, &c, dstate, &sums);
             if (a.dstate_in && !a.state_in_shared)
-                memcpy((real *)a.dstate_in + (s.row * a.D + d) * J, dstate,
-                       (size_t)J * sizeof(real));
+                memcpy((real *)a.dstate_in + (s.row * a.D + d) * J, dstate, (size_t)J * sizeof(real));
             for (int64_t j = 0; j < J; j++) dstate_sum[j] += dstate[j];
         }
         ref_clear_unused(&all, d, a.dx, a.dtype, a.dx_stride, 1);
-        for (int64_t j = 0; j < a.W; j++)
-            ref_grad(a.dweight, d * a.W + j, sums.weight[j], a.accumulate);
+        for (int64_t j = 0; j < a.W; j++) ref_grad(a.dweight, d * a.W + j, sums.weight[j], a.accumulate);
         ref_grad(a.dbias, d, sums.bias, a.accumulate);
         if (a.state_in_shared)
-            for (int64_t j = 0; j < J; j++)
-                ref_grad(a.dstate_in, d * J + j, dstate_sum[j], a.accumulate);
+            for (int64_t j = 0; j < J; j++) ref_grad(a.dstate_in, d * J + j, dstate_sum[j], a.accumulate);
     }
     return GT_OK;
 }

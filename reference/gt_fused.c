@@ -33,8 +33,7 @@ static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
 }
 
 /* d, which is dxhat, becomes dx. */
-static void norm_slice_backward(double *d, const double *xhat, double rstd, int64_t n,
-                                gt_norm norm) {
+static void norm_slice_backward(double *d, const double *xhat, double rstd, int64_t n, gt_norm norm) {
     double mean = 0, slope = 0;
     GT_SIMD_SUM(mean, slope)
     for (int64_t i = 0; i < n; i++) {
@@ -61,8 +60,7 @@ static gt_status norm_scratch(double **scratch, int64_t block_size) {
 }
 
 /* Writes or accumulates the sum over blocks of sums[block * block_size + i], i < n. */
-static void norm_sum_blocks(float *grad, const double *sums, int64_t block_size, int64_t n,
-                            int accumulate) {
+static void norm_sum_blocks(float *grad, const double *sums, int64_t block_size, int64_t n, int accumulate) {
     for (int64_t i = 0; grad && i < n; i++) {
         double sum = 0;
         for (int64_t k = 0; k < NORM_BLOCKS; k++) sum += sums[k * block_size + i];
@@ -90,8 +88,8 @@ static void norm_load_param(double *to, const float *data, double missing, int64
 
 /* y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], rows of n; four at once save three of four
  * passes over y. */
-static inline void linear_add4(real *restrict y, const real *restrict x, int64_t n, real s0,
-                               real s1, real s2, real s3) {
+static inline void linear_add4(real *restrict y, const real *restrict x, int64_t n, real s0, real s1, real s2,
+                               real s3) {
     const real *restrict x1 = x + n, *restrict x2 = x1 + n, *restrict x3 = x2 + n;
     for (int64_t i = 0; i < n; i++) y[i] += s0 * x[i] + s1 * x1[i] + s2 * x2[i] + s3 * x3[i];
 }
@@ -105,22 +103,20 @@ enum { LINEAR_ROWS = 8 };
 
 /* C += A B for C [P,R], A [P,Q] with element [p,q] at p * p_stride + q * q_stride, B [Q,R]; rows
  * first ... last-1 of C. */
-static void linear_product_rows(real *C, const real *A, int64_t p_stride, int64_t q_stride,
-                                const real *B, int64_t first, int64_t last, int64_t Q, int64_t R) {
+static void linear_product_rows(real *C, const real *A, int64_t p_stride, int64_t q_stride, const real *B,
+                                int64_t first, int64_t last, int64_t Q, int64_t R) {
     int64_t q = 0;
     for (; q + 4 <= Q; q += 4)
         for (int64_t p = first; p < last; p++) {
             const real *s = A + p * p_stride + q * q_stride;
-            linear_add4(C + p * R, B + q * R, R, s[0], s[q_stride], s[2 * q_stride],
-                        s[3 * q_stride]);
+            linear_add4(C + p * R, B + q * R, R, s[0], s[q_stride], s[2 * q_stride], s[3 * q_stride]);
         }
     for (; q < Q; q++)
-        for (int64_t p = first; p < last; p++)
-            linear_add(C + p * R, B + q * R, R, A[p * p_stride + q * q_stride]);
+        for (int64_t p = first; p < last; p++) linear_add(C + p * R, B + q * R, R, A[p * p_stride + q * q_stride]);
 }
 
-static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_stride,
-                           const real *B, int64_t P, int64_t Q, int64_t R) {
+static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_stride, const real *B, int64_t P,
+                           int64_t Q, int64_t R) {
     GT_PARALLEL_FOR
     for (int64_t first = 0; first < P; first += LINEAR_ROWS) {
         int64_t last = first + LINEAR_ROWS < P ? first + LINEAR_ROWS : P;
@@ -132,8 +128,8 @@ static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_s
  * LINEAR_TERMS rows at a time, whose rounding errors stay small; of them the sum in double. */
 enum { LINEAR_TERMS = 256 };
 
-static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P,
-                                int64_t Q, int64_t R) {
+static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P, int64_t Q,
+                                int64_t R) {
     GT_PARALLEL_FOR
     for (int64_t first = 0; first < P; first += LINEAR_ROWS) {
         int64_t last = first + LINEAR_ROWS < P ? first + LINEAR_ROWS : P;
@@ -163,8 +159,7 @@ static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n, double *b
         for (int64_t m = norm_block_start(a->M, k); m < norm_block_start(a->M, k + 1); m++) {
             linear_row(a, m, xhat);
             for (int64_t d = 0; d < a->D; d++)
-                n[m * a->D + d] =
-                    (real)(xhat[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0));
+                n[m * a->D + d] = (real)(xhat[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0));
         }
     }
 }
@@ -172,13 +167,11 @@ static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n, double *b
 /* y [M,O] = n weight^T + bias, from the transposed weight [D,O]. */
 static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *weight, real *y) {
     for (int64_t o = 0; o < a->O; o++)
-        for (int64_t d = 0; d < a->D; d++)
-            weight[d * a->O + o] = ref_load(a->weight, a->dtype, o * a->D + d);
+        for (int64_t d = 0; d < a->D; d++) weight[d * a->O + o] = ref_load(a->weight, a->dtype, o * a->D + d);
     for (int64_t m = 0; m < a->M; m++)
         for (int64_t o = 0; o < a->O; o++) y[m * a->O + o] = ref_param(a->bias, o, 0);
     linear_product(y, n, a->D, 1, weight, a->M, a->D, a->O);
-    for (int64_t m = 0; m < a->M; m++)
-        ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
+    for (int64_t m = 0; m < a->M; m++) ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
 }
 
 gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
@@ -209,8 +202,8 @@ static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double
 }
 
 /* The sums in `dweight` are still 0; `part` is scratch of the same size. */
-static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *part,
-                           double *dweight, double *blocks) {
+static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *part, double *dweight,
+                           double *blocks) {
     if (!a->dweight) return;
     linear_normalise(a, n, blocks);
     linear_long_product(dweight, part, dy, n, a->O, a->M, a->D);
@@ -218,8 +211,8 @@ static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real
 }
 
 /* dx of row m from its dn; dgamma and dbeta are added to. */
-static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, const real *dn,
-                                double *xhat, double *dx, double *dgamma, double *dbeta) {
+static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, const real *dn, double *xhat, double *dx,
+                                double *dgamma, double *dbeta) {
     double rstd = linear_row(a, m, xhat);
     for (int64_t d = 0; d < a->D; d++) {
         dx[d] = (double)dn[d] * ref_param(a->gamma, d, 1);
@@ -232,8 +225,7 @@ static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, cons
 }
 
 /* dx, dgamma and dbeta.  The sums in `blocks` are still 0. */
-static void linear_dinput(const gt_rmsnorm_linear_args *a, const real *dy, real *dn, real *weight,
-                          double *blocks) {
+static void linear_dinput(const gt_rmsnorm_linear_args *a, const real *dy, real *dn, real *weight, double *blocks) {
     int64_t D = a->D, block_size = linear_block_size(a);
     if (!a->dx && !a->dgamma && !a->dbeta) return;
     ref_load_row(weight, a->weight, a->dtype, 0, a->O * D);
@@ -261,15 +253,14 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
         ref_no_grad(a.dbias, a.O, a.accumulate);
         return GT_OK;
     }
-    real *dy = NULL; /* dy [M,O], n then dn [M,D], parts of dweight, then weight [O,D] */
+    real *dy = NULL;                     /* dy [M,O], n then dn [M,D], parts of dweight, then weight [O,D] */
     double *blocks = NULL, *sums = NULL; /* dbias [O], dweight [O,D] */
     status = norm_scratch(&blocks, linear_block_size(&a));
     if (status == GT_OK) status = ref_sums(&sums, a.O + a.O * a.D);
     if (status == GT_OK) status = ref_scratch(&dy, a.M * a.O + a.M * a.D + a.O * a.D);
     if (status == GT_OK) {
         real *rows = dy + a.M * a.O, *matrix = rows + a.M * a.D;
-        for (int64_t m = 0; m < a.M; m++)
-            ref_load_row(dy + m * a.O, a.dy, a.dtype, m * a.dy_stride, a.O);
+        for (int64_t m = 0; m < a.M; m++) ref_load_row(dy + m * a.O, a.dy, a.dtype, m * a.dy_stride, a.O);
         linear_dbias(&a, dy, sums);
         linear_dweight(&a, dy, rows, matrix, sums + a.O, blocks);
         linear_dinput(&a, dy, rows, matrix, blocks);
@@ -285,12 +276,10 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
  * residual is dy; both branches go back alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat.
  */
 
-static void mix_normalise(const gt_norm_mix_args *a, const void *x, int64_t x_stride, int64_t m,
-                          double *xhat) {
+static void mix_normalise(const gt_norm_mix_args *a, const void *x, int64_t x_stride, int64_t m, double *xhat) {
     int64_t n = a->D / a->H;
     norm_load_row(xhat, x, a->dtype, m * x_stride, a->D);
-    for (int64_t first = 0; first < a->D; first += n)
-        norm_slice(xhat + first, n, GT_NORM_RMS, a->eps);
+    for (int64_t first = 0; first < a->D; first += n) norm_slice(xhat + first, n, GT_NORM_RMS, a->eps);
 }
 
 gt_status GT_REF(norm_mix_forward)(const gt_norm_mix_args *args) {
@@ -330,8 +319,8 @@ typedef struct mix_branch {
 } mix_branch;
 
 /* Row m of one branch; dgain is added to. */
-static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m,
-                             double *xhat, double *dx, double *dgain, const double *gain) {
+static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m, double *xhat, double *dx,
+                             double *dgain, const double *gain) {
     int64_t n = a->D / a->H;
     norm_load_row(xhat, branch->x, a->dtype, m * branch->x_stride, a->D);
     norm_load_row(dx, a->dy, a->dtype, m * a->dy_stride, a->D);
@@ -350,8 +339,7 @@ static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch
 /* Scratch of one block of rows: two rows, the sums dgain, the gain. */
 static int64_t mix_block_size(const gt_norm_mix_args *a) { return 4 * a->D; }
 
-static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *branch,
-                                double *blocks) {
+static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *branch, double *blocks) {
     int64_t block_size = mix_block_size(a);
     if (!branch->dx && !branch->dgain) return;
     memset(blocks, 0, (size_t)(NORM_BLOCKS * block_size) * sizeof(double));
@@ -425,9 +413,7 @@ static void gate_load(const gt_norm_gate_args *a, int64_t m, const gate_row *row
 }
 
 /* n */
-static double gate_affine(const gate_row *row, int64_t d) {
-    return row->xhat[d] * row->gamma[d] + row->beta[d];
-}
+static double gate_affine(const gate_row *row, int64_t d) { return row->xhat[d] * row->gamma[d] + row->beta[d]; }
 
 gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
     gt_norm_gate_args a;
@@ -443,11 +429,9 @@ gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
         gate_row row = gate_row_in(&a, blocks + k * block_size);
         for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++) {
             gate_load(&a, m, &row);
-            for (int64_t first = 0; first < a.D; first += n)
-                norm_slice(row.xhat + first, n, a.norm, a.eps);
+            for (int64_t first = 0; first < a.D; first += n) norm_slice(row.xhat + first, n, a.norm, a.eps);
             GT_SIMD
-            for (int64_t d = 0; d < a.D; d++)
-                row.d[d] = gate_affine(&row, d) * (a.gate_first ? 1 : row.s[d]);
+            for (int64_t d = 0; d < a.D; d++) row.d[d] = gate_affine(&row, d) * (a.gate_first ? 1 : row.s[d]);
             norm_store_row(a.y, a.dtype, m * a.y_stride, row.d, a.D);
         }
     }
@@ -473,8 +457,8 @@ static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const ga
 }
 
 /* Row m; dgamma and dbeta are added to. */
-static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, const gate_row *row,
-                              double *dgamma, double *dbeta) {
+static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, const gate_row *row, double *dgamma,
+                              double *dbeta) {
     int64_t n = a->D / a->H;
     gate_load(a, m, row);
     norm_load_row(row->dy, a->dy, a->dtype, m * a->dy_stride, a->D);

@@ -92,9 +92,7 @@ static inline void ref_grad(float *data, int64_t i, double value, int accumulate
 }
 
 /* Offset of [b, t, h, 0]. */
-static inline int64_t ref_at(gt_stride s, int64_t b, int64_t t, int64_t h) {
-    return b * s.b + t * s.t + h * s.h;
-}
+static inline int64_t ref_at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
 /* Copies n elements of a state, or zeros if there is none. */
 static inline void ref_copy_state(real *to, const float *from, int64_t offset, int64_t n) {
@@ -109,16 +107,13 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
  * due are states and gradients, which exist where they are given. */
 
 /* `rows` states of n numbers; of a shared one the same to all. */
-static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows,
-                                   int64_t n) {
+static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows, int64_t n) {
     if (!to || (to == from && !is_shared)) return;
-    for (int64_t row = 0; row < rows; row++)
-        ref_copy_state((real *)to + row * n, from, is_shared ? 0 : row * n, n);
+    for (int64_t row = 0; row < rows; row++) ref_copy_state((real *)to + row * n, from, is_shared ? 0 : row * n, n);
 }
 
 /* The gradient of the state that `rows` sequences share: the sum of theirs. */
-static inline void ref_sum_states(float *to, const float *from, int64_t rows, int64_t n,
-                                  int accumulate) {
+static inline void ref_sum_states(float *to, const float *from, int64_t rows, int64_t n, int accumulate) {
     for (int64_t i = 0; to && i < n; i++) {
         double sum = 0;
         for (int64_t row = 0; from && row < rows; row++) sum += ((const real *)from)[row * n + i];
@@ -127,8 +122,8 @@ static inline void ref_sum_states(float *to, const float *from, int64_t rows, in
 }
 
 /* The gradient of the first states from that of the last. */
-static inline void ref_pass_gradients(float *to, const float *from, int is_shared, int64_t rows,
-                                      int64_t n, int accumulate) {
+static inline void ref_pass_gradients(float *to, const float *from, int is_shared, int64_t rows, int64_t n,
+                                      int accumulate) {
     if (is_shared)
         ref_sum_states(to, from, rows, n, accumulate);
     else
@@ -141,18 +136,16 @@ static inline void ref_no_grad(float *data, int64_t n, int accumulate) {
 
 /* Checks the contents of cu_seqlens and seq_count, which the kernels trust, and sets the number of
  * sequences. */
-static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int32_t *seq_count,
-                                            int64_t capacity, int64_t T, int64_t *count) {
+static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int32_t *seq_count, int64_t capacity,
+                                            int64_t T, int64_t *count) {
     *count = seq_count ? *seq_count : capacity;
     if (*count < 0 || *count > capacity)
-        return gt_fail(GT_ERROR_VALUE, "*seq_count = %lld: must be 0 to seq_capacity (%lld)",
-                       (long long)*count, (long long)capacity);
-    if (cu_seqlens[0] != 0)
-        return gt_fail(GT_ERROR_VALUE, "cu_seqlens[0] = %d: must be 0", (int)cu_seqlens[0]);
+        return gt_fail(GT_ERROR_VALUE, "*seq_count = %lld: must be 0 to seq_capacity (%lld)", (long long)*count,
+                       (long long)capacity);
+    if (cu_seqlens[0] != 0) return gt_fail(GT_ERROR_VALUE, "cu_seqlens[0] = %d: must be 0", (int)cu_seqlens[0]);
     for (int64_t s = 1; s <= *count; s++)
         if (cu_seqlens[s] < cu_seqlens[s - 1] || cu_seqlens[s] > T)
-            return gt_fail(GT_ERROR_VALUE,
-                           "cu_seqlens[%lld] = %d: must be %d (the one before) to T (%lld)",
+            return gt_fail(GT_ERROR_VALUE, "cu_seqlens[%lld] = %d: must be %d (the one before) to T (%lld)",
                            (long long)s, (int)cu_seqlens[s], (int)cu_seqlens[s - 1], (long long)T);
     return GT_OK;
 }
@@ -168,16 +161,14 @@ typedef struct ref_sequences {
     const int32_t *cu_seqlens;
 } ref_sequences;
 
-static inline gt_status ref_find_sequences(int64_t B, int64_t T, const int32_t *cu_seqlens,
-                                           const int32_t *seq_count, int64_t capacity,
-                                           ref_sequences *q) {
+static inline gt_status ref_find_sequences(int64_t B, int64_t T, const int32_t *cu_seqlens, const int32_t *seq_count,
+                                           int64_t capacity, ref_sequences *q) {
     q->B = B;
     q->T = T;
     q->capacity = capacity;
     q->count = B;
     q->cu_seqlens = cu_seqlens;
-    return capacity == 0 ? GT_OK
-                         : ref_check_sequences(cu_seqlens, seq_count, capacity, T, &q->count);
+    return capacity == 0 ? GT_OK : ref_check_sequences(cu_seqlens, seq_count, capacity, T, &q->count);
 }
 
 static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
@@ -187,8 +178,8 @@ static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
 }
 
 /* Writes 0 to n neighbours of the tokens of a packed call that belong to no sequence. */
-static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *data, gt_dtype dtype,
-                                    gt_stride stride, int64_t n) {
+static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
+                                    int64_t n) {
     int64_t t = q->capacity && data ? q->cu_seqlens[q->count] : q->T;
     for (; t < q->T; t++)
         for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, 0, t, h) + i, 0);
@@ -200,20 +191,15 @@ static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *dat
 /* Scratch for `count` numbers, never NULL on success even if count is 0. */
 static inline gt_status ref_scratch(real **scratch, int64_t count) {
     *scratch = NULL;
-    if (count <= REF_MOST_NUMBERS)
-        *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));
-    return *scratch ? GT_OK
-                    : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld numbers of scratch",
-                              (long long)count);
+    if (count <= REF_MOST_NUMBERS) *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));
+    return *scratch ? GT_OK : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld numbers of scratch", (long long)count);
 }
 
 /* `count` sums, which start at 0; never NULL on success. */
 static inline gt_status ref_sums(double **sums, int64_t count) {
     *sums = NULL;
-    if (count <= REF_MOST_NUMBERS)
-        *sums = (double *)calloc((size_t)(count > 0 ? count : 1), sizeof(double));
-    return *sums ? GT_OK
-                 : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
+    if (count <= REF_MOST_NUMBERS) *sums = (double *)calloc((size_t)(count > 0 ? count : 1), sizeof(double));
+    return *sums ? GT_OK : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
 }
 
 /* Such copies may also bring another exp of a real number. */

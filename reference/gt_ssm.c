@@ -21,7 +21,7 @@ enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the c
 /* One call of either operator, prepared.  For the selective scan H = D, P = 1 and x is u. */
 typedef struct ssm_call {
     gt_ssd_args a;
-    int A_per_state; /* 0: A and dA are [H]; 1: [H,N] */
+    int A_per_state;                  /* 0: A and dA are [H]; 1: [H,N] */
     int64_t Bm_n, Cm_n, dBm_n, dCm_n; /* strides of the last index */
     ref_sequences all;
 } ssm_call;
@@ -41,9 +41,7 @@ typedef struct ssm_token {
     real delta, slope;   /* Delta and its derivative by dt */
 } ssm_token;
 
-static int64_t ssm_token_count(const gt_ssd_args *a) {
-    return 3 * a->P + 4 * a->N;
-}
+static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
     ssm_token x;
@@ -61,8 +59,7 @@ static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
 
 /* Delta and its slope from one piece of code, so that forward and backward agree on every limit. */
 static void ssm_load_delta(const gt_ssd_args *a, int64_t b, int64_t t, int64_t h, ssm_token *x) {
-    real v =
-        ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_param(a->dt_bias, h, 0);
+    real v = ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_param(a->dt_bias, h, 0);
     x->delta = v;
     x->slope = 1;
     if (a->softplus) {
@@ -142,8 +139,7 @@ static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_t
 
 static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_token *x) {
     memset(x->y, 0, (size_t)a->P * sizeof(real));
-    for (int64_t t = 0; t < a->T; t++)
-        ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x->y, a->P);
+    for (int64_t t = 0; t < a->T; t++) ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x->y, a->P);
 }
 
 static int ssm_has_tokens(const gt_ssd_args *a) { return a->B > 0 && a->T > 0; }
@@ -154,9 +150,7 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     real *scratch;
     gt_status status;
     if (!ssm_has_tokens(a)) {
-        if (!step)
-            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, c->all.count,
-                            gt_times(a->H, PN));
+        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, c->all.count, gt_times(a->H, PN));
         return GT_OK;
     }
     status = ref_scratch(&scratch, gt_times(a->H, per_head));
@@ -180,9 +174,7 @@ static gt_status ssm_run(const ssm_call *c, int step) {
                 ssm_output(a, h, S, &x);
                 ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.y, a->P);
             }
-            if (a->state_out)
-                memcpy((real *)a->state_out + (q.row * a->H + h) * PN, S,
-                       (size_t)PN * sizeof(real));
+            if (a->state_out) memcpy((real *)a->state_out + (q.row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
         }
         ref_clear_unused(&c->all, h, a->y, a->dtype, a->y_stride, a->P);
     }
@@ -200,19 +192,17 @@ typedef struct ssm_scratch {
 
 /* What backward keeps of one head. */
 typedef struct ssm_head {
-    double *dA, *dDskip;       /* [N] [P] sums over batch and time */
-    double *ddt_bias;          /* [1] the same */
-    double *G_sum;             /* [P,N] sum over the batch, if the first state is shared */
-    real *states;              /* [P,N] at the start of every chunk */
-    real *replay;              /* [P,N] before every token of one chunk */
-    real *G;                   /* [P,N] gradient of the state */
-    real *dB, *dC;             /* [SSM_CHUNK,N] this head's share of one chunk */
+    double *dA, *dDskip; /* [N] [P] sums over batch and time */
+    double *ddt_bias;    /* [1] the same */
+    double *G_sum;       /* [P,N] sum over the batch, if the first state is shared */
+    real *states;        /* [P,N] at the start of every chunk */
+    real *replay;        /* [P,N] before every token of one chunk */
+    real *G;             /* [P,N] gradient of the state */
+    real *dB, *dC;       /* [SSM_CHUNK,N] this head's share of one chunk */
     ssm_token x;
 } ssm_head;
 
-static int64_t ssm_chunks(const gt_ssd_args *a) {
-    return (a->T + SSM_CHUNK - 1) / SSM_CHUNK;
-}
+static int64_t ssm_chunks(const gt_ssd_args *a) { return (a->T + SSM_CHUNK - 1) / SSM_CHUNK; }
 
 static int64_t ssm_sums_count(const gt_ssd_args *a) {
     return gt_plus(a->N + a->P + 1, a->state_in_shared ? gt_times(a->P, a->N) : 0);
@@ -220,8 +210,7 @@ static int64_t ssm_sums_count(const gt_ssd_args *a) {
 
 static int64_t ssm_head_count(const gt_ssd_args *a) {
     int64_t states = ssm_chunks(a) + 1 + SSM_CHUNK + 1;
-    return gt_plus(gt_times(states, gt_times(a->P, a->N)),
-                   2 * SSM_CHUNK * a->N + ssm_token_count(a));
+    return gt_plus(gt_times(states, gt_times(a->P, a->N)), 2 * SSM_CHUNK * a->N + ssm_token_count(a));
 }
 
 static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, int64_t h) {
@@ -242,9 +231,8 @@ static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, in
 
 /* One row of a state: S before the token, G the gradient after it, w = Delta x, dy without gate.
  * Adds to x->da, dB and dC, moves G to before the token, and gives <h, C> and <G, B>. */
-static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S,
-                             real *restrict G, real *restrict dB, real *restrict dC, real *hC,
-                             real *GB) {
+static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S, real *restrict G,
+                             real *restrict dB, real *restrict dC, real *hC, real *GB) {
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
     real *restrict da = x->da, sum_hC = 0, sum_GB = 0;
     for (int64_t n = 0; x->grows_far && n < N; n++) {
@@ -277,8 +265,7 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
 
 /* Gradients of A and of what Delta is made of, given <x, G B> and x->da.  The slope goes in first,
  * for the sum without it may overflow; beyond a limit the select keeps out 0 * inf. */
-static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB,
-                               ssm_head *k) {
+static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     const ssm_token *x = &k->x;
     real ddt = x->slope * xGB;
@@ -293,8 +280,7 @@ static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
 
 /* Gradients of token t, the i-th of its chunk, given the state before it; moves k->G from after the token to before
  * it. */
-static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t h,
-                               ssm_head *k) {
+static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N;
     real *dB = k->dB + i * a->N, *dC = k->dC + i * a->N, xGB = 0;
@@ -307,13 +293,10 @@ static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     for (int64_t p = 0; p < a->P; p++) {
         real skip = ssm_skip(a, h, p), w = x->delta * x->x[p], hC, GB;
         real dy = a->z ? x->y[p] * ref_silu(x->z[p]) : x->y[p];
-        ssm_row_backward(x, a->N, w, dy, k->replay + i * PN + p * a->N, k->G + p * a->N, dB, dC,
-                         &hC, &GB);
+        ssm_row_backward(x, a->N, w, dy, k->replay + i * PN + p * a->N, k->G + p * a->N, dB, dC, &hC, &GB);
         xGB += x->x[p] * GB;
         k->dDskip[p] += dy * x->x[p];
-        if (a->dx)
-            ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t, h) + p,
-                      x->delta * GB + skip * dy);
+        if (a->dx) ref_store(a->dx, a->dtype, ref_at(a->dx_stride, b, t, h) + p, x->delta * GB + skip * dy);
         if (a->dz)
             ref_store(a->dz, a->dtype, ref_at(a->dz_stride, b, t, h) + p,
                       x->y[p] * (hC + skip * x->x[p]) * ref_dsilu(x->z[p]));
@@ -321,9 +304,7 @@ static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     ssm_delta_backward(c, b, t, h, xGB, k);
 }
 
-static int64_t ssm_chunks_of(const ref_sequence *q) {
-    return (q->last - q->first + SSM_CHUNK - 1) / SSM_CHUNK;
-}
+static int64_t ssm_chunks_of(const ref_sequence *q) { return (q->last - q->first + SSM_CHUNK - 1) / SSM_CHUNK; }
 
 /* The state at the start of every chunk, and the gradient of the last one. */
 static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h, ssm_head *k) {
@@ -343,8 +324,8 @@ static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h,
 }
 
 /* Chunk i of a sequence, tokens first ... last-1. */
-static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t first, int64_t last,
-                               int64_t h, ssm_head *k) {
+static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t first, int64_t last, int64_t h,
+                               ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N;
     memcpy(k->replay, k->states + i * PN, (size_t)PN * sizeof(real));
@@ -381,8 +362,7 @@ static void ssm_group_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
 }
 
 /* One sequence, backwards in time; k->G ends as the gradient of its first state. */
-static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q,
-                                  const ssm_scratch *scratch) {
+static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q, const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
@@ -451,8 +431,7 @@ static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head
     int64_t PN = a->P * a->N;
     ref_grad(a->ddt_bias, h, k->ddt_bias[0], a->accumulate);
     if (!c->A_per_state) ref_grad(a->dA, h, ssm_sum(k->dA, a->N), a->accumulate);
-    for (int64_t n = 0; c->A_per_state && n < a->N; n++)
-        ref_grad(a->dA, h * a->N + n, k->dA[n], a->accumulate);
+    for (int64_t n = 0; c->A_per_state && n < a->N; n++) ref_grad(a->dA, h * a->N + n, k->dA[n], a->accumulate);
     if (!a->Dskip_per_channel) ref_grad(a->dDskip, h, ssm_sum(k->dDskip, a->P), a->accumulate);
     for (int64_t p = 0; a->Dskip_per_channel && p < a->P; p++)
         ref_grad(a->dDskip, h * a->P + p, k->dDskip[p], a->accumulate);
@@ -532,7 +511,10 @@ static gt_stride scan_stride(gt_stride4 s) { return (gt_stride){s.b, s.t, s.h}; 
 
 /* The same call in the words of ssd. */
 static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
-    ssm_call c = {.A_per_state = 1, .Bm_n = s->Bm_stride.n, .Cm_n = s->Cm_stride.n, .dBm_n = s->dBm_stride.n,
+    ssm_call c = {.A_per_state = 1,
+                  .Bm_n = s->Bm_stride.n,
+                  .Cm_n = s->Cm_stride.n,
+                  .dBm_n = s->dBm_stride.n,
                   .dCm_n = s->dCm_stride.n};
     c.a = (gt_ssd_args){.B = s->B,
                         .T = s->T,

@@ -12,9 +12,7 @@ enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the 
 /* ---- one token of one head ------------------------------------------------------------------- */
 
 /* d = exp(-exp(x)) or exp(g) */
-static real wkv6_decay(const gt_wkv6_args *a, real w) {
-    return ref_exp(a->decay == GT_DECAY_LOG ? w : -ref_exp(w));
-}
+static real wkv6_decay(const gt_wkv6_args *a, real w) { return ref_exp(a->decay == GT_DECAY_LOG ? w : -ref_exp(w)); }
 
 /* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
 static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
@@ -57,8 +55,7 @@ static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
 }
 
 /* y_t = scale (S^T r_t + (sum_n r u k) v_t); y may lie in x->dy, which forward does not use */
-static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S,
-                        real *y) {
+static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S, real *y) {
     real ruk = wkv6_bonus(a, h, x);
     for (int64_t j = 0; j < a->V; j++) y[j] = ruk * x->v[j];
     for (int64_t n = 0; n < a->N; n++) {
@@ -72,8 +69,7 @@ static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, c
 static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
     for (int64_t n = 0; n < a->N; n++) {
         GT_SIMD
-        for (int64_t j = 0; j < a->V; j++)
-            S[n * a->V + j] = x->d[n] * S[n * a->V + j] + x->k[n] * x->v[j];
+        for (int64_t j = 0; j < a->V; j++) S[n * a->V + j] = x->d[n] * S[n * a->V + j] + x->k[n] * x->v[j];
     }
 }
 
@@ -92,12 +88,10 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     real *scratch;
     gt_status status = wkv6_sequences(a, &all);
     if (status == GT_OK && !wkv6_has_tokens(a)) {
-        if (!step)
-            ref_pass_states(a->state_out, a->state_in, a->state_in_shared, all.count, gt_times(a->H, NV));
+        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, all.count, gt_times(a->H, NV));
         return GT_OK;
     }
-    if (status != GT_OK || (status = ref_scratch(&scratch, gt_times(a->H, per_head))) != GT_OK)
-        return status;
+    if (status != GT_OK || (status = ref_scratch(&scratch, gt_times(a->H, per_head))) != GT_OK) return status;
     GT_PARALLEL_FOR
     for (int64_t h = 0; h < a->H; h++) {
         real *S = scratch + h * per_head;
@@ -119,9 +113,7 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
                 ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.dy, a->V);
                 wkv6_advance(a, &x, S);
             }
-            if (a->state_out)
-                memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S,
-                       (size_t)NV * sizeof(real));
+            if (a->state_out) memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
         }
         ref_clear_unused(&all, h, a->y, a->dtype, a->y_stride, a->V);
     }
@@ -164,8 +156,8 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
 
 /* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
  * states: one per chunk; replay: WKV6_CHUNK more. */
-static void wkv6_sequence_backward(const gt_wkv6_args *a, const ref_sequence *q, int64_t h,
-                                   wkv6_token *x, real *states, real *replay, real *G, double *du) {
+static void wkv6_sequence_backward(const gt_wkv6_args *a, const ref_sequence *q, int64_t h, wkv6_token *x, real *states,
+                                   real *replay, real *G, double *du) {
     int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
     int64_t row_in = a->state_in_shared ? 0 : q->row;
     ref_copy_state(states, a->state_in, (row_in * a->H + h) * NV, NV);
@@ -225,8 +217,7 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     double *sums = NULL;
     if (!wkv6_has_tokens(&a)) {
         ref_no_grad(a.du, gt_times(a.H, a.N), a.accumulate);
-        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, all.count, gt_times(a.H, NV),
-                           a.accumulate);
+        ref_pass_gradients(a.dstate_in, a.dstate_out, a.state_in_shared, all.count, gt_times(a.H, NV), a.accumulate);
         return GT_OK;
     }
     status = ref_sums(&sums, gt_times(a.H, sums_per_head));
@@ -254,8 +245,7 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
         ref_clear_unused(&all, h, a.dv, a.dtype, a.dv_stride, a.V);
         for (int64_t n = 0; n < a.N; n++) ref_grad(a.du, h * a.N + n, du[n], a.accumulate);
         if (a.state_in_shared)
-            for (int64_t i = 0; i < NV; i++)
-                ref_grad(a.dstate_in, h * NV + i, G_sum[i], a.accumulate);
+            for (int64_t i = 0; i < NV; i++) ref_grad(a.dstate_in, h * NV + i, G_sum[i], a.accumulate);
     }
     free(scratch);
     free(sums);

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 /* The driver's control node, which a container without a GPU lacks, whatever its host has. */
-static inline int gpu_is_present(void) {
-    return access("/dev/nvidiactl", F_OK) == 0;
-}
+static inline int gpu_is_present(void) { return access("/dev/nvidiactl", F_OK) == 0; }
 
 #endif

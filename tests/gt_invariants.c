@@ -6,9 +6,7 @@
 
 static int is_recurrent(const test_case *c) { return test_find(test_table(c), "state_out") >= 0; }
 
-static int is_shared(const test_case *c) {
-    return test_get_flag(c, test_op_of(c->op)->state_in_shared);
-}
+static int is_shared(const test_case *c) { return test_get_flag(c, test_op_of(c->op)->state_in_shared); }
 
 static double **array_of(test_values *v, const test_case *c, const char *tensor) {
     return &v->of[test_find(test_table(c), tensor)];
@@ -44,8 +42,8 @@ void test_truth_holds(const test_runner *r, const test_case *c) {
 }
 
 /* Every pass of `c` agrees with that of `other`, a case with tensors of the same shapes. */
-static void check_cases_agree(const test_runner *r, const test_case *c, const test_case *other,
-                              const char *what, double tolerance) {
+static void check_cases_agree(const test_runner *r, const test_case *c, const test_case *other, const char *what,
+                              double tolerance) {
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, a, b;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
@@ -57,9 +55,7 @@ static void check_cases_agree(const test_runner *r, const test_case *c, const te
     }
 }
 
-void test_repeats(const test_runner *r, const test_case *c) {
-    check_cases_agree(r, c, c, "second run", 0);
-}
+void test_repeats(const test_runner *r, const test_case *c) { check_cases_agree(r, c, c, "second run", 0); }
 
 void test_layouts_agree(const test_runner *r, const test_case *c, double tolerance) {
     test_case packed = *c, other = *c;
@@ -135,16 +131,14 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_run(r, &add, GT_BACKWARD, &in, TEST_ALL, &added);
     for (int i = 0; op->tensors[i].name; i++) /* the write must not see what was there */
         if (test_accumulates(&add, &op->tensors[i]))
-            set_array(&in, c, op->tensors[i].name,
-                      test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
+            set_array(&in, c, op->tensors[i].name, test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
     test_run(r, &write, GT_BACKWARD, &in, TEST_ALL, &written);
     test_free(&in);
     test_inputs(&add, GT_BACKWARD, &in);
     for (int i = 0; op->tensors[i].name; i++) {
         if (!written.of[i] || !test_accumulates(&add, &op->tensors[i])) continue;
         for (int64_t j = 0; j < test_count(c, GT_BACKWARD, &op->tensors[i]); j++)
-            written.of[i][j] = test_round(in.of[i][j] + written.of[i][j],
-                                          r->is_double ? GT_DTYPE_DEFAULT : GT_F32);
+            written.of[i][j] = test_round(in.of[i][j] + written.of[i][j], r->is_double ? GT_DTYPE_DEFAULT : GT_F32);
     }
     test_same(r, &add, GT_BACKWARD, "accumulate", &added, &written, 0);
     test_free(&in), test_free(&added), test_free(&written);
@@ -156,22 +150,20 @@ static const gt_tensor *tensor_of(const test_case *c, const char *name) {
 
 /* Adds what is summed over parts to *sums: parameter gradients, and over the batch the gradient of
  * a shared state. */
-static void add_part(const test_case *part, const test_values *from, char letter,
-                     test_values *sums) {
+static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
     const gt_op *op = test_table(part);
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         int64_t count = test_count(part, GT_BACKWARD, t);
-        int is_sum = t->use[GT_BACKWARD] == 'g' ||
-                     (letter == 'B' && is_shared(part) && !strcmp(t->name, "dstate_in"));
+        int is_sum = t->use[GT_BACKWARD] == 'g' || (letter == 'B' && is_shared(part) && !strcmp(t->name, "dstate_in"));
         if (!from->of[i] || !is_sum) continue;
         if (!sums->of[i]) sums->of[i] = test_array(count, 0);
         for (int64_t j = 0; j < count; j++) sums->of[i][j] += from->of[i][j];
     }
 }
 
-static void check_sums(const test_runner *r, const test_case *c, gt_pass pass,
-                       const test_values *in, const test_values *sums, const test_values *whole) {
+static void check_sums(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
+                       const test_values *sums, const test_values *whole) {
     test_values magnitudes;
     if (pass != GT_BACKWARD) return;
     test_magnitudes(c, in, &magnitudes);
@@ -206,8 +198,7 @@ static void split_batch(const test_runner *r, const test_case *c, double toleran
 
 /* Sequence s of a packed case, whose arrays are *in, as a batch of one: its case, and its arrays in
  * *alone. */
-static test_case cut_sequence(const test_case *c, gt_pass pass, const test_values *in, int64_t s,
-                              test_values *alone) {
+static test_case cut_sequence(const test_case *c, gt_pass pass, const test_values *in, int64_t s, test_values *alone) {
     int64_t first = test_sequence_at(c, in, s), n = test_sequence_at(c, in, s + 1) - first;
     test_case one = *c;
     test_values cut;
@@ -222,13 +213,11 @@ static test_case cut_sequence(const test_case *c, gt_pass pass, const test_value
 }
 
 /* Arrays of 0 for the outputs of *out that are no sums. */
-static void make_joined(const test_case *c, gt_pass pass, const test_values *out,
-                        test_values *joined) {
+static void make_joined(const test_case *c, gt_pass pass, const test_values *out, test_values *joined) {
     const gt_op *op = test_table(c);
     memset(joined, 0, sizeof *joined);
     for (int i = 0; op->tensors[i].name; i++)
-        if (out->of[i] &&
-            (test_axis(c, &op->tensors[i], 'T') >= 0 || test_axis(c, &op->tensors[i], 'B') >= 0))
+        if (out->of[i] && (test_axis(c, &op->tensors[i], 'T') >= 0 || test_axis(c, &op->tensors[i], 'B') >= 0))
             joined->of[i] = test_array(test_count(c, pass, &op->tensors[i]), 0);
 }
 
@@ -243,8 +232,7 @@ static void split_packed(const test_runner *r, const test_case *c, double tolera
             test_values one_in, one_out;
             test_case one = cut_sequence(&whole, (gt_pass)pass, &in, s, &one_in);
             test_run(r, &one, (gt_pass)pass, &one_in, TEST_ALL, &one_out);
-            test_paste(&one, &whole, (gt_pass)pass, &one_out, 'T', test_sequence_at(c, &in, s),
-                       &joined);
+            test_paste(&one, &whole, (gt_pass)pass, &one_out, 'T', test_sequence_at(c, &in, s), &joined);
             test_paste(&one, &whole, (gt_pass)pass, &one_out, 'B', s, &joined);
             add_part(&one, &one_out, 'B', &sums);
             test_free(&one_in), test_free(&one_out);
@@ -281,8 +269,7 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
         test_run(r, &each, (gt_pass)pass, &in, TEST_ALL, &out_each);
         dstate = take_array(&out_each, c, "dstate_in");
         if (dstate) set_array(&sums, c, "dstate_in", test_array(n, 0));
-        for (int64_t i = 0; dstate && i < batch * n; i++)
-            (*array_of(&sums, c, "dstate_in"))[i % n] += dstate[i];
+        for (int64_t i = 0; dstate && i < batch * n; i++) (*array_of(&sums, c, "dstate_in"))[i % n] += dstate[i];
         test_same(r, &shared, (gt_pass)pass, "a state for each", &out_shared, &out_each, tolerance);
         test_compare(r, &shared, (gt_pass)pass, &out_shared, &sums, NULL);
         free(dstate);
@@ -298,22 +285,17 @@ typedef struct time_split {
 
 static void join(const time_split *s, gt_pass pass, test_values out[2], test_values *joined) {
     memset(joined, 0, sizeof *joined);
-    for (int k = 0; k < 2; k++)
-        test_paste(&s->part[k], &s->whole, pass, &out[k], 'T', s->at[k], joined);
+    for (int k = 0; k < 2; k++) test_paste(&s->part[k], &s->whole, pass, &out[k], 'T', s->at[k], joined);
 }
 
 /* Both parts forward; *handed_over becomes the state between them. */
-static void split_forward(const test_runner *r, const time_split *s, double tolerance,
-                          double **handed_over) {
+static void split_forward(const test_runner *r, const time_split *s, double tolerance, double **handed_over) {
     test_values in, whole, part_in[2], out[2], joined;
     test_inputs(&s->whole, GT_FORWARD, &in);
     test_run(r, &s->whole, GT_FORWARD, &in, TEST_ALL, &whole);
     for (int k = 0; k < 2; k++) {
-        test_cut(&s->whole, GT_FORWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'),
-                 &part_in[k]);
-        if (k == 1)
-            set_array(&part_in[1], &s->whole, "state_in",
-                      take_array(&out[0], &s->whole, "state_out"));
+        test_cut(&s->whole, GT_FORWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'), &part_in[k]);
+        if (k == 1) set_array(&part_in[1], &s->whole, "state_in", take_array(&out[0], &s->whole, "state_out"));
         test_run(r, &s->part[k], GT_FORWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_FORWARD, out, &joined);
@@ -324,18 +306,14 @@ static void split_forward(const test_runner *r, const time_split *s, double tole
     for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
 }
 
-static void split_backward(const test_runner *r, const time_split *s, double tolerance,
-                           double *handed_over) {
+static void split_backward(const test_runner *r, const time_split *s, double tolerance, double *handed_over) {
     test_values in, whole, part_in[2], out[2], joined, sums = {{NULL}};
     test_inputs(&s->whole, GT_BACKWARD, &in);
     test_run(r, &s->whole, GT_BACKWARD, &in, TEST_ALL, &whole);
     for (int k = 1; k >= 0; k--) {
-        test_cut(&s->whole, GT_BACKWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'),
-                 &part_in[k]);
+        test_cut(&s->whole, GT_BACKWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'), &part_in[k]);
         if (k == 1) set_array(&part_in[1], &s->whole, "state_in", handed_over);
-        if (k == 0)
-            set_array(&part_in[0], &s->whole, "dstate_out",
-                      take_array(&out[1], &s->whole, "dstate_in"));
+        if (k == 0) set_array(&part_in[0], &s->whole, "dstate_out", take_array(&out[1], &s->whole, "dstate_in"));
         test_run(r, &s->part[k], GT_BACKWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_BACKWARD, out, &joined);
@@ -351,8 +329,7 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
     time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
     double *handed_over;
     if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') ||
-        test_is_absent(c, tensor_of(c, "state_out")) ||
-        test_is_absent(c, tensor_of(c, "dstate_in")))
+        test_is_absent(c, tensor_of(c, "state_out")) || test_is_absent(c, tensor_of(c, "dstate_in")))
         return;
     s.part[0] = s.part[1] = s.whole;
     test_set_size(&s.part[0], 'T', at);
@@ -399,8 +376,7 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
     for (int64_t b = 0; b < batch; b++) {
         int64_t row = row_of(c, &in, size[0], b);
         if (row >= 0)
-            memcpy(*array_of(&expected, c, "state_out") + row * n, state + b * n,
-                   (size_t)n * sizeof *state);
+            memcpy(*array_of(&expected, c, "state_out") + row * n, state + b * n, (size_t)n * sizeof *state);
         else
             memset(y + b * y_count, 0, (size_t)y_count * sizeof *y);
     }
@@ -411,8 +387,8 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
 }
 
 /* A step of n tokens from token `at` on: y into *joined, the state into *state. */
-static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at,
-                      int64_t n, double **state, test_values *joined) {
+static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at, int64_t n,
+                      double **state, test_values *joined) {
     test_case step = *c;
     test_values in, out;
     test_cut(c, GT_FORWARD, all, 'T', at, n, &in);
@@ -425,14 +401,12 @@ static void take_step(const test_runner *r, const test_case *c, const test_value
     test_free(&in), test_free(&out);
 }
 
-void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most,
-                      double tolerance) {
+void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance) {
     test_case whole = *c, prefill;
     int64_t T = test_get_size(c, 'T');
     test_values in, in_prefill, out, joined = {{NULL}}, expected;
     double *state;
-    if (!is_recurrent(c) || test_is_packed(c) || at > T ||
-        test_get_flag(c, test_op_of(c->op)->state_in_shared) ||
+    if (!is_recurrent(c) || test_is_packed(c) || at > T || test_get_flag(c, test_op_of(c->op)->state_in_shared) ||
         test_is_absent(c, tensor_of(c, "state_out")))
         return;
     test_set_slots(&whole, 0);
@@ -471,8 +445,8 @@ void test_zero_decay_is_flat(const test_runner *r, const test_case *c) {
         zeros += decay == 0;
         flat += decay == 0 && dw[i] == 0;
     }
-    test_check(flat == zeros, "%s: dw of %s is not 0 at %lld of %lld zero decays",
-               test_describe(c, GT_BACKWARD), r->name, (long long)(zeros - flat), (long long)zeros);
+    test_check(flat == zeros, "%s: dw of %s is not 0 at %lld of %lld zero decays", test_describe(c, GT_BACKWARD),
+               r->name, (long long)(zeros - flat), (long long)zeros);
     test_free(&in), test_free(&out);
 }
 
@@ -501,8 +475,7 @@ void test_limits_hold(const test_runner *r, const test_case *c, double tolerance
             ddt_bias = *array_of(&expected, c, "ddt_bias");
             for (int64_t i = 0; ddt && is_outside && i < count; i++) ddt[i] = 0;
             for (int64_t h = 0; ddt_bias && is_outside && h < c->args.ssd.H; h++) ddt_bias[h] = 0;
-            test_same(r, &limited, (gt_pass)pass,
-                      is_outside ? "beyond the limits" : "at the limits", &got, &expected,
+            test_same(r, &limited, (gt_pass)pass, is_outside ? "beyond the limits" : "at the limits", &got, &expected,
                       tolerance);
             test_free(&in), test_free(&got), test_free(&expected);
         }

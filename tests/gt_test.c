@@ -58,17 +58,11 @@ static int64_t capacity_at(const test_case *c, size_t offset) {
     return n;
 }
 
-static int64_t slot_capacity(const test_case *c) {
-    return capacity_at(c, test_op_of(c->op)->slot_capacity);
-}
+static int64_t slot_capacity(const test_case *c) { return capacity_at(c, test_op_of(c->op)->slot_capacity); }
 
-int test_takes_packed(const char *op) {
-    return test_find(test_op_of(op)->table(), "cu_seqlens") >= 0;
-}
+int test_takes_packed(const char *op) { return test_find(test_op_of(op)->table(), "cu_seqlens") >= 0; }
 
-int test_is_packed(const test_case *c) {
-    return capacity_at(c, test_op_of(c->op)->seq_capacity) > 0;
-}
+int test_is_packed(const test_case *c) { return capacity_at(c, test_op_of(c->op)->seq_capacity) > 0; }
 
 int test_is_absent(const test_case *c, const gt_tensor *t) {
     if (!strcmp(t->name, "slots")) return slot_capacity(c) == 0;
@@ -77,9 +71,7 @@ int test_is_absent(const test_case *c, const gt_tensor *t) {
 }
 
 int test_is_input(const gt_tensor *t, gt_pass pass) { return strchr("Iis", t->use[pass]) != NULL; }
-int test_is_output(const gt_tensor *t, gt_pass pass) {
-    return strchr("Oogs", t->use[pass]) != NULL;
-}
+int test_is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", t->use[pass]) != NULL; }
 
 int test_get_flag(const test_case *c, size_t offset) {
     int value = 0;
@@ -87,9 +79,7 @@ int test_get_flag(const test_case *c, size_t offset) {
     return value;
 }
 
-void test_set_flag(test_case *c, size_t offset, int value) {
-    memcpy((char *)&c->args + offset, &value, sizeof value);
-}
+void test_set_flag(test_case *c, size_t offset, int value) { memcpy((char *)&c->args + offset, &value, sizeof value); }
 
 int test_accumulates(const test_case *c, const gt_tensor *t) {
     if (!test_get_flag(c, test_table(c)->accumulate_offset)) return 0;
@@ -100,8 +90,7 @@ int test_accumulates(const test_case *c, const gt_tensor *t) {
 int test_axis(const test_case *c, const gt_tensor *t, char letter) {
     const char *at;
     if (letter == 'B' && t->shape[0] == 'Q') return 0;
-    if (letter == 'B' && t->shape[0] == 'S')
-        return test_get_flag(c, test_op_of(c->op)->state_in_shared) ? -1 : 0;
+    if (letter == 'B' && t->shape[0] == 'S') return test_get_flag(c, test_op_of(c->op)->state_in_shared) ? -1 : 0;
     if (letter == 'B' && test_is_packed(c)) return -1;
     at = strchr(t->shape, letter);
     return at ? (int)(at - t->shape) : -1;
@@ -138,8 +127,7 @@ void test_set_sequences(test_case *c, int64_t count, int64_t capacity) {
 void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion) {
     const gt_op *op = test_table(c);
     memcpy((char *)&c->args + op->dtype_offset, &dtype, sizeof dtype);
-    if (op->companion_offset)
-        memcpy((char *)&c->args + op->companion_offset, &companion, sizeof companion);
+    if (op->companion_offset) memcpy((char *)&c->args + op->companion_offset, &companion, sizeof companion);
 }
 
 static gt_dtype dtype_at(const test_case *c, size_t offset, gt_dtype missing) {
@@ -213,8 +201,7 @@ double *test_array(int64_t count, double value) {
 /* The generator of one tensor: by its name, so that it draws the same values in every pass. */
 static test_random random_of(const test_case *c, const gt_tensor *t) {
     test_random r = {test_seed(c) * 0x100000001b3u + 0xcbf29ce484222325u};
-    for (const char *ch = t->name; *ch; ch++)
-        r.state = (r.state ^ (uint64_t)(unsigned char)*ch) * 0x100000001b3u;
+    for (const char *ch = t->name; *ch; ch++) r.state = (r.state ^ (uint64_t)(unsigned char)*ch) * 0x100000001b3u;
     test_next(&r);
     return r;
 }
@@ -264,8 +251,7 @@ static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count
 
 /* The elements of a tensor that belong to sequences come first: tokens, or states.  Returns their
  * number. */
-static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t,
-                          const test_values *in) {
+static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, const test_values *in) {
     int64_t size[4], count = test_count(c, pass, t), sequences;
     if (!test_is_packed(c) || t->kind == 'i' || !count) return count;
     test_shape(c, pass, t, size);
@@ -313,8 +299,7 @@ void test_inputs(const test_case *c, gt_pass pass, test_values *in) {
     }
     for (int i = 0; op->tensors[i].name && test_is_packed(c); i++) {
         int64_t count = test_count(c, pass, &op->tensors[i]);
-        for (int64_t j = count_used(c, pass, &op->tensors[i], in); in->of[i] && j < count; j++)
-            in->of[i][j] = 0;
+        for (int64_t j = count_used(c, pass, &op->tensors[i], in); in->of[i] && j < count; j++) in->of[i][j] = 0;
     }
 }
 
@@ -335,8 +320,8 @@ void test_free(test_values *v) {
 }
 
 /* Copies n positions along an index, of which `from` has from_n and `to` has to_n. */
-static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to,
-                       int64_t to_n, int64_t to_at, int64_t n, int64_t outer, int64_t inner) {
+static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to, int64_t to_n, int64_t to_at,
+                       int64_t n, int64_t outer, int64_t inner) {
     for (int64_t i = 0; i < outer; i++)
         memcpy(to + (i * to_n + to_at) * inner, from + (i * from_n + from_at) * inner,
                (size_t)(n * inner) * sizeof(double));
@@ -348,8 +333,8 @@ static void split_shape(const int64_t *size, int rank, int axis, int64_t *outer,
     for (int i = axis + 1; i < rank; i++) *inner *= size[i];
 }
 
-void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at,
-              int64_t n, test_values *to) {
+void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at, int64_t n,
+              test_values *to) {
     const gt_op *op = test_table(c);
     test_copy(c, pass, from, to);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -362,8 +347,8 @@ void test_cut(const test_case *c, gt_pass pass, const test_values *from, char le
     }
 }
 
-void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from,
-                char letter, int64_t at, test_values *to) {
+void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from, char letter,
+                int64_t at, test_values *to) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
         int64_t size[4], part_size[4], outer, inner;
@@ -373,8 +358,7 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
         if (!to->of[i]) to->of[i] = test_array(test_count(c, pass, &op->tensors[i]), NAN);
         test_shape(part, pass, &op->tensors[i], part_size);
         split_shape(size, rank, axis, &outer, &inner);
-        copy_range(from->of[i], part_size[axis], 0, to->of[i], size[axis], at, part_size[axis],
-                   outer, inner);
+        copy_range(from->of[i], part_size[axis], 0, to->of[i], size[axis], at, part_size[axis], outer, inner);
     }
 }
 
@@ -417,9 +401,7 @@ static int64_t row_elements(const gt_tensor *t, const place *p) {
     return t->shape[0] == 'M' ? p->size[1] : p->size[2] * (p->rank == 4 ? p->size[3] : 1);
 }
 
-static int has_slices(test_layout layout) {
-    return layout == TEST_SLICES || layout == TEST_ALIGNED;
-}
+static int has_slices(test_layout layout) { return layout == TEST_SLICES || layout == TEST_ALIGNED; }
 
 /* Columns that a tensor takes of a shared buffer: 8 elements are a multiple of 16 bytes. */
 static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layout) {
@@ -429,8 +411,8 @@ static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layou
 
 /* Sets a tensor's strides in the argument struct as the layout asks, and in the place what they
  * mean: the defaults of gt_stride, written out once more.  Gaps differ from tensor to tensor. */
-static void set_strides(const test_case *c, const gt_tensor *t, test_layout layout, int64_t row,
-                        test_args *args, place *p) {
+static void set_strides(const test_case *c, const gt_tensor *t, test_layout layout, int64_t row, test_args *args,
+                        place *p) {
     int64_t packed = 1, gap = 1 + (t - test_table(c)->tensors);
     for (int i = p->rank - 1; i >= 0; i--) {
         p->stride[i] = packed;
@@ -483,15 +465,13 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
 
 static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, call *k) {
     const gt_op *op = test_table(c);
-    const int is_aligned =
-        layout == TEST_PACKED || layout == TEST_TIME_LAST || layout == TEST_ALIGNED;
+    const int is_aligned = layout == TEST_PACKED || layout == TEST_TIME_LAST || layout == TEST_ALIGNED;
     columns all[4];
     memset(all, 0, sizeof all);
     for (int i = 0; op->tensors[i].name && has_slices(layout); i++) {
         const gt_tensor *t = &op->tensors[i];
         place *p = &k->of[i];
-        if (!p->is_used || !p->count || !t->stride_offset || shared_with(c, pass, k, i) >= 0)
-            continue;
+        if (!p->is_used || !p->count || !t->stride_offset || shared_with(c, pass, k, i) >= 0) continue;
         columns *shared = columns_of(all, t, p, pass);
         shared->element = p->element;
         shared->row += columns_for(t, p, layout);
@@ -503,8 +483,8 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
             all[i].row = c->row;
         else
             all[i].row = layout == TEST_ALIGNED ? all[i].row + 8 : all[i].row | 1;
-        all[i].at = reserve(k, (size_t)(all[i].rows * all[i].row * all[i].element),
-                            is_aligned ? 0 : (size_t)all[i].element);
+        all[i].at =
+            reserve(k, (size_t)(all[i].rows * all[i].row * all[i].element), is_aligned ? 0 : (size_t)all[i].element);
     }
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
@@ -527,8 +507,7 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
         memcpy(k->of[i].stride, k->of[other].stride, sizeof k->of[i].stride);
         k->of[i].at = k->of[other].at;
         if (op->tensors[i].stride_offset)
-            memcpy((char *)&k->args + op->tensors[i].stride_offset,
-                   (char *)&k->args + op->tensors[other].stride_offset,
+            memcpy((char *)&k->args + op->tensors[i].stride_offset, (char *)&k->args + op->tensors[other].stride_offset,
                    (size_t)gt_stride_count(&op->tensors[i]) * sizeof(int64_t));
     }
 }
@@ -588,8 +567,7 @@ static void erase_row(char *to, size_t step, size_t element, int64_t n) {
 
 static void copy_row(char *to, const char *from, size_t step, size_t element, int64_t n) {
     if (step == element) memcpy(to, from, (size_t)n * element);
-    for (int64_t i = 0; i < n && step != element; i++, to += step, from += step)
-        memcpy(to, from, element);
+    for (int64_t i = 0; i < n && step != element; i++, to += step, from += step) memcpy(to, from, element);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -641,8 +619,7 @@ static void write_memory(const test_case *c, gt_pass pass, const test_values *in
     for (int i = 0; op->tensors[i].name; i++) {
         const place *p = &k->of[i];
         if (p->is_used && p->count && test_is_output(&op->tensors[i], pass))
-            memset(k->memory + p->at - GUARD, OUTPUT_GUARD,
-                   (size_t)(extent(p) * p->element) + 2 * GUARD);
+            memset(k->memory + p->at - GUARD, OUTPUT_GUARD, (size_t)(extent(p) * p->element) + 2 * GUARD);
     }
     for (int i = 0; op->tensors[i].name; i++) {
         const place *p = &k->of[i];
@@ -681,12 +658,12 @@ static int check_untouched(const test_runner *r, const test_case *c, gt_pass pas
         nearest = distance;
         name = op->tensors[i].name;
     }
-    return test_check(0, "%s: %s wrote outside of the elements of its outputs, near %s",
-                      test_describe(c, pass), r->name, name);
+    return test_check(0, "%s: %s wrote outside of the elements of its outputs, near %s", test_describe(c, pass),
+                      r->name, name);
 }
 
-int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
-             uint32_t want, test_values *out) {
+int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint32_t want,
+             test_values *out) {
     const test_op *top = test_op_of(c->op);
     const gt_op *op = top->table();
     call k;
@@ -696,8 +673,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
     memset(out, 0, sizeof *out);
     k.args = c->args;
     k.bytes = ALIGNMENT; /* for pointers that are not used */
-    if (pass != GT_STEP && top->slot_capacity)
-        memset((char *)&k.args + top->slot_capacity, 0, sizeof(int64_t));
+    if (pass != GT_STEP && top->slot_capacity) memset((char *)&k.args + top->slot_capacity, 0, sizeof(int64_t));
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         place *p = &k.of[i];
@@ -715,8 +691,8 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
     write_memory(c, pass, in, &k);
     set_pointers(c, pass, &k);
     status = r->run(r, top, pass, &k.args, k.memory, k.bytes);
-    ok = status == GT_OK || test_check(0, "%s: %s returned %d: %s", test_describe(c, pass), r->name,
-                                       (int)status, gt_last_error());
+    ok = status == GT_OK ||
+         test_check(0, "%s: %s returned %d: %s", test_describe(c, pass), r->name, (int)status, gt_last_error());
     for (int i = 0; op->tensors[i].name; i++) {
         const place *p = &k.of[i];
         if (!p->is_used || !test_is_output(&op->tensors[i], pass)) continue;
@@ -738,8 +714,8 @@ void test_relocate(const gt_op *op, void *args, const char *from, size_t bytes, 
     }
 }
 
-static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
-                          char *memory, size_t bytes) {
+static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                          size_t bytes) {
     (void)memory, (void)bytes;
     return (r->is_double ? op->twin64 : op->twin)[pass](args);
 }
@@ -752,11 +728,7 @@ const test_runner test_twin = {
     run_twin,
     NULL,
     0,
-    {{0, 1e-5, 3e-3, 7e-4},
-     {0, 1e-5, 1e-5, 1e-5},
-     {0, 1e-5, 1e-5, 1e-5},
-     {0, 0x1p-22, 0x1p-22, 0x1p-22},
-     0}};
+    {{0, 1e-5, 3e-3, 7e-4}, {0, 1e-5, 1e-5, 1e-5}, {0, 1e-5, 1e-5, 1e-5}, {0, 0x1p-22, 0x1p-22, 0x1p-22}, 0}};
 
 /* ---- judging --------------------------------------------------------------------------------- */
 
@@ -778,8 +750,7 @@ int test_check(int ok, const char *format, ...) {
 }
 
 void test_group(const char *op, const char *what) {
-    printf("%-4s %-14s %-48s %7d checks\n", group_failed ? "FAIL" : "ok", op, what,
-           group_passed + group_failed);
+    printf("%-4s %-14s %-48s %7d checks\n", group_failed ? "FAIL" : "ok", op, what, group_passed + group_failed);
     fflush(stdout);
     passed += group_passed;
     failed += group_failed;
@@ -796,26 +767,22 @@ int test_finish(void) {
 const char *test_describe(const test_case *c, gt_pass pass) {
     static const char *const passes[] = {"forward", "backward", "step"};
     static const char *const dtypes[] = {"", "f32", "bf16", "f16"};
-    static const char *const layouts[] = {"packed", "shifted", "time last",
-                                          "gaps",   "slices",  "aligned slices"};
+    static const char *const layouts[] = {"packed", "shifted", "time last", "gaps", "slices", "aligned slices"};
     static char text[512];
     const gt_op *op = test_table(c);
     gt_dtype dtype = dtype_at(c, op->dtype_offset, GT_F32);
     gt_dtype companion = dtype_at(c, op->companion_offset, dtype);
     size_t n = (size_t)snprintf(text, sizeof text, "%s_%s \"%s\" (", c->op, passes[pass], c->name);
     for (const gt_size *s = op->sizes; s->letter; s++)
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s=%lld ", s->name,
-                              (long long)test_get_size(c, s->letter));
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s=%lld ", s->name, (long long)test_get_size(c, s->letter));
     n += (size_t)snprintf(text + n, sizeof text - n, "%s", dtypes[dtype]);
     if (op->companion_offset)
-        n += (size_t)snprintf(text + n, sizeof text - n, " %s=%s", op->companion_name,
-                              dtypes[companion]);
+        n += (size_t)snprintf(text + n, sizeof text - n, " %s=%s", op->companion_name, dtypes[companion]);
     if (test_is_packed(c))
-        n += (size_t)snprintf(text + n, sizeof text - n, " sequences=%lld of %lld",
-                              (long long)c->packed.count,
+        n += (size_t)snprintf(text + n, sizeof text - n, " sequences=%lld of %lld", (long long)c->packed.count,
                               (long long)capacity_at(c, test_op_of(c->op)->seq_capacity));
-    snprintf(text + n, sizeof text - n, " %s%s seed=%llu)", layouts[c->layout],
-             c->in_place ? " in place" : "", (unsigned long long)test_seed(c));
+    snprintf(text + n, sizeof text - n, " %s%s seed=%llu)", layouts[c->layout], c->in_place ? " in place" : "",
+             (unsigned long long)test_seed(c));
     return text;
 }
 
@@ -846,8 +813,7 @@ typedef struct grouping {
 } grouping;
 
 /* Adds the squares of n elements to those of the error and of the truth. */
-static void add_squares(const double *got, const double *truth, int64_t n, double *error,
-                        double *size) {
+static void add_squares(const double *got, const double *truth, int64_t n, double *error, double *size) {
     double e = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
         e += (got[i] - truth[i]) * (got[i] - truth[i]);
@@ -862,8 +828,8 @@ static int is_close(const grouping *g, double error, double size, double n) {
 }
 
 /* The sums of squares of one group. */
-static void sum_group(const grouping *g, const double *got, const double *truth, int64_t count,
-                      int64_t group, double *error, double *size) {
+static void sum_group(const grouping *g, const double *got, const double *truth, int64_t count, int64_t group,
+                      double *error, double *size) {
     *error = *size = 0;
     for (int64_t i = group * g->run; i < count; i += g->groups * g->run)
         add_squares(got + i, truth + i, g->run, error, size);
@@ -893,9 +859,8 @@ static int64_t first_bad(const grouping *g, const double *got, const double *tru
 }
 
 /* Judges every group; reports the worst element of the first that fails. */
-static int compare_groups(const test_runner *r, const test_case *c, gt_pass pass,
-                          const gt_tensor *t, const double *got, const double *truth,
-                          const grouping *g) {
+static int compare_groups(const test_runner *r, const test_case *c, gt_pass pass, const gt_tensor *t, const double *got,
+                          const double *truth, const grouping *g) {
     int64_t shape[4], count = test_count(c, pass, t), bad = first_bad(g, got, truth, count);
     int64_t worst = bad * g->run;
     int rank = test_shape(c, pass, t, shape);
@@ -908,8 +873,8 @@ static int compare_groups(const test_runner *r, const test_case *c, gt_pass pass
     return test_check(0,
                       "%s: %s of %s, %s: error %.2e of %.2e, at most %.1e; worst %s: "
                       "%.9g, truth %.9g",
-                      test_describe(c, pass), t->name, r->name, g->kind, sqrt(error), sqrt(size),
-                      g->tolerance, index_text(shape, rank, worst), got[worst], truth[worst]);
+                      test_describe(c, pass), t->name, r->name, g->kind, sqrt(error), sqrt(size), g->tolerance,
+                      index_text(shape, rank, worst), got[worst], truth[worst]);
 }
 
 static double rms(const double *v, int64_t n) {
@@ -935,8 +900,7 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
     test_free(&absolute);
 }
 
-static double tolerance_of(const test_runner *r, const gt_tensor *t, gt_dtype dtype,
-                           gt_dtype call_dtype) {
+static double tolerance_of(const test_runner *r, const gt_tensor *t, gt_dtype dtype, gt_dtype call_dtype) {
     if (dtype != GT_F32) return r->tolerance.activations[dtype];
     return (t->kind == 'w' ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
 }
@@ -950,8 +914,8 @@ static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F
  * a slow channel has one rounding in 64 tokens (seen on a GPU: 1.81).  Of fewer than 32 elements a channel may be small
  * by chance, where terms happen to cancel: then an error counts beside an eighth of a typical element, of rounded
  * factors beside all of it. */
-static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels,
-                           int64_t rows, double tolerance, double floor, double typical) {
+static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels, int64_t rows,
+                           double tolerance, double floor, double typical) {
     const int rounds = r->tolerance.rounds_factors && call_dtype != GT_F32;
     const double limit = fmax(tolerance, 1.05 * half_unit[rounds ? call_dtype : dtype]);
     grouping g = {"channel", channels, 1, (rounds ? 1.5 : 1) * limit, floor};
@@ -984,22 +948,20 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         grouping each_row = {"row", count / row, row, 4 * tolerance, typical};
         /* rounded factors: of a channel larger than the others, where an element is a difference
          * (seen: 8.6 tolerances) */
-        grouping element = {"element", count, 1, (r->tolerance.rounds_factors ? 16 : 8) * tolerance,
-                            typical};
+        grouping element = {"element", count, 1, (r->tolerance.rounds_factors ? 16 : 8) * tolerance, typical};
         ok &= compare_groups(r, c, pass, t, x, y, &all);
         ok &= compare_groups(r, c, pass, t, x, y, &each_row);
         ok &= compare_groups(r, c, pass, t, x, y, &element);
         if (!t->stride_offset) continue;
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
-        grouping channel = channel_of(r, call_dtype, dtype, count / rows, rows, tolerance, floor,
-                                      typical);
+        grouping channel = channel_of(r, call_dtype, dtype, count / rows, rows, tolerance, floor, typical);
         ok &= compare_groups(r, c, pass, t, x, y, &channel);
     }
     return ok;
 }
 
-int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what,
-              const test_values *got, const test_values *other, double tolerance) {
+int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what, const test_values *got,
+              const test_values *other, double tolerance) {
     const gt_op *op = test_table(c);
     int all_ok = 1;
     for (int i = 0; op->tensors[i].name; i++) {
@@ -1016,9 +978,9 @@ int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char
         }
         for (int64_t j = 0; j < count && !ok; j++)
             if (is_worse(fabs(a[j] - b[j]), fabs(a[worst] - b[worst]))) worst = j;
-        all_ok &= test_check(ok, "%s: %s of %s, %s: %s: %.9g, other %.9g", test_describe(c, pass),
-                             t->name, r->name, what, count ? index_text(size, rank, worst) : "",
-                             count ? a[worst] : 0, count ? b[worst] : 0);
+        all_ok &=
+            test_check(ok, "%s: %s of %s, %s: %s: %.9g, other %.9g", test_describe(c, pass), t->name, r->name, what,
+                       count ? index_text(size, rank, worst) : "", count ? a[worst] : 0, count ? b[worst] : 0);
     }
     return all_ok;
 }

@@ -91,7 +91,7 @@ typedef struct test_case {
     int in_place;      /* outputs that may equal an input do */
     int no_difference; /* has no derivative somewhere: not for difference quotients */
     test_packed packed;
-    test_args args;    /* sizes and flags; the harness sets pointers, strides and dtypes */
+    test_args args; /* sizes and flags; the harness sets pointers, strides and dtypes */
 } test_case;
 
 /* Packed doubles per tensor of the operator's table; NULL = absent. */
@@ -136,8 +136,8 @@ int test_get_flag(const test_case *c, size_t offset); /* 0 if the operator has n
 void test_set_flag(test_case *c, size_t offset, int value);
 void test_set_slots(test_case *c, int64_t capacity);
 void test_set_sequences(test_case *c, int64_t count, int64_t capacity); /* 0, 0: not packed */
-void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion); /* DEFAULT: as dtype */
-gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);        /* of its elements */
+void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion);  /* DEFAULT: as dtype */
+gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);         /* of its elements */
 
 /* Sizes of the tensor's indices; returns the rank. */
 int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]);
@@ -168,11 +168,11 @@ void test_copy(const test_case *c, gt_pass pass, const test_values *from, test_v
 void test_free(test_values *v);
 
 /* Positions at, at+1, ... at+n-1 along the index `letter`; tensors without it are copied. */
-void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at,
-              int64_t n, test_values *to);
+void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at, int64_t n,
+              test_values *to);
 /* Its reverse, for tensors that have the index; arrays that *to lacks are made. */
-void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from,
-                char letter, int64_t at, test_values *to);
+void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from, char letter,
+                int64_t at, test_values *to);
 
 /* ---- running --------------------------------------------------------------------------------- */
 
@@ -191,8 +191,8 @@ typedef struct test_runner test_runner;
 struct test_runner {
     const char *name;
     /* Executes a pass.  All pointers in *args lie in memory[0..bytes), 256-byte aligned. */
-    gt_status (*run)(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
-                     char *memory, size_t bytes);
+    gt_status (*run)(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                     size_t bytes);
     void *context;
     int is_double; /* arrays hold doubles, packed */
     test_tolerance tolerance;
@@ -204,8 +204,8 @@ extern const test_runner test_twin;  /* the twins as users have them */
 /* Runs `pass` on `in` and returns in *out the outputs whose bit (of their place in the table) is in
  * `want`, but for those that the case names absent.  Returns 1 if the pass succeeded and left
  * everything else alone. */
-int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
-             uint32_t want, test_values *out);
+int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint32_t want,
+             test_values *out);
 
 /* Points every tensor of *args that lies in from[0..bytes) to the same place of `to`. */
 void test_relocate(const gt_op *op, void *args, const char *from, size_t bytes, char *to);
@@ -221,8 +221,8 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
                  const test_values *truth, const test_values *magnitudes);
 /* Every array of `got` against that of `other`: the same bits if tolerance is 0, else in relative
  * l2. */
-int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what,
-              const test_values *got, const test_values *other, double tolerance);
+int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what, const test_values *got,
+              const test_values *other, double tolerance);
 
 /* Counts one check; prints the text if it failed. */
 #if defined(__GNUC__)

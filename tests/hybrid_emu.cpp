@@ -26,9 +26,7 @@ static gt_status emu_alloc(hy_backend*, void** memory, size_t bytes) {
     return GT_OK;
 }
 
-static void emu_release(hy_backend*, void* memory) {
-    operator delete(memory, std::align_val_t(256));
-}
+static void emu_release(hy_backend*, void* memory) { operator delete(memory, std::align_val_t(256)); }
 
 static gt_status emu_copy(hy_backend*, void* to, const void* from, size_t bytes) {
     if (bytes) memcpy(to, from, bytes);
@@ -52,9 +50,7 @@ static gt_status emu_read(hy_backend*, double* host, const void* from, gt_dtype 
 
 static gt_status emu_synchronize(hy_backend*) { return faults_of(GT_OK); }
 
-static gt_status emu_run(hy_backend*, int, gt_status (*record)(void* arg), void* arg) {
-    return record(arg);
-}
+static gt_status emu_run(hy_backend*, int, gt_status (*record)(void* arg), void* arg) { return record(arg); }
 
 static gt_status emu_gemm(hy_backend* be, const hy_gemm_args* args) {
     return plain_product(machine(be), resolve_gemm(args));

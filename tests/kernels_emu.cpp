@@ -14,9 +14,7 @@ const int machine_is_slow = 1;
 const machine_mode machine_modes[] = {
     {"another schedule of warps", 2, 0, 0, 0, 0}, {"a third schedule", 3, 1, 0, 0, 0}, {}};
 
-int machine_start(void) {
-    return 0;
-}
+int machine_start(void) { return 0; }
 
 int machine_choose(const char *name) {
     static const struct {
@@ -64,13 +62,9 @@ char *machine_allocate(size_t bytes, int is_filled) {
     return static_cast<char *>(memory);
 }
 
-void machine_release(char *memory) {
-    operator delete(memory, std::align_val_t(256));
-}
+void machine_release(char *memory) { operator delete(memory, std::align_val_t(256)); }
 
-void machine_copy(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-}
+void machine_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 
 void *machine_cublaslt(void) {
 #ifdef GT_WITH_CUBLASLT
@@ -85,8 +79,7 @@ gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     gt_status status = GT_OK;
     emu::set_seed(mode->schedule);
     for (int i = 0; i < count; i++)
-        for (int k = 0; k < jobs[i].passes && status == GT_OK; k++)
-            status = jobs[i].pass[k](&jobs[i].args[k], nullptr);
+        for (int k = 0; k < jobs[i].passes && status == GT_OK; k++) status = jobs[i].pass[k](&jobs[i].args[k], nullptr);
     if (emu::faults()) {
         for (const std::string &message : emu::messages()) printf("%s\n", message.c_str());
         status = gt_fail(GT_ERROR_CUDA, "%llu faults in the emulation, the first: %s",

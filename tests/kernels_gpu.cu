@@ -50,9 +50,7 @@ int machine_start(void) {
     return 0;
 }
 
-int machine_choose(const char *) {
-    return 0;
-}
+int machine_choose(const char *) { return 0; }
 
 void machine_report(void) {}
 
@@ -68,8 +66,7 @@ char *machine_allocate(size_t bytes, int is_filled) {
     if (!is_filled) return allocate(bytes);
     Block *best = nullptr;
     for (Block &block : blocks)
-        if (block.is_free && block.bytes >= bytes && (!best || block.bytes < best->bytes))
-            best = &block;
+        if (block.is_free && block.bytes >= bytes && (!best || block.bytes < best->bytes)) best = &block;
     if (!best) {
         size_t size = 1 << 16;
         while (size < bytes) size *= 2;
@@ -96,8 +93,7 @@ void machine_copy(void *to, const void *from, size_t bytes) {
 
 static gt_status enqueue(const machine_job *job, cudaStream_t stream) {
     gt_status status = GT_OK;
-    for (int k = 0; k < job->passes && status == GT_OK; k++)
-        status = job->pass[k](&job->args[k], stream);
+    for (int k = 0; k < job->passes && status == GT_OK; k++) status = job->pass[k](&job->args[k], stream);
     return status;
 }
 
@@ -174,10 +170,9 @@ gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     /* streams that do not wait for the default one: copies may still be under way on it */
     if (needs_streams) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int i = 0; i < count && status == GT_OK; i++)
-        status = mode->is_captured ? capture(&jobs[i], streams[i])
-                 : mode->has_pending_error
-                     ? enqueue_with_pending_error(&jobs[i])
-                     : enqueue(&jobs[i], needs_streams ? streams[i] : nullptr);
+        status = mode->is_captured         ? capture(&jobs[i], streams[i])
+                 : mode->has_pending_error ? enqueue_with_pending_error(&jobs[i])
+                                           : enqueue(&jobs[i], needs_streams ? streams[i] : nullptr);
     must(cudaDeviceSynchronize(), "a kernel");
     must(cudaGetLastError(), "an error that no call returned");
     return status;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# packages.sh FOLDER: installs what some tests need beyond a compiler and Meson, for CI: cmake and OpenBLAS as packages
-# of Debian and Ubuntu, and Python packages in a virtual environment in FOLDER.  Tests run the Python that the
+# packages.sh FOLDER: installs what some tests need beyond a compiler and Meson, for CI: cmake, OpenBLAS and clang-format 14
+# as packages of Debian and Ubuntu, and Python packages in a virtual environment in FOLDER.  Tests run the Python that the
 # environment variable GT_TEST_PYTHON names, FOLDER/bin/python.  Ends with 0 if everything is there, with 77 if
 # something is missing and its registry does not answer, else with 1.
 set -eu
@@ -23,6 +23,8 @@ lacks() {
 
 missing=
 have cmake || missing="$missing cmake"
+grep -qx 'VERSION_CODENAME=bookworm' /etc/os-release 2>/dev/null && ! have clang-format-14 &&
+    missing="$missing clang-format-14" # Debian 12; others have other versions
 pkg-config --exists openblas || missing="$missing libopenblas-dev"
 if [ -n "$missing" ]; then
     # shellcheck disable=SC2086 # a list

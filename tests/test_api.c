@@ -19,7 +19,8 @@ static int passed, failed;
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
 #endif
-static int check(int ok, const char *format, ...) {
+static int
+check(int ok, const char *format, ...) {
     va_list list;
     if (ok) {
         passed++;
@@ -49,19 +50,19 @@ static int one_in(int64_t n) { return random_below(n) == 0; }
 
 typedef gt_status (*call_fn)(const void *args);
 
-#define WRAP_PASS(op, pass)                                                                        \
-    static gt_status ref_##op##_##pass(const void *args) {                                         \
-        return gt_ref_##op##_##pass((const gt_##op##_args *)args);                                 \
-    }                                                                                              \
-    static gt_status gpu_##op##_##pass(const void *args) {                                         \
-        return gt_##op##_##pass((const gt_##op##_args *)args, NULL);                               \
+#define WRAP_PASS(op, pass)                                                                                            \
+    static gt_status ref_##op##_##pass(const void *args) {                                                             \
+        return gt_ref_##op##_##pass((const gt_##op##_args *)args);                                                     \
+    }                                                                                                                  \
+    static gt_status gpu_##op##_##pass(const void *args) {                                                             \
+        return gt_##op##_##pass((const gt_##op##_args *)args, NULL);                                                   \
     }
-#define WRAP(op)                                                                                   \
-    WRAP_PASS(op, forward)                                                                         \
-    WRAP_PASS(op, backward)                                                                        \
-    static gt_status query_##op(const void *args) {                                                \
-        gt_workspace need;                                                                         \
-        return gt_##op##_workspace((const gt_##op##_args *)args, &need);                           \
+#define WRAP(op)                                                                                                       \
+    WRAP_PASS(op, forward)                                                                                             \
+    WRAP_PASS(op, backward)                                                                                            \
+    static gt_status query_##op(const void *args) {                                                                    \
+        gt_workspace need;                                                                                             \
+        return gt_##op##_workspace((const gt_##op##_args *)args, &need);                                               \
     }
 
 WRAP(wkv6)
@@ -90,21 +91,22 @@ typedef struct operator_entry {
 } operator_entry;
 
 #define AT(op, field) offsetof(gt_##op##_args, field)
-#define TWO_PASSES(op)                                                                             \
-    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, NULL},                                   \
-        {gpu_##op##_forward, gpu_##op##_backward, NULL}, query_##op
-#define THREE_PASSES(op)                                                                           \
-    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, ref_##op##_step},                        \
+#define TWO_PASSES(op)                                                                                                 \
+    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, NULL}, {gpu_##op##_forward, gpu_##op##_backward, NULL},      \
+        query_##op
+#define THREE_PASSES(op)                                                                                               \
+    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, ref_##op##_step},                                            \
         {gpu_##op##_forward, gpu_##op##_backward, gpu_##op##_step}, query_##op
-#define RECURRENT(op, segments_at)                                                                 \
-    {segments_at,          AT(op, state_in_shared), AT(op, cu_seqlens),   AT(op, seq_count),       \
-     AT(op, seq_capacity), AT(op, slots),           AT(op, slot_capacity)}
+#define RECURRENT(op, segments_at)                                                                                     \
+    {                                                                                                                  \
+        segments_at, AT(op, state_in_shared), AT(op, cu_seqlens), AT(op, seq_count), AT(op, seq_capacity),             \
+            AT(op, slots), AT(op, slot_capacity)                                                                       \
+    }
 
 static const operator_entry operators[] = {
     {THREE_PASSES(wkv6), AT(wkv6, V), 5, RECURRENT(wkv6, AT(wkv6, segments))},
     {THREE_PASSES(ssd), AT(ssd, G), 2, RECURRENT(ssd, AT(ssd, segments))},
-    {THREE_PASSES(selective_scan), AT(selective_scan, G), 2,
-     RECURRENT(selective_scan, AT(selective_scan, segments))},
+    {THREE_PASSES(selective_scan), AT(selective_scan, G), 2, RECURRENT(selective_scan, AT(selective_scan, segments))},
     {THREE_PASSES(conv1d), 0, 0, RECURRENT(conv1d, 0)},
     {TWO_PASSES(rmsnorm_linear), 0, 0, {0}},
     {TWO_PASSES(norm_mix), AT(norm_mix, H), 2, {0}},
@@ -127,28 +129,50 @@ typedef struct bad_value {
     field_value set[3];
 } bad_value;
 
-#define BAD_SWITCH(op, field, above)                                                               \
-    {gt_op_##op, #field " = -1", GT_ERROR_VALUE, {{AT(op, field), 'i', -1}}},                      \
-        {gt_op_##op, #field " = " #above, GT_ERROR_VALUE, {{AT(op, field), 'i', above}}}
-#define BAD_SIZE(op, field)                                                                        \
-    {gt_op_##op, #field " = -1", GT_ERROR_SIZE, {{AT(op, field), 'l', -1}}},                       \
-        {gt_op_##op, #field " = 2199023255552", GT_ERROR_SIZE, {{AT(op, field), 'l', 0x1p41}}}
-#define BAD_DIVISOR(op, field, value)                                                              \
-    {gt_op_##op, #field " = " #value, GT_ERROR_SIZE, {{AT(op, field), 'l', value}}}
-#define BAD_EPS(op)                                                                                \
-    {gt_op_##op, "eps = -1", GT_ERROR_VALUE, {{AT(op, eps), 'f', -1}}},                            \
-        {gt_op_##op, "eps = nan", GT_ERROR_VALUE, {{AT(op, eps), 'f', NAN}}},                      \
-        {gt_op_##op, "eps = inf", GT_ERROR_VALUE, {{AT(op, eps), 'f', INFINITY}}}
-#define BAD_SCALE(text, value) {gt_op_wkv6, text, GT_ERROR_VALUE, {{AT(wkv6, scale), 'f', value}}}
+#define BAD_SWITCH(op, field, above)                                                                                   \
+    {gt_op_##op, #field " = -1", GT_ERROR_VALUE, {{AT(op, field), 'i', -1}}}, {                                        \
+        gt_op_##op, #field " = " #above, GT_ERROR_VALUE, {                                                             \
+            { AT(op, field), 'i', above }                                                                              \
+        }                                                                                                              \
+    }
+#define BAD_SIZE(op, field)                                                                                            \
+    {gt_op_##op, #field " = -1", GT_ERROR_SIZE, {{AT(op, field), 'l', -1}}}, {                                         \
+        gt_op_##op, #field " = 2199023255552", GT_ERROR_SIZE, {                                                        \
+            { AT(op, field), 'l', 0x1p41 }                                                                             \
+        }                                                                                                              \
+    }
+#define BAD_DIVISOR(op, field, value)                                                                                  \
+    {                                                                                                                  \
+        gt_op_##op, #field " = " #value, GT_ERROR_SIZE, {                                                              \
+            { AT(op, field), 'l', value }                                                                              \
+        }                                                                                                              \
+    }
+#define BAD_EPS(op)                                                                                                    \
+    {gt_op_##op, "eps = -1", GT_ERROR_VALUE, {{AT(op, eps), 'f', -1}}},                                                \
+        {gt_op_##op, "eps = nan", GT_ERROR_VALUE, {{AT(op, eps), 'f', NAN}}}, {                                        \
+        gt_op_##op, "eps = inf", GT_ERROR_VALUE, {                                                                     \
+            { AT(op, eps), 'f', INFINITY }                                                                             \
+        }                                                                                                              \
+    }
+#define BAD_SCALE(text, value)                                                                                         \
+    {                                                                                                                  \
+        gt_op_wkv6, text, GT_ERROR_VALUE, {                                                                            \
+            { AT(wkv6, scale), 'f', value }                                                                            \
+        }                                                                                                              \
+    }
 /* Also where the value says what would be the case anyway. */
-#define BAD_RESERVED(op, field)                                                                    \
-    {gt_op_##op, #field " = 1: reserved", GT_ERROR_UNSUPPORTED, {{AT(op, field), 'i', GT_F32}}},   \
-        {gt_op_##op, #field " = 2: reserved", GT_ERROR_UNSUPPORTED, {{AT(op, field), 'i', GT_BF16}}}
-#define BAD_LIMITS(text, min, max)                                                                 \
-    {gt_op_ssd,                                                                                    \
-     text,                                                                                         \
-     GT_ERROR_VALUE,                                                                               \
-     {{AT(ssd, dt_limit), 'i', 1}, {AT(ssd, dt_min), 'f', min}, {AT(ssd, dt_max), 'f', max}}}
+#define BAD_RESERVED(op, field)                                                                                        \
+    {gt_op_##op, #field " = 1: reserved", GT_ERROR_UNSUPPORTED, {{AT(op, field), 'i', GT_F32}}}, {                     \
+        gt_op_##op, #field " = 2: reserved", GT_ERROR_UNSUPPORTED, {                                                   \
+            { AT(op, field), 'i', GT_BF16 }                                                                            \
+        }                                                                                                              \
+    }
+#define BAD_LIMITS(text, min, max)                                                                                     \
+    {                                                                                                                  \
+        gt_op_ssd, text, GT_ERROR_VALUE, {                                                                             \
+            {AT(ssd, dt_limit), 'i', 1}, {AT(ssd, dt_min), 'f', min}, { AT(ssd, dt_max), 'f', max }                    \
+        }                                                                                                              \
+    }
 
 static const bad_value bad_values[] = {
     BAD_SIZE(wkv6, V),
@@ -194,12 +218,8 @@ static int kernels_built; /* else the gt_OP_... functions are stubs */
 
 /* ---- fields by offset ------------------------------------------------------------------------ */
 
-static void set_int(void *args, size_t offset, int value) {
-    memcpy((char *)args + offset, &value, sizeof value);
-}
-static void set_int64(void *args, size_t offset, int64_t value) {
-    memcpy((char *)args + offset, &value, sizeof value);
-}
+static void set_int(void *args, size_t offset, int value) { memcpy((char *)args + offset, &value, sizeof value); }
+static void set_int64(void *args, size_t offset, int64_t value) { memcpy((char *)args + offset, &value, sizeof value); }
 static void set_pointer(void *args, size_t offset, const void *value) {
     memcpy((char *)args + offset, &value, sizeof value);
 }
@@ -229,9 +249,7 @@ static char *get_pointer(const void *args, const gt_tensor *t) {
     memcpy(&value, (const char *)args + t->offset, sizeof value);
     return value;
 }
-static int is_output(const gt_tensor *t, gt_pass pass) {
-    return strchr("Oogs", t->use[pass]) != NULL;
-}
+static int is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", t->use[pass]) != NULL; }
 static int is_used(const gt_tensor *t, gt_pass pass) { return t->use[pass] != '-'; }
 /* cu_seqlens by packed calls, and only those have it. */
 static int is_required(const gt_tensor *t, gt_pass pass) {
@@ -267,9 +285,7 @@ static int64_t sample_size(char letter) {
     return sizes[strchr(letters, letter) - letters];
 }
 
-static char *place_of(call *c, const gt_tensor *t) {
-    return c->memory + (t - c->op->tensors) * PLACE + PLACE / 2;
-}
+static char *place_of(call *c, const gt_tensor *t) { return c->memory + (t - c->op->tensors) * PLACE + PLACE / 2; }
 
 /* Bytes from the first to the end of the last element. */
 static int64_t span(const gt_view *v) {
@@ -278,9 +294,7 @@ static int64_t span(const gt_view *v) {
     return bytes;
 }
 
-static gt_view view_in(call *c, const gt_tensor *t) {
-    return gt_view_of(c->op, t, c->filled, &c->dims);
-}
+static gt_view view_in(call *c, const gt_tensor *t) { return gt_view_of(c->op, t, c->filled, &c->dims); }
 
 /* Bit patterns that are small numbers in every dtype. */
 static void fill_small(char *memory, size_t bytes) {
@@ -296,9 +310,7 @@ static int takes_packed(const gt_op *op) { return find_tensor(op, "cu_seqlens") 
 static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).count; }
 
 /* Whether the call has the tensor at all. */
-static int is_in_call(call *c, const gt_tensor *t) {
-    return is_used(t, c->pass) && count_in(c, t) > 0;
-}
+static int is_in_call(call *c, const gt_tensor *t) { return is_used(t, c->pass) && count_in(c, t) > 0; }
 
 /* Integers that are right for every tensor of them: 0, 1, ... as slots, and as cu_seqlens of
  * sequences of one token. */
@@ -313,8 +325,7 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
     c->op = e->table();
     c->pass = pass;
     memset(c->args, 0, ARGS_BYTES);
-    for (const gt_size *s = c->op->sizes; s->letter; s++)
-        set_int64(c->args, s->offset, sample_size(s->letter));
+    for (const gt_size *s = c->op->sizes; s->letter; s++) set_int64(c->args, s->offset, sample_size(s->letter));
     if (variant == 1) {
         set_int(c->args, c->op->dtype_offset, GT_BF16);
         if (c->op->companion_offset) set_int(c->args, c->op->companion_offset, GT_F32);
@@ -332,8 +343,8 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         gt_view v = view_in(c, t);
         check(t - c->op->tensors < MAX_TENSORS, "%s: MAX_TENSORS is too small", c->op->name);
-        check(v.count > 0 || strpbrk(t->shape, "CE"), "%s: a letter of the shape of %s has no size",
-              c->op->name, t->name);
+        check(v.count > 0 || strpbrk(t->shape, "CE"), "%s: a letter of the shape of %s has no size", c->op->name,
+              t->name);
         check(span(&v) <= PLACE / 4, "%s: %s is too large for its place", c->op->name, t->name);
         if (!is_in_call(c, t)) continue;
         set_pointer(c->args, t->offset, place_of(c, t));
@@ -346,8 +357,7 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
 
 static void expect_accepted(call *c, const char *what) {
     gt_status status = c->e->ref[c->pass](c->args);
-    check(status == GT_OK, "%s %s, %s: refused: %s", c->op->name, pass_names[c->pass], what,
-          gt_last_error());
+    check(status == GT_OK, "%s %s, %s: refused: %s", c->op->name, pass_names[c->pass], what, gt_last_error());
     memcpy(c->args, c->good, ARGS_BYTES);
     memcpy(c->memory, c->before, sizeof c->memory);
 }
@@ -360,16 +370,12 @@ static gt_status prepare(call *c, gt_pass pass) {
 }
 
 /* Status and message of one refused call. */
-static void check_refusal(call *c, gt_place place, gt_pass pass, gt_status got, gt_status want,
-                          const char *text) {
+static void check_refusal(call *c, gt_place place, gt_pass pass, gt_status got, gt_status want, const char *text) {
     char function[64];
     const char *message = gt_last_error();
-    snprintf(function, sizeof function, "gt_%s%s_%s: ", place == GT_HOST ? "ref_" : "", c->op->name,
-             pass_names[pass]);
-    check(got == want, "%s'%s' expected: status %d instead of %d (%s)", function, text, got, want,
-          message);
-    check(!strncmp(message, function, strlen(function)) && strstr(message, text) != NULL &&
-              strlen(message) < 400,
+    snprintf(function, sizeof function, "gt_%s%s_%s: ", place == GT_HOST ? "ref_" : "", c->op->name, pass_names[pass]);
+    check(got == want, "%s'%s' expected: status %d instead of %d (%s)", function, text, got, want, message);
+    check(!strncmp(message, function, strlen(function)) && strstr(message, text) != NULL && strlen(message) < 400,
           "%s'%s' expected in: %s", function, text, message);
 }
 
@@ -457,8 +463,8 @@ static void test_sizes(call *c) {
         }
         if (s->min == 0) continue;
         set_int64(c->args, s->offset, s->min - 1);
-        snprintf(text, sizeof text, "%s = %lld: must be at least %lld", s->name,
-                 (long long)s->min - 1, (long long)s->min);
+        snprintf(text, sizeof text, "%s = %lld: must be at least %lld", s->name, (long long)s->min - 1,
+                 (long long)s->min);
         expect_refused_always(c, GT_ERROR_SIZE, text);
     }
 }
@@ -473,8 +479,8 @@ static void test_huge_sizes(call *c) {
             gt_status status = c->e->ref[c->pass](c->args);
             memcpy(c->args, c->good, ARGS_BYTES);
             check(status == GT_ERROR_SIZE || (status == GT_ERROR_UNSUPPORTED && c->pass == GT_STEP),
-                  "%s %s, %s and %s = 2^40: status %d (%s)", c->op->name, pass_names[c->pass],
-                  s->name, other->name, status, gt_last_error());
+                  "%s %s, %s and %s = 2^40: status %d (%s)", c->op->name, pass_names[c->pass], s->name, other->name,
+                  status, gt_last_error());
         }
     }
 }
@@ -526,8 +532,8 @@ static void test_no_tokens_ssm(void) {
     expect_ok(gt_ref_ssd_forward(&a), "ssd");
     a.dA = no_tokens_out;
     expect_numbers(gt_ref_ssd_backward(&a), "dA of ssd", 2, 0, 0);
-    a = (gt_ssd_args){.B = 2, .H = 1, .P = 1, .N = 1, .A = no_tokens_in, .dstate_out = no_tokens_in,
-                      .dstate_in = no_tokens_out};
+    a = (gt_ssd_args){
+        .B = 2, .H = 1, .P = 1, .N = 1, .A = no_tokens_in, .dstate_out = no_tokens_in, .dstate_in = no_tokens_out};
     expect_numbers(gt_ref_ssd_backward(&a), "gradients of states of ssd", 2, 1, 2);
     expect_ok(gt_ref_selective_scan_forward(&s), "selective_scan");
     s.dDskip = no_tokens_out, s.D = 2;
@@ -621,8 +627,7 @@ static void test_values(call *c) {
     expect_refused_always(c, GT_ERROR_VALUE, "accumulate = 2");
     for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
         if (bad->op != c->e->table) continue;
-        for (const field_value *x = bad->set; x < bad->set + 3 && x->type; x++)
-            set_field(c->args, *x);
+        for (const field_value *x = bad->set; x < bad->set + 3 && x->type; x++) set_field(c->args, *x);
         expect_refused_always(c, bad->status, bad->text);
     }
 }
@@ -634,8 +639,8 @@ static void refuse_stride(call *c, const gt_tensor *t, gt_stride s) {
     if (t->shape[0] == 'M')
         snprintf(text, sizeof text, "%s_stride = %lld:", t->name, (long long)s.t);
     else
-        snprintf(text, sizeof text, "%s_stride = {%lld, %lld, %lld%s}:", t->name, (long long)s.b,
-                 (long long)s.t, (long long)s.h, gt_stride_count(t) == 4 ? ", 0" : "");
+        snprintf(text, sizeof text, "%s_stride = {%lld, %lld, %lld%s}:", t->name, (long long)s.b, (long long)s.t,
+                 (long long)s.h, gt_stride_count(t) == 4 ? ", 0" : "");
     set_stride(c->args, t, s);
     expect_refused_always(c, GT_ERROR_STRIDE, text);
 }
@@ -743,14 +748,12 @@ static int64_t row_bytes(const call *c, const gt_tensor *t, int element) {
 
 /* Both tensors are columns of one buffer, `other` before `out` or after it; `shift` elements of
  * `out` too far to the right. */
-static void set_columns(call *c, const gt_tensor *out, const gt_tensor *other, int after,
-                        int shift) {
+static void set_columns(call *c, const gt_tensor *out, const gt_tensor *other, int after, int shift) {
     int el = view_in(c, out).element, other_el = view_in(c, other).element;
     int64_t n = round_up4(row_bytes(c, out, el)), slack = n - row_bytes(c, out, el);
     int64_t other_n = round_up4(row_bytes(c, other, other_el));
     char *at = place_of(c, out);
-    set_pointer(c->args, out->offset,
-                at + (after ? other_n : 0) + (shift > 0 ? slack : 0) + shift * el);
+    set_pointer(c->args, out->offset, at + (after ? other_n : 0) + (shift > 0 ? slack : 0) + shift * el);
     set_pointer(c->args, other->offset, at + (after ? 0 : n));
     set_stride(c->args, out, (gt_stride){0, (n + other_n) / el, 0});
     set_stride(c->args, other, (gt_stride){0, (n + other_n) / other_el, 0});
@@ -791,8 +794,7 @@ static void test_overlap(call *c) {
             test_overlap_pair(c, out, other);
             if (!out->stride_offset || !other->stride_offset) continue;
             test_column_pair(c, out, other);
-            if (out->shape[0] == 'B' && out->shape[3] && other->shape[3] &&
-                out->shape[2] == other->shape[2] &&
+            if (out->shape[0] == 'B' && out->shape[3] && other->shape[3] && out->shape[2] == other->shape[2] &&
                 view_in(c, out).element == view_in(c, other).element)
                 test_head_pair(c, out, other);
         }
@@ -827,8 +829,7 @@ static void test_no_packed(call *c) {
 }
 
 /* Contents of cu_seqlens and seq_count that only the twins look at. */
-static void expect_contents_refused(call *c, int32_t cu0, int32_t cu1, int32_t cu2, int32_t count,
-                                    const char *text) {
+static void expect_contents_refused(call *c, int32_t cu0, int32_t cu1, int32_t cu2, int32_t count, const char *text) {
     const int32_t cu[] = {cu0, cu1, cu2};
     char before[sizeof c->memory];
     memcpy(place_of(c, find_tensor(c->op, "cu_seqlens")), cu, sizeof cu);
@@ -864,8 +865,7 @@ static void test_packed(call *c) {
     expect_contents_refused(c, 1, 1, 2, 0, "cu_seqlens[0] = 1: must be 0");
     expect_contents_refused(c, 0, -1, 2, 2, "cu_seqlens[1] = -1: must be 0 ");
     expect_contents_refused(c, 0, 2, 1, 2, "cu_seqlens[2] = 1: must be 2 ");
-    expect_contents_refused(c, 0, 1, 4, 2,
-                            "cu_seqlens[2] = 4: must be 1 (the one before) to T (3)");
+    expect_contents_refused(c, 0, 1, 4, 2, "cu_seqlens[2] = 4: must be 1 (the one before) to T (3)");
     expect_contents_refused(c, 0, INT32_MAX, 2, 1, "cu_seqlens[1] = 2147483647: must be 0 ");
     expect_contents_refused(c, 0, 1, 2, -1, "*seq_count = -1: must be 0 to seq_capacity (2)");
     expect_contents_refused(c, 0, 1, 2, 3, "*seq_count = 3: must be 0 to seq_capacity (2)");
@@ -882,26 +882,21 @@ static void test_packed(call *c) {
 
 /* Every token of every sequence lies in the chunk that its place leads to, and all other places
  * lead to none. */
-static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T,
-                         int64_t size) {
+static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T, int64_t size) {
     int64_t places = gt_chunk_slots(T, capacity, size), found = 0, expected = 0;
     int ok = 1;
-    for (int64_t place = 0; place < places; place++)
-        found += gt_chunk_at(cu_seqlens, count, size, place).sequence >= 0;
+    for (int64_t place = 0; place < places; place++) found += gt_chunk_at(cu_seqlens, count, size, place).sequence >= 0;
     for (int64_t s = 0; s < count; s++) {
         int64_t first = cu_seqlens[s], n = cu_seqlens[s + 1] - first;
         for (int64_t c = 0; c * size < n; c++, expected++) {
             int64_t place = gt_chunk_slot(cu_seqlens, size, s, c);
             gt_chunk at = gt_chunk_at(cu_seqlens, count, size, place);
             int64_t last = (c + 1) * size < n ? (c + 1) * size : n;
-            ok &= place < places && at.sequence == s && at.first == first + c * size &&
-                  at.last == first + last;
+            ok &= place < places && at.sequence == s && at.first == first + c * size && at.last == first + last;
         }
     }
-    check(ok && found == expected,
-          "%lld chunks of %lld tokens have places, %lld of %lld sequences have %lld",
-          (long long)found, (long long)size, (long long)count, (long long)capacity,
-          (long long)expected);
+    check(ok && found == expected, "%lld chunks of %lld tokens have places, %lld of %lld sequences have %lld",
+          (long long)found, (long long)size, (long long)count, (long long)capacity, (long long)expected);
 }
 
 static void test_chunks(void) {
@@ -967,8 +962,7 @@ static void test_step(call *c) {
 static void check_stub(call *c, call_fn fn, gt_pass pass) {
     check_refusal(c, GT_DEVICE, pass, fn(c->args), GT_ERROR_NO_CUDA, "built without CUDA");
     check_refusal(c, GT_DEVICE, pass, fn(NULL), GT_ERROR_NO_CUDA, "built without CUDA");
-    check(!memcmp(c->memory, c->before, sizeof c->memory), "the stub of %s %s writes", c->op->name,
-          pass_names[pass]);
+    check(!memcmp(c->memory, c->before, sizeof c->memory), "the stub of %s %s writes", c->op->name, pass_names[pass]);
 }
 
 static void test_call(call *c) {
@@ -1006,8 +1000,7 @@ typedef struct stride_case {
 } stride_case;
 
 /* The stride of `name` after gt_prepare. */
-static void check_strides(const gt_op *op, const char *name, const void *sizes,
-                          const stride_case *s, size_t count) {
+static void check_strides(const gt_op *op, const char *name, const void *sizes, const stride_case *s, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const gt_tensor *t = find_tensor(op, name);
         _Alignas(16) char args[ARGS_BYTES] = {0}, filled[ARGS_BYTES];
@@ -1015,15 +1008,13 @@ static void check_strides(const gt_op *op, const char *name, const void *sizes,
         gt_stride got = {0, 0, 0};
         memcpy(args, sizes, op->args_bytes);
         set_stride(args, t, s[i].given);
-        check(gt_prepare(op, GT_QUERY, GT_HOST, args, filled, &dims) == GT_OK, "%s",
-              gt_last_error());
+        check(gt_prepare(op, GT_QUERY, GT_HOST, args, filled, &dims) == GT_OK, "%s", gt_last_error());
         if (t->shape[0] == 'M')
             memcpy(&got.t, filled + t->stride_offset, sizeof got.t);
         else
             memcpy(&got, filled + t->stride_offset, sizeof got);
-        check(!memcmp(&got, &s[i].filled, sizeof got),
-              "%s.%s_stride {%lld, %lld, %lld} filled as {%lld, %lld, %lld}", op->name, name,
-              (long long)s[i].given.b, (long long)s[i].given.t, (long long)s[i].given.h,
+        check(!memcmp(&got, &s[i].filled, sizeof got), "%s.%s_stride {%lld, %lld, %lld} filled as {%lld, %lld, %lld}",
+              op->name, name, (long long)s[i].given.b, (long long)s[i].given.t, (long long)s[i].given.h,
               (long long)got.b, (long long)got.t, (long long)got.h);
     }
 }
@@ -1060,24 +1051,22 @@ static void check_filled(const gt_op *op, const void *args, size_t offset, int64
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
     gt_status status = gt_prepare(op, GT_QUERY, GT_HOST, args, filled, &dims);
-    check(status == GT_OK && get_int64(filled, offset) == want,
-          "%s: default size: %lld instead of %lld (%s)", op->name,
+    check(status == GT_OK && get_int64(filled, offset) == want, "%s: default size: %lld instead of %lld (%s)", op->name,
           (long long)get_int64(filled, offset), (long long)want, gt_last_error());
 }
 
 static void check_dtypes(const void *args, gt_dtype dtype, gt_dtype w_dtype) {
     gt_wkv6_args filled = {0};
     gt_dims dims;
-    check(gt_prepare(gt_op_wkv6(), GT_QUERY, GT_HOST, args, &filled, &dims) == GT_OK &&
-              filled.dtype == dtype && filled.w_dtype == w_dtype,
+    check(gt_prepare(gt_op_wkv6(), GT_QUERY, GT_HOST, args, &filled, &dims) == GT_OK && filled.dtype == dtype &&
+              filled.w_dtype == w_dtype,
           "dtypes filled as %d and %d", filled.dtype, filled.w_dtype);
 }
 
 static void test_defaults(void) {
     const gt_wkv6_args wkv6 = {.B = 2, .T = 3, .H = 4, .N = 5};
     const gt_wkv6_args wkv6_bf16 = {.B = 2, .T = 3, .H = 4, .N = 5, .dtype = GT_BF16};
-    const gt_wkv6_args wkv6_mixed = {
-        .B = 2, .T = 3, .H = 4, .N = 5, .dtype = GT_F16, .w_dtype = GT_F32};
+    const gt_wkv6_args wkv6_mixed = {.B = 2, .T = 3, .H = 4, .N = 5, .dtype = GT_F16, .w_dtype = GT_F32};
     const gt_ssd_args ssd = {.B = 2, .T = 3, .H = 4, .P = 5, .N = 6};
     const gt_selective_scan_args scan = {.B = 2, .T = 3, .D = 4, .N = 6};
     const gt_norm_mix_args norm_mix = {.M = 3, .D = 4};
@@ -1096,20 +1085,18 @@ static void test_defaults(void) {
 /* ---- status, messages, version --------------------------------------------------------------- */
 
 static void test_status_strings(void) {
-    static const int known[] = {0,   100, 101, 102, 103, 104, 105, 106,
-                                200, 201, 202, 300, 301, 302, 303, 400};
+    static const int known[] = {0, 100, 101, 102, 103, 104, 105, 106, 200, 201, 202, 300, 301, 302, 303, 400};
     static const int unknown[] = {-1, 1, 99, 107, 203, 304, 401, 1 << 30};
     const char *no_status = gt_status_string((gt_status)-1);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const char *text = gt_status_string((gt_status)known[i]);
         check(text && *text && strcmp(text, no_status), "status %d has no text", known[i]);
         for (size_t j = 0; j < i; j++)
-            check(strcmp(text, gt_status_string((gt_status)known[j])) != 0,
-                  "statuses %d and %d have the same text", known[i], known[j]);
+            check(strcmp(text, gt_status_string((gt_status)known[j])) != 0, "statuses %d and %d have the same text",
+                  known[i], known[j]);
     }
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        check(!strcmp(gt_status_string((gt_status)unknown[i]), no_status), "status %d is unknown",
-              unknown[i]);
+        check(!strcmp(gt_status_string((gt_status)unknown[i]), no_status), "status %d is unknown", unknown[i]);
 }
 
 #define TEXT_OF(symbol) #symbol
@@ -1117,12 +1104,9 @@ static void test_status_strings(void) {
 
 static void test_version(void) {
     char symbol[64];
-    snprintf(symbol, sizeof symbol, "gt_version_v%d_%d_%d", GT_VERSION_MAJOR, GT_VERSION_MINOR,
-             GT_VERSION_PATCH);
-    check(gt_version() == GT_VERSION, "gt_version() is %d, GT_VERSION %d", gt_version(),
-          GT_VERSION);
-    check(!strcmp(symbol, EXPANDED(gt_version)), "GT_SYMBOL makes %s of version %s",
-          EXPANDED(gt_version), symbol);
+    snprintf(symbol, sizeof symbol, "gt_version_v%d_%d_%d", GT_VERSION_MAJOR, GT_VERSION_MINOR, GT_VERSION_PATCH);
+    check(gt_version() == GT_VERSION, "gt_version() is %d, GT_VERSION %d", gt_version(), GT_VERSION);
+    check(!strcmp(symbol, EXPANDED(gt_version)), "GT_SYMBOL makes %s of version %s", EXPANDED(gt_version), symbol);
 }
 
 /* A caller who makes the structs himself holds their size against this. */
@@ -1173,14 +1157,11 @@ static void test_last_error(void) {
     check(!strcmp(gt_last_error(), expected), "message: %s", gt_last_error());
     check(gt_ref_norm_mix_forward(&args) == GT_OK && !strcmp(gt_last_error(), expected),
           "a successful call changed the message: %s", gt_last_error());
-    check(pthread_create(&thread, NULL, other_thread, &ok) == 0 && pthread_join(thread, NULL) == 0,
-          "no second thread");
+    check(pthread_create(&thread, NULL, other_thread, &ok) == 0 && pthread_join(thread, NULL) == 0, "no second thread");
     check(ok, "a second thread starts without an error and gets its own");
-    check(!strcmp(gt_last_error(), expected), "another thread changed the message: %s",
-          gt_last_error());
+    check(!strcmp(gt_last_error(), expected), "another thread changed the message: %s", gt_last_error());
     gt_ref_norm_mix_backward(NULL);
-    check(!strcmp(gt_last_error(), "gt_ref_norm_mix_backward: args is NULL"), "message: %s",
-          gt_last_error());
+    check(!strcmp(gt_last_error(), "gt_ref_norm_mix_backward: args is NULL"), "message: %s", gt_last_error());
 }
 
 /* ---- fuzz ------------------------------------------------------------------------------------ */
@@ -1205,8 +1186,7 @@ typedef struct fuzz {
 } fuzz;
 
 static int64_t random_size(const gt_size *s) {
-    static const int64_t extremes[] = {-1, INT64_MIN, INT64_MAX, GT_MAX_SIZE, GT_MAX_SIZE + 1,
-                                       (int64_t)1 << 31, 17, 0};
+    static const int64_t extremes[] = {-1, INT64_MIN, INT64_MAX, GT_MAX_SIZE, GT_MAX_SIZE + 1, (int64_t)1 << 31, 17, 0};
     if (one_in(100)) return extremes[random_below(8)];
     if (s && s->letter == 'W') return 2 + random_below(3);
     if (s && s->min == 0 && one_in(10)) return 0;
@@ -1214,8 +1194,7 @@ static int64_t random_size(const gt_size *s) {
 }
 
 static int64_t random_stride(void) {
-    static const int64_t extremes[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 40,
-                                       (int64_t)1 << 56};
+    static const int64_t extremes[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 40, (int64_t)1 << 56};
     if (one_in(200)) return extremes[random_below(5)];
     return one_in(2) ? 0 : 1 + random_below(24);
 }
@@ -1225,17 +1204,14 @@ static void make_packed(fuzz *f) {
     if (!one_in(50)) set_int64(f->args, f->op->sizes[0].offset, 1);
 }
 
-static int is_packed(const fuzz *f) {
-    return f->e->at.seq_capacity && get_int64(f->args, f->e->at.seq_capacity) > 0;
-}
+static int is_packed(const fuzz *f) { return f->e->at.seq_capacity && get_int64(f->args, f->e->at.seq_capacity) > 0; }
 
 static void random_fields(fuzz *f) {
     static const double numbers[] = {0, 1, 2, -1, 0.5};
     for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
         for (int i = 0; bad->op == f->e->table && i < 3 && bad->set[i].type; i++) {
             field_value x = bad->set[i];
-            if (x.type == 'l' && x.offset != f->e->extra_size)
-                continue; /* is in the table of sizes */
+            if (x.type == 'l' && x.offset != f->e->extra_size) continue;       /* is in the table of sizes */
             if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue; /* reserved */
             x.value = one_in(100) ? x.value : numbers[random_below(x.type == 'f' ? 5 : 2)];
             if (x.type == 'l') x.value = one_in(2) ? 0 : (double)(1 + random_below(3));
@@ -1246,8 +1222,7 @@ static void random_fields(fuzz *f) {
         if (one_in(4)) set_int(f->args, f->e->at.state_in_shared, 1);
         if (one_in(takes_packed(f->op) ? 3 : 100)) make_packed(f);
         if (f->e->at.segments) set_int64(f->args, f->e->at.segments, random_below(3));
-        if (f->pass == GT_STEP && one_in(2))
-            set_int64(f->args, f->e->at.slot_capacity, random_below(5));
+        if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->e->at.slot_capacity, random_below(5));
     }
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
 }
@@ -1278,10 +1253,8 @@ static void random_call(fuzz *f) {
     f->pass = (gt_pass)random_below(f->e->ref[GT_STEP] ? 3 : 2);
     memset(f->args, 0, ARGS_BYTES);
     set_int(f->args, f->op->dtype_offset, one_in(100) ? 4 : (int)random_below(3));
-    if (f->op->companion_offset && one_in(8))
-        set_int(f->args, f->op->companion_offset, (int)random_below(4));
-    for (const gt_size *s = f->op->sizes; s->letter; s++)
-        set_int64(f->args, s->offset, random_size(s));
+    if (f->op->companion_offset && one_in(8)) set_int(f->args, f->op->companion_offset, (int)random_below(4));
+    for (const gt_size *s = f->op->sizes; s->letter; s++) set_int64(f->args, s->offset, random_size(s));
     random_fields(f);
     int64_t window = (int64_t)64 << random_below(9);
     int64_t row = one_in(2) ? 4 + 4 * random_below(160) : 0;
@@ -1296,10 +1269,8 @@ static uintptr_t element_address(const fuzz *f, const gt_tensor *t, int64_t i, i
         memcpy(&s, f->filled + t->stride_offset, (size_t)gt_stride_count(t) * sizeof s.b);
     for (int k = (int)strlen(t->shape) - 1; k >= 0; k--) {
         int64_t n = f->dims.n[t->shape[k] - 'A'], stride = packed;
-        if (t->stride_offset && t->shape[0] == 'M' && k == 0)
-            stride = get_int64(f->filled, t->stride_offset);
-        if (t->stride_offset && t->shape[0] != 'M' && k < 3)
-            stride = k == 0 ? s.b : k == 1 ? s.t : s.h;
+        if (t->stride_offset && t->shape[0] == 'M' && k == 0) stride = get_int64(f->filled, t->stride_offset);
+        if (t->stride_offset && t->shape[0] != 'M' && k < 3) stride = k == 0 ? s.b : k == 1 ? s.t : s.h;
         if (k == 3 && gt_stride_count(t) == 4) stride = s.n;
         offset += i % n * stride;
         i /= n;
@@ -1321,8 +1292,7 @@ static int64_t element_count(const fuzz *f, const gt_tensor *t) {
 static int element_bytes(const fuzz *f, const gt_tensor *t) {
     int dtype;
     if (t->kind == 'f' || t->kind == 'i') return 4;
-    memcpy(&dtype, f->filled + (t->kind == 'w' ? f->op->companion_offset : f->op->dtype_offset),
-           sizeof dtype);
+    memcpy(&dtype, f->filled + (t->kind == 'w' ? f->op->companion_offset : f->op->dtype_offset), sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
 
@@ -1333,8 +1303,7 @@ static int is_legal_alias(const fuzz *f, const gt_tensor *in) {
         int bytes = element_bytes(f, t), same = n > 0;
         if (!is_output(t, f->pass) || !t->may_equal || strcmp(t->may_equal, in->name)) continue;
         if (n != element_count(f, in) || bytes != element_bytes(f, in)) continue;
-        for (int64_t i = 0; i < n; i++)
-            same &= element_address(f, t, i, bytes) == element_address(f, in, i, bytes);
+        for (int64_t i = 0; i < n; i++) same &= element_address(f, t, i, bytes) == element_address(f, in, i, bytes);
         if (same) return 1;
     }
     return 0;
@@ -1356,8 +1325,7 @@ static void enumerate(fuzz *f) {
         }
         if (is_legal_alias(f, t)) continue;
         for (int64_t i = 0; i < n; i++)
-            f->elements[f->count++] =
-                (element){element_address(f, t, i, bytes), bytes, is_output(t, f->pass)};
+            f->elements[f->count++] = (element){element_address(f, t, i, bytes), bytes, is_output(t, f->pass)};
     }
     qsort(f->elements, (size_t)f->count, sizeof(element), by_address);
 }
@@ -1383,8 +1351,7 @@ static void write_sequences(fuzz *f, int32_t saved[8]) {
     memcpy(saved, cu_seqlens, (size_t)(capacity + 1) * 4);
     if (seq_count) memcpy(&saved[7], seq_count, 4);
     if (seq_count) memcpy(seq_count, &(int32_t){(int32_t)capacity}, 4);
-    for (int32_t i = 0; i <= capacity; i++)
-        memcpy(cu_seqlens + 4 * i, &(int32_t){i < T ? i : (int32_t)T}, 4);
+    for (int32_t i = 0; i <= capacity; i++) memcpy(cu_seqlens + 4 * i, &(int32_t){i < T ? i : (int32_t)T}, 4);
 }
 
 static void restore_sequences(fuzz *f, const int32_t saved[8]) {
@@ -1402,8 +1369,7 @@ static void run_accepted(fuzz *f, int number) {
     for (const gt_size *s = f->op->sizes; s->letter; s++)
         if (f->dims.n[s->letter - 'A'] > 64) return;
     for (int i = 0; i < f->count; i++)
-        if (f->elements[i].at < first || f->elements[i].at + (uintptr_t)f->elements[i].bytes > end)
-            return;
+        if (f->elements[i].at < first || f->elements[i].at + (uintptr_t)f->elements[i].bytes > end) return;
     f->run++;
     if (is_packed(f)) write_sequences(f, saved);
     check(f->e->ref[f->pass](f->args) == GT_OK, "fuzz %d: %s", number, gt_last_error());
@@ -1413,8 +1379,7 @@ static void run_accepted(fuzz *f, int number) {
             memcpy(f->memory + (f->elements[i].at - first), f->before + (f->elements[i].at - first),
                    (size_t)f->elements[i].bytes);
     changed = memcmp(f->memory, f->before, FUZZ_MEMORY) != 0;
-    if (!check(!changed, "fuzz %d: %s %s writes outside its outputs", number, f->op->name,
-               pass_names[f->pass]))
+    if (!check(!changed, "fuzz %d: %s %s writes outside its outputs", number, f->op->name, pass_names[f->pass]))
         memcpy(f->memory, f->before, FUZZ_MEMORY);
 }
 
@@ -1423,12 +1388,11 @@ static void fuzz_once(fuzz *f, int number) {
     random_call(f);
     gt_status status = gt_prepare(f->op, f->pass, GT_HOST, f->args, f->filled, &f->dims);
     const char *message = gt_last_error();
-    int overlap = status == GT_ERROR_OVERLAP ||
-                  (status == GT_ERROR_STRIDE && strstr(message, "elements of this output overlap"));
+    int overlap =
+        status == GT_ERROR_OVERLAP || (status == GT_ERROR_STRIDE && strstr(message, "elements of this output overlap"));
     snprintf(function, sizeof function, "gt_ref_%s_%s: ", f->op->name, pass_names[f->pass]);
     if (status != GT_OK)
-        check(((status >= GT_ERROR_NULL && status <= GT_ERROR_OVERLAP) ||
-               status == GT_ERROR_UNSUPPORTED) &&
+        check(((status >= GT_ERROR_NULL && status <= GT_ERROR_OVERLAP) || status == GT_ERROR_UNSUPPORTED) &&
                   !strncmp(message, function, strlen(function)) && strlen(message) < 400,
               "fuzz %d: status %d, message: %s", number, status, message);
     if (status != GT_OK && !overlap) return;
@@ -1441,8 +1405,8 @@ static void fuzz_once(fuzz *f, int number) {
     }
     if (overlap)
         f->refused_wrongly += !elements_overlap(f);
-    else if (check(!elements_overlap(f), "fuzz %d: %s %s: overlapping outputs accepted", number,
-                   f->op->name, pass_names[f->pass]))
+    else if (check(!elements_overlap(f), "fuzz %d: %s %s: overlapping outputs accepted", number, f->op->name,
+                   pass_names[f->pass]))
         run_accepted(f, number);
 }
 
@@ -1469,8 +1433,7 @@ int main(void) {
     check(!strcmp(gt_last_error(), ""), "a message before the first error: %s", gt_last_error());
     kernels_built = gt_device_supported(-1) != GT_ERROR_NO_CUDA;
     if (!kernels_built)
-        check(!strncmp(gt_last_error(), "gt_device_supported: built without CUDA", 39),
-              "message: %s", gt_last_error());
+        check(!strncmp(gt_last_error(), "gt_device_supported: built without CUDA", 39), "message: %s", gt_last_error());
     test_version();
     test_args_size();
     if (!kernels_built) test_path_stub();

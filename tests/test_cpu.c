@@ -54,8 +54,7 @@ static void time_splits(const test_case *c) {
     int64_t T = test_get_size(c, 'T');
     /* conv1d adds the gradient of the state last, where one call adds that of each token in turn */
     double tolerance = strcmp(c->op, "conv1d") ? 0 : c->args.conv1d.dtype == GT_F32 ? 1e-6 : 0x1p-8;
-    for (int64_t at = 0; at <= T; at += T > 20 ? 21 : 1)
-        test_time_splits(&test_twin, c, at, tolerance);
+    for (int64_t at = 0; at <= T; at += T > 20 ? 21 : 1) test_time_splits(&test_twin, c, at, tolerance);
     test_time_splits(&test_twin, c, 64, tolerance);
 }
 
@@ -122,13 +121,9 @@ static double nearest(const format *f, double x) {
     return fabs(y) >= ldexp(1, f->highest + 1) ? copysign(INFINITY, y) : y;
 }
 
-static int same(double a, double b) {
-    return isnan(a) ? isnan(b) : a == b && !signbit(a) == !signbit(b);
-}
+static int same(double a, double b) { return isnan(a) ? isnan(b) : a == b && !signbit(a) == !signbit(b); }
 
-static int rounds(const format *f, float x) {
-    return same(f->to_f32(f->from_f32(x)), isnan(x) ? NAN : nearest(f, x));
-}
+static int rounds(const format *f, float x) { return same(f->to_f32(f->from_f32(x)), isnan(x) ? NAN : nearest(f, x)); }
 
 static void check_format(const format *f) {
     int64_t bad_value = 0, bad_return = 0, bad_tie = 0, bad_random = 0;
@@ -144,8 +139,7 @@ static void check_format(const format *f) {
         float tie = (float)(isfinite(high) ? (low + high) / 2 : low);
         if (!isfinite(low)) break;
         for (int sign = -1; sign <= 1; sign += 2)
-            bad_tie += !rounds(f, (float)sign * tie) +
-                       !rounds(f, (float)sign * nextafterf(tie, 0)) +
+            bad_tie += !rounds(f, (float)sign * tie) + !rounds(f, (float)sign * nextafterf(tie, 0)) +
                        !rounds(f, (float)sign * nextafterf(tie, INFINITY));
     }
     for (int i = 0; i < 1000000; i++) {
@@ -156,12 +150,10 @@ static void check_format(const format *f) {
     }
     test_check(!bad_value, "%s: %lld patterns have wrong values", f->name, (long long)bad_value);
     test_check(!bad_return, "%s: %lld patterns do not return", f->name, (long long)bad_return);
-    test_check(!bad_tie, "%s: %lld halfway values are rounded wrongly", f->name,
-               (long long)bad_tie);
-    test_check(!bad_random, "%s: %lld random values are rounded wrongly", f->name,
-               (long long)bad_random);
-    test_check(rounds(f, 65519.996f) && rounds(f, 65520) && rounds(f, 3.3953e38f) &&
-                   rounds(f, INFINITY) && rounds(f, -INFINITY) && rounds(f, 3.4028234e38f),
+    test_check(!bad_tie, "%s: %lld halfway values are rounded wrongly", f->name, (long long)bad_tie);
+    test_check(!bad_random, "%s: %lld random values are rounded wrongly", f->name, (long long)bad_random);
+    test_check(rounds(f, 65519.996f) && rounds(f, 65520) && rounds(f, 3.3953e38f) && rounds(f, INFINITY) &&
+                   rounds(f, -INFINITY) && rounds(f, 3.4028234e38f),
                "%s: the largest numbers are rounded wrongly", f->name);
     test_group(f->name, "host conversions");
 }

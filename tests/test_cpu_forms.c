@@ -21,9 +21,7 @@ static const char *form_name(int features) {
     return names[features];
 }
 
-static int is_here(int features) {
-    return !(features & ~hy_cpu_features());
-}
+static int is_here(int features) { return !(features & ~hy_cpu_features()); }
 
 static void set_threads(int n) {
 #ifdef _OPENMP
@@ -70,20 +68,19 @@ static void check_exp(int features) {
                 worst = units(-y[i], truth), at = x[i];
         }
     }
-    test_check(!bad, "exp, %s: %lld values beyond the ends of the range", form_name(features),
-               (long long)bad);
-    test_check(worst <= 1.1, "exp, %s: exp(%.9g) is off by %.3f units in the last place",
-               form_name(features), at, worst);
+    test_check(!bad, "exp, %s: %lld values beyond the ends of the range", form_name(features), (long long)bad);
+    test_check(worst <= 1.1, "exp, %s: exp(%.9g) is off by %.3f units in the last place", form_name(features), at,
+               worst);
     be->close(be);
 }
 
 /* ---- the twins ------------------------------------------------------------------------------- */
 
-#define PASS(op, pass)                                                                             \
-    gt_status hy_base_##op##_##pass(const gt_##op##_args *args);                                   \
-    gt_status hy_avx2_##op##_##pass(const gt_##op##_args *args);                                   \
-    static gt_status op##_##pass(const test_runner *r, const void *args) {                         \
-        return RUN(hy_base_##op##_##pass, hy_avx2_##op##_##pass);                                  \
+#define PASS(op, pass)                                                                                                 \
+    gt_status hy_base_##op##_##pass(const gt_##op##_args *args);                                                       \
+    gt_status hy_avx2_##op##_##pass(const gt_##op##_args *args);                                                       \
+    static gt_status op##_##pass(const test_runner *r, const void *args) {                                             \
+        return RUN(hy_base_##op##_##pass, hy_avx2_##op##_##pass);                                                      \
     }
 #ifdef HY_AVX2
 #define RUN(base, avx2) (*(const int *)r->context ? avx2 : base)(args)
@@ -124,8 +121,8 @@ static const struct {
 };
 enum { TWINS = sizeof twins / sizeof twins[0], DRAWN = 40, DRAWN_SIZE = 20 };
 
-static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass, const void *args,
-                          char *memory, size_t bytes) {
+static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                          size_t bytes) {
     (void)memory, (void)bytes;
     for (int i = 0; i < TWINS; i++)
         if (!strcmp(twins[i].op, op->table()->name)) return twins[i].run[pass](r, args);
@@ -169,8 +166,7 @@ static hy_config small_model(const char *name) {
     for (int i = 0; i < count; i++)
         if (!strcmp(list[i].name, name)) {
             hy_config c = list[i];
-            c.hidden = 80, c.heads = 5,
-            c.layers = 2; /* 80: blocks of products that are not whole */
+            c.hidden = 80, c.heads = 5, c.layers = 2; /* 80: blocks of products that are not whole */
             return c;
         }
     printf("no model %s\n", name);
@@ -178,8 +174,7 @@ static hy_config small_model(const char *name) {
 }
 
 static training train(const char *model, int features, int threads) {
-    const hy_optimizer adam = {
-        .lr = 4e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
+    const hy_optimizer adam = {.lr = 4e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
     hy_backend *be = open_form(features);
     hy_config c = small_model(model);
     hy_model *m;
@@ -227,25 +222,22 @@ static double distance(const double *a, const double *b, int64_t n) {
 
 static void check_training(const char *model) {
     training base = train(model, 0, 1);
-    test_check(base.loss[STEPS - 1] < 0.8 * base.loss[0], "%s: the loss stays at %g", model,
-               base.loss[STEPS - 1]);
+    test_check(base.loss[STEPS - 1] < 0.8 * base.loss[0], "%s: the loss stays at %g", model, base.loss[STEPS - 1]);
     for (int features = 0; features < FORMS; features++) {
         const char *name = form_name(features);
         if (!is_here(features)) continue;
         training one = train(model, features, 1);
         for (int threads = 2; threads <= 3; threads++) {
             training more = train(model, features, threads);
-            test_check(same_bits(&more, &one), "%s, %s: %d threads give other bits than one", model,
-                       name, threads);
+            test_check(same_bits(&more, &one), "%s, %s: %d threads give other bits than one", model, name, threads);
             free(more.gradient);
         }
-        double first = distance(one.loss, base.loss, 1),
-               last = distance(one.loss, base.loss, STEPS);
+        double first = distance(one.loss, base.loss, 1), last = distance(one.loss, base.loss, STEPS);
         double gradient = distance(one.gradient, base.gradient, base.parameters);
-        printf("%s, %s: against base: first loss %.1e, gradient %.1e, %d losses %.1e\n", model,
-               name, first, gradient, STEPS, last);
-        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3,
-                   "%s, %s: more than rounding apart from base", model, name);
+        printf("%s, %s: against base: first loss %.1e, gradient %.1e, %d losses %.1e\n", model, name, first, gradient,
+               STEPS, last);
+        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3, "%s, %s: more than rounding apart from base", model,
+                   name);
         free(one.gradient);
     }
     free(base.gradient);
@@ -264,11 +256,10 @@ static void check_choice(void) {
     for (int features = 0; features < FORMS; features++)
         if (!is_here(features)) {
             printf("not here: %s\n", form_name(features));
-            test_check(hy_backend_cpu_with(&be, features) == GT_ERROR_UNSUPPORTED,
-                       "%s opens, although it is not here", form_name(features));
+            test_check(hy_backend_cpu_with(&be, features) == GT_ERROR_UNSUPPORTED, "%s opens, although it is not here",
+                       form_name(features));
         }
-    if (getenv("GT_TEST_STRICT"))
-        test_check((hy_cpu_features() & HY_CPU_BLAS) != 0, "OpenBLAS is missing");
+    if (getenv("GT_TEST_STRICT")) test_check((hy_cpu_features() & HY_CPU_BLAS) != 0, "OpenBLAS is missing");
     test_group("forms", "the best is taken, others are refused");
 }
 

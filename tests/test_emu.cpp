@@ -44,8 +44,7 @@ static void check_clean(const char* what) {
 static void check_caught(const char* what, emu::Fault kind, const char* kernel) {
     std::string found = "no such fault";
     for (const std::string& message : emu::messages()) {
-        const bool is_kind =
-            message.find(std::string(": ") + emu::fault_name(kind) + ": ") != std::string::npos;
+        const bool is_kind = message.find(std::string(": ") + emu::fault_name(kind) + ": ") != std::string::npos;
         if (is_kind && message.find(kernel) != std::string::npos) {
             found = message;
             break;
@@ -122,8 +121,7 @@ static void test_format(const char* name) {
         if ((bits & 0x7fff) >= F::INFINITE) continue;
         const double here = format_value(bits, F::MANTISSA);
         double next = format_value(bits + 1, F::MANTISSA);
-        if ((bits & 0x7fff) == F::INFINITE - 1)
-            next = 2 * here - format_value(bits - 1, F::MANTISSA);
+        if ((bits & 0x7fff) == F::INFINITE - 1) next = 2 * here - format_value(bits - 1, F::MANTISSA);
         const float middle = (float)((here + next) / 2);
         if ((double)middle != (here + next) / 2) continue; /* below fp32's own resolution */
         tie_errors += F::narrow(middle) != bits + (bits & 1);
@@ -132,8 +130,7 @@ static void test_format(const char* name) {
     }
     check(wide_errors == 0, "%s to f32, all 65536 patterns", name);
     check(round_trip_errors == 0, "%s from f32 and back, all patterns, NaN stays NaN", name);
-    check(tie_errors == 0 && near_errors == 0, "%s rounds to nearest even around all midpoints",
-          name);
+    check(tie_errors == 0 && near_errors == 0, "%s rounds to nearest even around all midpoints", name);
     check(pair_errors == 0, "%s pairs pack and unpack", name);
     check(F::narrow(INFINITY) == F::INFINITE && F::narrow(-INFINITY) == (F::INFINITE | 0x8000) &&
               F::narrow(3.4e38f) == (F::MANTISSA == 10 ? F::INFINITE : 0x7f80u),
@@ -164,8 +161,7 @@ static void test_elements() {
     Element<bf16>::store(brain, 1, 1.1f);
     Element<f16>::store(half, 1, 1.1f);
     check(Element<float>::load(wide, 1) == 1.1f && Element<bf16>::load(brain, 1) == 1.1015625f &&
-              Element<f16>::load(half, 1) == 1.099609375f && brain[0].bits == 0 &&
-              half[0].bits == 0,
+              Element<f16>::load(half, 1) == 1.099609375f && brain[0].bits == 0 && half[0].bits == 0,
           "Element loads and stores");
 }
 
@@ -191,13 +187,12 @@ static double worst_error(float lo, float hi, Function function, Truth truth) {
     return worst;
 }
 
-#define CHECK_FUNCTION(function, lo, hi, bound, truth)                                             \
-    do {                                                                                           \
-        const double error = worst_error(                                                          \
-            lo, hi, [](float x) { return (double)function(x); },                                   \
-            [](double x) { return (double)(truth); });                                             \
-        check(error <= (bound), #function " on [%g, %g]: error %.2e, bound %.2e", (double)(lo),    \
-              (double)(hi), error, (double)(bound));                                               \
+#define CHECK_FUNCTION(function, lo, hi, bound, truth)                                                                 \
+    do {                                                                                                               \
+        const double error = worst_error(                                                                              \
+            lo, hi, [](float x) { return (double)function(x); }, [](double x) { return (double)(truth); });            \
+        check(error <= (bound), #function " on [%g, %g]: error %.2e, bound %.2e", (double)(lo), (double)(hi), error,   \
+              (double)(bound));                                                                                        \
     } while (0)
 
 static void test_functions() {
@@ -213,19 +208,18 @@ static void test_functions() {
     CHECK_FUNCTION(sigmoid, -87, 1e30f, 6e-7, 1 / (1 + exp(-x)));
     CHECK_FUNCTION(silu, -87, 1e30f, 7e-7, x / (1 + exp(-x)));
 
-    check(exp_accurate(89.0f) == INFINITY && exp_accurate(-200.0f) == 0.0f &&
-              exp_accurate(INFINITY) == INFINITY && exp_accurate(-INFINITY) == 0.0f &&
-              exp_accurate(0.0f) == 1.0f && isnan(exp_accurate(NAN)) && exp_fast(-INFINITY) == 0.0f,
+    check(exp_accurate(89.0f) == INFINITY && exp_accurate(-200.0f) == 0.0f && exp_accurate(INFINITY) == INFINITY &&
+              exp_accurate(-INFINITY) == 0.0f && exp_accurate(0.0f) == 1.0f && isnan(exp_accurate(NAN)) &&
+              exp_fast(-INFINITY) == 0.0f,
           "exp at the ends");
-    check(expm1_neg(0.0f) == 0.0f && expm1_neg(-INFINITY) == -1.0f &&
-              expm1_neg(-1e-30f) == -1e-30f && isnan(expm1_neg(NAN)),
+    check(expm1_neg(0.0f) == 0.0f && expm1_neg(-INFINITY) == -1.0f && expm1_neg(-1e-30f) == -1e-30f &&
+              isnan(expm1_neg(NAN)),
           "expm1_neg at the ends");
-    check(softplus(-INFINITY) == 0.0f && softplus(INFINITY) == INFINITY &&
-              softplus(200.0f) == 200.0f && softplus(-200.0f) == 0.0f && isnan(softplus(NAN)),
+    check(softplus(-INFINITY) == 0.0f && softplus(INFINITY) == INFINITY && softplus(200.0f) == 200.0f &&
+              softplus(-200.0f) == 0.0f && isnan(softplus(NAN)),
           "softplus at the ends");
-    check(sigmoid(-INFINITY) == 0.0f && sigmoid(INFINITY) == 1.0f && sigmoid(0.0f) == 0.5f &&
-              silu(-1e30f) == 0.0f && silu(1e30f) == 1e30f && silu(0.0f) == 0.0f &&
-              isnan(sigmoid(NAN)) && isnan(silu(NAN)),
+    check(sigmoid(-INFINITY) == 0.0f && sigmoid(INFINITY) == 1.0f && sigmoid(0.0f) == 0.5f && silu(-1e30f) == 0.0f &&
+              silu(1e30f) == 1e30f && silu(0.0f) == 0.0f && isnan(sigmoid(NAN)) && isnan(silu(NAN)),
           "sigmoid and silu at the ends");
 }
 
@@ -255,8 +249,7 @@ static void test_indices() {
     int errors = 0;
     for (int i = 0; i < gx * gy * gz * threads; i++) {
         const int thread = i % threads, block = i / threads;
-        const int expected[8] = {thread,          thread, block % gx, block / gx % gy,
-                                 block / gx / gy, gx,     gy,         gz};
+        const int expected[8] = {thread, thread, block % gx, block / gx % gy, block / gx / gy, gx, gy, gz};
         errors += memcmp(expected, &out[i * 8], sizeof expected) != 0;
     }
     check(errors == 0, "indices");
@@ -275,8 +268,7 @@ static void test_launch() {
     const IndexParams none = {nullptr};
     check(launch(index_kernel, {0}, 64, 0, nullptr, none) == cudaErrorInvalidConfiguration &&
               launch(index_kernel, {1}, 1056, 0, nullptr, none) == cudaErrorInvalidConfiguration &&
-              launch(index_kernel, {1, 65536}, 64, 0, nullptr, none) ==
-                  cudaErrorInvalidConfiguration &&
+              launch(index_kernel, {1, 65536}, 64, 0, nullptr, none) == cudaErrorInvalidConfiguration &&
               launch(index_kernel, {1}, 64, 300000, nullptr, none) == cudaErrorInvalidValue,
           "launch refuses impossible configurations");
     int blocks[2] = {0, 0};
@@ -359,8 +351,7 @@ static void test_cp_async() {
     Array<uint32_t> in(threads * 4), out(3 * 9 * threads * 4);
     for (uint32_t& word : in) word = random_bits() | 0x00010001u;
     launch(copy_kernel, {1}, threads, threads * 16, nullptr,
-           CopyParams{reinterpret_cast<uint16_t*>(in.data()),
-                      reinterpret_cast<uint16_t*>(out.data())});
+           CopyParams{reinterpret_cast<uint16_t*>(in.data()), reinterpret_cast<uint16_t*>(out.data())});
     int errors = 0;
     for (int which = 0; which < 3; which++) {
         const int bytes = 4 << which;
@@ -569,8 +560,7 @@ struct Pipeline {
 
 GT_DEV void load_tile(const PipelineParams& p, int tile) {
     if (tile < p.tiles) {
-        cp_async<16>(smem_base() + (tile % Pipeline::RING) * Pipeline::TILE_BYTES +
-                         16 * thread_id(),
+        cp_async<16>(smem_base() + (tile % Pipeline::RING) * Pipeline::TILE_BYTES + 16 * thread_id(),
                      p.in + (tile * 64 + thread_id()) * 4);
     }
     cp_async_commit();
@@ -597,8 +587,7 @@ GT_DEV void produce(const PipelineParams& p) {
         if (p.plant != Plant::NO_FULL_ARRIVE) mbarrier_arrive(full);
         if (p.plant == Plant::TWO_ARRIVALS) mbarrier_arrive(full);
     }
-    if (p.plant == Plant::LEFTOVER_ARRIVAL && warp_id() == 0)
-        mbarrier_arrive(smem_base() + Pipeline::FULL);
+    if (p.plant == Plant::LEFTOVER_ARRIVAL && warp_id() == 0) mbarrier_arrive(smem_base() + Pipeline::FULL);
 }
 
 GT_DEV void consume(const PipelineParams& p) {
@@ -611,17 +600,14 @@ GT_DEV void consume(const PipelineParams& p) {
         if (p.plant == Plant::EARLY_EMPTY) mbarrier_arrive(empty);
         const float4 w = lds<float4>(buffer + 16 * (lane_id() + 32));
         p.out[tile * 32 + lane_id()] = v.x + v.y + v.z + v.w + w.x + w.y + w.z + w.w;
-        if (p.plant != Plant::EARLY_EMPTY && p.plant != Plant::NO_EMPTY_ARRIVE)
-            mbarrier_arrive(empty);
+        if (p.plant != Plant::EARLY_EMPTY && p.plant != Plant::NO_EMPTY_ARRIVE) mbarrier_arrive(empty);
     }
 }
 
 GT_KERNEL(Pipeline::THREADS, 1) pipeline_kernel(const GT_GRID_CONSTANT PipelineParams p) {
     if (thread_id() < 2 && p.plant != Plant::NO_INIT) { /* a thread for each buffer */
         const uint32_t buffer = smem_base() + 8 * thread_id();
-        const int wrong = p.plant == Plant::FULL_TOO_SMALL   ? -32
-                          : p.plant == Plant::FULL_TOO_LARGE ? 32
-                                                             : 0;
+        const int wrong = p.plant == Plant::FULL_TOO_SMALL ? -32 : p.plant == Plant::FULL_TOO_LARGE ? 32 : 0;
         mbarrier_init(buffer + Pipeline::FULL, Pipeline::PRODUCERS + wrong);
         mbarrier_init(buffer + Pipeline::EMPTY, Pipeline::THREADS - Pipeline::PRODUCERS);
     }
@@ -644,8 +630,7 @@ static bool run_pipeline(Plant plant) {
         const int tile = i / 32, lane = i % 32;
         float sum = 0;
         for (int k = 0; k < 4; k++) {
-            sum +=
-                2 * in[(tile * 64 + 63 - lane) * 4 + k] + 2 * in[(tile * 64 + 31 - lane) * 4 + k];
+            sum += 2 * in[(tile * 64 + 63 - lane) * 4 + k] + 2 * in[(tile * 64 + 31 - lane) * 4 + k];
         }
         if (!same(out[i], sum)) return false;
     }
@@ -667,17 +652,13 @@ static void test_pipeline() {
         emu::Fault fault, or_fault;
         const char* name;
     } cases[] = {
-        {Plant::WAIT_TOO_LAX, emu::Fault::IN_FLIGHT, emu::Fault::IN_FLIGHT,
-         "cp_async_wait off by one"},
-        {Plant::NO_LOADED_BARRIER, emu::Fault::RACE, emu::Fault::IN_FLIGHT,
-         "missing barrier between loads and reads"},
+        {Plant::WAIT_TOO_LAX, emu::Fault::IN_FLIGHT, emu::Fault::IN_FLIGHT, "cp_async_wait off by one"},
+        {Plant::NO_LOADED_BARRIER, emu::Fault::RACE, emu::Fault::IN_FLIGHT, "missing barrier between loads and reads"},
         {Plant::NO_INIT, emu::Fault::BARRIER, emu::Fault::BARRIER, "no mbarrier_init"},
-        {Plant::UNORDERED_INIT, emu::Fault::RACE, emu::Fault::BARRIER,
-         "missing barrier after mbarrier_init"},
+        {Plant::UNORDERED_INIT, emu::Fault::RACE, emu::Fault::BARRIER, "missing barrier after mbarrier_init"},
         {Plant::NO_FULL_ARRIVE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK, "missing arrive"},
         {Plant::NO_EMPTY_WAIT, emu::Fault::RACE, emu::Fault::BARRIER, "missing wait before reuse"},
-        {Plant::NO_EMPTY_ARRIVE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK,
-         "buffer never given back"},
+        {Plant::NO_EMPTY_ARRIVE, emu::Fault::DEADLOCK, emu::Fault::DEADLOCK, "buffer never given back"},
         {Plant::EARLY_EMPTY, emu::Fault::RACE, emu::Fault::RACE, "arrive before the last read"},
         {Plant::WRONG_PARITY, emu::Fault::RACE, emu::Fault::DEADLOCK, "wrong parity"},
         {Plant::FULL_TOO_SMALL, emu::Fault::RACE, emu::Fault::DEADLOCK, "count too small"},
@@ -738,8 +719,7 @@ GT_DEV float* warpgroup_cell(float* c, int tile, int i) {
  * of A and C. */
 GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
     float c[TILES][4], a[2][4];
-    for (int x = 0; x < 4 * TILES; x++)
-        c[x / 4][x % 4] = *warpgroup_cell(const_cast<float*>(p.c), x / 4, x % 4);
+    for (int x = 0; x < 4 * TILES; x++) c[x / 4][x % 4] = *warpgroup_cell(const_cast<float*>(p.c), x / 4, x % 4);
     for (int x = 0; x < 8; x++) {
         const int row = 16 * warp_id() + lane_id() / 4 + 8 * (x % 2);
         a[x / 4][x % 4] = p.a[16 * row + 8 * (x / 4) + lane_id() % 4 + x / 2 % 2 * 4];
@@ -758,12 +738,11 @@ GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
         };
         if (has(Slip::EARLY_PROXY_FENCE)) fence_async_proxy();
         write_b();
-        if (!has(Slip::EARLY_PROXY_FENCE) && !has(Slip::NO_PROXY_FENCE) &&
-            !has(Slip::LATE_PROXY_FENCE) && p.slip != Slip::READER_FENCES)
+        if (!has(Slip::EARLY_PROXY_FENCE) && !has(Slip::NO_PROXY_FENCE) && !has(Slip::LATE_PROXY_FENCE) &&
+            p.slip != Slip::READER_FENCES)
             fence_async_proxy();
         sync_threads();
-        if (p.slip == Slip::READER_FENCES || (has(Slip::LATE_PROXY_FENCE) && warp_id() > 0))
-            fence_async_proxy();
+        if (p.slip == Slip::READER_FENCES || (has(Slip::LATE_PROXY_FENCE) && warp_id() > 0)) fence_async_proxy();
         if (!has(Slip::NO_FENCE)) wgmma_fence();
         if (has(Slip::LATE_A)) a[1][2] += 1.0f;
         if (has(Slip::LATE_C)) c[TILES - 1][3] += 1.0f;
@@ -922,9 +901,7 @@ GT_KERNEL(32, 1) uninitialised_kernel(const GT_GRID_CONSTANT NoParams) {
 
 GT_KERNEL(32, 1) bounds_kernel(const GT_GRID_CONSTANT NoParams) { sts<float>(my_word() + 4, 1.0f); }
 
-GT_KERNEL(32, 1) no_base_kernel(const GT_GRID_CONSTANT NoParams) {
-    sts<float>((uint32_t)(4 * thread_id()), 1.0f);
-}
+GT_KERNEL(32, 1) no_base_kernel(const GT_GRID_CONSTANT NoParams) { sts<float>((uint32_t)(4 * thread_id()), 1.0f); }
 
 GT_KERNEL(32, 1) matrix_bounds_kernel(const GT_GRID_CONSTANT NoParams) {
     uint32_t r;
@@ -935,9 +912,7 @@ GT_KERNEL(32, 1) misaligned_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float2>(smem_base() + 8 * thread_id() + 4, float2{1.0f, 2.0f});
 }
 
-GT_KERNEL(32, 1) misaligned_global_kernel(const GT_GRID_CONSTANT NoParams p) {
-    ldg<float2>(p.sink + 1);
-}
+GT_KERNEL(32, 1) misaligned_global_kernel(const GT_GRID_CONSTANT NoParams p) { ldg<float2>(p.sink + 1); }
 
 GT_KERNEL(32, 1) skipping_lane_kernel(const GT_GRID_CONSTANT NoParams) {
     if (lane_id() == 7) return;
@@ -960,9 +935,7 @@ GT_KERNEL(32, 1) divergent_barrier_kernel(const GT_GRID_CONSTANT NoParams) {
     }
 }
 
-GT_KERNEL(32, 1) barrier_id_kernel(const GT_GRID_CONSTANT NoParams) {
-    bar_sync(1 + lane_id() / 16, 32);
-}
+GT_KERNEL(32, 1) barrier_id_kernel(const GT_GRID_CONSTANT NoParams) { bar_sync(1 + lane_id() / 16, 32); }
 
 GT_KERNEL(64, 1) partial_warp_kernel(const GT_GRID_CONSTANT NoParams) { bar_sync(1, 48); }
 
@@ -981,9 +954,7 @@ GT_DEV void init_one_mbarrier(int threads) {
     sync_threads();
 }
 
-GT_KERNEL(64, 1) mbarrier_half_warp_kernel(const GT_GRID_CONSTANT NoParams) {
-    init_one_mbarrier(48);
-}
+GT_KERNEL(64, 1) mbarrier_half_warp_kernel(const GT_GRID_CONSTANT NoParams) { init_one_mbarrier(48); }
 
 GT_KERNEL(32, 1) mbarrier_misaligned_kernel(const GT_GRID_CONSTANT NoParams) {
     mbarrier_init(smem_base() + 8 * thread_id() + 4, 32);
@@ -1068,17 +1039,14 @@ static void test_faults() {
         {write_race_kernel, "write_race", 64, emu::Fault::RACE, "two warps write a cell"},
         {lane_race_kernel, "lane_race", 32, emu::Fault::RACE, "missing sync_warp before a read"},
         {lane_reuse_kernel, "lane_reuse", 32, emu::Fault::RACE, "missing sync_warp before a write"},
-        {uninitialised_kernel, "uninitialised", 32, emu::Fault::UNINITIALISED,
-         "uninitialised read"},
+        {uninitialised_kernel, "uninitialised", 32, emu::Fault::UNINITIALISED, "uninitialised read"},
         {bounds_kernel, "bounds", 32, emu::Fault::BOUNDS, "shared write out of bounds"},
         {no_base_kernel, "no_base", 32, emu::Fault::BOUNDS, "forgotten smem_base"},
         {matrix_bounds_kernel, "matrix_bounds", 32, emu::Fault::BOUNDS, "ldmatrix out of bounds"},
         {misaligned_kernel, "misaligned", 32, emu::Fault::ALIGNMENT, "misaligned shared vector"},
-        {misaligned_global_kernel, "misaligned_global", 32, emu::Fault::ALIGNMENT,
-         "misaligned global vector"},
+        {misaligned_global_kernel, "misaligned_global", 32, emu::Fault::ALIGNMENT, "misaligned global vector"},
         {skipping_lane_kernel, "skipping_lane", 32, emu::Fault::DIVERGENCE, "lane skips a shuffle"},
-        {other_collective_kernel, "other_collective", 32, emu::Fault::DIVERGENCE,
-         "lanes at different collectives"},
+        {other_collective_kernel, "other_collective", 32, emu::Fault::DIVERGENCE, "lanes at different collectives"},
         {divergent_barrier_kernel, "divergent_barrier", 32, emu::Fault::DIVERGENCE,
          "lanes at different barrier instructions"},
         {barrier_id_kernel, "barrier_id", 32, emu::Fault::BARRIER, "lanes at different barriers"},
@@ -1086,26 +1054,20 @@ static void test_faults() {
         {barrier_count_kernel, "barrier_count", 96, emu::Fault::BARRIER, "two counts of a barrier"},
         {barrier_alone_kernel, "barrier_alone", 64, emu::Fault::DEADLOCK, "half a barrier"},
         {too_few_kernel, "too_few", 32, emu::Fault::BARRIER, "barrier for more than the block"},
-        {mbarrier_half_warp_kernel, "mbarrier_half_warp", 64, emu::Fault::BARRIER,
-         "mbarrier for half a warp"},
-        {mbarrier_misaligned_kernel, "mbarrier_misaligned", 32, emu::Fault::ALIGNMENT,
-         "misaligned mbarrier"},
-        {mbarrier_overwritten_kernel, "mbarrier_overwritten", 32, emu::Fault::BARRIER,
-         "overwritten mbarrier"},
-        {mbarrier_lanes_kernel, "mbarrier_lanes", 32, emu::Fault::RACE,
-         "arrive between lanes of a warp"},
+        {mbarrier_half_warp_kernel, "mbarrier_half_warp", 64, emu::Fault::BARRIER, "mbarrier for half a warp"},
+        {mbarrier_misaligned_kernel, "mbarrier_misaligned", 32, emu::Fault::ALIGNMENT, "misaligned mbarrier"},
+        {mbarrier_overwritten_kernel, "mbarrier_overwritten", 32, emu::Fault::BARRIER, "overwritten mbarrier"},
+        {mbarrier_lanes_kernel, "mbarrier_lanes", 32, emu::Fault::RACE, "arrive between lanes of a warp"},
         {mbarrier_lanes_reuse_kernel, "mbarrier_lanes_reuse", 32, emu::Fault::RACE,
          "arrive between a read and a write of other lanes"},
-        {mbarrier_late_write_kernel, "mbarrier_late_write", 64, emu::Fault::RACE,
-         "write after an arrive"},
+        {mbarrier_late_write_kernel, "mbarrier_late_write", 64, emu::Fault::RACE, "write after an arrive"},
         {early_read_kernel, "early_read", 32, emu::Fault::IN_FLIGHT, "read before cp_async_wait"},
         {uncommitted_kernel, "uncommitted", 32, emu::Fault::COPY, "copy never committed"},
         {odd_copy_kernel, "odd_copy", 32, emu::Fault::COPY, "cp_async of 3 bytes"},
     };
     for (const auto& c : cases) {
         const size_t smem = c.fault == emu::Fault::BOUNDS ? 128 : 512;
-        launch(c.kernel, {2}, (unsigned)c.threads, smem, nullptr,
-               NoParams{reinterpret_cast<float*>(sink.data())});
+        launch(c.kernel, {2}, (unsigned)c.threads, smem, nullptr, NoParams{reinterpret_cast<float*>(sink.data())});
         check_caught(c.name, c.fault, c.kernel_name);
     }
     launch(mbarrier_round_kernel, {2}, 32, 512, nullptr, NoParams{nullptr});
@@ -1124,8 +1086,7 @@ static void test_devices() {
     launch(mma_kernel, {1}, 32, 0, nullptr, MmaParams{a.data(), b.data(), c.data(), out.data()});
     check(emu::faults() == 3, "mma_bf16 and two mma_tf32 on sm_75: %d faults", (int)emu::faults());
     check_caught("mma on sm_75", emu::Fault::UNSUPPORTED, "mma_kernel");
-    check(launch(count_kernel, {1}, 32, 64 * 1024 + 1, nullptr, CountParams{nullptr}) ==
-              cudaErrorInvalidValue,
+    check(launch(count_kernel, {1}, 32, 64 * 1024 + 1, nullptr, CountParams{nullptr}) == cudaErrorInvalidValue,
           "launch refuses more shared memory than the device has");
     emu::device = usual;
     check_clean("devices");
@@ -1174,13 +1135,12 @@ GT_KERNEL(32, 1) row_stride_kernel(const GT_GRID_CONSTANT StrideParams p) {
     ldmatrix_x1(r, smem_base() + 4 * p.stride * (lane_id() % 8));
 }
 
-static void check_ways(const char* what, void (*kernel)(StrideParams), int stride, int ways,
-                       uint64_t wavefronts) {
+static void check_ways(const char* what, void (*kernel)(StrideParams), int stride, int ways, uint64_t wavefronts) {
     launch(kernel, {1}, 32, 32768, nullptr, StrideParams{stride});
     const emu::Stats s = emu::stats();
     check(s.worst_ways == ways && s.wavefronts == wavefronts && emu::faults() == 0,
-          "%s, stride %d words: %d ways, %d wavefronts, average %.2f", what, stride, s.worst_ways,
-          (int)s.wavefronts, s.average_ways());
+          "%s, stride %d words: %d ways, %d wavefronts, average %.2f", what, stride, s.worst_ways, (int)s.wavefronts,
+          s.average_ways());
     emu::reset();
 }
 
@@ -1197,15 +1157,14 @@ static void test_bank_conflicts() {
 
     launch(stride_kernel, {3}, 32, 32768, nullptr, StrideParams{8});
     const std::vector<emu::Traffic> lines = emu::traffic();
-    check(lines.size() == 1 && lines[0].instructions == 3 && lines[0].wavefronts == 24 &&
-              lines[0].worst_ways == 8 && lines[0].store && lines[0].bytes == 4 &&
-              strcmp(lines[0].site.name(), "test_emu.cpp") == 0,
+    check(lines.size() == 1 && lines[0].instructions == 3 && lines[0].wavefronts == 24 && lines[0].worst_ways == 8 &&
+              lines[0].store && lines[0].bytes == 4 && strcmp(lines[0].site.name(), "test_emu.cpp") == 0,
           "traffic per source line");
     launch(wide_stride_kernel, {1}, 32, 32768, nullptr, StrideParams{4});
     launch(stride_kernel, {1}, 32, 32768, nullptr, StrideParams{1});
     const std::vector<emu::KernelTraffic> kernels = emu::kernels();
-    check(kernels.size() == 2 && kernels[0].wavefronts == 25 && kernels[0].ideal == 4 &&
-              kernels[1].wavefronts == 4 && kernels[1].ideal == 4 &&
+    check(kernels.size() == 2 && kernels[0].wavefronts == 25 && kernels[0].ideal == 4 && kernels[1].wavefronts == 4 &&
+              kernels[1].ideal == 4 &&
               emu::symbol_name(kernels[1].kernel).find("wide_stride_kernel") != std::string::npos,
           "traffic per kernel");
     emu::reset();
@@ -1269,8 +1228,8 @@ static void report_speed() {
     for (int i = 0; i < 20; i++) run_pipeline(Plant::NOTHING);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const emu::Stats s = emu::stats();
-    printf("      %.0f warp-wide shared accesses, %.0f switches in %.3f s\n",
-           (double)s.instructions, (double)s.switches, seconds);
+    printf("      %.0f warp-wide shared accesses, %.0f switches in %.3f s\n", (double)s.instructions,
+           (double)s.switches, seconds);
     check_clean("speed");
 }
 

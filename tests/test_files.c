@@ -47,9 +47,7 @@ int rename(const char *from, const char *to) {
 
 /* ---- helpers ------------------------------------------------------------------------------- */
 
-static int exists(const char *path) {
-    return !access(path, F_OK);
-}
+static int exists(const char *path) { return !access(path, F_OK); }
 
 static uint8_t *read_bytes(const char *path, size_t *size) {
     struct stat about;
@@ -105,12 +103,8 @@ static sample *new_sample(int stateful) {
     CHECK(hy_tracks_create(&s->tracks, &s->text, 2) == GT_OK);
     CHECK(hy_backend_cpu(&s->cpu) == GT_OK);
     s->run = (hy_run){.options = &s->options, .text = &s->text, .device = "cpu"};
-    s->run.progress = (hy_progress){.steps = 7,
-                                    .tokens = 99,
-                                    .random = UINT64_MAX - 5,
-                                    .loss_scale = 1,
-                                    .first_loss = 1.0 / 3,
-                                    .held_out = -1};
+    s->run.progress = (hy_progress){
+        .steps = 7, .tokens = 99, .random = UINT64_MAX - 5, .loss_scale = 1, .first_loss = 1.0 / 3, .held_out = -1};
     if (stateful) s->run.tracks = &s->tracks;
     hy_text_sum(&s->text, s->run.text_sum);
     CHECK(hy_model_create(s->cpu, &config, s->text.vocab, 2, 8, 5, &s->run.model) == GT_OK);
@@ -184,10 +178,8 @@ static void test_sha256(void) {
     for (size_t i = 0; i <= sizeof two - 1; i++)
         CHECK(!strcmp(sha256_of(two, sizeof two - 1, i),
                       "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"));
-    CHECK(!strcmp(sha256_of("abc", 3, 1),
-                  "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"));
-    CHECK(!strcmp(sha256_of("", 0, 0),
-                  "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"));
+    CHECK(!strcmp(sha256_of("abc", 3, 1), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"));
+    CHECK(!strcmp(sha256_of("", 0, 0), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"));
     memset(million, 'a', sizeof million);
     CHECK(!strcmp(sha256_of(million, sizeof million, 77),
                   "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"));
@@ -242,12 +234,10 @@ static void test_round_trip(void) {
 static void test_forms(void) {
     hy_file file;
     /* order and spaces are free, and other programs' dtypes have a place */
-    CHECK(
-        hy_file_open(
-            &file, write_raw("{ \"a\" : {\"shape\":[2], \"data_offsets\":[ 0,8 ],\"dtype\":\"F32\"}"
-                             ",\"b\":{\"dtype\":\"F16\",\"shape\":[1,2],\"data_offsets\":[8,12]},"
-                             "\"__metadata__\":{\"\\u00e9\\/\":\"\\u20AC\"}}  \n",
-                             12)) == GT_OK);
+    CHECK(hy_file_open(&file, write_raw("{ \"a\" : {\"shape\":[2], \"data_offsets\":[ 0,8 ],\"dtype\":\"F32\"}"
+                                        ",\"b\":{\"dtype\":\"F16\",\"shape\":[1,2],\"data_offsets\":[8,12]},"
+                                        "\"__metadata__\":{\"\\u00e9\\/\":\"\\u20AC\"}}  \n",
+                                        12)) == GT_OK);
     CHECK(file.tensor_count == 2 && !strcmp(hy_file_text_of(&file, "\xc3\xa9/"), "\xe2\x82\xac"));
     hy_file_close(&file);
     CHECK(hy_file_open(&file, write_raw("{}", 0)) == GT_OK && file.tensor_count == 0);
@@ -256,8 +246,7 @@ static void test_forms(void) {
 
 #define T8 ":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
 #define T16 ":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}"
-#define PLACE(shape, offsets)                                                                      \
-    "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+#define PLACE(shape, offsets) "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
 static void test_refused_headers(void) {
     static const struct {
         const char *header;
@@ -305,13 +294,11 @@ static void test_refused_headers(void) {
          0, "its checksum is wrong"},
         {"{\"a\"" T8 "}", 8, "none of hybrid_train"},
         {"{\"__metadata__\":{\"hybrid_train_format\":\"2\"}}", 0, "format is '2'"},
-        {"{\"__metadata__\":{\"hybrid_train_format\":\"1\",\"checksun\":\"\"}}", 0,
-         "unknown key 'checksun'"},
+        {"{\"__metadata__\":{\"hybrid_train_format\":\"1\",\"checksun\":\"\"}}", 0, "unknown key 'checksun'"},
         {"[\"a\"]", 0, "no safetensors file"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (!CHECK(refused(write_raw(cases[i].header, cases[i].data), cases[i].reason)))
-            puts(cases[i].header);
+        if (!CHECK(refused(write_raw(cases[i].header, cases[i].data), cases[i].reason))) puts(cases[i].header);
     write_string("text.st", "Once upon a time there was no file of this kind.");
     CHECK(refused("text.st", "no safetensors file"));
     CHECK(refused(write_string("text.st", "Once"), "cut short, or no safetensors file"));
@@ -333,8 +320,7 @@ static void check_saved(int stateful) {
     CHECK(hy_save(&a->run, "a.st") == GT_OK && !exists("a.st.tmp"));
     memset(&b->run.progress, 0, sizeof b->run.progress);
     if (!CHECK(load("a.st", b) == GT_OK)) puts(hy_last_error());
-    for (int kind = HY_WEIGHT; kind <= HY_STATE; kind++)
-        CHECK(unmarked(b->run.model, (hy_kind)kind, 1) == 0);
+    for (int kind = HY_WEIGHT; kind <= HY_STATE; kind++) CHECK(unmarked(b->run.model, (hy_kind)kind, 1) == 0);
     CHECK(hy_model_steps(b->run.model) == 6);
     hy_progress *p = &a->run.progress, *q = &b->run.progress;
     CHECK(isnan(q->recent.ratio[3]));
@@ -421,9 +407,7 @@ static void test_wrong_size(void) {
     static const struct {
         int64_t hidden, layers;
         const char *reason;
-    } cases[] = {{8192, 1, "tensor embedding is"},
-                 {16, 128, "it has not 128 layers"},
-                 {16, 2, "it has not 2 layers"}};
+    } cases[] = {{8192, 1, "tensor embedding is"}, {16, 128, "it has not 128 layers"}, {16, 2, "it has not 2 layers"}};
     sample *s = new_sample(0);
     hy_file file;
     for (int i = 0; i < 3; i++) {
@@ -492,8 +476,7 @@ static void test_flipped(void) {
     int64_t data = file.data;
     hy_file_close(&file);
     uint8_t *bytes = read_bytes("a.st", &size);
-    for (int64_t i = 0; i < (int64_t)size;
-         i += i < 16 ? 1 : (i < data ? 3 : (int64_t)size / 300) * every, tried++) {
+    for (int64_t i = 0; i < (int64_t)size; i += i < 16 ? 1 : (i < data ? 3 : (int64_t)size / 300) * every, tried++) {
         uint8_t other = (uint8_t)(bytes[i] ^ (1 << hy_random(&random) % 8));
         put_bytes("a.st", i, &other, 1);
         if (hy_saved_open(&file, "a.st") == GT_OK && ++accepted < 5)
@@ -631,8 +614,7 @@ static void test_wrong_places(void) {
     CHECK(hy_save_fits("new.st", "") == GT_OK && !exists("new.st") && !exists("new.st.tmp"));
     CHECK(mkdir("new.st.tmp", 0700) == 0 && hy_save_fits("new.st", "") != GT_OK);
     rmdir("new.st.tmp");
-    write_string("new.st.tmp",
-                 "notes of somebody who has files of this name, too, for his own use");
+    write_string("new.st.tmp", "notes of somebody who has files of this name, too, for his own use");
     CHECK(hy_save_fits("new.st", "") != GT_OK && error_says("new.st.tmp, as which it is written"));
     char *notes = read_string("new.st.tmp");
     CHECK(!strncmp(notes, "notes of", 8));
@@ -677,8 +659,7 @@ static void test_draw(void) {
         double sum = 0, expected[5] = {0};
         for (int i = 0; i < DRAWS; i++) count[hy_draw(logits, 5, 0.7, k, &random)]++;
         static const int order[5] = {1, 3, 2, 0, 4}; /* of equals the first comes first */
-        for (int i = 0; i < (k ? k : 5); i++)
-            sum += expected[order[i]] = exp(logits[order[i]] / 0.7);
+        for (int i = 0; i < (k ? k : 5); i++) sum += expected[order[i]] = exp(logits[order[i]] / 0.7);
         for (int v = 0; v < 5; v++) {
             double p = expected[v] / sum, sigma = sqrt(p * (1 - p) / DRAWS);
             CHECK(fabs((double)count[v] / DRAWS - p) <= 5 * sigma);
@@ -702,8 +683,7 @@ static int printed_as(const char *bytes, size_t size, const char *text) {
 static void test_printed(void) {
     CHECK(printed_as("plain\ttext\n", 11, "plain\ttext\n"));
     CHECK(printed_as("\x1b[1m\0\x7f", 6, "\\x1b[1m\\x00\\x7f"));
-    CHECK(printed_as("h\xc3\xa9 \xe2\x82\xac \xf0\x9f\xa6\x8a", 12,
-                     "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\xa6\x8a"));
+    CHECK(printed_as("h\xc3\xa9 \xe2\x82\xac \xf0\x9f\xa6\x8a", 12, "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\xa6\x8a"));
     CHECK(printed_as("\xe2\x82 a\xe2\xc3\xa9", 7, "\\xe2\\x82 a\\xe2\xc3\xa9"));
     CHECK(printed_as("\xc0\x80\xed\xa0\x80\xe0\x80\x80\xf5\xc2\x85", 11,
                      "\\xc0\\x80\\xed\\xa0\\x80\\xe0\\x80\\x80\\xf5\\xc2\\x85"));
@@ -758,8 +738,7 @@ static void test_cost(void) {
     counting.gemm = count_gemm;
     counting.wkv6_forward = count_wkv6, counting.wkv6_step = count_wkv6_step;
     counting.ssd_forward = count_ssd, counting.ssd_step = count_ssd_step;
-    CHECK(hy_model_create(&counting, hy_model_config(s->run.model), s->text.vocab, 1, 8, 5,
-                          &model) == GT_OK);
+    CHECK(hy_model_create(&counting, hy_model_config(s->run.model), s->text.vocab, 1, 8, 5, &model) == GT_OK);
     int64_t five = work_of(model, &s->text, 5), fifty = work_of(model, &s->text, 50);
     int64_t thousand = work_of(model, &s->text, 1000);
     CHECK(five > 0 && (fifty - five) % 45 == 0);

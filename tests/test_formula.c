@@ -16,8 +16,7 @@ typedef struct formula {
 } formula;
 
 /* An element of an input; an absent one is its constant, an index of size 1 is the same for all. */
-static double value(const formula *f, const char *name, int64_t i, int64_t j, int64_t k,
-                    int64_t l) {
+static double value(const formula *f, const char *name, int64_t i, int64_t j, int64_t k, int64_t l) {
     int at = test_find(test_table(f->c), name);
     const gt_tensor *t = &test_table(f->c)->tensors[at];
     int64_t index[4] = {i, j, k, l}, size[4], offset = 0;
@@ -27,9 +26,7 @@ static double value(const formula *f, const char *name, int64_t i, int64_t j, in
     return f->in->of[at][offset];
 }
 
-static int has(const formula *f, const char *name) {
-    return f->in->of[test_find(test_table(f->c), name)] != NULL;
-}
+static int has(const formula *f, const char *name) { return f->in->of[test_find(test_table(f->c), name)] != NULL; }
 
 static double silu(double x) { return x == -INFINITY ? 0 : x / (1 + exp(-x)); }
 
@@ -59,16 +56,14 @@ static sequence sequence_of(const formula *f, int64_t b, int64_t t) {
     const sequence none = {0, -1, 0, 0};
     if (!test_is_packed(f->c)) return sequence_at(f, b);
     for (int64_t s = 0; s < test_sequences(f->c, f->in); s++)
-        if (t >= test_sequence_at(f->c, f->in, s) && t < test_sequence_at(f->c, f->in, s + 1))
-            return sequence_at(f, s);
+        if (t >= test_sequence_at(f->c, f->in, s) && t < test_sequence_at(f->c, f->in, s + 1)) return sequence_at(f, s);
     return none;
 }
 
 /* ---- wkv6 ------------------------------------------------------------------------------------ */
 
 /* prod_{first <= m < last} d_m */
-static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h,
-                         int64_t n) {
+static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h, int64_t n) {
     double log_decay = 0;
     for (int64_t m = first; m < last; m++) {
         double w = value(f, "w", b, m, h, n);
@@ -81,8 +76,7 @@ static double wkv6_decay(const formula *f, int64_t b, int64_t first, int64_t las
 static double wkv6_state(const formula *f, sequence q, int64_t t, int64_t h, int64_t n, int64_t j) {
     double S = wkv6_decay(f, q.b, q.first, t, h, n) * value(f, "state_in", q.row, h, n, j);
     for (int64_t s = q.first; s < t; s++)
-        S += wkv6_decay(f, q.b, s + 1, t, h, n) * value(f, "k", q.b, s, h, n) *
-             value(f, "v", q.b, s, h, j);
+        S += wkv6_decay(f, q.b, s + 1, t, h, n) * value(f, "k", q.b, s, h, n) * value(f, "v", q.b, s, h, j);
     return S;
 }
 
@@ -126,25 +120,23 @@ static double ssm_state(const formula *f, sequence q, int64_t last, int64_t h, i
         S += exp(elapsed * A) * delta * x * value(f, "Bm", q.b, s, g, n);
         elapsed += delta;
     }
-    return S + exp(elapsed * A) *
-                   (is_ssd ? value(f, "state_in", q.row, h, p, n) : value(f, "state_in", q.row, h, n, 0));
+    return S +
+           exp(elapsed * A) * (is_ssd ? value(f, "state_in", q.row, h, p, n) : value(f, "state_in", q.row, h, n, 0));
 }
 
-static double ssm_output(const formula *f, int64_t b, int64_t t, int64_t h, int64_t g, int64_t p,
-                         int64_t N, double x, double skip, double z) {
+static double ssm_output(const formula *f, int64_t b, int64_t t, int64_t h, int64_t g, int64_t p, int64_t N, double x,
+                         double skip, double z) {
     const sequence q = sequence_of(f, b, t);
     double y = skip * x;
     if (q.row < 0) return 0;
-    for (int64_t n = 0; n < N; n++)
-        y += ssm_state(f, q, t + 1, h, p, n) * value(f, "Cm", b, t, g, n);
+    for (int64_t n = 0; n < N; n++) y += ssm_state(f, q, t + 1, h, p, n) * value(f, "Cm", b, t, g, n);
     return has(f, "z") ? y * silu(z) : y;
 }
 
 static double ssd_y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t p) {
     const gt_ssd_args *a = &f->c->args.ssd;
-    return ssm_output(f, b, t, h, h / (a->H / (a->G ? a->G : 1)), p, a->N,
-                      value(f, "x", b, t, h, p), value(f, "Dskip", h, p, 0, 0),
-                      value(f, "z", b, t, h, p));
+    return ssm_output(f, b, t, h, h / (a->H / (a->G ? a->G : 1)), p, a->N, value(f, "x", b, t, h, p),
+                      value(f, "Dskip", h, p, 0, 0), value(f, "z", b, t, h, p));
 }
 
 static double ssd_state_out(const formula *f, int64_t row, int64_t h, int64_t p, int64_t n) {
@@ -156,9 +148,8 @@ static double ssd_state_out(const formula *f, int64_t row, int64_t h, int64_t p,
 static double scan_y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
     const gt_selective_scan_args *a = &f->c->args.selective_scan;
     (void)unused;
-    return ssm_output(f, b, t, d, d / (a->D / (a->G ? a->G : 1)), 0, a->N,
-                      value(f, "u", b, t, d, 0), value(f, "Dskip", d, 0, 0, 0),
-                      value(f, "z", b, t, d, 0));
+    return ssm_output(f, b, t, d, d / (a->D / (a->G ? a->G : 1)), 0, a->N, value(f, "u", b, t, d, 0),
+                      value(f, "Dskip", d, 0, 0, 0), value(f, "z", b, t, d, 0));
 }
 
 static double scan_state_out(const formula *f, int64_t row, int64_t d, int64_t n, int64_t unused) {
@@ -202,14 +193,11 @@ static double norm_input(const formula *f, const char *x, int64_t m, int64_t d) 
 }
 
 /* norm(x)[d] over the slice of n that holds d */
-static double norm(const formula *f, const char *x, int64_t m, int64_t d, int64_t n, gt_norm kind,
-                   float eps) {
+static double norm(const formula *f, const char *x, int64_t m, int64_t d, int64_t n, gt_norm kind, float eps) {
     int64_t first = d / n * n;
     double mean = 0, square = 0;
-    for (int64_t i = first; i < first + n && kind == GT_NORM_LAYER; i++)
-        mean += norm_input(f, x, m, i) / (double)n;
-    for (int64_t i = first; i < first + n; i++)
-        square += pow(norm_input(f, x, m, i) - mean, 2) / (double)n;
+    for (int64_t i = first; i < first + n && kind == GT_NORM_LAYER; i++) mean += norm_input(f, x, m, i) / (double)n;
+    for (int64_t i = first; i < first + n; i++) square += pow(norm_input(f, x, m, i) - mean, 2) / (double)n;
     return (norm_input(f, x, m, d) - mean) / sqrt(square + (eps ? eps : 1e-5f));
 }
 
@@ -219,8 +207,7 @@ static double linear_y(const formula *f, int64_t m, int64_t o, int64_t i, int64_
     (void)i, (void)j;
     for (int64_t d = 0; d < a->D; d++)
         y += value(f, "weight", o, d, 0, 0) *
-             (norm(f, "x", m, d, a->D, a->norm, a->eps) * value(f, "gamma", d, 0, 0, 0) +
-              value(f, "beta", d, 0, 0, 0));
+             (norm(f, "x", m, d, a->D, a->norm, a->eps) * value(f, "gamma", d, 0, 0, 0) + value(f, "beta", d, 0, 0, 0));
     return y;
 }
 
@@ -235,8 +222,7 @@ static double mix_y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j
 
 static double gate_y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j) {
     const gt_norm_gate_args *a = &f->c->args.norm_gate;
-    double y = norm(f, "x", m, d, a->D / (a->H ? a->H : 1), a->norm, a->eps) *
-                   value(f, "gamma", d, 0, 0, 0) +
+    double y = norm(f, "x", m, d, a->D / (a->H ? a->H : 1), a->norm, a->eps) * value(f, "gamma", d, 0, 0, 0) +
                value(f, "beta", d, 0, 0, 0);
     (void)i, (void)j;
     return has(f, "z") && !a->gate_first ? y * silu(value(f, "z", m, d, 0, 0)) : y;
@@ -271,8 +257,8 @@ static void check_case(const test_case *c, const op_formulas *o) {
         expected.of[i] = test_array(count, 0);
         for (int64_t j = 0; j < count; j++)
             expected.of[i][j] = (strcmp(op->tensors[i].name, "y") ? o->state_out : o->y)(
-                &f, j / (size[1] * size[2] * size[3]), j / (size[2] * size[3]) % size[1],
-                j / size[3] % size[2], j % size[3]);
+                &f, j / (size[1] * size[2] * size[3]), j / (size[2] * size[3]) % size[1], j / size[3] % size[2],
+                j % size[3]);
     }
     test_same(&test_truth, c, GT_FORWARD, "the formula", &out, &expected, 1e-13);
     test_free(&in), test_free(&out), test_free(&expected);

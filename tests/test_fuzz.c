@@ -47,7 +47,8 @@ typedef struct field {
     size_t offset;
     char kind; /* 'i' switch, 'g' divisor of another size, 'v' size with a default, 's' segments, 'f' float */
 } field;
-#define FIELD(op, name, kind) {#op, #name, offsetof(gt_##op##_args, name), kind}
+#define FIELD(op, name, kind)                                                                                          \
+    { #op, #name, offsetof(gt_##op##_args, name), kind }
 
 static const field fields[] = {
     FIELD(wkv6, V, 'v'),
@@ -230,7 +231,11 @@ static void draw_fields(fuzz *f) {
         if (x->kind == 'v' && one_in(f, 2)) put_size(f, x->offset, is_hostile ? extreme(f) : small_size(f, 'V'));
         if (x->kind == 'g') draw_divisor(f, x->offset);
         if (x->kind == 's' && one_in(f, 3)) put_size(f, x->offset, is_hostile ? extreme(f) : below(f, 5));
-        if (x->kind == 'f') draw_float(f, x->offset, x->name[0] == 's' ? 0.3f : x->name[3] == 'm' ? (x->name[4] == 'i' ? 0.2f : 0.6f) : 1e-5f);
+        if (x->kind == 'f')
+            draw_float(f, x->offset,
+                       x->name[0] == 's'   ? 0.3f
+                       : x->name[3] == 'm' ? (x->name[4] == 'i' ? 0.2f : 0.6f)
+                                           : 1e-5f);
     }
     if (f->pass == GT_STEP && f->kind != HOSTILE) put_int(f, f->top->state_in_shared, 0);
 }
@@ -293,8 +298,8 @@ static void draw_strides(fuzz *f) {
         }
         inner = size_of(f, t->shape[3]), T = size_of(f, t->shape[1]), H = size_of(f, t->shape[2]);
         h = inner + below(f, 3), step = H * h + below(f, 3);
-        if (layout == 0) put_stride(f, t, T * step + below(f, 3), step, h); /* gaps */
-        if (layout == 1) put_stride(f, t, 0, inner, T * inner);             /* time last */
+        if (layout == 0) put_stride(f, t, T * step + below(f, 3), step, h);                      /* gaps */
+        if (layout == 1) put_stride(f, t, 0, inner, T * inner);                                  /* time last */
         if (layout == 3 && gt_stride_count(t) == 4) put_stride4(f, t, 0, 1, 0, T + below(f, 3)); /* time last */
         if (layout == 2) put_stride(f, t, one_in(f, 2) ? 0 : T * step, step, one_in(f, 2) ? 0 : h);
     }
@@ -344,7 +349,7 @@ static void draw_pointers(fuzz *f) {
             continue;
         }
         if (t->kind == 'i' && !strcmp(t->name, "slots") ? size_at(&f->args, f->top->slot_capacity) == 0
-                                                         : t->kind == 'i' && !is_packed(f))
+                                                        : t->kind == 'i' && !is_packed(f))
             continue;
         if (!strcmp(t->name, "seq_count") && one_in(f, 2)) continue;
         if (f->pass == GT_STEP && !strcmp(t->name, "state_in")) continue;
@@ -557,7 +562,7 @@ static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, 
     typical = sqrt(square / (double)v->count);
     for (int64_t i = 0; i < v->count; i++) {
         const double got = load(f, t, element_at(v, i)), error = fabs(got - exact[i]);
-        if (isnan(exact[i])) continue; /* of no sequence: not written */
+        if (isnan(exact[i])) continue;                                     /* of no sequence: not written */
         if (!(fabs(exact[i]) <= (dtype == GT_F16 ? 6e4 : 1e38))) continue; /* rounds to infinity, or nearly */
         const double change = fmax(fabs(changed[i] - exact[i]), fabs(again[i] - exact[i]));
         const double most = 1.01 * half_unit[dtype] * fabs(exact[i]) + 16 * fmax(change, typical) + least[dtype];

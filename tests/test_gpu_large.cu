@@ -27,9 +27,7 @@ struct Call {
     std::vector<char *> memory;
 };
 
-static void set_pointer(test_args *args, size_t offset, const void *p) {
-    memcpy((char *)args + offset, &p, sizeof p);
-}
+static void set_pointer(test_args *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
 static void must(gt_status status) {
     if (status == GT_OK) return;
@@ -39,13 +37,10 @@ static void must(gt_status status) {
 
 /* Parameters and activations; states and the sums over the batch are left out. */
 static bool is_used(const Call &k, const gt_tensor *t) {
-    return t->use[k.pass] != '-' && t->use[k.pass] != 'g' && t->kind != 'i' && t->shape[0] != 'S' &&
-           t->shape[0] != 'Q';
+    return t->use[k.pass] != '-' && t->use[k.pass] != 'g' && t->kind != 'i' && t->shape[0] != 'S' && t->shape[0] != 'Q';
 }
 
-static bool has_batch(const gt_tensor *t) {
-    return t->shape[0] == 'B';
-}
+static bool has_batch(const gt_tensor *t) { return t->shape[0] == 'B'; }
 
 /* From its first element to the end of its last. */
 static size_t bytes_of(const Call &k, const gt_tensor *t) {
@@ -66,16 +61,13 @@ static void fill(const Call &k, const gt_tensor *t, char *memory) {
     for (int64_t i = 0; i < count; i++) {
         const float x = (float)(f.mean + f.spread * test_normal(&random));
         const uint16_t bits = gt_f32_to_bf16(x);
-        memcpy(&host[(size_t)(i * v.element)], v.element == 4 ? (void *)&x : (void *)&bits,
-               (size_t)v.element);
+        memcpy(&host[(size_t)(i * v.element)], v.element == 4 ? (void *)&x : (void *)&bits, (size_t)v.element);
     }
     machine_copy(memory + bytes_of(k, t) - host.size(), host.data(), host.size());
     if (is_short) machine_copy(memory, host.data(), host.size());
 }
 
-static void prepare(Call *k) {
-    must(gt_prepare(test_table(k->c), GT_QUERY, GT_HOST, &k->args, &k->filled, &k->dims));
-}
+static void prepare(Call *k) { must(gt_prepare(test_table(k->c), GT_QUERY, GT_HOST, &k->args, &k->filled, &k->dims)); }
 
 static void size_call(Call *k, int64_t batch) {
     test_case c = *k->c;
@@ -131,8 +123,7 @@ static bool fits(const Call &k) {
         if (is_used(k, t)) need += bytes_of(k, t);
     cudaMemGetInfo(&available, &total);
     if (need + ((size_t)1 << 30) <= available) return true;
-    printf("%s takes %.1f GiB, more than this GPU has free\n", test_describe(k.c, k.pass),
-           (double)need * 0x1p-30);
+    printf("%s takes %.1f GiB, more than this GPU has free\n", test_describe(k.c, k.pass), (double)need * 0x1p-30);
     return false;
 }
 
@@ -167,8 +158,8 @@ static bool check_case(const test_case *c, gt_pass pass) {
         machine_copy(a.data(), from_all + bytes_of(all, t) - bytes, bytes);
         machine_copy(b.data(), from_one, bytes);
         for (size_t i = 0; i < bytes; i += 2) nan += (a[i + 1] & 0x7f) == 0x7f && (a[i] & 0x80);
-        test_check(a == b && nan == 0, "%s: %s of the last batch element: %s",
-                   test_describe(c, pass), t->name, nan ? "NaN" : "not what it is alone");
+        test_check(a == b && nan == 0, "%s: %s of the last batch element: %s", test_describe(c, pass), t->name,
+                   nan ? "NaN" : "not what it is alone");
     }
     release(&all);
     release(&one);

@@ -31,8 +31,8 @@ static int gradient_of(const gt_op *op, int i) {
 }
 
 /* The outputs at x = base + step direction. */
-static void evaluate(const grad_case *g, double *x, const double *base, const double *direction,
-                     int64_t count, double step, test_values *out) {
+static void evaluate(const grad_case *g, double *x, const double *base, const double *direction, int64_t count,
+                     double step, test_values *out) {
     for (int64_t i = 0; i < count; i++) x[i] = base[i] + step * direction[i];
     test_run(&test_truth, g->c, GT_FORWARD, &g->forward, TEST_ALL, out);
 }
@@ -40,13 +40,12 @@ static void evaluate(const grad_case *g, double *x, const double *base, const do
 /* d loss / d step at 0 for x = base + step direction: two central differences, extrapolated to an
  * error of h^4.  Differences are taken per output element, so that what does not change costs no
  * digits. */
-static double difference_quotient(const grad_case *g, double *x, const double *base,
-                                  const double *direction, int64_t count) {
+static double difference_quotient(const grad_case *g, double *x, const double *base, const double *direction,
+                                  int64_t count) {
     const double h = 1e-4;
     test_values out[4];
     double sum = 0;
-    for (int k = 0; k < 4; k++)
-        evaluate(g, x, base, direction, count, h * (k < 2 ? k - 2 : k - 1), &out[k]);
+    for (int k = 0; k < 4; k++) evaluate(g, x, base, direction, count, h * (k < 2 ? k - 2 : k - 1), &out[k]);
     for (int i = 0; g->op->tensors[i].name; i++) {
         int dout = gradient_of(g->op, i);
         int64_t n = test_count(g->c, GT_FORWARD, &g->op->tensors[i]);
@@ -65,8 +64,8 @@ static double difference_quotient(const grad_case *g, double *x, const double *b
 /* A step fit for x: relative if x is large. */
 static double scale_of(double x) { return isfinite(x) && fabs(x) > 1 ? fabs(x) : 1; }
 
-static void check_elements(const grad_case *g, const char *name, const double *gradient, double *x,
-                           const double *base, int64_t count) {
+static void check_elements(const grad_case *g, const char *name, const double *gradient, double *x, const double *base,
+                           int64_t count) {
     double *direction = test_array(count, 0), error = 0, norm = 0;
     double worst_error = -1, worst_value = 0;
     int64_t worst = 0;
@@ -85,13 +84,13 @@ static void check_elements(const grad_case *g, const char *name, const double *g
     }
     test_check(sqrt(error) <= tolerance * sqrt(norm),
                "%s: %s: error %.2e of %.2e; worst [%lld]: %.12g, difference quotient %.12g",
-               test_describe(g->c, GT_BACKWARD), name, sqrt(error), sqrt(norm), (long long)worst,
-               gradient[worst], worst_value);
+               test_describe(g->c, GT_BACKWARD), name, sqrt(error), sqrt(norm), (long long)worst, gradient[worst],
+               worst_value);
     free(direction);
 }
 
-static void check_directions(const grad_case *g, const char *name, const double *gradient,
-                             double *x, const double *base, int64_t count) {
+static void check_directions(const grad_case *g, const char *name, const double *gradient, double *x,
+                             const double *base, int64_t count) {
     double *direction = test_array(count, 0);
     test_random r = {test_seed(g->c)};
     for (int k = 0; k < DIRECTIONS; k++) {
@@ -124,8 +123,7 @@ static void check_gradient(grad_case *g, int i) {
     x = g->forward.of[i];
     base = test_array(count, 0);
     memcpy(base, x, (size_t)count * sizeof *base);
-    (g->c->level == TEST_TINY ? check_elements : check_directions)(g, g->op->tensors[k].name,
-                                                                   gradient, x, base, count);
+    (g->c->level == TEST_TINY ? check_elements : check_directions)(g, g->op->tensors[k].name, gradient, x, base, count);
     free(base);
 }
 
@@ -156,17 +154,15 @@ static void check_table(const char *name) {
         const gt_tensor *t = &op->tensors[i];
         int input = t->name[0] == 'd' ? test_find(op, t->name + 1) : -1;
         if (!test_is_output(t, GT_BACKWARD)) continue;
-        test_check(input >= 0 && test_is_input(&op->tensors[input], GT_FORWARD),
-                   "%s: no input has the gradient %s", name, t->name);
+        test_check(input >= 0 && test_is_input(&op->tensors[input], GT_FORWARD), "%s: no input has the gradient %s",
+                   name, t->name);
     }
     test_group(name, "a gradient for every input");
 }
 
-static void check_level(const test_case *table, const char *op, test_level level, int alone,
-                        const char *what) {
+static void check_level(const test_case *table, const char *op, test_level level, int alone, const char *what) {
     for (const test_case *c = table; c->op; c++)
-        if (!strcmp(c->op, op) && c->level == level && (alone || !c->no_difference))
-            check_case(c, alone);
+        if (!strcmp(c->op, op) && c->level == level && (alone || !c->no_difference)) check_case(c, alone);
     test_group(op, what);
 }
 

@@ -44,9 +44,7 @@ static double uniform(void) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     return (double)(seed >> 11) / 9007199254740992.0;
 }
-static double normal(void) {
-    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
-}
+static double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
 
 /* ---- cases --------------------------------------------------------------------------------- */
 
@@ -98,9 +96,7 @@ static block new_block(hy_backend *be, size_t count, size_t element) {
     return b;
 }
 
-static void free_block(block *b) {
-    b->be->release(b->be, b->memory);
-}
+static void free_block(block *b) { b->be->release(b->be, b->memory); }
 
 static int is_fenced(const block *b) {
     size_t all = b->before + b->bytes + GUARD;
@@ -124,15 +120,11 @@ static block block_of_bytes(hy_backend *be, const void *bytes, size_t n) {
     return b;
 }
 
-static size_t size_of(const hy_backend *be, gt_dtype dtype) {
-    return dtype == GT_F32 ? be->fp32_bytes : 2;
-}
+static size_t size_of(const hy_backend *be, gt_dtype dtype) { return dtype == GT_F32 ? be->fp32_bytes : 2; }
 
 static double rounded(double x, gt_dtype dtype) {
     float f = (float)x;
-    return dtype == GT_BF16  ? gt_bf16_to_f32(gt_f32_to_bf16(f))
-           : dtype == GT_F16 ? gt_f16_to_f32(gt_f32_to_f16(f))
-                             : f;
+    return dtype == GT_BF16 ? gt_bf16_to_f32(gt_f32_to_bf16(f)) : dtype == GT_F16 ? gt_f16_to_f32(gt_f32_to_f16(f)) : f;
 }
 
 static int array_count(const op_case *c) {
@@ -141,9 +133,7 @@ static int array_count(const op_case *c) {
     return n;
 }
 
-static int is_output(const array *a) {
-    return strchr("ygpse", a->use) != NULL;
-}
+static int is_output(const array *a) { return strchr("ygpse", a->use) != NULL; }
 
 /* Values of all arrays as doubles that float, or `dtype` for activations, can hold; outputs are
  * NaN. */
@@ -170,8 +160,8 @@ static void free_values(double **values, int32_t **ints, int n) {
 
 /* Runs forward (and backward) on one backend; results replace the outputs in `values`. Accumulating
  * gradients start from what `before` holds, if it is not NULL. */
-static gt_status run_case(hy_backend *be, const op_case *c, double **values, int32_t **ints,
-                          int backward, double **before) {
+static gt_status run_case(hy_backend *be, const op_case *c, double **values, int32_t **ints, int backward,
+                          double **before) {
     int n = array_count(c);
     block blocks[ARRAYS];
     void *pointers[ARRAYS] = {0};
@@ -179,27 +169,24 @@ static gt_status run_case(hy_backend *be, const op_case *c, double **values, int
     for (int i = 0; i < n; i++) {
         const array *a = &c->arrays[i];
         dtypes[i] = a->is_act ? be->dtype : GT_F32;
-        blocks[i] = new_block(be, (size_t)a->count,
-                              a->use == 'i' ? sizeof(int32_t) : size_of(be, dtypes[i]));
+        blocks[i] = new_block(be, (size_t)a->count, a->use == 'i' ? sizeof(int32_t) : size_of(be, dtypes[i]));
         pointers[i] = blocks[i].data;
         if (a->use == 'i')
             be->upload(be, pointers[i], ints[i], blocks[i].bytes);
         else
-            be->write(be, pointers[i], dtypes[i], before && a->use == 'p' ? before[i] : values[i],
-                      a->count);
+            be->write(be, pointers[i], dtypes[i], before && a->use == 'p' ? before[i] : values[i], a->count);
     }
     gt_status status = c->run(be, c, pointers, 0, 0);
     if (status == GT_OK && backward) status = c->run(be, c, pointers, 1, before != NULL);
     for (int i = 0; i < n; i++) {
         const array *a = &c->arrays[i];
-        check(is_fenced(&blocks[i]), "%s %s: %s: wrote outside of the array", be->name, c->name,
-              a->name);
+        check(is_fenced(&blocks[i]), "%s %s: %s: wrote outside of the array", be->name, c->name, a->name);
         if (is_output(a)) be->read(be, values[i], pointers[i], dtypes[i], a->count);
         if (a->use == 'x' || a->use == 'd') {
             double *after = malloc((size_t)a->count * sizeof *after + 1);
             be->read(be, after, pointers[i], dtypes[i], a->count);
-            check(!memcmp(after, values[i], (size_t)a->count * sizeof *after),
-                  "%s: the input %s was changed", c->name, a->name);
+            check(!memcmp(after, values[i], (size_t)a->count * sizeof *after), "%s: the input %s was changed", c->name,
+                  a->name);
             free(after);
         }
         free_block(&blocks[i]);
@@ -252,8 +239,7 @@ static void check_differences(const op_case *c, double **values, int32_t **ints)
             numeric[k] = (up - down) / (2 * h);
         }
         double error = distance(analytic, numeric, g->count);
-        check(error < 1e-6, "%s: %s differs from central differences by %.3g", c->name, g->name,
-              error);
+        check(error < 1e-6, "%s: %s differs from central differences by %.3g", c->name, g->name, error);
         memcpy(values[i], analytic, (size_t)g->count * sizeof *analytic);
         free(analytic);
         free(numeric);
@@ -274,14 +260,13 @@ static void free_copy(double **copy) {
     free(copy);
 }
 
-static void compare_outputs(const op_case *c, const char *what, double **got, double **truth,
-                            double tolerance) {
+static void compare_outputs(const op_case *c, const char *what, double **got, double **truth, double tolerance) {
     for (int i = 0; c->arrays[i].name; i++) {
         if (!is_output(&c->arrays[i])) continue;
         double error = distance(got[i], truth[i], c->arrays[i].count);
         if (c->arrays[i].use == 'e') error *= sqrt(squares(truth[i], c->arrays[i].count));
-        check(error <= tolerance, "%s: %s: %s differs by %.3g (allowed %.3g)", c->name,
-              c->arrays[i].name, what, error, tolerance);
+        check(error <= tolerance, "%s: %s: %s differs by %.3g (allowed %.3g)", c->name, c->arrays[i].name, what, error,
+              tolerance);
     }
 }
 
@@ -292,8 +277,7 @@ static void check_accumulate(const op_case *c, double **values, int32_t **ints) 
         for (int64_t k = 0; k < c->arrays[i].count; k++) before[i][k] = normal();
     check(run_case(be64, c, after, ints, 1, before) == GT_OK, "%s: %s", c->name, hy_last_error());
     for (int i = 0; c->arrays[i].name; i++)
-        for (int64_t k = 0; c->arrays[i].use == 'p' && k < c->arrays[i].count; k++)
-            after[i][k] -= before[i][k];
+        for (int64_t k = 0; c->arrays[i].use == 'p' && k < c->arrays[i].count; k++) after[i][k] -= before[i][k];
     compare_outputs(c, "accumulated, less what was there,", after, values, 1e-12);
     free_copy(before);
     free_copy(after);
@@ -319,8 +303,8 @@ static void compare_on_device(const op_case *c, const char *what, double **got, 
         if (!is_output(a)) continue;
         error = distance(got[i], truth[i], a->count);
         if (a->use == 'e') error *= sqrt(squares(truth[i], a->count));
-        check(error <= allowed, "%s in %s: %s: %s differs by %.3g (allowed %.3g)", c->name,
-              device->device, a->name, what, error, allowed);
+        check(error <= allowed, "%s in %s: %s: %s differs by %.3g (allowed %.3g)", c->name, device->device, a->name,
+              what, error, allowed);
     }
 }
 
@@ -330,8 +314,7 @@ static void compare_with_device(const op_case *c, double **inputs, int32_t **int
     double **again = copy_values(c, inputs), **sum = copy_values(c, inputs);
     double **before = copy_values(c, inputs);
     run_case(be64, c, truth, ints, 1, NULL);
-    if (check(run_case(device, c, got, ints, 1, NULL) == GT_OK, "%s: %s", c->name,
-              hy_last_error())) {
+    if (check(run_case(device, c, got, ints, 1, NULL) == GT_OK, "%s: %s", c->name, hy_last_error())) {
         compare_on_device(c, "the result", got, truth);
         run_case(device, c, again, ints, 1, NULL);
         compare_outputs(c, "the second time", again, got, 0);
@@ -370,8 +353,7 @@ static void test_case(const op_case *c, int differences, double tolerance) {
     seed = 1;
     draw(c, GT_F32, values, ints);
     double **fast = copy_values(c, values), **again = copy_values(c, values);
-    if (check(run_case(be64, c, values, ints, 1, NULL) == GT_OK, "%s: %s", c->name,
-              hy_last_error())) {
+    if (check(run_case(be64, c, values, ints, 1, NULL) == GT_OK, "%s: %s", c->name, hy_last_error())) {
         if (differences) check_differences(c, values, ints);
         run_case(be64, c, values, ints, 1, NULL);
         check_accumulate(c, values, ints);
@@ -391,8 +373,7 @@ static void test_case(const op_case *c, int differences, double tolerance) {
 
 enum { EMBED_TOKEN, EMBED_TABLE, EMBED_Y, EMBED_DY, EMBED_DTABLE };
 
-static gt_status run_embedding(hy_backend *be, const op_case *c, void **p, int backward,
-                               int accumulate) {
+static gt_status run_embedding(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     hy_embedding_args a = {.dtype = be->dtype,
                            .M = c->size[0],
                            .V = c->size[1],
@@ -420,22 +401,10 @@ static void test_embedding(int64_t M, int64_t V, int64_t D, int differences) {
 
 /* ---- lerp ---------------------------------------------------------------------------------- */
 
-enum {
-    LERP_X,
-    LERP_STATE,
-    LERP_MU,
-    LERP_M,
-    LERP_Y,
-    LERP_DY,
-    LERP_DX,
-    LERP_DMU,
-    LERP_DM,
-    LERP_LAST
-};
+enum { LERP_X, LERP_STATE, LERP_MU, LERP_M, LERP_Y, LERP_DY, LERP_DX, LERP_DMU, LERP_DM, LERP_LAST };
 enum { LERP_NO_STATE = 1, LERP_NO_M = 2, LERP_ADD_DX = 4 };
 
-static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backward,
-                          int accumulate) {
+static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     hy_lerp_args a = {.dtype = be->dtype,
                       .B = c->size[0],
                       .T = c->size[1],
@@ -561,16 +530,14 @@ static void apply_map(hy_backend *be, int function, int n, const float *x, float
                      .y = out.data,
                      .dy = slope.data,
                      .dx = slope.data};
-    check(be->map_forward(be, &a) == GT_OK && be->map_backward(be, &a) == GT_OK, "%s",
-          hy_last_error());
+    check(be->map_forward(be, &a) == GT_OK && be->map_backward(be, &a) == GT_OK, "%s", hy_last_error());
     be->download(be, y, out.data, bytes);
     be->download(be, dx, slope.data, bytes);
     free_block(&in), free_block(&out), free_block(&slope);
 }
 
 static void test_map_extremes(hy_backend *be) {
-    const float x[] = {0,     -0.0f,  1e-30f,  -1e-30f,  90,       -90,
-                       1e20f, -1e20f, FLT_MAX, -FLT_MAX, INFINITY, NAN};
+    const float x[] = {0, -0.0f, 1e-30f, -1e-30f, 90, -90, 1e20f, -1e20f, FLT_MAX, -FLT_MAX, INFINITY, NAN};
     enum { N = sizeof x / sizeof x[0] };
     float y[N], dx[N];
     for (int f = HY_TANH; f <= HY_GELU; f++) {
@@ -580,10 +547,9 @@ static void test_map_extremes(hy_backend *be) {
             if (fabsf(x[i]) < 1) truth = f == HY_TANH ? x[i] : 0.5 * x[i];
             double slope = f == HY_TANH ? 1 - truth * truth : x[i] > 0;
             if (fabsf(x[i]) < 1) slope = f == HY_TANH ? 1 : 0.5;
-            check(y[i] == truth || fabs(y[i] - truth) <= 1e-6 * fabs(truth) + 1e-36,
-                  "map %d: f(%g) = %g, not %g", f, x[i], y[i], truth);
-            check(fabs(dx[i] - slope) <= 1e-6, "map %d: f'(%g) = %g, not %g", f, x[i], dx[i],
-                  slope);
+            check(y[i] == truth || fabs(y[i] - truth) <= 1e-6 * fabs(truth) + 1e-36, "map %d: f(%g) = %g, not %g", f,
+                  x[i], y[i], truth);
+            check(fabs(dx[i] - slope) <= 1e-6, "map %d: f'(%g) = %g, not %g", f, x[i], dx[i], slope);
         }
         check(isnan(y[N - 1]), "map %d: f(NaN) = %g", f, y[N - 1]);
     }
@@ -593,8 +559,7 @@ static void test_map_extremes(hy_backend *be) {
 
 enum { BIAS_X, BIAS_BIAS, BIAS_Y, BIAS_DY, BIAS_DBIAS };
 
-static gt_status run_bias(hy_backend *be, const op_case *c, void **p, int backward,
-                          int accumulate) {
+static gt_status run_bias(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     hy_bias_args a = {.dtype = be->dtype,
                       .M = c->size[0],
                       .D = c->size[1],
@@ -638,8 +603,7 @@ enum {
 };
 enum { MIX_NO_WEIGHT = 1, MIX_NO_RESIDUAL = 2 };
 
-static gt_status run_gate_mix(hy_backend *be, const op_case *c, void **p, int backward,
-                              int accumulate) {
+static gt_status run_gate_mix(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     int gated = !(c->flag & MIX_NO_WEIGHT);
     hy_gate_mix_args a = {.dtype = be->dtype,
                           .M = c->size[0],
@@ -683,22 +647,11 @@ static void test_gate_mix(int64_t M, int64_t D, int flag, int differences) {
 
 /* ---- cross_entropy ------------------------------------------------------------------------- */
 
-enum {
-    CE_TARGET,
-    CE_LOGITS,
-    CE_SCALE,
-    CE_TOTAL,
-    CE_DTOTAL,
-    CE_DLOGITS,
-    CE_LSE,
-    CE_LOSS,
-    CE_ENTROPY
-};
+enum { CE_TARGET, CE_LOGITS, CE_SCALE, CE_TOTAL, CE_DTOTAL, CE_DLOGITS, CE_LSE, CE_LOSS, CE_ENTROPY };
 
 /* The difference quotient is taken of <total, dtotal>; with dtotal = {scale / rows counted, 0, 0}
  * that is the scaled mean loss. */
-static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, int backward,
-                                   int accumulate) {
+static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     hy_cross_entropy_args a = {.dtype = be->dtype,
                                .M = c->size[0],
                                .V = c->size[1],
@@ -745,8 +698,7 @@ static void test_cross_entropy(int64_t M, int64_t V, double spread) {
     }
     double **fast = copy_values(&c, values);
     if (check(run_case(be64, &c, values, ints, 1, NULL) == GT_OK, "%s", hy_last_error())) {
-        check(values[CE_TOTAL][1] == counted, "cross_entropy: %g rows counted, not %d",
-              values[CE_TOTAL][1], counted);
+        check(values[CE_TOTAL][1] == counted, "cross_entropy: %g rows counted, not %d", values[CE_TOTAL][1], counted);
         double loss = 0, entropy = 0;
         for (int64_t m = 0; m < M; m++) {
             const double *z = values[CE_LOGITS] + m * V;
@@ -797,22 +749,19 @@ static void test_cross_entropy_extremes(hy_backend *be) {
     for (int counted = 1; counted >= 0; counted--) {
         be->upload(be, targets.data, counted ? target : nothing, sizeof target);
         be->upload(be, values.data, logits, sizeof logits);
-        check(be->cross_entropy_forward(be, &a) == GT_OK &&
-                  be->cross_entropy_backward(be, &a) == GT_OK,
-              "%s", hy_last_error());
+        check(be->cross_entropy_forward(be, &a) == GT_OK && be->cross_entropy_backward(be, &a) == GT_OK, "%s",
+              hy_last_error());
         for (int i = 0; i < 4; i++) be->download(be, out[i], rows[i].data, sizeof out[i]);
         be->download(be, z, values.data, sizeof z);
         const float *loss = out[1], *entropy = out[2], *total = out[3];
         check(!counted || (loss[0] == 0 && loss[1] == 0 && loss[2] > 1e38f && isfinite(loss[2])),
               "cross_entropy: losses %g %g %g", loss[0], loss[1], loss[2]);
-        check(!counted || (fabsf(entropy[0]) < 1e-6f && fabsf(entropy[1]) < 1e-6f &&
-                           fabsf(entropy[2] - 0.6931472f) < 1e-6f),
+        check(!counted ||
+                  (fabsf(entropy[0]) < 1e-6f && fabsf(entropy[1]) < 1e-6f && fabsf(entropy[2] - 0.6931472f) < 1e-6f),
               "cross_entropy: entropies %g %g %g", entropy[0], entropy[1], entropy[2]);
-        check(counted || (total[0] == 0 && total[1] == 0), "cross_entropy: %g from %g rows",
-              total[0], total[1]);
+        check(counted || (total[0] == 0 && total[1] == 0), "cross_entropy: %g from %g rows", total[0], total[1]);
         for (int i = 0; i < 9; i++)
-            check(counted ? isfinite(z[i]) : z[i] == 0, "cross_entropy: gradient %d is %g", i,
-                  z[i]);
+            check(counted ? isfinite(z[i]) : z[i] == 0, "cross_entropy: gradient %d is %g", i, z[i]);
     }
     free_block(&targets), free_block(&values);
     for (int i = 0; i < 4; i++) free_block(&rows[i]);
@@ -872,9 +821,8 @@ static void test_gemm(hy_backend *be, hy_gemm_args g, double tolerance) {
     double error = distance(numbers[2], truth, sizes[2]);
     check(status == GT_OK && error <= tolerance && is_fenced(&blocks[2]),
           "gemm %s dtype %d, %s%s %lldx%lldx%lld beta %g count %lld: error %.3g (allowed %.3g)",
-          be == be64 ? "double" : be->name, (int)be->dtype, g.trans_a ? "T" : "N",
-          g.trans_b ? "T" : "N", (long long)g.M, (long long)g.N, (long long)g.K, g.beta,
-          (long long)count, error, tolerance);
+          be == be64 ? "double" : be->name, (int)be->dtype, g.trans_a ? "T" : "N", g.trans_b ? "T" : "N",
+          (long long)g.M, (long long)g.N, (long long)g.K, g.beta, (long long)count, error, tolerance);
     for (int i = 0; i < 3; i++) {
         free_block(&blocks[i]);
         free(numbers[i]);
@@ -883,10 +831,9 @@ static void test_gemm(hy_backend *be, hy_gemm_args g, double tolerance) {
 }
 
 static void test_gemms(void) {
-    static const int sizes[][3] = {{1, 1, 1},    {3, 5, 7},     {4, 16, 8},     {1, 33, 65},
-                                   {17, 1, 9},   {65, 129, 33}, {64, 128, 256}, {67, 131, 259},
-                                   {5, 19, 515}, {130, 15, 3},  {0, 4, 4},      {4, 0, 4},
-                                   {6, 17, 0}};
+    static const int sizes[][3] = {{1, 1, 1},     {3, 5, 7},      {4, 16, 8},     {1, 33, 65},  {17, 1, 9},
+                                   {65, 129, 33}, {64, 128, 256}, {67, 131, 259}, {5, 19, 515}, {130, 15, 3},
+                                   {0, 4, 4},     {4, 0, 4},      {6, 17, 0}};
     static const float betas[] = {0, 1, -0.5f};
     for (unsigned s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
         for (int trans = 0; trans < 4; trans++)
@@ -938,8 +885,7 @@ static void test_gemm_defaults(void) {
 
 enum { RL_X, RL_WEIGHT, RL_GAMMA, RL_BETA, RL_Y, RL_DY, RL_DX, RL_DWEIGHT, RL_DGAMMA, RL_DBETA };
 
-static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, int backward,
-                                    int accumulate) {
+static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     int layer = c->flag == GT_NORM_LAYER;
     gt_rmsnorm_linear_args a = {.M = c->size[0],
                                 .D = c->size[1],
@@ -958,13 +904,11 @@ static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, 
                                 .dbeta = layer ? p[RL_DBETA] : NULL};
     gt_workspace need;
     if (c->size[3]) /* the twin, double */
-        return backward ? gt_ref64_rmsnorm_linear_backward(&a)
-                        : gt_ref64_rmsnorm_linear_forward(&a);
+        return backward ? gt_ref64_rmsnorm_linear_backward(&a) : gt_ref64_rmsnorm_linear_forward(&a);
     be->rmsnorm_linear_workspace(be, &a, &need);
     a.workspace_bytes = backward ? need.backward : need.forward;
     a.workspace = malloc(a.workspace_bytes);
-    gt_status status =
-        backward ? be->rmsnorm_linear_backward(be, &a) : be->rmsnorm_linear_forward(be, &a);
+    gt_status status = backward ? be->rmsnorm_linear_backward(be, &a) : be->rmsnorm_linear_forward(be, &a);
     free(a.workspace);
     return status;
 }
@@ -1011,12 +955,10 @@ typedef struct optimizer_test {
 } optimizer_test;
 
 static optimizer_test new_optimizer_test(void) {
-    optimizer_test t = {
-        .start = {0, 7, 150, 151, PARAMS}, .group = {0, 3, 3, 5}, .decay = {0, 1, 0, 1}};
+    optimizer_test t = {.start = {0, 7, 150, 151, PARAMS}, .group = {0, 3, 3, 5}, .decay = {0, 1, 0, 1}};
     const double control[HY_CONTROLS] = {
-        [HY_LR] = 0.01,          [HY_BETA1] = 0.9,     [HY_BETA2] = 0.95,
-        [HY_EPS] = 1e-8,         [HY_CORRECTION1] = 2, [HY_CORRECTION2] = 3,
-        [HY_WEIGHT_DECAY] = 0.1, [HY_MAX_NORM] = 1,    [HY_LOSS_SCALE] = 4};
+        [HY_LR] = 0.01,       [HY_BETA1] = 0.9,        [HY_BETA2] = 0.95, [HY_EPS] = 1e-8,    [HY_CORRECTION1] = 2,
+        [HY_CORRECTION2] = 3, [HY_WEIGHT_DECAY] = 0.1, [HY_MAX_NORM] = 1, [HY_LOSS_SCALE] = 4};
     for (int i = 0; i < HY_CONTROLS; i++) t.control[i] = (float)control[i];
     for (int i = 0; i < PARAMS; i++) {
         t.grad[i] = (float)normal(), t.w[i] = (float)normal();
@@ -1030,8 +972,7 @@ static void plain_step(optimizer_test *t) {
     const double *c = t->control;
     double sum[HY_GROUPS] = {0}, all = 0;
     for (int s = 0; s < SEGMENTS; s++)
-        for (int64_t i = t->start[s]; i < t->start[s + 1]; i++)
-            sum[t->group[s]] += t->grad[i] * t->grad[i];
+        for (int64_t i = t->start[s]; i < t->start[s + 1]; i++) sum[t->group[s]] += t->grad[i] * t->grad[i];
     for (int g = 0; g < HY_GROUPS; g++) {
         t->norm[g] = sqrt(sum[g]) / c[HY_LOSS_SCALE];
         all += sum[g];
@@ -1044,8 +985,7 @@ static void plain_step(optimizer_test *t) {
             double g = t->grad[i] / c[HY_LOSS_SCALE] * clip;
             t->m[i] = c[HY_BETA1] * t->m[i] + (1 - c[HY_BETA1]) * g;
             t->v[i] = c[HY_BETA2] * t->v[i] + (1 - c[HY_BETA2]) * g * g;
-            double step =
-                t->m[i] * c[HY_CORRECTION1] / (sqrt(t->v[i] * c[HY_CORRECTION2]) + c[HY_EPS]);
+            double step = t->m[i] * c[HY_CORRECTION1] / (sqrt(t->v[i] * c[HY_CORRECTION2]) + c[HY_EPS]);
             t->w[i] -= c[HY_LR] * (step + c[HY_WEIGHT_DECAY] * t->decay[s] * t->w[i]);
         }
 }
@@ -1080,24 +1020,22 @@ static void backend_step(hy_backend *be, optimizer_test *t) {
                        .v = b[V].data,
                        .copy_dtype = be->dtype,
                        .copy = copies ? b[COPY].data : NULL};
-    check(be->grad_norm(be, &n) == GT_OK && be->adamw(be, &a) == GT_OK, "adamw: %s",
-          hy_last_error());
+    check(be->grad_norm(be, &n) == GT_OK && be->adamw(be, &a) == GT_OK, "adamw: %s", hy_last_error());
     be->read(be, t->w, a.w, GT_F32, PARAMS);
     be->read(be, t->m, a.m, GT_F32, PARAMS);
     be->read(be, t->v, a.v, GT_F32, PARAMS);
     be->read(be, t->norm, n.norm, GT_F32, HY_GROUPS + 1);
     if (copies) be->read(be, copy, a.copy, be->dtype, PARAMS);
     for (int i = 0; copies && isfinite(t->norm[HY_GROUPS]) && i < PARAMS; i++)
-        check(copy[i] == rounded(t->w[i], be->dtype), "adamw: the copy of %.9g is %.9g", t->w[i],
-              copy[i]);
+        check(copy[i] == rounded(t->w[i], be->dtype), "adamw: the copy of %.9g is %.9g", t->w[i], copy[i]);
     for (int i = 0; i < BLOCKS; i++) {
         check(is_fenced(&b[i]), "adamw: wrote outside of array %d", i);
         free_block(&b[i]);
     }
 }
 
-static void compare_optimizers(const char *what, const optimizer_test *got,
-                               const optimizer_test *truth, double tolerance) {
+static void compare_optimizers(const char *what, const optimizer_test *got, const optimizer_test *truth,
+                               double tolerance) {
     check(distance(got->w, truth->w, PARAMS) <= tolerance, "adamw %s: w differs by %.3g", what,
           distance(got->w, truth->w, PARAMS));
     check(distance(got->m, truth->m, PARAMS) <= tolerance, "adamw %s: m differs", what);
@@ -1149,12 +1087,10 @@ static void test_helpers(hy_backend *be) {
         check(got[i] == x[i] + y[i], "add: y[%d] = %g, not %g", i, got[i], x[i] + y[i]);
     }
     be->write(be, from.data, GT_F32, x, 2 * N);
-    hy_carry_args carry = {
-        .count = 2, .B = 2, .n = N / 2, .keep = kept.data, .from = from.data, .to = to.data};
+    hy_carry_args carry = {.count = 2, .B = 2, .n = N / 2, .keep = kept.data, .from = from.data, .to = to.data};
     check(be->carry(be, &carry) == GT_OK, "carry: %s", hy_last_error());
     be->read(be, got, to.data, GT_F32, 2 * N);
-    for (int i = 0; i < 2 * N; i++)
-        check(got[i] == (i / (N / 2) % 2 ? 0 : x[i]), "carry: to[%d] = %g", i, got[i]);
+    for (int i = 0; i < 2 * N; i++) check(got[i] == (i / (N / 2) % 2 ? 0 : x[i]), "carry: to[%d] = %g", i, got[i]);
     for (int k = 0; k < (be == device ? 9 : 1); k++) {
         hy_cast_args cast = {.n = N - k % 2, /* whole vectors, and not */
                              .from_dtype = dtypes[k / 3],
@@ -1166,36 +1102,31 @@ static void test_helpers(hy_backend *be) {
         check(be->cast(be, &cast) == GT_OK, "cast: %s", hy_last_error());
         be->read(be, got, to.data, cast.to_dtype, cast.n);
         for (int i = 0; i < cast.n; i++)
-            check(got[i] == rounded(x[i], cast.to_dtype), "cast %d to %d: %g becomes %g",
-                  (int)cast.from_dtype, (int)cast.to_dtype, x[i], got[i]);
+            check(got[i] == rounded(x[i], cast.to_dtype), "cast %d to %d: %g becomes %g", (int)cast.from_dtype,
+                  (int)cast.to_dtype, x[i], got[i]);
     }
     check(is_fenced(&to), "a helper wrote outside of the array");
     free_block(&from), free_block(&to), free_block(&kept);
 }
 
-static void check_refusal(const char *what, gt_status status, gt_status expected,
-                          const char *word) {
+static void check_refusal(const char *what, gt_status status, gt_status expected, const char *word) {
     check(status == expected, "%s: status %d, not %d", what, (int)status, (int)expected);
-    check(strstr(hy_last_error(), word) != NULL, "%s: \"%s\" does not name %s", what,
-          hy_last_error(), word);
+    check(strstr(hy_last_error(), word) != NULL, "%s: \"%s\" does not name %s", what, hy_last_error(), word);
 }
 
 static void test_errors(void) {
     float x[4] = {1, 2, 3, 4}, y[4];
     hy_map_args map = {.n = 4, .function = (hy_function)7, .x = x, .y = y};
-    hy_gemm_args gemm = {
-        .M = 1, .N = 1, .K = 1, .dtype = GT_BF16, .alpha = 1, .a = x, .b = x, .c = y};
+    hy_gemm_args gemm = {.M = 1, .N = 1, .K = 1, .dtype = GT_BF16, .alpha = 1, .a = x, .b = x, .c = y};
     gt_rmsnorm_linear_args head = {.M = 2, .D = 2, .O = 1, .x = x, .weight = x, .y = y};
     gt_wkv6_args wkv6 = {.B = 1, .T = 1, .H = 1, .N = 0};
     check_refusal("map", be32->map_forward(be32, &map), GT_ERROR_VALUE, "function");
     check_refusal("gemm", be32->gemm(be32, &gemm), GT_ERROR_UNSUPPORTED, "dtype");
-    check_refusal("rmsnorm_linear", be32->rmsnorm_linear_forward(be32, &head), GT_ERROR_WORKSPACE,
-                  "workspace_bytes");
+    check_refusal("rmsnorm_linear", be32->rmsnorm_linear_forward(be32, &head), GT_ERROR_WORKSPACE, "workspace_bytes");
     check_refusal("wkv6", be32->wkv6_forward(be32, &wkv6), GT_ERROR_SIZE, "gt_ref_wkv6_forward: N");
     hy_backend *cuda = be32;
     if (hy_backend_cuda(&cuda, GT_BF16) == GT_ERROR_NO_CUDA)
-        check(cuda == NULL && strstr(hy_last_error(), "built without"), "hy_backend_cuda: \"%s\"",
-              hy_last_error());
+        check(cuda == NULL && strstr(hy_last_error(), "built without"), "hy_backend_cuda: \"%s\"", hy_last_error());
     else if (cuda)
         cuda->close(cuda);
 }
@@ -1226,8 +1157,8 @@ static void test_model(const char *name, int hidden, int layers, int B, int T) {
     int32_t *tokens = random_tokens(B * T, VOCAB), *targets = random_tokens(B * T, VOCAB);
     targets[2] = -1;
     gt_status status = hy_check(device, be32, &c, VOCAB, B, T, 1, tokens, targets, NULL, &failures);
-    check(status == GT_OK && failures == 0, "%s in %s: %d tensors differ %s", name, device->device,
-          failures, status == GT_OK ? "" : hy_last_error());
+    check(status == GT_OK && failures == 0, "%s in %s: %d tensors differ %s", name, device->device, failures,
+          status == GT_OK ? "" : hy_last_error());
     free(tokens);
     free(targets);
 }
@@ -1236,8 +1167,7 @@ static void test_model(const char *name, int hidden, int layers, int B, int T) {
 static double *trained(int steps, int in_one, int64_t *count) {
     enum { VOCAB = 61, B = 3, T = 20 };
     const int32_t keep[B] = {1, 0, 1};
-    const hy_optimizer o = {
-        .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
+    const hy_optimizer o = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
     hy_config c = config_of("HY", 64, 1, 1);
     hy_model *m;
     gt_status status = hy_model_create(device, &c, VOCAB, B, T, 1, &m);
@@ -1269,10 +1199,8 @@ static double *trained(int steps, int in_one, int64_t *count) {
 static void test_training(void) {
     int64_t n;
     double *first = trained(4, 1, &n), *second = trained(4, 1, &n), *parts = trained(4, 0, &n);
-    check(!memcmp(first, second, (size_t)n * sizeof *first), "%s: a second training differs",
-          device->device);
-    check(!memcmp(first, parts, (size_t)n * sizeof *first), "%s: a step in parts differs",
-          device->device);
+    check(!memcmp(first, second, (size_t)n * sizeof *first), "%s: a second training differs", device->device);
+    check(!memcmp(first, parts, (size_t)n * sizeof *first), "%s: a step in parts differs", device->device);
     for (int64_t i = 0; i < n; i++)
         if (!check(isfinite(first[i]), "%s: a parameter is %g", device->device, first[i])) break;
     free(first), free(second), free(parts);

@@ -40,9 +40,7 @@ typedef struct call {
     int buffers, saved; /* saved: which of the buffers, 0 = none */
 } call;
 
-static void put_pointer(void *args, size_t offset, const void *p) {
-    memcpy((char *)args + offset, &p, sizeof p);
-}
+static void put_pointer(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
 /* Bytes of a tensor in a prepared struct, from its first to its last element. */
 static size_t extent(const gt_view *v) {
@@ -185,8 +183,7 @@ static void note_sequences(call *k, const test_op *op, const test_args *args) {
     static const char *const names[] = {"cu_seqlens", "seq_count"};
     const gt_op *table = op->table();
     int64_t capacity = 0;
-    if (op->seq_capacity)
-        memcpy(&capacity, (const char *)args + op->seq_capacity, sizeof capacity);
+    if (op->seq_capacity) memcpy(&capacity, (const char *)args + op->seq_capacity, sizeof capacity);
     for (int i = 0; i < 2 && capacity; i++) {
         size_t offset = table->tensors[test_find(table, names[i])].offset;
         memcpy(&k->job.sequences[i], (const char *)args + offset, sizeof(char *));
@@ -194,8 +191,8 @@ static void note_sequences(call *k, const test_op *op, const test_args *args) {
     }
 }
 
-static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void *args, char *block,
-                           size_t bytes, const machine_mode *mode) {
+static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void *args, char *block, size_t bytes,
+                           const machine_mode *mode) {
     const gt_op *table = op->table();
     test_args mine = {{0}}, forward;
     gt_status status = GT_OK;
@@ -213,13 +210,11 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     if (status == GT_OK && mode->gives_saved && op->saved && pass != GT_STEP) {
         status = give_saved(k, op, &mine);
         forward = mine;
-        if (status == GT_OK && pass == GT_BACKWARD &&
-            (status = make_forward(k, table, &forward)) == GT_OK &&
+        if (status == GT_OK && pass == GT_BACKWARD && (status = make_forward(k, table, &forward)) == GT_OK &&
             (status = give_workspace(k, op, GT_FORWARD, &forward)) == GT_OK)
             add_pass(k, op, GT_FORWARD, &forward);
     }
-    if (status == GT_OK && (status = give_workspace(k, op, pass, &mine)) == GT_OK)
-        add_pass(k, op, pass, &mine);
+    if (status == GT_OK && (status = give_workspace(k, op, pass, &mine)) == GT_OK) add_pass(k, op, pass, &mine);
     return status;
 }
 
@@ -249,15 +244,14 @@ static size_t take_saved(char **host) {
 }
 
 /* The last call left the same bits in saved as the one of which they were taken. */
-static void check_same_saved(const test_case *c, gt_pass pass, const char *what, const char *host,
-                             size_t bytes) {
+static void check_same_saved(const test_case *c, gt_pass pass, const char *what, const char *host, size_t bytes) {
     if (!bytes) return;
-    test_check(left.host && left.bytes == bytes && !memcmp(left.host, host, bytes),
-               "%s: saved, %s: other bits", test_describe(c, pass), what);
+    test_check(left.host && left.bytes == bytes && !memcmp(left.host, host, bytes), "%s: saved, %s: other bits",
+               test_describe(c, pass), what);
 }
 
-static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass,
-                             const void *args, char *memory, size_t bytes) {
+static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                             size_t bytes) {
     const machine_mode *mode = (const machine_mode *)r->context;
     static call k[MAX_COPIES];
     machine_job jobs[MAX_COPIES];
@@ -289,10 +283,10 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* Of an output that is stored as bf16 or fp16 rounding takes at most 2^-8 or 2^-11, and 0.4 of that
  * on average; the largest seen is 0.9 of the limit, where few elements make up most of a tensor. */
-#define ACTIVATIONS                                                                                \
+#define ACTIVATIONS                                                                                                    \
     { 0, 1e-5, 3e-3, 7e-4 }
 /* From 16-bit numbers, which fp32 holds exactly, fp32 arithmetic takes as little as from fp32. */
-#define IN_FP32                                                                                    \
+#define IN_FP32                                                                                                        \
     { 0, 1e-5, 1e-5, 1e-5 }
 
 /* What fp32 outputs of 16-bit calls lose where the kernels round on the way. */
@@ -303,12 +297,10 @@ static const struct {
     /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so
      * are fp16's factors of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit
      * (seen: 1.7e-3, and 2.7e-3 of a channel) */
-    {"wkv6",
-     {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1}},
+    {"wkv6", {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1}},
     /* what is promised: products of states are of f16 numbers (11 bits), those of pairs of tokens of the activations'
      * dtype; ddt is made of such products, too */
-    {"ssd",
-     {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1}},
+    {"ssd", {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1}},
     /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
     {"rmsnorm_linear", {ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1}},
     {NULL, {ACTIVATIONS, IN_FP32, IN_FP32, IN_FP32, 0}}};
@@ -330,13 +322,9 @@ static double tolerance_of(const test_case *c) {
 }
 
 /* Two results that are both within the tolerance. */
-static double twice(const test_case *c) {
-    return 2 * tolerance_of(c);
-}
+static double twice(const test_case *c) { return 2 * tolerance_of(c); }
 
-static int has_saved(const test_case *c) {
-    return test_op_of(c->op)->saved != 0;
-}
+static int has_saved(const test_case *c) { return test_op_of(c->op)->saved != 0; }
 
 static void set_segments(test_case *c, int64_t segments) {
     size_t offset = test_op_of(c->op)->segments;
@@ -348,9 +336,8 @@ static void set_segments(test_case *c, int64_t segments) {
 typedef void check_case(const test_case *c);
 
 /* The pass agrees with the truth, and a second run gives the same bits, in saved, too. */
-static void check_pass(const test_runner *r, const test_case *c, gt_pass pass,
-                       const test_values *in, const test_values *truth,
-                       const test_values *magnitudes) {
+static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
+                       const test_values *truth, const test_values *magnitudes) {
     test_values got, again;
     if (test_run(r, c, pass, in, TEST_ALL, &got)) {
         char *saved;
@@ -380,39 +367,21 @@ static void check_truth(const test_case *c, int is_plain, int is_saved) {
     }
 }
 
-static void truth_holds(const test_case *c) {
-    check_truth(c, 1, has_saved(c));
-}
+static void truth_holds(const test_case *c) { check_truth(c, 1, has_saved(c)); }
 /* With saved in half of the cases; each in a schedule of its own. */
 static void truth_holds_by_turns(const test_case *c) {
     int is_saved = has_saved(c) && c->seed / 7 % 2;
     plain_mode.schedule = saved_mode.schedule = c->seed + 1;
     check_truth(c, !is_saved, is_saved);
 }
-static void layouts_agree(const test_case *c) {
-    test_layouts_agree(&plain, c, twice(c));
-}
-static void in_place_agrees(const test_case *c) {
-    test_in_place_agrees(&plain, c, twice(c));
-}
-static void alone_agrees(const test_case *c) {
-    test_alone_agrees(&plain, c, twice(c));
-}
-static void null_agrees(const test_case *c) {
-    test_null_agrees(&plain, c, twice(c));
-}
-static void shared_agrees(const test_case *c) {
-    test_shared_agrees(&plain, c, twice(c));
-}
-static void step_agrees(const test_case *c) {
-    test_step_agrees(&plain, c, twice(c));
-}
-static void zero_decay_is_flat(const test_case *c) {
-    test_zero_decay_is_flat(&plain, c);
-}
-static void limits_hold(const test_case *c) {
-    test_limits_hold(&plain, c, twice(c));
-}
+static void layouts_agree(const test_case *c) { test_layouts_agree(&plain, c, twice(c)); }
+static void in_place_agrees(const test_case *c) { test_in_place_agrees(&plain, c, twice(c)); }
+static void alone_agrees(const test_case *c) { test_alone_agrees(&plain, c, twice(c)); }
+static void null_agrees(const test_case *c) { test_null_agrees(&plain, c, twice(c)); }
+static void shared_agrees(const test_case *c) { test_shared_agrees(&plain, c, twice(c)); }
+static void step_agrees(const test_case *c) { test_step_agrees(&plain, c, twice(c)); }
+static void zero_decay_is_flat(const test_case *c) { test_zero_decay_is_flat(&plain, c); }
+static void limits_hold(const test_case *c) { test_limits_hold(&plain, c, twice(c)); }
 
 static void accumulate_adds(const test_case *c) {
     test_case add = *c;
@@ -437,8 +406,8 @@ static void batch_splits(const test_case *c) {
 }
 
 /* A workspace or saved that lacks one byte is refused, and nothing is written. */
-static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass,
-                               const void *args, char *memory, size_t bytes) {
+static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                               size_t bytes) {
     test_args less;
     gt_workspace need;
     int reserved = 0;
@@ -456,8 +425,7 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
         memcpy((char *)&less + op->workspace_bytes, &pass_bytes[pass], sizeof(size_t));
         status = op->device[pass](&less, NULL);
         if (status != GT_ERROR_WORKSPACE)
-            return gt_fail(GT_ERROR_VALUE, "workspace of %zu bytes: status %d", pass_bytes[pass],
-                           (int)status);
+            return gt_fail(GT_ERROR_VALUE, "workspace of %zu bytes: status %d", pass_bytes[pass], (int)status);
     }
     if (need.saved && pass != GT_STEP) {
         need.saved--;
@@ -465,8 +433,7 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
         memcpy((char *)&less + op->saved_bytes, &need.saved, sizeof need.saved);
         status = op->device[pass](&less, NULL);
         if (status != GT_ERROR_SAVED)
-            return gt_fail(GT_ERROR_VALUE, "saved of %zu bytes: status %d", need.saved,
-                           (int)status);
+            return gt_fail(GT_ERROR_VALUE, "saved of %zu bytes: status %d", need.saved, (int)status);
     }
     return GT_OK;
 }
@@ -498,12 +465,10 @@ static void mode_agrees(const test_case *c) {
         test_inputs(c, (gt_pass)pass, &in);
         test_run(&other, c, (gt_pass)pass, &in, TEST_ALL, &a);
         bytes = take_saved(&saved);
-        test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL,
-                 &b);
+        test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL, &b);
         test_same(&other, c, (gt_pass)pass, mode_checked.name, &a, &b, 0);
         /* a graph that is replayed leaves what only the first replay wrote */
-        if (!mode_checked.is_captured)
-            check_same_saved(c, (gt_pass)pass, mode_checked.name, saved, bytes);
+        if (!mode_checked.is_captured) check_same_saved(c, (gt_pass)pass, mode_checked.name, saved, bytes);
         test_free(&in), test_free(&a), test_free(&b), free(saved);
     }
 }
@@ -518,8 +483,7 @@ static int gradient_of(const gt_op *op, int i) {
 }
 
 /* <y, dy> + <state_out, dstate_out> of one output against another's. */
-static double loss_difference(const test_case *c, const test_values *dout, const test_values *a,
-                              const test_values *b) {
+static double loss_difference(const test_case *c, const test_values *dout, const test_values *a, const test_values *b) {
     const gt_op *op = test_table(c);
     double sum = 0;
     for (int i = 0; op->tensors[i].name; i++) {
@@ -565,9 +529,8 @@ static void difference_agrees(const test_case *drawn) {
         test_run(&plain, c, GT_FORWARD, &moved, TEST_ALL, &out[point]);
         test_free(&moved);
     }
-    quotient = (8 * loss_difference(c, &back, &out[2], &out[1]) -
-                loss_difference(c, &back, &out[3], &out[0])) /
-               (12 * h);
+    quotient =
+        (8 * loss_difference(c, &back, &out[2], &out[1]) - loss_difference(c, &back, &out[3], &out[0])) / (12 * h);
     test_check(fabs(quotient - along) <= 5e-3 * (fabs(along) + sqrt(squares)),
                "%s: along a random direction: %.6g, difference quotient %.6g, typically %.3g",
                test_describe(c, GT_BACKWARD), along, quotient, sqrt(squares));
@@ -594,8 +557,7 @@ static void set_next_dtypes(test_case *c, int n) {
         while (!set_dtypes(c, ++d)) continue;
 }
 
-static int for_table(const test_case *table, const char *op, test_level level, int d, int n,
-                     check_case *check) {
+static int for_table(const test_case *table, const char *op, test_level level, int d, int n, check_case *check) {
     for (const test_case *at = table; at->op; at++) {
         test_case c = *at;
         if (strcmp(c.op, op) || c.level > level) continue;
@@ -633,89 +595,88 @@ static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *
 }
 
 /* Sizes that kernels are made for, and some that they are not; each with every time below. */
-#define WKV6(...)                                                                                  \
-    {                                                                                              \
-        .op = "wkv6", .name = "sweep", .args.wkv6 = { __VA_ARGS__ }                                \
+#define WKV6(...)                                                                                                      \
+    {                                                                                                                  \
+        .op = "wkv6", .name = "sweep", .args.wkv6 = { __VA_ARGS__ }                                                    \
     }
-#define SSD(...)                                                                                   \
-    {                                                                                              \
-        .op = "ssd", .name = "sweep", .args.ssd = { __VA_ARGS__ }                                  \
+#define SSD(...)                                                                                                       \
+    {                                                                                                                  \
+        .op = "ssd", .name = "sweep", .args.ssd = { __VA_ARGS__ }                                                      \
     }
-#define UNGATED(...)                                                                               \
-    {                                                                                              \
-        .op = "ssd", .name = "sweep", .absent = "z dz", .args.ssd = { __VA_ARGS__ }                \
+#define UNGATED(...)                                                                                                   \
+    {                                                                                                                  \
+        .op = "ssd", .name = "sweep", .absent = "z dz", .args.ssd = { __VA_ARGS__ }                                    \
     }
-#define SCAN(...)                                                                                  \
-    {                                                                                              \
-        .op = "selective_scan", .name = "sweep", .args.selective_scan = { __VA_ARGS__ }            \
+#define SCAN(...)                                                                                                      \
+    {                                                                                                                  \
+        .op = "selective_scan", .name = "sweep", .args.selective_scan = { __VA_ARGS__ }                                \
     }
-#define CONV1D(...)                                                                                \
-    {                                                                                              \
-        .op = "conv1d", .name = "sweep", .args.conv1d = { __VA_ARGS__ }                            \
+#define CONV1D(...)                                                                                                    \
+    {                                                                                                                  \
+        .op = "conv1d", .name = "sweep", .args.conv1d = { __VA_ARGS__ }                                                \
     }
-#define LINEAR(...)                                                                                \
-    {                                                                                              \
-        .op = "rmsnorm_linear", .name = "sweep", .args.rmsnorm_linear = { __VA_ARGS__ }            \
+#define LINEAR(...)                                                                                                    \
+    {                                                                                                                  \
+        .op = "rmsnorm_linear", .name = "sweep", .args.rmsnorm_linear = { __VA_ARGS__ }                                \
     }
-#define MIX(...)                                                                                   \
-    {                                                                                              \
-        .op = "norm_mix", .name = "sweep", .args.norm_mix = { __VA_ARGS__ }                        \
+#define MIX(...)                                                                                                       \
+    {                                                                                                                  \
+        .op = "norm_mix", .name = "sweep", .args.norm_mix = { __VA_ARGS__ }                                            \
     }
-#define GATE(...)                                                                                  \
-    {                                                                                              \
-        .op = "norm_gate", .name = "sweep", .args.norm_gate = { __VA_ARGS__ }                      \
+#define GATE(...)                                                                                                      \
+    {                                                                                                                  \
+        .op = "norm_gate", .name = "sweep", .args.norm_gate = { __VA_ARGS__ }                                          \
     }
 
-static const test_case sizes[] = {
-    WKV6(.H = 3, .N = 32),
-    WKV6(.H = 1, .N = 64, .decay = GT_DECAY_LOG),
-    WKV6(.H = 1, .N = 128),
-    WKV6(.H = 3, .N = 16),
-    WKV6(.H = 3, .N = 64, .V = 32, .decay = GT_DECAY_LOG, .state_in_shared = 1),
-    WKV6(.H = 1, .N = 20, .V = 52),
-    WKV6(.H = 1, .N = 256),
+static const test_case sizes[] = {WKV6(.H = 3, .N = 32),
+                                  WKV6(.H = 1, .N = 64, .decay = GT_DECAY_LOG),
+                                  WKV6(.H = 1, .N = 128),
+                                  WKV6(.H = 3, .N = 16),
+                                  WKV6(.H = 3, .N = 64, .V = 32, .decay = GT_DECAY_LOG, .state_in_shared = 1),
+                                  WKV6(.H = 1, .N = 20, .V = 52),
+                                  WKV6(.H = 1, .N = 256),
 
-    SSD(.H = 4, .P = 64, .N = 64, .softplus = 1),
-    SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
-    SSD(.H = 1, .P = 128, .N = 64),
-    SSD(.H = 3, .P = 16, .N = 16, .G = 3, .softplus = 1),
-    SSD(.H = 4, .P = 32, .N = 32, .G = 2, .softplus = 1, .state_in_shared = 1),
-    SSD(.H = 3, .P = 20, .N = 36, .softplus = 1),
-    SSD(.H = 1, .P = 64, .N = 256, .softplus = 1),
-    UNGATED(.H = 4, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
-    UNGATED(.H = 2, .P = 80, .N = 64, .softplus = 1, .state_in_shared = 1),
-    UNGATED(.H = 3, .P = 128, .N = 32, .softplus = 1),
-    UNGATED(.H = 2, .P = 24, .N = 16, .G = 2),
-    UNGATED(.H = 1, .P = 64, .N = 112, .softplus = 1),
+                                  SSD(.H = 4, .P = 64, .N = 64, .softplus = 1),
+                                  SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
+                                  SSD(.H = 1, .P = 128, .N = 64),
+                                  SSD(.H = 3, .P = 16, .N = 16, .G = 3, .softplus = 1),
+                                  SSD(.H = 4, .P = 32, .N = 32, .G = 2, .softplus = 1, .state_in_shared = 1),
+                                  SSD(.H = 3, .P = 20, .N = 36, .softplus = 1),
+                                  SSD(.H = 1, .P = 64, .N = 256, .softplus = 1),
+                                  UNGATED(.H = 4, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
+                                  UNGATED(.H = 2, .P = 80, .N = 64, .softplus = 1, .state_in_shared = 1),
+                                  UNGATED(.H = 3, .P = 128, .N = 32, .softplus = 1),
+                                  UNGATED(.H = 2, .P = 24, .N = 16, .G = 2),
+                                  UNGATED(.H = 1, .P = 64, .N = 112, .softplus = 1),
 
-    SCAN(.D = 256, .N = 16, .softplus = 1),
-    SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1),
-    SCAN(.D = 33, .N = 8, .G = 33),
-    SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1),
+                                  SCAN(.D = 256, .N = 16, .softplus = 1),
+                                  SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1),
+                                  SCAN(.D = 33, .N = 8, .G = 33),
+                                  SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1),
 
-    CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU),
-    CONV1D(.D = 64, .W = 3, .state_in_shared = 1),
-    CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU),
-    CONV1D(.D = 8, .W = 2),
+                                  CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU),
+                                  CONV1D(.D = 64, .W = 3, .state_in_shared = 1),
+                                  CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU),
+                                  CONV1D(.D = 8, .W = 2),
 
-    LINEAR(.D = 128, .O = 512),
-    LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER),
-    LINEAR(.D = 64, .O = 64),
-    LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER),
-    LINEAR(.D = 100, .O = 17),
+                                  LINEAR(.D = 128, .O = 512),
+                                  LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER),
+                                  LINEAR(.D = 64, .O = 64),
+                                  LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER),
+                                  LINEAR(.D = 100, .O = 17),
 
-    MIX(.D = 128),
-    MIX(.D = 256, .H = 4),
-    MIX(.D = 193),
-    MIX(.D = 1024, .H = 8),
-    MIX(.D = 60, .H = 3),
+                                  MIX(.D = 128),
+                                  MIX(.D = 256, .H = 4),
+                                  MIX(.D = 193),
+                                  MIX(.D = 1024, .H = 8),
+                                  MIX(.D = 60, .H = 3),
 
-    GATE(.D = 256, .gate_first = 1),
-    GATE(.D = 128, .H = 4, .norm = GT_NORM_LAYER, .eps = 64e-5f),
-    GATE(.D = 193, .norm = GT_NORM_LAYER, .gate_first = 1),
-    GATE(.D = 1024, .H = 8),
-    GATE(.D = 60, .H = 3, .norm = GT_NORM_LAYER),
-    {.op = NULL}};
+                                  GATE(.D = 256, .gate_first = 1),
+                                  GATE(.D = 128, .H = 4, .norm = GT_NORM_LAYER, .eps = 64e-5f),
+                                  GATE(.D = 193, .norm = GT_NORM_LAYER, .gate_first = 1),
+                                  GATE(.D = 1024, .H = 8),
+                                  GATE(.D = 60, .H = 3, .norm = GT_NORM_LAYER),
+                                  {.op = NULL}};
 
 /* Decays, from mild to none at all; the defaults where there is none. */
 static const struct {
@@ -753,10 +714,8 @@ static double work(const test_case *c) {
     int state = test_find(test_table(c), "state_out");
     double product = 1;
     if (state >= 0)
-        return (double)test_get_size(c, 'T') *
-               (double)test_count(c, GT_FORWARD, &test_table(c)->tensors[state]);
-    for (const gt_size *s = test_table(c)->sizes; s->letter; s++)
-        product *= (double)test_get_size(c, s->letter);
+        return (double)test_get_size(c, 'T') * (double)test_count(c, GT_FORWARD, &test_table(c)->tensors[state]);
+    for (const gt_size *s = test_table(c)->sizes; s->letter; s++) product *= (double)test_get_size(c, s->letter);
     return product;
 }
 
@@ -766,8 +725,7 @@ static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
-static void sweep(const char *op, const int64_t *times, double most_work, int count,
-                  check_case *check) {
+static void sweep(const char *op, const int64_t *times, double most_work, int count, check_case *check) {
     int n = 0;
     for (const test_case *size = sizes; size->op; size++) {
         for (const int64_t *time = times; *time >= 0; time++) {
@@ -833,8 +791,7 @@ static const test_case many[] = {
     {.op = "ssd", .args.ssd = {.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2}},
     {.op = "ssd", .args.ssd = {.B = 1, .T = 2, .H = 70000, .P = 2, .N = 2, .G = 70000}},
     {.op = "selective_scan", .args.selective_scan = {.B = 70000, .T = 2, .D = 2, .N = 2}},
-    {.op = "selective_scan",
-     .args.selective_scan = {.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000}},
+    {.op = "selective_scan", .args.selective_scan = {.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000}},
     {.op = "conv1d", .args.conv1d = {.B = 70000, .T = 3, .D = 2, .W = 4}},
     {.op = "conv1d", .args.conv1d = {.B = 1, .T = 3, .D = 140000, .W = 4}},
     {.op = "conv1d", .args.conv1d = {.B = 1, .T = 140000, .D = 2, .W = 4}},
@@ -1011,7 +968,8 @@ static void check_path_with_handle(void) {
     char text[1024];
     if (!a.cublaslt) return;
     const gt_status status = gt_rmsnorm_linear_path(&a, text, sizeof text);
-    test_check(status == GT_OK && strstr(text, "cublasLtMatmul"), "rmsnorm_linear with a handle: '%s' (%d)", text, status);
+    test_check(status == GT_OK && strstr(text, "cublasLtMatmul"), "rmsnorm_linear with a handle: '%s' (%d)", text,
+               status);
     test_group("rmsnorm_linear", "path with a handle");
 }
 

@@ -12,10 +12,10 @@ extern "C" {
 /* How calls are made.  All zero is the plain way: once, on the default stream, nothing saved. */
 typedef struct machine_mode {
     const char *name;
-    uint64_t schedule; /* emulation: the order in which warps run */
-    int gives_saved;   /* backward reads what forward saved */
-    int copies;        /* that many of the same call at once, each on a stream of its own; 0 = 1 */
-    int is_captured;   /* recorded into a graph, which is replayed on fresh data and other lengths */
+    uint64_t schedule;     /* emulation: the order in which warps run */
+    int gives_saved;       /* backward reads what forward saved */
+    int copies;            /* that many of the same call at once, each on a stream of its own; 0 = 1 */
+    int is_captured;       /* recorded into a graph, which is replayed on fresh data and other lengths */
     int has_pending_error; /* the caller has not yet asked for an error of his own */
 } machine_mode;
 

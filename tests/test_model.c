@@ -17,8 +17,8 @@ static void swap_pointers(const gt_op *op, void *filled, const void *args, int h
     }
 }
 
-static gt_status prepare64(const gt_op *op, gt_pass pass, gt_place place, const void *args,
-                           void *filled, gt_dims *dims) {
+static gt_status prepare64(const gt_op *op, gt_pass pass, gt_place place, const void *args, void *filled,
+                           gt_dims *dims) {
     _Alignas(max_align_t) char halved[2048];
     memcpy(halved, args, op->args_bytes);
     swap_pointers(op, halved, args, 1);
@@ -76,9 +76,7 @@ static double uniform(void) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     return (double)(seed >> 11) / 9007199254740992.0;
 }
-static double normal(void) {
-    return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform());
-}
+static double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
 
 static hy_config config_of(const char *name) {
     int count;
@@ -136,8 +134,7 @@ static double loss_of(hy_model *m, const batch *b, const int32_t *keep) {
     return r.loss;
 }
 
-static const hy_optimizer adam = {
-    .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
+static const hy_optimizer adam = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
 
 /* All parameters, or their gradients, one after the other. */
 static double *read_all(hy_model *m, hy_value what, int64_t *count) {
@@ -172,8 +169,8 @@ static double distance(const double *a, const double *b, int64_t n) {
 
 /* Loss with parameter i moved by h times the direction; the carried states come from the batch
  * before, run with the parameters as they were. */
-static double loss_moved(hy_model *m, int i, const double *x, const double *direction, double h,
-                         const batch *before, const batch *b, const int32_t *keep) {
+static double loss_moved(hy_model *m, int i, const double *x, const double *direction, double h, const batch *before,
+                         const batch *b, const int32_t *keep) {
     int64_t n = hy_model_param(m, i)->count;
     double *moved = malloc((size_t)n * sizeof *moved);
     for (int64_t k = 0; k < n; k++) moved[k] = x[k] + h * direction[k];
@@ -187,8 +184,8 @@ static double loss_moved(hy_model *m, int i, const double *x, const double *dire
 
 /* Two random directions in one parameter.  The error is relative to the size that <g, d> typically
  * has. */
-static void check_parameter(hy_model *m, const char *variant, int i, const double *gradient,
-                            const batch *before, const batch *b, const int32_t *keep) {
+static void check_parameter(hy_model *m, const char *variant, int i, const double *gradient, const batch *before,
+                            const batch *b, const int32_t *keep) {
     const double h = 1e-5;
     const hy_param *p = hy_model_param(m, i);
     double *x = malloc((size_t)p->count * sizeof *x), *d = malloc((size_t)p->count * sizeof *d);
@@ -200,15 +197,13 @@ static void check_parameter(hy_model *m, const char *variant, int i, const doubl
             analytic += gradient[k] * d[k];
             size += gradient[k] * gradient[k];
         }
-        double near = loss_moved(m, i, x, d, h, before, b, keep) -
-                      loss_moved(m, i, x, d, -h, before, b, keep);
-        double far = loss_moved(m, i, x, d, 2 * h, before, b, keep) -
-                     loss_moved(m, i, x, d, -2 * h, before, b, keep);
+        double near = loss_moved(m, i, x, d, h, before, b, keep) - loss_moved(m, i, x, d, -h, before, b, keep);
+        double far = loss_moved(m, i, x, d, 2 * h, before, b, keep) - loss_moved(m, i, x, d, -2 * h, before, b, keep);
         double numeric = (8 * near - far) / (12 * h); /* of fourth order: heads' norms are steep */
         check(size > 0, "%s: %s has no gradient", variant, p->name);
         check(fabs(analytic - numeric) <= 2e-6 * sqrt(size) + 1e-10,
-              "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant,
-              p->name, analytic, numeric);
+              "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant, p->name, analytic,
+              numeric);
     }
     free(x);
     free(d);
@@ -275,8 +270,7 @@ static void test_gradient_sums(const char *variant) {
     for (int i = 0; i < hy_model_param_count(m); at += hy_model_param(m, i++)->count) {
         const hy_param *p = hy_model_param(m, i);
         double error = distance(sum + at, g1 + at, p->count);
-        check(error < 1e-12, "%s: %s: accumulated gradients differ by %.3g", variant, p->name,
-              error);
+        check(error < 1e-12, "%s: %s: accumulated gradients differ by %.3g", variant, p->name, error);
     }
     free(g1), free(g2), free(sum), free(g32);
     free_batch(&b1);
@@ -338,15 +332,14 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
         NEED(hy_model_feed(m, &b.tokens[t], 1, logits));
         sum -= log_probability(logits, V, b.targets[t]);
     }
-    check(counted == T && fabs(sum - loss) <= tolerance * loss,
-          "%s %s: loss step by step %.9g, whole %.9g", be->name, variant, sum, loss);
+    check(counted == T && fabs(sum - loss) <= tolerance * loss, "%s %s: loss step by step %.9g, whole %.9g", be->name,
+          variant, sum, loss);
     for (int split = 1; split <= T; split += 4) {
         NEED(hy_model_reset(m));
         NEED(hy_model_feed(m, b.tokens, split, prompt));
         if (split < T) NEED(hy_model_feed(m, b.tokens + split, T - split, prompt));
-        check(distance(prompt, logits, V) <= 10 * tolerance,
-              "%s %s: logits after prompts of %d and %d differ by %.3g", be->name, variant, split,
-              T - split, distance(prompt, logits, V));
+        check(distance(prompt, logits, V) <= 10 * tolerance, "%s %s: logits after prompts of %d and %d differ by %.3g",
+              be->name, variant, split, T - split, distance(prompt, logits, V));
     }
     int32_t twice[2 * T];
     memcpy(twice, b.tokens, T * sizeof *twice);
@@ -354,8 +347,8 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
     NEED(hy_model_feed(m, b.tokens, T, logits));
     NEED(hy_model_reset(m));
     NEED(hy_model_feed(m, twice, 2 * T, prompt)); /* longer than the model's T */
-    check(distance(prompt, logits, V) <= 10 * tolerance, "%s %s: a long prompt differs by %.3g",
-          be->name, variant, distance(prompt, logits, V));
+    check(distance(prompt, logits, V) <= 10 * tolerance, "%s %s: a long prompt differs by %.3g", be->name, variant,
+          distance(prompt, logits, V));
     free_batch(&b);
     hy_model_destroy(m);
 }
@@ -369,8 +362,7 @@ static void test_carried_states(const char *variant) {
     hy_config half_config = small_config(variant, 32, 2, 1, 1);
     hy_model *whole, *half;
     seed = 11;
-    batch b = new_batch(V, B * T, 0),
-          part[2] = {new_batch(V, B * HALF, 0), new_batch(V, B * HALF, 0)};
+    batch b = new_batch(V, B * T, 0), part[2] = {new_batch(V, B * HALF, 0), new_batch(V, B * HALF, 0)};
     for (int row = 0; row < B; row++)
         for (int t = 0; t < T; t++) {
             int at = row * HALF + t % HALF;
@@ -385,23 +377,21 @@ static void test_carried_states(const char *variant) {
     shake(half, 0.1);
     double first = loss_of(half, &part[0], NULL), second = loss_of(half, &part[1], all);
     double loss = loss_of(whole, &b, NULL);
-    check(fabs((first + second) / 2 - loss) < 1e-12, "%s: carried %.15g, whole %.15g", variant,
-          (first + second) / 2, loss);
+    check(fabs((first + second) / 2 - loss) < 1e-12, "%s: carried %.15g, whole %.15g", variant, (first + second) / 2,
+          loss);
     loss_of(half, &part[0], NULL);
     double eval_sum = 0, kept = loss_of(half, &part[1], all);
     int64_t counted = 0;
     NEED(hy_model_eval(half, part[1].tokens, part[1].targets, &eval_sum, &counted));
     double fresh = loss_of(half, &part[1], NULL);
-    check(fabs(eval_sum / (double)counted - fresh) < 1e-12, "%s: evaluation does not start at zero",
-          variant);
+    check(fabs(eval_sum / (double)counted - fresh) < 1e-12, "%s: evaluation does not start at zero", variant);
     check(fabs(kept - fresh) > 1e-6, "%s: the carried states change nothing", variant);
     /* only the middle track starts anew: the loss over its targets alone tells */
     for (int i = 0; i < B * HALF; i++)
         if (i / HALF != 1) part[1].targets[i] = -1;
     double alone = loss_of(half, &part[1], NULL);
     loss_of(half, &part[0], NULL);
-    check(fabs(loss_of(half, &part[1], some) - alone) < 1e-12, "%s: a track was not reset",
-          variant);
+    check(fabs(loss_of(half, &part[1], some) - alone) < 1e-12, "%s: a track was not reset", variant);
     free_batch(&b);
     free_batch(&part[0]);
     free_batch(&part[1]);
@@ -429,23 +419,22 @@ static void test_untrained(const char *name) {
     }
     check(plan.parameters == parameters && !memcmp(plan.group, group, sizeof group) &&
               plan.non_embedding == parameters - V * c.hidden,
-          "%s: the plan counts %lld parameters, not %lld", name, (long long)plan.parameters,
-          (long long)parameters);
-    check(plan.total == plan.weights + plan.gradients + plan.optimizer + plan.activations +
-                            plan.backward + plan.states + plan.workspace,
+          "%s: the plan counts %lld parameters, not %lld", name, (long long)plan.parameters, (long long)parameters);
+    check(plan.total == plan.weights + plan.gradients + plan.optimizer + plan.activations + plan.backward +
+                            plan.states + plan.workspace,
           "%s: the plan does not add up", name);
     NEED(hy_model_eval(m, b.tokens, b.targets, &loss, &counted));
     check(fabs(loss / (double)counted - log(V)) < 0.1, "%s: untrained loss %.4f, ln V = %.4f", name,
           loss / (double)counted, log(V));
     NEED(hy_model_probe(m, b.tokens, b.targets, &probe));
     check(probe.finite && fabs(probe.entropy - log(V)) < 0.1 && probe.state_cosine[0] < 0.9999 &&
-              probe.state_cosine[1] < 0.9999 && probe.state_tokens == T / 2 &&
-              probe.state_rms[0] > 1e-6 && probe.state_rms[1] > 1e-6 && probe.activation_variance > 1e-6 &&
-              probe.branch_rms[0] > 1e-4 && probe.branch_rms[1] > 1e-4 &&
-              fabs(probe.branch_cosine) < 0.5 && fabs(probe.loss - loss / (double)counted) < 1e-5,
-          "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name,
-          probe.entropy, probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance,
-          probe.branch_rms[0], probe.branch_rms[1], probe.branch_cosine);
+              probe.state_cosine[1] < 0.9999 && probe.state_tokens == T / 2 && probe.state_rms[0] > 1e-6 &&
+              probe.state_rms[1] > 1e-6 && probe.activation_variance > 1e-6 && probe.branch_rms[0] > 1e-4 &&
+              probe.branch_rms[1] > 1e-4 && fabs(probe.branch_cosine) < 0.5 &&
+              fabs(probe.loss - loss / (double)counted) < 1e-5,
+          "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name, probe.entropy,
+          probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance, probe.branch_rms[0],
+          probe.branch_rms[1], probe.branch_cosine);
     free_batch(&b);
     hy_model_destroy(m);
 }
@@ -504,8 +493,7 @@ static void test_repeat(void) {
     check(!memcmp(first, scaled, (size_t)n * sizeof *first), "a loss scale of 2^10 differs");
     check(distance(exact_scaled, exact, n) < 1e-9, "a loss scale of 1000 differs by %.3g",
           distance(exact_scaled, exact, n));
-    check(distance(first, exact, n) < 1e-3, "four steps in float differ by %.3g",
-          distance(first, exact, n));
+    check(distance(first, exact, n) < 1e-3, "four steps in float differ by %.3g", distance(first, exact, n));
     free(first), free(second), free(threads), free(scaled), free(exact), free(exact_scaled);
 }
 
@@ -527,8 +515,8 @@ static void test_loss_scale(void) {
         NEED(hy_model_result(m, &r));
         gradient[i] = read_all(m, HY_GRADIENT, &n);
         double norm = sqrt(squares(gradient[i], n));
-        check(fabs(norm - r.norm[HY_GROUPS]) <= 1e-12 * norm, "loss scale %g: norm %g, gradient %g",
-              o.loss_scale, r.norm[HY_GROUPS], norm);
+        check(fabs(norm - r.norm[HY_GROUPS]) <= 1e-12 * norm, "loss scale %g: norm %g, gradient %g", o.loss_scale,
+              r.norm[HY_GROUPS], norm);
         hy_model_destroy(m);
     }
     check(distance(gradient[1], gradient[0], n) < 1e-12, "loss scale 1000: the gradient differs");
@@ -569,8 +557,8 @@ static void test_skipped_step(void) {
 /* ---- errors -------------------------------------------------------------------------------- */
 
 static void check_refusal(gt_status status, const char *word) {
-    check(status != GT_OK && strstr(hy_last_error(), word), "status %d, \"%s\": does not name %s",
-          (int)status, hy_last_error(), word);
+    check(status != GT_OK && strstr(hy_last_error(), word), "status %d, \"%s\": does not name %s", (int)status,
+          hy_last_error(), word);
 }
 
 static void test_errors(void) {

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PATH(op)                                                                                   \
-    static gt_status path_##op(const void *args, char *text, size_t bytes) {                       \
-        return gt_##op##_path((const gt_##op##_args *)args, text, bytes);                          \
+#define PATH(op)                                                                                                       \
+    static gt_status path_##op(const void *args, char *text, size_t bytes) {                                           \
+        return gt_##op##_path((const gt_##op##_args *)args, text, bytes);                                              \
     }
 PATH(wkv6)
 PATH(ssd)

@@ -21,9 +21,7 @@ static int is_short;
 /* Small enough for some hundred steps a second. */
 #define SMALL "--device cpu --hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt "
 
-static int exists(const char *path) {
-    return !access(path, F_OK);
-}
+static int exists(const char *path) { return !access(path, F_OK); }
 
 static void rest(int milliseconds) {
     nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
@@ -80,8 +78,7 @@ static int differences(const char *path_a, const char *path_b, const char *prefi
     } else {
         count = a.tensor_count != b.tensor_count;
         for (int i = 0; i < a.tensor_count; i++)
-            if (!strncmp(a.tensors[i].name, prefix, strlen(prefix)))
-                count += !same_tensor(&a, &b, a.tensors + i);
+            if (!strncmp(a.tensors[i].name, prefix, strlen(prefix))) count += !same_tensor(&a, &b, a.tensors + i);
     }
     hy_file_close(&a);
     hy_file_close(&b);
@@ -90,9 +87,8 @@ static int differences(const char *path_a, const char *path_b, const char *prefi
 
 /* Two files hold the same run, bit for bit. */
 static int same_runs(const char *path_a, const char *path_b) {
-    static const char *const keys[] = {"run.steps",      "run.tokens",         "run.random",
-                                       "run.loss_scale", "run.recent_ratio",   "run.recent_loss",
-                                       "option.lr",      "run.optimizer_steps"};
+    static const char *const keys[] = {"run.steps",        "run.tokens",      "run.random", "run.loss_scale",
+                                       "run.recent_ratio", "run.recent_loss", "option.lr",  "run.optimizer_steps"};
     int same = differences(path_a, path_b, "") == 0;
     hy_file a, b;
     if (!same) return 0;
@@ -158,8 +154,7 @@ static void check_resume(const char *options) {
     CHECK(has("out.txt", "interrupted") && has("out.txt", "held-out loss "));
     long long first = number_of("b.st", "run.steps");
     CHECK(first >= 4 && first < number_of("a.st", "run.steps"));
-    CHECK(interrupt("--resume b.st --save b.st --csv b.csv", "b.csv", (int)first + 6, SIGINT) ==
-          130);
+    CHECK(interrupt("--resume b.st --save b.st --csv b.csv", "b.csv", (int)first + 6, SIGINT) == 130);
     long long second = number_of("b.st", "run.steps");
     CHECK(second > first && second < number_of("a.st", "run.steps"));
     if (!CHECK(run_program(&out, "--resume b.st --save b.st --csv b.csv") == 0)) puts(out);
@@ -234,8 +229,7 @@ static void test_other_options(void) {
     };
     char line[256], *out, *text;
     remove("a.csv");
-    CHECK(interrupt(SMALL "--steps 1000 --save a.st --csv a.csv --sample 5", "a.csv", 3, SIGTERM) ==
-          143);
+    CHECK(interrupt(SMALL "--steps 1000 --save a.st --csv a.csv --sample 5", "a.csv", 3, SIGTERM) == 143);
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         snprintf(line, sizeof line, "--resume a.st %s", refused[i][0]);
         CHECK(says(2, line, "hybrid_train: ", refused[i][1]));
@@ -244,8 +238,7 @@ static void test_other_options(void) {
     text = read_string("greek.txt");
     write_string("moved.txt", text);
     CHECK(rename("greek.txt", "gone.txt") == 0);
-    CHECK(says(2, "--resume a.st", "greek.txt: No such file",
-               "so says a.st; --data names another place"));
+    CHECK(says(2, "--resume a.st", "greek.txt: No such file", "so says a.st; --data names another place"));
     CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
                             "--sample 7 --eval-every 900 --log-every 1") == 0);
     CHECK(strstr(out, "moved.txt") && strstr(out, "\n 999/1000 ") && !isnan(final_loss(out)));
@@ -263,25 +256,20 @@ static void test_init(void) {
     CHECK(run_program(&out, SMALL "--steps 5 --save a.st --lr 0.01") == 0);
     free(out);
     /* with a rate of 0 nothing is learnt: the weights of the file come out again */
-    CHECK(run_program(&out, SMALL "--init a.st --steps 3 --lr 0 --seed 8 --batch 3 --save b.st") ==
-          0);
+    CHECK(run_program(&out, SMALL "--init a.st --steps 3 --lr 0 --seed 8 --batch 3 --save b.st") == 0);
     CHECK(strstr(out, "weights     from a.st") && number_of("b.st", "run.steps") == 3);
     CHECK(differences("a.st", "b.st", "layers.") == 0 && differences("a.st", "b.st", "embed") == 0);
     CHECK(differences("a.st", "b.st", "optimizer.") > 0);
     free(out);
-    CHECK(run_program(&out, "--device cpu --data greek.txt --init a.st --steps 1 --save b.st") ==
-          0);
+    CHECK(run_program(&out, "--device cpu --data greek.txt --init a.st --steps 1 --save b.st") == 0);
     CHECK(number_of("b.st", "option.hidden") == 16 && number_of("b.st", "option.batch") == 8);
     free(out);
     /* another text: of the same bytes it may lack some */
-    write_string("less.txt",
-                 "και και φως και γη και φως φως γη και γη και φως και γη και και και "
-                 "και και φως και γη και φως φως γη και γη και φως και γη και και και ");
-    CHECK(says(0, SMALL "--init a.st --data less.txt --steps 1 --prompt ποτάμι", "less.txt",
-               "held-out loss "));
+    write_string("less.txt", "και και φως και γη και φως φως γη και γη και φως και γη και και και "
+                             "και και φως και γη και φως φως γη και γη και φως και γη και και και ");
+    CHECK(says(0, SMALL "--init a.st --data less.txt --steps 1 --prompt ποτάμι", "less.txt", "held-out loss "));
     write_string("more.txt", "και φως και γη και φως φως γη και γη και φως και γη και x");
-    CHECK(says(2, SMALL "--init a.st --data more.txt", "data more.txt: 'x'",
-               "not in the model's vocabulary, a.st"));
+    CHECK(says(2, SMALL "--init a.st --data more.txt", "data more.txt: 'x'", "not in the model's vocabulary, a.st"));
     CHECK(says(2, SMALL "--init a.st --layers 2", "layers: 2 is not the 1 of a.st", ""));
     CHECK(says(2, SMALL "--init missing.st", "init: missing.st: No such file", ""));
 }
@@ -308,12 +296,10 @@ static void test_eval(void) {
 
 static void test_generate(void) {
     char *sample, *out, *other;
-    write_string("plain.txt",
-                 "the cat sat on the mat and the dog sat on the cat. the end of the mat "
-                 "and the cat and the dog and the mat.\n");
-    CHECK(run_program(&sample,
-                      SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the "
-                            "--sample 60 --temperature 0.9") == 0);
+    write_string("plain.txt", "the cat sat on the mat and the dog sat on the cat. the end of the mat "
+                              "and the cat and the dog and the mat.\n");
+    CHECK(run_program(&sample, SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the "
+                                     "--sample 60 --temperature 0.9") == 0);
     remove("plain.txt"); /* no text is needed */
     CHECK(run_program(&out, "--generate a.st --device cpu") == 0);
     CHECK(strlen(out) == 63 && !strncmp(out, "the", 3) && strstr(sample, out));
@@ -327,8 +313,7 @@ static void test_generate(void) {
     CHECK(run_program(&out, "--generate a.st --device cpu --sample 0 --prompt cat") == 0);
     CHECK(!strcmp(out, "cat"));
     free(out);
-    CHECK(says(2, "--generate a.st --device cpu --prompt CAT", "prompt: ",
-               "'C' is not in the model's vocabulary"));
+    CHECK(says(2, "--generate a.st --device cpu --prompt CAT", "prompt: ", "'C' is not in the model's vocabulary"));
     CHECK(says(2, "--generate a.st --model GF", "model: GF is not the 1M of a.st", ""));
     CHECK(says(2, "--generate a.st --top-k 300", "top-k: '300'", ""));
     CHECK(shell("$T --generate a.st --device cpu >/dev/full") == 1);
@@ -382,8 +367,7 @@ static void test_full_disk(void) {
     char *out;
     remove("full.st");
     CHECK(shell("ulimit -f 16; $T " SMALL "--steps 4 --save-every 2 --save full.st") == 1);
-    CHECK(has("out.txt", "step 2: save: ") &&
-          has("out.txt", "File too large; nothing is saved yet"));
+    CHECK(has("out.txt", "step 2: save: ") && has("out.txt", "File too large; nothing is saved yet"));
     CHECK(has("out.txt", "step 4: save: ") && has("out.txt", "held-out loss "));
     CHECK(!exists("full.st") && !exists("full.st.tmp"));
     CHECK(run_program(&out, SMALL "--steps 3 --save full.st") == 0);
@@ -407,8 +391,8 @@ static void test_left_over(void) {
     CHECK(run_program(&out, SMALL "--steps 3 --save a.st") == 0);
     free(out);
     CHECK(shell("cp a.st m.st.tmp") == 0);
-    CHECK(says(2, "--resume m.st.tmp --steps 5 --save m.st", "save: ",
-               "m.st.tmp, as which it is written first, is the model file that is read"));
+    CHECK(says(2, "--resume m.st.tmp --steps 5 --save m.st",
+               "save: ", "m.st.tmp, as which it is written first, is the model file that is read"));
     CHECK(says(2, SMALL "--init m.st.tmp --steps 5 --save m.st", "save: ", "is read"));
     CHECK(says(2, SMALL "--steps 5 --save m.st --csv no/such/folder.csv", "csv ", "No such file"));
     CHECK(shell("cmp a.st m.st.tmp") == 0 && !exists("m.st"));
@@ -466,8 +450,7 @@ static void test_disk_recovers(void) {
  * weights. */
 static void test_closed_report(void) {
     remove("p.st");
-    CHECK(shell("$T " SMALL
-                "--steps 1000000 --log-every 1 --save p.st --save-every 0 | head -n 60") == 0);
+    CHECK(shell("$T " SMALL "--steps 1000000 --log-every 1 --save p.st --save-every 0 | head -n 60") == 0);
     CHECK(wait_for_file("p.st") && number_of("p.st", "run.steps") > 0);
 }
 
@@ -476,8 +459,8 @@ static void test_signals(void) {
     for (int i = 0; i < 3; i++) {
         remove("s.st");
         remove("s.csv");
-        CHECK(interrupt(SMALL "--steps 1000000 --save s.st --save-every 0 --csv s.csv", "s.csv", 3,
-                        numbers[i]) == 128 + numbers[i]);
+        CHECK(interrupt(SMALL "--steps 1000000 --save s.st --save-every 0 --csv s.csv", "s.csv", 3, numbers[i]) ==
+              128 + numbers[i]);
         CHECK(number_of("s.st", "run.steps") >= 2);
     }
     /* the second one does not wait for the end */
@@ -512,8 +495,7 @@ static void test_repeated_signals(void) {
 static long long identity(const char *path) {
     struct stat about;
     if (stat(path, &about)) return 0;
-    return (long long)about.st_ino * 1000003 + about.st_mtim.tv_sec * 1000000007 +
-           about.st_mtim.tv_nsec;
+    return (long long)about.st_ino * 1000003 + about.st_mtim.tv_sec * 1000000007 + about.st_mtim.tv_nsec;
 }
 
 /* A program that is killed at any moment leaves a file that loads, and each goes on where the one
@@ -526,9 +508,8 @@ static void test_kills(void) {
     remove("k.st");
     for (int i = 0; i < kills; i++) {
         long long older = identity("k.st");
-        pid_t child =
-            start_program(i ? "--resume k.st --save k.st"
-                            : SMALL "--stateful --steps 1000000 --save k.st --save-every 1");
+        pid_t child = start_program(i ? "--resume k.st --save k.st"
+                                      : SMALL "--stateful --steps 1000000 --save k.st --save-every 1");
         for (int k = 0; k < 30000 && identity("k.st") == older; k++) rest(2);
         rest((int)(hy_random(&random) % 60));
         CHECK(kill(child, SIGKILL) == 0);
@@ -554,9 +535,8 @@ static int device_steps; /* of a run that takes long enough to be interrupted */
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, DEVICE "--steps 1");
-    int absent =
-        status == 1 && !gpu_is_present() &&
-        (strstr(out, "no CUDA-capable device") || strstr(out, "driver version is insufficient"));
+    int absent = status == 1 && !gpu_is_present() &&
+                 (strstr(out, "no CUDA-capable device") || strstr(out, "driver version is insufficient"));
     if (absent) printf("SKIP: %s", out);
     device_steps = strstr(out, "emulating a GPU") ? 16 : 2000;
     free(out);
@@ -576,8 +556,8 @@ static void check_device_resume(const char *dtype, const char *options, double t
     static const char *const temporary[] = {"a.st", "b.st", "c.st", "a.csv", "b.csv", "c.csv"};
     char line[512], *out;
     for (int i = 0; i < 6; i++) remove(temporary[i]);
-    snprintf(line, sizeof line, DEVICE "--dtype %s --steps %d --sample 0 --eval-every 0 %s", dtype,
-             device_steps, options);
+    snprintf(line, sizeof line, DEVICE "--dtype %s --steps %d --sample 0 --eval-every 0 %s", dtype, device_steps,
+             options);
     CHECK(run_program(&out, "%s --save a.st --csv a.csv", line) == 0);
     double loss = final_loss(out);
     free(out);
@@ -597,8 +577,7 @@ static void check_device_resume(const char *dtype, const char *options, double t
     CHECK((status == 143 || status == 0) && has("out.txt", "held-out loss "));
     CHECK(number_of("c.st", "run.steps") > 4);
     CHECK(says(2, "--resume b.st --seed 4", "seed: 4 is not the 1 of b.st", ""));
-    snprintf(line, sizeof line, "--resume b.st --dtype %s --device cuda",
-             strcmp(dtype, "f16") ? "f16" : "bf16");
+    snprintf(line, sizeof line, "--resume b.st --dtype %s --device cuda", strcmp(dtype, "f16") ? "f16" : "bf16");
     CHECK(says(2, line, "dtype: ", "of b.st"));
 }
 
@@ -613,8 +592,7 @@ static void test_device_resume(void) {
 static void test_device_loads(void) {
     char *out, *here;
     remove("a.csv");
-    CHECK(interrupt(DEVICE "--device cpu --steps 1000 --save a.st --csv a.csv", "a.csv", 4,
-                    SIGTERM) == 143);
+    CHECK(interrupt(DEVICE "--device cpu --steps 1000 --save a.st --csv a.csv", "a.csv", 4, SIGTERM) == 143);
     CHECK(shell("cp a.st b.st") == 0);
     CHECK(run_program(&here, "--resume a.st --steps 1005 --save a.st") == 0);
     if (!CHECK(run_program(&out, "--eval a.st --device cuda") == 0)) puts(out);
@@ -632,47 +610,46 @@ static void test_device_loads(void) {
 
 /* ---- in Python ----------------------------------------------------------------------------- */
 
-static const char script[] =
-    "import hashlib, re, sys\n"
-    "import numpy\n"
-    "from safetensors import safe_open\n"
-    "from safetensors.numpy import load_file, save_file\n"
-    "tensors = load_file('a.st')\n"
-    "with safe_open('a.st', framework='numpy') as file:\n"
-    "    about = file.metadata()\n"
-    "    assert set(file.keys()) == set(tensors)\n"
-    "raw = open('a.st', 'rb').read()\n"
-    "zeros = re.sub(rb'sha256:[0-9a-f]{64}', b'sha256:' + 64 * b'0', raw, count=1)\n"
-    "assert about['checksum'] == 'sha256:' + hashlib.sha256(zeros).hexdigest()\n"
-    "text = open('greek.txt', 'rb').read()\n"
-    "assert about['data_sha256'] == hashlib.sha256(text).hexdigest()\n"
-    "vocabulary = bytes(map(int, about['vocabulary'].split()))\n"
-    "assert vocabulary == bytes(sorted(set(text)))\n"
-    "assert about['hybrid_train_format'] == '1' and about['run.steps'] == '5'\n"
-    "assert about['option.lr'] == '0.01' and about['option.stateful'] == 'yes'\n"
-    "shapes = {'embedding': (len(vocabulary), 16), 'final_norm': (16,),\n"
-    "          'layers.0.rwkv.receptance': (16, 16), 'layers.0.rwkv.mu_w': (16,),\n"
-    "          'layers.0.rwkv.mix_down_k': (32, 16), 'layers.0.rwkv.mix_up_k': (16, 32),\n"
-    "          'layers.0.rwkv.decay_down': (64, 16), 'layers.0.rwkv.decay_up': (16, 64),\n"
-    "          'layers.0.rwkv.bonus': (1, 16), 'layers.0.mamba.conv_weight': (160, 4),\n"
-    "          'layers.0.mamba.out': (16, 32), 'layers.0.ffn.up': (64, 16),\n"
-    "          'state.layers.0.rwkv.wkv': (2, 1, 16, 16)}\n"
-    "for name, shape in shapes.items():\n"
-    "    assert tensors[name].shape == shape, (name, tensors[name].shape)\n"
-    "assert tensors['run.track_positions'].dtype == numpy.int64\n"
-    "weights = {n: t for n, t in tensors.items() if n.split('.')[0] not in\n"
-    "           ('optimizer', 'state', 'run')}\n"
-    "for name, tensor in weights.items():\n"
-    "    assert tensor.dtype == numpy.float32 and numpy.isfinite(tensor).all()\n"
-    "    for moment in 'exp_avg', 'exp_avg_sq':\n"
-    "        assert tensors[f'optimizer.{moment}.{name}'].shape == tensor.shape\n"
-    "    assert (tensors['optimizer.exp_avg_sq.' + name] >= 0).all()\n"
-    "kept = {k: v for k, v in about.items() if k != 'checksum' and not k.startswith('run.')}\n"
-    "save_file(weights, 'b.st', metadata=kept | {'user.note': 'weights alone'})\n"
-    "weights['layers.0.ffn.up'] *= 0\n"
-    "save_file(weights, 'c.st', metadata=kept)\n"
-    "save_file(weights, 'd.st', metadata=about)\n"
-    "save_file(weights, 'e.st')\n";
+static const char script[] = "import hashlib, re, sys\n"
+                             "import numpy\n"
+                             "from safetensors import safe_open\n"
+                             "from safetensors.numpy import load_file, save_file\n"
+                             "tensors = load_file('a.st')\n"
+                             "with safe_open('a.st', framework='numpy') as file:\n"
+                             "    about = file.metadata()\n"
+                             "    assert set(file.keys()) == set(tensors)\n"
+                             "raw = open('a.st', 'rb').read()\n"
+                             "zeros = re.sub(rb'sha256:[0-9a-f]{64}', b'sha256:' + 64 * b'0', raw, count=1)\n"
+                             "assert about['checksum'] == 'sha256:' + hashlib.sha256(zeros).hexdigest()\n"
+                             "text = open('greek.txt', 'rb').read()\n"
+                             "assert about['data_sha256'] == hashlib.sha256(text).hexdigest()\n"
+                             "vocabulary = bytes(map(int, about['vocabulary'].split()))\n"
+                             "assert vocabulary == bytes(sorted(set(text)))\n"
+                             "assert about['hybrid_train_format'] == '1' and about['run.steps'] == '5'\n"
+                             "assert about['option.lr'] == '0.01' and about['option.stateful'] == 'yes'\n"
+                             "shapes = {'embedding': (len(vocabulary), 16), 'final_norm': (16,),\n"
+                             "          'layers.0.rwkv.receptance': (16, 16), 'layers.0.rwkv.mu_w': (16,),\n"
+                             "          'layers.0.rwkv.mix_down_k': (32, 16), 'layers.0.rwkv.mix_up_k': (16, 32),\n"
+                             "          'layers.0.rwkv.decay_down': (64, 16), 'layers.0.rwkv.decay_up': (16, 64),\n"
+                             "          'layers.0.rwkv.bonus': (1, 16), 'layers.0.mamba.conv_weight': (160, 4),\n"
+                             "          'layers.0.mamba.out': (16, 32), 'layers.0.ffn.up': (64, 16),\n"
+                             "          'state.layers.0.rwkv.wkv': (2, 1, 16, 16)}\n"
+                             "for name, shape in shapes.items():\n"
+                             "    assert tensors[name].shape == shape, (name, tensors[name].shape)\n"
+                             "assert tensors['run.track_positions'].dtype == numpy.int64\n"
+                             "weights = {n: t for n, t in tensors.items() if n.split('.')[0] not in\n"
+                             "           ('optimizer', 'state', 'run')}\n"
+                             "for name, tensor in weights.items():\n"
+                             "    assert tensor.dtype == numpy.float32 and numpy.isfinite(tensor).all()\n"
+                             "    for moment in 'exp_avg', 'exp_avg_sq':\n"
+                             "        assert tensors[f'optimizer.{moment}.{name}'].shape == tensor.shape\n"
+                             "    assert (tensors['optimizer.exp_avg_sq.' + name] >= 0).all()\n"
+                             "kept = {k: v for k, v in about.items() if k != 'checksum' and not k.startswith('run.')}\n"
+                             "save_file(weights, 'b.st', metadata=kept | {'user.note': 'weights alone'})\n"
+                             "weights['layers.0.ffn.up'] *= 0\n"
+                             "save_file(weights, 'c.st', metadata=kept)\n"
+                             "save_file(weights, 'd.st', metadata=about)\n"
+                             "save_file(weights, 'e.st')\n";
 
 static const char *python(void) {
     const char *path = getenv("GT_TEST_PYTHON");
@@ -696,11 +673,10 @@ static void test_python(void) {
     write_string("script.py", script);
     snprintf(command, sizeof command, "%s script.py", python());
     if (!CHECK(shell(command) == 0)) puts(read_string("out.txt"));
-    CHECK(run_program(&out, "--eval b.st --device cpu") == 0 &&
-          final_loss(out) == final_loss(trained));
+    CHECK(run_program(&out, "--eval b.st --device cpu") == 0 && final_loss(out) == final_loss(trained));
     free(out);
-    CHECK(run_program(&out, "--eval c.st --device cpu") == 0 &&
-          final_loss(out) != final_loss(trained) && !isnan(final_loss(out)));
+    CHECK(run_program(&out, "--eval c.st --device cpu") == 0 && final_loss(out) != final_loss(trained) &&
+          !isnan(final_loss(out)));
     free(out);
     CHECK(says(2, "--eval d.st", "d.st: damaged: its checksum is wrong", ""));
     CHECK(says(2, "--eval e.st", "e.st: a safetensors file, but none of hybrid_train", ""));

@@ -63,9 +63,8 @@ static void test_options_defaults(void) {
 
 static void test_options_values(void) {
     hy_options o;
-    CHECK(parse(&o,
-                "--steps 7 --lr=2e-3 --model GF-RH --hidden 64 --layers=3 --seed 9007199254740991 "
-                "--device cpu --stateful --csv a.csv --prompt The --min_lr 1e-4") == GT_OK);
+    CHECK(parse(&o, "--steps 7 --lr=2e-3 --model GF-RH --hidden 64 --layers=3 --seed 9007199254740991 "
+                    "--device cpu --stateful --csv a.csv --prompt The --min_lr 1e-4") == GT_OK);
     CHECK(o.steps == 7 && o.lr == 2e-3 && o.hidden == 64 && o.layers == 3 && o.min_lr == 1e-4);
     CHECK(o.seed == 9007199254740991 && o.stateful == 1 && !strcmp(o.model, "GF-RH"));
     CHECK(!strcmp(o.device, "cpu") && !strcmp(o.csv, "a.csv") && !strcmp(o.prompt, "The"));
@@ -74,16 +73,14 @@ static void test_options_values(void) {
     static const struct {
         const char *name;
         long long steps, batch, seq;
-    } configs[] = {{"quick", 200, 8, 64},
-                   {"default", 5000, 8, 256},
-                   {"8m-50k", 50000, 32, 64},
-                   {"shakespeare", 400, 64, 256}};
+    } configs[] = {
+        {"quick", 200, 8, 64}, {"default", 5000, 8, 256}, {"8m-50k", 50000, 32, 64}, {"shakespeare", 400, 64, 256}};
     for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
         char line[1024];
-        snprintf(line, sizeof line, "%s%s/%s.yaml --seed 3", i % 2 ? "--config " : "--config=",
-                 HY_CONFIGS, configs[i].name);
-        if (!CHECK(parse(&o, line) == GT_OK && o.steps == configs[i].steps &&
-                   o.batch == configs[i].batch && o.seq == configs[i].seq && o.seed == 3))
+        snprintf(line, sizeof line, "%s%s/%s.yaml --seed 3", i % 2 ? "--config " : "--config=", HY_CONFIGS,
+                 configs[i].name);
+        if (!CHECK(parse(&o, line) == GT_OK && o.steps == configs[i].steps && o.batch == configs[i].batch &&
+                   o.seq == configs[i].seq && o.seed == 3))
             puts(hy_last_error());
     }
     CHECK(refused("--config", "--config: the value is missing", ""));
@@ -97,19 +94,8 @@ static void test_options_values(void) {
 }
 
 static void test_options_refused(void) {
-    static const char *const lists[] = {"",
-                                        "0",
-                                        "x",
-                                        "16,x",
-                                        "16,",
-                                        ",16",
-                                        "16,,16",
-                                        "-1",
-                                        "1.5",
-                                        "16,0x10",
-                                        "1048577",
-                                        "1e2",
-                                        "99999999999999999999"};
+    static const char *const lists[] = {
+        "", "0", "x", "16,x", "16,", ",16", "16,,16", "-1", "1.5", "16,0x10", "1048577", "1e2", "99999999999999999999"};
     char longest[2 * HY_TEXT_MAX];
     CHECK(refused("--stpes 3", "'stpes'", "nearest is steps ("));
     CHECK(refused("--modle HY", "'modle'", "nearest is model ("));
@@ -140,8 +126,7 @@ static void test_options_refused(void) {
                   "write --csv=--stateful"));
     CHECK(refused("--log --steps 3", "--log: the value is missing; if it is '--steps'", ""));
     CHECK(refused("-steps 3", "'-steps'", "two dashes"));
-    CHECK(refused("--warmup 21 --steps 20", "warmup: 21 steps are longer",
-                  "which has 20; give at most 20"));
+    CHECK(refused("--warmup 21 --steps 20", "warmup: 21 steps are longer", "which has 20; give at most 20"));
     CHECK(refused("--warmup 401", "which has 400 (the default)", "--steps"));
     CHECK(refused("--separator a\\qb", "separator: '\\q' is not known", "\\xNN"));
     CHECK(refused("--separator \\x00", "separator: '\\x00' is not known", "from 01"));
@@ -179,14 +164,11 @@ static void test_options_file(void) {
     CHECK(parse(&o, line) == GT_OK && o.steps == 12 && !o.stateful && o.lr == 1e-3);
     snprintf(line, sizeof line, "%s %s", good, good);
     CHECK(refused(line, "only one config file", "good.yaml"));
-    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"),
-                  "bad.yaml:3: ", "nearest is batch"));
-    CHECK(refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'",
-                  "the default is"));
+    CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"), "bad.yaml:3: ", "nearest is batch"));
+    CHECK(refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'", "the default is"));
     CHECK(refused(write_string("bad.yaml", "steps 3\n"), "bad.yaml:1: ", "key: value"));
     CHECK(refused(folder, folder, "config file"));
-    CHECK(
-        refused(write_file("bad.yaml", "steps: 3\nbat\0ch: 4\n", 20), "bad.yaml:2: ", "NUL byte"));
+    CHECK(refused(write_file("bad.yaml", "steps: 3\nbat\0ch: 4\n", 20), "bad.yaml:2: ", "NUL byte"));
     CHECK(refused(write_file("bad.yaml", "steps: 3\n\0", 10), "bad.yaml:2: ", "NUL byte"));
     CHECK(refused(write_string("bad.yaml", "\xef\xbb\xbfsteps: 3\n"),
                   "bad.yaml:1: ", "begins with a byte-order mark; save it as UTF-8"));
@@ -207,8 +189,7 @@ static char *make_text(int64_t size, int symbols, uint64_t seed) {
     char *text = malloc((size_t)size + 1);
     if (!text) abort();
     for (int64_t i = 0; i < size; i++) text[i] = (char)('a' + hy_random(&seed) % (uint64_t)symbols);
-    for (int64_t i = 40; i + 3 < size; i += 20 + (int64_t)(hy_random(&seed) % 90))
-        memcpy(text + i, "\n\n\n", 3);
+    for (int64_t i = 40; i + 3 < size; i += 20 + (int64_t)(hy_random(&seed) % 90)) memcpy(text + i, "\n\n\n", 3);
     text[size] = 0;
     return text;
 }
@@ -260,16 +241,14 @@ static void test_entropy(void) {
 
 static int documents_are(const char *text, const char *separator, int count, const int64_t *start) {
     hy_text x;
-    int same = hy_text_from_bytes(&x, text, (int64_t)strlen(text), separator) == GT_OK &&
-               x.documents == count;
+    int same = hy_text_from_bytes(&x, text, (int64_t)strlen(text), separator) == GT_OK && x.documents == count;
     for (int i = 0; same && i <= count; i++) same = x.document[i] == start[i];
     hy_text_free(&x);
     return same;
 }
 
 static void test_documents(void) {
-    CHECK(documents_are("one\n\n\ntwo\n\nstill two\n\n\n\n\nthree\n", "", 3,
-                        (int64_t[]){0, 6, 25, 31}));
+    CHECK(documents_are("one\n\n\ntwo\n\nstill two\n\n\n\n\nthree\n", "", 3, (int64_t[]){0, 6, 25, 31}));
     CHECK(documents_are("one\r\n\r\n\r\ntwo\f\nthree\n\n\n", "", 3, (int64_t[]){0, 9, 13, 22}));
     CHECK(documents_are("one\n\ntwo\n\n", "", 1, (int64_t[]){0, 10}));
     CHECK(documents_are("a--b----c", "--", 4, (int64_t[]){0, 3, 6, 8, 9}));
@@ -331,8 +310,7 @@ static void test_random_windows(void) {
         hy_batch_random(&batch, &x, &random);
         CHECK(batch.targets == ROWS * LENGTH);
         for (int64_t row = 0; row < ROWS; row++) {
-            const int32_t *input = batch.input + row * LENGTH,
-                          *target = batch.target + row * LENGTH;
+            const int32_t *input = batch.input + row * LENGTH, *target = batch.target + row * LENGTH;
             CHECK(batch.keep[row] == 0);
             for (int64_t t = 0; t < LENGTH; t++)
                 CHECK(input[t] == input[0] + t && target[t] == input[t] + 1 && target[t] < x.train);
@@ -369,8 +347,7 @@ static void check_tracks(int64_t size, int64_t rows, int64_t length) {
         hy_batch_tracks(&batch, &x, &tracks);
         done = 1;
         for (int64_t row = 0; row < rows; row++) {
-            const int32_t *input = batch.input + row * length,
-                          *target = batch.target + row * length;
+            const int32_t *input = batch.input + row * length, *target = batch.target + row * length;
             int64_t first = tracks.first[row], end = tracks.first[row + 1], n = 0;
             CHECK(batch.keep[row] == !(place[row] == first || is_start(&x, place[row])));
             for (; n < length && target[n] >= 0; n++, place[row]++) {
@@ -413,8 +390,7 @@ static void test_texts_refused(void) {
     CHECK(hy_text_from_bytes(&x, "aaaa", 4, "") != GT_OK && strstr(hy_last_error(), "the same"));
     CHECK(hy_text_load(&x, "no-such-text", "") != GT_OK && strstr(hy_last_error(), "no-such-text"));
     CHECK(hy_text_load(&x, folder, "") != GT_OK && strstr(hy_last_error(), folder));
-    CHECK(hy_text_load(&x, write_string("empty.txt", ""), "") != GT_OK &&
-          strstr(hy_last_error(), "empty"));
+    CHECK(hy_text_load(&x, write_string("empty.txt", ""), "") != GT_OK && strstr(hy_last_error(), "empty"));
     CHECK(hy_text_load(&x, write_file("two.bin", "\0\xff", 2), "") == GT_OK && x.vocab == 2);
     CHECK(hy_text_fits(&x, 1) != GT_OK && strstr(hy_last_error(), "too short: it has 2 bytes, "));
     hy_text_free(&x);
@@ -441,12 +417,8 @@ static gt_status short_wkv6(hy_backend *b, const gt_wkv6_args *a) {
     a->du[5] = 0;
     return status;
 }
-static void spoil_scan(hy_backend *b) {
-    b->selective_scan_forward = no_scan;
-}
-static void spoil_ssd(hy_backend *b) {
-    b->ssd_backward = idle_ssd;
-}
+static void spoil_scan(hy_backend *b) { b->selective_scan_forward = no_scan; }
+static void spoil_ssd(hy_backend *b) { b->ssd_backward = idle_ssd; }
 static void spoil_wkv6(hy_backend *b) {
     whole_wkv6 = b->wkv6_backward;
     b->wkv6_backward = short_wkv6;
@@ -457,12 +429,8 @@ static const struct {
 } wrong[] = {{spoil_scan, "(selective_scan"}, {spoil_ssd, "(ssd dx)"}, {spoil_wkv6, "(wkv6 du)"}};
 
 static void test_gates(void) {
-    hy_probe good = {.loss = 4,
-                     .entropy = 4,
-                     .finite = 1,
-                     .state_rms = {0.1, 0.1},
-                     .state_tokens = 8,
-                     .activation_variance = 0.1};
+    hy_probe good = {
+        .loss = 4, .entropy = 4, .finite = 1, .state_rms = {0.1, 0.1}, .state_tokens = 8, .activation_variance = 0.1};
     hy_probe bad = good;
     hy_backend *backend;
     CHECK(hy_backend_cpu(&backend) == GT_OK);
@@ -472,8 +440,7 @@ static void test_gates(void) {
         hy_backend copy = *backend;
         wrong[i].spoil(&copy);
         hy_gate gate = hy_gate_operators(&copy);
-        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "6 of 7") &&
-                   strstr(gate.value, wrong[i].says)))
+        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "6 of 7") && strstr(gate.value, wrong[i].says)))
             puts(gate.value);
     }
     backend->close(backend);
@@ -522,9 +489,8 @@ static void test_gates(void) {
     const struct {
         double ratio;
         hy_verdict verdict;
-    } balance[] = {{1, HY_PASS},    {0.3, HY_PASS}, {3, HY_PASS},
-                   {0.29, HY_WARN}, {3.1, HY_WARN}, {0.099, HY_FAIL},
-                   {10.1, HY_FAIL}, {NAN, HY_FAIL}, {INFINITY, HY_FAIL}};
+    } balance[] = {{1, HY_PASS},     {0.3, HY_PASS},  {3, HY_PASS},   {0.29, HY_WARN},    {3.1, HY_WARN},
+                   {0.099, HY_FAIL}, {10.1, HY_FAIL}, {NAN, HY_FAIL}, {INFINITY, HY_FAIL}};
     for (size_t i = 0; i < sizeof balance / sizeof balance[0]; i++)
         CHECK(hy_gate_balance(balance[i].ratio).verdict == balance[i].verdict);
 }
@@ -552,15 +518,14 @@ static void test_gates_of_models(void) {
         const struct {
             const char *name;
             double gain[2];
-        } gains[] = {{"GF-RH", {0.7, 0.3}}, {"GF-MH", {0.3, 0.7}}, {"8M", {0.3, 0.7}},
-                     {"RF", {1, 1}}, {NULL, {0.5, 0.5}}};
+        } gains[] = {
+            {"GF-RH", {0.7, 0.3}}, {"GF-MH", {0.3, 0.7}}, {"8M", {0.3, 0.7}}, {"RF", {1, 1}}, {NULL, {0.5, 0.5}}};
         size_t g = 0;
         while (gains[g].name && strcmp(gains[g].name, list[i].name)) g++;
         for (int k = 0; k < 2; k++) CHECK(fabs(probe.branch_gain[k] - gains[g].gain[k]) < 1e-5);
         CHECK(fabs(probe.branch_cosine) < 0.3);
         for (size_t k = 0; k < sizeof gates / sizeof gates[0]; k++)
-            if (!CHECK(gates[k].verdict == HY_PASS))
-                printf("%s: %s %s\n", list[i].name, gates[k].name, gates[k].value);
+            if (!CHECK(gates[k].verdict == HY_PASS)) printf("%s: %s %s\n", list[i].name, gates[k].name, gates[k].value);
         hy_model_destroy(m);
     }
     backend->close(backend);
@@ -583,12 +548,11 @@ static void test_learns_fables(void) {
 static void test_learns_another_text(void) {
     for (int stateful = 0; stateful < 2; stateful++) {
         char *out;
-        int status = run_program(&out, TINY_GREEK "--steps 120 --lr 0.01 --sample 0 %s",
-                                 stateful ? "--stateful" : "");
+        int status = run_program(&out, TINY_GREEK "--steps 120 --lr 0.01 --sample 0 %s", stateful ? "--stateful" : "");
         double gain = unigram(out) - final_loss(out);
         if (!CHECK(status == 0 && gain > 0.5)) puts(out);
-        printf("  %s: held-out loss %.4f, %.2f nats under the unigram entropy\n",
-               stateful ? "tracks" : "windows", final_loss(out), gain);
+        printf("  %s: held-out loss %.4f, %.2f nats under the unigram entropy\n", stateful ? "tracks" : "windows",
+               final_loss(out), gain);
         free(out);
     }
 }
@@ -601,9 +565,8 @@ static void test_repeats(void) {
         for (int i = 0; i < 4; i++) {
             int rows;
             setenv("OMP_NUM_THREADS", threads[i], 1);
-            CHECK(run_program(&out[i],
-                              TINY_GREEK "--steps 12 --sample 50 --csv run.csv --seed %d %s",
-                              i == 3 ? 6 : 5, stateful ? "--stateful" : "") == 0);
+            CHECK(run_program(&out[i], TINY_GREEK "--steps 12 --sample 50 --csv run.csv --seed %d %s", i == 3 ? 6 : 5,
+                              stateful ? "--stateful" : "") == 0);
             numbers[i] = numbers_of("run.csv", &rows);
             CHECK(rows == 13);
         }
@@ -619,8 +582,7 @@ static void test_repeats(void) {
 
 static void test_csv(void) {
     char *out;
-    CHECK(run_program(&out, TINY_GREEK
-                      "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log run.csv") == 0);
+    CHECK(run_program(&out, TINY_GREEK "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log run.csv") == 0);
     char *text = read_string("run.csv"), *save, *line = strtok_r(text, "\n", &save);
     CHECK(line && !strcmp(line, "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
                                 "tokens_per_s,memory_mib,seconds,grad_ratio,branch_cosine,rwkv_rms,"
@@ -674,13 +636,11 @@ static void test_models(void) {
 
 static void test_help(void) {
     static const char *const options[] = {
-        "data",         "separator",   "model",    "hidden",       "layers",     "steps",
-        "batch",        "seq",         "lr",       "min-lr",       "warmup",     "weight-decay",
-        "clip",         "seed",        "stateful", "device",       "eval-every", "eval-tokens",
-        "log-every",    "csv",         "sample",   "sample-every", "prompt",     "temperature",
-        "gates-strict", "list-models", "help",     "dtype",        "check",      "bench",
-        "save",         "save-every",  "resume",   "init",         "eval",       "generate",
-        "top-k"};
+        "data",         "separator",   "model",     "hidden",       "layers", "steps",        "batch",    "seq",
+        "lr",           "min-lr",      "warmup",    "weight-decay", "clip",   "seed",         "stateful", "device",
+        "eval-every",   "eval-tokens", "log-every", "csv",          "sample", "sample-every", "prompt",   "temperature",
+        "gates-strict", "list-models", "help",      "dtype",        "check",  "bench",        "save",     "save-every",
+        "resume",       "init",        "eval",      "generate",     "top-k"};
     char *out;
     CHECK(run_program(&out, "--help") == 0);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -688,8 +648,7 @@ static void test_help(void) {
         snprintf(name, sizeof name, "\n  --%s ", options[i]);
         if (!CHECK(strstr(out, name))) puts(name);
     }
-    for (const char *line = out; *line; line += strcspn(line, "\n") + 1)
-        CHECK(strcspn(line, "\n") <= 80);
+    for (const char *line = out; *line; line += strcspn(line, "\n") + 1) CHECK(strcspn(line, "\n") <= 80);
     free(out);
 }
 
@@ -703,8 +662,7 @@ static void test_errors(void) {
     CHECK(says(1, TINY_GREEK "--check", "check: ", "no other device than the CPU"));
     CHECK(says(2, TINY_GREEK "--bench 8,x", "hybrid_train: bench: '8,x'", "such as 256,512"));
     CHECK(says(2, TINY_GREEK "--bench 0", "hybrid_train: bench: '0'", "such as 256,512"));
-    CHECK(says(2, TINY "--data short.txt --seq 4 --bench 4,9",
-               "hybrid_train: the text is too short", "at most 8"));
+    CHECK(says(2, TINY "--data short.txt --seq 4 --bench 4,9", "hybrid_train: the text is too short", "at most 8"));
     CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",fwd+bwd,4,1,"));
     CHECK(says(2, TINY "--data /dev/zero", "data file /dev/zero: no regular file", "1024 MiB"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000", "MiB of memory, ",
@@ -718,8 +676,7 @@ static void test_errors(void) {
     CHECK(says(2, TINY_GREEK "--prompt \\x01", "prompt: ", "does not occur"));
     CHECK(says(2, TINY "--data short.txt", "too short for one window", "at most 8"));
     CHECK(says(2, TINY "--data empty.txt", "empty.txt", "empty"));
-    CHECK(
-        says(2, TINY_GREEK "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
+    CHECK(says(2, TINY_GREEK "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
 }
 
 /* Without CUDA: auto says why it took the CPU, cuda is an error.  With it both train. */
@@ -733,8 +690,7 @@ static void test_device(void) {
     snprintf(line, sizeof line, "--device auto %s", rest);
     CHECK(says(0, line, works ? "device      " : "no CUDA (", "held-out loss "));
     snprintf(line, sizeof line, "--device cuda %s", rest);
-    CHECK(works ? says(0, line, "device      ", "held-out loss ")
-                : says(1, line, "device cuda: ", why));
+    CHECK(works ? says(0, line, "device      ", "held-out loss ") : says(1, line, "device cuda: ", why));
     snprintf(line, sizeof line, "--device auto --dtype bf16 %s", rest);
     CHECK(works ? says(0, line, "device      ", "held-out loss ")
                 : says(2, line, "dtype: 'bf16' needs a GPU", "the CPU computes in f32 alone"));
@@ -750,8 +706,7 @@ static void test_binary_text(void) {
         write_file("binary.bin", bytes, sizeof bytes);
         int status = run_program(&out, TINY "--data binary.bin --steps 5 --sample 40");
         if (!CHECK(status == 0 && fabs(final_loss(out) - unigram(out)) < 1)) puts(out);
-        for (const char *p = out; *p; p++)
-            CHECK(*p == '\n' || (*p >= 32 && *p != 127) || *p & 0x80);
+        for (const char *p = out; *p; p++) CHECK(*p == '\n' || (*p >= 32 && *p != 127) || *p & 0x80);
         free(out);
     }
 }
@@ -797,15 +752,14 @@ static void test_gates_strict(void) {
     CHECK(run_program(&out, "--data greek.txt --device cpu --init dead.st --batch 2 --seq 8 "
                             "--steps 3 --gates-strict --csv dead.csv") == 3);
     CHECK(strstr(out, "FAIL  G3.5") && strstr(out, "FAIL  G4 ") &&
-          strstr(out, "ended by a gate, before the first update") &&
-          !strstr(out, " G2 ") && !strstr(out, " G3 ") && !strstr(out, "held-out loss"));
+          strstr(out, "ended by a gate, before the first update") && !strstr(out, " G2 ") && !strstr(out, " G3 ") &&
+          !strstr(out, "held-out loss"));
     log = read_string("dead.csv");
     CHECK(strchr(log, '\n') && !strchr(log, '\n')[1]); /* the header, no step */
     free(log);
     free(out);
     CHECK(says(0, TINY_GREEK "--steps 1 --sample 0", "SKIP  G3 ", "held-out loss "));
-    CHECK(
-        says(0, TINY_GREEK "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
+    CHECK(says(0, TINY_GREEK "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
 }
 
 static void test_not_finite(void) {
@@ -852,24 +806,20 @@ static void check_bench(const char *device) {
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char name[16], where[16], dtype[16], pass[16];
         double x[8] = {0};
-        if (sscanf(line, "%15[^,],%15[^,],%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name,
-                   where, dtype, pass, x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7) < 12)
+        if (sscanf(line, "%15[^,],%15[^,],%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name, where, dtype, pass, x,
+                   x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7) < 12)
             continue;
         CHECK(!strcmp(pass, rows % 2 ? "fwd+bwd" : "inf"));
         rows++;
-        CHECK(x[0] == 2 && x[1] == 8 * ((rows + 1) / 2) && x[2] > 0 && x[3] > 0 && x[4] > 0 &&
-              x[5] > 0);
-        CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 &&
-              fabs(x[3] * x[5] / 1e3 / (2 * x[1]) - 1) < 0.01);
+        CHECK(x[0] == 2 && x[1] == 8 * ((rows + 1) / 2) && x[2] > 0 && x[3] > 0 && x[4] > 0 && x[5] > 0);
+        CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 && fabs(x[3] * x[5] / 1e3 / (2 * x[1]) - 1) < 0.01);
         CHECK(fabs(x[6] * 1024 / (2 * x[1]) / x[7] - 1) < 0.05);
     }
     CHECK(rows == 4);
     free(out);
 }
 
-static void test_bench(void) {
-    check_bench("--device cpu");
-}
+static void test_bench(void) { check_bench("--device cpu"); }
 
 #define ON_DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
 static const char *const dtypes[] = {"f32", "bf16", "f16"};
@@ -878,17 +828,14 @@ static const char *const dtypes[] = {"f32", "bf16", "f16"};
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, ON_DEVICE "--steps 1");
-    int absent =
-        status == 1 && !gpu_is_present() &&
-        (strstr(out, "no CUDA-capable device") || strstr(out, "driver version is insufficient"));
+    int absent = status == 1 && !gpu_is_present() &&
+                 (strstr(out, "no CUDA-capable device") || strstr(out, "driver version is insufficient"));
     if (absent) printf("SKIP: %s", out);
     free(out);
     return absent;
 }
 
-static void test_device_bench(void) {
-    check_bench("--device cuda");
-}
+static void test_device_bench(void) { check_bench("--device cuda"); }
 
 static void test_device_check(void) {
     for (int i = 0; i < 3; i++) {
@@ -900,22 +847,19 @@ static void test_device_check(void) {
 
 /* In every dtype it learns as the CPU does, and repeats. */
 static void test_device_trains(void) {
-    const char *rest =
-        "--steps 12 --lr 0.01 --eval-every 5 --eval-tokens 64 --sample 5 --csv run.csv";
+    const char *rest = "--steps 12 --lr 0.01 --eval-every 5 --eval-tokens 64 --sample 5 --csv run.csv";
     char *cpu;
     CHECK(run_program(&cpu, ON_DEVICE "--device cpu %s", rest) == 0);
     for (int i = 0; i < 3; i++) {
         char *out[2], *numbers[2];
         int rows;
         for (int k = 0; k < 2; k++) {
-            if (!CHECK(run_program(&out[k], ON_DEVICE "--dtype %s %s", dtypes[i], rest) == 0))
-                puts(out[k]);
+            if (!CHECK(run_program(&out[k], ON_DEVICE "--dtype %s %s", dtypes[i], rest) == 0)) puts(out[k]);
             numbers[k] = numbers_of("run.csv", &rows);
             CHECK(rows == 13);
         }
         CHECK(!strcmp(numbers[0], numbers[1]) && final_loss(out[0]) == final_loss(out[1]));
-        printf("  %s: held-out loss %.4f, on the CPU %.4f\n", dtypes[i], final_loss(out[0]),
-               final_loss(cpu));
+        printf("  %s: held-out loss %.4f, on the CPU %.4f\n", dtypes[i], final_loss(out[0]), final_loss(cpu));
         CHECK(fabs(final_loss(out[0]) - final_loss(cpu)) < (i ? 0.1 : 1e-3));
         for (int k = 0; k < 2; k++) free(out[k]), free(numbers[k]);
     }
@@ -927,8 +871,7 @@ static void test_device_models(void) {
     static const char *const models[] = {"HY", "GF", "WS", "RF", "CP"};
     for (int i = 0; i < 5; i++) {
         char line[256];
-        snprintf(line, sizeof line, ON_DEVICE "--model %s --steps 3 --sample 0 --stateful",
-                 models[i]);
+        snprintf(line, sizeof line, ON_DEVICE "--model %s --steps 3 --sample 0 --stateful", models[i]);
         CHECK(says(0, line, models[i], "held-out loss "));
     }
 }

@@ -45,9 +45,7 @@ static int is(const char *path, const char *text) {
     return same;
 }
 
-static int exists(const char *path) {
-    return !access(path, F_OK);
-}
+static int exists(const char *path) { return !access(path, F_OK); }
 
 /* ---- writes that fail ----------------------------------------------------------------------- */
 
@@ -66,20 +64,17 @@ static void test_full_output(void) {
     CHECK(fails(1, "$T " SHORT ">&-", what, "Bad file descriptor"));
     CHECK(fails(1, "$T " SHORT "--csv run.csv <&- >&- 2>>err.txt", what, "Bad file descriptor"));
     /* a reader that goes away */
-    CHECK(fails(0, "{ $T " SHORT "--steps 100000; echo $? >status.txt; } | head -1 >head.txt", what,
-                "Broken pipe"));
+    CHECK(fails(0, "{ $T " SHORT "--steps 100000; echo $? >status.txt; } | head -1 >head.txt", what, "Broken pipe"));
     CHECK(is("status.txt", "1\n"));
 }
 
 static void test_full_log(void) {
     const char *what = "hybrid_train: cannot write ";
-    if (exists("/dev/full"))
-        CHECK(fails(1, "$T " SHORT "--csv /dev/full >out.txt", what, "/dev/full: No space left"));
+    if (exists("/dev/full")) CHECK(fails(1, "$T " SHORT "--csv /dev/full >out.txt", what, "/dev/full: No space left"));
     /* a disk that is full after some rows: the run ends, those rows stay */
     remove("run.csv");
-    CHECK(fails(1,
-                "(ulimit -f 1; exec $T " SHORT "--steps 1000 --csv run.csv) | cat >out.txt; exit 1",
-                what, "run.csv: File too large"));
+    CHECK(fails(1, "(ulimit -f 1; exec $T " SHORT "--steps 1000 --csv run.csv) | cat >out.txt; exit 1", what,
+                "run.csv: File too large"));
     CHECK(has("run.csv", "\n4,512,") && !has("out.txt", "held-out loss "));
     CHECK(fails(1, "ulimit -f 1; $T " SHORT "--steps 1000 --log-every 1 >long.txt",
                 "hybrid_train: cannot write standard output: ", "File too large"));
@@ -121,10 +116,8 @@ static void test_inputs_stay(void) {
     CHECK(says(2, TINY_GREEK "link.yaml --csv ./run.yaml", "csv: ./run.yaml", "the config file"));
     CHECK(fails(2, "$T " TINY "--seq 4 --data /dev/stdin --csv text.txt <text.txt", "csv: text.txt",
                 "the text of --data"));
-    CHECK(
-        fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "where the report goes"));
-    CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout",
-                "where the report goes"));
+    CHECK(fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "where the report goes"));
+    CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout", "where the report goes"));
     CHECK(is("text.txt", text) && is("run.yaml", yaml) && !exists("text.txt.1"));
 }
 
@@ -140,8 +133,7 @@ static void test_older_log(void) {
     write_string("mine.csv.3", "another\n");
     CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.2\n", ""));
     CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.4\n", ""));
-    CHECK(is("mine.csv.1", "first\n") && is("mine.csv.2", "second\n") &&
-          is("mine.csv.3", "another\n"));
+    CHECK(is("mine.csv.1", "first\n") && is("mine.csv.2", "second\n") && is("mine.csv.3", "another\n"));
     CHECK(has("mine.csv.4", "\n4,512,"));
     /* an empty file has nothing to keep; through a link what it leads to is kept */
     write_string("empty.csv", "");
@@ -156,8 +148,8 @@ static void test_older_log(void) {
 
 /* ---- a log that is continued ---------------------------------------------------------------- */
 
-#define HEADER                                                                                     \
-    "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"         \
+#define HEADER                                                                                                         \
+    "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"                             \
     "seconds,grad_ratio,branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain\n"
 #define ROW(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500,1,,,,,\n"
 
@@ -175,14 +167,10 @@ static int continues(const char *content, int64_t step, const char *expected, co
 
 static void test_continued_log(void) {
     hy_log log;
-    CHECK(continues(HEADER ROW(5) ROW(6), 6, HEADER ROW(5) ROW(6) ROW(7),
-                    "rows kept: 2, later ones dropped: 0"));
-    CHECK(continues(HEADER ROW(6) ROW(7) ROW(8), 6, HEADER ROW(6) ROW(7),
-                    "rows kept: 1, later ones dropped: 2"));
-    CHECK(continues(HEADER ROW(6) "7,64,2.", 6, HEADER ROW(6) ROW(7),
-                    "rows kept: 1, later ones dropped: 1"));
-    CHECK(continues(HEADER ROW(5) "6,64,2.", 6, HEADER ROW(5) ROW(7),
-                    "rows kept: 1, later ones dropped: 1"));
+    CHECK(continues(HEADER ROW(5) ROW(6), 6, HEADER ROW(5) ROW(6) ROW(7), "rows kept: 2, later ones dropped: 0"));
+    CHECK(continues(HEADER ROW(6) ROW(7) ROW(8), 6, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 2"));
+    CHECK(continues(HEADER ROW(6) "7,64,2.", 6, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 1"));
+    CHECK(continues(HEADER ROW(5) "6,64,2.", 6, HEADER ROW(5) ROW(7), "rows kept: 1, later ones dropped: 1"));
     CHECK(continues(HEADER ROW(7), 0, HEADER ROW(7), "rows kept: 0, later ones dropped: 1"));
     CHECK(continues(HEADER "# a note\n" ROW(6) ROW(9), 6, HEADER "# a note\n" ROW(6) ROW(7),
                     "rows kept: 1, later ones dropped: 1"));

@@ -190,8 +190,7 @@ static void test_long_run(void) {
     pid_t child = start(TINY_GREEK "--steps 999999999 --eval-every 0 --sample 0", 80, "xterm");
     if (!child) return;
     while (!came("/999999999", 0) && tries-- > 0 && read_some()) continue;
-    for (int from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();)
-        continue;
+    for (int from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();) continue;
     kill(child, SIGKILL);
     while (read_some()) continue;
     CHECK(wait_for(child) == 128 + SIGKILL);
@@ -220,8 +219,7 @@ static void test_resize(void) {
         /* rows after it are refreshed in place and fit; the line that stood may have been wider */
         row = tty.lines;
         tty.overflows = 0;
-        for (from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();)
-            continue;
+        for (from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();) continue;
         CHECK(tty.lines <= row + 1 && !tty.overflows && strlen(tty.line[tty.lines]) > 10);
     }
     CHECK(kill(child, SIGINT) == 0);
@@ -280,8 +278,7 @@ static void test_pipe(void) {
                "\n              0.3 to 3 (FAIL <0.1, >10)\n"
                "              against a branch that hardly learns beside the other\n"));
     CHECK(run_on_terminal(RUN, 120, "xterm") == 0);
-    CHECK(line_with("PASS  G4 ", 0) > 0 &&
-          strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
+    CHECK(line_with("PASS  G4 ", 0) > 0 && strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
 }
 
 static int wraps(const char *text, int column, int indent, int width, const char *expected) {

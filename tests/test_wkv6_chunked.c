@@ -111,8 +111,8 @@ typedef struct regime {
 } regime;
 
 static const regime regimes[] = {
-    {"slow decay", h_slow, 3, 0},        {"trained decay", h_trained, 3, 0}, {"fast decay", h_fast, 3, 0},
-    {"uneven decay", h_uneven, 1, 2},    {"resets", h_resets, 0, 3},         {"extremes", h_extremes, 0, 3},
+    {"slow decay", h_slow, 3, 0},     {"trained decay", h_trained, 3, 0}, {"fast decay", h_fast, 3, 0},
+    {"uneven decay", h_uneven, 1, 2}, {"resets", h_resets, 0, 3},         {"extremes", h_extremes, 0, 3},
 };
 
 static const wkv6_form forms[] = {

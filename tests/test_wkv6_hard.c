@@ -7,16 +7,15 @@
 
 /* ---- the kernels as runners ------------------------------------------------------------------ */
 
-static void add_pass(machine_job *job, const test_op *op, gt_pass pass, gt_wkv6_args a,
-                     const gt_workspace *need) {
+static void add_pass(machine_job *job, const test_op *op, gt_pass pass, gt_wkv6_args a, const gt_workspace *need) {
     a.workspace_bytes = pass == GT_FORWARD ? need->forward : need->backward;
     job->pass[job->passes] = op->device[pass];
     job->args[job->passes++].wkv6 = a;
 }
 
 /* With saved, backward follows the forward call that fills it. */
-static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass,
-                             const void *args, char *memory, size_t bytes) {
+static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                             size_t bytes) {
     const machine_mode *mode = (const machine_mode *)r->context;
     gt_wkv6_args a = *(const gt_wkv6_args *)args, forward;
     machine_job job;
@@ -46,11 +45,10 @@ static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved"
 
 /* Activations and dw: the limits promised.  States and du are fp32; beside 16-bit activations their
  * products are of factors with 11 bits. */
-#define LIMITS                                                                                     \
+#define LIMITS                                                                                                         \
     { {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0}, 1 }
-static const test_runner runners[] = {
-    {"the kernel", run_kernels, &plain_mode, 0, LIMITS},
-    {"the kernel, with saved", run_kernels, &saved_mode, 0, LIMITS}};
+static const test_runner runners[] = {{"the kernel", run_kernels, &plain_mode, 0, LIMITS},
+                                      {"the kernel, with saved", run_kernels, &saved_mode, 0, LIMITS}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -88,8 +86,7 @@ static void scale(const test_case *c, test_values *in, const char *tensor, doubl
     const gt_tensor *t = &test_table(c)->tensors[test_find(test_table(c), tensor)];
     const int64_t count = test_count(c, GT_BACKWARD, t);
     double *values = array_of(c, in, tensor);
-    for (int64_t i = 0; values && i < count; i++)
-        values[i] = test_round(values[i] * factor, test_dtype_of(c, t));
+    for (int64_t i = 0; values && i < count; i++) values[i] = test_round(values[i] * factor, test_dtype_of(c, t));
 }
 
 static void draw_inputs(const hard_case *k, gt_pass pass, test_values *in) {
@@ -103,9 +100,8 @@ static void draw_inputs(const hard_case *k, gt_pass pass, test_values *in) {
 /* ---- judging --------------------------------------------------------------------------------- */
 
 /* NaN, too, fails.  What fp16 holds as a subnormal number is rounded more coarsely. */
-static void check_elements(const test_runner *r, const test_case *c, gt_pass pass,
-                           const gt_tensor *t, const double *got, const double *truth,
-                           int64_t first, int64_t step, double limit) {
+static void check_elements(const test_runner *r, const test_case *c, gt_pass pass, const gt_tensor *t,
+                           const double *got, const double *truth, int64_t first, int64_t step, double limit) {
     const double floor = test_dtype_of(c, t) == GT_F16 ? 0x1p-14 : 0x1p-126;
     const int64_t count = test_count(c, pass, t);
     double squares = 0, truth_squares = 0, error;
@@ -114,19 +110,17 @@ static void check_elements(const test_runner *r, const test_case *c, gt_pass pas
         truth_squares += truth[i] * truth[i] + floor * floor;
     }
     error = sqrt(squares / truth_squares);
-    test_check(error <= limit, "%s: %s of %s, %s %lld: relative error %.2e, at most %.1e",
-               test_describe(c, pass), t->name, r->name, step > 1 ? "channel" : "all from",
-               (long long)first, error, limit);
+    test_check(error <= limit, "%s: %s of %s, %s %lld: relative error %.2e, at most %.1e", test_describe(c, pass),
+               t->name, r->name, step > 1 ? "channel" : "all from", (long long)first, error, limit);
 }
 
-static void check_tensors(const test_runner *r, const hard_case *k, gt_pass pass,
-                          const test_values *got, const test_values *truth) {
+static void check_tensors(const test_runner *r, const hard_case *k, gt_pass pass, const test_values *got,
+                          const test_values *truth) {
     const test_case *c = &k->c;
     const gt_wkv6_args *a = &c->args.wkv6;
     for (int i = 0; test_table(c)->tensors[i].name; i++) {
         const gt_tensor *t = &test_table(c)->tensors[i];
-        const double limit =
-            t->kind == 'f' ? r->tolerance.parameters[a->dtype] : r->tolerance.activations[a->dtype];
+        const double limit = t->kind == 'f' ? r->tolerance.parameters[a->dtype] : r->tolerance.activations[a->dtype];
         if (!got->of[i]) continue;
         check_elements(r, c, pass, t, got->of[i], truth->of[i], 0, 1, limit);
         if (!k->by_channel || !strstr("dr dk dw", t->name)) continue;
@@ -141,8 +135,7 @@ static int turn;     /* then, half of the passes are run with saved, half withou
 /* Emulated, also as one of the devices where other kernels run that have less shared memory than 9.0. */
 static void check_on_devices(const hard_case *k, void (*check)(const hard_case *k)) {
     check(k);
-    if (k->c.args.wkv6.N == 128 && k->c.args.wkv6.dtype != GT_F32 &&
-        machine_choose(turn / 2 % 2 ? "sm_80" : "sm_86")) {
+    if (k->c.args.wkv6.N == 128 && k->c.args.wkv6.dtype != GT_F32 && machine_choose(turn / 2 % 2 ? "sm_80" : "sm_86")) {
         check(k);
         machine_choose("sm_90");
     }
@@ -165,9 +158,7 @@ static void check_passes(const hard_case *k) {
     }
 }
 
-static void check_case(const hard_case *k) {
-    check_on_devices(k, check_passes);
-}
+static void check_case(const hard_case *k) { check_on_devices(k, check_passes); }
 
 /* ---- variants -------------------------------------------------------------------------------- */
 
@@ -192,15 +183,13 @@ static void check_dtypes(const hard_case *given, int turn) {
 }
 
 #define WKV6(...) .op = "wkv6", .args.wkv6 = {.B = 1, __VA_ARGS__}
-#define NORMAL(tensor, mean, spread)                                                               \
+#define NORMAL(tensor, mean, spread)                                                                                   \
     { tensor, mean, spread, 0, 0 }
 
 /* ---- resets ---- */
 
 /* As often as 64 of them meet every position of a chunk of 64. */
-static int reset_interval(void) {
-    return is_short ? 17 : 65;
-}
+static int reset_interval(void) { return is_short ? 17 : 65; }
 
 /* In all channels of head 0, in some of head 1. */
 static double resetting(test_random *random, int t, int h, int n) {
@@ -219,9 +208,7 @@ static double forgetting(test_random *random, int t, int h, int n) {
 
 static void check_resets(void) {
     const hard_case resets = {
-        .c = {WKV6(.T = 64 * reset_interval(), .H = 2, .N = 64), .name = "resets"},
-        .decay = resetting,
-        .in_detail = 1};
+        .c = {WKV6(.T = 64 * reset_interval(), .H = 2, .N = 64), .name = "resets"}, .decay = resetting, .in_detail = 1};
     hard_case zeros = resets;
     zeros.c.name = "zeros", zeros.c.args.wkv6.T = 130, zeros.decay = forgetting;
     check_dtypes(&resets, 0);
@@ -235,10 +222,10 @@ static void check_resets(void) {
 /* k v^T has a mean, so that the state grows with every token, to 16384. */
 static void check_accumulation(void) {
     const int64_t T = is_short ? 600 : 65536;
-    const hard_case k = {.c = {WKV6(.T = T, .H = 1, .N = 64), .name = "accumulates",
-                               .fill = {NORMAL("k", 0.5, 0.5), NORMAL("v", 0.5, 0.5),
-                                        NORMAL("r", 0, 0.05), NORMAL("w", log(1e-6), 0)}},
-                         .loss = 0.05};
+    const hard_case k = {
+        .c = {WKV6(.T = T, .H = 1, .N = 64), .name = "accumulates",
+              .fill = {NORMAL("k", 0.5, 0.5), NORMAL("v", 0.5, 0.5), NORMAL("r", 0, 0.05), NORMAL("w", log(1e-6), 0)}},
+        .loss = 0.05};
     check_dtypes(&k, 0);
     if (is_short) check_dtypes(&k, 1);
     test_group("wkv6", "decays of 1 - 1e-6");
@@ -261,8 +248,7 @@ static double mild_speeds(test_random *random, int t, int h, int n) {
 
 /* Each channel changes its speed on the way. */
 static double changing_speeds(test_random *random, int t, int h, int n) {
-    return (t + 3 * n) % 50 < 40 ? mild_speeds(random, t, h, n + t / 50)
-                                 : all_speeds(random, t, h, n + t / 50);
+    return (t + 3 * n) % 50 < 40 ? mild_speeds(random, t, h, n + t / 50) : all_speeds(random, t, h, n + t / 50);
 }
 
 /* Hardly a decay but for resets, which are not exact: raw, their dw would show the rounding of larger sums. */
@@ -277,12 +263,11 @@ static double nearly_resetting(test_random *random, int t, int h, int n) {
 static void check_speeds(void) {
     static log_decay *const decays[] = {all_speeds, mild_speeds, changing_speeds, nearly_resetting};
     static const int64_t sizes[] = {64, 32, 128};
-    static const test_fill with_mean[] = {NORMAL("r", 0.5, 0.5), NORMAL("k", 0.5, 0.5),
-                                          NORMAL("v", 0.5, 0.5), NORMAL("dy", 0.5, 0.5)};
+    static const test_fill with_mean[] = {NORMAL("r", 0.5, 0.5), NORMAL("k", 0.5, 0.5), NORMAL("v", 0.5, 0.5),
+                                          NORMAL("dy", 0.5, 0.5)};
     for (int i = 0; i < 12; i++) {
         /* several heads: dw is that of a few slow channels, which in each chunk have one error in common */
-        hard_case k = {.c = {WKV6(.T = is_short ? 200 : 600, .H = 3, .N = sizes[i / 4]),
-                             .name = "speeds"},
+        hard_case k = {.c = {WKV6(.T = is_short ? 200 : 600, .H = 3, .N = sizes[i / 4]), .name = "speeds"},
                        .decay = decays[i % 4]};
         check_dtypes(&k, i / 4 + i % 4);
         memcpy(k.c.fill, with_mean, sizeof with_mean);
@@ -309,7 +294,10 @@ static void check_slow_heads(void) {
     const int heads = is_short ? 1 : 4;
     for (int i = 0; i < 12 * heads; i++) {
         const int is_long = i / 3 % 2;
-        hard_case k = {.c = {WKV6(.T = !is_long ? 128 : is_short ? 200 : 600, .H = 1, .N = 32 << i % 3),
+        hard_case k = {.c = {WKV6(.T = !is_long   ? 128
+                                       : is_short ? 200
+                                                  : 600,
+                                  .H = 1, .N = 32 << i % 3),
                              .name = "slow", .absent = "state_in state_out dstate_in dstate_out"},
                        .decay = decays[i / 6 % 2]};
         if (is_short && is_long && k.c.args.wkv6.N == 128) continue;
@@ -323,8 +311,8 @@ static void check_slow_heads(void) {
 
 static void check_final_state(void) {
     const int64_t T = is_short ? 130 : 1000;
-    const hard_case k = {.c = {WKV6(.T = T, .H = 2, .N = 64), .name = "final state",
-                               .fill = {NORMAL("dy", 0, 0), NORMAL("w", -5, 1)}}};
+    const hard_case k = {
+        .c = {WKV6(.T = T, .H = 2, .N = 64), .name = "final state", .fill = {NORMAL("dy", 0, 0), NORMAL("w", -5, 1)}}};
     for (int turn = 0; turn < 3; turn++) check_dtypes(&k, turn);
     test_group("wkv6", "loss on the final state alone");
 }
@@ -340,10 +328,9 @@ static void check_large_states(void) {
     static log_decay *const decays[] = {slowly, mild_speeds, resetting};
     for (int64_t N = 32; N <= 128; N *= 2) {
         for (int i = 0; i < 3; i++) {
-            hard_case k = {.c = {WKV6(.T = is_short ? 130 : 1000, .H = 1, .N = N),
-                                 .name = "large states",
-                                 .fill = {NORMAL("k", 0, 300), NORMAL("v", 0, 300),
-                                          NORMAL("r", 0, 1e-4), NORMAL("state_in", 0, 3e6)}},
+            hard_case k = {.c = {WKV6(.T = is_short ? 130 : 1000, .H = 1, .N = N), .name = "large states",
+                                 .fill = {NORMAL("k", 0, 300), NORMAL("v", 0, 300), NORMAL("r", 0, 1e-4),
+                                          NORMAL("state_in", 0, 3e6)}},
                            .decay = decays[i],
                            .loss = 1e-4};
             if (is_short && N == 128 && i > 0) continue;
@@ -357,8 +344,7 @@ static void check_large_states(void) {
 /* ---- anything that has a finite truth ---- */
 
 static double extreme(test_random *random, int t, int h, int n) {
-    static const double decays[] = {0,   -1e-40, -1e-6, -1e-3, -0.7,  -4.3,
-                                    -20, -87,    -104,  -1e4,  -1e37, -INFINITY};
+    static const double decays[] = {0, -1e-40, -1e-6, -1e-3, -0.7, -4.3, -20, -87, -104, -1e4, -1e37, -INFINITY};
     const int group = (t / 16 + n / 16 + h) % 3; /* slow, fast and mixed pieces of 16 x 16 */
     const int first = group == 2 ? 6 : 0, count = group == 1 ? 12 : 6;
     return decays[first + (int)(test_uniform(random) * count)];
@@ -369,12 +355,11 @@ static double extreme(test_random *random, int t, int h, int n) {
 static void check_extremes(void) {
     static const double sizes[][2] = {{1e-3, 1e6}, {1, 1e3}, {1e3, 1}, {1e6, 1e-3}, {1e5, 1e5}};
     for (int i = 0; i < 5; i++) {
-        hard_case k = {.c = {WKV6(.T = 130, .H = 1, .N = 64), .name = "extremes",
-                             .absent = "dstate_out",
-                             .fill = {NORMAL("k", 0, sizes[i][0]), NORMAL("v", 0, sizes[i][1]),
-                                      NORMAL("r", 0, sizes[i][0])}},
-                       .decay = i < 4 ? extreme : mild_speeds,
-                       .loss = 1e-3};
+        hard_case k = {
+            .c = {WKV6(.T = 130, .H = 1, .N = 64), .name = "extremes", .absent = "dstate_out",
+                  .fill = {NORMAL("k", 0, sizes[i][0]), NORMAL("v", 0, sizes[i][1]), NORMAL("r", 0, sizes[i][0])}},
+            .decay = i < 4 ? extreme : mild_speeds,
+            .loss = 1e-3};
         set_variant(&k, GT_BF16, i);
         check_case(&k);
         set_variant(&k, GT_F32, i);
@@ -429,9 +414,8 @@ static void check_neighbours_of(const hard_case *k) {
 static void check_neighbours(void) {
     static const gt_dtype dtypes[] = {GT_BF16, GT_F32, GT_F16};
     for (int i = 0; i < (is_short ? 6 : 27); i++) {
-        hard_case k = {
-            .c = {WKV6(.T = 130, .H = 1, .N = 32 << i % 3), .name = "neighbours", .absent = "du"},
-            .decay = changing_speeds};
+        hard_case k = {.c = {WKV6(.T = 130, .H = 1, .N = 32 << i % 3), .name = "neighbours", .absent = "du"},
+                       .decay = changing_speeds};
         set_variant(&k, dtypes[(i + i / 9) % 3], i / 3);
         k.c.args.wkv6.B = 3;
         check_on_devices(&k, check_neighbours_of);
@@ -490,11 +474,11 @@ static void check_long(void) {
         gt_dtype dtype;
         int64_t B, H, N, segments;
         const char *absent;
-    } calls[] = {{GT_BF16, 2, 1, 64, 1, "dv"}, {GT_BF16, 1, 4, 64, 0, "dv"},  {GT_F16, 1, 2, 32, 1, NULL},
-                 {GT_F16, 1, 1, 64, 1, NULL},  {GT_BF16, 1, 1, 128, 1, "dv"}, {GT_F32, 1, 2, 64, 0, "dv"},
-                 {GT_F16, 1, 1, 128, 1, NULL}, {GT_F16, 1, 1, 64, 1, "dv"},   {GT_F16, 1, 2, 64, 0, "dv"},
-                 {GT_F32, 1, 1, 64, 1, "dv"},  {GT_BF16, 2, 1, 64, 1, NULL},  {GT_BF16, 1, 2, 64, 0, NULL},
-                 {GT_BF16, 1, 1, 128, 1, NULL}, {GT_F32, 1, 1, 64, 1, NULL},  {GT_F32, 1, 1, 128, 1, NULL}};
+    } calls[] = {{GT_BF16, 2, 1, 64, 1, "dv"},  {GT_BF16, 1, 4, 64, 0, "dv"},  {GT_F16, 1, 2, 32, 1, NULL},
+                 {GT_F16, 1, 1, 64, 1, NULL},   {GT_BF16, 1, 1, 128, 1, "dv"}, {GT_F32, 1, 2, 64, 0, "dv"},
+                 {GT_F16, 1, 1, 128, 1, NULL},  {GT_F16, 1, 1, 64, 1, "dv"},   {GT_F16, 1, 2, 64, 0, "dv"},
+                 {GT_F32, 1, 1, 64, 1, "dv"},   {GT_BF16, 2, 1, 64, 1, NULL},  {GT_BF16, 1, 2, 64, 0, NULL},
+                 {GT_BF16, 1, 1, 128, 1, NULL}, {GT_F32, 1, 1, 64, 1, NULL},   {GT_F32, 1, 1, 128, 1, NULL}};
     static const int64_t lengths[] = {300, 0, 500, 64, 200, 0}, two_lengths[] = {480, 570};
     for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++) {
         for (int is_packed = 0; is_packed < (is_short && i % 3 == 0 ? 1 : 2); is_packed++) {

@@ -40,9 +40,7 @@ const char *write_file(const char *name, const void *bytes, size_t size) {
     return name;
 }
 
-const char *write_string(const char *name, const char *text) {
-    return write_file(name, text, strlen(text));
-}
+const char *write_string(const char *name, const char *text) { return write_file(name, text, strlen(text)); }
 
 char *read_string(const char *path) {
     FILE *file = fopen(path, "rb");
@@ -166,8 +164,7 @@ int wait_for_lines(const char *path, int lines) {
 
 int begin_tests(const char *path) {
     snprintf(folder, sizeof folder, "/tmp/test_train.XXXXXX");
-    if (!path || !realpath(path, program) || access(program, X_OK) || !mkdtemp(folder) ||
-        chdir(folder)) {
+    if (!path || !realpath(path, program) || access(program, X_OK) || !mkdtemp(folder) || chdir(folder)) {
         fprintf(stderr, "usage: PROGRAM_OF_TESTS HYBRID_TRAIN [device | short]\n");
         return 2;
     }

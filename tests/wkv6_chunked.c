@@ -22,7 +22,7 @@ typedef double state[CHUNKED_N][CHUNKED_V];
 /* The inputs of the head; for backward r is times the scale of y.  Tokens beyond the sequence, up to a whole chunk: zeros that do not decay. */
 typedef struct head {
     int T, N, V, chunks, is_raw;
-    double scale; /* of y */
+    double scale;                                                                     /* of y */
     double r[CHUNKED_T][CHUNKED_N], k[CHUNKED_T][CHUNKED_N], h[CHUNKED_T][CHUNKED_N]; /* h = -log2 d */
     double v[CHUNKED_T][CHUNKED_V], dy[CHUNKED_T][CHUNKED_V], u[CHUNKED_N];
 } head;
@@ -223,8 +223,8 @@ static void round_state(const head *x, const wkv6_form *form, state S) {
 }
 
 /* S_before, S_after: as kept; S_after is NULL after the last chunk. */
-static void sum_rows(const head *x, const wkv6_form *form, state G, state S_before, state S_after,
-                     int is_zero_before, rowsums *sums) {
+static void sum_rows(const head *x, const wkv6_form *form, state G, state S_before, state S_after, int is_zero_before,
+                     rowsums *sums) {
     memset(sums, 0, sizeof *sums);
     for (int n = 0; n < x->N; n++) {
         sums->before[n] = dot(S_before[n], G[n], x->V);
@@ -235,8 +235,8 @@ static void sum_rows(const head *x, const wkv6_form *form, state G, state S_befo
 }
 
 /* S: before every chunk, as kept.  Writes G after every chunk, as kept, the sums, and dstate_in. */
-static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *form, state S[CHUNKS],
-                         state G[CHUNKS], rowsums sums[CHUNKS]) {
+static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *form, state S[CHUNKS], state G[CHUNKS],
+                         rowsums sums[CHUNKS]) {
     static state start[CHUNKS], now;
     const int each = segment_chunks(x, a->segments), segments = (x->chunks + each - 1) / each;
     load_state(x, start[0], a->dstate_out);
@@ -419,8 +419,7 @@ static void finish_strong_channel(const wkv6_form *form, const channel *q, doubl
 /* ---- [6] backward of a chunk ----------------------------------------------------------------- */
 
 /* Adds what a channel gives to dv of the chunk: its part of A, times dy, and K to the chunk's end, times G. */
-static void add_dv(const head *x, int first, int n, state G, const channel *q, int strong,
-                   double (*dv)[CHUNKED_V]) {
+static void add_dv(const head *x, int first, int n, state G, const channel *q, int strong, double (*dv)[CHUNKED_V]) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;
         double between = 1, product = 1; /* decays: of whole sub-chunks between; of the tokens between */
@@ -443,8 +442,8 @@ typedef struct gradients {
     double *dr, *dk, *dw, *dv, *du;
 } gradients;
 
-static void backward_chunk(const head *x, int first, const wkv6_form *form, state S, state G,
-                           const rowsums *sums, const gradients *out, wkv6_paths *paths) {
+static void backward_chunk(const head *x, int first, const wkv6_form *form, state S, state G, const rowsums *sums,
+                           const gradients *out, wkv6_paths *paths) {
     static double C[CHUNK][CHUNK], dv[CHUNKED_T][CHUNKED_V];
     static channel q[CHUNKED_N];
     const int tokens = x->T - first < CHUNK ? x->T - first : CHUNK;

@@ -37,8 +37,7 @@
 #define GT_DEV_CALL [[maybe_unused]] static __device__ __noinline__
 #define GT_HD static __host__ __device__ __forceinline__
 #define GT_METHOD __device__ __forceinline__
-#define GT_KERNEL(threads, min_blocks) \
-    [[maybe_unused]] static __global__ void __launch_bounds__(threads, min_blocks)
+#define GT_KERNEL(threads, min_blocks) [[maybe_unused]] static __global__ void __launch_bounds__(threads, min_blocks)
 #define GT_GRID_CONSTANT __grid_constant__
 #define GT_UNROLL _Pragma("unroll")
 #define GT_NO_UNROLL _Pragma("unroll 1")

@@ -184,10 +184,7 @@ GT_DEV T lds(uint32_t addr) {
         memcpy(&value, &bits, sizeof value);
     } else if constexpr (sizeof(T) == 8) {
         uint32_t bits[2];
-        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                     : "=r"(bits[0]), "=r"(bits[1])
-                     : "r"(addr)
-                     : "memory");
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : "r"(addr) : "memory");
         memcpy(&value, bits, sizeof value);
     } else {
         static_assert(sizeof(T) == 16, "lds moves 2, 4, 8 or 16 bytes");
@@ -215,14 +212,13 @@ GT_DEV void sts(uint32_t addr, T value) {
     } else if constexpr (sizeof(T) == 8) {
         uint32_t bits[2];
         memcpy(bits, &value, sizeof value);
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(addr), "r"(bits[0]), "r"(bits[1])
-                     : "memory");
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(addr), "r"(bits[0]), "r"(bits[1]) : "memory");
     } else {
         static_assert(sizeof(T) == 16, "sts moves 2, 4, 8 or 16 bytes");
         uint32_t bits[4];
         memcpy(bits, &value, sizeof value);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(bits[0]),
-                     "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(bits[0]), "r"(bits[1]), "r"(bits[2]),
+                     "r"(bits[3])
                      : "memory");
     }
 }
@@ -237,8 +233,8 @@ GT_DEV void stg(void* target, T value) {
     if constexpr (sizeof(T) == 16) { /* left to the compiler, it may fall apart into four stores */
         uint32_t bits[4];
         memcpy(bits, &value, sizeof value);
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)),
-                     "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(bits[0]),
+                     "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
                      : "memory");
     } else {
         *static_cast<T*>(target) = value;
@@ -251,12 +247,9 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
 #if GT_SM80
     const size_t global = __cvta_generic_to_global(source);
     if constexpr (BYTES == 16) { /* .cg keeps the stream out of the first-level cache */
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(addr), "l"(global),
-                     "r"(copied)
-                     : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(addr), "l"(global), "r"(copied) : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(addr), "l"(global),
-                     "n"(BYTES), "r"(copied)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(addr), "l"(global), "n"(BYTES), "r"(copied)
                      : "memory");
     }
 #else
@@ -297,9 +290,7 @@ GT_DEV void cp_async_wait() {
 GT_DEV void sync_warp() { __syncwarp(); }
 GT_DEV void sync_threads() { __syncthreads(); }
 
-GT_DEV void bar_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
+GT_DEV void bar_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 GT_DEV void mbarrier_init(uint32_t addr, int threads) {
 #if GT_SM80
@@ -311,10 +302,9 @@ GT_DEV void mbarrier_init(uint32_t addr, int threads) {
 
 GT_DEV void mbarrier_arrive(uint32_t addr) {
 #if GT_SM80
-    asm volatile(
-        "{ .reg .b64 state;\n"
-        "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(addr)
-        : "memory");
+    asm volatile("{ .reg .b64 state;\n"
+                 "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(addr)
+                 : "memory");
 #else
     __trap();
 #endif
@@ -328,12 +318,11 @@ GT_DEV void mbarrier_arrive(uint32_t addr) {
 
 GT_DEV void mbarrier_wait(uint32_t addr, int parity) {
 #if GT_SM80
-    asm volatile(
-        "{ .reg .pred complete;\n"
-        "AGAIN: " GT_MBARRIER_WAIT ".shared.b64 complete, [%0], %1;\n"
-        "@!complete bra AGAIN; }" ::"r"(addr),
-        "r"(parity)
-        : "memory");
+    asm volatile("{ .reg .pred complete;\n"
+                 "AGAIN: " GT_MBARRIER_WAIT ".shared.b64 complete, [%0], %1;\n"
+                 "@!complete bra AGAIN; }" ::"r"(addr),
+                 "r"(parity)
+                 : "memory");
 #else
     __trap();
 #endif
@@ -358,17 +347,11 @@ GT_DEV T shfl_idx(T value, int lane) {
 }
 
 GT_DEV void ldmatrix_x1(uint32_t& r, uint32_t addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                 : "=r"(r)
-                 : "r"(addr)
-                 : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(addr) : "memory");
 }
 
 GT_DEV void ldmatrix_x1_trans(uint32_t& r, uint32_t addr) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                 : "=r"(r)
-                 : "r"(addr)
-                 : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(addr) : "memory");
 }
 
 GT_DEV void ldmatrix_x2(uint32_t (&r)[2], uint32_t addr) {
@@ -407,11 +390,10 @@ GT_DEV uint32_t movmatrix_trans(uint32_t r) {
 
 GT_DEV void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if GT_SM80
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
     __trap();
 #endif
@@ -419,33 +401,29 @@ GT_DEV void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 
 GT_DEV void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if GT_SM80
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[2]), "r"(a[3]), "r"(b1));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }
 
 GT_DEV void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
 #if GT_SM80
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])),
-          "r"(as_uint(b0)), "r"(as_uint(b1)));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])), "r"(as_uint(b0)),
+                   "r"(as_uint(b1)));
 #else
     __trap();
 #endif
@@ -491,17 +469,15 @@ GT_DEV void fence_async_proxy() {
 GT_DEV void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b) {
 #if GT_SM90A
 #define GT_TILE(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1;"
-        : GT_TILE(0), GT_TILE(1), GT_TILE(2), GT_TILE(3), GT_TILE(4), GT_TILE(5), GT_TILE(6),
-          GT_TILE(7), GT_TILE(8), GT_TILE(9), GT_TILE(10), GT_TILE(11), GT_TILE(12), GT_TILE(13),
-          GT_TILE(14), GT_TILE(15)
-        : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])), "l"(b));
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, 1, 1, 1;"
+                 : GT_TILE(0), GT_TILE(1), GT_TILE(2), GT_TILE(3), GT_TILE(4), GT_TILE(5), GT_TILE(6), GT_TILE(7),
+                   GT_TILE(8), GT_TILE(9), GT_TILE(10), GT_TILE(11), GT_TILE(12), GT_TILE(13), GT_TILE(14), GT_TILE(15)
+                 : "r"(as_uint(a[0])), "r"(as_uint(a[1])), "r"(as_uint(a[2])), "r"(as_uint(a[3])), "l"(b));
 #undef GT_TILE
 #else
     __trap();

@@ -34,8 +34,7 @@ static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaGetKernel(&handle, kernel);
     if (error != cudaSuccess) return error;
-    return cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)bytes, device);
+    return cudaKernelSetAttributeForDevice(handle, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes, device);
 #else
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 #endif
@@ -74,9 +73,8 @@ static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
  * are neither cleared nor returned.  May be the first CUDA call ever, also inside a capture.
  * runs_ahead: its blocks may start before the kernel before it on the stream is complete. */
 template <class Params>
-static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads,
-                                 size_t smem_bytes, cudaStream_t stream, const Params& params,
-                                 bool runs_ahead = false) {
+static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes,
+                                 cudaStream_t stream, const Params& params, bool runs_ahead = false) {
     static_assert(std::is_trivially_copyable<Params>::value, "parameters are copied bit by bit");
     const void* function = reinterpret_cast<const void*>(kernel);
     if (smem_bytes > 48 * 1024) {
@@ -85,8 +83,7 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
     }
     void* arguments[] = {const_cast<void*>(static_cast<const void*>(&params))};
     if (!runs_ahead)
-        return cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(threads), arguments,
-                                smem_bytes, stream);
+        return cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(threads), arguments, smem_bytes, stream);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -129,23 +126,19 @@ struct Device {
 static inline gt_status current_device(Device* device) {
     int id = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&id);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, id);
     if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&device->shared_bytes,
-                                       cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+        error = cudaDeviceGetAttribute(&device->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
 #ifdef GT_SHARED_LIMIT /* tests: what devices with less than this one get */
     if (device->shared_bytes > GT_SHARED_LIMIT) device->shared_bytes = GT_SHARED_LIMIT;
 #endif
     device->compute_capability = 10 * major + minor;
     if (error != cudaSuccess) return report(error, "device");
     if (device->compute_capability < 75)
-        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed",
-                       id, major, minor);
+        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", id, major, minor);
     return GT_OK;
 }
 
@@ -178,7 +171,7 @@ static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes; with no buffer it only counts.
  * bytes() includes the slack for a buffer that is not aligned itself. */
 class Arena {
-public:
+  public:
     explicit Arena(void* buffer) : base_((uintptr_t)buffer) {}
     template <class T>
     T* take(int64_t count) {
@@ -188,7 +181,7 @@ public:
     }
     size_t bytes() const { return used_ ? used_ + 256 : 0; }
 
-private:
+  private:
     uintptr_t base_;
     size_t used_ = 0;
 };
@@ -203,8 +196,7 @@ static inline float* floats_in(const void* buffer, int64_t count, size_t* bytes)
 
 static inline gt_status check_workspace(const void* workspace, size_t bytes, size_t need) {
     if (need == 0 || (workspace && bytes >= need)) return GT_OK;
-    if (!workspace)
-        return gt_fail(GT_ERROR_WORKSPACE, "workspace is NULL: %zu bytes needed", need);
+    if (!workspace) return gt_fail(GT_ERROR_WORKSPACE, "workspace is NULL: %zu bytes needed", need);
     return gt_fail(GT_ERROR_WORKSPACE, "workspace_bytes = %zu: %zu needed", bytes, need);
 }
 
@@ -221,7 +213,7 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
  * after it would not wait for those before it.  The emulation checks both. */
 struct Chain {
     gt_stream stream;
-    const void* first = nullptr; /* kernel, once it is launched */
+    const void* first = nullptr;               /* kernel, once it is launched */
     bool is_known = false, runs_ahead = false; /* how those after it are launched */
 };
 
@@ -247,11 +239,10 @@ static inline KernelList*& noted_kernels() {
 
 /* Launches a kernel on `blocks` blocks; none are launched for 0. */
 template <class Params>
-static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks,
-                            unsigned threads, size_t smem_bytes, Chain& chain, const Params& params) {
+static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
+                            size_t smem_bytes, Chain& chain, const Params& params) {
     if (blocks == 0) return GT_OK;
-    if (blocks > INT32_MAX)
-        return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)blocks);
+    if (blocks > INT32_MAX) return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)blocks);
     if (KernelList* list = noted_kernels()) {
         list->add(name);
         return GT_OK;
@@ -277,9 +268,8 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
 
 /* The same outside of a chain. */
 template <class Params>
-static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks,
-                            unsigned threads, size_t smem_bytes, gt_stream stream,
-                            const Params& params) {
+static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
+                            size_t smem_bytes, gt_stream stream, const Params& params) {
     Chain alone = {stream};
     return run(name, kernel, blocks, threads, smem_bytes, alone, params);
 }

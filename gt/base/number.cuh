@@ -314,9 +314,7 @@ GT_HD float sigmoid_fast(float x) { return rcp_approx(1.0f + exp_fast(-x)); }
 
 /* Far out the factor x is bounded, so that infinity meets no 0.  NaN becomes a number there, but sigmoid_x is NaN
  * then. */
-GT_HD float silu_of_sigmoid(float x, float sigmoid_x) {
-    return fmaxf(x, -200.0f) * sigmoid_x;
-}
+GT_HD float silu_of_sigmoid(float x, float sigmoid_x) { return fmaxf(x, -200.0f) * sigmoid_x; }
 
 GT_HD float silu(float x) { return silu_of_sigmoid(x, sigmoid(x)); }
 

@@ -45,12 +45,12 @@ typedef enum gt_place { GT_HOST = 0, GT_DEVICE = 1 } gt_place;
 
 typedef struct gt_tensor {
     const char *name;
-    size_t offset;        /* of the pointer in the struct */
-    size_t stride_offset; /* of its strides, see gt_stride_count; 0 = always packed */
-    const char *shape;    /* size letters, slowest first */
-    char kind;            /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'f' fp32,
+    size_t offset;         /* of the pointer in the struct */
+    size_t stride_offset;  /* of its strides, see gt_stride_count; 0 = always packed */
+    const char *shape;     /* size letters, slowest first */
+    char kind;             /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'f' fp32,
                              'i' int32 */
-    const char *use;      /* per pass forward, backward, step: '-' unused, 'I' required input, 'i'
+    const char *use;       /* per pass forward, backward, step: '-' unused, 'I' required input, 'i'
                              optional input, 'O' required output, 'o' optional output, 'g' parameter
                              gradient (optional, accumulates), 's' updated in place, required */
     const char *may_equal; /* tensor that an output may equal exactly, or NULL */
@@ -87,7 +87,7 @@ typedef struct gt_op {
 /* One tensor of one call: where its elements lie. */
 typedef struct gt_view {
     char *data;
-    int rank; /* without the indices of size 1 */
+    int rank;                   /* without the indices of size 1 */
     int64_t size[4], stride[4]; /* strides in bytes */
     int64_t count;              /* elements */
     int element;                /* bytes of one */
@@ -127,8 +127,7 @@ GT_INLINE int64_t gt_times(int64_t a, int64_t b) { return b > 0 && a > INT64_MAX
 GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 
 /* Fails with `status` unless min <= value <= max. */
-GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
-                                int64_t max);
+GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min, int64_t max);
 
 /* Fails unless a reserved field is 0. */
 GT_FUNCTION gt_status gt_check_reserved(const char *field, int64_t value);
@@ -146,12 +145,11 @@ GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass 
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
  * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers; so does GT_PATH. */
-GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
-                            void *filled, gt_dims *dims);
+GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args, void *filled,
+                                 gt_dims *dims);
 
 /* The view of one tensor in a prepared struct. */
-GT_FUNCTION gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled,
-                          const gt_dims *dims);
+GT_FUNCTION gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled, const gt_dims *dims);
 
 /* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays of one
  * entry per chunk, chunk c of sequence s has slot
@@ -169,14 +167,12 @@ GT_INLINE int64_t gt_chunk_slots(int64_t T, int64_t seq_capacity, int64_t size) 
     return T / size + (T < seq_capacity ? T : seq_capacity);
 }
 
-GT_INLINE int64_t gt_chunk_slot(const int32_t *cu_seqlens, int64_t size, int64_t sequence,
-                                 int64_t chunk) {
+GT_INLINE int64_t gt_chunk_slot(const int32_t *cu_seqlens, int64_t size, int64_t sequence, int64_t chunk) {
     const int64_t first = cu_seqlens[sequence];
     return first / size + (first < sequence ? first : sequence) + chunk;
 }
 
-GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t size,
-                               int64_t slot) {
+GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t size, int64_t slot) {
     gt_chunk c = {-1, 0, 0};
     int64_t low = 0, high = count; /* the last sequence whose first slot is at most `slot` */
     while (high - low > 1) {

@@ -62,8 +62,7 @@ GT_API const char *gt_status_string(gt_status status) {
 
 GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
     static const char *const passes[] = {"forward", "backward", "step", "workspace", "path"};
-    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s",
-             place == GT_HOST ? "ref_" : "", op, passes[pass]);
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s", place == GT_HOST ? "ref_" : "", op, passes[pass]);
 }
 
 GT_API gt_status gt_fail(gt_status status, const char *format, ...) {
@@ -81,14 +80,11 @@ GT_API gt_status gt_no_cuda(const gt_op *op, gt_pass pass) {
                                      "GT_KERNELS_IMPLEMENTATION with nvcc");
 }
 
-GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min,
-                                int64_t max) {
+GT_API gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min, int64_t max) {
     if (value >= min && value <= max) return GT_OK;
     if (max == GT_MAX_SIZE && value < min)
-        return gt_fail(status, "%s = %lld: must be at least %lld", field, (long long)value,
-                       (long long)min);
-    return gt_fail(status, "%s = %lld: must be %lld to %lld", field, (long long)value,
-                   (long long)min, (long long)max);
+        return gt_fail(status, "%s = %lld: must be at least %lld", field, (long long)value, (long long)min);
+    return gt_fail(status, "%s = %lld: must be %lld to %lld", field, (long long)value, (long long)min, (long long)max);
 }
 
 GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
@@ -112,11 +108,11 @@ static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims
                            f->slots ? "slots" : "slot_capacity");
         return GT_OK;
     }
-    if (f->state_in_shared)
-        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates a state per element");
+    if (f->state_in_shared) return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates a state per element");
     if (f->state_in && f->state_in != f->state_out)
-        return gt_fail(GT_ERROR_VALUE, "state_in = %p: must be NULL or equal state_out, which is "
-                                       "updated in place",
+        return gt_fail(GT_ERROR_VALUE,
+                       "state_in = %p: must be NULL or equal state_out, which is "
+                       "updated in place",
                        (const void *)f->state_in);
     if ((status = gt_check_range(GT_ERROR_SIZE, "T", f->T, 0, 16))) return status;
     *Q = f->slot_capacity ? f->slot_capacity : f->B;
@@ -128,26 +124,22 @@ static const char *gt_packed_field(const gt_recurrence *f) {
 }
 
 GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
-    gt_status status =
-        gt_check_range(GT_ERROR_SIZE, "seq_capacity", f->seq_capacity, 0, INT32_MAX - 1);
+    gt_status status = gt_check_range(GT_ERROR_SIZE, "seq_capacity", f->seq_capacity, 0, INT32_MAX - 1);
     if (status != GT_OK) return status;
     if (f->seq_capacity == 0) {
         if (f->cu_seqlens || f->seq_count)
-            return gt_fail(GT_ERROR_SIZE, "seq_capacity = 0: %s is set, so it must be at least 1",
-                           gt_packed_field(f));
+            return gt_fail(GT_ERROR_SIZE, "seq_capacity = 0: %s is set, so it must be at least 1", gt_packed_field(f));
         return gt_resolve_states(f, pass, dims);
     }
     if (pass == GT_STEP)
         return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: a step has no packed sequences",
                        (long long)f->seq_capacity);
-    if (f->B != 1)
-        return gt_fail(GT_ERROR_SIZE, "B = %lld: must be 1 with packed sequences", (long long)f->B);
+    if (f->B != 1) return gt_fail(GT_ERROR_SIZE, "B = %lld: must be 1 with packed sequences", (long long)f->B);
     if (f->T > INT32_MAX)
-        return gt_fail(GT_ERROR_SIZE, "T = %lld: at most %lld tokens with packed sequences",
-                       (long long)f->T, (long long)INT32_MAX);
+        return gt_fail(GT_ERROR_SIZE, "T = %lld: at most %lld tokens with packed sequences", (long long)f->T,
+                       (long long)INT32_MAX);
     if (pass != GT_QUERY && !f->cu_seqlens)
-        return gt_fail(GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = %lld",
-                       (long long)f->seq_capacity);
+        return gt_fail(GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = %lld", (long long)f->seq_capacity);
     if ((status = gt_resolve_states(f, pass, dims)) != GT_OK) return status;
     dims->n['Q' - 'A'] = f->seq_capacity;
     dims->n['S' - 'A'] = f->state_in_shared ? 1 : f->seq_capacity;
@@ -161,13 +153,10 @@ static int64_t gt_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- views and overlap ---- */
 
-static int gt_used(const gt_tensor *t, gt_pass pass) {
-    return pass <= GT_STEP && t->use[pass] != '-';
-}
+static int gt_used(const gt_tensor *t, gt_pass pass) { return pass <= GT_STEP && t->use[pass] != '-'; }
 
 static int gt_written(const gt_tensor *t, gt_pass pass) {
-    return t->use[pass] == 'O' || t->use[pass] == 'o' || t->use[pass] == 'g' ||
-           t->use[pass] == 's';
+    return t->use[pass] == 'O' || t->use[pass] == 'o' || t->use[pass] == 'g' || t->use[pass] == 's';
 }
 
 static void *gt_pointer(const gt_tensor *t, const void *filled) {
@@ -179,14 +168,12 @@ static void *gt_pointer(const gt_tensor *t, const void *filled) {
 static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *filled) {
     gt_dtype dtype;
     if (t->kind == 'f' || t->kind == 'i') return 4;
-    memcpy(&dtype, (const char *)filled + (t->kind == 'w' ? op->companion_offset : op->dtype_offset),
-           sizeof dtype);
+    memcpy(&dtype, (const char *)filled + (t->kind == 'w' ? op->companion_offset : op->dtype_offset), sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
 
 /* Strides of all indices in elements, slowest first, from the filled struct. */
-static void gt_element_strides(const gt_tensor *t, const void *filled, const int64_t *size, int rank,
-                               int64_t *stride) {
+static void gt_element_strides(const gt_tensor *t, const void *filled, const int64_t *size, int rank, int64_t *stride) {
     int64_t packed = 1;
     for (int i = rank - 1; i >= 0; i--) {
         stride[i] = gt_smaller(packed, GT_MAX_SPAN);
@@ -195,8 +182,7 @@ static void gt_element_strides(const gt_tensor *t, const void *filled, const int
     memcpy(stride, (const char *)filled + t->stride_offset, (size_t)gt_stride_count(t) * sizeof stride[0]);
 }
 
-GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *filled,
-                          const gt_dims *dims) {
+GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *filled, const gt_dims *dims) {
     gt_view v;
     int rank = (int)strlen(t->shape);
     int64_t size[4], stride[4];
@@ -251,8 +237,7 @@ static int gt_interleaved(const gt_view *a, const gt_view *b) {
         if (!gt_multiples(a, m) || !gt_multiples(b, m)) continue;
         in_row_a = gt_extent(a, m);
         in_row_b = gt_extent(b, m);
-        d = pb >= pa ? (int64_t)((pb - pa) % (uint64_t)m)
-                     : (m - (int64_t)((pa - pb) % (uint64_t)m)) % m;
+        d = pb >= pa ? (int64_t)((pb - pa) % (uint64_t)m) : (m - (int64_t)((pa - pb) % (uint64_t)m)) % m;
         if (d >= in_row_a && d + in_row_b <= m) return 1;
     }
     return 0;
@@ -260,15 +245,13 @@ static int gt_interleaved(const gt_view *a, const gt_view *b) {
 
 static int gt_disjoint(const gt_view *a, const gt_view *b) {
     uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
-    return pa + (uint64_t)gt_extent(a, INT64_MAX) <= pb ||
-           pb + (uint64_t)gt_extent(b, INT64_MAX) <= pa || gt_interleaved(a, b) ||
-           gt_interleaved(b, a);
+    return pa + (uint64_t)gt_extent(a, INT64_MAX) <= pb || pb + (uint64_t)gt_extent(b, INT64_MAX) <= pa ||
+           gt_interleaved(a, b) || gt_interleaved(b, a);
 }
 
 static int gt_same_view(const gt_view *a, const gt_view *b) {
     return a->data == b->data && a->element == b->element && a->rank == b->rank &&
-           !memcmp(a->size, b->size, sizeof a->size) &&
-           !memcmp(a->stride, b->stride, sizeof a->stride);
+           !memcmp(a->size, b->size, sizeof a->size) && !memcmp(a->stride, b->stride, sizeof a->stride);
 }
 
 /* ---- the steps of gt_prepare ---- */
@@ -284,8 +267,8 @@ static gt_status gt_fill_dtypes(const gt_op *op, char *filled) {
     memcpy(&companion, filled + op->companion_offset, sizeof companion);
     if (companion == GT_DTYPE_DEFAULT) companion = dtype;
     if (companion != dtype && companion != GT_F32)
-        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32 or equal dtype (%d)",
-                       op->companion_name, (int)companion, (int)dtype);
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32 or equal dtype (%d)", op->companion_name,
+                       (int)companion, (int)dtype);
     memcpy(filled + op->companion_offset, &companion, sizeof companion);
     return GT_OK;
 }
@@ -329,8 +312,7 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
 
 /* The work of a call, by which the memory of every tensor and of all scratch is bounded.  B counts as
  * the rows of states if those are more.  Without tokens there is the work on states, if any. */
-static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled,
-                                  const gt_dims *dims) {
+static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     const int is_over_rows = op->sizes[0].letter == 'M';
     int64_t product = gt_larger(dims->n['V' - 'A'], 1);
     char text[128] = "";
@@ -343,8 +325,7 @@ static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *fil
     }
     if (product <= (is_over_rows ? GT_MAX_ROW_PRODUCT : GT_MAX_PRODUCT)) return GT_OK;
     if (dims->n['V' - 'A']) gt_append(text, ", %s = %lld", "V", dims->n['V' - 'A']);
-    return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^%d", text,
-                   is_over_rows ? 56 : 48);
+    return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^%d", text, is_over_rows ? 56 : 48);
 }
 
 /* Whether the call has the tensor: it is given, or it must be. */
@@ -362,12 +343,10 @@ static int64_t gt_count(const gt_tensor *t, gt_pass pass, const void *filled, co
 }
 
 /* States of a large pool and parameters of a call without tokens are not part of the product. */
-static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *filled,
-                                const gt_dims *dims) {
+static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
     char text[128] = "";
     if (gt_count(t, pass, filled, dims) <= GT_MAX_SPAN) return GT_OK;
-    for (const char *c = t->shape; *c; c++)
-        gt_append(text, c[1] ? "%s%lld x " : "%s%lld", "", dims->n[*c - 'A']);
+    for (const char *c = t->shape; *c; c++) gt_append(text, c[1] ? "%s%lld x " : "%s%lld", "", dims->n[*c - 'A']);
     return gt_fail(GT_ERROR_SIZE, "%s: more than 2^56 elements (%s)", t->name, text);
 }
 
@@ -384,8 +363,7 @@ static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
 /* Replaces zero strides by their defaults, in place.  No index may span more than 2^56 elements, so
  * that sums of byte offsets fit in 64 bits.  Where there are no tokens,
  * no such tensor has elements, and its sizes may be any. */
-static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled,
-                                const gt_dims *dims) {
+static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled, const gt_dims *dims) {
     const int64_t limit = GT_MAX_SPAN;
     const int has_tokens = gt_has_tokens(op, dims);
     char *at = filled + t->stride_offset;
@@ -404,8 +382,7 @@ static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *fille
         const size_t bytes = (size_t)gt_stride_count(t) * sizeof(int64_t);
         gt_stride4 s = {0, 0, 0, 0};
         memcpy(&s, at, bytes);
-        if (s.b < 0 || s.t < 0 || s.h < 0 || s.n < 0)
-            return gt_bad_stride(t, filled, "must not be negative");
+        if (s.b < 0 || s.t < 0 || s.h < 0 || s.n < 0) return gt_bad_stride(t, filled, "must not be negative");
         if (s.n > limit || s.h > limit || s.t > limit || s.b > limit)
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
         if (s.n == 0) s.n = 1;
@@ -422,32 +399,29 @@ static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *fille
     return GT_OK;
 }
 
-static gt_status gt_check_pointer(const gt_op *op, const gt_tensor *t, gt_pass pass,
-                                  const void *filled, const gt_dims *dims) {
+static gt_status gt_check_pointer(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled,
+                                  const gt_dims *dims) {
     gt_view v = gt_view_of(op, t, filled, dims);
     char use = t->use[pass];
     if (v.count == 0) return GT_OK;
-    if (!v.data)
-        return use == 'I' || use == 'O' || use == 's' ? gt_fail(GT_ERROR_NULL, "%s is NULL", t->name)
-                                                      : GT_OK;
+    if (!v.data) return use == 'I' || use == 'O' || use == 's' ? gt_fail(GT_ERROR_NULL, "%s is NULL", t->name) : GT_OK;
     if ((uintptr_t)v.data % (uintptr_t)v.element)
-        return gt_fail(GT_ERROR_ALIGNMENT, "%s = %p: not aligned to its %d-byte elements", t->name,
-                       (void *)v.data, v.element);
+        return gt_fail(GT_ERROR_ALIGNMENT, "%s = %p: not aligned to its %d-byte elements", t->name, (void *)v.data,
+                       v.element);
     if (gt_written(t, pass) && gt_overlaps_itself(&v))
         return gt_bad_stride(t, filled, "elements of this output overlap");
     return GT_OK;
 }
 
-static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass pass,
-                                  const void *filled, const gt_dims *dims) {
+static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass pass, const void *filled,
+                                  const gt_dims *dims) {
     gt_view v = gt_view_of(op, out, filled, dims);
     if (!v.data || v.count == 0) return GT_OK;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         gt_view other = gt_view_of(op, t, filled, dims);
         if (t == out || !gt_used(t, pass) || !other.data || other.count == 0) continue;
         if (out->may_equal && !strcmp(out->may_equal, t->name) && gt_same_view(&v, &other)) continue;
-        if (!gt_disjoint(&v, &other))
-            return gt_fail(GT_ERROR_OVERLAP, "%s overlaps %s", out->name, t->name);
+        if (!gt_disjoint(&v, &other)) return gt_fail(GT_ERROR_OVERLAP, "%s overlaps %s", out->name, t->name);
     }
     return GT_OK;
 }
@@ -467,8 +441,8 @@ static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims
     if (dims->n['S' - 'A'] > 1) dims->n['S' - 'A'] = 0;
 }
 
-GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args,
-                            void *filled, gt_dims *dims) {
+GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args, void *filled,
+                            gt_dims *dims) {
     const gt_tensor *t;
     gt_status status;
     int accumulate;
@@ -485,15 +459,12 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     if ((status = gt_check_product(op, pass, filled, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++) {
         if ((status = gt_check_count(t, pass, filled, dims)) != GT_OK) return status;
-        if (t->stride_offset && (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
-            return status;
+        if (t->stride_offset && (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK) return status;
     }
     for (t = op->tensors; t->name; t++)
-        if (gt_used(t, pass) && (status = gt_check_pointer(op, t, pass, filled, dims)) != GT_OK)
-            return status;
+        if (gt_used(t, pass) && (status = gt_check_pointer(op, t, pass, filled, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++)
-        if (gt_used(t, pass) && gt_written(t, pass) &&
-            (status = gt_check_overlap(op, t, pass, filled, dims)) != GT_OK)
+        if (gt_used(t, pass) && gt_written(t, pass) && (status = gt_check_overlap(op, t, pass, filled, dims)) != GT_OK)
             return status;
     if (place == GT_DEVICE && !gt_has_tokens(op, dims)) gt_clear_tokens(op, pass, (char *)filled, dims);
     return GT_OK;

@@ -12,7 +12,7 @@ namespace gt {
 
 /* The text that is written, cut off where the caller's buffer ends. */
 class PathText {
-public:
+  public:
     PathText(char* text, size_t bytes) : text_(text), bytes_(bytes) { text_[0] = 0; }
     void add(const char* words) {
         const size_t length = strlen(words), room = bytes_ - 1 - used_, n = length < room ? length : room;
@@ -21,7 +21,7 @@ public:
         text_[used_] = 0;
     }
 
-private:
+  private:
     char* text_;
     size_t bytes_, used_ = 0;
 };
@@ -67,8 +67,8 @@ struct PathPasses {
 };
 
 template <class Args>
-static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args, const Args& prepared,
-                          const gt_dims& dims, PathText& text) {
+static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args,
+                          const Args& prepared, const gt_dims& dims, PathText& text) {
     static const char* const names[] = {"forward: ", "; backward: ", "; step: "};
     KernelList kernels = {};
     Device device;
@@ -116,7 +116,8 @@ static gt_status path_of_two(const gt_op* op, const PathPasses<Args>& passes, Ar
 }
 
 template <class Args>
-static gt_status path_begin(const gt_op* op, const Args* args, char* text, size_t bytes, Args* prepared, gt_dims* dims) {
+static gt_status path_begin(const gt_op* op, const Args* args, char* text, size_t bytes, Args* prepared,
+                            gt_dims* dims) {
     if (text && bytes) text[0] = 0;
     const gt_status status = gt_prepare(op, GT_PATH, GT_DEVICE, args, prepared, dims);
     if (status != GT_OK) return status;

@@ -76,11 +76,10 @@ static inline gt_status device_supported(int device) {
         return gt_fail(GT_ERROR_VALUE, "device = %d: must be -1 to %d", device, count - 1);
     if (device == -1) device = current;
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error == cudaSuccess && 10 * major + minor < 75)
-        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed",
-                       device, major, minor);
+        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", device, major,
+                       minor);
     /* a kernel stands for all: they are compiled for the same architectures */
     cudaFuncAttributes attributes;
     if (error == cudaSuccess && device != current) error = cudaSetDevice(device);
@@ -109,8 +108,8 @@ static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream&
 }
 
 template <class Stream>
-static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns,
-                                    int accumulate, Stream& stream) {
+static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns, int accumulate,
+                                    Stream& stream) {
     RowSums sums;
     sums.add(in, out, rows, columns);
     return reduce_rows(sums, accumulate, stream);

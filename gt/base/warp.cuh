@@ -70,8 +70,7 @@ GT_DEV void store_as(void* data, gt_dtype dtype, int64_t i, float value) {
 /* x[i] = element index + i * step for i < valid, 0 beyond.  All loads are in flight together: one branch
  * on the dtype, none between them. */
 template <class T, int COUNT>
-GT_DEV void load_column_of(float (&x)[COUNT], const void* data, int64_t index, int64_t step,
-                           int valid) {
+GT_DEV void load_column_of(float (&x)[COUNT], const void* data, int64_t index, int64_t step, int valid) {
     const T* from = static_cast<const T*>(data) + index;
     T raw[COUNT];
     GT_UNROLL
@@ -81,8 +80,8 @@ GT_DEV void load_column_of(float (&x)[COUNT], const void* data, int64_t index, i
 }
 
 template <int COUNT>
-GT_DEV void load_column(float (&x)[COUNT], const void* data, gt_dtype dtype, int64_t index,
-                        int64_t step, int64_t valid) {
+GT_DEV void load_column(float (&x)[COUNT], const void* data, gt_dtype dtype, int64_t index, int64_t step,
+                        int64_t valid) {
     if (valid <= 0) {
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) x[i] = 0.0f;

@@ -265,8 +265,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
                 for (int t = begin + TOKENS - UNIT; t < a && me.channels; t++)
                     *dx.token(t) = lds<T>(L::cell(stage, t - begin));
             } else {
-                sts(L::cell(base + (k + 1) % STAGES * STAGE, -UNIT),
-                    lds<Vec<T, UNIT>>(L::cell(stage, TOKENS - UNIT)));
+                sts(L::cell(base + (k + 1) % STAGES * STAGE, -UNIT), lds<Vec<T, UNIT>>(L::cell(stage, TOKENS - UNIT)));
             }
         }
     }
@@ -275,7 +274,8 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
 }
 
 template <class L, int W>
-GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>)
+backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     wait_for_chain(); /* for the kernel behind: it may take places that become free */
     const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};

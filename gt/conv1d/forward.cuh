@@ -29,7 +29,7 @@ struct ForwardParams {
 template <class L>
 constexpr int FORWARD_STAGES = L::OVER_TIME ? 2 : 4;
 template <class L>
-constexpr int FORWARD_BYTES = FORWARD_STAGES<L> * L::BYTES; /* of shared memory, a warp */
+constexpr int FORWARD_BYTES = FORWARD_STAGES<L>* L::BYTES; /* of shared memory, a warp */
 template <class L>
 constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
 
@@ -39,9 +39,9 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     const int J = in.W - 1;
     for (int j = 0; j < J; j++) {
         const int64_t t = in.T - J + j;
-        state_out[(row * in.D + d) * J + j] =
-            t < 0 ? state_input(in, row, d, (int)t)
-                  : Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, b, t, d));
+        state_out[(row * in.D + d) * J + j] = t < 0
+                                                  ? state_input(in, row, d, (int)t)
+                                                  : Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, b, t, d));
     }
 }
 
@@ -120,7 +120,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     ForwardWalk<L, W> walk;
     walk.filter.load(in, lane_channel<L>(me), me.channels);
     Piece piece = {};
-    int a = 0, stop = 0; /* tokens done; where the piece of a sequence ends */
+    int a = 0, stop = 0;                        /* tokens done; where the piece of a sequence ends */
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
@@ -157,7 +157,8 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
 }
 
 template <class L, int W>
-GT_KERNEL(32 * WARPS, FORWARD_BLOCKS<L>) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+GT_KERNEL(32 * WARPS, FORWARD_BLOCKS<L>)
+forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Run me = run_of<L>(p.in, p.cut, 0);
     if (me.exists) forward_run<L, W>(p, me);
 }

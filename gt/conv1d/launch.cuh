@@ -300,8 +300,7 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
 
 /* ---- dispatch and checks --------------------------------------------------------------------- */
 
-static inline gt_status prepare(gt_pass pass, const gt_conv1d_args* args, gt_conv1d_args* a,
-                                Device* device) {
+static inline gt_status prepare(gt_pass pass, const gt_conv1d_args* args, gt_conv1d_args* a, Device* device) {
     gt_dims dims;
     const gt_status status = gt_prepare(gt_op_conv1d(), pass, GT_DEVICE, args, a, &dims);
     return status != GT_OK ? status : current_device(device);

@@ -27,9 +27,7 @@ struct Problem {
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t d) {
-    return b * s.b + t * s.t + d * s.h;
-}
+GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
 
 /* The sigmoid of outputs stored in T: under the rounding of 16 bits the fast one will do. */
 template <class T>
@@ -73,8 +71,7 @@ struct Taps {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
             GT_UNROLL
-            for (int k = 0; k < TAPS; k++)
-                weight[k][v] = k >= first ? p.weight[(d + v) * p.W + k - first] : 0.0f;
+            for (int k = 0; k < TAPS; k++) weight[k][v] = k >= first ? p.weight[(d + v) * p.W + k - first] : 0.0f;
             bias[v] = p.bias ? p.bias[d + v] : 0.0f;
         }
     }

@@ -25,7 +25,7 @@ namespace gt {
 namespace conv1d {
 
 constexpr int ROWS_BLOCK = 128, MAX_PASSES = 32;
-constexpr int LEAST_CHUNKS = 128; /* of a row: with fewer, tiles are faster */
+constexpr int LEAST_CHUNKS = 128;                                /* of a row: with fewer, tiles are faster */
 constexpr int ROWS_FORWARD_BLOCKS = 8, ROWS_BACKWARD_BLOCKS = 6; /* on a multiprocessor */
 
 struct RowsCut {
@@ -97,7 +97,8 @@ GT_DEV void inputs_before(float (&e)[COUNT], const Segment<T>& me, bool is_last_
 /* ---- forward --------------------------------------------------------------------------------- */
 
 template <class T, int W>
-GT_KERNEL(ROWS_BLOCK, ROWS_FORWARD_BLOCKS) forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
+GT_KERNEL(ROWS_BLOCK, ROWS_FORWARD_BLOCKS)
+forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     constexpr int N = Segment<T>::N, J = W - 1;
     const Problem& in = p.f.in;
     const Segment<T> me(in, p.rows);
@@ -159,7 +160,8 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Su
 }
 
 template <class T, int W>
-GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS) backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
+GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS)
+backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = Segment<T>::N, J = W - 1;
     wait_for_chain(); /* for the kernel behind: it may take places that become free */
     const Problem& in = p.b.in;

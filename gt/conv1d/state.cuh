@@ -34,7 +34,8 @@ struct StateParams {
 };
 
 template <class T>
-GT_KERNEL(THREADS, 2) state_kernel(const GT_GRID_CONSTANT StateParams p) {
+GT_KERNEL(THREADS, 2)
+state_kernel(const GT_GRID_CONSTANT StateParams p) {
     const Problem& in = p.in;
     const Strand me = strand_of(in.D, p.strands);
     const int64_t sequences = me.exists ? sequence_count(in.sequences) : 0;
@@ -73,7 +74,8 @@ GT_DEV void store_state_gradient(const BackwardStateParams& p, int64_t row, int6
 }
 
 template <class T>
-GT_KERNEL(THREADS, 2) backward_state_kernel(const GT_GRID_CONSTANT BackwardStateParams p) {
+GT_KERNEL(THREADS, 2)
+backward_state_kernel(const GT_GRID_CONSTANT BackwardStateParams p) {
     const Problem& in = p.b.in;
     const Strand me = strand_of(in.D, p.strands);
     wait_for_chain();

@@ -24,7 +24,8 @@ struct StepParams {
 };
 
 template <class T, int VEC>
-GT_KERNEL(THREADS, 2) step_kernel(const GT_GRID_CONSTANT StepParams p) {
+GT_KERNEL(THREADS, 2)
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
     constexpr int BATCH = 4;
     const Problem& in = p.in;
     const int64_t groups = in.D / VEC, item = (int64_t)block_x() * THREADS + thread_id();

@@ -10,14 +10,21 @@ extern "C" {
 
 static gt_status gt_conv1d_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_conv1d_args *a = (gt_conv1d_args *)filled;
-    gt_recurrence f = {a->B, a->T, 0, a->seq_capacity, a->slot_capacity,
-                       a->state_in_shared, a->state_in, a->state_out,
-                       a->cu_seqlens, a->seq_count, a->slots};
+    gt_recurrence f = {a->B,
+                       a->T,
+                       0,
+                       a->seq_capacity,
+                       a->slot_capacity,
+                       a->state_in_shared,
+                       a->state_in,
+                       a->state_out,
+                       a->cu_seqlens,
+                       a->seq_count,
+                       a->slots};
     gt_status status;
     dims->n['J' - 'A'] = a->W - 1; /* inputs that a state holds */
     if ((status = gt_check_range(GT_ERROR_SIZE, "W", a->W, 2, 4)) ||
-        (status = gt_check_range(GT_ERROR_VALUE, "activation", (int)a->activation, GT_ACT_NONE,
-                                 GT_ACT_SILU)) ||
+        (status = gt_check_range(GT_ERROR_VALUE, "activation", (int)a->activation, GT_ACT_NONE, GT_ACT_SILU)) ||
         (status = gt_check_reserved("weight_dtype", (int)a->weight_dtype)) ||
         (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)))
@@ -33,26 +40,24 @@ GT_API const gt_op *gt_op_conv1d(void) {
                                     {'D', "D", GT_AT(D), 1},
                                     {'W', "W", GT_AT(W), 2},
                                     {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {
-        {"x", GT_AT(x), GT_AT(x_stride), "BTD", 'x', "III", NULL},
-        {"weight", GT_AT(weight), 0, "DW", 'f', "III", NULL},
-        {"bias", GT_AT(bias), 0, "D", 'f', "iii", NULL},
-        {"state_in", GT_AT(state_in), 0, "SDJ", 'f', "ii-", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
-        {"state_out", GT_AT(state_out), 0, "QDJ", 'f', "o-s", "state_in"},
-        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
-        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
-        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},
-        {"dstate_out", GT_AT(dstate_out), 0, "QDJ", 'f', "-i-", NULL},
-        {"dx", GT_AT(dx), GT_AT(dx_stride), "BTD", 'x', "-o-", NULL},
-        {"dweight", GT_AT(dweight), 0, "DW", 'f', "-g-", NULL},
-        {"dbias", GT_AT(dbias), 0, "D", 'f', "-g-", NULL},
-        {"dstate_in", GT_AT(dstate_in), 0, "SDJ", 'f', "-o-", "dstate_out"},
-        {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"conv1d", sizeof(gt_conv1d_args), GT_AT(dtype), 0,
-                             NULL,     GT_AT(accumulate),      sizes,        tensors,
-                             gt_conv1d_resolve};
+    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "BTD", 'x', "III", NULL},
+                                        {"weight", GT_AT(weight), 0, "DW", 'f', "III", NULL},
+                                        {"bias", GT_AT(bias), 0, "D", 'f', "iii", NULL},
+                                        {"state_in", GT_AT(state_in), 0, "SDJ", 'f', "ii-", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
+                                        {"state_out", GT_AT(state_out), 0, "QDJ", 'f', "o-s", "state_in"},
+                                        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+                                        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+                                        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
+                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},
+                                        {"dstate_out", GT_AT(dstate_out), 0, "QDJ", 'f', "-i-", NULL},
+                                        {"dx", GT_AT(dx), GT_AT(dx_stride), "BTD", 'x', "-o-", NULL},
+                                        {"dweight", GT_AT(dweight), 0, "DW", 'f', "-g-", NULL},
+                                        {"dbias", GT_AT(dbias), 0, "D", 'f', "-g-", NULL},
+                                        {"dstate_in", GT_AT(dstate_in), 0, "SDJ", 'f', "-o-", "dstate_out"},
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"conv1d", sizeof(gt_conv1d_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
+                             tensors,  gt_conv1d_resolve};
     return &op;
 }
 #undef GT_AT

@@ -24,8 +24,8 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int WARPS = 4;      /* of a block, at most */
-constexpr int MAX_RUN = 256;  /* tokens that a thread walks through and adds up */
+constexpr int WARPS = 4;     /* of a block, at most */
+constexpr int MAX_RUN = 256; /* tokens that a thread walks through and adds up */
 
 template <class T_, bool OVER_TIME_>
 struct Layout {
@@ -44,24 +44,23 @@ struct Layout {
 
     /* A lane's cell of token i of a stage, i >= -UNIT over time. */
     GT_DEV uint32_t cell(uint32_t stage, int i) {
-        return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE
-                         : stage + i * PITCH + lane_id() * VEC * SIZE;
+        return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
 };
 
 /* How a call is cut: into `tiles` of channels and, of every batch element, `runs` of `run` tokens. */
 struct Cut {
-    int run, warps, granule; /* granule: bytes that all tensors can be copied by: 16, 4 or those of an element */
+    int run, warps, granule;     /* granule: bytes that all tensors can be copied by: 16, 4 or those of an element */
     int64_t tiles, runs, blocks; /* blocks: of a tile */
-    bool is_whole; /* over channels: a lane's four are all or none, and stored together */
+    bool is_whole;               /* over channels: a lane's four are all or none, and stored together */
 };
 
 /* A warp's work. */
 struct Run {
-    int64_t b, first;            /* batch element; first token */
-    int tile, block;             /* of channels; of the tile's blocks */
-    int tokens, readable;        /* of the run; with those behind it that it reads */
-    int width, channels;         /* of the tile; of the lane, 0 if it has none */
+    int64_t b, first;     /* batch element; first token */
+    int tile, block;      /* of channels; of the tile's blocks */
+    int tokens, readable; /* of the run; with those behind it that it reads */
+    int width, channels;  /* of the tile; of the lane, 0 if it has none */
     bool exists;
 };
 
@@ -139,8 +138,7 @@ struct Stream {
     const Run& me;
 
     GT_METHOD Stream(const void* data, const gt_stride& s_, const Run& me_)
-        : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))),
-          s(s_),
+        : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
           me(me_) {}
 
     /* The lane's first channel of token t. */

@@ -47,7 +47,7 @@ inline int bank_ways(const uint32_t* addrs, int count, int bytes) {
 }
 
 class TrafficCounter {
-public:
+  public:
     void reset() {
         table_.clear();
         kernels_.clear();
@@ -90,12 +90,11 @@ public:
         kernels_[kernel_].ideal += ideal;
     }
 
-private:
+  private:
     Traffic& find(const Access& a) {
         /* Kernels loop over the same few lines: search onwards from the last one found. */
         for (size_t n = 0; n < table_.size(); n++) {
-            const size_t i =
-                recent_ + n < table_.size() ? recent_ + n : recent_ + n - table_.size();
+            const size_t i = recent_ + n < table_.size() ? recent_ + n : recent_ + n - table_.size();
             const Traffic& t = table_[i];
             if (t.site == a.site && t.bytes == a.bytes && t.store == a.store) {
                 recent_ = i;
@@ -114,7 +113,7 @@ private:
 
 /* The shared accesses of a warp's lanes since they last met. */
 class AccessLog {
-public:
+  public:
     void add(int lane, const Site& site, uint32_t addr, uint32_t bytes, bool store) {
         Access& access = lanes_[lane].emplace_back();
         access.site.file = site.file, access.site.line = site.line;
@@ -152,7 +151,7 @@ public:
         clear();
     }
 
-private:
+  private:
     /* Where lanes stand at different instructions, take one that no other lane has still ahead of
      * it: the others skip it, so waiting for them is vain. */
     const Access* choose(const size_t* next) const {

@@ -19,8 +19,7 @@ struct LdMatrix {
     uint32_t* registers;
 };
 
-inline void load_matrices(int count, bool transposed, uint32_t* registers, uint32_t addr,
-                          const Site& site) {
+inline void load_matrices(int count, bool transposed, uint32_t* registers, uint32_t addr, const Site& site) {
     LdMatrix mine = {addr, registers};
     machine.meet(Op::LDMATRIX, site, mine, [=](LdMatrix** lanes) {
         uint16_t rows[32][8];
@@ -69,8 +68,8 @@ inline void barrier(int id, int threads, const Site& site) {
         const BarrierCall first = *lanes[0];
         for (int lane = 1; lane < LANES; lane++) {
             if (lanes[lane]->id == first.id && lanes[lane]->threads == first.threads) continue;
-            machine.report(Fault::BARRIER, site, "lane 0 is at barrier %d, lane %d at barrier %d",
-                           first.id, lane, lanes[lane]->id);
+            machine.report(Fault::BARRIER, site, "lane 0 is at barrier %d, lane %d at barrier %d", first.id, lane,
+                           lanes[lane]->id);
             machine.abandon();
         }
         machine.sync(first.id, first.threads, site);
@@ -88,8 +87,7 @@ inline void mbarrier(Op op, uint32_t addr, int parity, const Site& site) {
         const MbarrierCall first = *lanes[0];
         for (int lane = 1; lane < LANES; lane++) {
             if (lanes[lane]->addr == first.addr && lanes[lane]->parity == first.parity) continue;
-            machine.report(Fault::BARRIER, site,
-                           "lanes 0 and %d are at mbarriers %u bytes apart, parities %d and %d",
+            machine.report(Fault::BARRIER, site, "lanes 0 and %d are at mbarriers %u bytes apart, parities %d and %d",
                            lane, lanes[lane]->addr - first.addr, first.parity, lanes[lane]->parity);
             machine.abandon();
         }

@@ -81,7 +81,7 @@ struct Fiber {
 #endif
     }
 
-private:
+  private:
     void allocate() {
         stack_bytes = STACK_BYTES;
         void* memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
@@ -94,8 +94,7 @@ private:
 
 inline void switch_fiber(Fiber& from, Fiber& to, bool from_ends) {
 #ifdef EMU_ASAN
-    __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.bottom,
-                                   to.bottom_bytes);
+    __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.bottom, to.bottom_bytes);
 #else
     (void)from_ends;
 #endif

@@ -88,9 +88,9 @@ uint64_t faults();
 uint64_t faults(Fault kind);
 const std::vector<std::string>& messages(); /* the first fault of each kind and source line */
 Stats stats();
-std::vector<Traffic> traffic();        /* worst excess of wavefronts first */
-std::vector<KernelTraffic> kernels();  /* in the order of their first launch */
-std::string symbol_name(const void*);  /* of a kernel, with its template arguments; "": unknown */
+std::vector<Traffic> traffic();       /* worst excess of wavefronts first */
+std::vector<KernelTraffic> kernels(); /* in the order of their first launch */
+std::string symbol_name(const void*); /* of a kernel, with its template arguments; "": unknown */
 
 } /* namespace emu */
 

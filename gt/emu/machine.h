@@ -24,9 +24,8 @@ enum class Op {
 
 inline const char* op_name(Op op) {
     static const char* const names[] = {
-        "shuffle",      "sync_warp",  "mbarrier_arrive", "mbarrier_wait", "fence_async_proxy",
-        "bar_sync",     "ldmatrix",   "movmatrix",       "mma",           "wgmma_tf32",
-        "wgmma_fence",  "wgmma_commit", "wgmma_wait"};
+        "shuffle",   "sync_warp", "mbarrier_arrive", "mbarrier_wait", "fence_async_proxy", "bar_sync",  "ldmatrix",
+        "movmatrix", "mma",       "wgmma_tf32",      "wgmma_fence",   "wgmma_commit",      "wgmma_wait"};
     return names[(int)op];
 }
 
@@ -124,7 +123,7 @@ struct Launch {
 
 /* Which bytes of global memory a kernel has read, and which written. */
 class Footprint {
-public:
+  public:
     void clear() {
         for (auto& ranges : of_) ranges.clear();
     }
@@ -149,7 +148,7 @@ public:
         return after != ranges.end() && after->first < first + bytes;
     }
 
-private:
+  private:
     struct Range {
         uintptr_t first, end;
     };
@@ -173,7 +172,7 @@ private:
 };
 
 class Machine {
-public:
+  public:
     /* State that primitives read directly. */
     Launch launch = {};
     unsigned block[3] = {0, 0, 0};
@@ -229,8 +228,7 @@ public:
                    writes ? "write" : "read", pointer, written ? "writes" : "reads");
     }
 
-    __attribute__((format(printf, 4, 5))) void report(Fault kind, const Site& site, const char* format,
-                                                      ...) {
+    __attribute__((format(printf, 4, 5))) void report(Fault kind, const Site& site, const char* format, ...) {
         fault_count_[(int)kind]++;
         for (const Reported& r : reported_) {
             if (r.kind == kind && r.site == site) return;
@@ -245,8 +243,7 @@ public:
         char place[128];
         snprintf(place, sizeof place, " block (%u,%u,%u)", block[0], block[1], block[2]);
         std::string message = std::string(site.name()) + ":" + std::to_string(site.line) + ": ";
-        message +=
-            std::string(fault_name(kind)) + ": " + detail + "; kernel " + kernel_name() + place;
+        message += std::string(fault_name(kind)) + ": " + detail + "; kernel " + kernel_name() + place;
         if (thread >= 0) message += " thread " + std::to_string(thread);
         messages_.push_back(message);
     }
@@ -293,8 +290,7 @@ public:
     /* What traps on older devices. */
     void need_sm80(const char* what, const Site& site) {
         if (device.capability_major >= 8) return;
-        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
-               device.capability_minor);
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
     }
 
     void check_global(const void* pointer, size_t bytes, const Site& site) {
@@ -346,8 +342,8 @@ public:
             w.site = site;
             w.first_lane = lane();
         } else if (w.op != op || (op >= Op::BARRIER_SYNC && w.site != site)) {
-            report(Fault::DIVERGENCE, site, "at %s while lane %d of the warp is at %s in %s:%d",
-                   op_name(op), w.first_lane, op_name(w.op), w.site.name(), w.site.line);
+            report(Fault::DIVERGENCE, site, "at %s while lane %d of the warp is at %s in %s:%d", op_name(op),
+                   w.first_lane, op_name(w.op), w.site.name(), w.site.line);
             abandon();
         }
         w.operands[lane()] = &mine;
@@ -373,17 +369,14 @@ public:
     }
 
     void sync(int id, int threads, const Site& site) {
-        if (id < 0 || id >= BARRIERS || threads <= 0 || threads % LANES != 0 ||
-            threads > launch.threads) {
-            report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads,
-                   launch.threads);
+        if (id < 0 || id >= BARRIERS || threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
+            report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads, launch.threads);
             abandon();
         }
         Barrier& b = barriers_[id];
         if (b.arrived == 0) b.expected = threads;
         if (b.expected != threads) {
-            report(Fault::BARRIER, site, "barrier %d for %d threads, others said %d", id, threads,
-                   b.expected);
+            report(Fault::BARRIER, site, "barrier %d for %d threads, others said %d", id, threads, b.expected);
             abandon();
         }
         b.arrived += LANES;
@@ -401,8 +394,7 @@ public:
         need_sm80("an mbarrier", site);
         if (!legal(addr, 8, 8, "mbarrier", site)) return;
         if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
-            report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads,
-                   launch.threads);
+            report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads, launch.threads);
             abandon();
         }
         write(addr, 8, stamp(), site);
@@ -461,10 +453,8 @@ public:
     void start_product(const Product64& product) {
         if (!step(Op::WGMMA, product.site, product.b)) return;
         for (int lane = 0; lane < LANES; lane++) {
-            for (int i = 0; i < 4 * WGMMA_TILES; i++)
-                use(lane, product.c[lane] + i, true, product.site);
-            for (int i = 0; i < 4; i++)
-                use(lane, const_cast<float*>(product.a[lane]) + i, false, product.site);
+            for (int i = 0; i < 4 * WGMMA_TILES; i++) use(lane, product.c[lane] + i, true, product.site);
+            for (int i = 0; i < 4; i++) use(lane, const_cast<float*>(product.a[lane]) + i, false, product.site);
         }
         warp_->products.push_back(product);
         warp_->products.back().before = warp_->before;
@@ -496,7 +486,7 @@ public:
         for (size_t& group : groups) group -= end;
     }
 
-private:
+  private:
     struct Reported {
         Fault kind;
         Site site;
@@ -506,8 +496,7 @@ private:
 
     void need_sm90(const char* what, const Site& site) {
         if (device.capability_major == 9) return;
-        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major,
-               device.capability_minor);
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
     }
 
     /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
@@ -515,8 +504,7 @@ private:
         need_sm90(op_name(op), site);
         const int group = warp_index() / 4;
         if (4 * group + 4 > launch.warps) {
-            report(Fault::WGMMA, site, "%s by warp %d of %d, not one of 4", op_name(op),
-                   warp_index(), launch.warps);
+            report(Fault::WGMMA, site, "%s by warp %d of %d, not one of 4", op_name(op), warp_index(), launch.warps);
             return false;
         }
         std::vector<WarpgroupStep>& steps = warpgroups_[group];
@@ -524,8 +512,7 @@ private:
         if (warp_->steps++ == steps.size()) steps.push_back(now);
         const WarpgroupStep& first = steps[warp_->steps - 1];
         if (first.op == op && first.site == site && first.argument == argument) return true;
-        report(Fault::WGMMA, site,
-               "%s of warp %d is %s in %s:%d, or with other arguments, in its warpgroup",
+        report(Fault::WGMMA, site, "%s of warp %d is %s in %s:%d, or with other arguments, in its warpgroup",
                op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
         return true;
     }
@@ -541,14 +528,12 @@ private:
             if (!warp_->fenced)
                 report(Fault::WGMMA, site, "no wgmma_fence since the last wgmma_wait");
             else if (!is_new && memcmp(&r->value, at, 4) != 0)
-                report(Fault::WGMMA, site, "a register of lane %d changed after the wgmma_fence",
-                       lane);
+                report(Fault::WGMMA, site, "a register of lane %d changed after the wgmma_fence", lane);
             r->value = *at;
             r->accumulates = accumulates;
             memcpy(at, &IN_FLIGHT_BITS, 4);
         } else if (r->accumulates != accumulates) {
-            report(Fault::WGMMA, site, "a register of lane %d is used by a product in flight",
-                   lane);
+            report(Fault::WGMMA, site, "a register of lane %d is used by a product in flight", lane);
         }
         r->products++;
     }
@@ -582,19 +567,16 @@ private:
         }
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
-        const int64_t bad = history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch,
-                                          p.before, &conflict);
+        const int64_t bad = history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch, p.before, &conflict);
         if (bad >= 0) report_conflict("wgmma", bad, conflict, p.site);
         memcpy(row, &smem_[offset], 16);
         for (uint32_t cell = offset / 2; bad < 0 && cell < offset / 2 + 8; cell++) {
             const uint32_t written = history_.writer(cell), writer = thread_of(written) / LANES;
             const std::vector<uint32_t>& fences = warps_[writer].proxy_fences;
-            const auto released =
-                std::upper_bound(fences.begin(), fences.end(), p.before.epoch[writer]);
+            const auto released = std::upper_bound(fences.begin(), fences.end(), p.before.epoch[writer]);
             if (released != fences.begin() && released[-1] >= epoch_of(written)) continue;
             if (epoch_of(written) <= p.before_fence.epoch[writer]) continue;
-            report(Fault::PROXY, p.site,
-                   "wgmma reads smem_base() + %u without a fence_async_proxy since warp %u wrote",
+            report(Fault::PROXY, p.site, "wgmma reads smem_base() + %u without a fence_async_proxy since warp %u wrote",
                    2 * cell, writer);
             return;
         }
@@ -609,9 +591,7 @@ private:
 
     Thread& current() { return threads_[thread]; }
 
-    uint32_t stamp() const {
-        return stamp_of(warp_->epoch, (uint32_t)thread);
-    }
+    uint32_t stamp() const { return stamp_of(warp_->epoch, (uint32_t)thread); }
 
     int warp_index() const { return thread / LANES; }
     uint32_t own_bit() const { return 1u << warp_index(); }
@@ -692,8 +672,8 @@ private:
             live_warps_--;
         } else if (warp_->ready == 0 && !warp_->waits) {
             thread = index * LANES + warp_->first_lane;
-            report(Fault::DIVERGENCE, warp_->site, "%d lanes are at %s, the others have returned",
-                   warp_->arrived, op_name(warp_->op));
+            report(Fault::DIVERGENCE, warp_->site, "%d lanes are at %s, the others have returned", warp_->arrived,
+                   op_name(warp_->op));
             return false;
         }
         return true;
@@ -730,8 +710,7 @@ private:
 #endif
         launch.call(launch.kernel, launch.params);
         if (!current().copies.empty()) {
-            report(Fault::COPY, launch.site, "returns with %zu copies in flight",
-                   current().copies.size());
+            report(Fault::COPY, launch.site, "returns with %zu copies in flight", current().copies.size());
         }
         warp_->live &= ~(1u << lane());
         warp_->ready &= ~(1u << lane());
@@ -745,13 +724,12 @@ private:
         if (thread < 0) internal_error("primitive used outside a kernel");
         const uint32_t offset = addr - SMEM_BASE;
         if (addr < SMEM_BASE || offset > launch.smem_bytes || bytes > launch.smem_bytes - offset) {
-            report(Fault::BOUNDS, site, "%s of %u bytes at smem_base() %+d of %u", what, bytes,
-                   (int)offset, launch.smem_bytes);
+            report(Fault::BOUNDS, site, "%s of %u bytes at smem_base() %+d of %u", what, bytes, (int)offset,
+                   launch.smem_bytes);
             return false;
         }
         if (offset & (alignment - 1)) { /* a power of two */
-            report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes,
-                   offset);
+            report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes, offset);
             return false;
         }
         return true;
@@ -761,16 +739,15 @@ private:
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
         const int64_t bad =
-            history_.read(offset / 2, bytes / 2, warp_index(), lane, warp_->epoch, warp_->before,
-                          &conflict);
+            history_.read(offset / 2, bytes / 2, warp_index(), lane, warp_->epoch, warp_->before, &conflict);
         if (bad >= 0) report_conflict("read", bad, conflict, site);
         memcpy(value, &smem_[offset], bytes);
     }
 
     void write(uint32_t addr, uint32_t bytes, uint32_t mark, const Site& site) {
         uint32_t conflict;
-        const int64_t bad = history_.write((addr - SMEM_BASE) / 2, bytes / 2, thread / LANES,
-                                           (uint32_t)lane(), warp_->before, mark, &conflict);
+        const int64_t bad = history_.write((addr - SMEM_BASE) / 2, bytes / 2, thread / LANES, (uint32_t)lane(),
+                                           warp_->before, mark, &conflict);
         if (bad >= 0) report_conflict("write", bad, conflict, site);
     }
 
@@ -779,11 +756,11 @@ private:
         if (conflict == NEVER_WRITTEN) {
             report(Fault::UNINITIALISED, site, "%s at smem_base() + %ld", what, offset);
         } else if (epoch_of(conflict) == EPOCH_IN_FLIGHT) {
-            report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, where thread %u copies", what,
-                   offset, thread_of(conflict));
+            report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, where thread %u copies", what, offset,
+                   thread_of(conflict));
         } else {
-            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after thread %u", what,
-                   offset, thread_of(conflict));
+            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after thread %u", what, offset,
+                   thread_of(conflict));
         }
     }
 
@@ -808,8 +785,7 @@ private:
     void complete(Mbarrier& m, const Site& site) {
         /* who arrives in every phase cannot take one for another */
         if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting & ~m.warps) {
-            report(Fault::BARRIER, site,
-                   "a phase of %s ends before warp %d has seen the end of the one before",
+            report(Fault::BARRIER, site, "a phase of %s ends before warp %d has seen the end of the one before",
                    mbarrier_name(m).c_str(), lowest_bit(late));
             abandon();
         }
@@ -827,8 +803,7 @@ private:
         uint64_t mark;
         memcpy(&mark, &smem_[addr - SMEM_BASE], 8);
         if (mark != MBARRIER_MARK) {
-            report(Fault::BARRIER, site, "%s at smem_base() + %u, where no mbarrier is", what,
-                   addr - SMEM_BASE);
+            report(Fault::BARRIER, site, "%s at smem_base() + %u, where no mbarrier is", what, addr - SMEM_BASE);
             abandon();
         }
         read(&mark, addr, 8, WHOLE_WARP, site);
@@ -866,8 +841,8 @@ private:
     void check_mbarriers_idle() {
         for (const Mbarrier& m : mbarriers_) {
             if (m.arrived == 0) continue;
-            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads",
-                   mbarrier_name(m).c_str(), m.arrived, m.expected);
+            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads", mbarrier_name(m).c_str(), m.arrived,
+                   m.expected);
         }
     }
 
@@ -875,11 +850,9 @@ private:
         for (int i = 0; i < launch.warps; i++) {
             const Warp& w = warps_[i];
             if (!w.products.empty())
-                report(Fault::WGMMA, w.products[0].site, "warp %d returns with products in flight",
-                       i);
+                report(Fault::WGMMA, w.products[0].site, "warp %d returns with products in flight", i);
             if (w.steps && w.steps != warpgroups_[i / 4].size())
-                report(Fault::WGMMA, launch.site,
-                       "warp %d returns after %zu of its warpgroup's %zu steps", i, w.steps,
+                report(Fault::WGMMA, launch.site, "warp %d returns after %zu of its warpgroup's %zu steps", i, w.steps,
                        warpgroups_[i / 4].size());
         }
     }
@@ -901,7 +874,7 @@ private:
 
     std::vector<uint8_t> smem_;
     AccessHistory history_;
-    Footprint footprint_, before_; /* of this kernel, of the one before */
+    Footprint footprint_, before_;                    /* of this kernel, of the one before */
     bool some_waited_ = false, block_waited_ = false; /* for the chain: threads of the kernel, of the block */
 
     uint64_t fault_count_[(int)Fault::COUNT] = {0};
@@ -952,8 +925,7 @@ inline std::string symbol_name(const void* function) {
         const auto* symbols = reinterpret_cast<const ElfW(Sym)*>(at(sections[s].sh_offset));
         const char* names = at(sections[sections[s].sh_link].sh_offset);
         for (size_t i = 0; i < sections[s].sh_size / sizeof *symbols; i++) {
-            if (symbols[i].st_value + load_address != reinterpret_cast<uintptr_t>(function))
-                continue;
+            if (symbols[i].st_value + load_address != reinterpret_cast<uintptr_t>(function)) continue;
             if ((symbols[i].st_info & 15) != STT_FUNC) continue;
             const char* name = names + symbols[i].st_name;
             char* readable = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
@@ -971,8 +943,7 @@ inline std::string symbol_name(const void* function) {
 inline std::string Machine::kernel_name() const {
     const std::string name = symbol_name(launch.kernel);
     if (!name.empty()) return name;
-    return std::string("launched in ") + launch.site.name() + ":" +
-           std::to_string(launch.site.line);
+    return std::string("launched in ") + launch.site.name() + ":" + std::to_string(launch.site.line);
 }
 
 inline void set_seed(uint64_t seed) { machine.seed(seed); }
@@ -1006,9 +977,8 @@ inline std::vector<KernelTraffic> kernels() { return machine.traffic().kernels()
 
 inline std::vector<Traffic> traffic() {
     std::vector<Traffic> sorted = machine.traffic().table();
-    std::sort(sorted.begin(), sorted.end(), [](const Traffic& a, const Traffic& b) {
-        return a.wavefronts - a.ideal > b.wavefronts - b.ideal;
-    });
+    std::sort(sorted.begin(), sorted.end(),
+              [](const Traffic& a, const Traffic& b) { return a.wavefronts - a.ideal > b.wavefronts - b.ideal; });
     return sorted;
 }
 

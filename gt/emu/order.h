@@ -30,7 +30,7 @@ struct Clock {
 
 /* What is remembered of the accesses to shared memory, per cell of 2 bytes. */
 class AccessHistory {
-public:
+  public:
     void start_block(size_t bytes, int warps) {
         cells_ = (bytes + 1) / 2;
         writer_.assign(cells_, NEVER_WRITTEN);
@@ -40,8 +40,8 @@ public:
 
     /* Both return the first cell that is in the wrong state or not ordered, or -1, and then the
      * stamp of the access in conflict.  `me` is the accessing thread, or ~0 for a whole warp. */
-    int64_t read(uint32_t first, uint32_t count, int warp, uint32_t lane, uint32_t now,
-                 const Clock& before, uint32_t* conflict) {
+    int64_t read(uint32_t first, uint32_t count, int warp, uint32_t lane, uint32_t now, const Clock& before,
+                 uint32_t* conflict) {
         const uint32_t me = lane == WHOLE_WARP ? ~0u : (uint32_t)warp * LANES + lane;
         uint32_t* last_read = &last_read_[(size_t)warp * cells_];
         const uint32_t warp_bit = 1u << warp;
@@ -59,8 +59,7 @@ public:
                 }
             }
             const bool unordered = last_read[i] >> 6 > before.epoch[warp];
-            const bool shared =
-                (readers_[i] & warp_bit) && unordered && (last_read[i] & 63) != lane;
+            const bool shared = (readers_[i] & warp_bit) && unordered && (last_read[i] & 63) != lane;
             last_read[i] = shared ? now << 6 | WHOLE_WARP : my_read;
             readers_[i] |= warp_bit;
         }
@@ -68,8 +67,8 @@ public:
     }
 
     /* `mark` is the stamp to leave: of this write, or of a copy in flight. */
-    int64_t write(uint32_t first, uint32_t count, int warp, uint32_t lane, const Clock& before,
-                  uint32_t mark, uint32_t* conflict) {
+    int64_t write(uint32_t first, uint32_t count, int warp, uint32_t lane, const Clock& before, uint32_t mark,
+                  uint32_t* conflict) {
         const uint32_t me = (uint32_t)warp * LANES + lane;
         int64_t bad = -1;
         for (uint32_t i = first; i < first + count; i++) {
@@ -98,11 +97,9 @@ public:
     uint32_t writer(uint32_t cell) const { return writer_[cell]; }
 
     /* A copy arrives in cells that it has owned since its issue. */
-    void land(uint32_t first, uint32_t count, uint32_t mark) {
-        std::fill_n(writer_.begin() + first, count, mark);
-    }
+    void land(uint32_t first, uint32_t count, uint32_t mark) { std::fill_n(writer_.begin() + first, count, mark); }
 
-private:
+  private:
     static bool ordered(uint32_t stamp, uint32_t me, const Clock& before) {
         const uint32_t epoch = epoch_of(stamp);
         if (epoch <= before.epoch[thread_of(stamp) / LANES]) return true;

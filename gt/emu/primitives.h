@@ -55,8 +55,7 @@ void stg(void* target, T value, emu::Site site = emu::Site::here()) {
 }
 
 template <int BYTES>
-void cp_async(uint32_t addr, const void* source, int copied = BYTES,
-              emu::Site site = emu::Site::here()) {
+void cp_async(uint32_t addr, const void* source, int copied = BYTES, emu::Site site = emu::Site::here()) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
     emu::machine.copy(addr, source, BYTES, copied, site);
 }
@@ -79,12 +78,8 @@ inline void sync_warp(emu::Site site = emu::Site::here()) {
     char nothing = 0;
     emu::machine.meet(emu::Op::SYNC_WARP, site, nothing, [](char**) {});
 }
-inline void bar_sync(int id, int threads, emu::Site site = emu::Site::here()) {
-    emu::barrier(id, threads, site);
-}
-inline void sync_threads(emu::Site site = emu::Site::here()) {
-    emu::barrier(0, emu::machine.launch.threads, site);
-}
+inline void bar_sync(int id, int threads, emu::Site site = emu::Site::here()) { emu::barrier(id, threads, site); }
+inline void sync_threads(emu::Site site = emu::Site::here()) { emu::barrier(0, emu::machine.launch.threads, site); }
 
 inline void mbarrier_init(uint32_t addr, int threads, emu::Site site = emu::Site::here()) {
     emu::machine.init_mbarrier(addr, threads, site);
@@ -102,13 +97,11 @@ T shfl_xor(T value, int mask, emu::Site site = emu::Site::here()) {
 }
 template <class T>
 T shfl_up(T value, int distance, emu::Site site = emu::Site::here()) {
-    return emu::shuffle(value, distance, site,
-                        [](int lane, int d) { return lane >= d ? lane - d : lane; });
+    return emu::shuffle(value, distance, site, [](int lane, int d) { return lane >= d ? lane - d : lane; });
 }
 template <class T>
 T shfl_down(T value, int distance, emu::Site site = emu::Site::here()) {
-    return emu::shuffle(value, distance, site,
-                        [](int lane, int d) { return lane + d < 32 ? lane + d : lane; });
+    return emu::shuffle(value, distance, site, [](int lane, int d) { return lane + d < 32 ? lane + d : lane; });
 }
 template <class T>
 T shfl_idx(T value, int lane, emu::Site site = emu::Site::here()) {
@@ -168,8 +161,7 @@ inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
     });
 }
 
-inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1,
-                     emu::Site site = emu::Site::here()) {
+inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1, emu::Site site = emu::Site::here()) {
     emu::Mma8 mine = {c, a, {b0, b1}};
     emu::machine.meet(emu::Op::MMA, site, mine, [site](emu::Mma8** lanes) {
         emu::machine.need_sm80("mma_tf32", site);
@@ -178,10 +170,8 @@ inline void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1,
     });
 }
 
-inline uint64_t wgmma_operand(uint32_t addr, uint32_t k_bytes, uint32_t n_bytes,
-                              emu::Site site = emu::Site::here()) {
-    if ((addr | k_bytes | n_bytes) % 16 != 0)
-        emu::machine.report(emu::Fault::ALIGNMENT, site, "an operand of wgmma");
+inline uint64_t wgmma_operand(uint32_t addr, uint32_t k_bytes, uint32_t n_bytes, emu::Site site = emu::Site::here()) {
+    if ((addr | k_bytes | n_bytes) % 16 != 0) emu::machine.report(emu::Fault::ALIGNMENT, site, "an operand of wgmma");
     return (uint64_t)(addr >> 4) | (uint64_t)(k_bytes >> 4) << 16 | (uint64_t)(n_bytes >> 4) << 32;
 }
 
@@ -200,8 +190,7 @@ inline void wgmma_tf32(float (&c)[emu::WGMMA_TILES][4], const float (&a)[4], uin
             product.c[lane] = lanes[lane]->c;
             product.a[lane] = lanes[lane]->a;
             if (lanes[lane]->b != product.b)
-                emu::machine.report(emu::Fault::WGMMA, site,
-                                    "lanes 0 and %d have different operands", lane);
+                emu::machine.report(emu::Fault::WGMMA, site, "lanes 0 and %d have different operands", lane);
         }
         emu::machine.start_product(product);
     });
@@ -209,24 +198,20 @@ inline void wgmma_tf32(float (&c)[emu::WGMMA_TILES][4], const float (&a)[4], uin
 
 inline void wgmma_fence(emu::Site site = emu::Site::here()) {
     char nothing = 0;
-    emu::machine.meet(emu::Op::WGMMA_FENCE, site, nothing,
-                      [site](char**) { emu::machine.fence_registers(site); });
+    emu::machine.meet(emu::Op::WGMMA_FENCE, site, nothing, [site](char**) { emu::machine.fence_registers(site); });
 }
 inline void wgmma_commit(emu::Site site = emu::Site::here()) {
     char nothing = 0;
-    emu::machine.meet(emu::Op::WGMMA_COMMIT, site, nothing,
-                      [site](char**) { emu::machine.commit_products(site); });
+    emu::machine.meet(emu::Op::WGMMA_COMMIT, site, nothing, [site](char**) { emu::machine.commit_products(site); });
 }
 template <int N>
 void wgmma_wait(emu::Site site = emu::Site::here()) {
     char nothing = 0;
-    emu::machine.meet(emu::Op::WGMMA_WAIT, site, nothing,
-                      [site](char**) { emu::machine.wait_products(N, site); });
+    emu::machine.meet(emu::Op::WGMMA_WAIT, site, nothing, [site](char**) { emu::machine.wait_products(N, site); });
 }
 inline void fence_async_proxy(emu::Site site = emu::Site::here()) {
     char nothing = 0;
-    emu::machine.meet(emu::Op::FENCE_PROXY, site, nothing,
-                      [site](char**) { emu::machine.fence_proxy(site); });
+    emu::machine.meet(emu::Op::FENCE_PROXY, site, nothing, [site](char**) { emu::machine.fence_proxy(site); });
 }
 
 struct Grid {
@@ -234,21 +219,18 @@ struct Grid {
 };
 
 template <class Params>
-cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes,
-                   cudaStream_t /*stream*/, const Params& params, bool follows = false,
-                   emu::Site site = emu::Site::here()) {
+cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes, cudaStream_t /*stream*/,
+                   const Params& params, bool follows = false, emu::Site site = emu::Site::here()) {
     static_assert(std::is_trivially_copyable<Params>::value, "parameters are copied bit by bit");
-    const bool fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu &&
-                      grid.y <= 65535 && grid.z <= 65535 && threads > 0 &&
-                      threads <= (unsigned)emu::MAX_THREADS;
+    const bool fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu && grid.y <= 65535 &&
+                      grid.z <= 65535 && threads > 0 && threads <= (unsigned)emu::MAX_THREADS;
     if (!fits || threads % emu::LANES != 0) return cudaErrorInvalidConfiguration;
     if (smem_bytes > (size_t)emu::device.smem_per_block) return cudaErrorInvalidValue;
     emu::Launch what = {};
     what.kernel = reinterpret_cast<const void*>(kernel);
     what.params = &params;
     what.call = [](const void* function, const void* p) {
-        reinterpret_cast<void (*)(Params)>(const_cast<void*>(function))(
-            *static_cast<const Params*>(p));
+        reinterpret_cast<void (*)(Params)>(const_cast<void*>(function))(*static_cast<const Params*>(p));
     };
     what.grid[0] = grid.x;
     what.grid[1] = grid.y;

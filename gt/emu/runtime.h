@@ -95,9 +95,9 @@ inline Device device;
 
 inline const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {
-        case cudaSuccess: return "no error";
-        case cudaErrorInvalidValue: return "invalid argument";
-        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     }
     return "unrecognized error code";
 }
@@ -109,13 +109,11 @@ inline cudaError_t cudaGetDevice(int* index) {
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
     switch (attribute) {
-        case cudaDevAttrMultiProcessorCount: *value = emu::device.multiprocessors; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = emu::device.capability_major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = emu::device.capability_minor; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            *value = emu::device.smem_per_multiprocessor;
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emu::device.smem_per_block; break;
+    case cudaDevAttrMultiProcessorCount: *value = emu::device.multiprocessors; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = emu::device.capability_major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = emu::device.capability_minor; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = emu::device.smem_per_multiprocessor; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emu::device.smem_per_block; break;
     }
     return cudaSuccess;
 }

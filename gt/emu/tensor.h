@@ -114,8 +114,7 @@ inline void Machine::perform(const Product64& p) {
         for (int lane = 0; lane < LANES; lane++) {
             float c[4];
             for (int i = 0; i < 4; i++) {
-                part.a[lane / 4 + 8 * (i % 2)][lane % 4 + 4 * (i / 2)] =
-                    decode_tf32(take(lane, p.a[lane] + i));
+                part.a[lane / 4 + 8 * (i % 2)][lane % 4 + 4 * (i / 2)] = decode_tf32(take(lane, p.a[lane] + i));
                 c[i] = take(lane, p.c[lane] + 4 * tile + i);
             }
             part.exchange_c(lane, c, false);

@@ -36,8 +36,10 @@ struct Kind {
     static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
     static constexpr bool AHEAD = VEC == 8; /* loads the next row ahead: others would need too many registers */
     static constexpr Form FORM = FORM_;
-    static constexpr int THREADS =
-        std::is_same<T, Any>::value ? BLOCK : !NARROW_ ? MAX_LANES : E == MANY ? BLOCK / 2 : BLOCK;
+    static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK
+                                   : !NARROW_                  ? MAX_LANES
+                                   : E == MANY                 ? BLOCK / 2
+                                                               : BLOCK;
     static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* on a multiprocessor, of THREADS */
     static constexpr int BACKWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 3 : 2;
     static constexpr int GATE_BLOCKS = BACKWARD_BLOCKS == 3 && FORM != RMS_GATE_FIRST ? 2 : BACKWARD_BLOCKS;
@@ -51,11 +53,11 @@ struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
     bool vectors;
-    int elements; /* of a thread */
+    int elements;            /* of a thread */
     int lanes, slices, rows; /* slices and rows: in a block at a time */
     int threads;
     int64_t tiles, groups, chunks; /* of slices in a row; of rows; of a wide slice */
-    float inverse; /* 1 / n */
+    float inverse;                 /* 1 / n */
     int smem;
 };
 
@@ -109,8 +111,7 @@ template <class K>
 struct Raw {
     Vec<typename K::T, K::VEC> vec[K::COUNT];
 
-    GT_METHOD void load(const Shape& s, const Place& me, const void* data, int64_t stride,
-                        int64_t m, int64_t chunk) {
+    GT_METHOD void load(const Shape& s, const Place& me, const void* data, int64_t stride, int64_t m, int64_t chunk) {
         using T = typename K::T;
         const T* from = static_cast<const T*>(data) + m * stride + me.column;
         GT_UNROLL
@@ -129,18 +130,16 @@ struct Raw<Kind<Any, VEC, Real, WIDE>> {
     static_assert(VEC == 1, "elements one by one");
     float value[K::E];
 
-    GT_METHOD void load(const Shape& s, const Place& me, const void* data, int64_t stride,
-                        int64_t m, int64_t chunk) {
+    GT_METHOD void load(const Shape& s, const Place& me, const void* data, int64_t stride, int64_t m, int64_t chunk) {
         const int64_t i = index_of<K>(s, me, chunk, 0);
-        load_column(value, data, s.dtype, m * stride + me.column + i, s.lanes,
-                    (s.n - i + s.lanes - 1) / s.lanes);
+        load_column(value, data, s.dtype, m * stride + me.column + i, s.lanes, (s.n - i + s.lanes - 1) / s.lanes);
     }
     GT_METHOD float get(int e) const { return value[e]; }
 };
 
 template <class K>
-GT_DEV void store_elements(const Shape& s, const Place& me, void* data, int64_t stride, int64_t m,
-                           int64_t chunk, const typename K::Real (&x)[K::E]) {
+GT_DEV void store_elements(const Shape& s, const Place& me, void* data, int64_t stride, int64_t m, int64_t chunk,
+                           const typename K::Real (&x)[K::E]) {
     const int64_t first = m * stride + me.column;
     GT_UNROLL
     for (int c = 0; c < K::COUNT; c++) {
@@ -161,13 +160,11 @@ GT_DEV void store_elements(const Shape& s, const Place& me, void* data, int64_t 
 
 /* A parameter [D] at a thread's elements. */
 template <class K>
-GT_DEV void load_parameter(const Shape& s, const Place& me, const float* data, float missing,
-                           int64_t chunk, float (&to)[K::E]) {
+GT_DEV void load_parameter(const Shape& s, const Place& me, const float* data, float missing, int64_t chunk,
+                           float (&to)[K::E]) {
     GT_UNROLL
     for (int e = 0; e < K::E; e++)
-        to[e] = data && is_inside<K>(s, me, chunk, e)
-                    ? data[me.column + index_of<K>(s, me, chunk, e)]
-                    : missing;
+        to[e] = data && is_inside<K>(s, me, chunk, e) ? data[me.column + index_of<K>(s, me, chunk, e)] : missing;
 }
 
 constexpr int SUMS = 6; /* at most, over a slice at a time */
@@ -192,8 +189,7 @@ GT_DEV void slice_sum(const Shape& s, Place& me, float (&sums)[N]) {
     sync_threads();
     const bool is_warp = lane_id() < s.lanes / 32;
     GT_UNROLL
-    for (int i = 0; i < N; i++)
-        sums[i] = is_warp ? lds<float>(me.buffer + 4 * (SUMS * lane_id() + i)) : 0.0f;
+    for (int i = 0; i < N; i++) sums[i] = is_warp ? lds<float>(me.buffer + 4 * (SUMS * lane_id() + i)) : 0.0f;
     for (int mask = 1; mask < s.lanes / 32; mask <<= 1) {
         GT_UNROLL
         for (int i = 0; i < N; i++) sums[i] += shfl_xor(sums[i], mask);
@@ -267,8 +263,8 @@ GT_DEV void store_partials(const Shape& s, Place me, float* partial, const float
 }
 
 template <class K>
-GT_DEV void add_to_partial(const Shape& s, const Place& me, float* partial, int64_t chunk,
-                           bool is_first, const float (&added)[K::E]) {
+GT_DEV void add_to_partial(const Shape& s, const Place& me, float* partial, int64_t chunk, bool is_first,
+                           const float (&added)[K::E]) {
     if (!partial) return;
     float* cells = partial + me.group * s.D + me.column;
     GT_UNROLL

@@ -58,8 +58,7 @@ struct GateRow {
 
     /* 16-bit results hide the error of the fast sigmoid */
     GT_METHOD void compute(const GateParams& p) {
-        constexpr bool is_16_bit =
-            std::is_same<typename K::T, bf16>::value || std::is_same<typename K::T, f16>::value;
+        constexpr bool is_16_bit = std::is_same<typename K::T, bf16>::value || std::is_same<typename K::T, f16>::value;
         GT_UNROLL
         for (int e = 0; e < K::E; e++) {
             sigmoid_z[e] = !has_gate<K>(p) ? 1.0f : is_16_bit ? sigmoid_fast(z.get(e)) : sigmoid(z.get(e));
@@ -183,10 +182,9 @@ struct GateSlice {
 
 /* A chunk: writes dx and dz, adds to dgamma and dbeta; row.v, the v - mean, is lost. */
 template <class K>
-GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>& row,
-                       const Raw<K>& dy, const GateSlice<typename K::Real>& slice, int64_t m,
-                       int64_t chunk, const float (&gamma)[K::E], float (&dgamma)[K::E],
-                       float (&dbeta)[K::E]) {
+GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>& row, const Raw<K>& dy,
+                       const GateSlice<typename K::Real>& slice, int64_t m, int64_t chunk, const float (&gamma)[K::E],
+                       float (&dgamma)[K::E], float (&dbeta)[K::E]) {
     using Real = typename K::Real;
     const GateParams& in = p.in;
     Real out[K::E];
@@ -213,7 +211,8 @@ GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>&
 }
 
 template <class K>
-GT_KERNEL(K::THREADS, K::GATE_BLOCKS) gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
+GT_KERNEL(K::THREADS, K::GATE_BLOCKS)
+gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
     wait_for_chain(); /* for the kernel behind: it may take places that become free */
     using Real = typename K::Real;
     const GateParams& in = p.in;

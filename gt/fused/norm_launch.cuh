@@ -95,8 +95,7 @@ static gt_status with_gate_kind(const GateParams& p, bool has_beta, Launch launc
     return with_kind<ANY_FORM>(p.shape, launch);
 }
 
-static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Device& device,
-                                           gt_stream stream) {
+static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Device& device, gt_stream stream) {
     MixForwardParams p = {};
     const View views[] = {{a.a, a.a_stride}, {a.b, a.b_stride}, {a.residual, a.residual_stride}, {a.y, a.y_stride}};
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
@@ -108,8 +107,8 @@ static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Devi
     p.eps = a.eps;
     const Shape& s = p.shape;
     return with_kind<ANY_FORM>(s, [&](auto kind) {
-        return run("norm_mix forward_kernel", mix_forward_kernel<decltype(kind)>,
-                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
+        return run("norm_mix forward_kernel", mix_forward_kernel<decltype(kind)>, s.tiles * s.groups,
+                   (unsigned)s.threads, (size_t)s.smem, stream, p);
     });
 }
 
@@ -128,16 +127,16 @@ static inline Partials partials_in(void* workspace, const Shape& s, bool first, 
     return partials;
 }
 
-static inline gt_status reduce_partials(const Partials& partials, const Shape& s, float* first,
-                                        float* second, int accumulate, Chain& chain) {
+static inline gt_status reduce_partials(const Partials& partials, const Shape& s, float* first, float* second,
+                                        int accumulate, Chain& chain) {
     RowSums sums;
     if (first) sums.add(partials.first, first, s.groups, s.D);
     if (second) sums.add(partials.second, second, s.groups, s.D);
     return reduce_rows(sums, accumulate, chain);
 }
 
-static inline gt_status launch_mix_backward(const gt_norm_mix_args& a, const Shape& s,
-                                            const Partials& partials, gt_stream stream) {
+static inline gt_status launch_mix_backward(const gt_norm_mix_args& a, const Shape& s, const Partials& partials,
+                                            gt_stream stream) {
     MixBackwardParams p = {};
     p.shape = s;
     p.a = a.a, p.b = a.b, p.dy = a.dy, p.da = a.da, p.db = a.db;
@@ -148,8 +147,8 @@ static inline gt_status launch_mix_backward(const gt_norm_mix_args& a, const Sha
     p.eps = a.eps;
     Chain chain = {stream};
     const gt_status status = with_kind<ANY_FORM>(s, [&](auto kind) {
-        return run("norm_mix backward_kernel", mix_backward_kernel<decltype(kind)>,
-                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, chain, p);
+        return run("norm_mix backward_kernel", mix_backward_kernel<decltype(kind)>, s.tiles * s.groups,
+                   (unsigned)s.threads, (size_t)s.smem, chain, p);
     });
     if (status != GT_OK) return status;
     return reduce_partials(partials, s, a.dgain_a, a.dgain_b, a.accumulate, chain);
@@ -167,20 +166,19 @@ static inline GateParams gate_params_of(const gt_norm_gate_args& a, const Shape&
     return p;
 }
 
-static inline gt_status launch_gate_forward(const gt_norm_gate_args& a, const Device& device,
-                                            gt_stream stream) {
+static inline gt_status launch_gate_forward(const gt_norm_gate_args& a, const Device& device, gt_stream stream) {
     const View views[] = {{a.x, a.x_stride}, {a.z, a.z_stride}, {a.y, a.y_stride}};
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_FORWARD, vectors, device);
     const GateForwardParams p = {gate_params_of(a, s), a.y, a.y_stride};
     return with_gate_kind(p.in, a.beta, [&](auto kind) {
-        return run("norm_gate forward_kernel", gate_forward_kernel<decltype(kind)>,
-                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, stream, p);
+        return run("norm_gate forward_kernel", gate_forward_kernel<decltype(kind)>, s.tiles * s.groups,
+                   (unsigned)s.threads, (size_t)s.smem, stream, p);
     });
 }
 
-static inline gt_status launch_gate_backward(const gt_norm_gate_args& a, const Shape& s,
-                                             const Partials& partials, gt_stream stream) {
+static inline gt_status launch_gate_backward(const gt_norm_gate_args& a, const Shape& s, const Partials& partials,
+                                             gt_stream stream) {
     GateBackwardParams p = {};
     p.in = gate_params_of(a, s);
     p.dy = a.dy, p.dx = a.dx, p.dz = a.dz;
@@ -188,8 +186,8 @@ static inline gt_status launch_gate_backward(const gt_norm_gate_args& a, const S
     p.dgamma = partials.first, p.dbeta = partials.second;
     Chain chain = {stream};
     const gt_status status = with_gate_kind(p.in, a.beta || a.dbeta, [&](auto kind) {
-        return run("norm_gate backward_kernel", gate_backward_kernel<decltype(kind)>,
-                   s.tiles * s.groups, (unsigned)s.threads, (size_t)s.smem, chain, p);
+        return run("norm_gate backward_kernel", gate_backward_kernel<decltype(kind)>, s.tiles * s.groups,
+                   (unsigned)s.threads, (size_t)s.smem, chain, p);
     });
     if (status != GT_OK) return status;
     return reduce_partials(partials, s, a.dgamma, a.dbeta, a.accumulate, chain);
@@ -204,10 +202,9 @@ static gt_status prepare(const gt_op* op, gt_pass pass, const Args* args, Args* 
     return status != GT_OK ? status : current_device(device);
 }
 
-static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& device,
-                                     gt_stream stream) {
-    const View views[] = {{a.a, a.a_stride},   {a.b, a.b_stride},   {a.dy, a.dy_stride},
-                          {a.da, a.da_stride}, {a.db, a.db_stride}};
+static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& device, gt_stream stream) {
+    const View views[] = {
+        {a.a, a.a_stride}, {a.b, a.b_stride}, {a.dy, a.dy_stride}, {a.da, a.da_stride}, {a.db, a.db_stride}};
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgain_a, a.dgain_b);
@@ -215,10 +212,9 @@ static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& de
     return status != GT_OK ? status : launch_mix_backward(a, s, partials, stream);
 }
 
-static inline gt_status gate_backward(const gt_norm_gate_args& a, const Device& device,
-                                      gt_stream stream) {
-    const View views[] = {{a.x, a.x_stride},   {a.z, a.z_stride},   {a.dy, a.dy_stride},
-                          {a.dx, a.dx_stride}, {a.dz, a.dz_stride}};
+static inline gt_status gate_backward(const gt_norm_gate_args& a, const Device& device, gt_stream stream) {
+    const View views[] = {
+        {a.x, a.x_stride}, {a.z, a.z_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}, {a.dz, a.dz_stride}};
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgamma, a.dbeta);

@@ -114,10 +114,9 @@ GT_DEV void add_branch(Real* sums, Real x, Real d) {
 
 /* One branch of a chunk: writes dx, adds to dgain. */
 template <class K>
-GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const Raw<K>& dy,
-                       const typename K::Real* sums, typename K::Real inverse, float eps,
-                       const float (&gain)[K::E], void* dx, int64_t dx_stride, int64_t m,
-                       int64_t chunk, float (&dgain)[K::E]) {
+GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const Raw<K>& dy, const typename K::Real* sums,
+                       typename K::Real inverse, float eps, const float (&gain)[K::E], void* dx, int64_t dx_stride,
+                       int64_t m, int64_t chunk, float (&dgain)[K::E]) {
     using Real = typename K::Real;
     const Real rstd = rstd_of(sums, inverse, 0, eps);
     const Real slope = sums[2] * inverse * (rstd * (Real)(1.0f / PRODUCT_SCALE));
@@ -132,7 +131,8 @@ GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const R
 }
 
 template <class K>
-GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
+GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS)
+mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
     wait_for_chain(); /* for the kernel behind: it may take places that become free */
     using Real = typename K::Real;
     const Shape& s = p.shape;
@@ -176,10 +176,8 @@ GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS) mix_backward_kernel(const GT_GRID_CONS
                 GT_UNROLL
                 for (int e = 0; e < K::E; e++) dgain_a[e] = dgain_b[e] = 0.0f;
             }
-            mix_branch<K>(s, me, row.a, dy, &sums[0], inverse, p.eps, gain_a, p.da, p.da_stride, m,
-                          chunk, dgain_a);
-            mix_branch<K>(s, me, row.b, dy, &sums[3], inverse, p.eps, gain_b, p.db, p.db_stride, m,
-                          chunk, dgain_b);
+            mix_branch<K>(s, me, row.a, dy, &sums[0], inverse, p.eps, gain_a, p.da, p.da_stride, m, chunk, dgain_a);
+            mix_branch<K>(s, me, row.b, dy, &sums[3], inverse, p.eps, gain_b, p.db, p.db_stride, m, chunk, dgain_b);
             if (K::WIDE) {
                 const bool is_first = first == me.first_row;
                 add_to_partial<K>(s, me, p.dgain_a, chunk, is_first, dgain_a);

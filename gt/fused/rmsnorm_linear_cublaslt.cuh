@@ -70,10 +70,8 @@ static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bo
                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments + 2, sizeof *alignments},
                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments + 2, sizeof *alignments}};
     cublasStatus_t status = cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!status)
-        status = cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
-    if (!status)
-        status = cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
+    if (!status) status = cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
+    if (!status) status = cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
     if (!status)
         status = cublasLtMatrixLayoutInit(&b, type_of(p.dtype), (uint64_t)p.b.columns, (uint64_t)p.b.rows, p.b.stride);
     if (!status)

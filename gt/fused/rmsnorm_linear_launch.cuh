@@ -11,8 +11,8 @@ namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: dispatch and checks ----------------------------------------------------- */
 
-static inline gt_status prepare(gt_pass pass, const gt_rmsnorm_linear_args* args,
-                                gt_rmsnorm_linear_args* a, Device* device) {
+static inline gt_status prepare(gt_pass pass, const gt_rmsnorm_linear_args* args, gt_rmsnorm_linear_args* a,
+                                Device* device) {
     gt_dims dims;
     const gt_status status = gt_prepare(gt_op_rmsnorm_linear(), pass, GT_DEVICE, args, a, &dims);
     return status != GT_OK ? status : current_device(device);
@@ -26,8 +26,7 @@ static inline Moments* moments_in(void* buffer, const gt_rmsnorm_linear_args& a,
     return moments;
 }
 
-static inline gt_status forward(const gt_rmsnorm_linear_args& a, const Device& device,
-                                gt_stream stream) {
+static inline gt_status forward(const gt_rmsnorm_linear_args& a, const Device& device, gt_stream stream) {
     size_t bytes;
     Moments* saved = moments_in(a.saved, a, &bytes);
     const ForwardPlan plan = plan_forward(a, device);
@@ -40,8 +39,7 @@ static inline gt_status forward(const gt_rmsnorm_linear_args& a, const Device& d
     return status != GT_OK ? status : launch_output(a, in, device, stream);
 }
 
-static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& device,
-                                 gt_stream stream) {
+static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& device, gt_stream stream) {
     size_t bytes;
     Moments* saved = moments_in(a.saved, a, &bytes);
     gt_status status = check_saved(a.saved, a.saved_bytes, bytes);

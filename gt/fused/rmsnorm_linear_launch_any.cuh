@@ -36,16 +36,16 @@ static inline int tile_rows(int64_t M, int64_t N, const Device& device) {
 }
 
 static inline gt_status launch_moments(const Input& in, gt_stream stream) {
-    return run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(in.M, ROW_WARPS),
-               32 * ROW_WARPS, 0, stream, in);
+    return run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(in.M, ROW_WARPS), 32 * ROW_WARPS, 0, stream,
+               in);
 }
 
 template <class C>
 static gt_status launch_tiles(ProductParams p, gt_stream stream) {
     p.tiles_m = ceil_div(p.M, C::BM);
     p.tiles_n = ceil_div(p.N, BN);
-    return run("rmsnorm_linear product_kernel", product_kernel<C>, p.tiles_m * p.tiles_n * p.slices,
-               THREADS, C::SMEM, stream, p);
+    return run("rmsnorm_linear product_kernel", product_kernel<C>, p.tiles_m * p.tiles_n * p.slices, THREADS, C::SMEM,
+               stream, p);
 }
 
 template <class T, Product P>
@@ -58,8 +58,8 @@ static gt_status launch_product_of(const ProductParams& p, int rows, gt_stream s
 }
 
 template <Product P>
-static gt_status launch_product(const gt_rmsnorm_linear_args& a, ProductParams p,
-                                const Device& device, gt_stream stream) {
+static gt_status launch_product(const gt_rmsnorm_linear_args& a, ProductParams p, const Device& device,
+                                gt_stream stream) {
     const int64_t size = size_of(a.dtype), out_size = P == OUTPUT ? size : 4;
     p.a.is_aligned = is_aligned(p.a.data, p.a.stride, size, 16);
     p.b.is_aligned = is_aligned(p.b.data, p.b.stride, size, 16);
@@ -72,8 +72,8 @@ static gt_status launch_product(const gt_rmsnorm_linear_args& a, ProductParams p
 }
 
 /* y = n weight^T + bias */
-static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Input& in,
-                                      const Device& device, gt_stream stream) {
+static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Input& in, const Device& device,
+                                      gt_stream stream) {
     ProductParams p = {};
     p.a = {a.x, a.x_stride, a.M, a.D, false};
     p.b = {a.weight, a.D, a.O, a.D, false};
@@ -87,8 +87,8 @@ static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Inp
 }
 
 /* dn = dy weight */
-static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Input& in, float* dn,
-                                     const Device& device, gt_stream stream) {
+static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Input& in, float* dn, const Device& device,
+                                     gt_stream stream) {
     ProductParams p = {};
     p.a = {a.dy, a.dy_stride, a.M, a.O, false};
     p.b = {a.weight, a.D, a.O, a.D, false};
@@ -105,8 +105,8 @@ struct BackwardPlan {
     Moments* moments;
     float* dn;                               /* [M,D] */
     float *dweight, *dbias, *dgamma, *dbeta; /* partial sums, slowest index the cut */
-    int64_t slice, slices; /* of dweight: rows of one, and their number */
-    int64_t rows, blocks;  /* of the other sums, the same */
+    int64_t slice, slices;                   /* of dweight: rows of one, and their number */
+    int64_t rows, blocks;                    /* of the other sums, the same */
     size_t bytes;
 };
 
@@ -126,8 +126,7 @@ static inline BackwardPlan plan_backward(const gt_rmsnorm_linear_args& a, const 
     plan.blocks = a.M ? ceil_div(a.M, plan.rows) : 0;
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (a.dx || a.dgamma || a.dbeta) plan.dn = arena.take<float>(a.M * a.D);
-    if (a.dweight && plan.slices > 1)
-        plan.dweight = arena.take<float>(plan.slices * a.O * a.D);
+    if (a.dweight && plan.slices > 1) plan.dweight = arena.take<float>(plan.slices * a.O * a.D);
     if (a.dbias) plan.dbias = arena.take<float>(plan.blocks * a.O);
     if (a.dgamma) plan.dgamma = arena.take<float>(plan.blocks * a.D);
     if (a.dbeta) plan.dbeta = arena.take<float>(plan.blocks * a.D);
@@ -136,9 +135,8 @@ static inline BackwardPlan plan_backward(const gt_rmsnorm_linear_args& a, const 
 }
 
 /* dweight = dy^T n */
-static inline gt_status launch_dweight(const gt_rmsnorm_linear_args& a, const Input& in,
-                                       const BackwardPlan& plan, const Device& device,
-                                       gt_stream stream) {
+static inline gt_status launch_dweight(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardPlan& plan,
+                                       const Device& device, gt_stream stream) {
     const bool is_whole = plan.slices == 1;
     ProductParams p = {};
     p.a = {a.dy, a.dy_stride, a.M, a.O, false};
@@ -161,8 +159,8 @@ static inline gt_status launch_columns(ColumnParams p, const BackwardPlan& plan,
                2 * 4 * 32 * ROW_WARPS, stream, p);
 }
 
-static inline gt_status launch_dbias(const gt_rmsnorm_linear_args& a, const Input& in,
-                                     const BackwardPlan& plan, gt_stream stream) {
+static inline gt_status launch_dbias(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardPlan& plan,
+                                     gt_stream stream) {
     ColumnParams p = {};
     p.v = a.dy;
     p.dtype = a.dtype;
@@ -174,8 +172,8 @@ static inline gt_status launch_dbias(const gt_rmsnorm_linear_args& a, const Inpu
     return reduce_rows(plan.dbias, a.dbias, plan.blocks, a.O, a.accumulate, stream);
 }
 
-static inline gt_status launch_dparameters(const gt_rmsnorm_linear_args& a, const Input& in,
-                                           const BackwardPlan& plan, gt_stream stream) {
+static inline gt_status launch_dparameters(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardPlan& plan,
+                                           gt_stream stream) {
     ColumnParams p = {};
     p.v = plan.dn;
     p.dtype = GT_F32;
@@ -186,26 +184,23 @@ static inline gt_status launch_dparameters(const gt_rmsnorm_linear_args& a, cons
     gt_status status = launch_columns(p, plan, stream);
     if (status == GT_OK && a.dgamma)
         status = reduce_rows(plan.dgamma, a.dgamma, plan.blocks, a.D, a.accumulate, stream);
-    if (status == GT_OK && a.dbeta)
-        status = reduce_rows(plan.dbeta, a.dbeta, plan.blocks, a.D, a.accumulate, stream);
+    if (status == GT_OK && a.dbeta) status = reduce_rows(plan.dbeta, a.dbeta, plan.blocks, a.D, a.accumulate, stream);
     return status;
 }
 
-static inline gt_status launch_dx(const gt_rmsnorm_linear_args& a, const Input& in,
-                                  const BackwardPlan& plan, gt_stream stream) {
+static inline gt_status launch_dx(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardPlan& plan,
+                                  gt_stream stream) {
     const RowParams p = {in, plan.dn, a.dx, a.dx_stride};
-    return run("rmsnorm_linear row_kernel", row_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0,
-               stream, p);
+    return run("rmsnorm_linear row_kernel", row_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0, stream, p);
 }
 
-static inline gt_status launch_backward(const gt_rmsnorm_linear_args& a, const BackwardPlan& plan,
-                                        Moments* saved, const Device& device, gt_stream stream) {
+static inline gt_status launch_backward(const gt_rmsnorm_linear_args& a, const BackwardPlan& plan, Moments* saved,
+                                        const Device& device, gt_stream stream) {
     const Input in = input_of(a, saved ? saved : plan.moments);
     gt_status status = saved ? GT_OK : launch_moments(in, stream);
     if (status == GT_OK && a.dbias) status = launch_dbias(a, in, plan, stream);
     if (status == GT_OK && a.dweight) status = launch_dweight(a, in, plan, device, stream);
-    if (status == GT_OK && (a.dx || a.dgamma || a.dbeta))
-        status = launch_dnorm(a, in, plan.dn, device, stream);
+    if (status == GT_OK && (a.dx || a.dgamma || a.dbeta)) status = launch_dnorm(a, in, plan.dn, device, stream);
     if (status == GT_OK && a.dx) status = launch_dx(a, in, plan, stream);
     if (status == GT_OK && (a.dgamma || a.dbeta)) status = launch_dparameters(a, in, plan, stream);
     return status;

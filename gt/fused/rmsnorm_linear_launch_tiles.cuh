@@ -20,8 +20,8 @@ static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& dev
     if (a.D % 8 || a.O % 8 || a.M > MOST_OF_TILES || a.D > MOST_OF_TILES || a.O > MOST_OF_TILES) return false;
     const int64_t m = ceil_div(a.M, 128), d = ceil_div(a.D, 128), o = ceil_div(a.O, 128);
     return m * (d > o ? d : o) <= MOST_OF_TILES && o * d <= MOST_OF_TILES / MOST_SLICES &&
-           is_aligned(a.x, a.x_stride, 2, 16) && is_aligned(a.weight, 0, 2, 16) &&
-           is_aligned(a.gamma, 0, 4, 16) && is_aligned(a.beta, 0, 4, 16);
+           is_aligned(a.x, a.x_stride, 2, 16) && is_aligned(a.weight, 0, 2, 16) && is_aligned(a.gamma, 0, 4, 16) &&
+           is_aligned(a.beta, 0, 4, 16);
 }
 
 static inline bool forward_uses_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
@@ -29,8 +29,8 @@ static inline bool forward_uses_tiles(const gt_rmsnorm_linear_args& a, const Dev
 }
 
 static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
-    return has_pieces(a, device) && is_aligned(a.dy, a.dy_stride, 2, 16) &&
-           is_aligned(a.dx, a.dx_stride, 2, 16) && is_aligned(a.dweight, 0, 4, 16);
+    return has_pieces(a, device) && is_aligned(a.dy, a.dy_stride, 2, 16) && is_aligned(a.dx, a.dx_stride, 2, 16) &&
+           is_aligned(a.dweight, 0, 4, 16);
 }
 
 /* Whether the caller's handle may be used.  It takes the products but for y with a bias, which would be rounded to 16
@@ -91,14 +91,14 @@ static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Devic
 /* Workspace of a backward pass, and how its sums over the rows are cut. */
 struct BackwardTiles {
     Moments* moments;
-    void* rows;    /* [M,D]: dn, then xhat */
-    float* scales; /* of dn in fp16 */
-    float *g, *dbias;                           /* [slices,O,D]; [O] */
-    float *dbias_parts, *dgamma, *dbeta;        /* partial sums, slowest index the cut */
-    int64_t slice, slices;                      /* of G: rows of one, and their number */
-    int64_t rows_of_block, blocks;              /* of dbias */
-    int64_t finisher_rows, finishers;           /* rows of a warp of finish_kernel; blocks down O */
-    void* workspace; /* of the handle's products */
+    void* rows;                          /* [M,D]: dn, then xhat */
+    float* scales;                       /* of dn in fp16 */
+    float *g, *dbias;                    /* [slices,O,D]; [O] */
+    float *dbias_parts, *dgamma, *dbeta; /* partial sums, slowest index the cut */
+    int64_t slice, slices;               /* of G: rows of one, and their number */
+    int64_t rows_of_block, blocks;       /* of dbias */
+    int64_t finisher_rows, finishers;    /* rows of a warp of finish_kernel; blocks down O */
+    void* workspace;                     /* of the handle's products */
     bool wants_g, wants_dbias;
     size_t bytes;
 };
@@ -142,8 +142,7 @@ static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Devic
 }
 
 template <class T, Product P>
-static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device,
-                                 Chain& chain) {
+static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device, Chain& chain) {
     if constexpr (is_built_for<T>()) {
         if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, chain);
         return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
@@ -157,8 +156,9 @@ static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams
                               void* workspace, const Device& device, Chain& chain) {
     bool is_done = false;
     if (workspace && slices == 1) {
-        const HandleProduct h = {a.cublaslt, workspace, a.dtype, P == DWEIGHT ? GT_F32 : a.dtype, P, p.a, p.b,
-                                 p.out, p.out_stride, p.M, p.N, p.K};
+        const HandleProduct h = {
+            a.cublaslt, workspace, a.dtype, P == DWEIGHT ? GT_F32 : a.dtype, P, p.a, p.b, p.out, p.out_stride,
+            p.M,        p.N,       p.K};
         const gt_status status = multiply(h, chain.stream, &is_done);
         if (status != GT_OK || is_done) return status;
     }
@@ -195,8 +195,8 @@ static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, cons
 }
 
 /* G = dy^T xhat */
-static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
-                                       const Device& device, Chain& chain) {
+static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, const Device& device,
+                                       Chain& chain) {
     TilesParams p = {};
     p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
     p.b = {plan.rows, a.D, (int)a.M, (int)a.D};
@@ -209,7 +209,7 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
 /* ---- rmsnorm_linear: launches around them ------------------------------------------------------ */
 
 /* `kernel` of the call's 16-bit type. */
-#define GT_RUN_16(kernel, blocks, smem, p)                                                                            \
+#define GT_RUN_16(kernel, blocks, smem, p)                                                                             \
     (a.dtype == GT_BF16 ? run("rmsnorm_linear " #kernel, kernel<bf16>, blocks, 32 * ROW_WARPS, smem, chain, p)         \
                         : run("rmsnorm_linear " #kernel, kernel<f16>, blocks, 32 * ROW_WARPS, smem, chain, p))
 
@@ -231,8 +231,8 @@ static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, c
     }
     gt_status status = GT_OK;
     if (!is_saved)
-        status = run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0, chain,
-                     in);
+        status = run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0,
+                     chain, in);
     if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, chain);
     const GradientParams p = {in, plan.rows, plan.scales, a.dx, a.dx_stride, plan.wants_g};
     if (status != GT_OK) return status;
@@ -270,8 +270,7 @@ static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const Bac
     gt_status status = GT_RUN_16(finish_kernel, ceil_div(a.D, 128) * plan.finishers, 2 * 16 * 32 * ROW_WARPS, p);
     if (status == GT_OK && a.dgamma)
         status = reduce_rows(plan.dgamma, a.dgamma, plan.finishers, a.D, a.accumulate, chain);
-    if (status == GT_OK && a.dbeta)
-        status = reduce_rows(plan.dbeta, a.dbeta, plan.finishers, a.D, a.accumulate, chain);
+    if (status == GT_OK && a.dbeta) status = reduce_rows(plan.dbeta, a.dbeta, plan.finishers, a.D, a.accumulate, chain);
     return status;
 }
 

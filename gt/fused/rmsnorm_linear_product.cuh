@@ -34,7 +34,7 @@ struct Operand {
 
 struct ProductParams {
     Operand a, b;
-    Input in; /* normalises A of OUTPUT, B of DWEIGHT */
+    Input in;                    /* normalises A of OUTPUT, B of DWEIGHT */
     bool parameters_are_aligned; /* gamma and beta, to 16 bytes */
     void* out;
     int64_t out_stride;
@@ -64,7 +64,7 @@ struct ProductTraits {
     typedef typename std::conditional<P == OUTPUT, T, float>::type Out;
     static constexpr Product PRODUCT = P;
     static constexpr bool USES_TENSOR_CORES = TENSOR;
-    static constexpr int BM = ROWS_OF_TILE, MT = BM / 32, NT = 4; /* 16 x 8 tiles of a warp */
+    static constexpr int BM = ROWS_OF_TILE, MT = BM / 32, NT = 4;        /* 16 x 8 tiles of a warp */
     static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
     typedef Tile<T, A_IS_KM ? BK : BM, A_IS_KM ? BM : BK> TileA;
     typedef Tile<T, B_IS_KN ? BK : BN, B_IS_KN ? BN : BK> TileB;
@@ -80,9 +80,8 @@ struct ProductTraits {
 
 /* The 16 bytes at [row, column]; 0 beyond the matrix. */
 template <class T>
-GT_DEV Vec<T, 16 / sizeof(T)> load_chunk(const void* data, int64_t stride, int64_t rows,
-                                         int64_t columns, bool is_aligned, int64_t row,
-                                         int64_t column) {
+GT_DEV Vec<T, 16 / sizeof(T)> load_chunk(const void* data, int64_t stride, int64_t rows, int64_t columns,
+                                         bool is_aligned, int64_t row, int64_t column) {
     constexpr int CHUNK = 16 / sizeof(T);
     const T* from = static_cast<const T*>(data) + row * stride + column;
     const int64_t left = row < rows ? columns - column : 0;
@@ -96,27 +95,23 @@ GT_DEV Vec<T, 16 / sizeof(T)> load_chunk(const void* data, int64_t stride, int64
 }
 
 template <class T, int ROWS, int COLUMNS>
-GT_DEV void load_tile(Tile<T, ROWS, COLUMNS>& tile, const Operand& from, int64_t row0,
-                      int64_t column0) {
+GT_DEV void load_tile(Tile<T, ROWS, COLUMNS>& tile, const Operand& from, int64_t row0, int64_t column0) {
     GT_UNROLL
     for (int i = 0; i < tile.COUNT; i++)
-        tile.chunk[i] = load_chunk<T>(from.data, from.stride, from.rows, from.columns,
-                                      from.is_aligned, row0 + tile.row(i), column0 + tile.column());
+        tile.chunk[i] = load_chunk<T>(from.data, from.stride, from.rows, from.columns, from.is_aligned,
+                                      row0 + tile.row(i), column0 + tile.column());
 }
 
 /* parameter[column ...], 0 beyond the row, `missing` if it is NULL. */
 template <int COUNT>
-GT_DEV void load_parameter(float (&to)[COUNT], const float* parameter, const ProductParams& p,
-                           int64_t column, float missing) {
+GT_DEV void load_parameter(float (&to)[COUNT], const float* parameter, const ProductParams& p, int64_t column,
+                           float missing) {
     GT_UNROLL
     for (int i = 0; i < COUNT; i += 4) {
         Vec<float, 4> four = {};
-        if (parameter)
-            four = load_chunk<float>(parameter, 0, 1, p.in.D, p.parameters_are_aligned, 0,
-                                     column + i);
+        if (parameter) four = load_chunk<float>(parameter, 0, 1, p.in.D, p.parameters_are_aligned, 0, column + i);
         GT_UNROLL
-        for (int j = 0; j < 4; j++)
-            to[i + j] = parameter || column + i + j >= p.in.D ? four.get(j) : missing;
+        for (int j = 0; j < 4; j++) to[i + j] = parameter || column + i + j >= p.in.D ? four.get(j) : missing;
     }
 }
 
@@ -158,8 +153,8 @@ GT_DEV void store_tile(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile) {
 /* The same for a tile of x, which becomes n.  Columns beyond D become 0.  Rows beyond M do not
  * matter: they meet zeros of dy, or give rows of y that do not exist. */
 template <class T, bool TENSOR, bool K_IS_FIRST, int PITCH, int ROWS, int COLUMNS>
-GT_DEV void store_normalised(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile,
-                             const ProductParams& p, int64_t row0, int64_t column0) {
+GT_DEV void store_normalised(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile, const ProductParams& p, int64_t row0,
+                             int64_t column0) {
     constexpr int CHUNK = Tile<T, ROWS, COLUMNS>::CHUNK;
     float gamma[CHUNK], beta[CHUNK];
     load_parameter(gamma, p.in.gamma, p, column0 + tile.column(), 1.0f);
@@ -171,22 +166,21 @@ GT_DEV void store_normalised(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile
         if (m < p.in.M) s = ldg<Moments>(p.in.moments + m);
         float x[CHUNK];
         GT_UNROLL
-        for (int j = 0; j < CHUNK; j++)
-            x[j] = fma_rn(xhat_of(s, tile.chunk[i].get(j)), gamma[j], beta[j]);
+        for (int j = 0; j < CHUNK; j++) x[j] = fma_rn(xhat_of(s, tile.chunk[i].get(j)), gamma[j], beta[j]);
         store_chunk<T, TENSOR, K_IS_FIRST, PITCH>(shared, tile.row(i), tile.column(), x);
     }
 }
 
 template <class C>
-GT_DEV void load_stage(typename C::TileA& a, typename C::TileB& b, const ProductParams& p,
-                       int64_t m0, int64_t n0, int64_t k) {
+GT_DEV void load_stage(typename C::TileA& a, typename C::TileB& b, const ProductParams& p, int64_t m0, int64_t n0,
+                       int64_t k) {
     load_tile(a, p.a, C::A_IS_KM ? k : m0, C::A_IS_KM ? m0 : k);
     load_tile(b, p.b, C::B_IS_KN ? k : n0, C::B_IS_KN ? n0 : k);
 }
 
 template <class C>
-GT_DEV void store_stage(uint32_t stage, const typename C::TileA& a, const typename C::TileB& b,
-                        const ProductParams& p, int64_t m0, int64_t n0, int64_t k) {
+GT_DEV void store_stage(uint32_t stage, const typename C::TileA& a, const typename C::TileB& b, const ProductParams& p,
+                        int64_t m0, int64_t n0, int64_t k) {
     constexpr bool TENSOR = C::USES_TENSOR_CORES;
     typedef typename C::Type T;
     if constexpr (C::PRODUCT == OUTPUT)
@@ -201,8 +195,7 @@ GT_DEV void store_stage(uint32_t stage, const typename C::TileA& a, const typena
 
 /* Two neighbouring results. */
 template <class C>
-GT_DEV void store_results(const ProductParams& p, int64_t slice, int64_t m, int64_t n, float first,
-                          float second) {
+GT_DEV void store_results(const ProductParams& p, int64_t slice, int64_t m, int64_t n, float first, float second) {
     typedef typename C::Out Out;
     if (m >= p.M || n >= p.N) return;
     const bool is_pair = n + 1 < p.N;
@@ -322,7 +315,8 @@ struct ThreadResults {
 };
 
 template <class C>
-GT_KERNEL(THREADS, C::MIN_BLOCKS) product_kernel(const GT_GRID_CONSTANT ProductParams p) {
+GT_KERNEL(THREADS, C::MIN_BLOCKS)
+product_kernel(const GT_GRID_CONSTANT ProductParams p) {
     const int64_t block = block_x(), slice = block / p.tiles_n / p.tiles_m;
     const int64_t m0 = block / p.tiles_n % p.tiles_m * C::BM, n0 = block % p.tiles_n * BN;
     const int64_t first = slice * p.slice, end = first + p.slice < p.K ? first + p.slice : p.K;

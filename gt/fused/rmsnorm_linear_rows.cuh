@@ -36,7 +36,8 @@ struct PieceRow {
         x = static_cast<const T*>(in.x) + m * in.stride;
         D = (int)in.D;
         is_kept = false;
-        for_pieces(D <= 256 * PIECES ? D : 0, [&](int d, int i) { load(d, i); }, [](int, int) {});
+        for_pieces(
+            D <= 256 * PIECES ? D : 0, [&](int d, int i) { load(d, i); }, [](int, int) {});
         is_kept = D <= 256 * PIECES;
     }
 
@@ -75,13 +76,14 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
  * registers: 4 pieces as loaded.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
-    Input in;         /* gamma, beta: NULL for xhat */
-    int has_moments;  /* they are read, else written */
-    void* out;        /* [M,D] */
+    Input in;        /* gamma, beta: NULL for xhat */
+    int has_moments; /* they are read, else written */
+    void* out;       /* [M,D] */
 };
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 4) normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
+GT_KERNEL(32 * ROW_WARPS, 4)
+normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
     wait_for_chain();
     const Input& in = p.in;
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
@@ -119,7 +121,8 @@ struct GradientParams {
 };
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 3) gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
+GT_KERNEL(32 * ROW_WARPS, 3)
+gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     wait_for_chain();
     const Input& in = p.in;
     const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
@@ -179,9 +182,9 @@ struct FinishParams {
     int64_t slices;
     const void* weight;
     const float *gamma, *beta;
-    const float* dbias;     /* [O], if beta or dbeta is not NULL */
-    float* dweight;         /* [O,D], or NULL */
-    float *dgamma, *dbeta;  /* partial sums [blocks of rows,D], or NULL */
+    const float* dbias;    /* [O], if beta or dbeta is not NULL */
+    float* dweight;        /* [O,D], or NULL */
+    float *dgamma, *dbeta; /* partial sums [blocks of rows,D], or NULL */
     int O, D, accumulate;
     int rows; /* of a warp */
 };
@@ -201,7 +204,8 @@ GT_DEV void store_finished(float* partials, uint32_t cells, int64_t block, int D
 }
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 3) finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
+GT_KERNEL(32 * ROW_WARPS, 3)
+finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
     wait_for_chain();
     const int tiles = (p.D + 127) / 128, d = block_x() % tiles * 128 + 4 * lane_id();
     const int64_t block = block_x() / tiles;

@@ -27,9 +27,7 @@ GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
     const Input& in = p.in;
     const int D = (int)in.D;
     const auto x = [&](int d) { return (double)load_as(in.x, in.dtype, m * in.stride + d); };
-    const auto dxhat = [&](int d) {
-        return (double)p.dn[m * D + d] * (in.gamma ? in.gamma[d] : 1.0f);
-    };
+    const auto dxhat = [&](int d) { return (double)p.dn[m * D + d] * (in.gamma ? in.gamma[d] : 1.0f); };
     const bool has_mean = in.norm == GT_NORM_LAYER;
     double mean = 0, square = 0, dmean = 0, slope = 0;
     for (int d = 0; d < D; d++) {
@@ -45,8 +43,8 @@ GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
 }
 
 /* Elements d, d + 32, ... of row m; dxhat is 0 beyond the row. */
-GT_DEV void load_row(float (&xhat)[AT_ONCE], float (&dxhat)[AT_ONCE], const RowParams& p, Moments s,
-                     int64_t m, int64_t d) {
+GT_DEV void load_row(float (&xhat)[AT_ONCE], float (&dxhat)[AT_ONCE], const RowParams& p, Moments s, int64_t m,
+                     int64_t d) {
     const int64_t valid = (p.in.D - d + 31) / 32;
     float gamma[AT_ONCE];
     load_column(xhat, p.in.x, p.in.dtype, m * p.in.stride + d, 32, valid);
@@ -83,8 +81,7 @@ GT_KERNEL(32 * ROW_WARPS, 1) row_kernel(const GT_GRID_CONSTANT RowParams p) {
         GT_UNROLL
         for (int i = 0; i < AT_ONCE; i++)
             if (d + 32 * i < p.in.D)
-                store_as(p.dx, p.in.dtype, m * p.dx_stride + d + 32 * i,
-                         s.rstd * (dxhat[i] - mean - xhat[i] * slope));
+                store_as(p.dx, p.in.dtype, m * p.dx_stride + d + 32 * i, s.rstd * (dxhat[i] - mean - xhat[i] * slope));
     }
 }
 
@@ -104,8 +101,7 @@ struct ColumnParams {
 };
 
 /* Adds up the cells of the 8 warps and writes the block's partial sum. */
-GT_DEV void store_column(float* partials, uint32_t cells, const ColumnParams& p, int64_t block,
-                         int64_t c) {
+GT_DEV void store_column(float* partials, uint32_t cells, const ColumnParams& p, int64_t block, int64_t c) {
     if (!partials || c >= p.columns) return;
     float sum = 0.0f;
     for (int i = 0; i < ROW_WARPS; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));

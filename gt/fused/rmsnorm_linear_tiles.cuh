@@ -43,7 +43,7 @@ struct TilesParams {
     const float* bias; /* of y, or NULL */
     float* scales;     /* of dn in fp16, [M, N/64 rounded up]: what its 64 neighbours are to be multiplied by */
     int M, N, K;
-    int slice; /* of K, a multiple of BK; each has an output of its own, [M,N] */
+    int slice;                   /* of K, a multiple of BK; each has an output of its own, [M,N] */
     int tiles_m, tiles_n, tiles; /* down, across, and of all slices */
 };
 
@@ -55,7 +55,7 @@ struct TileTraits {
     typedef T Type;
     static constexpr Product PRODUCT = P;
     static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
-    static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS; /* ACROSS warps beside one another */
+    static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS;       /* ACROSS warps beside one another */
     static constexpr int BM = 128, BN = 64 * ACROSS, BK = TILE_K;
     static constexpr int STAGES = ACROSS == 4 ? 4 : 3, MIN_BLOCKS = ACROSS == 4 ? 1 : 2;
     static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
@@ -73,7 +73,7 @@ template <int THREADS, int ROWS, int COLUMNS>
 struct TileCopy {
     static constexpr int ACROSS = COLUMNS / 8, STEP = THREADS / ACROSS, COUNT = ROWS / STEP;
     static_assert(STEP % 8 == 0, "a step must not change the swizzle");
-    const uint16_t* from; /* the thread's first piece, of the next tile to be copied */
+    const uint16_t* from;        /* the thread's first piece, of the next tile to be copied */
     int rows_left, columns_left; /* of the matrix, from its first piece on */
 
     GT_METHOD void start(const Matrix& of, int row0, int column0) {
@@ -88,8 +88,7 @@ struct TileCopy {
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) {
             const bool exists = STEP * i < rows_left && columns_left > 0;
-            cp_async<16>(to + 2 * COLUMNS * STEP * i, exists ? from + STEP * i * of.stride : of.data,
-                         exists ? 16 : 0);
+            cp_async<16>(to + 2 * COLUMNS * STEP * i, exists ? from + STEP * i * of.stride : of.data, exists ? 16 : 0);
         }
     }
 
@@ -202,8 +201,7 @@ struct TileResults {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             GT_UNROLL
-            for (int j = 0; j < 8; j++)
-                mma<T>(c[i][j], f.a[i], f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]);
+            for (int j = 0; j < 8; j++) mma<T>(c[i][j], f.a[i], f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]);
         }
     }
 
@@ -302,7 +300,8 @@ struct TileResults {
 };
 
 template <class C>
-GT_KERNEL(C::THREADS, C::MIN_BLOCKS) tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
+GT_KERNEL(C::THREADS, C::MIN_BLOCKS)
+tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
 #if GT_SM80_KERNELS
     constexpr int STEPS = C::BK / 16, AHEAD = C::STAGES - 1;
     wait_for_chain();

@@ -29,8 +29,7 @@ static gt_status gt_resolve_slices(int64_t *H, int64_t D) {
     if (*H == 0) *H = 1;
     if ((status = gt_check_range(GT_ERROR_SIZE, "H", *H, 1, GT_MAX_SIZE)) != GT_OK) return status;
     if (D % *H == 0) return GT_OK;
-    return gt_fail(GT_ERROR_SIZE, "D = %lld: must be a multiple of H = %lld", (long long)D,
-                   (long long)*H);
+    return gt_fail(GT_ERROR_SIZE, "D = %lld: must be a multiple of H = %lld", (long long)D, (long long)*H);
 }
 
 /* ---- rmsnorm_linear: the operator's table ---------------------------------------------------- */
@@ -45,33 +44,24 @@ static gt_status gt_rmsnorm_linear_resolve(void *filled, gt_pass pass, gt_dims *
 
 #define GT_AT(field) offsetof(gt_rmsnorm_linear_args, field)
 GT_API const gt_op *gt_op_rmsnorm_linear(void) {
-    static const gt_size sizes[] = {{'M', "M", GT_AT(M), 0},
-                                    {'D', "D", GT_AT(D), 1},
-                                    {'O', "O", GT_AT(O), 1},
-                                    {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {
-        {"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "II-", NULL},
-        {"weight", GT_AT(weight), 0, "OD", 'x', "II-", NULL},
-        {"gamma", GT_AT(gamma), 0, "D", 'f', "ii-", NULL},
-        {"beta", GT_AT(beta), 0, "D", 'f', "ii-", NULL},
-        {"bias", GT_AT(bias), 0, "O", 'f', "i--", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "MO", 'x', "O--", NULL},
-        {"dy", GT_AT(dy), GT_AT(dy_stride), "MO", 'x', "-I-", NULL},
-        {"dx", GT_AT(dx), GT_AT(dx_stride), "MD", 'x', "-o-", NULL},
-        {"dweight", GT_AT(dweight), 0, "OD", 'f', "-g-", NULL},
-        {"dgamma", GT_AT(dgamma), 0, "D", 'f', "-g-", NULL},
-        {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
-        {"dbias", GT_AT(dbias), 0, "O", 'f', "-g-", NULL},
-        {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"rmsnorm_linear",
-                             sizeof(gt_rmsnorm_linear_args),
-                             GT_AT(dtype),
-                             0,
-                             NULL,
-                             GT_AT(accumulate),
-                             sizes,
-                             tensors,
-                             gt_rmsnorm_linear_resolve};
+    static const gt_size sizes[] = {
+        {'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {'O', "O", GT_AT(O), 1}, {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "II-", NULL},
+                                        {"weight", GT_AT(weight), 0, "OD", 'x', "II-", NULL},
+                                        {"gamma", GT_AT(gamma), 0, "D", 'f', "ii-", NULL},
+                                        {"beta", GT_AT(beta), 0, "D", 'f', "ii-", NULL},
+                                        {"bias", GT_AT(bias), 0, "O", 'f', "i--", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "MO", 'x', "O--", NULL},
+                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "MO", 'x', "-I-", NULL},
+                                        {"dx", GT_AT(dx), GT_AT(dx_stride), "MD", 'x', "-o-", NULL},
+                                        {"dweight", GT_AT(dweight), 0, "OD", 'f', "-g-", NULL},
+                                        {"dgamma", GT_AT(dgamma), 0, "D", 'f', "-g-", NULL},
+                                        {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
+                                        {"dbias", GT_AT(dbias), 0, "O", 'f', "-g-", NULL},
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {
+        "rmsnorm_linear", sizeof(gt_rmsnorm_linear_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
+        tensors,          gt_rmsnorm_linear_resolve};
     return &op;
 }
 #undef GT_AT
@@ -88,24 +78,21 @@ static gt_status gt_norm_mix_resolve(void *filled, gt_pass pass, gt_dims *dims) 
 
 #define GT_AT(field) offsetof(gt_norm_mix_args, field)
 GT_API const gt_op *gt_op_norm_mix(void) {
-    static const gt_size sizes[] = {
-        {'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {
-        {"a", GT_AT(a), GT_AT(a_stride), "MD", 'x', "II-", NULL},
-        {"b", GT_AT(b), GT_AT(b_stride), "MD", 'x', "II-", NULL},
-        {"gain_a", GT_AT(gain_a), 0, "D", 'f', "ii-", NULL},
-        {"gain_b", GT_AT(gain_b), 0, "D", 'f', "ii-", NULL},
-        {"residual", GT_AT(residual), GT_AT(residual_stride), "MD", 'x', "i--", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "MD", 'x', "O--", "residual"},
-        {"dy", GT_AT(dy), GT_AT(dy_stride), "MD", 'x', "-I-", NULL},
-        {"da", GT_AT(da), GT_AT(da_stride), "MD", 'x', "-o-", NULL},
-        {"db", GT_AT(db), GT_AT(db_stride), "MD", 'x', "-o-", NULL},
-        {"dgain_a", GT_AT(dgain_a), 0, "D", 'f', "-g-", NULL},
-        {"dgain_b", GT_AT(dgain_b), 0, "D", 'f', "-g-", NULL},
-        {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"norm_mix", sizeof(gt_norm_mix_args), GT_AT(dtype), 0,
-                             NULL,       GT_AT(accumulate),        sizes,        tensors,
-                             gt_norm_mix_resolve};
+    static const gt_size sizes[] = {{'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {{"a", GT_AT(a), GT_AT(a_stride), "MD", 'x', "II-", NULL},
+                                        {"b", GT_AT(b), GT_AT(b_stride), "MD", 'x', "II-", NULL},
+                                        {"gain_a", GT_AT(gain_a), 0, "D", 'f', "ii-", NULL},
+                                        {"gain_b", GT_AT(gain_b), 0, "D", 'f', "ii-", NULL},
+                                        {"residual", GT_AT(residual), GT_AT(residual_stride), "MD", 'x', "i--", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "MD", 'x', "O--", "residual"},
+                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "MD", 'x', "-I-", NULL},
+                                        {"da", GT_AT(da), GT_AT(da_stride), "MD", 'x', "-o-", NULL},
+                                        {"db", GT_AT(db), GT_AT(db_stride), "MD", 'x', "-o-", NULL},
+                                        {"dgain_a", GT_AT(dgain_a), 0, "D", 'f', "-g-", NULL},
+                                        {"dgain_b", GT_AT(dgain_b), 0, "D", 'f', "-g-", NULL},
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"norm_mix", sizeof(gt_norm_mix_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
+                             tensors,    gt_norm_mix_resolve};
     return &op;
 }
 #undef GT_AT
@@ -120,30 +107,26 @@ static gt_status gt_norm_gate_resolve(void *filled, gt_pass pass, gt_dims *dims)
         (status = gt_check_range(GT_ERROR_VALUE, "gate_first", a->gate_first, 0, 1)) ||
         (status = gt_resolve_eps(&a->eps)))
         return status;
-    if (pass == GT_BACKWARD && a->M > 0 && a->dz && !a->z)
-        return gt_fail(GT_ERROR_NULL, "z is NULL, but dz is not");
+    if (pass == GT_BACKWARD && a->M > 0 && a->dz && !a->z) return gt_fail(GT_ERROR_NULL, "z is NULL, but dz is not");
     return GT_OK;
 }
 
 #define GT_AT(field) offsetof(gt_norm_gate_args, field)
 GT_API const gt_op *gt_op_norm_gate(void) {
-    static const gt_size sizes[] = {
-        {'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {
-        {"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "II-", NULL},
-        {"z", GT_AT(z), GT_AT(z_stride), "MD", 'x', "ii-", NULL},
-        {"gamma", GT_AT(gamma), 0, "D", 'f', "ii-", NULL},
-        {"beta", GT_AT(beta), 0, "D", 'f', "ii-", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "MD", 'x', "O--", NULL},
-        {"dy", GT_AT(dy), GT_AT(dy_stride), "MD", 'x', "-I-", NULL},
-        {"dx", GT_AT(dx), GT_AT(dx_stride), "MD", 'x', "-o-", NULL},
-        {"dz", GT_AT(dz), GT_AT(dz_stride), "MD", 'x', "-o-", NULL},
-        {"dgamma", GT_AT(dgamma), 0, "D", 'f', "-g-", NULL},
-        {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
-        {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"norm_gate", sizeof(gt_norm_gate_args), GT_AT(dtype), 0,
-                             NULL,        GT_AT(accumulate),         sizes,        tensors,
-                             gt_norm_gate_resolve};
+    static const gt_size sizes[] = {{'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "II-", NULL},
+                                        {"z", GT_AT(z), GT_AT(z_stride), "MD", 'x', "ii-", NULL},
+                                        {"gamma", GT_AT(gamma), 0, "D", 'f', "ii-", NULL},
+                                        {"beta", GT_AT(beta), 0, "D", 'f', "ii-", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "MD", 'x', "O--", NULL},
+                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "MD", 'x', "-I-", NULL},
+                                        {"dx", GT_AT(dx), GT_AT(dx_stride), "MD", 'x', "-o-", NULL},
+                                        {"dz", GT_AT(dz), GT_AT(dz_stride), "MD", 'x', "-o-", NULL},
+                                        {"dgamma", GT_AT(dgamma), 0, "D", 'f', "-g-", NULL},
+                                        {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"norm_gate", sizeof(gt_norm_gate_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
+                             tensors,     gt_norm_gate_resolve};
     return &op;
 }
 #undef GT_AT

@@ -212,7 +212,7 @@ struct ScanParams {
     Divider tiles = {};   /* likewise: blocks of a sequence */
 };
 
-constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments at once, and in registers */
+constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8;           /* segments at once, and in registers */
 constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes of a warp */
 constexpr int SCAN_SMEM = SCAN_THREADS / 32 * (SCAN_SUMS + SCAN_SCALES);
 
@@ -232,7 +232,8 @@ GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int le
 }
 
 template <bool REVERSE, bool WHOLE_WARPS>
-GT_KERNEL(SCAN_THREADS, 4) scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
+GT_KERNEL(SCAN_THREADS, 4)
+scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     wait_for_chain();
     int tile;
     const Segments& cut = p.segments;
@@ -316,8 +317,7 @@ template <bool REVERSE, class Stream>
 static inline gt_status scan_segments(const char* name, ScanParams p, const Device& device, Stream& stream) {
     const int64_t tiles = (p.state_size + SCAN_THREADS - 1) / SCAN_THREADS, room = 32 * (int64_t)device.multiprocessors;
     const int64_t most = most_sequences(p.sequences), wanted = (room + tiles - 1) / tiles;
-    if (tiles > INT32_MAX)
-        return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)tiles);
+    if (tiles > INT32_MAX) return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)tiles);
     p.elements = p.state_size / p.decay_size;
     p.tiles = divide_by((int)tiles);
     p.segments.tokens = segment_tokens(p.sequences.T, p.segments.count, p.chunk);

@@ -91,7 +91,7 @@ struct ClearParams {
     struct Sums {
         float* data;
         int64_t size, per_sequence; /* elements that there may be, and of them each sequence writes so many */
-    } sums[2]; /* data = NULL: none */
+    } sums[2];                      /* data = NULL: none */
 };
 
 GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
@@ -113,8 +113,8 @@ GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
 }
 
 /* Adds an output that is to be cleared; one that is not wanted (NULL) is left out. */
-static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_dtype dtype, int64_t heads,
-                              int64_t size, int64_t step = 1) {
+static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_dtype dtype, int64_t heads, int64_t size,
+                              int64_t step = 1) {
     if (data) p.outputs[p.count++] = {data, stride, dtype, heads, size, step};
 }
 

@@ -9,21 +9,18 @@ extern "C" {
 #endif
 
 /* Groups share Bm and Cm evenly between the heads (or channels) that `field` counts. */
-static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t heads,
-                                       gt_dims *dims) {
+static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t heads, gt_dims *dims) {
     gt_status status;
     if (*G == 0) *G = 1;
     dims->n['G' - 'A'] = *G;
     if ((status = gt_check_range(GT_ERROR_SIZE, "G", *G, 1, GT_MAX_SIZE))) return status;
     if (heads % *G)
-        return gt_fail(GT_ERROR_SIZE, "G = %lld: must divide %s = %lld", (long long)*G, field,
-                       (long long)heads);
+        return gt_fail(GT_ERROR_SIZE, "G = %lld: must divide %s = %lld", (long long)*G, field, (long long)heads);
     return GT_OK;
 }
 
 /* dz without the gate that it is the gradient of; no elements, no gate needed */
-static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass,
-                                   const gt_dims *dims) {
+static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;
     return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");
 }

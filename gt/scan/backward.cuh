@@ -22,14 +22,14 @@ namespace scan {
 struct BackwardParams {
     Problem in;
     const float *checkpoints, *dstate_out;
-    float* scratch; /* [blocks,LEAVES,STATES/4,128] float4 */
-    float* dstate_in;      /* NULL if not wanted, or shared */
-    float* dstate_sum;     /* [strands,D,N]: of all sequences of a strand; or NULL */
+    float* scratch;    /* [blocks,LEAVES,STATES/4,128] float4 */
+    float* dstate_in;  /* NULL if not wanted, or shared */
+    float* dstate_sum; /* [strands,D,N]: of all sequences of a strand; or NULL */
     void *du, *ddt, *dz;
     gt_stride du_at, ddt_at, dz_at;
-    float *dB, *dC;        /* [B,T,G,tiles,N] or NULL */
-    float *dA;             /* [strands,D,N] or NULL */
-    float *dskip, *dbias;  /* [strands,128/CHANNELS,D] or NULL */
+    float *dB, *dC;       /* [B,T,G,tiles,N] or NULL */
+    float* dA;            /* [strands,D,N] or NULL */
+    float *dskip, *dbias; /* [strands,128/CHANNELS,D] or NULL */
 };
 
 /* What a thread sums for the parameters over all segments of its strand. */
@@ -73,11 +73,9 @@ GT_DEV void stage_leaf(const Problem& in, const Place<C>& s, int64_t first, int 
     if constexpr (BACKWARD) {
         dy.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
         if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
-        stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::C),
-                                          group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
     }
-    stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::B),
-                                      group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+    stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
     u.store(s.cell(C::U));
     store_delta<BACKWARD>(in, s, dt, tokens, C::DELTA, C::SLOPE);
     if constexpr (BACKWARD) {
@@ -109,8 +107,8 @@ GT_DEV void roll_leaf(const Place<C>& s, const float (&A)[C::STATES], float (&h)
 /* One token backwards: G from after it to before it, its sums over n to SUMS, the warp's shares of dB
  * and dC to SHARES, the gradient of A added to dA. */
 template <class C, bool GROWS_FAR>
-GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t,
-                           float (&G)[C::STATES], float (&dA)[C::STATES]) {
+GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t, float (&G)[C::STATES],
+                           float (&dA)[C::STATES]) {
     constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* shares that end in one lane */
     const int cell = t * C::CHANNELS + s.channel, vector = t * C::WIDTH + s.lane * STATES;
     const float delta = s.value(C::DELTA + cell), dy = s.value(C::DY + cell);
@@ -143,8 +141,7 @@ GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t
     }
     reduce_scatter<4, C::LANES, 1>(sums, s.lane);
     const int which = s.lane / (C::LANES / 4);
-    if (which < 3 && s.lane % (C::LANES / 4) == 0)
-        sts<float>(s.cell(C::SUMS + which * C::CELLS + cell), sums[0]);
+    if (which < 3 && s.lane % (C::LANES / 4) == 0) sts<float>(s.cell(C::SUMS + which * C::CELLS + cell), sums[0]);
     const int neighbour = lane_id() / C::LANES;
     reduce_scatter<2 * STATES, 32 / C::LANES, C::LANES>(shares, neighbour);
     GT_UNROLL
@@ -181,13 +178,11 @@ GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t 
         if (slope == 0.0f) ddt = 0.0f;
         dskip = fma_rn(dy, u, dskip);
         dbias += ddt;
-        if (p.du)
-            store_as(p.du, in.dtype, at(p.du_at, s.b, first + t, d), fma_rn(delta, gB, skip * dy));
+        if (p.du) store_as(p.du, in.dtype, at(p.du_at, s.b, first + t, d), fma_rn(delta, gB, skip * dy));
         if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, s.b, first + t, d), ddt);
         if (p.dz)
             store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, d),
-                     dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::CELLS + i)) *
-                         dsilu(z.value(k)));
+                     dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::CELLS + i)) * dsilu(z.value(k)));
     }
     sums.dskip.add(dskip);
     sums.dbias.add(dbias);
@@ -208,8 +203,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t fir
 }
 
 template <class C>
-GT_DEV void store_parameters(const BackwardParams& p, const Place<C>& s,
-                             const ParameterSums<C::STATES>& sums) {
+GT_DEV void store_parameters(const BackwardParams& p, const Place<C>& s, const ParameterSums<C::STATES>& sums) {
     const Problem& in = p.in;
     if (p.dA) store_state(in, s, p.dA + strand_of(in) * in.D * in.N, sums.dA);
     const int c = thread_id() % C::CHANNELS, part = thread_id() / C::CHANNELS;
@@ -282,7 +276,8 @@ GT_DEV void add_dstate(const BackwardParams& p, const Place<C>& s, const float (
 }
 
 template <int LANES, int STATES>
-GT_KERNEL(128, LANES == 4 ? 3 : 2) backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+GT_KERNEL(128, LANES == 4 ? 3 : 2)
+backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     const Problem& in = p.in;
     Place<Traits<LANES, STATES>> s(in);
     float A[STATES], G[STATES];
@@ -308,7 +303,8 @@ GT_KERNEL(128, LANES == 4 ? 3 : 2) backward_kernel(const GT_GRID_CONSTANT Backwa
  *     G <- exp(Delta A) (G + dy C)
  * registers: A and G, STATES values each.  bytes per token and channel as forward's, and dy. */
 template <int LANES, int STATES>
-GT_KERNEL(128, 2) reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+GT_KERNEL(128, 2)
+reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<LANES, STATES>;
     const Problem& in = p.in;
     Place<C> s(in);

@@ -29,8 +29,7 @@ struct ForwardParams {
 
 /* y of the staged tokens, from what the token loop left in Y. */
 template <class C>
-GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int tokens,
-                     bool skipped) {
+GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int tokens, bool skipped) {
     using Part = Tile<C::TILE, C::CHANNELS, THREADS>;
     const Problem& in = p.in;
     Part z;
@@ -70,11 +69,8 @@ GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Spa
         Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
         u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
         dt.load(dt_rows(in, s, first, tokens));
-        stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_B),
-                                          group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
-        if (p.y)
-            stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_C),
-                                              group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+        if (p.y) stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
         u.store(s.cell(C::F_U));
         store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
         sync_threads();
@@ -97,8 +93,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Spa
             if (!p.y) continue;
             reduce_scatter<4, LANES, 1>(y, s.lane);
             const int t = t0 + s.lane / (LANES / 4);
-            if (s.lane % (LANES / 4) == 0)
-                sts<float>(s.cell(C::F_Y + t * C::CHANNELS + s.channel), y[0]);
+            if (s.lane % (LANES / 4) == 0) sts<float>(s.cell(C::F_Y + t * C::CHANNELS + s.channel), y[0]);
         }
         sync_threads();
         if (p.y) finish_y(p, s, first, tokens, skipped);
@@ -111,7 +106,8 @@ GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Spa
 }
 
 template <int LANES, int STATES>
-GT_KERNEL(128, 2) forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+GT_KERNEL(128, 2)
+forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Problem& in = p.in;
     Place<Traits<LANES, STATES>> s(in);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {

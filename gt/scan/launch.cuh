@@ -128,7 +128,9 @@ struct BackwardPlan {
     int accumulate;
     size_t bytes, saved;
 
-    gt_status make_states(const Device& device, gt_stream stream) const { return launch_forward(states, device, stream); }
+    gt_status make_states(const Device& device, gt_stream stream) const {
+        return launch_forward(states, device, stream);
+    }
     gt_status make_gradients(const Device& device, gt_stream stream) const;
     gt_status finish_chunks(const Device& device, gt_stream stream) const;
 };
@@ -139,9 +141,10 @@ inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream st
     return run_pass<true>("selective_scan scan_segments_kernel", scan, device, stream, [&](bool is_local) {
         return dispatch_size(params.in.N, [&](auto traits) {
             using C = decltype(traits);
-            const auto kernel = is_local ? reverse_states_kernel<C::LANES, C::STATES> : backward_kernel<C::LANES, C::STATES>;
-            return run(is_local ? "selective_scan reverse_states_kernel" : "selective_scan backward_kernel", kernel, blocks,
-                       THREADS, 4 * C::BACKWARD_END, stream, params);
+            const auto kernel =
+                is_local ? reverse_states_kernel<C::LANES, C::STATES> : backward_kernel<C::LANES, C::STATES>;
+            return run(is_local ? "selective_scan reverse_states_kernel" : "selective_scan backward_kernel", kernel,
+                       blocks, THREADS, 4 * C::BACKWARD_END, stream, params);
         });
     });
 }
@@ -172,16 +175,16 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     const int64_t strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors), tiles = p.in.tiles;
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;
-    p.scratch = arena.take<float>(dispatch_size(a.N, [&](auto traits) { return plan.blocks * traits.LEAVES * traits.STATES; }) *
-                                  THREADS);
+    p.scratch = arena.take<float>(
+        dispatch_size(a.N, [&](auto traits) { return plan.blocks * traits.LEAVES * traits.STATES; }) * THREADS);
     const int64_t lanes = dispatch_size(a.N, [](auto traits) { return (int64_t)traits.LANES; });
     const int64_t shares = a.B * a.T * a.G * tiles * a.N;
     if (a.dBm) p.dB = arena.take<float>(shares);
     if (a.dCm) p.dC = arena.take<float>(shares);
-    plan.dB = {p.dB, a.dBm, a.dtype, {a.dBm_stride.b, a.dBm_stride.t, a.dBm_stride.h}, p.in.sequences, a.G, tiles, (int)a.N,
-               a.dBm_stride.n};
-    plan.dC = {p.dC, a.dCm, a.dtype, {a.dCm_stride.b, a.dCm_stride.t, a.dCm_stride.h}, p.in.sequences, a.G, tiles, (int)a.N,
-               a.dCm_stride.n};
+    plan.dB = {p.dB,  a.dBm,    a.dtype,       {a.dBm_stride.b, a.dBm_stride.t, a.dBm_stride.h}, p.in.sequences, a.G,
+               tiles, (int)a.N, a.dBm_stride.n};
+    plan.dC = {p.dC,  a.dCm,    a.dtype,       {a.dCm_stride.b, a.dCm_stride.t, a.dCm_stride.h}, p.in.sequences, a.G,
+               tiles, (int)a.N, a.dCm_stride.n};
     p.dA = plan.sums.add(arena, a.dA, strands, a.D * a.N);
     p.dskip = plan.sums.add(arena, a.dDskip, strands * lanes, a.D);
     p.dbias = plan.sums.add(arena, a.ddt_bias, strands * lanes, a.D);

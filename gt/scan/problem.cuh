@@ -22,21 +22,21 @@ struct Traits {
     static constexpr int CHANNELS = THREADS / LANES, WIDTH = LANES * STATES;
     /* forward: tokens staged together */
     static constexpr int TILE = WIDTH <= 64 ? 32 : 16;
-    static constexpr int F_U = 0;                             /* [TILE][CHANNELS] */
-    static constexpr int F_DELTA = F_U + TILE * CHANNELS;     /* likewise */
-    static constexpr int F_Y = F_DELTA + TILE * CHANNELS;     /* likewise */
-    static constexpr int F_B = F_Y + TILE * CHANNELS;         /* [TILE][WIDTH] */
-    static constexpr int F_C = F_B + TILE * WIDTH;            /* likewise */
+    static constexpr int F_U = 0;                         /* [TILE][CHANNELS] */
+    static constexpr int F_DELTA = F_U + TILE * CHANNELS; /* likewise */
+    static constexpr int F_Y = F_DELTA + TILE * CHANNELS; /* likewise */
+    static constexpr int F_B = F_Y + TILE * CHANNELS;     /* [TILE][WIDTH] */
+    static constexpr int F_C = F_B + TILE * WIDTH;        /* likewise */
     static constexpr int FORWARD_END = F_C + TILE * WIDTH;
     /* backward: tokens between parked states, staged together */
     static constexpr int LEAF = WIDTH <= 32 ? 16 : 512 / WIDTH;
     static constexpr int LEAVES = CHECKPOINT / LEAF;
     static constexpr int CELLS = LEAF * CHANNELS;
     static constexpr int U = 0, DELTA = U + CELLS, SLOPE = DELTA + CELLS, DY = SLOPE + CELLS;
-    static constexpr int SUMS = DY + CELLS; /* <g,B>, <A,da>, <h,C>: [3][LEAF][CHANNELS] */
-    static constexpr int B = SUMS + 3 * CELLS;                /* [LEAF][WIDTH] */
-    static constexpr int C = B + LEAF * WIDTH;                /* likewise */
-    static constexpr int STATE = C + LEAF * WIDTH;            /* [LEAF][STATES/4][THREADS] float4 */
+    static constexpr int SUMS = DY + CELLS;                        /* <g,B>, <A,da>, <h,C>: [3][LEAF][CHANNELS] */
+    static constexpr int B = SUMS + 3 * CELLS;                     /* [LEAF][WIDTH] */
+    static constexpr int C = B + LEAF * WIDTH;                     /* likewise */
+    static constexpr int STATE = C + LEAF * WIDTH;                 /* [LEAF][STATES/4][THREADS] float4 */
     static constexpr int SHARES = STATE + LEAF * STATES * THREADS; /* [4 warps][LEAF][2 WIDTH] */
     static constexpr int BACKWARD_END = SHARES + 4 * LEAF * 2 * WIDTH;
     static_assert(STATES % 4 == 0 && F_B % 4 == 0 && B % 4 == 0, "16-byte pieces");
@@ -94,9 +94,7 @@ struct Place {
         return channel < channels && lane * C::STATES + i < in.N;
     }
     /* offset of the thread's state element i within [D,N] */
-    GT_METHOD int64_t state_at(const Problem& in, int i) const {
-        return (d0 + channel) * in.N + lane * C::STATES + i;
-    }
+    GT_METHOD int64_t state_at(const Problem& in, int i) const { return (d0 + channel) * in.N + lane * C::STATES + i; }
 };
 
 /* Segments of sequences that the blocks of a tile share, and how many of these blocks there are. */
@@ -105,8 +103,8 @@ GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tile
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
 
 template <class C>
-GT_DEV Rows channel_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
-                         int64_t first, int tokens) {
+GT_DEV Rows channel_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first,
+                         int tokens) {
     return {data, in.dtype, at(stride, s.b, first, s.d0), stride.t, stride.h, tokens, s.channels};
 }
 
@@ -118,15 +116,14 @@ GT_DEV Rows dt_rows(const Problem& in, const Place<C>& s, int64_t first, int tok
 }
 
 template <class C>
-GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, const gt_stride4& stride,
-                       int64_t first, int tokens) {
+GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, const gt_stride4& stride, int64_t first,
+                       int tokens) {
     return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
 /* Delta of loaded tokens, and its slope if that is wanted; both 0 for what does not exist. */
 template <bool SLOPE, class C, class Part>
-GT_DEV void store_delta(const Problem& in, const Place<C>& s, const Part& dt, int tokens, int value,
-                        int slope) {
+GT_DEV void store_delta(const Problem& in, const Place<C>& s, const Part& dt, int tokens, int value, int slope) {
     GT_UNROLL
     for (int k = 0; k < Part::COUNT; k++) {
         const int i = Part::index(k);
@@ -144,16 +141,13 @@ GT_DEV void store_delta(const Problem& in, const Place<C>& s, const Part& dt, in
 
 /* The thread's elements of a state [D,N] or a row of A; outside is 0, and so is NULL. */
 template <class C>
-GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from,
-                       float (&state)[C::STATES]) {
+GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from, float (&state)[C::STATES]) {
     GT_UNROLL
-    for (int i = 0; i < C::STATES; i++)
-        state[i] = from && s.has_state(in, i) ? from[s.state_at(in, i)] : 0.0f;
+    for (int i = 0; i < C::STATES; i++) state[i] = from && s.has_state(in, i) ? from[s.state_at(in, i)] : 0.0f;
 }
 
 template <class C>
-GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
-                        const float (&state)[C::STATES]) {
+GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to, const float (&state)[C::STATES]) {
     GT_UNROLL
     for (int i = 0; i < C::STATES; i++)
         if (s.has_state(in, i)) to[s.state_at(in, i)] = state[i];
@@ -176,8 +170,7 @@ GT_DEV void add_deltas(const Place<C>& s, int offset, int tokens, TwoTermSum& su
 
 /* h <- exp(Delta A) h + Delta u B */
 template <int STATES>
-GT_DEV void advance(float (&h)[STATES], const float (&A)[STATES], const float (&B)[STATES],
-                    float delta, float u) {
+GT_DEV void advance(float (&h)[STATES], const float (&A)[STATES], const float (&B)[STATES], float delta, float u) {
     GT_UNROLL
     for (int i = 0; i < STATES; i++) {
         h[i] = Carrier(delta * A[i]).carry(h[i], delta * u * B[i]);

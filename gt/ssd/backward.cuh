@@ -24,23 +24,22 @@ struct SweepParams {
     Problem in;
     Checkpoints checkpoints;
     const float* dstate_out;
-    float* scratch; /* [blocks,8,64,WIDTH] */
+    float* scratch;    /* [blocks,8,64,WIDTH] */
     float* dstate_in;  /* NULL if not wanted, or shared */
     float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
     void *dx, *dz;
     gt_stride dx_at, dz_at;
-    float *dB, *dC;      /* [B,T,G,H/G*tiles,N] or NULL */
-    float *ddelta, *da;  /* [tiles,B,T,H]; ddelta without A da */
-    float* dskip;        /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
+    float *dB, *dC;     /* [B,T,G,H/G*tiles,N] or NULL */
+    float *ddelta, *da; /* [tiles,B,T,H]; ddelta without A da */
+    float* dskip;       /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
 };
 
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
  * to global memory unless NULL; and sums [warp][t] <- <state^T vector_t, other_t>, not scaled. */
 template <class C>
-GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&state)[8][C::RN],
-                       int64_t first, int vector, int scale, int other, int sums, Pairs pairs,
-                       int rows, float* out) {
-    constexpr int RN = C::RN, TOKENS = 8 / RN;         /* whose sums are reduced together */
+GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&state)[8][C::RN], int64_t first,
+                       int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
+    constexpr int RN = C::RN, TOKENS = 8 / RN;     /* whose sums are reduced together */
     constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* whose inner products are */
     const Problem& in = p.in;
     const int heads = (int)(in.H / in.G), parts = heads * in.tiles;
@@ -64,16 +63,16 @@ GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&st
                 const int pair = pairs.offset + t * pairs.row + s.p_lane * pairs.column;
                 const float pair0 = s.value(pair), pair1 = s.value(pair + 8 * pairs.column);
                 GT_UNROLL
-                for (int k = 0; k < 8; k++)
+                for (int k = 0; k < 8; k++) {
                     GT_UNROLL
                     for (int n = 0; n < RN; n++) sum[n] = fma_rn(x[k], state[k][n], sum[n]);
+                }
                 s.load_n(y, other + t * C::WIDTH);
                 inner[i + j] = 0.0f;
                 GT_UNROLL
                 for (int n = 0; n < RN; n++) {
                     inner[i + j] = fma_rn(sum[n], y[n], inner[i + j]);
-                    v[j * RN + n] =
-                        fma_rn(pair0, row0[n], fma_rn(pair1, row1[n], sum[n] * factor));
+                    v[j * RN + n] = fma_rn(pair0, row0[n], fma_rn(pair1, row1[n], sum[n] * factor));
                 }
             }
             reduce_scatter<8, 8, 1>(v, s.p_lane);
@@ -135,9 +134,8 @@ GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t slot, int64_t
         GT_UNROLL
         for (int i = 0; i < 2 * C::RN; i++) {
             const int e = 4 * i;
-            const float4 four = {
-                state[e / C::RN][e % C::RN], state[(e + 1) / C::RN][(e + 1) % C::RN],
-                state[(e + 2) / C::RN][(e + 2) % C::RN], state[(e + 3) / C::RN][(e + 3) % C::RN]};
+            const float4 four = {state[e / C::RN][e % C::RN], state[(e + 1) / C::RN][(e + 1) % C::RN],
+                                 state[(e + 2) / C::RN][(e + 2) % C::RN], state[(e + 3) / C::RN][(e + 3) % C::RN]};
             stg<float4>(parked_state<C>(p, leaf) + i * C::THREADS + thread_id(), four);
         }
         if (leaf + 1 == leaves) break;
@@ -154,23 +152,21 @@ GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t slot, int64_t
 
 /* dz of the ROUND tokens whose y lie in PARTS. */
 template <class C>
-GT_DEV void finish_dz(const SweepParams& p, const Place<C>& s, int64_t first, int round,
-                      int tokens) {
+GT_DEV void finish_dz(const SweepParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
         const int t = round + i / TILE_P, row = i % TILE_P, cell = t * TILE_P + row;
         if (t >= tokens || row >= s.rows) continue;
         const float y = fma_rn(skip_of(in, s, row), s.value(C::X + cell), sum_parts(s, i));
-        store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, s.h) + s.p0 + row,
-                 y * s.value(C::GATE + cell));
+        store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, s.h) + s.p0 + row, y * s.value(C::GATE + cell));
     }
 }
 
 /* What needs h: dC, e, <G, h> and dz. */
 template <class C>
-GT_DEV void leaf_with_state(const SweepParams& p, const Place<C>& s, int64_t first,
-                            const float4* parked, const float (&G)[8][C::RN]) {
+GT_DEV void leaf_with_state(const SweepParams& p, const Place<C>& s, int64_t first, const float4* parked,
+                            const float (&G)[8][C::RN]) {
     constexpr int RN = C::RN;
     const int tokens = tokens_from(s, first);
     float h[8][RN], Gh = 0.0f;
@@ -235,8 +231,7 @@ GT_DEV void leaf_delta(const SweepParams& p, const Place<C>& s, int64_t first) {
 
 /* dx of the ROUND tokens whose U lie in PARTS; returns this thread's <dy, x>, all of one row p. */
 template <class C>
-GT_DEV float finish_dx(const SweepParams& p, const Place<C>& s, int64_t first, int round,
-                       int tokens) {
+GT_DEV float finish_dx(const SweepParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     float dskip = 0.0f;
     GT_NO_UNROLL
@@ -275,9 +270,10 @@ GT_DEV void add_dstate(const SweepParams& p, const Place<C>& s, const float (&G)
     float sum[8][C::RN];
     load_state(p.in, s, sums, sum);
     GT_UNROLL
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
         GT_UNROLL
         for (int n = 0; n < C::RN; n++) sum[i][n] += G[i][n];
+    }
     store_state(p.in, s, sums, sum);
 }
 
@@ -302,8 +298,7 @@ GT_DEV void sweep_segment(const SweepParams& p, Place<C>& s, const Span& span, f
             stage_pairs<C, true>(s);
             sync_threads();
             leaf_with_state(p, s, first, parked_state<C>(p, leaf), G);
-            sum_over_p(p, s, G, first, C::X, C::WEIGHT, C::B, C::F_PARTS, {C::R, 1, PITCH}, C::C,
-                       p.dB);
+            sum_over_p(p, s, G, first, C::X, C::WEIGHT, C::B, C::F_PARTS, {C::R, 1, PITCH}, C::C, p.dB);
             load_pair_rows(s, C::DY, -1, v);
             GT_NO_UNROLL
             for (int round = 0; round < tokens; round += C::ROUND) {
@@ -321,7 +316,10 @@ GT_DEV void sweep_segment(const SweepParams& p, Place<C>& s, const Span& span, f
 }
 
 template <int RN, int WARPS>
-GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN <= 2 ? 3 : 2) backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
+GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
+                      : RN <= 2 ? 3
+                                : 2)
+backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
     Place<C> s(in);
@@ -350,7 +348,8 @@ GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN <= 2 ? 3 : 2) backward_sweep_kernel(con
  *     G <- E G + sum_t pre_t dy_t C_t^T
  * registers: G, 8 RN values a thread.  shared: as the sweep.  bytes per token and head: dy, (z,) 2 P, C 2 N. */
 template <int RN, int WARPS>
-GT_KERNEL(32 * WARPS, 8 / WARPS) reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
+GT_KERNEL(32 * WARPS, 8 / WARPS)
+reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
     Place<C> s(in);
@@ -409,8 +408,7 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
             da += p.da[from];
         }
         const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-        const Delta delta =
-            delta_of(in.rule, load_as(in.dt, in.dt_dtype, at(in.dt_at, b, t, h)) + bias);
+        const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, at(in.dt_at, b, t, h)) + bias);
         /* the slope first: the sum without it may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * direct);
         if (delta.slope == 0.0f) ddt = 0.0f;

@@ -13,7 +13,7 @@ struct ChunkGradientParams {
     Problem in;
     Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
     int64_t slots;
-    uint32_t by_tiles; /* 2^32 / in.tiles, rounded up; not for one tile */
+    uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_at, ddt_at, dBm_at, dCm_at;
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
@@ -38,20 +38,22 @@ struct ChunkGradientTraits {
     static_assert(4 * CHUNK * W_PITCH <= STAGE, "room for it");
     /* floats, from there; with two stages the factors and the sums by token are there twice, too, for steps in turn */
     static constexpr int COPIES = STAGES;
-    static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* MADE: [2][64, E], neighbour_factors() */
+    static constexpr int FACTORS = 0,
+                         MADE = FACTORS + COPIES * Factors::COUNT; /* MADE: [2][64, E], neighbour_factors() */
     static constexpr int MADE_FLOATS = CHUNK + 4;
     static constexpr int STATE_INVERSES = MADE + 2 * MADE_FLOATS; /* [2][h 4, G 4] */
     static constexpr int MADE_INVERSE = STATE_INVERSES + 16;
     static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [2][x 64, dy 64] */
-    static constexpr int M_INVERSE = ROW_INVERSES + 4 * CHUNK, WEIGHT = M_INVERSE + CHUNK; /* of the neighbour's tokens */
+    static constexpr int M_INVERSE = ROW_INVERSES + 4 * CHUNK,
+                         WEIGHT = M_INVERSE + CHUNK; /* of the neighbour's tokens */
     static constexpr int B_INVERSE = WEIGHT + CHUNK, C_INVERSE = B_INVERSE + CHUNK, NEXT_INVERSE = C_INVERSE + CHUNK;
     static constexpr int M_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = M_BOUND + 8; /* [8] each, of the warps' rows */
     static constexpr int HEAD_SUMS = WEIGHT_SUM + 8; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
     static constexpr int SUMS = HEAD_SUMS + 2 * CHUNK + 4;
     /* from the step's SUMS */
-    static constexpr int ROW_SUMS = 0;                       /* Gamma: [3 blocks of s][t] */
-    static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK; /* [2 halves of t][s] */
-    static constexpr int DIAGONAL = COLUMN_SUMS + 2 * CHUNK; /* [k] */
+    static constexpr int ROW_SUMS = 0;                            /* Gamma: [3 blocks of s][t] */
+    static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK;      /* [2 halves of t][s] */
+    static constexpr int DIAGONAL = COLUMN_SUMS + 2 * CHUNK;      /* [k] */
     static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t] */
     static constexpr int DIRECT = F + 2 * CHUNK;                  /* [4 parts of p][s] */
     static constexpr int Z = DIRECT + 4 * CHUNK, DSKIP = Z + 8;   /* [2 halves of t][p] */
@@ -83,7 +85,7 @@ struct ChunkGradientBlock {
     GT_METHOD int tile(const ChunkGradientParams& p, int step) const { return step - step_head(p, step) * p.in.tiles; }
     GT_METHOD int p0(const ChunkGradientParams& p, int step) const { return tile(p, step) * TILE_P; }
     GT_METHOD int64_t neighbour() const { return second ? first - CHUNK : first + CHUNK; } /* its first token */
-    GT_METHOD int64_t row(int64_t slots) const { return (b * slots + slot) * 2 + second; }    /* of the sums */
+    GT_METHOD int64_t row(int64_t slots) const { return (b * slots + slot) * 2 + second; } /* of the sums */
     GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
 };
 
@@ -126,8 +128,7 @@ GT_DEV void copy_rows(int warp, uint32_t tile, const void* data, int64_t first, 
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
         const int column = 8 * RowLanes<64>::LANES * i;
-        cp_async<16>(tile + at.cell(warp, i), from + column,
-                     row < rows && column + 8 * at.piece < columns ? 16 : 0);
+        cp_async<16>(tile + at.cell(warp, i), from + column, row < rows && column + 8 * at.piece < columns ? 16 : 0);
     }
 }
 
@@ -158,7 +159,7 @@ GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>&
     if (me.makes_state()) {
         const gt_stride from = me.second ? in.x_at : in.dy_at;
         copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour(), h) + p0, from.t,
-                     me.neighbour_tokens, columns);
+                  me.neighbour_tokens, columns);
     }
     const int64_t state = (((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P * in.N + p0 * in.N;
     copy_state<C>(in, p.h, state, p0, stage + C::H);
@@ -181,9 +182,8 @@ GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(most));
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++)
-        sts<uint4>(tile + at.cell(warp, i),
-                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
-                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
+        sts<uint4>(tile + at.cell(warp, i), {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
+                                             scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
     return power.inverse;
 }
 
@@ -240,16 +240,19 @@ struct Neighbour {
 };
 
 template <class C>
-GT_DEV int made_piece(const ChunkGradientBlock<C>& me, int i) { return me.warp % C::GROUPS * C::MADE_TILES + i; }
+GT_DEV int made_piece(const ChunkGradientBlock<C>& me, int i) {
+    return me.warp % C::GROUPS * C::MADE_TILES + i;
+}
 
 template <class C>
 GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neighbour<C>& neighbour) {
     GT_UNROLL
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 4; k++) {
         GT_UNROLL
         for (int i = 0; i < C::MADE_TILES; i++)
             ldmatrix_x2_trans(neighbour.words[k][i],
                               tile + tile_cell<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
+    }
 }
 
 /* The larger of four inverses. */
@@ -304,15 +307,15 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     for (int m = 0; m < C::MADE_BLOCKS; m++) {
         const float kept = E * me.value(from + block0 + m) * made.value;
         GT_UNROLL
-        for (int i = 0; i < C::MADE_TILES; i++)
+        for (int i = 0; i < C::MADE_TILES; i++) {
             GT_UNROLL
             for (int e = 0; e < 2; e++) {
-                const uint32_t cell =
-                    state + tile_cell<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
+                const uint32_t cell = state + tile_cell<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
                 const uint32_t old = lds<uint32_t>(cell);
                 sts<uint32_t>(cell, pack_f16(fma_rn(kept, unpack_f16_lo(old), added * sums[m][i][2 * e]),
                                              fma_rn(kept, unpack_f16_hi(old), added * sums[m][i][2 * e + 1])));
             }
+        }
     }
     if (thread_id() == 0) sts<float>(me.cell(C::MADE_INVERSE), made.inverse);
 }

@@ -60,9 +60,10 @@ GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
     for (int i = 0; i < 2; i++) {
         const int block = 2 * at.half + i;
         GT_UNROLL
-        for (int n = 0; n < 2; n++)
+        for (int n = 0; n < 2; n++) {
             GT_UNROLL
             for (int e = 0; e < 4; e++) S[i][n][e] = 0.0f;
+        }
         if (block < at.s_block) continue;
         GT_UNROLL
         for (int k = 0; k < C::N / 16; k++) {
@@ -170,7 +171,8 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
         bound *= me.value(C::B_INVERSE + s + 8 * e) * me.value(me.factor(step, Factors::GROWTH));
         const Power M = power_of(bound * (0x1p28f * C::N));
         power[e] = M.value;
-        weight[e] = me.value(me.factor(step, Factors::DELTA) + s + 8 * e) * me.value(me.row_inverse(step, false) + s + 8 * e);
+        weight[e] =
+            me.value(me.factor(step, Factors::DELTA) + s + 8 * e) * me.value(me.row_inverse(step, false) + s + 8 * e);
         if (at.half == 1 && j == 0) sts<float>(me.cell(C::M_INVERSE + s + 8 * e), M.inverse);
     }
     GT_UNROLL
@@ -231,8 +233,8 @@ struct ProductSums {
 /* sums += factor_t sum_k left[t][k] right[k][n] and, if asked, dots[t] = <those of token t, other_t>.  left: 64 x
  * 64, right: 64 x N, other: [t][n].  ratios: multiply the left columns of 16 rows k of `right`. */
 template <bool DOTS, class C>
-GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right, uint32_t other, const float (&ratios)[4],
-                        const float (&factor)[2][2], float (&dots)[4]) {
+GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right,
+                        uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
     const ProductPlace at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t a_cells = tile_at<64>(by_rows<64>(left), 2 * at.rows, 0);
@@ -264,9 +266,9 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
             }
         }
         GT_UNROLL
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < 2; m++) {
             GT_UNROLL
-            for (int n = 0; n < C::TILES; n++)
+            for (int n = 0; n < C::TILES; n++) {
                 GT_UNROLL
                 for (int e = 0; e < 2; e++) {
                     const float x0 = share[m][n][2 * e], x1 = share[m][n][2 * e + 1];
@@ -279,6 +281,8 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
                     const uint32_t pair = lds<uint32_t>(other + tile_cell<C::N>(row, piece) + 4 * j);
                     dots[2 * m + e] = fma_rn(x0, unpack_f16_lo(pair), fma_rn(x1, unpack_f16_hi(pair), dots[2 * m + e]));
                 }
+            }
+        }
     }
 }
 
@@ -293,16 +297,18 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
     const float ratios[4] = {inverses.x * unit, inverses.y * unit, inverses.z * unit, inverses.w * unit};
     float factor[2][2], dots[4];
     GT_UNROLL
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < 2; m++) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             const int t = 32 * at.rows + 16 * m + 8 * e + g;
-            const float decay = at.which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
-                                         : me.value(me.factor(step, Factors::PRE) + t);
+            const float decay =
+                at.which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
+                         : me.value(me.factor(step, Factors::PRE) + t);
             factor[m][e] = decay * me.value(me.row_inverse(step, !at.which) + t) * largest;
         }
+    }
     add_product<true>(me, sums, stage + (at.which ? C::X : C::DY), stage + (at.which ? C::G : C::H),
-                me.smem + (at.which ? C::B : C::C), ratios, factor, dots);
+                      me.smem + (at.which ? C::B : C::C), ratios, factor, dots);
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const int t = 32 * at.rows + 8 * i + g;
@@ -330,7 +336,8 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int part,
     const uint32_t dy_cells = tile_at<64>(by_rows<64>(stage + C::DY), 2 * rows, part);
     constexpr int STEPS = C::N / 16, HALF = STEPS / 2;
     GT_UNROLL
-    for (int i = 0; i < STEPS; i++) { /* each of the two warps with these p begins with its half, of which it takes <G, h> */
+    for (int i = 0; i < STEPS;
+         i++) { /* each of the two warps with these p begins with its half, of which it takes <G, h> */
         const int half = i < HALF ? rows : 1 - rows, k = i % (HALF ? HALF : 1);
         uint32_t a[4], b[4];
         const auto at_half = [&](uint32_t cells) { return tile_at<C::N>(tile_at<C::N>(cells, 0, half * HALF), 0, k); };
@@ -395,11 +402,12 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     for (int n = 0; n < 2; n++) skips[n] = skips_of(in, h, p0 + 16 * part + 8 * n + 2 * j);
     float direct[4], dskip[4] = {};
     GT_UNROLL
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < 2; m++) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             const int s = 32 * rows + 16 * m + 8 * e + g;
-            const float x_inverse = me.value(me.row_inverse(step, false) + s), dy_inverse = me.value(me.row_inverse(step, true) + s);
+            const float x_inverse = me.value(me.row_inverse(step, false) + s),
+                        dy_inverse = me.value(me.row_inverse(step, true) + s);
             const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
             const float by_pairs = me.value(C::M_INVERSE + s), delta = me.value(me.factor(step, Factors::DELTA) + s);
             float dot = 0.0f;
@@ -409,7 +417,8 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                 const uint32_t x = lds<uint32_t>(stage + C::X + cell);
                 const float x0 = unpack_f16_lo(x), x1 = unpack_f16_hi(x);
                 const float U0 = fma_rn(by_pairs, sums.from_pairs[m][n][2 * e], by_G * sums.from_G[m][n][2 * e]);
-                const float U1 = fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1]);
+                const float U1 =
+                    fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1]);
                 float dx0 = delta * U0, dx1 = delta * U1;
                 dot = fma_rn(x0, U0, fma_rn(x1, U1, dot));
                 const uint32_t dy = needs_dy ? lds<uint32_t>(stage + C::DY + cell) : 0;
@@ -422,6 +431,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
             }
             direct[2 * m + e] = dot * x_inverse;
         }
+    }
     reduce_scatter<4, 4, 1>(direct, j);
     sts<float>(me.cell(me.sums(step, C::DIRECT) + CHUNK * part + 32 * rows + 8 * j + g), direct[0]);
     if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * rows + 16 * part));
@@ -445,13 +455,15 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     const PairPlace at(me.warp);
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s = 16 * at.s_block + g;
     GT_UNROLL
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         GT_UNROLL
-        for (int n = 0; n < 2; n++)
+        for (int n = 0; n < 2; n++) {
             GT_UNROLL
             for (int e = 0; e < 2; e++)
                 sts<float2>(tile + 4 * (C::W_PITCH * (s + 8 * e) + 16 * (2 * at.half + i) + 8 * n + 2 * j),
                             {W[i][n][2 * e], W[i][n][2 * e + 1]});
+        }
+    }
     sync_threads();
     float2 rows[2][8];
     const float2 B = lds<float2>(me.cell(C::B_INVERSE + 2 * lane)), c = lds<float2>(me.cell(C::C_INVERSE + 2 * lane));
@@ -465,7 +477,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     }
     sync_threads();
     GT_UNROLL
-    for (int which = 0; which < 2; which++)
+    for (int which = 0; which < 2; which++) {
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             const int row = 8 * me.warp + i;
@@ -481,6 +493,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
                           pack_f16(x.x * power.value, x.y * power.value));
             if (lane == 0) sts<float>(me.cell(C::ROW_INVERSES + which * CHUNK + row), power.inverse);
         }
+    }
 }
 
 /* The warp's part of dC or dB, through shared memory in rows of 16 bytes. */
@@ -490,15 +503,19 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
     const ProductPlace place(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4, piece0 = place.half * (C::COLUMNS / 8);
     GT_UNROLL
-    for (int pass = 0; pass < C::PASSES; pass++)
+    for (int pass = 0; pass < C::PASSES; pass++) {
         GT_UNROLL
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < 2; m++) {
             GT_UNROLL
-            for (int n = 0; n < C::TILES; n++)
+            for (int n = 0; n < C::TILES; n++) {
                 GT_UNROLL
                 for (int e = 0; e < 2; e++)
-                    sts<uint32_t>(tile + tile_cell<C::N>(32 * place.rows + 16 * m + 8 * e + g, piece0 + 4 * pass + n) + 4 * j,
+                    sts<uint32_t>(tile + tile_cell<C::N>(32 * place.rows + 16 * m + 8 * e + g, piece0 + 4 * pass + n) +
+                                      4 * j,
                                   pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
+            }
+        }
+    }
     sync_warp();
     void* out = place.which ? p.dBm : p.dCm;
     if (!out) return;
@@ -526,7 +543,8 @@ GT_DEV void finish_groups(const ChunkGradientParams& p, const ChunkGradientBlock
     for (int i = 0; i < 4; i++)
         factor[i / 2][i % 2] =
             me.value(C::ROW_INVERSES + place.which * CHUNK + 32 * place.rows + 8 * i + lane_id() / 4);
-    add_product<false>(me, sums, tile + (place.which ? C::ROWS : 0), me.smem + (place.which ? C::C : C::B), 0, ratios, factor, dots);
+    add_product<false>(me, sums, tile + (place.which ? C::ROWS : 0), me.smem + (place.which ? C::C : C::B), 0, ratios,
+                       factor, dots);
     sync_threads();
     store_product(p, me, me.smem + (place.which ? C::B : C::C), sums);
 }
@@ -551,8 +569,8 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     const bool finishes = me.warp == 4, makes_factors = me.warp == 5; /* they have no pairs */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
-        load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g), stride.t,
-                                       tokens, in.N);
+        load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g),
+                                       stride.t, tokens, in.N);
     };
     copy_group(me.smem + C::B, in.Bm, in.Bm_at, me.first, me.tokens);
     copy_group(me.smem + C::C, in.Cm, in.Cm_at, me.first, me.tokens);
@@ -618,7 +636,8 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
 }
 
 template <int N, int STAGES>
-GT_KERNEL(256, 1) chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
+GT_KERNEL(256, 1)
+chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
     using C = ChunkGradientTraits<N, STAGES>;
     wait_for_chain();
     const ChunkGradientBlock<C> me = find_chunk<C>(p);

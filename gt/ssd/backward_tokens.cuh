@@ -43,7 +43,8 @@ GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>
 
 /* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
 template <class C>
-GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
+GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
+                              const StepTimes& dt) {
     const Problem& in = p.in;
     const int lane = lane_id(), h = me.head(p, step), cells = C::MADE + step % 2 * C::MADE_FLOATS;
     Delta delta[2];

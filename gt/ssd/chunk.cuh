@@ -210,8 +210,8 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
 /* Where they lie, in floats from a chunk and head's first. */
 struct Factors {
     static constexpr int DELTA = 0, PRE = 64, SUF = 128, U = 192, V = 256, HALF = 320; /* [64] each */
-    static constexpr int DIAGONAL = 384;                                              /* [64][8] */
-    static constexpr int BETWEEN = 896; /* of blocks: exp(a of block 1), exp(of block 2), exp(of both), 1 */
+    static constexpr int DIAGONAL = 384;                                               /* [64][8] */
+    static constexpr int BETWEEN = 896;            /* of blocks: exp(a of block 1), exp(of block 2), exp(of both), 1 */
     static constexpr int KEEP = 900, FACTOR = 901; /* Scale of the whole chunk */
     static constexpr int LOG = 902;                /* sum of a over the chunk, natural */
     static constexpr int GROWTH = 903;             /* at least L_ts of any pair, and 1 */
@@ -307,8 +307,8 @@ GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
     const float growth = warp_sum((l0 > 0.0f ? l0 : 0.0f) + (l1 > 0.0f ? l1 : 0.0f));
     if (lane == 0) {
         const Scale scale = scale_of_log(sum);
-        sts<float4>(cells + 4 * Factors::BETWEEN, {exp2_finite(total[1]), exp2_finite(total[2]),
-                                                   exp2_finite(total[1] + total[2]), 1.0f});
+        sts<float4>(cells + 4 * Factors::BETWEEN,
+                    {exp2_finite(total[1]), exp2_finite(total[2]), exp2_finite(total[1] + total[2]), 1.0f});
         sts<float4>(cells + 4 * Factors::KEEP, {scale.keep, scale.factor, sum, exp2_finite(growth)});
     }
 }

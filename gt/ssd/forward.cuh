@@ -33,8 +33,7 @@ struct ForwardParams {
 
 /* y of the ROUND tokens whose sums lie in PARTS. */
 template <class C>
-GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int round, int tokens,
-                     bool skipped) {
+GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int round, int tokens, bool skipped) {
     const Problem& in = p.in;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
@@ -87,8 +86,7 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
         stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
         stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
         if (p.y) {
-            stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C),
-                                              group_rows(in, s, in.Cm, in.Cm_at, first));
+            stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
             if (in.z) stage_gate(in, s, first);
         }
         sync_threads();
@@ -109,7 +107,8 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
         update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+    const Span same =
+        span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
     if (p.is_local) {
         store_segment(in, s, same, state);
     } else if (p.state_out && same.ends) {
@@ -119,7 +118,9 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
 }
 
 template <int RN, int WARPS>
-GT_KERNEL(32 * WARPS, WARPS > 4 ? 1 : RN == 8 ? 4 : 3)
+GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
+                      : RN == 8 ? 4
+                                : 3)
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     Place<Traits<RN, WARPS>> s(p.in);
     for (int64_t item = strand_of(p.in); item < items_of(p.in); item += strands_of(p.in)) forward_segment(p, s, item);

@@ -42,17 +42,17 @@ struct ForwardTile {
     using T = T_;
     static constexpr int NP = NP_, TILE_X = TileShape<64>::BYTES, TILE_B = TileShape<NP>::BYTES;
     static constexpr int BLOCK_BYTES = 16 * 16 * 2, PAIR_BLOCKS = BLOCKS * (BLOCKS + 1) / 2;
-    static constexpr int X = 0;                                        /* [2][UNITS] */
-    static constexpr int B = X + 2 * UNITS * TILE_X;                   /* [2] */
+    static constexpr int X = 0;                      /* [2][UNITS] */
+    static constexpr int B = X + 2 * UNITS * TILE_X; /* [2] */
     static constexpr int C = B + 2 * TILE_B;
-    static constexpr int M = C + TILE_B;                               /* [UNITS][PAIR_BLOCKS], by rows of blocks */
+    static constexpr int M = C + TILE_B; /* [UNITS][PAIR_BLOCKS], by rows of blocks */
     static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for y and checkpoints */
-    static constexpr int FACTORS = M + WARPS * STAGING;                /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
+    static constexpr int FACTORS = M + WARPS * STAGING;                       /* [UNITS] */
+    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;      /* [UNITS] */
     static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
-    static constexpr int DT = B_INVERSE;                               /* [UNITS], of the next chunk, once B's inverses are used */
+    static constexpr int DT = B_INVERSE; /* [UNITS], of the next chunk, once B's inverses are used */
     static constexpr int C_INVERSE = DT + UNITS * 4 * CHUNK;
-    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;            /* [UNITS] */
+    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK; /* [UNITS] */
     static constexpr int WALK = X_INVERSE + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = 2;
@@ -114,7 +114,8 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
     float2 right[2];
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
-        const float2 delta = two(Factors::DELTA, s + 8 * n), inverse = lds<float2>(smem + Tile::B_INVERSE + 4 * (s + 8 * n));
+        const float2 delta = two(Factors::DELTA, s + 8 * n),
+                     inverse = lds<float2>(smem + Tile::B_INVERSE + 4 * (s + 8 * n));
         const float2 x = lds<float2>(smem + Tile::X_INVERSE + 4 * (CHUNK * unit + s + 8 * n));
         right[n] = {delta.x * inverse.x * x.x, delta.y * inverse.y * x.y};
     }
@@ -146,7 +147,8 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
     const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        sts<uint32_t>(to + tile_cell<16>(g + 8 * (i / 2), i % 2), pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
+        sts<uint32_t>(to + tile_cell<16>(g + 8 * (i / 2), i % 2),
+                      pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
 }
 
 /* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M. */
@@ -198,11 +200,13 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
             for (int n = 0; n < 2; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
         }
     }
-    const float power = state.power.inverse * lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS));
+    const float power =
+        state.power.inverse * lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS));
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const int t = 32 * round + 8 * i + g;
-        const float pre = lds<float>(cells + 4 * t) * lds<float>(smem + Tile::C_INVERSE + 4 * t), factor = finite(pre * power);
+        const float pre = lds<float>(cells + 4 * t) * lds<float>(smem + Tile::C_INVERSE + 4 * t),
+                    factor = finite(pre * power);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             y[i / 2][n][i % 2 * 2] *= factor;
@@ -229,8 +233,8 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
 /* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a token
  * write 32 bytes side by side. */
 template <class Tile>
-GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int round, int unit, int part,
-                    float (&y)[2][2][4]) {
+GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int round, int unit,
+                    int part, float (&y)[2][2][4]) {
     using T = typename Tile::T;
     using E = Element<T>;
     const Problem& in = p.in;
@@ -303,7 +307,8 @@ GT_DEV float2 update_weight(uint32_t cells, uint32_t left, uint32_t right, bool 
         const float2 pre = lds<float2>(cells + 4 * (Factors::PRE + t));
         return {pre.x * a.x * b.x, pre.y * a.y * b.y};
     }
-    const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t)), suf = lds<float2>(cells + 4 * (Factors::SUF + t));
+    const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t)),
+                 suf = lds<float2>(cells + 4 * (Factors::SUF + t));
     return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
 }
 
@@ -332,7 +337,8 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     const uint32_t smem = smem_base();
     const Walk walk = {smem + Tile::WALK};
     const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, next_dt = smem + Tile::DT + 4 * CHUNK * unit,
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
+                   next_dt = smem + Tile::DT + 4 * CHUNK * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     WarpState<NP> state;
     {
@@ -368,8 +374,8 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         }
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
             const int64_t slot = unit_slot(in, walk, unit, chunk);
-            state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P), staging,
-                       walk.row0(unit) + 16 * part, in.P, in.N);
+            state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P),
+                       staging, walk.row0(unit) + 16 * part, in.P, in.N);
         }
         cp_async_wait<0>();
         sync_threads();
@@ -390,7 +396,8 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         }
         sync_threads();
         if (active && part == 3) {
-            const float2 weight = update_weight(cells, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
+            const float2 weight =
+                update_weight(cells, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
             make_weights(weights, weight, update_bounds(weight));
             const Power pairs = pair_power<Tile>(smem, unit);
             if (lane_id() == 0) sts<float>(weights + 4 * Weights::PAIRS, pairs.value);
@@ -406,7 +413,8 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         else
             make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
         sync_threads();
-        if (active && part == 0 && chunk + 1 < chunks) sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* until then */
+        if (active && part == 0 && chunk + 1 < chunks)
+            sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* until then */
         GT_NO_UNROLL
         for (int round = 0; active && round < 2; round++) {
             float y[2][2][4];
@@ -426,7 +434,8 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
 }
 
 template <class T, int NP>
-GT_KERNEL(THREADS, (ForwardTile<T, NP>::MIN_BLOCKS)) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+GT_KERNEL(THREADS, (ForwardTile<T, NP>::MIN_BLOCKS))
+forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     wait_for_chain();
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))

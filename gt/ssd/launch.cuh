@@ -64,7 +64,8 @@ template <int RN, int WARPS>
 static gt_status launch_forward_with(const ForwardParams& p, const Device& device, gt_stream stream) {
     using C = Traits<RN, WARPS>;
     return run("ssd forward_kernel", forward_kernel<RN, WARPS>,
-               strands_for(p.in, grid_room(p.in, device)) * p.in.H * p.in.tiles, C::THREADS, 4 * C::FORWARD_END, stream, p);
+               strands_for(p.in, grid_room(p.in, device)) * p.in.H * p.in.tiles, C::THREADS, 4 * C::FORWARD_END, stream,
+               p);
 }
 
 static inline gt_status launch_forward_once(const ForwardParams& p, const Device& device, gt_stream stream) {
@@ -98,11 +99,11 @@ static gt_status launch_sweep_with(const SweepParams& p, int64_t blocks, const D
     if (p.in.segments.count > 1 &&
         ((status = run("ssd reverse_states_kernel", reverse_states_kernel<RN, WARPS>, blocks, C::THREADS,
                        4 * C::BACKWARD_END, stream, p)) != GT_OK ||
-         (status = scan_segments<true>("ssd scan_segments_kernel", scan_of(p.in, p.dstate_out, 0), device,
-                                       stream)) != GT_OK))
+         (status = scan_segments<true>("ssd scan_segments_kernel", scan_of(p.in, p.dstate_out, 0), device, stream)) !=
+             GT_OK))
         return status;
-    return run("ssd backward_sweep_kernel", backward_sweep_kernel<RN, WARPS>, blocks, C::THREADS,
-               4 * C::BACKWARD_END, stream, p);
+    return run("ssd backward_sweep_kernel", backward_sweep_kernel<RN, WARPS>, blocks, C::THREADS, 4 * C::BACKWARD_END,
+               stream, p);
 }
 
 static inline gt_status launch_sweep(const SweepParams& p, int64_t blocks, const Device& device, gt_stream stream) {
@@ -162,10 +163,8 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
         plan.dskip_rows /= 2; /* 64 threads a row */
     else
         plan.dskip_rows *= tiles;
-    if (a.dDskip)
-        s.dskip = arena.take<float>(plan.dskip_rows * a.H * (a.Dskip_per_channel ? a.P : 1));
-    if (a.dstate_in && a.state_in_shared)
-        s.dstate_sum = arena.take<float>(plan.strands * a.H * a.P * a.N);
+    if (a.dDskip) s.dskip = arena.take<float>(plan.dskip_rows * a.H * (a.Dskip_per_channel ? a.P : 1));
+    if (a.dstate_in && a.state_in_shared) s.dstate_sum = arena.take<float>(plan.strands * a.H * a.P * a.N);
     plan.bytes = arena.bytes();
     return plan;
 }
@@ -182,8 +181,8 @@ static inline gt_status recompute_checkpoints(const gt_ssd_args& a, BackwardPlan
     return launch_forward(f, device, stream);
 }
 
-static inline gt_status sum_heads(const gt_ssd_args& a, const char* name, const float* shares,
-                                  void* out, gt_stride out_at, gt_stream stream) {
+static inline gt_status sum_heads(const gt_ssd_args& a, const char* name, const float* shares, void* out,
+                                  gt_stride out_at, gt_stream stream) {
     if (!out) return GT_OK;
     const int64_t parts = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
     return group_sum(name, {shares, out, a.dtype, out_at, sequences_of(a), a.G, parts, (int)a.N}, stream);
@@ -212,17 +211,14 @@ static inline gt_status launch_backward(const gt_ssd_args& a, BackwardPlan& plan
         (status = launch_sweep(s, plan.blocks, device, stream)) != GT_OK ||
         (status = sum_heads(a, "ssd dBm", s.dB, a.dBm, a.dBm_stride, stream)) != GT_OK ||
         (status = sum_heads(a, "ssd dCm", s.dC, a.dCm, a.dCm_stride, stream)) != GT_OK ||
-        (status = run("ssd backward_delta_kernel", backward_delta_kernel, windows * ((a.H + 31) / 32),
-                      256, 2048, stream, d)) != GT_OK)
+        (status = run("ssd backward_delta_kernel", backward_delta_kernel, windows * ((a.H + 31) / 32), 256, 2048,
+                      stream, d)) != GT_OK)
         return status;
-    if (a.dA && (status = reduce_rows(d.dA, a.dA, windows, a.H, a.accumulate, stream)) != GT_OK)
+    if (a.dA && (status = reduce_rows(d.dA, a.dA, windows, a.H, a.accumulate, stream)) != GT_OK) return status;
+    if (a.ddt_bias && (status = reduce_rows(d.dbias, a.ddt_bias, windows, a.H, a.accumulate, stream)) != GT_OK)
         return status;
-    if (a.ddt_bias &&
-        (status = reduce_rows(d.dbias, a.ddt_bias, windows, a.H, a.accumulate, stream)) != GT_OK)
-        return status;
-    if (a.dDskip && (status = reduce_rows(s.dskip, a.dDskip, plan.dskip_rows,
-                                          a.H * (a.Dskip_per_channel ? a.P : 1), a.accumulate,
-                                          stream)) != GT_OK)
+    if (a.dDskip && (status = reduce_rows(s.dskip, a.dDskip, plan.dskip_rows, a.H * (a.Dskip_per_channel ? a.P : 1),
+                                          a.accumulate, stream)) != GT_OK)
         return status;
     return shared ? reduce_rows(s.dstate_sum, a.dstate_in, plan.strands, state, a.accumulate, stream) : GT_OK;
 }
@@ -236,8 +232,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, cons
 
 /* Of the kernels that the call takes: rows of pointers that are not known yet (NULL) count as aligned. */
 static inline size_t backward_workspace(const gt_ssd_args& a, const Device& device) {
-    return takes_tensor_backward(a, device) ? plan_tensor_backward(a, device).bytes
-                                            : plan_backward(a, device).bytes;
+    return takes_tensor_backward(a, device) ? plan_tensor_backward(a, device).bytes : plan_backward(a, device).bytes;
 }
 
 static inline gt_status backward(const gt_ssd_args& a, const Device& device, gt_stream stream) {
@@ -258,10 +253,8 @@ static inline gt_status prepare(gt_pass pass, const gt_ssd_args* args, gt_ssd_ar
         a->seq_capacity = 0;
         a->cu_seqlens = a->seq_count = nullptr;
     }
-    if (a->P > MAX_SIZE)
-        return gt_fail(GT_ERROR_UNSUPPORTED, "P = %lld: at most %d", (long long)a->P, MAX_SIZE);
-    if (a->N > MAX_SIZE)
-        return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
+    if (a->P > MAX_SIZE) return gt_fail(GT_ERROR_UNSUPPORTED, "P = %lld: at most %d", (long long)a->P, MAX_SIZE);
+    if (a->N > MAX_SIZE) return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, MAX_SIZE);
     return current_device(device);
 }
 

@@ -63,8 +63,8 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
 template <int N, int STAGES>
 static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) {
     const int64_t blocks = p.in.sequences.B * p.slots * p.in.G * 2;
-    return run("ssd chunk_gradient_kernel", chunk_gradient_kernel<N, STAGES>, blocks, ChunkGradientTraits<N, STAGES>::THREADS,
-               ChunkGradientTraits<N, STAGES>::SMEM, chain, p);
+    return run("ssd chunk_gradient_kernel", chunk_gradient_kernel<N, STAGES>, blocks,
+               ChunkGradientTraits<N, STAGES>::THREADS, ChunkGradientTraits<N, STAGES>::SMEM, chain, p);
 }
 
 /* With two stages where the device has room for them. */
@@ -79,8 +79,8 @@ static inline gt_status launch_chunks(const ChunkGradientParams& p, const Device
                                                                     : launch_chunks_with<128, 1>(p, chain);
 }
 
-static inline gt_status launch_tensor_backward(const gt_ssd_args& a, const TensorBackwardPlan& plan, const Device& device,
-                                               gt_stream stream) {
+static inline gt_status launch_tensor_backward(const gt_ssd_args& a, const TensorBackwardPlan& plan,
+                                               const Device& device, gt_stream stream) {
     const ChunkGradientParams& c = plan.chunks;
     const int64_t skips = a.H * (a.Dskip_per_channel ? a.P : 1);
     ClearParams unused = {};
@@ -96,10 +96,8 @@ static inline gt_status launch_tensor_backward(const gt_ssd_args& a, const Tenso
     add_sum(finish, c.dbias, a.ddt_bias, a.H);
     add_sum(finish, c.dskip, a.dDskip, skips);
     gt_status status = clear_unused("ssd clear_unused_kernel", unused, c.in.sequences, device, stream);
-    if (status == GT_OK && plan.makes_h)
-        status = launch_states_tensor<false>(plan.forward, plan.blocks, device, chain);
-    if (status == GT_OK && plan.makes_G)
-        status = launch_states_tensor<true>(plan.reverse, plan.blocks, device, chain);
+    if (status == GT_OK && plan.makes_h) status = launch_states_tensor<false>(plan.forward, plan.blocks, device, chain);
+    if (status == GT_OK && plan.makes_G) status = launch_states_tensor<true>(plan.reverse, plan.blocks, device, chain);
     if (status == GT_OK) status = launch_chunks(c, device, chain);
     if (status == GT_OK) status = finish_sums(finish, chain);
     if (status != GT_OK || !plan.reverse.state_sum) return status;

@@ -47,13 +47,14 @@ static inline int64_t tensor_strands(const Problem& in, int64_t room) {
 
 template <class T, int NP>
 static gt_status launch_forward_tensor_with(const TensorParams& p, int64_t blocks, Chain& chain) {
-    return run("ssd forward_tensor_kernel", forward_tensor_kernel<T, NP>, blocks, THREADS, ForwardTile<T, NP>::BYTES, chain, p);
+    return run("ssd forward_tensor_kernel", forward_tensor_kernel<T, NP>, blocks, THREADS, ForwardTile<T, NP>::BYTES,
+               chain, p);
 }
 
 template <class T, int NP, bool REVERSE>
 static gt_status launch_states_tensor_with(const StatesParams& p, int64_t blocks, Chain& chain) {
-    return run("ssd states_tensor_kernel", states_tensor_kernel<T, NP, REVERSE>, blocks, THREADS, StatesTile<T, NP>::BYTES,
-               chain, p);
+    return run("ssd states_tensor_kernel", states_tensor_kernel<T, NP, REVERSE>, blocks, THREADS,
+               StatesTile<T, NP>::BYTES, chain, p);
 }
 
 template <class T>
@@ -90,10 +91,10 @@ static gt_status start_segments(const Problem& in, const float* state_in, int st
     local.is_local = 1;
     const gt_status status = launch_states_once<REVERSE>(local, blocks, chain);
     if (status != GT_OK) return status;
-    return scan_segments<REVERSE>("ssd scan_segments_kernel",
-                                  {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H,
-                                   nullptr},
-                                  device, chain);
+    return scan_segments<REVERSE>(
+        "ssd scan_segments_kernel",
+        {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H, nullptr}, device,
+        chain);
 }
 
 static inline int64_t tensor_blocks(const Problem& in, const Device& device) {

@@ -12,9 +12,9 @@ using namespace ssm;
 
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
-constexpr int LEAF = 16;   /* tokens handled together */
+constexpr int LEAF = 16; /* tokens handled together */
 constexpr int LEAVES = CHECKPOINT / LEAF;
-constexpr int TILE_P = 64; /* rows of the state in a block */
+constexpr int TILE_P = 64;      /* rows of the state in a block */
 constexpr int PITCH = LEAF + 1; /* of a matrix of token pairs in shared memory */
 
 /* A block holds 64 rows p of a state and all its columns n in registers: lane = (p lane 0..7, n lane
@@ -25,18 +25,18 @@ template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
     static constexpr int WIDTH = 4 * WARPS * RN;
-    static constexpr int ROUND = 32 / WARPS; /* tokens whose sums over n are collected at a time */
-    static constexpr int X = 0;                           /* [16][64] */
-    static constexpr int B = X + LEAF * TILE_P;           /* [16][WIDTH] */
-    static constexpr int C = B + LEAF * WIDTH;            /* [16][WIDTH] */
-    static constexpr int PARTS = C + LEAF * WIDTH;        /* [WARPS][ROUND][64] */
+    static constexpr int ROUND = 32 / WARPS;                 /* tokens whose sums over n are collected at a time */
+    static constexpr int X = 0;                              /* [16][64] */
+    static constexpr int B = X + LEAF * TILE_P;              /* [16][WIDTH] */
+    static constexpr int C = B + LEAF * WIDTH;               /* [16][WIDTH] */
+    static constexpr int PARTS = C + LEAF * WIDTH;           /* [WARPS][ROUND][64] */
     static constexpr int S = PARTS + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
-    static constexpr int DELTA = S + LEAF * PITCH;        /* [16]; then a, pre, suf, Delta suf */
+    static constexpr int DELTA = S + LEAF * PITCH;           /* [16]; then a, pre, suf, Delta suf */
     static constexpr int LOG = DELTA + LEAF, PRE = LOG + LEAF, SUF = PRE + LEAF;
     static constexpr int WEIGHT = SUF + LEAF;
-    static constexpr int SCALE = WEIGHT + LEAF;           /* keep, factor, E, log E */
-    static constexpr int PLACE = SCALE + 4;               /* see Place::enter */
-    static constexpr int GATE = PLACE + 12;               /* [16][64], made of z */
+    static constexpr int SCALE = WEIGHT + LEAF; /* keep, factor, E, log E */
+    static constexpr int PLACE = SCALE + 4;     /* see Place::enter */
+    static constexpr int GATE = PLACE + 12;     /* [16][64], made of z */
     static constexpr int FORWARD_END = GATE + LEAF * TILE_P;
     static constexpr int DY = FORWARD_END;                /* [16][64] */
     static constexpr int R = DY + LEAF * TILE_P;          /* [16][PITCH], Delta_s R_ts */
@@ -175,9 +175,7 @@ struct Place {
         v[4] = b4.x, v[5] = b4.y, v[6] = b4.z, v[7] = b4.w;
     }
     /* the thread's columns of a vector of WIDTH */
-    GT_METHOD void load_n(float (&v)[C::RN], int offset) const {
-        load_vector(v, cell(offset + n0));
-    }
+    GT_METHOD void load_n(float (&v)[C::RN], int offset) const { load_vector(v, cell(offset + n0)); }
 };
 
 /* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
@@ -206,15 +204,12 @@ GT_DEV int tokens_from(const Place<C>& s, int64_t first) {
 }
 
 template <class C>
-GT_DEV Rows head_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
-                      int64_t first) {
-    return {data, in.dtype, at(stride, s.b, first, s.h) + s.p0, stride.t, 1,
-            tokens_from(s, first), s.rows};
+GT_DEV Rows head_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first) {
+    return {data, in.dtype, at(stride, s.b, first, s.h) + s.p0, stride.t, 1, tokens_from(s, first), s.rows};
 }
 
 template <class C>
-GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride,
-                       int64_t first) {
+GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first) {
     return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens_from(s, first), in.N};
 }
 
@@ -347,16 +342,15 @@ struct Pairs {
 /* PARTS <- for ROUND tokens t from `first`, per p: scale_t sum_n state[p][n] vector_t[n]
  * + sum_j pairs[t][j] v_j[p], in WARPS parts.  v_j belongs to n lane j < 16. */
 template <class C>
-GT_DEV void sum_over_n(const Place<C>& s, const float (&state)[8][C::RN], int first, int tokens,
-                       int vector, int scale, Pairs pairs, const float (&v)[8]) {
+GT_DEV void sum_over_n(const Place<C>& s, const float (&state)[8][C::RN], int first, int tokens, int vector, int scale,
+                       Pairs pairs, const float (&v)[8]) {
     const int end = first + C::ROUND < tokens ? first + C::ROUND : tokens;
     GT_NO_UNROLL
     for (int t = first; t < end; t++) {
         float x[C::RN], sum[8];
         s.load_n(x, vector + t * C::WIDTH);
         const float factor = s.value(scale + t);
-        const float pair =
-            s.value(pairs.offset + t * pairs.row + s.n_lane % LEAF * pairs.column);
+        const float pair = s.value(pairs.offset + t * pairs.row + s.n_lane % LEAF * pairs.column);
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             float inner = 0.0f;
@@ -392,13 +386,13 @@ GT_DEV void load_pair_rows(const Place<C>& s, int rows, int weights, float (&v)[
 
 /* state <- E . state + sum_t weight_t left_t right_t^T */
 template <class C>
-GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens, int left,
-                         int weights, int right) {
+GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
     const float keep = s.value(C::SCALE), factor = s.value(C::SCALE + 1);
     GT_UNROLL
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
         GT_UNROLL
         for (int n = 0; n < C::RN; n++) state[i][n] = rescale(keep, factor, state[i][n], 0.0f);
+    }
     GT_NO_UNROLL
     for (int t = 0; t < tokens; t++) {
         float a[8], b[C::RN];
@@ -416,21 +410,18 @@ GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens
 
 /* Copies the thread's elements of a state [P,N] in global memory; outside is 0, and so is NULL. */
 template <class C>
-GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from,
-                       float (&state)[8][C::RN]) {
+GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from, float (&state)[8][C::RN]) {
     if (from) from += (s.p0 + s.row(0)) * in.N + s.n0;
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         GT_UNROLL
-        for (int n = 0; n < C::RN; n++)
-            state[i][n] = from && s.row(i) < s.rows && s.n0 + n < in.N ? from[n] : 0.0f;
+        for (int n = 0; n < C::RN; n++) state[i][n] = from && s.row(i) < s.rows && s.n0 + n < in.N ? from[n] : 0.0f;
         if (from) from += i == 3 ? 29 * in.N : in.N;
     }
 }
 
 template <class C>
-GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to,
-                        const float (&state)[8][C::RN]) {
+GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to, const float (&state)[8][C::RN]) {
     to += (s.p0 + s.row(0)) * in.N + s.n0;
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -489,9 +480,8 @@ GT_DEV void load_checkpoint(const Problem& in, const Place<C>& s, const Checkpoi
     for (int i = 0; i < 8; i++) {
         GT_UNROLL
         for (int n = 0; n < C::RN; n++)
-            state[i][n] = s.row(i) < s.rows && s.n0 + n < in.N
-                              ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16]
-                              : 0.0f;
+            state[i][n] =
+                s.row(i) < s.rows && s.n0 + n < in.N ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16] : 0.0f;
         values += i == 3 ? 29 * in.N : in.N;
     }
 }

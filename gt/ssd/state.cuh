@@ -20,13 +20,15 @@
 namespace gt {
 namespace ssd {
 
-constexpr int UNITS = 2, PARTS = 4, WARPS = UNITS * PARTS, THREADS = 32 * WARPS; /* of a block; PARTS: warps of a unit */
+constexpr int UNITS = 2, PARTS = 4, WARPS = UNITS * PARTS,
+              THREADS = 32 * WARPS; /* of a block; PARTS: warps of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
 /* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its power,
  * the inverse of that, and a bound of what is added. */
 struct Weights {
-    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66, COUNT = 68; /* PAIRS: forward's power of M */
+    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
+                         COUNT = 68; /* PAIRS: forward's power of M */
 };
 
 /* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most: bounds of
@@ -120,7 +122,8 @@ struct WarpState {
             if (row0 + 8 * half < P && row < 8 && 8 * (n0 + piece) < N) {
                 GT_UNROLL
                 for (int k = 0; k < 8; k += STEP)
-                    stg<uint4>(to + (8 * half + k) * N + 8 * n0, lds<uint4>(shared + tile_cell<STAGED>(row + k, piece)));
+                    stg<uint4>(to + (8 * half + k) * N + 8 * n0,
+                               lds<uint4>(shared + tile_cell<STAGED>(row + k, piece)));
             }
             sync_warp();
         }
@@ -146,7 +149,8 @@ struct WarpState {
             if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, part));
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                float2 y = {unpack_f16_lo(x[e]) * (e < 2 ? low.x : high.x), unpack_f16_hi(x[e]) * (e < 2 ? low.y : high.y)};
+                float2 y = {unpack_f16_lo(x[e]) * (e < 2 ? low.x : high.x),
+                            unpack_f16_hi(x[e]) * (e < 2 ? low.y : high.y)};
                 if (gate) {
                     y.x *= silu(Element<T>::lo(z[e]));
                     y.y *= silu(Element<T>::hi(z[e]));

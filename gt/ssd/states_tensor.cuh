@@ -32,14 +32,14 @@ template <class T_, int NP_>
 struct StatesTile {
     using T = T_;
     static constexpr int NP = NP_, TILE_LEFT = TileShape<64>::BYTES, TILE_RIGHT = TileShape<NP>::BYTES;
-    static constexpr int LEFT = 0;                                /* x or dy: [2][UNITS] */
-    static constexpr int RIGHT = LEFT + 2 * UNITS * TILE_LEFT;    /* B or C: [2] */
-    static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;        /* [WARPS] */
+    static constexpr int LEFT = 0;                                        /* x or dy: [2][UNITS] */
+    static constexpr int RIGHT = LEFT + 2 * UNITS * TILE_LEFT;            /* B or C: [2] */
+    static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;                /* [WARPS] */
     static constexpr int GATE = STAGING + WARPS * WarpState<NP>::STAGING; /* z: [UNITS] */
-    static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;      /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
+    static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;              /* [UNITS] */
+    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [UNITS] */
     static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
-    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK;      /* [UNITS] */
+    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK; /* [UNITS] */
     static constexpr int GATE_MAXIMA = LEFT_INVERSE + UNITS * 4 * CHUNK;
     static constexpr int WALK = GATE_MAXIMA + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
@@ -58,7 +58,8 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     const uint32_t smem = smem_base();
     const Walk walk = {smem + Tile::WALK};
     const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
+    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
+                   weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
     const gt_stride &left_at = REVERSE ? in.dy_at : in.x_at, &right_at = REVERSE ? in.Cm_at : in.Bm_at;
     const bool gated = REVERSE && in.z;
@@ -66,7 +67,8 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     WarpState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends))) return item; /* nothing follows the last */
+        if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends)))
+            return item; /* nothing follows the last */
         walk.enter(in, span, item);
         const float* start = nullptr;
         if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
@@ -94,7 +96,8 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     for (int i = 0; i < chunks; i++) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
         const uint32_t x = smem + Tile::LEFT + (i % 2 * UNITS + unit) * Tile::TILE_LEFT;
-        const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
+        const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT,
+                       z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
         const bool active = unit < walk.units();
         float delta[2] = {0.0f, 0.0f};
         if (active && part == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
@@ -108,7 +111,8 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
         if (active && part == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
-        const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit, gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
+        const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit,
+                       gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
         if (part >= 2) {
             rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + part - 2, 2 * UNITS);
         } else if (active) {
@@ -164,7 +168,8 @@ GT_DEV void clear_sum(const StatesParams& p) {
 }
 
 template <class T, int NP, bool REVERSE>
-GT_KERNEL(THREADS, (StatesTile<T, NP>::MIN_BLOCKS)) states_tensor_kernel(const GT_GRID_CONSTANT StatesParams p) {
+GT_KERNEL(THREADS, (StatesTile<T, NP>::MIN_BLOCKS))
+states_tensor_kernel(const GT_GRID_CONSTANT StatesParams p) {
 #if GT_SM80_KERNELS
     wait_for_chain();
     if (p.state_sum) clear_sum<StatesTile<T, NP>>(p);

@@ -13,24 +13,22 @@ static gt_status gt_ssd_check_limits(const gt_ssd_args *a) {
     if (a->dt_min != a->dt_min || a->dt_max != a->dt_max)
         return gt_fail(GT_ERROR_VALUE, "%s is NaN", a->dt_min != a->dt_min ? "dt_min" : "dt_max");
     if (a->dt_min > a->dt_max)
-        return gt_fail(GT_ERROR_VALUE, "dt_min = %g: must not be above dt_max = %g",
-                       (double)a->dt_min, (double)a->dt_max);
+        return gt_fail(GT_ERROR_VALUE, "dt_min = %g: must not be above dt_max = %g", (double)a->dt_min,
+                       (double)a->dt_max);
     return GT_OK;
 }
 
 static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_ssd_args *a = (gt_ssd_args *)filled;
-    gt_recurrence f = {a->B, a->T, a->segments, a->seq_capacity, a->slot_capacity,
-                       a->state_in_shared, a->state_in, a->state_out,
-                       a->cu_seqlens, a->seq_count, a->slots};
+    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots};
     gt_status status;
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
         (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
-        (status =
-             gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
+        (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssd_check_limits(a)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
@@ -40,38 +38,36 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
 
 #define GT_AT(field) offsetof(gt_ssd_args, field)
 GT_API const gt_op *gt_op_ssd(void) {
-    static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0}, {'T', "T", GT_AT(T), 0},
-                                    {'H', "H", GT_AT(H), 1}, {'P', "P", GT_AT(P), 1},
-                                    {'N', "N", GT_AT(N), 1}, {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {
-        {"x", GT_AT(x), GT_AT(x_stride), "BTHP", 'x', "III", NULL},
-        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "III", NULL},
-        {"A", GT_AT(A), 0, "H", 'f', "III", NULL},
-        {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'x', "III", NULL},
-        {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'x', "III", NULL},
-        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
-        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii", NULL},
-        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iii", NULL},
-        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii-", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-O", NULL},
-        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-s", "state_in"},
-        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
-        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
-        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I-", NULL},
-        {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i-", NULL},
-        {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},
-        {"ddt", GT_AT(ddt), GT_AT(ddt_stride), "BTH", 'w', "-o-", NULL},
-        {"dBm", GT_AT(dBm), GT_AT(dBm_stride), "BTGN", 'x', "-o-", NULL},
-        {"dCm", GT_AT(dCm), GT_AT(dCm_stride), "BTGN", 'x', "-o-", NULL},
-        {"dz", GT_AT(dz), GT_AT(dz_stride), "BTHP", 'x', "-o-", NULL},
-        {"dA", GT_AT(dA), 0, "H", 'f', "-g-", NULL},
-        {"dDskip", GT_AT(dDskip), 0, "HK", 'f', "-g-", NULL},
-        {"ddt_bias", GT_AT(ddt_bias), 0, "H", 'f', "-g-", NULL},
-        {"dstate_in", GT_AT(dstate_in), 0, "SHPN", 'f', "-o-", "dstate_out"},
-        {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"ssd",      sizeof(gt_ssd_args), GT_AT(dtype), GT_AT(dt_dtype),
-                             "dt_dtype", GT_AT(accumulate),   sizes,        tensors,
+    static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0}, {'T', "T", GT_AT(T), 0}, {'H', "H", GT_AT(H), 1},
+                                    {'P', "P", GT_AT(P), 1}, {'N', "N", GT_AT(N), 1}, {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "BTHP", 'x', "III", NULL},
+                                        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "III", NULL},
+                                        {"A", GT_AT(A), 0, "H", 'f', "III", NULL},
+                                        {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'x', "III", NULL},
+                                        {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'x', "III", NULL},
+                                        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
+                                        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii", NULL},
+                                        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iii", NULL},
+                                        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii-", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-O", NULL},
+                                        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-s", "state_in"},
+                                        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+                                        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+                                        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
+                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I-", NULL},
+                                        {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i-", NULL},
+                                        {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},
+                                        {"ddt", GT_AT(ddt), GT_AT(ddt_stride), "BTH", 'w', "-o-", NULL},
+                                        {"dBm", GT_AT(dBm), GT_AT(dBm_stride), "BTGN", 'x', "-o-", NULL},
+                                        {"dCm", GT_AT(dCm), GT_AT(dCm_stride), "BTGN", 'x', "-o-", NULL},
+                                        {"dz", GT_AT(dz), GT_AT(dz_stride), "BTHP", 'x', "-o-", NULL},
+                                        {"dA", GT_AT(dA), 0, "H", 'f', "-g-", NULL},
+                                        {"dDskip", GT_AT(dDskip), 0, "HK", 'f', "-g-", NULL},
+                                        {"ddt_bias", GT_AT(ddt_bias), 0, "H", 'f', "-g-", NULL},
+                                        {"dstate_in", GT_AT(dstate_in), 0, "SHPN", 'f', "-o-", "dstate_out"},
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"ssd",         sizeof(gt_ssd_args), GT_AT(dtype), GT_AT(dt_dtype),
+                             "dt_dtype",    GT_AT(accumulate),   sizes,        tensors,
                              gt_ssd_resolve};
     return &op;
 }

@@ -149,8 +149,7 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
 }
 
 template <class C>
-GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me,
-                     const float (&dv)[C::VALUE_TILES][4]) {
+GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me, const float (&dv)[C::VALUE_TILES][4]) {
     const int tokens = me.tokens();
     GT_UNROLL
     for (int half = 0; half < 2; half++) {

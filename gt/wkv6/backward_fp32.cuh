@@ -33,9 +33,7 @@ struct Split {
         part[i] = tf32_part(x);
         rest[i] = x - part[i];
     }
-    GT_METHOD void set4(int i, float4 x) {
-        set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w);
-    }
+    GT_METHOD void set4(int i, float4 x) { set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w); }
 
     /* The same of numbers that are not in the order of registers: made by arithmetic, or the compiler moves x to
      * its place for every product, since it knows what the tensor core drops. */
@@ -52,7 +50,7 @@ using SplitRight = Split<4>;
 
 /* sum = a b.  The small products first: tensor cores cut a sum off at the size that it has. */
 GT_DEV void mma_16(float (&sum)[4], const SplitLeft& a, const SplitRight& b) {
-    const auto add = [&](const float (&x)[8], const float (&y)[4]) {
+    const auto add = [&](const float(&x)[8], const float(&y)[4]) {
         GT_UNROLL
         for (int s = 0; s < 2; s++) {
             const float left[4] = {x[4 * s], x[4 * s + 1], x[4 * s + 2], x[4 * s + 3]};
@@ -170,8 +168,8 @@ GT_DEV void store_leaf_rows(const BackwardBlock<C>& me, const RowSums<C>& sum, i
     for (int m = 0; m < C::GROUPS; m++) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) { /* two channels */
-            const float4 R = lds<float4>(me.smem + of +
-                                         cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i));
+            const float4 R =
+                lds<float4>(me.smem + of + cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i));
             const float(&x)[2][4] = sum.tile[m];
             first[4 * m + 2 * i] = fma_rn(R.y, x[0][2 + i], R.x * x[0][i] * carries);
             first[4 * m + 2 * i + 1] = fma_rn(R.w, x[1][2 + i], R.z * x[1][i] * carries);
@@ -355,10 +353,11 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
     const int b = me.leaf;
     const uint32_t K = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
     const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
-    const auto scaled = [&](uint32_t cell, int kk) { /* channels 8 kk on */
-        const float4 x = lds<float4>(add_8(cell, kk));
-        const float2 f = lds<float2>(factors + 32 * kk);
-        return float4{x.x * f.x, x.z * f.y, x.y * f.x, x.w * f.y}; /* by tokens */
+    const auto scaled = [&](uint32_t cell,
+                            int kk) { /* channels 8 kk on */
+                                      const float4 x = lds<float4>(add_8(cell, kk));
+                                      const float2 f = lds<float2>(factors + 32 * kk);
+                                      return float4{x.x * f.x, x.z * f.y, x.y * f.x, x.w * f.y}; /* by tokens */
     };
     set_factors<C>(me, -1);
     GT_NO_UNROLL
@@ -422,8 +421,7 @@ GT_DEV void store_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me
         if (!p.tensors[OF_DV].data || t >= tokens) continue;
         float* to = row_of<float>(p, me, OF_DV, t) + 2 * me.g;
         GT_UNROLL
-        for (int m = 0; m < C::N / 16; m++)
-            stg<float2>(to + 16 * m, {dv[2 * m + e][c], dv[2 * m + e][2 + c]});
+        for (int m = 0; m < C::N / 16; m++) stg<float2>(to + 16 * m, {dv[2 * m + e][c], dv[2 * m + e][2 + c]});
     }
 }
 

@@ -22,7 +22,7 @@ struct BackwardParams {
     int chunk_slots;
     bool G_in_outputs; /* see TensorParams::G_rows */
     Sequences sequences;
-    bool raw; /* decay = exp(-exp(w)) */
+    bool raw;                /* decay = exp(-exp(w)) */
     float scale, log2_scale; /* of y: see backward.cuh */
     /* G after the last chunk of every sequence is 0, so its block needs nothing from the sweep: these blocks come first
      * and run beside it, on multiprocessors that it leaves free.  The others wait. */
@@ -30,9 +30,9 @@ struct BackwardParams {
     const float* u;
     const void* S_checkpoints; /* [B,H,chunk slots,N,V] */
     const void* G_checkpoints; /* [B,H,chunk slots,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
-    const float* rowsums; /* bf16: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
-    float* du;            /* [B,chunk slots,H,N] or NULL */
-    const float* G_undo;  /* f16: [B,H,chunk slots,G_PARTS,N], Fit::undo of G */
+    const float* rowsums;      /* bf16: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
+    float* du;                 /* [B,chunk slots,H,N] or NULL */
+    const float* G_undo;       /* f16: [B,H,chunk slots,G_PARTS,N], Fit::undo of G */
 };
 
 /* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
@@ -45,11 +45,11 @@ struct BackwardTraits {
     static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
     static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* S kept as fp32, used as f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
-    static constexpr int SIZE = sizeof(T);                       /* of an element of v, dy, S, G */
+    static constexpr int SIZE = sizeof(T); /* of an element of v, dy, S, G */
     static constexpr int N = N_, CHANNELS = CHANNELS_;
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* the second's G is not in dk */
-    static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64; /* of S or G side by side in memory */
+    static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64;          /* of S or G side by side in memory */
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * LEAVES;
     static constexpr bool PAIRED = !SPLIT && N > 32; /* where it is faster, see leaf_of_warp() */
@@ -80,7 +80,7 @@ struct BackwardTraits {
     static constexpr int LEAF_SUMS = DU + PER_LEAF; /* of dg */
     static constexpr int SUMS = KEEPS_BF16 ? SWEEP_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
     static constexpr int ROWSUM = LEAF_SUMS + PER_LEAF, U = ROWSUM + 4 * SUM_PARTS * N;
-    static constexpr int BONUS = U + 4 * N; /* [64,2] */
+    static constexpr int BONUS = U + 4 * N;             /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + (ROUNDED ? 4 * CHANNELS : 0);
     static constexpr int PLACE = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* of the chunk in every tensor */
@@ -104,18 +104,21 @@ struct BackwardTraits {
     static_assert(LEAVES >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
     static_assert(CHANNELS < 128 || LARGE, "G and the slow form of others are by slices");
-    static_assert(SMEM <= (CHANNELS == 128 ? HOPPER_KB : SLICES == 2 ? AMPERE_KB : LEAST_KB) * 1024,
+    static_assert(SMEM <= (CHANNELS == 128 ? HOPPER_KB
+                           : SLICES == 2   ? AMPERE_KB
+                                           : LEAST_KB) *
+                              1024,
                   "as slice_channels() has it");
 };
 
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int index;  /* of the chunk in [B,H,chunk slots] */
+    int index;   /* of the chunk in [B,H,chunk slots] */
     int G_index; /* in G_checkpoints; below 0: in outputs */
-    int leaf;   /* of the warp, in products */
-    int slice0; /* first channel of the slice */
-    int g, j;   /* lane / 4, lane % 4 */
+    int leaf;    /* of the warp, in products */
+    int slice0;  /* first channel of the slice */
+    int g, j;    /* lane / 4, lane % 4 */
 
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
 
@@ -309,8 +312,7 @@ struct ChannelPart {
         using W = typename C::W;
         if constexpr (sizeof(W) == 2) {
             GT_UNROLL
-            for (int i = 0; i < C::PART; i++)
-                w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_cell<C>(t0 + i, channel));
+            for (int i = 0; i < C::PART; i++) w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_cell<C>(t0 + i, channel));
         } else {
             load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
         }
@@ -489,8 +491,8 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
     const BackwardParams::Tensor& x = p.tensors[tensor];
     const int piece = lane_id() % PIECES, first = CHECKPOINT / 2 * half + lane_id() / PIECES;
     const int left = here.tokens() - first;
-    const float* from = static_cast<const float*>(x.data) + at(x.at, here.b, here.chunk.first + first, here.h) +
-                        4 * piece;
+    const float* from =
+        static_cast<const float*>(x.data) + at(x.at, here.b, here.chunk.first + first, here.h) + 4 * piece;
     GT_UNROLL
     for (int i = 0; i < CHECKPOINT / 2; i += ROWS) {
         cp_async<16>(me.smem + to + fp32_piece<C::N>(first + i, piece), from, i < left ? 16 : 0);
@@ -646,8 +648,7 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
         const float by = undo[i] * G_scale;
         float scaled[COUNT], united[COUNT];
         GT_UNROLL
-        for (int e = 0; e < COUNT; e++)
-            scaled[e] = S[i][e / 4].get(e % 4) * fit.scale, united[e] = G[i].get(e) * by;
+        for (int e = 0; e < COUNT; e++) scaled[e] = S[i][e / 4].get(e % 4) * fit.scale, united[e] = G[i].get(e) * by;
         Vec<f16, COUNT> rounded;
         rounded.set(scaled);
         sts<Vec<f16, COUNT>>(cell + C::S, rounded);

@@ -75,8 +75,7 @@ struct LeafRows {
 
 /* c = products of the warp's tokens, rows, with those of another leaf, at `other`: tile e, column c is token 8e + c. */
 template <class C>
-GT_DEV void token_products(const BackwardBlock<C>& me, const LeafRows<C>& own, int other, int leaf,
-                           float (&c)[2][4]) {
+GT_DEV void token_products(const BackwardBlock<C>& me, const LeafRows<C>& own, int other, int leaf, float (&c)[2][4]) {
     constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
     const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), leaf);
     float sums[SUMS][2][4] = {};
@@ -297,8 +296,7 @@ struct TwoTerms {
 
 /* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
 template <class C>
-GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
-                   float (&dv)[C::VALUE_TILES][4]) {
+GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     if constexpr (C::LARGE) { /* its halves: even and odd tokens */
@@ -315,8 +313,7 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
                 uint32_t b[4];
                 ldmatrix_x4_trans(b, add_16(add_16_rows<C::N>(rows, leaf), 2 * x));
                 GT_UNROLL
-                for (int y = 0; y < 4; y++)
-                    mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
+                for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
             }
         }
     }

@@ -25,7 +25,7 @@ struct SlowColumn {
     using T = typename C::T;
     using W = typename C::W;
     const BackwardParams& p;
-    int t0, tokens;  /* of the leaf: its first token in the chunk, what the chunk has of it */
+    int t0, tokens;   /* of the leaf: its first token in the chunk, what the chunk has of it */
     const T *r0, *k0; /* that token's */
     const W* w0;
 
@@ -162,8 +162,7 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
             crossing += term[t];
         }
         const float dr = fma_rn(u * k, products.x, fma_rn(own.k(i - 1), products.y, p.scale * (from_start + within)));
-        if (p.tensors[OF_DR].data && i < own.tokens)
-            Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), n, dr);
+        if (p.tensors[OF_DR].data && i < own.tokens) Element<T>::store(row_of<T>(p, me, OF_DR, own.t0 + i), n, dr);
         du = fma_rn(products.x * own.r(i), k, du);
         decayed += own.h(i);
     }
@@ -185,8 +184,7 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
         GT_UNROLL
         for (int t = 1; t < LEAF; t++) dg[t] = fma_rn(t > j ? k : 0.0f, to_end, dg[t]);
         const float dk = fma_rn(u * own.r(j), near(j).x, fma_rn(own.r(j + 1), near(j + 1).y, to_end + within));
-        if (p.tensors[OF_DK].data && j < own.tokens)
-            Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), n, dk);
+        if (p.tensors[OF_DK].data && j < own.tokens) Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), n, dk);
         decayed += own.h(j);
     }
     if (!p.tensors[OF_DW].data) return;

@@ -53,7 +53,7 @@ namespace wkv6 {
 template <class C>
 struct StateWarp {
     float S[C::MT][C::NT][4];
-    int g, j;         /* lane / 4, lane % 4 */
+    int g, j;    /* lane / 4, lane % 4 */
     int column0; /* first of its values */
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
     uint32_t row[4];    /* K, row g, columns 2j */
@@ -81,10 +81,8 @@ struct StateWarp {
             values_left = buffer0 + C::VALUES + value_cell<C>(2 * pair(), column0) + 16 * g;
             values_right = buffer0 + C::VALUES + value_cell<C>(2 * j, column0) + 16 * g;
         } else {
-            values_left = buffer0 + C::VALUES +
-                          2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
-            values_right = buffer0 + C::VALUES +
-                           2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
+            values_left = buffer0 + C::VALUES + 2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
+            values_right = buffer0 + C::VALUES + 2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
         }
         bonus = buffer0 + C::BONUS + 4 * 2 * g * C::GROUPS;
         scales = buffer0 + C::SCALE + (C::SPLIT ? 16 : 8) * j;
@@ -213,8 +211,7 @@ GT_DEV void update_state_rounded(StateWarp<C>& me, int offset, SlowGroups<C> slo
         if (SLOW && slow[nt / 2]) me.scale(nt, scale);
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
-            const uint32_t cell =
-                me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
+            const uint32_t cell = me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
             const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
             GT_UNROLL
             for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
@@ -235,8 +232,7 @@ GT_DEV void multiply_split(float (&added)[MT][4], const float (&v)[MT][2][4], co
         mma_tf32(added[mt], v[mt][half], tf32_rest(k[half][0]), tf32_rest(k[half][1]));
     }
     GT_UNROLL
-    for (int i = 0; i < 2 * MT; i++)
-        mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
+    for (int i = 0; i < 2 * MT; i++) mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
 }
 
 /* The same of fp32, where nothing is rounded to tf32. */
@@ -253,8 +249,8 @@ GT_DEV void update_state_split(StateWarp<C>& me, int offset, SlowGroups<C> slow)
         float added[C::MT][4] = {}, k[2][2];
         GT_UNROLL
         for (int i = 0; i < 4; i++)
-            k[i / 2][i % 2] = lds<float>(me.column[nt % 4] + offset + 128 * (nt / 4) +
-                                         4 * C::PITCH * (8 * (i / 2) + i % 2));
+            k[i / 2][i % 2] =
+                lds<float>(me.column[nt % 4] + offset + 128 * (nt / 4) + 4 * C::PITCH * (8 * (i / 2) + i % 2));
         multiply_split<C::MT>(added, v, rest, k);
         const float4 scale = lds<float4>(me.scales + offset + 64 * nt);
         me.rescale_and_add(nt, scale, added, SLOW && slow[nt / 2]);
@@ -306,8 +302,7 @@ GT_DEV void scale_y(float scale, float (&y)[TILES][4]) {
 /* One leaf of a state warp: y of 16 tokens into y[tile][4], S to the next leaf.  SLOW: some groups have
  * the slow form. */
 template <class C, bool SLOW>
-GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow,
-                       float (&y)[C::TILES][4]) {
+GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow, float (&y)[C::TILES][4]) {
     using E = Element<typename C::T>;
 
     /* A = R K^T and y = R S, then y += A v */
@@ -339,8 +334,7 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow,
     GT_UNROLL
     for (int i = 0; i < 2 * C::GROUPS; i++) bonus[i / C::GROUPS] += words[i];
     complete_pairs<C>(me.g, me.j, bonus, A);
-    const float left[2][4] = {{A[0][0], A[0][2], A[0][1], A[0][3]},
-                              {A[1][0], A[1][2], A[1][1], A[1][3]}};
+    const float left[2][4] = {{A[0][0], A[0][2], A[0][1], A[0][3]}, {A[1][0], A[1][2], A[1][1], A[1][3]}};
     if constexpr (C::SPLIT) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
@@ -367,8 +361,7 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow,
             uint32_t x[4];
             ldmatrix_x4_trans(x, me.values_right + offset + 32 * mt);
             GT_UNROLL
-            for (int i = 0; i < 4; i++)
-                mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
+            for (int i = 0; i < 4; i++) mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
         }
     }
     update_state_warp<C, SLOW>(me, offset, slow);
@@ -387,8 +380,8 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
-    typename C::T* y_out = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) +
-                           me.column0 + 2 * C::TILES * me.j;
+    typename C::T* y_out =
+        static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
 
     constexpr int STEP = C::SPLIT && C::N == 64 ? 1 : 2; /* two leaves side by side would spill there */
     for (int leaf = 0; leaf < span.leaves; leaf += STEP) {
@@ -425,8 +418,7 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
                 } else {
                     uint32_t pairs[C::TILES];
                     GT_UNROLL
-                    for (int k = 0; k < C::TILES; k++)
-                        pairs[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
+                    for (int k = 0; k < C::TILES; k++) pairs[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
                     if (t >= span.tokens) continue;
                     if constexpr (C::TILES == 4) {
                         stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
@@ -442,7 +434,8 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
 }
 
 template <class C>
-GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
+forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     init_mbarriers<C>(smem_base());
     wait_for_chain();

@@ -176,8 +176,7 @@ GT_DEV void hopper_prepare_leaf(HopperPreparer<C>& me, const RawLeaf<C>& x, int 
         k[1][i] = pair.y;
     });
     GT_UNROLL
-    for (int e = 0; e < 2; e++)
-        sts<float4>(me.k_row + offset + 16 * e, {k[e][0], k[e][1], k[e][2], k[e][3]});
+    for (int e = 0; e < 2; e++) sts<float4>(me.k_row + offset + 16 * e, {k[e][0], k[e][1], k[e][2], k[e][3]});
     if (slow) { /* its own K over the other */
         prepare_slow<C>(me, x, h, buffer, stage, [&](int i, float2 pair) {
             sts<float>(me.k_row + offset + 4 * i, pair.x);
@@ -242,8 +241,7 @@ GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& 
     }
     complete_pairs<C>(me.g, me.j, bonus, A);
     GT_UNROLL
-    for (int i = 0; i < 2; i++)
-        sts<float4>(me.to + offset + 512 * i, {A[i][0], A[i][2], A[i][1], A[i][3]});
+    for (int i = 0; i < 2; i++) sts<float4>(me.to + offset + 512 * i, {A[i][0], A[i][2], A[i][1], A[i][3]});
 }
 
 template <class C>
@@ -404,7 +402,8 @@ GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class C>
-GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1) forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
     if (thread_id() < C::BUFFERS) {

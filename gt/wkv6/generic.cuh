@@ -44,8 +44,8 @@ struct ForwardTraits {
 /* Fills the block's shared tile with TOKENS tokens from `first`; beyond `end` and the sizes the inputs
  * are 0 and the decay is 1. */
 template <int SLICES>
-GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, int64_t h,
-                              int64_t first, int64_t end, int column0, float k_scale) {
+GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, int64_t h, int64_t first, int64_t end,
+                              int column0, float k_scale) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
     constexpr int COLUMN = C::ROWS < C::THREADS ? C::ROWS / 8 : C::TOKENS; /* tokens of a thread */
@@ -74,8 +74,7 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
         float v[COUNT];
         load_column(v, in.v, in.dtype, at(in.v_at, b, t, h) + j, in.v_at.t, j < in.V ? end - t : 0);
         GT_UNROLL
-        for (int x = 0; x < COUNT; x++)
-            sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
+        for (int x = 0; x < COUNT; x++) sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
     }
     sync_threads();
     constexpr int LANES = C::THREADS / C::TOKENS; /* of a token's bonus */
@@ -135,8 +134,7 @@ GT_DEV void move_column(T* state, const Problem& in, int slice, int column, floa
 
 /* The same to a checkpoint. */
 template <int SLICES>
-GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int column,
-                             float (&s)[32]) {
+GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int column, float (&s)[32]) {
     const Problem& in = p.in;
     index *= (int64_t)in.N * in.V;
     if (p.checkpoint_dtype == GT_BF16) {
@@ -153,7 +151,8 @@ GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int
 }
 
 template <int SLICES, bool REVERSE>
-GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT TokenParams p) {
+GT_KERNEL(128, 2)
+token_kernel(const GT_GRID_CONSTANT TokenParams p) {
     using C = ForwardTraits<SLICES>;
     wait_for_chain();
     const Problem& in = p.in;
@@ -179,8 +178,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT TokenParams p) {
     for (int64_t i = 0; i < parts; i++) {
         const int64_t part = REVERSE ? parts - 1 - i : i, first = seq.first + part * C::TOKENS;
         const bool enters = REVERSE ? i == 0 || part % PARTS == PARTS - 1 : part % PARTS == 0;
-        if (p.checkpoints && enters)
-            store_checkpoint<SLICES>(p, chunk0 + part / PARTS, slice, column0 + column, state);
+        if (p.checkpoints && enters) store_checkpoint<SLICES>(p, chunk0 + part / PARTS, slice, column0 + column, state);
         load_forward_tile<SLICES>(p, smem, seq.b, h, first, end, column0, REVERSE ? in.scale : 1.0f);
         const int tokens = (int)(end - first < C::TOKENS ? end - first : C::TOKENS);
         for (int step = 0; step < tokens; step++) {
@@ -193,8 +191,7 @@ GT_KERNEL(128, 2) token_kernel(const GT_GRID_CONSTANT TokenParams p) {
         sync_threads();
     }
     if (p.state_out && !skipped)
-        move_column<SLICES, true>(p.state_out + (row * in.H + h) * NV, in, slice, column0 + column,
-                                  state);
+        move_column<SLICES, true>(p.state_out + (row * in.H + h) * NV, in, slice, column0 + column, state);
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
@@ -305,8 +302,7 @@ GT_DEV float dot4(float4 a, float4 b, float sum) {
 }
 
 /* out[t,n] = sum_j state[n,j] x[t,j] over the block's columns; a thread makes 4 tokens of a row. */
-GT_DEV void state_times_tokens(const ChunkParams& p, const SweepBlock& s, int64_t first, int x,
-                               float* out) {
+GT_DEV void state_times_tokens(const ChunkParams& p, const SweepBlock& s, int64_t first, int x, float* out) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < p.rows * (LEAF / 4); i += SWEEP_THREADS) {
         const int n = i % p.rows, t0 = i / p.rows * 4;
@@ -343,8 +339,7 @@ GT_DEV void tokens_times_state(const ChunkParams& p, const SweepBlock& s, int64_
         const float column[4] = {sum.x, sum.y, sum.z, sum.w};
         GT_UNROLL
         for (int c = 0; c < 4; c++)
-            if (s.column0 + j + c < in.V)
-                s.Gk[(first - s.start + t) * in.V + s.column0 + j + c] = column[c];
+            if (s.column0 + j + c < in.V) s.Gk[(first - s.start + t) * in.V + s.column0 + j + c] = column[c];
     }
 }
 
@@ -356,8 +351,8 @@ GT_DEV void rowsum_states(const ChunkParams& p, const SweepBlock& s, int leaf) {
         const int n = i / 4;
         float sum = 0.0f;
         for (int j = i % 4 * 4; n < p.rows && j < p.columns; j += 16)
-            sum = dot4(ldg<float4>(S + n * p.columns + j),
-                       lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)), sum);
+            sum =
+                dot4(ldg<float4>(S + n * p.columns + j), lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)), sum);
         sum += shfl_xor(sum, 1);
         sum += shfl_xor(sum, 2);
         if (i % 4 == 0 && n < in.N) {
@@ -397,8 +392,7 @@ GT_DEV void update_state(const ChunkParams& p, const SweepBlock& s, int left, in
 }
 
 /* Shared state <- its columns of the checkpoint [N,V] at `first`, 0 outside. */
-GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const void* from, gt_dtype dtype,
-                       int64_t first) {
+GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const void* from, gt_dtype dtype, int64_t first) {
     for (int i = thread_id(); i < p.rows * p.columns; i += SWEEP_THREADS) {
         const int n = i / p.columns, j = i % p.columns;
         const bool inside = n < p.in.N && s.column0 + j < p.in.V;
@@ -478,11 +472,9 @@ GT_DEV float dy_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
 }
 
 /* Four tokens of a column of a [16, size] tile. */
-GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, int column,
-                         const float (&x)[4]) {
+GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, int column, const float (&x)[4]) {
     GT_UNROLL
-    for (int i = 0; i < 4; i++)
-        sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
+    for (int i = 0; i < 4; i++) sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
 }
 
 /* r times the scale of y, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
@@ -540,8 +532,7 @@ GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
     const int i = thread_id() / LEAF, j = thread_id() % LEAF;
     float c = 0.0f;
     const bool pair = j <= i && (!WIDE || i < s.tokens);
-    for (int x = 0; pair && x < in.V; x++)
-        c = fma_rn(dy_at<WIDE>(p, s, i, x), v_at<WIDE>(p, s, j, x), c);
+    for (int x = 0; pair && x < in.V; x++) c = fma_rn(dy_at<WIDE>(p, s, i, x), v_at<WIDE>(p, s, j, x), c);
     sts<float>(s.smem + 4 * (s.C + thread_id()), c);
 
     float a[LEAF] = {};
@@ -572,8 +563,7 @@ GT_DEV void leaf_dv(const ChunkParams& p, const LeafBlock& s) {
     for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
         const int t = x / in.V, j = x % in.V;
         float dv = s.sweep[2 * CHECKPOINT * in.N + (s.leaf * LEAF + t) * in.V + j];
-        for (int i = t; i < s.tokens; i++)
-            dv = fma_rn(cell(s, s.A + i * LEAF + t), dy_at<WIDE>(p, s, i, j), dv);
+        for (int i = t; i < s.tokens; i++) dv = fma_rn(cell(s, s.A + i * LEAF + t), dy_at<WIDE>(p, s, i, j), dv);
         store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
     }
 }
@@ -676,13 +666,13 @@ GT_DEV void leaf_dw(const ChunkParams& p, const LeafBlock& s) {
 GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
     float du = 0.0f;
     for (int t = 0; t < s.tokens; t++)
-        du = fma_rn(cell(s, s.C + t * LEAF + t) * cell(s, s.r + t * p.in.N + n),
-                    cell(s, s.k + t * p.in.N + n), du);
+        du = fma_rn(cell(s, s.C + t * LEAF + t) * cell(s, s.r + t * p.in.N + n), cell(s, s.k + t * p.in.N + n), du);
     return du;
 }
 
 template <bool WIDE>
-GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
+GT_KERNEL(256, 2)
+backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     wait_for_chain();
     const Problem& in = p.in;
     SweepBlock s;
@@ -734,8 +724,7 @@ GT_KERNEL(256, 2) backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
             if (thread_id() < in.N) du += leaf_du(p, l, thread_id());
             sync_threads();
         }
-        if (p.du && thread_id() < in.N)
-            p.du[((l.b * p.chunk_slots + slot) * in.H + l.h) * in.N + thread_id()] = du;
+        if (p.du && thread_id() < in.N) p.du[((l.b * p.chunk_slots + slot) * in.H + l.h) * in.N + thread_id()] = du;
     }
 }
 

@@ -36,7 +36,8 @@ static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots
 /* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
 static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
     const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
-    return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT, CHECKPOINT);
+    return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT,
+                           CHECKPOINT);
 }
 
 /* Forward, or backwards in time, on tensor cores or by the kernels for any size. */
@@ -75,8 +76,8 @@ static gt_status launch_tokens(const TokenParams& params, Chain& stream) {
         using C = ForwardTraits<SLICES>;
         TokenParams p = params;
         p.tiles = (p.in.V + C::COLUMNS - 1) / C::COLUMNS;
-        return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, most_sequences(p.in.sequences) * p.in.H * p.tiles,
-                   C::THREADS, C::SMEM, stream, p);
+        return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>,
+                   most_sequences(p.in.sequences) * p.in.H * p.tiles, C::THREADS, C::SMEM, stream, p);
     };
     if (params.in.N <= 32) return with(std::integral_constant<int, 1>());
     if (params.in.N <= 64) return with(std::integral_constant<int, 2>());
@@ -117,8 +118,8 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
     const TensorParams& p = pass.tensor;
     const Problem& in = p.in;
     const int64_t size = in.H * in.N;
-    const ScanParams scan = {in.sequences, p.segments, CHECKPOINT, p.state_in, p.state_in_shared, size * in.N, size,
-                             nullptr, LN_2, 2};
+    const ScanParams scan = {in.sequences, p.segments, CHECKPOINT, p.state_in, p.state_in_shared,
+                             size * in.N,  size,       nullptr,    LN_2,       2};
     return run_pass<REVERSE>("wkv6 scan_segments_kernel", scan, device, stream, [&](bool is_local) {
         TensorParams once = p;
         if (is_local) {
@@ -202,7 +203,9 @@ struct BackwardPlan {
     int accumulate;
     size_t bytes, saved;
 
-    gt_status make_states(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
+    gt_status make_states(const Device& device, Chain& stream) const {
+        return launch_pass<false>(states, device, stream);
+    }
     gt_status make_gradients(const Device& device, Chain& stream) const {
         return launch_pass<true>(gradients, device, stream);
     }
@@ -220,7 +223,7 @@ static gt_status launch_chunks(const BackwardPlan& plan, Chain& stream) {
         if (plan.slice == 128) return with(std::integral_constant<int, 128>());
     if constexpr (N == 128 && !std::is_same<T, float>::value)
         if (plan.slice == 32) return with(std::integral_constant<int, 32>());
-    return with(std::integral_constant<int, N == 128 ? 64 : N>());
+    return with(std::integral_constant < int, N == 128 ? 64 : N > ());
 }
 
 inline gt_status BackwardPlan::finish_chunks(const Device&, Chain& stream) const {
@@ -259,11 +262,15 @@ static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
 static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
     BackwardParams p = {};
     const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
-    const BackwardParams::Tensor tensors[] = {
-        {const_cast<void*>(a.r), a.r_stride, size}, {const_cast<void*>(a.k), a.k_stride, size},
-        {const_cast<void*>(a.w), a.w_stride, w_size}, {const_cast<void*>(a.v), a.v_stride, size},
-        {const_cast<void*>(a.dy), a.dy_stride, size}, {a.dr, a.dr_stride, size}, {a.dk, a.dk_stride, size},
-        {a.dw, a.dw_stride, w_size}, {a.dv, a.dv_stride, size}}; /* OF_R to OF_DV */
+    const BackwardParams::Tensor tensors[] = {{const_cast<void*>(a.r), a.r_stride, size},
+                                              {const_cast<void*>(a.k), a.k_stride, size},
+                                              {const_cast<void*>(a.w), a.w_stride, w_size},
+                                              {const_cast<void*>(a.v), a.v_stride, size},
+                                              {const_cast<void*>(a.dy), a.dy_stride, size},
+                                              {a.dr, a.dr_stride, size},
+                                              {a.dk, a.dk_stride, size},
+                                              {a.dw, a.dw_stride, w_size},
+                                              {a.dv, a.dv_stride, size}}; /* OF_R to OF_DV */
     for (int i = 0; i < TENSORS; i++) p.tensors[i] = tensors[i];
     p.heads = divide_by((int)(a.B > 0 ? a.B * a.H : 1)), p.H = divide_by((int)a.H);
     p.chunk_slots = (int)chunk_slots_of(a);
@@ -287,7 +294,8 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
     const bool on_tensor_cores = fits_tensor_cores(a, GT_BACKWARD, device);
     const int64_t slots = chunk_slots_of(a), chunks = a.B * a.H * slots, most = most_sequences(sequences_of(a));
-    const gt_dtype S_dtype = state_dtype(a.dtype, a.N, a.V), G_dtype = on_tensor_cores ? a.dtype : GT_F32; /* GradientOf */
+    const gt_dtype S_dtype = state_dtype(a.dtype, a.N, a.V),
+                   G_dtype = on_tensor_cores ? a.dtype : GT_F32; /* GradientOf */
     plan.sequences = sequences_of(a);
     plan.on_tensor_cores = on_tensor_cores;
     plan.accumulate = a.accumulate;

@@ -68,8 +68,8 @@ GT_DEV void set_rests(const float (&x)[COUNT], float (&rest)[COUNT]) {
 /* c += a b.  SPLIT: in three products, of which `low` gets the small ones: c is rounded (towards zero, by
  * tensor cores) once less, and the two chains of products run side by side. */
 template <bool SPLIT>
-GT_DEV void mma_split(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_rest)[4],
-                      float b0, float b1) {
+GT_DEV void mma_split(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_rest)[4], float b0,
+                      float b1) {
     mma_tf32(c, a, b0, b1);
     if constexpr (SPLIT) {
         mma_tf32(low, a_rest, b0, b1);

@@ -63,8 +63,10 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     Obstacle found = {nullptr};
     const auto check = [&found](const RowRule& rule) {
         if (found.reason) return;
-        if (!rule.is_aligned()) found = {"are not aligned to", rule.name, nullptr, rule.bytes};
-        else if (!rule.is_near()) found = {"are 2^24 elements apart", rule.name};
+        if (!rule.is_aligned())
+            found = {"are not aligned to", rule.name, nullptr, rule.bytes};
+        else if (!rule.is_near())
+            found = {"are 2^24 elements apart", rule.name};
     };
     const auto check_whole = [&found](const char* name, const void* data) {
         if (!found.reason && (uintptr_t)data % 16) found = {"is not aligned to", nullptr, name, 16};

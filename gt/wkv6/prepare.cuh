@@ -24,12 +24,11 @@ struct Source {
     int64_t leaf_bytes;
 
     /* first: token of the first leaf; tokens: from one copied to the next.  NULL stays NULL. */
-    GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h,
-                       int64_t first, int row, int column, int tokens) {
+    GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int64_t first, int row,
+                       int column, int tokens) {
         leaf_bytes = data ? tokens * at_.t * element : 0;
         before = static_cast<const char*>(data);
-        if (before)
-            before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
+        if (before) before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
     }
 
     GT_METHOD void copy(uint32_t to, bool exists, bool inside) {
@@ -58,8 +57,8 @@ struct Preparer {
     Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
     float u0, u1;
     float bits[2], bits_rest[2]; /* of decay so far, log2; what their sums have rounded off */
-    bool raw;      /* decay = exp(-exp(w)) */
-    float log2_scale; /* reverse: of r */
+    bool raw;                    /* decay = exp(-exp(w)) */
+    float log2_scale;            /* reverse: of r */
 
     /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
     GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
@@ -120,9 +119,7 @@ struct Preparer {
     GT_METHOD int v_cell(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
     /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
-    GT_METHOD float log2_decay(int e) const {
-        return C::SPLIT && bits[e] < 1e30f ? -bits[e] - bits_rest[e] : -bits[e];
-    }
+    GT_METHOD float log2_decay(int e) const { return C::SPLIT && bits[e] < 1e30f ? -bits[e] - bits_rest[e] : -bits[e]; }
 
     /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a cell. */
     GT_METHOD int v_row(int i) const {
@@ -220,16 +217,15 @@ GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 /* The slow form of one group: K with decays after the token, for store_key, and the group's part of A.  r and k
  * are read again from the ring, where the decays take the room of w and v. */
 template <class C, class StoreKey>
-GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2],
-                         int buffer, int stage, StoreKey store_key) {
+GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2], int buffer, int stage,
+                         StoreKey store_key) {
     static_assert(C::STAGE - C::RING_W >= 4 * LEAF * LEAF, "room for the decays");
     using E = Element<typename C::T>;
     constexpr int SIZE = sizeof(typename C::T);
     const uint32_t from = me.ring + stage * C::STAGE, decays = from + C::RING_W;
     float after[2];
     GT_UNROLL
-    for (int e = 0; e < 2; e++)
-        after[e] = sum_later_quads(h[0][e] + h[1][e] + h[2][e] + h[3][e], me.quad);
+    for (int e = 0; e < 2; e++) after[e] = sum_later_quads(h[0][e] + h[1][e] + h[2][e] + h[3][e], me.quad);
     sync_warp(); /* w and v of the stage are read */
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
@@ -248,10 +244,8 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         const int i = pair / LEAF, j = pair % LEAF;
         float sum = 0.0f;
         for (int n = 0; j < i && n < LEAF; n++) {
-            const typename C::T r =
-                lds<typename C::T>(from + C::RING_R + SIZE * (ring_at<C>(i) + n));
-            const typename C::T k =
-                lds<typename C::T>(from + C::RING_K + SIZE * (ring_at<C>(j) + n));
+            const typename C::T r = lds<typename C::T>(from + C::RING_R + SIZE * (ring_at<C>(i) + n));
+            const typename C::T k = lds<typename C::T>(from + C::RING_K + SIZE * (ring_at<C>(j) + n));
             float product = E::load(&r, 0) * E::load(&k, 0);
             for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (LEAF * m + n));
             sum += product;
@@ -261,8 +255,7 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
 }
 
 template <class C>
-GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const float (&total)[2],
-                                   int buffer) {
+GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const float (&total)[2], int buffer) {
     /* values are permuted: see value_column */
     if constexpr (C::SPLIT) {
         GT_UNROLL
@@ -290,8 +283,7 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
     } else {
         me.bits[0] += total[0];
         me.bits[1] += total[1];
-        if (me.quad < 2)
-            sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+        if (me.quad < 2) sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
         GT_UNROLL
         for (int piece = 0; piece < me.PIECES; piece++) {
             const uint32_t to = me.values + buffer * C::BUFFER + 2 * LEAF * C::PITCH * piece;
@@ -305,8 +297,8 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
 /* The operands R, stored, and K, whose two channels of token i are for store_key(i, k); c: before the lane's first
  * token; bonus: its channels' part. */
 template <class C, class StoreKey>
-GT_DEV void make_operands(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2], float (&c)[2],
-                          int buffer, float (&bonus)[4], StoreKey store_key) {
+GT_DEV void make_operands(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2], float (&c)[2], int buffer,
+                          float (&bonus)[4], StoreKey store_key) {
     float4 cell;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -342,18 +334,14 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
     float h[4][2], total[2], c[2], bonus[4];
     decay_bits<C>(me, x, leaf, h);
     GT_UNROLL
-    for (int e = 0; e < 2; e++)
-        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
+    for (int e = 0; e < 2; e++) c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
     const bool slow = exceeds(total, SLOW_LIMIT);
-    const auto store_key = [&](int i, float2 k) {
-        sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k);
-    };
+    const auto store_key = [&](int i, float2 k) { sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k); };
     make_operands<C>(me, x, h, c, buffer, bonus, store_key);
     if (slow) prepare_slow<C>(me, x, h, buffer, stage, store_key); /* its own K over the other */
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
-    if (lane_id() == 0)
-        sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, slow);
+    if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, slow);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
@@ -438,11 +426,10 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
     me.k_row = me.buffer0 + C::K +
                (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
-    me.values =
-        me.buffer0 + C::VALUES +
-        (!C::SPLIT   ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
-         : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
-                     : value_cell<C>(me.v_row(0), me.v_column(0)));
+    me.values = me.buffer0 + C::VALUES +
+                (!C::SPLIT   ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
+                 : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
+                             : value_cell<C>(me.v_row(0), me.v_column(0)));
     /* fp32: both terms of two channels; STATES: 2 channels of a group, then of the next, as StatePart reads them */
     me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
                (C::SPLIT    ? 8 * me.channel

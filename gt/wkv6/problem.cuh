@@ -9,10 +9,10 @@ namespace wkv6 {
 
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
-constexpr int LEAF = 16;        /* tokens handled together */
+constexpr int LEAF = 16;       /* tokens handled together */
 constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves for backward */
 constexpr int LEAVES = CHECKPOINT / LEAF;
-constexpr int MAX_SIZE = 256;   /* of N and V */
+constexpr int MAX_SIZE = 256;           /* of N and V */
 constexpr int SHARED_BYTES = 64 * 1024; /* that a block may have on every architecture */
 /* from 8.0 on: on all; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0 */
 constexpr int LEAST_KB = 99, AMPERE_KB = 163, HOPPER_KB = 227;
@@ -28,9 +28,7 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
 
 /* Whether S is kept in two bf16 terms, its rests behind all checkpoints: in rowsum(S . G) the rounding of S is an error
  * that dw of a slow channel has in common for a chunk.  N = 32, where a checkpoint is small and a row short. */
-GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) {
-    return state_dtype(dtype, N, V) == GT_BF16 && N == 32;
-}
+GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) { return state_dtype(dtype, N, V) == GT_BF16 && N == 32; }
 
 /* G, which the sweep leaves for the chunks, has elements of the activations' type; f16 with a power of two for every
  * part of a row that a warp of the sweep has (Fit). */
@@ -83,9 +81,7 @@ struct PassParams {
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
 /* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
-GT_DEV float log_decay(const Problem& p, float w) {
-    return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w);
-}
+GT_DEV float log_decay(const Problem& p, float w) { return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w); }
 
 /* How a state that decays by exp(g) is scaled: gt::scale_of_log and gt::rescale where a decay is never above 1, so that
  * nothing becomes infinite, and where the kernels for any size promise more than 16 bits of it. */

@@ -42,7 +42,7 @@ struct StatePart {
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
     /* of the 2 NT values that a lane has of a channel: neighbours in a piece */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
-    static constexpr int BYTES = 2 * PIECE; /* of a copy of S, bf16 */
+    static constexpr int BYTES = 2 * PIECE;                     /* of a copy of S, bf16 */
     static constexpr int REST = C::S_COPY / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
@@ -271,8 +271,7 @@ GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
             }
         }
         GT_UNROLL
-        for (int x = 0; x < 4; x++)
-            mma_tf32(added[x % 2], k[x / 2], v[x / 2][x % 2][0], v[x / 2][x % 2][1]);
+        for (int x = 0; x < 4; x++) mma_tf32(added[x % 2], k[x / 2], v[x / 2][x % 2][0], v[x / 2][x % 2][1]);
         const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* of 2 channels */
         GT_UNROLL
         for (int x = 0; x < 8; x++) {
@@ -289,7 +288,7 @@ template <class C, bool REVERSE>
 GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
     using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
-    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP; /* of a chunk */
+    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* of a chunk */
     const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
@@ -299,7 +298,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     const int steps = steps_of<C>(span);
     /* of the next checkpoint */
     int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
-    const auto element = [&](int at) { return (int64_t)at * NN + first; };                  /* the lane's first there */
+    const auto element = [&](int at) { return (int64_t)at * NN + first; }; /* the lane's first there */
 
     /* Where the checkpoint of the last step's chunk goes.  A whole chunk's rows may lie in outputs */
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
@@ -396,7 +395,8 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
 }
 
 template <class C, bool REVERSE>
-GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2) states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
+states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     init_mbarriers<C>(smem_base());
     if (warp_id() < C::PREP_WARPS) {

@@ -17,17 +17,15 @@ static gt_status gt_wkv6_check_scale(float scale) {
 
 static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv6_args *a = (gt_wkv6_args *)filled;
-    gt_recurrence f = {a->B, a->T, a->segments, a->seq_capacity, a->slot_capacity,
-                       a->state_in_shared, a->state_in, a->state_out,
-                       a->cu_seqlens, a->seq_count, a->slots};
+    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots};
     gt_status status;
     if (a->V == 0) a->V = a->N;
     if (a->scale == 0) a->scale = 1;
     dims->n['V' - 'A'] = a->V;
     if ((status = gt_check_range(GT_ERROR_SIZE, "V", a->V, 1, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
-        (status = gt_wkv6_check_scale(a->scale)) ||
-        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
+        (status = gt_wkv6_check_scale(a->scale)) || (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
@@ -41,29 +39,28 @@ GT_API const gt_op *gt_op_wkv6(void) {
                                     {'H', "H", GT_AT(H), 1},
                                     {'N', "N", GT_AT(N), 1},
                                     {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {
-        {"r", GT_AT(r), GT_AT(r_stride), "BTHN", 'x', "III", NULL},
-        {"k", GT_AT(k), GT_AT(k_stride), "BTHN", 'x', "III", NULL},
-        {"w", GT_AT(w), GT_AT(w_stride), "BTHN", 'w', "III", NULL},
-        {"v", GT_AT(v), GT_AT(v_stride), "BTHV", 'x', "III", NULL},
-        {"u", GT_AT(u), 0, "HN", 'f', "iii", NULL},
-        {"state_in", GT_AT(state_in), 0, "SHNV", 'f', "ii-", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
-        {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-s", "state_in"},
-        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
-        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
-        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I-", NULL},
-        {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i-", NULL},
-        {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
-        {"dk", GT_AT(dk), GT_AT(dk_stride), "BTHN", 'x', "-o-", NULL},
-        {"dw", GT_AT(dw), GT_AT(dw_stride), "BTHN", 'w', "-o-", NULL},
-        {"dv", GT_AT(dv), GT_AT(dv_stride), "BTHV", 'x', "-o-", NULL},
-        {"du", GT_AT(du), 0, "HN", 'f', "-g-", NULL},
-        {"dstate_in", GT_AT(dstate_in), 0, "SHNV", 'f', "-o-", "dstate_out"},
-        {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"wkv6",  sizeof(gt_wkv6_args), GT_AT(dtype), GT_AT(w_dtype),
-                             "w_dtype", GT_AT(accumulate),    sizes,        tensors,
+    static const gt_tensor tensors[] = {{"r", GT_AT(r), GT_AT(r_stride), "BTHN", 'x', "III", NULL},
+                                        {"k", GT_AT(k), GT_AT(k_stride), "BTHN", 'x', "III", NULL},
+                                        {"w", GT_AT(w), GT_AT(w_stride), "BTHN", 'w', "III", NULL},
+                                        {"v", GT_AT(v), GT_AT(v_stride), "BTHV", 'x', "III", NULL},
+                                        {"u", GT_AT(u), 0, "HN", 'f', "iii", NULL},
+                                        {"state_in", GT_AT(state_in), 0, "SHNV", 'f', "ii-", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
+                                        {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-s", "state_in"},
+                                        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+                                        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
+                                        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
+                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I-", NULL},
+                                        {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i-", NULL},
+                                        {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
+                                        {"dk", GT_AT(dk), GT_AT(dk_stride), "BTHN", 'x', "-o-", NULL},
+                                        {"dw", GT_AT(dw), GT_AT(dw_stride), "BTHN", 'w', "-o-", NULL},
+                                        {"dv", GT_AT(dv), GT_AT(dv_stride), "BTHV", 'x', "-o-", NULL},
+                                        {"du", GT_AT(du), 0, "HN", 'f', "-g-", NULL},
+                                        {"dstate_in", GT_AT(dstate_in), 0, "SHNV", 'f', "-o-", "dstate_out"},
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"wkv6",         sizeof(gt_wkv6_args), GT_AT(dtype), GT_AT(w_dtype),
+                             "w_dtype",      GT_AT(accumulate),    sizes,        tensors,
                              gt_wkv6_resolve};
     return &op;
 }

@@ -19,9 +19,9 @@ struct TensorTraits {
     using State = StateOf<T>;
     using Gradient = GradientOf<T>;
     static constexpr int N = N_;
-    static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
+    static constexpr bool SPLIT = std::is_same<T, float>::value;          /* products of fp32 operands */
     static constexpr bool FITS_G = !std::is_same<Gradient, State>::value; /* f16, by Fit */
-    static constexpr int HEADS = N == 32 ? 2 : 1; /* per block */
+    static constexpr int HEADS = N == 32 ? 2 : 1;                         /* per block */
     static constexpr bool STATES = STATES_;
     static constexpr int TILES = (N == 128 && !STATES) || (STATES && SPLIT) ? 2 : 4;
     /* of a state warp: values, channels */
@@ -41,10 +41,13 @@ struct TensorTraits {
      * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows.  N = 128 in 16 bits:
      * as many leaves as 99 KB hold; STATES: beside two S, which need more, four. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
-    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2 : S_COPIES_ == 2 ? 4 : sizeof(W) == 2 ? 3 : 2)
+    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2
+                                               : S_COPIES_ == 2 ? 4
+                                               : sizeof(W) == 2 ? 3
+                                                                : 2)
                                  : N != 128 ? (SPLIT ? 2 : 4)
                                             : (sizeof(W) == 2 ? 2 : 1);
-    static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16; /* elements: see ring_at */
+    static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16;                            /* elements: see ring_at */
     static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
     static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
     static constexpr int RING_V = RING_W + RING_ROWS * (int)sizeof(W);
@@ -62,8 +65,7 @@ struct TensorTraits {
     static constexpr int R = 0, K = STATES ? 0 : LEAF / 2 * CELLS * 16, VALUES = K + STEP * PITCH * 4;
     static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
     static constexpr int VALUE_PITCH = 2 * VALUE_CELLS;
-    static constexpr int SCALE =
-        VALUES + (SPLIT ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
+    static constexpr int SCALE = VALUES + (SPLIT ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (SPLIT ? 8 : 4) * N;
     static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
     static constexpr int PAIRS = SLOW + 64;
@@ -116,16 +118,16 @@ struct TensorParams : PassParams {
         void* data;
         gt_stride at;
     } G_rows[2];
-    const void* S;          /* reverse, bf16: S before each chunk, and ... */
-    float* rowsums;         /* ... where rowsums go, [B,H,chunk slots,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
-    int S_copies;           /* ... and how many S a block has room for */
-    int items;              /* heads' segments that there may be */
+    const void* S;  /* reverse, bf16: S before each chunk, and ... */
+    float* rowsums; /* ... where rowsums go, [B,H,chunk slots,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
+    int S_copies;   /* ... and how many S a block has room for */
+    int items;      /* heads' segments that there may be */
     Segments segments;
     Divider by_segments, by_H;
-    int local;              /* writes segments.states and segments.decays, nothing else */
+    int local;       /* writes segments.states and segments.decays, nothing else */
     bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
     bool S_starts_zero; /* reverse: before the first chunk of every sequence */
-    float* G_undo; /* reverse, f16: [B,H,chunk slots,PARTS,N], Fit::undo of G */
+    float* G_undo;      /* reverse, f16: [B,H,chunk slots,PARTS,N], Fit::undo of G */
 };
 
 /* ---- the tokens of a block ---------------------------------------------------------------------------------- */
@@ -137,7 +139,7 @@ struct HeadSpan {
     int head, h;       /* head: of its sequence */
     int slot;          /* of the segment */
     int64_t b;
-    int64_t chunk;     /* its first, in [B,H,chunk slots] */
+    int64_t chunk; /* its first, in [B,H,chunk slots] */
     int start, tokens, leaves;
 };
 

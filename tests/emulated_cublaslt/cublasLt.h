@@ -78,7 +78,7 @@ static inline cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreferen
 static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t *p,
                                                                   cublasLtMatmulPreferenceAttributes_t name,
                                                                   const void *value, size_t size) {
-    void *to = name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES    ? (void *)&p->bytes
+    void *to = name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES     ? (void *)&p->bytes
                : name == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? (void *)&p->schemes
                                                                     : (void *)&p->alignment[name - 5];
     if (size != (to == &p->bytes ? 8u : 4u)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -86,11 +86,13 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t *d, const cublasLtMatrixLayoutOpaque_t *a,
-    const cublasLtMatrixLayoutOpaque_t *b, const cublasLtMatrixLayoutOpaque_t *c,
-    const cublasLtMatrixLayoutOpaque_t *out, const cublasLtMatmulPreferenceOpaque_t *p, int wanted,
-    cublasLtMatmulHeuristicResult_t *results, int *count) {
+static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t *d,
+                                                            const cublasLtMatrixLayoutOpaque_t *a,
+                                                            const cublasLtMatrixLayoutOpaque_t *b,
+                                                            const cublasLtMatrixLayoutOpaque_t *c,
+                                                            const cublasLtMatrixLayoutOpaque_t *out,
+                                                            const cublasLtMatmulPreferenceOpaque_t *p, int wanted,
+                                                            cublasLtMatmulHeuristicResult_t *results, int *count) {
     const bool ta = d->trans[0] == CUBLAS_OP_T, tb = d->trans[1] == CUBLAS_OP_T;
     const int64_t k = ta ? a->rows : a->columns;
     *count = 0;
