@@ -48,6 +48,11 @@
 #else
 #define GT_SM80 0
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define GT_SM90 1
+#else
+#define GT_SM90 0
+#endif
 
 /* What a kernel needs that is empty for other devices, which never get it: mma of bf16 and tf32, and mbarriers, of
  * compute capability 8.0 on; the instructions that only 9.0 has. */

@@ -28,17 +28,20 @@
  * CONTENTS
  *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
+ *                  stmatrix_x4.. (W)
  *   global memory  ldg stg global_pointer
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_arrive (W)
- *                  mbarrier_wait (W) wait_for_chain
+ *                  mbarrier_arrive_expect (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
- *                  fence_async_proxy (all W)
+ *                  fence_async_proxy give_registers take_registers (all W); wgmma.cuh has products of
+ *                  16 bits and tiles, bulk.cuh the copies of the asynchronous proxy
  *
  * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
  * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
- * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A) and trap elsewhere.
+ * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A), stmatrix and
+ * mbarrier_arrive_expect sm_90, and trap elsewhere.
  */
 #ifndef GT_BASE_DEVICE_CUH
 #define GT_BASE_DEVICE_CUH
@@ -80,7 +83,8 @@ namespace gt {
  * so from A stored by rows, x4 with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
  * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15] is the A fragment; from B stored as B[k][n] x2_trans,
  * and from B stored as B^T[n][k] x2, with the two halves of k, is the B fragment.
- * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].
+ * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].  stmatrix writes four
+ * matrices from registers as ldmatrix_x4 reads them.
  *
  * | primitive                                  | PTX                                              |
  * |--------------------------------------------|--------------------------------------------------|
@@ -89,6 +93,7 @@ namespace gt {
  * | mma<T>(c, a, b0, b1)                       | one of these, for T = bf16, f16                  |
  * | mma_tf32(c, a, b0, b1)                     | mma.sync.aligned.m16n8k8.row.col.f32.tf32...     |
  * | ldmatrix_x1(r, addr), _x2, _x4; ..._trans  | ldmatrix.sync.aligned.m8n8.x1[.trans].shared.b16 |
+ * | stmatrix_x4(addr, r), stmatrix_x4_trans    | stmatrix.sync.aligned.m8n8.x4[.trans].shared.b16 |
  * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
  *
  * A warpgroup, of 4 warps from a multiple of 4 on, multiplies as one: C[64][128] += A[64][8] B[8][128],
@@ -104,6 +109,9 @@ namespace gt {
  * | wgmma_fence(), wgmma_commit()          | wgmma.fence, wgmma.commit_group                      |
  * | wgmma_wait<N>()                        | wgmma.wait_group: at most the N latest groups run on |
  * | fence_async_proxy()                    | fence.proxy.async.shared::cta                        |
+ * | give_registers<N>(), take_registers<N>() | setmaxnreg.dec, .inc: from now on the warpgroup's    |
+ * |                                        | threads have N registers each, a multiple of 8 from  |
+ * |                                        | 24 to 256; take waits until others have given        |
  *
  * wgmma_tf32 only starts the product.  Until a wgmma_wait ends its group, c and a are neither read nor
  * written, but as c of further products, nor is B written.  A wgmma_fence comes between what was done
@@ -137,6 +145,10 @@ namespace gt {
  * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
  * |                                    | begins the next.  Each thread of the warp counts: with   |
  * |                                    | one for all, behind sync_warp, racecheck sees hazards    |
+ * | mbarrier_arrive_expect(addr, b)    | the same, and b more bytes of bulk copies (bulk.cuh)     |
+ * |                                    | have to come before the phase is complete                |
+ * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
+ * |                                    | all cp_async that it has issued are complete             |
  * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
  * |                                    | parity is complete; that before the first, of parity 1,  |
  * |                                    | counts as complete                                       |
@@ -310,7 +322,30 @@ GT_DEV void mbarrier_arrive(uint32_t addr) {
 #endif
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+GT_DEV void cp_async_arrive(uint32_t addr) {
+#if GT_SM80
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(addr) : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes) {
+#if GT_SM90
+    if (lane_id() == 0) {
+        asm volatile("{ .reg .b64 state;\n"
+                     "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(addr),
+                     "r"(bytes)
+                     : "memory");
+    } else {
+        mbarrier_arrive(addr);
+    }
+#else
+    __trap();
+#endif
+}
+
+#if GT_SM90
 #define GT_MBARRIER_WAIT "mbarrier.try_wait.parity" /* sleeps a while */
 #else
 #define GT_MBARRIER_WAIT "mbarrier.test_wait.parity"
@@ -380,6 +415,26 @@ GT_DEV void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(addr)
                  : "memory");
+}
+
+GT_DEV void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4]) {
+#if GT_SM90
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void stmatrix_x4_trans(uint32_t addr, const uint32_t (&r)[4]) {
+#if GT_SM90
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    __trap();
+#endif
 }
 
 GT_DEV uint32_t movmatrix_trans(uint32_t r) {
@@ -466,6 +521,26 @@ GT_DEV void fence_async_proxy() {
 #endif
 }
 
+template <int N>
+GT_DEV void give_registers() {
+    static_assert(N >= 24 && N <= 256 && N % 8 == 0, "registers of a thread");
+#if GT_SM90A
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#else
+    __trap();
+#endif
+}
+
+template <int N>
+GT_DEV void take_registers() {
+    static_assert(N >= 24 && N <= 256 && N % 8 == 0, "registers of a thread");
+#if GT_SM90A
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#else
+    __trap();
+#endif
+}
+
 GT_DEV void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b) {
 #if GT_SM90A
 #define GT_TILE(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
@@ -485,7 +560,7 @@ GT_DEV void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b) {
 }
 
 GT_DEV void wait_for_chain() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if GT_SM90
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
