@@ -24,173 +24,7 @@ static const char gpu_impl[] = "gt", only_op[] = "";
 enum { HAS_HOST_ROWS = 1 };
 #endif
 
-/* ---- rows ------------------------------------------------------------------------------------ */
-
-enum { F32 = 1 << GT_F32, BF16 = 1 << GT_BF16, F16 = 1 << GT_F16 };
-
-/* A row with at most 16 tokens is one of the step function; the others are one of forward, one of
- * backward, and where forward saves something, one of forward without that (inf).  The name tells
- * what the sizes do not. */
-typedef struct bench_row {
-    test_case c;
-    int dtypes;
-} bench_row;
-
-#define STATES "state_in state_out dstate_in dstate_out"
-#define BDT(field, T) .field##_stride = {.t = 1, .h = T}
-
-#define WKV6(types, missing, ...)                                                                                      \
-    { {.op = "wkv6", .name = "", .absent = missing, .args.wkv6 = {__VA_ARGS__}}, types }
-#define SSD(types, label, missing, ...)                                                                                \
-    { {.op = "ssd", .name = label, .absent = missing, .args.ssd = {.softplus = 1, __VA_ARGS__}}, types }
-#define SCAN(types, label, missing, ...)                                                                               \
-    {                                                                                                                  \
-        {.op = "selective_scan",                                                                                       \
-         .name = label,                                                                                                \
-         .absent = missing,                                                                                            \
-         .args.selective_scan = {.softplus = 1, __VA_ARGS__}},                                                         \
-            types                                                                                                      \
-    }
-#define CONV1D(types, label, missing, ...)                                                                             \
-    {                                                                                                                  \
-        {.op = "conv1d",                                                                                               \
-         .name = label,                                                                                                \
-         .absent = missing,                                                                                            \
-         .args.conv1d = {.W = 4, .activation = GT_ACT_SILU, __VA_ARGS__}},                                             \
-            types                                                                                                      \
-    }
-#define CONV1D_BOTH(types, b, t, d)                                                                                    \
-    CONV1D(types, "silu BTD", STATES, .B = b, .T = t, .D = d),                                                         \
-        CONV1D(types, "silu BDT", STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
-#define LINEAR(types, ...)                                                                                             \
-    {                                                                                                                  \
-        {.op = "rmsnorm_linear", .name = "", .absent = "beta dbeta bias dbias", .args.rmsnorm_linear = {__VA_ARGS__}}, \
-            types                                                                                                      \
-    }
-#define MIX(types, ...)                                                                                                \
-    { {.op = "norm_mix", .name = "", .args.norm_mix = {__VA_ARGS__}}, types }
-#define GATE_RMS(types, ...)                                                                                           \
-    {                                                                                                                  \
-        {.op = "norm_gate", .name = "RMS", .absent = "beta dbeta", .args.norm_gate = {.gate_first = 1, __VA_ARGS__}},  \
-            types                                                                                                      \
-    }
-#define GATE_HEADS(types, label, ...)                                                                                  \
-    { {.op = "norm_gate", .name = label, .args.norm_gate = {.norm = GT_NORM_LAYER, .eps = 64e-5f, __VA_ARGS__}}, types }
-
-/* The operators of the trainer, a small batch. */
-static const bench_row host_rows[] = {
-    WKV6(F32 | BF16, STATES, .B = 8, .T = 256, .H = 4, .N = 32),
-    WKV6(F32 | BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
-    SSD(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 256, .H = 4, .P = 64, .N = 64),
-    SSD(F32 | BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
-    SCAN(F32 | BF16, "z", STATES, .B = 8, .T = 256, .D = 256, .N = 16),
-    SCAN(F32 | BF16, "z", "", .B = 8, .T = 1, .D = 256, .N = 16),
-    CONV1D_BOTH(F32 | BF16, 8, 256, 640),
-    CONV1D(F32 | BF16, "silu", "", .B = 8, .T = 1, .D = 640),
-    LINEAR(F32 | BF16, .M = 2048, .D = 128, .O = 512),
-    MIX(F32 | BF16, .M = 2048, .D = 128),
-    GATE_RMS(F32 | BF16, .M = 2048, .D = 128),
-    GATE_HEADS(F32 | BF16, "heads of 32", .M = 2048, .D = 128, .H = 4),
-};
-
-/* 64 packed sequences of 64 to 2048 tokens, 32768 together. */
-static const int64_t packed_lengths[] = {341, 66,  720, 93,   1375, 193,  64,  431, 70,  883,  113,  1639, 247,
-                                         64,  540, 77,  1074, 141,  1939, 315, 65,  671, 88,   1294, 178,  64,
-                                         399, 68,  826, 106,  1547, 227,  64,  501, 74,  1007, 130,  1835, 290,
-                                         65,  625, 84,  1217, 165,  64,   369, 67,  771, 99,   1459, 210,  64,
-                                         465, 72,  959, 121,  1735, 268,  65,  581, 80,  1144, 152,  2048};
-
-/* The same at the trainer's own batch, the sizes of larger models, and 3750 tokens of 256
- * channels. */
-static const bench_row gpu_rows[] = {
-    WKV6(F32 | BF16 | F16, STATES, .B = 64, .T = 256, .H = 4, .N = 32),
-    WKV6(BF16, STATES, .B = 64, .T = 256, .H = 4, .N = 64),
-    WKV6(BF16, STATES, .B = 8, .T = 1024, .H = 32, .N = 64),
-    WKV6(BF16, STATES, .B = 8, .T = 2048, .H = 32, .N = 64),
-    WKV6(F32 | BF16 | F16, STATES, .B = 8, .T = 4096, .H = 32, .N = 64),
-    WKV6(BF16, STATES, .B = 1, .T = 32768, .H = 32, .N = 64),
-    WKV6(BF16, STATES, .B = 1, .T = 16384, .H = 4, .N = 64),
-    WKV6(BF16, STATES, .B = 8, .T = 4096, .H = 16, .N = 128),
-    WKV6(BF16, STATES, .B = 8, .T = 4096, .H = 64, .N = 32),
-    WKV6(BF16, STATES, .B = 8, .T = 3750, .H = 4, .N = 64),
-    WKV6(F32 | BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
-
-    SSD(F32 | BF16 | F16, "", "z dz " STATES, .B = 64, .T = 256, .H = 4, .P = 64, .N = 64),
-    SSD(BF16, "", "z dz " STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
-    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
-    SSD(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "G8", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .G = 8),
-    SSD(BF16, "", "z dz " STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "", "z dz " STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
-    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
-    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 128, .P = 64, .N = 16),
-    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 32, .P = 128, .N = 128),
-    SSD(BF16, "", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 256),
-    SSD(BF16, "G64", "z dz " STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64, .G = 64),
-    {{.op = "ssd",
-      .name = "64 packed",
-      .absent = "z dz " STATES,
-      .packed = {64, packed_lengths},
-      .args.ssd = {.softplus = 1, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128, .seq_capacity = 64}},
-     BF16},
-    SSD(BF16, "z", STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
-    SSD(BF16, "z", STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "z", STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "G8 z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .G = 8),
-    SSD(BF16, "z", STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
-    SSD(BF16, "z", STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
-    SSD(BF16, "z", STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
-    SSD(BF16, "z", STATES, .B = 8, .T = 3750, .H = 8, .P = 64, .N = 64),
-    SSD(F32 | BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
-
-    SCAN(F32 | BF16, "z", STATES, .B = 64, .T = 256, .D = 256, .N = 16),
-    SCAN(F32 | BF16, "", "z dz " STATES, .B = 64, .T = 256, .D = 512, .N = 16),
-    SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 2048, .D = 1024, .N = 16),
-    SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 2048, .D = 4096, .N = 16),
-    SCAN(F32 | BF16, "", "z dz " STATES, .B = 8, .T = 4096, .D = 4096, .N = 16),
-    SCAN(F32 | BF16, "", "z dz " STATES, .B = 1, .T = 32768, .D = 2048, .N = 16),
-    SCAN(BF16, "z", STATES, .B = 8, .T = 3750, .D = 512, .N = 16),
-    SCAN(F32 | BF16, "z", "", .B = 8, .T = 1, .D = 256, .N = 16),
-
-    CONV1D_BOTH(F32 | BF16, 64, 256, 640),
-    CONV1D_BOTH(BF16, 8, 2048, 4352),
-    CONV1D_BOTH(BF16, 8, 4096, 4352),
-    CONV1D_BOTH(BF16, 1, 32768, 4352),
-    CONV1D_BOTH(BF16, 8, 3750, 640),
-    CONV1D(F32 | BF16, "silu", "", .B = 8, .T = 1, .D = 640),
-
-    LINEAR(F32 | BF16 | F16, .M = 16384, .D = 128, .O = 512),
-    LINEAR(BF16, .M = 16384, .D = 256, .O = 1024),
-    LINEAR(BF16, .M = 30000, .D = 256, .O = 1024),
-    LINEAR(BF16, .M = 65536, .D = 512, .O = 2048),
-    LINEAR(BF16, .M = 32768, .D = 1024, .O = 4096),
-    LINEAR(BF16, .M = 32768, .D = 2048, .O = 2048),
-    LINEAR(BF16, .M = 32768, .D = 2048, .O = 8192),
-    LINEAR(BF16, .M = 16384, .D = 4096, .O = 11008),
-
-    MIX(F32 | BF16 | F16, .M = 16384, .D = 128),
-    MIX(BF16, .M = 30000, .D = 256),
-    MIX(BF16, .M = 65536, .D = 512),
-    MIX(BF16, .M = 32768, .D = 2048),
-
-    GATE_RMS(F32 | BF16 | F16, .M = 16384, .D = 128),
-    GATE_RMS(BF16, .M = 30000, .D = 512),
-    GATE_RMS(BF16, .M = 65536, .D = 512),
-    GATE_HEADS(F32 | BF16, "heads of 32", .M = 16384, .D = 128, .H = 4),
-    GATE_HEADS(BF16, "heads of 64", .M = 30000, .D = 256, .H = 4),
-    GATE_HEADS(BF16, "heads of 64", .M = 65536, .D = 512, .H = 8),
-};
-
 #define COUNT(array) ((int)(sizeof array / sizeof *array))
-
-/* Operations of an operator: per product of these sizes, adds and multiplies counted apart.  For
- * the recurrences those that a token's own formulas have: a faster form may do more. */
-static const struct {
-    const char *op, *letters;
-    double forward, backward;
-} operations[] = {{"wkv6", "BTHNV", 4, 12}, {"ssd", "BTHPN", 4, 12}, {"rmsnorm_linear", "MDO", 2, 4}};
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -377,13 +211,10 @@ static double tokens(const bench_call *c) {
 }
 
 static double tera_flops(const bench_call *c, double ms) {
-    for (int i = 0; i < COUNT(operations); i++) {
-        double n = c->pass == GT_BACKWARD ? operations[i].backward : operations[i].forward;
-        if (strcmp(operations[i].op, c->row.op)) continue;
-        for (const char *l = operations[i].letters; *l; l++) n *= (double)c->dims.n[*l - 'A'];
-        return n / ms * 1e-9;
-    }
-    return 0;
+    const test_op *op = c->functions;
+    double n = c->pass == GT_BACKWARD ? op->operations.backward : op->operations.forward;
+    for (const char *l = op->operations.letters; l && *l; l++) n *= (double)c->dims.n[*l - 'A'];
+    return n / ms * 1e-9;
 }
 
 static int by_value(const void *a, const void *b) {
@@ -601,11 +432,11 @@ static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pa
 
 typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference);
 
-static void for_rows(report *r, const bench_row *rows, int count, row_action *action) {
-    for (const bench_row *row = rows; row < rows + count; row++) {
+static void for_rows(report *r, const test_op *op, const test_bench_row *rows, row_action *action) {
+    for (const test_bench_row *row = rows; row->c.op; row++) {
         int64_t T = test_get_size(&row->c, 'T');
         int is_step = T > 0 && T <= 16;
-        int can_save = r->machine->has_saved && test_op_of(row->c.op)->saved != 0;
+        int can_save = r->machine->has_saved && op->saved != 0;
         for (int i = GT_F32; i <= GT_F16; i++) {
             gt_dtype dtype = (gt_dtype)i;
             if (!(row->dtypes & (1 << dtype))) continue;
@@ -620,11 +451,12 @@ static void for_rows(report *r, const bench_row *rows, int count, row_action *ac
     }
 }
 
-static void run_rows(report *r, const bench_machine *machine, const char *name, const bench_row *rows, int count) {
+static void run_rows(report *r, const bench_machine *machine, const char *name) {
     r->machine = machine;
     r->op = NULL;
     print_machine(r, name);
-    for_rows(r, rows, count, run_row);
+    for (int i = 0; test_ops[i]; i++)
+        for_rows(r, test_ops[i], machine == &bench_host ? test_ops[i]->host_rows : test_ops[i]->gpu_rows, run_row);
     putchar('\n');
 }
 
@@ -636,7 +468,7 @@ int main(int argc, char **argv) {
         bench_machine any_gpu = {.impl = gpu_impl, .has_saved = 1};
         r.machine = &any_gpu;
         puts("op,pass,impl,dtype,shape");
-        for_rows(&r, gpu_rows, COUNT(gpu_rows), list_row);
+        for (int i = 0; test_ops[i]; i++) for_rows(&r, test_ops[i], test_ops[i]->gpu_rows, list_row);
         close_file(stdout, "standard output");
         return 0;
     }
@@ -650,8 +482,8 @@ int main(int argc, char **argv) {
     const bench_machine *gpu = bench_gpu(gpu_impl, &reason);
     if (!gpu) print_fact(&r, "gpu", "not measured: %s", reason);
     if (r.csv) fprintf(r.csv, "op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib\n");
-    if (HAS_HOST_ROWS) run_rows(&r, &bench_host, "cpu", host_rows, COUNT(host_rows));
-    if (gpu) run_rows(&r, gpu, "gpu", gpu_rows, COUNT(gpu_rows));
+    if (HAS_HOST_ROWS) run_rows(&r, &bench_host, "cpu");
+    if (gpu) run_rows(&r, gpu, "gpu");
     free(r.peers.of);
     free(r.twins.of);
     if (r.failed) printf("%d rows failed\n", r.failed);

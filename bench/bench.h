@@ -19,12 +19,6 @@ extern "C" {
 #define BENCH_INLINE static inline
 #endif
 
-/* Uniform in [mean - spread, mean + spread], or normal. */
-typedef struct bench_draw {
-    int is_uniform;
-    float mean, spread;
-} bench_draw;
-
 /* The i-th number of a seed: splitmix64, then Box-Muller. */
 BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
     uint64_t z = (seed << 40) + ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;

@@ -90,22 +90,8 @@ double bench_compulsory_bytes(const bench_call *c) {
 
 /* Inputs as a model has them; what is not listed is normal with mean 0 and spread 1. */
 static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
-    static const struct {
-        const char *op, *tensors; /* "" = any operator; tensors between spaces */
-        bench_draw how;
-    } draws[] = {
-        {"wkv6", " w ", {0, -6, 1}}, /* decays of exp(-exp(-6)) = 0.9975 */
-        {"wkv6", " r k v u ", {0, 0, 0.5f}},
-        {"", " A ", {1, -8.5f, 7.5f}},
-        {"", " dt ", {0, 0, 0.5f}},
-        {"", " dt_bias ", {0, -4, 0.2f}},
-        {"rmsnorm_linear", " weight ", {0, 0, 0.03f}},
-        {"", " gamma gain_a gain_b Dskip ", {0, 1, 0.3f}},
-    };
-    char name[40];
-    snprintf(name, sizeof name, " %s ", t->name);
-    for (size_t i = 0; i < sizeof draws / sizeof *draws; i++)
-        if ((!*draws[i].op || !strcmp(draws[i].op, c->row.op)) && strstr(draws[i].tensors, name)) return draws[i].how;
+    for (const test_bench_draw *d = c->functions->bench_draws; d && d->tensors; d++)
+        if (test_is_word_of(d->tensors, t->name)) return d->how;
     return (bench_draw){0, 0, 1};
 }
 
@@ -226,19 +212,10 @@ void bench_poison(bench_call *c) {
 
 /* ---- the part that is compared --------------------------------------------------------------- */
 
-/* Of a large call the double reference is run on a part, cut along some of its indices, and
- * compared are the outputs that have all of these.  Calls of little work, and operators that are
- * not listed, are compared whole; packed rows must be large.  A state's columns N do not depend on each other, so that two of
- * them show what is summed over heads or channels.  What no cut can show, dgamma of a large
- * rmsnorm_linear, has a check of its own. */
-static const struct {
-    const char *op, *letters;
-    int64_t count; /* of the positions kept along the first letter; along B it is 1 */
-} cuts[] = {{"wkv6", "H", 2},           {"ssd", "H", 2},
-            {"ssd", "NB", 2},           {"conv1d", "D", 4},
-            {"selective_scan", "D", 4}, {"selective_scan", "NB", 2},
-            {"rmsnorm_linear", "M", 8}, {"rmsnorm_linear", "O", 4}};
-enum { CUTS = sizeof cuts / sizeof *cuts };
+/* Of a large call the double reference is run on parts, each cut along some of its indices (test_bench_cut), and
+ * compared are the outputs that have all of these.  Calls of little work, and operators without cuts, are compared
+ * whole; packed rows must be large.  A state's columns N do not depend on each other, so that two of them show what is
+ * summed over heads or channels.  What no cut can show, dgamma of a large rmsnorm_linear, has a check of its own. */
 static const double WHOLE = 1 << 28; /* products of all sizes up to here are little work */
 
 /* Positions [at, at + n) of each index. */
@@ -541,11 +518,10 @@ int bench_check(bench_call *c, double *worst) {
     int ok = 1, parts = 0;
     *worst = 0;
     for (const gt_size *s = c->op->sizes; s->letter; s++) work *= (double)c->dims.n[s->letter - 'A'];
-    for (int i = 0; i < CUTS; i++) {
-        if (work <= WHOLE || strcmp(cuts[i].op, c->row.op)) continue;
-        const char *letters = cuts[i].letters;
+    for (const test_bench_cut *cut = c->functions->bench_cuts; work > WHOLE && cut && cut->letters; cut++) {
+        const char *letters = cut->letters;
         if (test_is_packed(&c->row) && !strcmp(letters, "NB")) letters = "N"; /* one batch element, many states */
-        part p = make_part(c, letters, cuts[i].count);
+        part p = make_part(c, letters, cut->count);
         ok &= check_part(c, &p, worst);
         parts++;
     }

@@ -32,7 +32,7 @@ static void *allocate(size_t bytes) {
 
 const gt_op *test_table(const test_case *c) { return test_op_of(c->op)->table(); }
 
-static int is_word_of(const char *list, const char *word) {
+int test_is_word_of(const char *list, const char *word) {
     size_t n = strlen(word);
     for (const char *at = list; at && (at = strstr(at, word)); at += n)
         if ((at == list || at[-1] == ' ') && (at[n] == ' ' || at[n] == 0)) return 1;
@@ -43,7 +43,7 @@ int test_has_pass(const test_case *c, gt_pass pass) {
     const test_op *top = test_op_of(c->op);
     if (pass != GT_STEP) return top->twin[pass] != NULL;
     return top->twin[pass] && test_get_size(c, 'T') <= 16 && !test_is_packed(c) &&
-           !test_get_flag(c, top->state_in_shared) && !is_word_of(c->absent, "state_out");
+           !test_get_flag(c, top->state_in_shared) && !test_is_word_of(c->absent, "state_out");
 }
 
 int test_find(const gt_op *op, const char *tensor) {
@@ -60,14 +60,14 @@ static int64_t capacity_at(const test_case *c, size_t offset) {
 
 static int64_t slot_capacity(const test_case *c) { return capacity_at(c, test_op_of(c->op)->slot_capacity); }
 
-int test_takes_packed(const char *op) { return test_find(test_op_of(op)->table(), "cu_seqlens") >= 0; }
+int test_takes_packed(const test_op *op) { return test_find(op->table(), "cu_seqlens") >= 0; }
 
 int test_is_packed(const test_case *c) { return capacity_at(c, test_op_of(c->op)->seq_capacity) > 0; }
 
 int test_is_absent(const test_case *c, const gt_tensor *t) {
     if (!strcmp(t->name, "slots")) return slot_capacity(c) == 0;
     if (t->kind == 'i' && !test_is_packed(c)) return 1;
-    return is_word_of(c->absent, t->name);
+    return test_is_word_of(c->absent, t->name);
 }
 
 int test_is_input(const gt_tensor *t, gt_pass pass) { return strchr("Iis", t->use[pass]) != NULL; }
@@ -892,7 +892,7 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
         const gt_tensor *t = &op->tensors[i];
         int64_t count = test_count(c, GT_BACKWARD, t);
         if (t->use[GT_BACKWARD] == 'g') wanted |= (uint32_t)1 << i;
-        if (!absolute.of[i] || is_word_of("w A dt dt_bias", t->name)) continue;
+        if (!absolute.of[i] || test_is_word_of("w A dt dt_bias", t->name)) continue;
         for (int64_t j = 0; j < count; j++)
             if (isfinite(absolute.of[i][j])) absolute.of[i][j] = fabs(absolute.of[i][j]);
     }

@@ -17,6 +17,11 @@
 #ifndef GT_TEST_H
 #define GT_TEST_H
 
+#ifndef TEST_LIST
+#define TEST_LIST "ops/list.h"
+#endif
+#include TEST_LIST
+
 #include "gt/base/op.h"
 
 #ifdef __cplusplus
@@ -27,19 +32,6 @@ enum { TEST_TENSORS = 32 }; /* more than any operator's table has */
 #define TEST_ALL (~(uint32_t)0)
 
 /* ---- cases ----------------------------------------------------------------------------------- */
-
-/* What the harness must know of an operator beyond its table. */
-typedef struct test_op {
-    const gt_op *(*table)(void);
-    /* per pass; NULL where the operator has none */
-    gt_status (*twin[3])(const void *args);
-    gt_status (*twin64[3])(const void *args);
-    gt_status (*device[3])(const void *args, gt_stream stream);
-    gt_status (*workspace)(const void *args, gt_workspace *need);
-    /* offsets of fields that the table does not list; 0 = the operator has none */
-    size_t state_in_shared, slot_capacity, seq_capacity, segments;
-    size_t saved, saved_bytes, workspace_at, workspace_bytes;
-} test_op;
 
 typedef enum test_layout {
     TEST_PACKED,
@@ -64,13 +56,9 @@ typedef struct test_fill {
 } test_fill;
 
 typedef union test_args {
-    gt_wkv6_args wkv6;
-    gt_ssd_args ssd;
-    gt_selective_scan_args selective_scan;
-    gt_conv1d_args conv1d;
-    gt_rmsnorm_linear_args rmsnorm_linear;
-    gt_norm_mix_args norm_mix;
-    gt_norm_gate_args norm_gate;
+#define TEST_ARGS(op) gt_##op##_args op;
+    TEST_OPERATORS(TEST_ARGS)
+#undef TEST_ARGS
 } test_args;
 
 /* The sequences of a packed call; args.seq_capacity says that it is one. */
@@ -99,24 +87,106 @@ typedef struct test_values {
     double *of[TEST_TENSORS];
 } test_values;
 
-/* test_cases.c */
-extern const test_case test_case_table[];   /* ends with op NULL */
-extern const test_case test_packed_cases[]; /* the same; packed sequences */
-const test_op *test_op_of(const char *name);
-extern const char *const test_op_names[]; /* ends with NULL */
-/* A case with random sizes up to about `most`, flags, absent tensors and layout. */
-void test_draw_case(const char *op, uint64_t seed, int64_t most, test_case *c);
-/* The same with packed sequences; only for operators that take them. */
-void test_draw_packed(const char *op, uint64_t seed, int64_t most, test_case *c);
+typedef struct test_random {
+    uint64_t state;
+} test_random;
 
-/* How a case draws one of its tensors. */
 typedef enum test_map { TEST_AS_IS, TEST_EXP, TEST_NEGATIVE_EXP } test_map;
-test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map);
+
+/* Largest relative errors (l2), by dtype. */
+typedef struct test_tolerance {
+    double activations[4]; /* outputs stored as bf16, fp16 */
+    double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients,
+                              in an fp32 call also activations */
+    double companions[4];  /* fp32 dw and ddt beside activations of that dtype */
+    double terms[4];       /* what may be added for parameter gradients, relative to their terms */
+    int rounds_factors;    /* products are formed of rounded factors: where they cancel, an error is
+                              small beside them, but not beside the output */
+} test_tolerance;
+
+/* ---- rows of the bench ---- */
+
+enum { TEST_F32 = 1 << GT_F32, TEST_BF16 = 1 << GT_BF16, TEST_F16 = 1 << GT_F16 };
+
+/* A row with at most 16 tokens is one of the step function; the others are one of forward, one of backward, and where
+ * forward saves something, one of forward without that (inf).  The name tells what the sizes do not. */
+typedef struct test_bench_row {
+    test_case c;
+    int dtypes;
+} test_bench_row;
+
+/* Uniform in [mean - spread, mean + spread], or normal. */
+typedef struct bench_draw {
+    int is_uniform;
+    float mean, spread;
+} bench_draw;
+
+typedef struct test_bench_draw {
+    const char *tensors; /* separated by spaces */
+    bench_draw how;
+} test_bench_draw;
+
+/* Of a large call the double reference is run on a part, cut along these indices. */
+typedef struct test_bench_cut {
+    const char *letters;
+    int64_t count; /* of the positions kept along the first letter; along B it is 1 */
+} test_bench_cut;
+
+/* ---- operators ------------------------------------------------------------------------------- */
+
+/* What tests and bench must know of an operator beyond its table: ops/OP.c. */
+typedef struct test_op {
+    const char *name;
+    const gt_op *(*table)(void);
+    /* per pass; NULL where the operator has none */
+    gt_status (*twin[3])(const void *args);
+    gt_status (*twin64[3])(const void *args);
+    gt_status (*device[3])(const void *args, gt_stream stream);
+    gt_status (*workspace)(const void *args, gt_workspace *need);
+    /* offsets of fields that the table does not list; 0 = the operator has none */
+    size_t state_in_shared, slot_capacity, seq_capacity, segments;
+    size_t saved, saved_bytes, workspace_at, workspace_bytes;
+
+    /* Lists of cases end with op NULL. */
+    const test_case *cases;
+    const test_case *packed; /* of packed sequences, if the operator takes them */
+    const test_case *sizes;  /* without time, batch or rows: kernels are tested in each with many of these */
+    const test_case *many;   /* more than 65535 of what a grid may count */
+    const test_case *sums;   /* for parameter gradients over long sums */
+    /* Random sizes up to about `most`, flags and absent tensors. */
+    void (*draw)(test_random *r, int64_t most, test_case *c);
+    /* NULL, or: how inputs are drawn that are not as others of their name; the n-th of the regimes of decays. */
+    void (*set_fill)(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map);
+    void (*set_regime)(test_case *c, int n);
+    test_tolerance kernels; /* what the kernels may lose */
+
+    /* Rows of the bench: of the CPU twins, as the trainer calls them, a small batch; and of a GPU, the same at the
+     * trainer's own batch and the sizes of larger models.  The lists end with op NULL, tensors NULL, letters NULL. */
+    const test_bench_row *host_rows, *gpu_rows;
+    const test_bench_draw *bench_draws; /* inputs as a model has them; others are normal(0, 1).  May be NULL */
+    const test_bench_cut *bench_cuts;   /* NULL: all calls are compared whole */
+    /* Operations: per product of these sizes, adds and multiplies counted apart.  For the recurrences those that a
+     * token's own formulas have: a faster form may do more.  letters NULL: no products to speak of. */
+    struct {
+        const char *letters;
+        double forward, backward;
+    } operations;
+} test_op;
+
+extern const test_op *const test_ops[];      /* ends with NULL */
+const test_op *test_op_of(const char *name); /* NULL: there is none */
+/* A case with random sizes up to about `most`, flags, absent tensors and layout. */
+void test_draw_case(const test_op *op, uint64_t seed, int64_t most, test_case *c);
+/* The same with packed sequences; only for operators that take them. */
+void test_draw_packed(const test_op *op, uint64_t seed, int64_t most, test_case *c);
+
+test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map); /* how a case draws a tensor */
 /* What an absent optional input stands for: 0 or 1; NaN if it stands for no constant. */
-double test_constant(const char *op, const char *tensor);
+double test_constant(const char *tensor);
 
 /* ---- case and table look-ups ----------------------------------------------------------------- */
 
+int test_is_word_of(const char *list, const char *word); /* words between spaces */
 const gt_op *test_table(const test_case *c);
 int test_has_pass(const test_case *c, gt_pass pass);
 int test_find(const gt_op *op, const char *tensor); /* index in the table, -1 = none */
@@ -124,7 +194,7 @@ int test_is_absent(const test_case *c, const gt_tensor *t);
 int test_is_input(const gt_tensor *t, gt_pass pass);  /* read, 's' included */
 int test_is_output(const gt_tensor *t, gt_pass pass); /* written, 's' included */
 int test_accumulates(const test_case *c, const gt_tensor *t);
-int test_takes_packed(const char *op); /* whether the operator takes packed sequences */
+int test_takes_packed(const test_op *op); /* whether the operator takes packed sequences */
 int test_is_packed(const test_case *c);
 /* Which of the tensor's indices `letter` is, -1 = none; 'B' is that of the states, too, and in a
  * packed case of the states alone. */
@@ -145,9 +215,6 @@ int64_t test_count(const test_case *c, gt_pass pass, const gt_tensor *t);
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-typedef struct test_random {
-    uint64_t state;
-} test_random;
 uint64_t test_next(test_random *r);
 double test_uniform(test_random *r); /* in [0,1) */
 double test_normal(test_random *r);
@@ -175,17 +242,6 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
                 int64_t at, test_values *to);
 
 /* ---- running --------------------------------------------------------------------------------- */
-
-/* Largest relative errors (l2), by dtype. */
-typedef struct test_tolerance {
-    double activations[4]; /* outputs stored as bf16, fp16 */
-    double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients,
-                              in an fp32 call also activations */
-    double companions[4];  /* fp32 dw and ddt beside activations of that dtype */
-    double terms[4];       /* what may be added for parameter gradients, relative to their terms */
-    int rounds_factors;    /* products are formed of rounded factors: where they cancel, an error is
-                              small beside them, but not beside the output */
-} test_tolerance;
 
 typedef struct test_runner test_runner;
 struct test_runner {

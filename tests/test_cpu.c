@@ -15,11 +15,10 @@ static const gt_dtype dtypes[][2] = {
     {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SIZE = 20 };
 
-static void for_table(const test_case *table, const char *op, test_level level, int d,
-                      void (*check)(const test_case *c)) {
-    for (const test_case *at = table; at->op; at++) {
+static void for_table(const test_case *table, test_level level, int d, void (*check)(const test_case *c)) {
+    for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
-        if (strcmp(c.op, op) || c.level > level) continue;
+        if (c.level > level) continue;
         if (dtypes[d][1] && !test_table(&c)->companion_offset) continue;
         test_set_dtype(&c, dtypes[d][0], dtypes[d][1]);
         check(&c);
@@ -27,12 +26,12 @@ static void for_table(const test_case *table, const char *op, test_level level, 
 }
 
 /* Calls check(case) for the operator's cases up to a level, with the d-th dtypes. */
-static void for_cases(const char *op, test_level level, int d, void (*check)(const test_case *c)) {
-    for_table(test_case_table, op, level, d, check);
-    for_table(test_packed_cases, op, level, d, check);
+static void for_cases(const test_op *op, test_level level, int d, void (*check)(const test_case *c)) {
+    for_table(op->cases, level, d, check);
+    for_table(op->packed, level, d, check);
 }
 
-static void for_all_dtypes(const char *op, test_level level, void (*check)(const test_case *c)) {
+static void for_all_dtypes(const test_op *op, test_level level, void (*check)(const test_case *c)) {
     for (int d = 0; d < DTYPES; d++) for_cases(op, level, d, check);
 }
 
@@ -160,11 +159,11 @@ static void check_format(const format *f) {
 
 /* ---- the twins ------------------------------------------------------------------------------- */
 
-static void check_operator(const char *op) {
+static void check_operator(const test_op *op) {
     for_cases(op, TEST_MEDIUM, 0, truth_holds);
-    test_group(op, "fp32 against the truth");
+    test_group(op->name, "fp32 against the truth");
     for (int d = 1; d < DTYPES; d++) for_cases(op, TEST_MEDIUM, d, truth_holds);
-    test_group(op, "bf16 and fp16 against the truth");
+    test_group(op->name, "bf16 and fp16 against the truth");
     for (uint64_t seed = 1; seed <= DRAWN; seed++) {
         test_case c;
         test_draw_case(op, seed, DRAWN_SIZE, &c);
@@ -178,49 +177,49 @@ static void check_operator(const char *op) {
         truth_holds(&c);
         batch_splits(&c);
     }
-    test_group(op, "random cases against the truth");
+    test_group(op->name, "random cases against the truth");
     for_all_dtypes(op, TEST_MEDIUM, repeats);
-    test_group(op, "a second run gives the same bits");
+    test_group(op->name, "a second run gives the same bits");
     for_all_dtypes(op, TEST_SMALL, layouts_agree);
-    test_group(op, "every layout gives the same bits");
+    test_group(op->name, "every layout gives the same bits");
     for_all_dtypes(op, TEST_SMALL, in_place_agrees);
-    test_group(op, "in place gives the same bits");
+    test_group(op->name, "in place gives the same bits");
     for_all_dtypes(op, TEST_SMALL, alone_agrees);
-    test_group(op, "each output asked for alone");
+    test_group(op->name, "each output asked for alone");
     for_all_dtypes(op, TEST_SMALL, null_agrees);
-    test_group(op, "NULL is the constant stated");
+    test_group(op->name, "NULL is the constant stated");
     for_cases(op, TEST_SMALL, 0, accumulate_adds);
-    test_group(op, "accumulate adds");
+    test_group(op->name, "accumulate adds");
     for_all_dtypes(op, TEST_SMALL, batch_splits);
-    test_group(op, "batch elements and packed sequences, one by one");
-    if (test_op_of(op)->twin[GT_STEP]) {
+    test_group(op->name, "batch elements and packed sequences, one by one");
+    if (op->twin[GT_STEP]) {
         for_all_dtypes(op, TEST_SMALL, shared_agrees);
-        test_group(op, "a shared state is one for each");
+        test_group(op->name, "a shared state is one for each");
         for_cases(op, TEST_SMALL, 0, time_splits);
         for_cases(op, TEST_SMALL, 1, time_splits);
-        test_group(op, "the time cut in two");
+        test_group(op->name, "the time cut in two");
         for_all_dtypes(op, TEST_SMALL, step_agrees);
-        test_group(op, "a step is a forward");
+        test_group(op->name, "a step is a forward");
         for_all_dtypes(op, TEST_SMALL, steps_agree);
-        test_group(op, "prefill at any split, then steps");
+        test_group(op->name, "prefill at any split, then steps");
     }
-    if (!strcmp(op, "wkv6")) {
+    if (!strcmp(op->name, "wkv6")) {
         for_all_dtypes(op, TEST_MEDIUM, zero_decay_is_flat);
-        test_group(op, "dw is 0 where the decay is");
+        test_group(op->name, "dw is 0 where the decay is");
     }
-    if (!strcmp(op, "ssd")) {
+    if (!strcmp(op->name, "ssd")) {
         for_all_dtypes(op, TEST_TINY, limits_hold);
-        test_group(op, "dt at and beyond its limits");
+        test_group(op->name, "dt at and beyond its limits");
     }
 #ifdef _OPENMP
     for_cases(op, TEST_MEDIUM, 0, check_threads);
-    test_group(op, "any number of threads gives the same bits");
+    test_group(op->name, "any number of threads gives the same bits");
 #endif
 }
 
 int main(int argc, char **argv) {
     for (int i = 0; i < 2 && argc < 2; i++) check_format(&formats[i]);
-    for (int i = 0; test_op_names[i]; i++)
-        if (argc < 2 || !strcmp(argv[1], test_op_names[i])) check_operator(test_op_names[i]);
+    for (int i = 0; test_ops[i]; i++)
+        if (argc < 2 || !strcmp(argv[1], test_ops[i]->name)) check_operator(test_ops[i]);
     return test_finish();
 }

@@ -134,11 +134,11 @@ static void check_twins(const char *op, int features) {
     r.name = form_name(features);
     r.run = run_twin;
     r.context = &features;
-    for (const test_case *c = test_case_table; c->op; c++)
-        if (!strcmp(c->op, op) && c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
+    for (const test_case *c = test_op_of(op)->cases; c->op; c++)
+        if (c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
     for (uint64_t seed = 1; seed <= DRAWN; seed++) {
         test_case c;
-        test_draw_case(op, seed, DRAWN_SIZE, &c);
+        test_draw_case(test_op_of(op), seed, DRAWN_SIZE, &c);
         test_truth_holds(&r, &c);
     }
 }

@@ -21,7 +21,7 @@ static double value(const formula *f, const char *name, int64_t i, int64_t j, in
     const gt_tensor *t = &test_table(f->c)->tensors[at];
     int64_t index[4] = {i, j, k, l}, size[4], offset = 0;
     int rank = test_shape(f->c, GT_FORWARD, t, size);
-    if (!f->in->of[at]) return test_constant(f->c->op, name);
+    if (!f->in->of[at]) return test_constant(name);
     for (int d = 0; d < rank; d++) offset = offset * size[d] + (size[d] == 1 ? 0 : index[d]);
     return f->in->of[at][offset];
 }
@@ -265,21 +265,22 @@ static void check_case(const test_case *c, const op_formulas *o) {
 }
 
 static void check_operator(const op_formulas *o) {
-    for (const test_case *c = test_case_table; c->op; c++)
-        if (!strcmp(c->op, o->op) && c->level == TEST_TINY) check_case(c, o);
+    const test_op *op = test_op_of(o->op);
+    for (const test_case *c = op->cases; c->op; c++)
+        if (c->level == TEST_TINY) check_case(c, o);
     test_group(o->op, "the formula");
     for (uint64_t seed = 1; seed <= DRAWN; seed++) {
         test_case c;
-        test_draw_case(o->op, seed, DRAWN_SIZE, &c);
+        test_draw_case(op, seed, DRAWN_SIZE, &c);
         check_case(&c, o);
     }
     test_group(o->op, "the formula, random cases");
-    if (!test_takes_packed(o->op)) return;
-    for (const test_case *c = test_packed_cases; c->op; c++)
-        if (!strcmp(c->op, o->op) && c->level == TEST_TINY) check_case(c, o);
+    if (!test_takes_packed(op)) return;
+    for (const test_case *c = op->packed; c->op; c++)
+        if (c->level == TEST_TINY) check_case(c, o);
     for (uint64_t seed = 1; seed <= DRAWN; seed++) {
         test_case c;
-        test_draw_packed(o->op, seed, DRAWN_SIZE, &c);
+        test_draw_packed(op, seed, DRAWN_SIZE, &c);
         check_case(&c, o);
     }
     test_group(o->op, "the formula, packed sequences");

@@ -245,7 +245,7 @@ static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
     if (f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
         put_size(f, f->top->slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
-    if (f->pass == GT_STEP || !test_takes_packed(f->name) || !one_in(f, 4)) return;
+    if (f->pass == GT_STEP || !test_takes_packed(f->top) || !one_in(f, 4)) return;
     put_size(f, f->top->seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));
     if (f->kind != HOSTILE || one_in(f, 2)) put_size(f, f->op->sizes[0].offset, 1);
     if (f->kind == EMPTY) put_size(f, find_size(f, 'T')->offset, 0);
@@ -860,8 +860,8 @@ static void on_alarm(int signal) {
     _exit(1);
 }
 
-static void fuzz_operator(const char *op, uint64_t seed, int64_t calls, int64_t only) {
-    fuzz f = {.name = op, .top = test_op_of(op), .seed = seed};
+static void fuzz_operator(const test_op *op, uint64_t seed, int64_t calls, int64_t only) {
+    fuzz f = {.name = op->name, .top = op, .seed = seed};
     f.op = f.top->table();
     f.memory = (char *)malloc(MEMORY);
     f.before = (char *)malloc(MEMORY);
@@ -878,8 +878,8 @@ static void fuzz_operator(const char *op, uint64_t seed, int64_t calls, int64_t 
            calls, f.ran, f.compared, f.refused, f.queried);
     if (only < 0)
         test_check(f.ran * 3 > calls && f.compared * 4 > calls && f.refused * 10 > calls,
-                   "%s: the calls reach too little", op);
-    test_group(op, IS_KERNEL ? "hostile and valid calls of the kernels" : "hostile and valid calls of the twin");
+                   "%s: the calls reach too little", op->name);
+    test_group(op->name, IS_KERNEL ? "hostile and valid calls of the kernels" : "hostile and valid calls of the twin");
     free(f.memory), free(f.before);
 }
 
@@ -908,10 +908,10 @@ int main(int argc, char **argv) {
     if (only >= calls) calls = only + 1;
     printf("seed %" PRIu64 "\n", seed);
     signal(SIGALRM, on_alarm);
-    for (int o = 0; test_op_names[o]; o++)
+    for (int o = 0; test_ops[o]; o++)
         for (int i = 0, found = 0; i < named + !named && !found; i++)
-            if (!named || (found = !strcmp(argv[i], test_op_names[o])))
-                known++, fuzz_operator(test_op_names[o], seed, calls, only);
+            if (!named || (found = !strcmp(argv[i], test_ops[o]->name)))
+                known++, fuzz_operator(test_ops[o], seed, calls, only);
     if (named && known < named) {
         fprintf(stderr, "no such operator\n");
         return 2;

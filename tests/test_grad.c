@@ -119,7 +119,7 @@ static void check_gradient(grad_case *g, int i) {
     if (!test_check(k >= 0, "%s has no gradient of %s", g->c->op, t->name)) return;
     gradient = g->gradient.of[k] ? g->gradient.of[k] : g->backward.of[k];
     if (!count || !gradient) return;
-    if (!g->forward.of[i]) g->forward.of[i] = test_array(count, test_constant(g->c->op, t->name));
+    if (!g->forward.of[i]) g->forward.of[i] = test_array(count, test_constant(t->name));
     x = g->forward.of[i];
     base = test_array(count, 0);
     memcpy(base, x, (size_t)count * sizeof *base);
@@ -148,55 +148,55 @@ static void check_case(const test_case *c, int alone) {
 }
 
 /* Every gradient that backward writes belongs to one input, and so is among those checked. */
-static void check_table(const char *name) {
-    const gt_op *op = test_op_of(name)->table();
+static void check_table(const test_op *top) {
+    const gt_op *op = top->table();
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         int input = t->name[0] == 'd' ? test_find(op, t->name + 1) : -1;
         if (!test_is_output(t, GT_BACKWARD)) continue;
         test_check(input >= 0 && test_is_input(&op->tensors[input], GT_FORWARD), "%s: no input has the gradient %s",
-                   name, t->name);
+                   top->name, t->name);
     }
-    test_group(name, "a gradient for every input");
+    test_group(top->name, "a gradient for every input");
 }
 
-static void check_level(const test_case *table, const char *op, test_level level, int alone, const char *what) {
-    for (const test_case *c = table; c->op; c++)
-        if (!strcmp(c->op, op) && c->level == level && (alone || !c->no_difference)) check_case(c, alone);
-    test_group(op, what);
+static void check_level(const test_op *op, const test_case *cases, test_level level, int alone, const char *what) {
+    for (const test_case *c = cases; c->op; c++)
+        if (c->level == level && (alone || !c->no_difference)) check_case(c, alone);
+    test_group(op->name, what);
 }
 
-static void check_drawn(const char *op) {
+static void check_drawn(const test_op *op) {
     for (uint64_t seed = 1; seed <= DRAWN; seed++) {
         test_case c;
         test_draw_case(op, seed, DRAWN_SIZE, &c);
         check_case(&c, 0);
     }
-    test_group(op, "every element, random cases");
+    test_group(op->name, "every element, random cases");
 }
 
-static void check_packed(const char *op) {
-    check_level(test_packed_cases, op, TEST_TINY, 0, "packed: every element");
-    check_level(test_packed_cases, op, TEST_SMALL, 0, "packed: along random directions");
+static void check_packed(const test_op *op) {
+    check_level(op, op->packed, TEST_TINY, 0, "packed: every element");
+    check_level(op, op->packed, TEST_SMALL, 0, "packed: along random directions");
     for (uint64_t seed = 1; seed <= DRAWN; seed++) {
         test_case c;
         test_draw_packed(op, seed, DRAWN_SIZE, &c);
         check_case(&c, 0);
     }
-    test_group(op, "packed: every element, random cases");
-    check_level(test_packed_cases, op, TEST_TINY, 1, "packed: each asked for alone");
+    test_group(op->name, "packed: every element, random cases");
+    check_level(op, op->packed, TEST_TINY, 1, "packed: each asked for alone");
 }
 
 int main(int argc, char **argv) {
-    for (int i = 0; test_op_names[i]; i++) {
-        const char *op = test_op_names[i];
-        if (argc > 1 && strcmp(argv[1], op)) continue;
+    for (int i = 0; test_ops[i]; i++) {
+        const test_op *op = test_ops[i];
+        if (argc > 1 && strcmp(argv[1], op->name)) continue;
         check_table(op);
-        check_level(test_case_table, op, TEST_TINY, 0, "every element of every gradient");
-        check_level(test_case_table, op, TEST_SMALL, 0, "gradients along random directions");
+        check_level(op, op->cases, TEST_TINY, 0, "every element of every gradient");
+        check_level(op, op->cases, TEST_SMALL, 0, "gradients along random directions");
         check_drawn(op);
-        check_level(test_case_table, op, TEST_TINY, 1, "each gradient asked for alone");
-        check_level(test_case_table, op, TEST_SMALL, 1, "the same, several chunks");
+        check_level(op, op->cases, TEST_TINY, 1, "each gradient asked for alone");
+        check_level(op, op->cases, TEST_SMALL, 1, "the same, several chunks");
         if (test_takes_packed(op)) check_packed(op);
     }
     return test_finish();

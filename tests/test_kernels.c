@@ -281,39 +281,9 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* ---- runners --------------------------------------------------------------------------------- */
 
-/* Of an output that is stored as bf16 or fp16 rounding takes at most 2^-8 or 2^-11, and 0.4 of that
- * on average; the largest seen is 0.9 of the limit, where few elements make up most of a tensor. */
-#define ACTIVATIONS                                                                                                    \
-    { 0, 1e-5, 3e-3, 7e-4 }
-/* From 16-bit numbers, which fp32 holds exactly, fp32 arithmetic takes as little as from fp32. */
-#define IN_FP32                                                                                                        \
-    { 0, 1e-5, 1e-5, 1e-5 }
-
-/* What fp32 outputs of 16-bit calls lose where the kernels round on the way. */
-static const struct {
-    const char *op;
-    test_tolerance tolerance;
-} tolerances[] = {
-    /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so
-     * are fp16's factors of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit
-     * (seen: 1.7e-3, and 2.7e-3 of a channel) */
-    {"wkv6", {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1}},
-    /* what is promised: products of states are of f16 numbers (11 bits), those of pairs of tokens of the activations'
-     * dtype; ddt is made of such products, too */
-    {"ssd", {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1}},
-    /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
-    {"rmsnorm_linear", {ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1}},
-    {NULL, {ACTIVATIONS, IN_FP32, IN_FP32, IN_FP32, 0}}};
-
 static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
 static test_runner plain = {.name = "the kernel", .run = run_kernels, .context = &plain_mode};
 static test_runner with_saved = {.name = "the kernel", .run = run_kernels, .context = &saved_mode};
-
-static void set_tolerances(const char *op) {
-    int i = 0;
-    while (tolerances[i].op && strcmp(tolerances[i].op, op)) i++;
-    plain.tolerance = with_saved.tolerance = tolerances[i].tolerance;
-}
 
 static double tolerance_of(const test_case *c) {
     gt_dtype dtype;
@@ -557,10 +527,10 @@ static void set_next_dtypes(test_case *c, int n) {
         while (!set_dtypes(c, ++d)) continue;
 }
 
-static int for_table(const test_case *table, const char *op, test_level level, int d, int n, check_case *check) {
-    for (const test_case *at = table; at->op; at++) {
+static int for_table(const test_case *table, test_level level, int d, int n, check_case *check) {
+    for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
-        if (strcmp(c.op, op) || c.level > level) continue;
+        if (c.level > level) continue;
         if (d < 0)
             set_next_dtypes(&c, n++);
         else if (!set_dtypes(&c, d))
@@ -572,16 +542,16 @@ static int for_table(const test_case *table, const char *op, test_level level, i
 
 /* The operator's cases of the tables up to a level, with the d-th dtypes; d = -1: each with the
  * next. */
-static void for_cases(const char *op, test_level level, int d, check_case *check) {
-    int n = for_table(test_case_table, op, level, d, 0, check);
-    for_table(test_packed_cases, op, level, d, n, check);
+static void for_cases(const test_op *op, test_level level, int d, check_case *check) {
+    int n = for_table(op->cases, level, d, 0, check);
+    for_table(op->packed, level, d, n, check);
 }
 
-static void for_all_dtypes(const char *op, test_level level, check_case *check) {
+static void for_all_dtypes(const test_op *op, test_level level, check_case *check) {
     for (int d = 0; d < DTYPES; d++) for_cases(op, level, d, check);
 }
 
-static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *check) {
+static void for_drawn(const test_op *op, uint64_t count, int64_t most, check_case *check) {
     for (uint64_t seed = 1; seed <= count; seed++) {
         test_case c;
         test_draw_case(op, seed, most, &c);
@@ -592,121 +562,6 @@ static void for_drawn(const char *op, uint64_t count, int64_t most, check_case *
         set_next_dtypes(&c, (int)seed);
         check(&c);
     }
-}
-
-/* Sizes that kernels are made for, and some that they are not; each with every time below. */
-#define WKV6(...)                                                                                                      \
-    {                                                                                                                  \
-        .op = "wkv6", .name = "sweep", .args.wkv6 = { __VA_ARGS__ }                                                    \
-    }
-#define SSD(...)                                                                                                       \
-    {                                                                                                                  \
-        .op = "ssd", .name = "sweep", .args.ssd = { __VA_ARGS__ }                                                      \
-    }
-#define UNGATED(...)                                                                                                   \
-    {                                                                                                                  \
-        .op = "ssd", .name = "sweep", .absent = "z dz", .args.ssd = { __VA_ARGS__ }                                    \
-    }
-#define SCAN(...)                                                                                                      \
-    {                                                                                                                  \
-        .op = "selective_scan", .name = "sweep", .args.selective_scan = { __VA_ARGS__ }                                \
-    }
-#define CONV1D(...)                                                                                                    \
-    {                                                                                                                  \
-        .op = "conv1d", .name = "sweep", .args.conv1d = { __VA_ARGS__ }                                                \
-    }
-#define LINEAR(...)                                                                                                    \
-    {                                                                                                                  \
-        .op = "rmsnorm_linear", .name = "sweep", .args.rmsnorm_linear = { __VA_ARGS__ }                                \
-    }
-#define MIX(...)                                                                                                       \
-    {                                                                                                                  \
-        .op = "norm_mix", .name = "sweep", .args.norm_mix = { __VA_ARGS__ }                                            \
-    }
-#define GATE(...)                                                                                                      \
-    {                                                                                                                  \
-        .op = "norm_gate", .name = "sweep", .args.norm_gate = { __VA_ARGS__ }                                          \
-    }
-
-static const test_case sizes[] = {WKV6(.H = 3, .N = 32),
-                                  WKV6(.H = 1, .N = 64, .decay = GT_DECAY_LOG),
-                                  WKV6(.H = 1, .N = 128),
-                                  WKV6(.H = 3, .N = 16),
-                                  WKV6(.H = 3, .N = 64, .V = 32, .decay = GT_DECAY_LOG, .state_in_shared = 1),
-                                  WKV6(.H = 1, .N = 20, .V = 52),
-                                  WKV6(.H = 1, .N = 256),
-
-                                  SSD(.H = 4, .P = 64, .N = 64, .softplus = 1),
-                                  SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
-                                  SSD(.H = 1, .P = 128, .N = 64),
-                                  SSD(.H = 3, .P = 16, .N = 16, .G = 3, .softplus = 1),
-                                  SSD(.H = 4, .P = 32, .N = 32, .G = 2, .softplus = 1, .state_in_shared = 1),
-                                  SSD(.H = 3, .P = 20, .N = 36, .softplus = 1),
-                                  SSD(.H = 1, .P = 64, .N = 256, .softplus = 1),
-                                  UNGATED(.H = 4, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
-                                  UNGATED(.H = 2, .P = 80, .N = 64, .softplus = 1, .state_in_shared = 1),
-                                  UNGATED(.H = 3, .P = 128, .N = 32, .softplus = 1),
-                                  UNGATED(.H = 2, .P = 24, .N = 16, .G = 2),
-                                  UNGATED(.H = 1, .P = 64, .N = 112, .softplus = 1),
-
-                                  SCAN(.D = 256, .N = 16, .softplus = 1),
-                                  SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1),
-                                  SCAN(.D = 33, .N = 8, .G = 33),
-                                  SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1),
-
-                                  CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU),
-                                  CONV1D(.D = 64, .W = 3, .state_in_shared = 1),
-                                  CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU),
-                                  CONV1D(.D = 8, .W = 2),
-
-                                  LINEAR(.D = 128, .O = 512),
-                                  LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER),
-                                  LINEAR(.D = 64, .O = 64),
-                                  LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER),
-                                  LINEAR(.D = 100, .O = 17),
-
-                                  MIX(.D = 128),
-                                  MIX(.D = 256, .H = 4),
-                                  MIX(.D = 193),
-                                  MIX(.D = 1024, .H = 8),
-                                  MIX(.D = 60, .H = 3),
-
-                                  GATE(.D = 256, .gate_first = 1),
-                                  GATE(.D = 128, .H = 4, .norm = GT_NORM_LAYER, .eps = 64e-5f),
-                                  GATE(.D = 193, .norm = GT_NORM_LAYER, .gate_first = 1),
-                                  GATE(.D = 1024, .H = 8),
-                                  GATE(.D = 60, .H = 3, .norm = GT_NORM_LAYER),
-                                  {.op = NULL}};
-
-/* Decays, from mild to none at all; the defaults where there is none. */
-static const struct {
-    const char *op;
-    test_fill fill[2];
-} regimes[] = {
-    {"wkv6", {{"w", -3, 1, 0, 0}}},
-    {"wkv6", {{"w", 1.5, 1, 0, 0}}},
-    {"wkv6", {{"w", -10, 1, 0, 0}}},
-    {"wkv6", {{"w", -3, 1, 200, 0.1}}},
-    {"ssd", {{"A", 0, 0.5, 0, 0}}},
-    {"ssd", {{"A", 3, 0.5, 0, 0}}},
-    {"ssd", {{"A", -8, 1, 0, 0}}},
-    {"ssd", {{"A", 0, 0.5, -10000, 0.5}}},
-    {"selective_scan", {{"A", 0, 0.5, 0, 0}}},
-    {"selective_scan", {{"A", 3, 0.5, 0, 0}}},
-    {"selective_scan", {{"A", -8, 1, 0, 0}}},
-    {"selective_scan", {{"A", 0, 0.5, -10000, 0.5}}},
-};
-
-static void set_regime(test_case *c, int n) {
-    int first = 0, count = 0;
-    for (int i = 0; i < (int)(sizeof regimes / sizeof regimes[0]); i++) {
-        if (strcmp(regimes[i].op, c->op)) continue;
-        if (count++ == 0) first = i;
-    }
-    if (count == 0) return;
-    memcpy(c->fill, regimes[first + n % count].fill, sizeof regimes[0].fill);
-    if (!strcmp(c->op, "wkv6") && c->args.wkv6.decay == GT_DECAY_LOG && c->fill[0].share > 0)
-        c->fill[0].special = -INFINITY;
 }
 
 /* Products to be formed, roughly: all elements of the states with every token, or all sizes. */
@@ -725,21 +580,20 @@ static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
-static void sweep(const char *op, const int64_t *times, double most_work, int count, check_case *check) {
+static void sweep(const test_op *op, const int64_t *times, double most_work, int count, check_case *check) {
     int n = 0;
-    for (const test_case *size = sizes; size->op; size++) {
+    for (const test_case *size = op->sizes; size->op; size++) {
         for (const int64_t *time = times; *time >= 0; time++) {
             test_case c = *size;
-            if (strcmp(c.op, op)) continue;
-            test_set_size(&c, test_op_of(op)->twin[GT_STEP] ? 'T' : 'M', *time);
-            if (test_op_of(op)->twin[GT_STEP]) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
+            test_set_size(&c, op->twin[GT_STEP] ? 'T' : 'M', *time);
+            if (op->twin[GT_STEP]) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
             if (work(&c) > most_work) continue;
             for (int i = 0; i < count; i++, n++) {
                 c.seed = (uint64_t)n;
                 c.layout = layouts[n % 8];
                 c.row = rows[n / 8 % 4];
                 c.in_place = n / 8 % 2;
-                set_regime(&c, n / DTYPES);
+                if (op->set_regime) op->set_regime(&c, n / DTYPES);
                 set_segments(&c, n % 7);
                 set_next_dtypes(&c, n);
                 check(&c);
@@ -750,24 +604,23 @@ static void sweep(const char *op, const int64_t *times, double most_work, int co
 
 /* Every size in aligned arrays, as the fast kernels want them, in two segments, with the d-th
  * dtypes. */
-static void for_sizes(const char *op, int64_t time, double most_work, int d, check_case *check) {
-    for (const test_case *size = sizes; size->op; size++) {
+static void for_sizes(const test_op *op, int64_t time, double most_work, int d, check_case *check) {
+    for (const test_case *size = op->sizes; size->op; size++) {
         test_case c = *size;
-        if (strcmp(c.op, op) || !set_dtypes(&c, d)) continue;
-        test_set_size(&c, test_op_of(op)->twin[GT_STEP] ? 'T' : 'M', time);
-        if (test_op_of(op)->twin[GT_STEP]) test_set_size(&c, 'B', 1);
+        if (!set_dtypes(&c, d)) continue;
+        test_set_size(&c, op->twin[GT_STEP] ? 'T' : 'M', time);
+        if (op->twin[GT_STEP]) test_set_size(&c, 'B', 1);
         set_segments(&c, 2);
         if (work(&c) <= most_work) check(&c);
     }
 }
 
 /* Packed sequences in every size; the rest is the next each time. */
-static void sweep_packed(const char *op, double most_work, int count, check_case *check) {
+static void sweep_packed(const test_op *op, double most_work, int count, check_case *check) {
     static const int64_t lengths[] = {0, 65, 1, 0, 130, 17};
     int n = 0;
-    for (const test_case *size = sizes; size->op && test_takes_packed(op); size++) {
+    for (const test_case *size = op->sizes; size->op && test_takes_packed(op); size++) {
         test_case c = *size;
-        if (strcmp(c.op, op)) continue;
         test_set_size(&c, 'B', 1);
         test_set_size(&c, 'T', 213 + n % 2 * 5);
         if (work(&c) > most_work) continue;
@@ -776,7 +629,7 @@ static void sweep_packed(const char *op, double most_work, int count, check_case
         for (int i = 0; i < count; i++, n++) {
             c.seed = (uint64_t)n;
             c.layout = layouts[n % 8];
-            set_regime(&c, n);
+            if (op->set_regime) op->set_regime(&c, n);
             set_segments(&c, n % 4);
             set_next_dtypes(&c, n + 1);
             check(&c);
@@ -784,30 +637,13 @@ static void sweep_packed(const char *op, double most_work, int count, check_case
     }
 }
 
-/* More than 65535 of what a grid may count. */
-static const test_case many[] = {
-    {.op = "wkv6", .args.wkv6 = {.B = 70000, .T = 2, .H = 1, .N = 2}},
-    {.op = "wkv6", .args.wkv6 = {.B = 1, .T = 2, .H = 70000, .N = 2}},
-    {.op = "ssd", .args.ssd = {.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2}},
-    {.op = "ssd", .args.ssd = {.B = 1, .T = 2, .H = 70000, .P = 2, .N = 2, .G = 70000}},
-    {.op = "selective_scan", .args.selective_scan = {.B = 70000, .T = 2, .D = 2, .N = 2}},
-    {.op = "selective_scan", .args.selective_scan = {.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000}},
-    {.op = "conv1d", .args.conv1d = {.B = 70000, .T = 3, .D = 2, .W = 4}},
-    {.op = "conv1d", .args.conv1d = {.B = 1, .T = 3, .D = 140000, .W = 4}},
-    {.op = "conv1d", .args.conv1d = {.B = 1, .T = 140000, .D = 2, .W = 4}},
-    {.op = "rmsnorm_linear", .args.rmsnorm_linear = {.M = 140000, .D = 4, .O = 2}},
-    {.op = "rmsnorm_linear", .args.rmsnorm_linear = {.M = 2, .D = 4, .O = 140000}},
-    {.op = "norm_mix", .args.norm_mix = {.M = 140000, .D = 4}},
-    {.op = "norm_gate", .args.norm_gate = {.M = 140000, .D = 4}},
-    {.op = NULL}};
-
 /* Those of the highest level. */
-static void for_large(const char *op, check_case *check) {
-    static const test_case *const tables[] = {test_case_table, test_packed_cases};
+static void for_large(const test_op *op, check_case *check) {
+    const test_case *const tables[] = {op->cases, op->packed};
     for (int i = 0; i < 2; i++) {
-        for (const test_case *at = tables[i]; at->op; at++) {
+        for (const test_case *at = tables[i]; at && at->op; at++) {
             test_case c = *at;
-            if (strcmp(c.op, op) || c.level < TEST_LARGE) continue;
+            if (c.level < TEST_LARGE) continue;
             c.seed = (uint64_t)(at - tables[i]);
             set_next_dtypes(&c, (int)c.seed);
             check(&c);
@@ -816,16 +652,12 @@ static void for_large(const char *op, check_case *check) {
 }
 
 /* With one thread: those of the double twins would wake for each of 70000 batch elements. */
-static void for_many(const char *op, check_case *check) {
+static void for_many(const test_op *op, check_case *check) {
 #ifdef _OPENMP
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
 #endif
-    for (const test_case *at = many; at->op; at++) {
-        test_case c = *at;
-        c.name = "many";
-        if (!strcmp(c.op, op)) check(&c);
-    }
+    for (const test_case *c = op->many; c->op; c++) check(c);
 #ifdef _OPENMP
     omp_set_num_threads(threads);
 #endif
@@ -840,17 +672,17 @@ static const int64_t once_times[] = {2, 33, -1};
 static const int64_t slot_times[] = {100, 130, 200, 300, -1};
 
 /* ssd on tensor cores: times that reach over its chunks of 64 tokens and slots of 128; that it did run there. */
-static void check_slots(const char *op) {
-    if (strcmp(op, "ssd")) return;
+static void check_slots(const test_op *op) {
+    if (strcmp(op->name, "ssd")) return;
     sweep(op, slot_times, machine_is_slow ? 6e6 : 2e7, 1, truth_holds_by_turns);
     static const char *const kernels[] = {"forward_tensor_kernel", "states_tensor_kernel", "chunk_gradient_kernel",
                                           "finish_kernel"};
     for (int i = 0; i < 4; i++) test_check(machine_launched(kernels[i]), "%s was not launched", kernels[i]);
-    test_group(op, "times over several slots");
+    test_group(op->name, "times over several slots");
 }
 
 /* The other ways to make calls; only that of a name, if it is given. */
-static void check_modes(const char *op, const char *only) {
+static void check_modes(const test_op *op, const char *only) {
     for (const machine_mode *mode = machine_modes; mode->name; mode++) {
         if (is_exact || (only && strcmp(only, mode->name))) continue;
         mode_checked = *mode;
@@ -860,96 +692,96 @@ static void check_modes(const char *op, const char *only) {
         else
             for_all_dtypes(op, TEST_MEDIUM, mode_agrees);
         sweep(op, mode_times, 2e6, 1, mode_agrees);
-        test_group(op, mode->name);
+        test_group(op->name, mode->name);
     }
 }
 
 /* What takes long in the emulation, or under a sanitizer. */
-static void check_briefly(const char *op) {
+static void check_briefly(const test_op *op) {
     for_cases(op, TEST_SMALL, -1, truth_holds);
-    test_group(op, "against the truth");
+    test_group(op->name, "against the truth");
     sweep(op, times, machine_is_slow && is_exact ? 1e6 : 5e6, 1, truth_holds_by_turns);
     sweep_packed(op, 5e6, 1, truth_holds_by_turns);
-    test_group(op, "sizes and times");
+    test_group(op->name, "sizes and times");
     check_slots(op);
     for_drawn(op, 10, 20, truth_holds_by_turns);
-    test_group(op, "random cases against the truth");
+    test_group(op->name, "random cases against the truth");
     for_cases(op, TEST_TINY, -1, layouts_agree);
     for_cases(op, TEST_TINY, -1, in_place_agrees);
-    test_group(op, "layouts and places");
+    test_group(op->name, "layouts and places");
     for_cases(op, TEST_TINY, -1, accumulate_adds);
-    test_group(op, "accumulate");
+    test_group(op->name, "accumulate");
 }
 
-static void check_fully(const char *op) {
+static void check_fully(const test_op *op) {
     for_all_dtypes(op, TEST_MEDIUM, truth_holds);
-    test_group(op, "against the truth");
+    test_group(op->name, "against the truth");
     for_large(op, truth_holds_by_turns);
     for_many(op, truth_holds_by_turns);
-    test_group(op, "large, and more than 65535 of each index");
+    test_group(op->name, "large, and more than 65535 of each index");
     sweep(op, times, 5e6, 3, truth_holds_by_turns);
     sweep(op, long_times, 2e7, 1, truth_holds_by_turns);
     sweep_packed(op, 2e7, 2 * DTYPES, truth_holds_by_turns);
-    test_group(op, "sizes, times, decays and layouts");
+    test_group(op->name, "sizes, times, decays and layouts");
     for_drawn(op, 200, 40, truth_holds_by_turns);
-    test_group(op, "random cases against the truth");
+    test_group(op->name, "random cases against the truth");
     for_all_dtypes(op, TEST_MEDIUM, layouts_agree);
-    test_group(op, "every layout");
+    test_group(op->name, "every layout");
     for_all_dtypes(op, TEST_MEDIUM, in_place_agrees);
-    test_group(op, "in place");
+    test_group(op->name, "in place");
     for_cases(op, TEST_MEDIUM, -1, alone_agrees);
-    test_group(op, "each output asked for alone");
+    test_group(op->name, "each output asked for alone");
     for_all_dtypes(op, TEST_SMALL, accumulate_adds);
     for_cases(op, TEST_MEDIUM, -1, accumulate_adds);
-    test_group(op, "accumulate adds");
+    test_group(op->name, "accumulate adds");
     for_cases(op, TEST_SMALL, 0, difference_agrees);
     for_drawn(op, 20, 10, difference_agrees);
     for_sizes(op, 70, 5e6, 0, difference_agrees);
-    test_group(op, "difference quotients");
+    test_group(op->name, "difference quotients");
 }
 
-static void check_properties(const char *op) {
+static void check_properties(const test_op *op) {
     const test_level level = machine_is_slow || is_short ? TEST_TINY : TEST_MEDIUM;
     for_cases(op, level, -1, null_agrees);
-    test_group(op, "NULL is the constant stated");
+    test_group(op->name, "NULL is the constant stated");
     for_cases(op, level, -1, batch_splits);
     sweep_packed(op, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
-    test_group(op, "batch elements and packed sequences one by one");
+    test_group(op->name, "batch elements and packed sequences one by one");
     for_cases(op, level, -1, refuses_less);
-    test_group(op, "too little workspace or saved");
-    if (test_op_of(op)->twin[GT_STEP]) {
+    test_group(op->name, "too little workspace or saved");
+    if (op->twin[GT_STEP]) {
         for_cases(op, level, -1, shared_agrees);
-        test_group(op, "a shared state is one for each");
+        test_group(op->name, "a shared state is one for each");
         for_cases(op, level, -1, time_splits);
-        test_group(op, "the time cut in two");
+        test_group(op->name, "the time cut in two");
         for_cases(op, level, -1, step_agrees);
         for_cases(op, TEST_SMALL, 0, step_agrees);
-        test_group(op, "a step is a forward");
+        test_group(op->name, "a step is a forward");
     }
-    if (!strcmp(op, "wkv6")) {
+    if (!strcmp(op->name, "wkv6")) {
         for_cases(op, level, -1, zero_decay_is_flat);
-        test_group(op, "dw is 0 where the decay is");
+        test_group(op->name, "dw is 0 where the decay is");
     }
-    if (!strcmp(op, "ssd")) {
+    if (!strcmp(op->name, "ssd")) {
         for_cases(op, TEST_TINY, 0, limits_hold);
-        test_group(op, "dt at and beyond its limits");
+        test_group(op->name, "dt at and beyond its limits");
     }
 }
 
 /* Every kernel, and all paths between its chunks of time, with every dtype. */
-static void check_once(const char *op) {
+static void check_once(const test_op *op) {
     const double most_work = machine_is_slow ? 2e6 : 5e6;
     sweep(op, once_times, most_work, 1, truth_holds_by_turns);
     sweep_packed(op, most_work, 1, truth_holds_by_turns);
-    test_group(op, "every size");
+    test_group(op->name, "every size");
     check_slots(op);
     if (is_short) return;
     for (int d = 0; d < DTYPES; d++)
         for_sizes(op, machine_is_slow ? 17 : 130, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);
-    test_group(op, "every size and dtype");
+    test_group(op->name, "every size and dtype");
 }
 
-static void check_operator(const char *op) {
+static void check_operator(const test_op *op) {
     if (is_once) {
         check_once(op);
         return;
@@ -1000,16 +832,17 @@ int main(int argc, char **argv) {
         fprintf(stderr, "unknown operator %s\n", argv[i]);
         return 2;
     }
-    for (int i = 0; test_op_names[i]; i++) {
+    for (int i = 0; test_ops[i]; i++) {
+        const test_op *op = test_ops[i];
         int is_asked = first == argc;
-        for (int k = first; k < argc; k++) is_asked |= !strcmp(argv[k], test_op_names[i]);
+        for (int k = first; k < argc; k++) is_asked |= !strcmp(argv[k], op->name);
         if (!is_asked) continue;
-        set_tolerances(test_op_names[i]);
-        if (!strcmp(test_op_names[i], "rmsnorm_linear")) check_path_with_handle();
+        plain.tolerance = with_saved.tolerance = op->kernels;
+        if (!strcmp(op->name, "rmsnorm_linear")) check_path_with_handle();
         if (mode)
-            check_modes(test_op_names[i], strcmp(mode, "all") ? mode : NULL);
+            check_modes(op, strcmp(mode, "all") ? mode : NULL);
         else
-            check_operator(test_op_names[i]);
+            check_operator(op);
     }
     machine_report();
     return test_finish();

@@ -23,7 +23,7 @@ static const path_fn paths[] = {path_wkv6,           path_ssd,      path_selecti
 
 static path_fn path_of(const char *op) {
     int i = 0;
-    while (strcmp(test_op_names[i], op)) i++;
+    while (strcmp(test_ops[i]->name, op)) i++;
     return paths[i];
 }
 
@@ -154,8 +154,10 @@ static void test_errors(void) {
 
 int main(void) {
     if (machine_start()) return 77;
-    for (const test_case *c = test_case_table; c->op; c++) check_case(c);
-    for (const test_case *c = test_packed_cases; c->op; c++) check_case(c);
+    for (int i = 0; test_ops[i]; i++) {
+        for (const test_case *c = test_ops[i]->cases; c->op; c++) check_case(c);
+        for (const test_case *c = test_ops[i]->packed; c && c->op; c++) check_case(c);
+    }
     test_group("all", "paths");
     test_wkv6();
     test_errors();

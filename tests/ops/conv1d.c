@@ -1,0 +1,182 @@
+/* conv1d: cases of the tests, and rows of the bench. */
+#include "ops.h"
+
+TEST_RECURRENT_FUNCTIONS(conv1d)
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+#define CONV1D(...) .op = "conv1d", .args.conv1d = {__VA_ARGS__}
+#define PACKED(...) .args.conv1d = {.B = 1, __VA_ARGS__}, .op = "conv1d"
+#define SILU .activation = GT_ACT_SILU
+
+static const test_case cases[] = {
+    {CONV1D(.B = 1, .T = 1, .D = 1, .W = 2), .name = "one number"},
+    {CONV1D(.B = 2, .T = 5, .D = 3, .W = 2), .name = "width 2"},
+    {CONV1D(.B = 2, .T = 5, .D = 3, .W = 3), .name = "width 3"},
+    {CONV1D(.B = 2, .T = 5, .D = 3, .W = 4), .name = "width 4"},
+    {CONV1D(.B = 2, .T = 5, .D = 2, .W = 2, .activation = GT_ACT_SILU), .name = "width 2, SiLU"},
+    {CONV1D(.B = 2, .T = 6, .D = 2, .W = 3, .activation = GT_ACT_SILU), .name = "width 3, SiLU"},
+    {CONV1D(.B = 2, .T = 7, .D = 2, .W = 4, .activation = GT_ACT_SILU), .name = "width 4, SiLU"},
+    {CONV1D(.B = 2, .T = 1, .D = 2, .W = 4, .activation = GT_ACT_SILU), .name = "one token"},
+    {CONV1D(.B = 2, .T = 2, .D = 2, .W = 4), .name = "two tokens"},
+    {CONV1D(.B = 2, .T = 3, .D = 2, .W = 4), .name = "three tokens"},
+    {CONV1D(.B = 2, .T = 5, .D = 2, .W = 4), .name = "nothing optional", .absent = "bias " NO_STATES},
+    {CONV1D(.B = 2, .T = 5, .D = 2, .W = 4, .activation = GT_ACT_SILU), .name = "zero bias and state",
+     .absent = "bias state_in"},
+    {CONV1D(.B = 3, .T = 5, .D = 2, .W = 4, .activation = GT_ACT_SILU, .state_in_shared = 1), .name = "shared state"},
+    {CONV1D(.B = 3, .T = 1, .D = 2, .W = 4, .state_in_shared = 1), .name = "one token, shared state"},
+    {CONV1D(.B = 2, .T = 0, .D = 2, .W = 3), .name = "no time"},
+    {CONV1D(.B = 2, .T = 0, .D = 2, .W = 3, .state_in_shared = 1), .name = "no time, shared state"},
+    {CONV1D(.B = 0, .T = 3, .D = 2, .W = 3), .name = "no batch"},
+    {CONV1D(.B = 2, .T = 70, .D = 5, .W = 4, .activation = GT_ACT_SILU), .name = "70 tokens", .level = TEST_SMALL},
+    {CONV1D(.B = 6, .T = 16, .D = 5, .W = 4, .activation = GT_ACT_SILU, .slot_capacity = 9), .name = "slots",
+     .level = TEST_SMALL},
+    {CONV1D(.B = 4, .T = 2, .D = 5, .W = 4, .slot_capacity = 5), .name = "slots, two tokens", .level = TEST_SMALL},
+    {CONV1D(.B = 2, .T = 65, .D = 256, .W = 4, .activation = GT_ACT_SILU), .name = "256 channels",
+     .level = TEST_MEDIUM},
+    {CONV1D(.B = 2, .T = 129, .D = 161, .W = 4, .activation = GT_ACT_SILU), .name = "161 channels, slices of 644",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 644},
+    {CONV1D(.B = 2, .T = 300, .D = 33, .W = 3), .name = "33 channels, time last", .level = TEST_MEDIUM,
+     .layout = TEST_TIME_LAST},
+    {CONV1D(.B = 2, .T = 8, .D = 3, .W = 4), .name = "8 tokens, time last", .layout = TEST_TIME_LAST},
+    {CONV1D(.B = 3, .T = 40, .D = 5, .W = 3, .activation = GT_ACT_SILU, .state_in_shared = 1),
+     .name = "40 tokens, time last", .level = TEST_SMALL, .layout = TEST_TIME_LAST},
+    {CONV1D(.B = 2, .T = 1320, .D = 3, .W = 4, .activation = GT_ACT_SILU), .name = "whole rows of 1320, time last",
+     .level = TEST_MEDIUM, .layout = TEST_TIME_LAST},
+    {CONV1D(.B = 1, .T = 10240, .D = 2, .W = 2), .name = "whole rows of 10240, time last", .level = TEST_MEDIUM,
+     .layout = TEST_TIME_LAST},
+    {CONV1D(.B = 2, .T = 530, .D = 264, .W = 4, .activation = GT_ACT_SILU), .name = "264 channels",
+     .level = TEST_MEDIUM},
+    {CONV1D(.B = 2, .T = 257, .D = 3, .W = 2, .activation = GT_ACT_SILU), .name = "large inputs", .level = TEST_MEDIUM,
+     .layout = TEST_GAPS, .fill = {{"x", 0, 100, 0, 0}}},
+    {CONV1D(.B = 2, .T = 4099, .D = 768, .W = 4, .activation = GT_ACT_SILU), .name = "768 channels",
+     .level = TEST_LARGE},
+    {.op = NULL}};
+
+static const test_case packed[] = {
+    {PACKED(.T = 6, .D = 3, .W = 2, .seq_capacity = 3), .name = "three, width 2", LENGTHS(3, 1, 2)},
+    {PACKED(.T = 6, .D = 2, .W = 3, .seq_capacity = 3, SILU), .name = "three, width 3", LENGTHS(2, 1, 3)},
+    {PACKED(.T = 9, .D = 2, .W = 4, .seq_capacity = 3, SILU), .name = "three, width 4", LENGTHS(4, 2, 3)},
+    {PACKED(.T = 5, .D = 1, .W = 3, .seq_capacity = 1), .name = "one", LENGTHS(5)},
+    {PACKED(.T = 5, .D = 2, .W = 4, .seq_capacity = 7, SILU), .name = "empty ones", LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED(.T = 6, .D = 2, .W = 3, .seq_capacity = 5), .name = "below the capacities", LENGTHS(2, 0, 2)},
+    {PACKED(.T = 4, .D = 2, .W = 2, .seq_capacity = 4, SILU), .name = "all in use", .absent = "seq_count",
+     LENGTHS(1, 0, 2, 1)},
+    {PACKED(.T = 4, .D = 3, .W = 4, .seq_capacity = 3, SILU), .name = "room for tokens", .absent = "seq_count",
+     LENGTHS(1, 1, 0)},
+    {PACKED(.T = 3, .D = 2, .W = 4, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED(.T = 0, .D = 2, .W = 3, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED(.T = 6, .D = 3, .W = 4, .seq_capacity = 3, SILU), .name = "no bias, no states", .absent = "bias " NO_STATES,
+     LENGTHS(1, 4)},
+    {PACKED(.T = 6, .D = 2, .W = 3, .seq_capacity = 3), .name = "zero bias and state", .absent = "bias state_in",
+     LENGTHS(1, 0, 4)},
+    {PACKED(.T = 7, .D = 2, .W = 4, .seq_capacity = 5, SILU, .state_in_shared = 1), .name = "shared state",
+     LENGTHS(2, 0, 4, 1)},
+    {PACKED(.T = 3, .D = 2, .W = 3, .seq_capacity = 2, .state_in_shared = 1), .name = "none, shared state",
+     .packed = {0, NULL}},
+    {PACKED(.T = 16, .D = 2, .W = 2, .seq_capacity = 7, SILU), .name = "0 to 5 tokens, width 2", .level = TEST_SMALL,
+     LENGTHS(5, 0, 1, 3, 2, 4, 0)},
+    {PACKED(.T = 18, .D = 3, .W = 3, .seq_capacity = 8, SILU), .name = "0 to 5 tokens, width 3", .level = TEST_SMALL,
+     LENGTHS(0, 4, 2, 1, 0, 3, 5)},
+    {PACKED(.T = 15, .D = 2, .W = 4, .seq_capacity = 6, SILU), .name = "0 to 5 tokens, width 4", .level = TEST_SMALL,
+     LENGTHS(0, 1, 2, 3, 4, 5)},
+    {PACKED(.T = 80, .D = 4, .W = 4, .seq_capacity = 9, SILU, .state_in_shared = 1), .name = "around runs",
+     .level = TEST_SMALL, LENGTHS(7, 1, 8, 0, 9, 14, 2, 30)},
+    {PACKED(.T = 90, .D = 3, .W = 3, .seq_capacity = 40, SILU), .name = "many", .level = TEST_SMALL,
+     RANDOM_LENGTHS(37)},
+    {PACKED(.T = 420, .D = 72, .W = 4, .seq_capacity = 12, SILU), .name = "72 channels", .level = TEST_MEDIUM,
+     LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 128, 129)},
+    {PACKED(.T = 500, .D = 34, .W = 3, .seq_capacity = 300, SILU), .name = "34 channels, hundreds",
+     .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED(.T = 400, .D = 161, .W = 4, .seq_capacity = 9, SILU), .name = "161 channels, slices of 644",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 644, RANDOM_LENGTHS(8)},
+    {PACKED(.T = 300, .D = 33, .W = 2, .seq_capacity = 90), .name = "33 channels, time last", .level = TEST_MEDIUM,
+     .layout = TEST_TIME_LAST, RANDOM_LENGTHS(80)},
+    {PACKED(.T = 1104, .D = 40, .W = 4, .seq_capacity = 9, SILU), .name = "around units, time last",
+     .level = TEST_MEDIUM, .layout = TEST_TIME_LAST, LENGTHS(256, 0, 1, 7, 500, 64, 2, 262)},
+    {PACKED(.T = 1104, .D = 136, .W = 4, .seq_capacity = 9, SILU), .name = "around units", .level = TEST_MEDIUM,
+     LENGTHS(256, 0, 1, 7, 500, 64, 2, 262)},
+    {PACKED(.T = 2000, .D = 5, .W = 4, .seq_capacity = 1500, SILU, .state_in_shared = 1),
+     .name = "thousands, shared state", .level = TEST_MEDIUM, RANDOM_LENGTHS(1400)},
+    {PACKED(.T = 3000, .D = 768, .W = 4, .seq_capacity = 5, SILU), .name = "768, long beside short",
+     .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
+    {.op = NULL}};
+
+/* Sizes that kernels are made for, and some that they are not. */
+static const test_case sizes[] = {{CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU), .name = "sweep"},
+                                  {CONV1D(.D = 64, .W = 3, .state_in_shared = 1), .name = "sweep"},
+                                  {CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU), .name = "sweep"},
+                                  {CONV1D(.D = 8, .W = 2), .name = "sweep"},
+                                  {.op = NULL}};
+
+/* More than 65535 of what a grid may count. */
+static const test_case many[] = {{CONV1D(.B = 70000, .T = 3, .D = 2, .W = 4), .name = "many"},
+                                 {CONV1D(.B = 1, .T = 3, .D = 140000, .W = 4), .name = "many"},
+                                 {CONV1D(.B = 1, .T = 140000, .D = 2, .W = 4), .name = "many"},
+                                 {.op = NULL}};
+
+/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+static const test_case sums[] = {{.op = "conv1d",
+                                  .name = "long",
+                                  .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
+                                  .args.conv1d = {.B = 1, .T = 500000, .D = 2, .W = 4}},
+                                 {.op = "conv1d",
+                                  .name = "many",
+                                  .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
+                                  .args.conv1d = {.B = 300000, .T = 1, .D = 1, .W = 4, .state_in_shared = 1}},
+                                 {.op = NULL}};
+
+static void draw(test_random *r, int64_t most, test_case *c) {
+    static const char *const absent[] = {"", "bias", "state_in", NO_STATES};
+    gt_conv1d_args *a = &c->args.conv1d;
+    a->D = 1 + test_pick(r, 2 * most);
+    a->W = 2 + test_pick(r, 3);
+    a->activation = (gt_activation)test_pick(r, 2);
+    a->state_in_shared = (int)test_pick(r, 2);
+    c->absent = test_pick_absent(r, absent);
+}
+
+/* ---- rows of the bench ----------------------------------------------------------------------- */
+
+#define ROW(types, label, missing, ...)                                                                                \
+    {                                                                                                                  \
+        {.op = "conv1d",                                                                                               \
+         .name = label,                                                                                                \
+         .absent = missing,                                                                                            \
+         .args.conv1d = {.W = 4, .activation = GT_ACT_SILU, __VA_ARGS__}},                                             \
+            types                                                                                                      \
+    }
+#define BDT(field, T) .field##_stride = {.t = 1, .h = T}
+#define ROW_BOTH(types, b, t, d)                                                                                       \
+    ROW(types, "silu BTD", NO_STATES, .B = b, .T = t, .D = d),                                                         \
+        ROW(types, "silu BDT", NO_STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
+
+static const test_bench_row host_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 8, 256, 640),
+                                           ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
+                                           {{.op = NULL}, 0}};
+
+static const test_bench_row gpu_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 64, 256, 640),
+                                          ROW_BOTH(TEST_BF16, 8, 2048, 4352),
+                                          ROW_BOTH(TEST_BF16, 8, 4096, 4352),
+                                          ROW_BOTH(TEST_BF16, 1, 32768, 4352),
+                                          ROW_BOTH(TEST_BF16, 8, 3750, 640),
+                                          ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
+                                          {{.op = NULL}, 0}};
+
+static const test_bench_cut cuts[] = {{"D", 4}, {NULL, 0}};
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+const test_op test_op_conv1d = {
+    TEST_RECURRENT(conv1d, 0, 0, 0),
+    .cases = cases,
+    .packed = packed,
+    .sizes = sizes,
+    .many = many,
+    .sums = sums,
+    .draw = draw,
+    .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
+    .host_rows = host_rows,
+    .gpu_rows = gpu_rows,
+    .bench_cuts = cuts,
+};

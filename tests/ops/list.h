@@ -1,0 +1,12 @@
+/* The operators under test, in the order in which tests and bench take them.  The build reads the names from here, too:
+ * the cases of OP are in ops/OP.c. */
+#include "gt_kernels.h"
+
+#define TEST_OPERATORS(X)                                                                                              \
+    X(wkv6)                                                                                                            \
+    X(ssd)                                                                                                             \
+    X(selective_scan)                                                                                                  \
+    X(conv1d)                                                                                                          \
+    X(rmsnorm_linear)                                                                                                  \
+    X(norm_mix)                                                                                                        \
+    X(norm_gate)

@@ -1,0 +1,80 @@
+/* norm_mix: cases of the tests, and rows of the bench. */
+#include "ops.h"
+
+TEST_ROWWISE_FUNCTIONS(norm_mix)
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+#define MIX(...) .op = "norm_mix", .args.norm_mix = {__VA_ARGS__}
+
+static const test_case cases[] = {
+    {MIX(.M = 1, .D = 2), .name = "two numbers"},
+    {MIX(.M = 3, .D = 4), .name = "whole rows"},
+    {MIX(.M = 3, .D = 6, .H = 3, .eps = 0.01f), .name = "three slices"},
+    {MIX(.M = 2, .D = 3, .H = 3, .eps = 0.1f), .name = "slices of one"},
+    {MIX(.M = 2, .D = 6, .H = 2), .name = "nothing optional", .absent = "gain_a gain_b residual"},
+    {MIX(.M = 2, .D = 3), .name = "one gain", .absent = "gain_b"},
+    {MIX(.M = 0, .D = 3), .name = "no rows"},
+    {MIX(.M = 70, .D = 12, .H = 2), .name = "70 rows", .level = TEST_SMALL},
+    {MIX(.M = 65, .D = 256, .H = 4), .name = "256", .level = TEST_MEDIUM},
+    {MIX(.M = 33, .D = 193), .name = "193, slices of 644", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 644},
+    {MIX(.M = 300, .D = 60, .H = 5), .name = "60", .level = TEST_MEDIUM, .layout = TEST_GAPS},
+    {MIX(.M = 9, .D = 48, .H = 24), .name = "slices of two", .level = TEST_MEDIUM},
+    {MIX(.M = 9, .D = 64), .name = "large inputs", .level = TEST_MEDIUM,
+     .fill = {{"a", 0, 10000, 0, 0}, {"b", 0, 1e-3, 0, 0}}},
+    {MIX(.M = 5000, .D = 512, .H = 8), .name = "512", .level = TEST_LARGE},
+    {.op = NULL}};
+
+/* Sizes that kernels are made for, and some that they are not. */
+static const test_case sizes[] = {{MIX(.D = 128), .name = "sweep"},        {MIX(.D = 256, .H = 4), .name = "sweep"},
+                                  {MIX(.D = 193), .name = "sweep"},        {MIX(.D = 1024, .H = 8), .name = "sweep"},
+                                  {MIX(.D = 60, .H = 3), .name = "sweep"}, {.op = NULL}};
+
+/* More than 65535 of what a grid may count. */
+static const test_case many[] = {{MIX(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
+
+/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+static const test_case sums[] = {{.op = "norm_mix",
+                                  .name = "long",
+                                  .fill = {{"a", 0.5, 1, 0, 0}, {"b", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},
+                                  .args.norm_mix = {.M = 500000, .D = 3}},
+                                 {.op = NULL}};
+
+static void draw(test_random *r, int64_t most, test_case *c) {
+    static const char *const absent[] = {"", "gain_a", "residual", "gain_a gain_b residual"};
+    gt_norm_mix_args *a = &c->args.norm_mix;
+    a->eps = 0.01f;
+    a->H = 1 + test_pick(r, 3);
+    a->D = a->H * (3 + test_pick(r, most));
+    c->absent = test_pick_absent(r, absent);
+}
+
+/* ---- rows of the bench ----------------------------------------------------------------------- */
+
+#define ROW(types, ...)                                                                                                \
+    { {.op = "norm_mix", .name = "", .args.norm_mix = {__VA_ARGS__}}, types }
+
+static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128), {{.op = NULL}, 0}};
+
+static const test_bench_row gpu_rows[] = {ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128),
+                                          ROW(TEST_BF16, .M = 30000, .D = 256),
+                                          ROW(TEST_BF16, .M = 65536, .D = 512),
+                                          ROW(TEST_BF16, .M = 32768, .D = 2048),
+                                          {{.op = NULL}, 0}};
+
+static const test_bench_draw draws[] = {{"gain_a gain_b", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+const test_op test_op_norm_mix = {
+    TEST_ROWWISE(norm_mix, 0, 0),
+    .cases = cases,
+    .sizes = sizes,
+    .many = many,
+    .sums = sums,
+    .draw = draw,
+    .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
+    .host_rows = host_rows,
+    .gpu_rows = gpu_rows,
+    .bench_draws = draws,
+};

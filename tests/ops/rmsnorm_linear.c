@@ -1,0 +1,118 @@
+/* rmsnorm_linear: cases of the tests, and rows of the bench. */
+#include "ops.h"
+
+TEST_ROWWISE_FUNCTIONS(rmsnorm_linear)
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+#define LINEAR(...) .op = "rmsnorm_linear", .args.rmsnorm_linear = {__VA_ARGS__}
+
+static const test_case cases[] = {
+    {LINEAR(.M = 1, .D = 2, .O = 1), .name = "two numbers"},
+    {LINEAR(.M = 3, .D = 4, .O = 3), .name = "rms"},
+    {LINEAR(.M = 3, .D = 4, .O = 3, .norm = GT_NORM_LAYER), .name = "layer"},
+    {LINEAR(.M = 2, .D = 3, .O = 5, .norm = GT_NORM_LAYER, .eps = 0.1f), .name = "large eps"},
+    {LINEAR(.M = 2, .D = 5, .O = 2), .name = "nothing optional", .absent = "gamma beta bias"},
+    {LINEAR(.M = 2, .D = 5, .O = 2, .norm = GT_NORM_LAYER), .name = "layer, nothing optional",
+     .absent = "gamma beta bias"},
+    {LINEAR(.M = 2, .D = 3, .O = 2, .eps = 1e-3f), .name = "small inputs", .fill = {{"x", 0, 0.01, 0, 0}}},
+    {LINEAR(.M = 0, .D = 3, .O = 2), .name = "no rows"},
+    {LINEAR(.M = 40, .D = 17, .O = 9, .norm = GT_NORM_LAYER), .name = "40 rows", .level = TEST_SMALL},
+    {LINEAR(.M = 33, .D = 32, .O = 40), .name = "32 to 40", .level = TEST_SMALL},
+    {LINEAR(.M = 300, .D = 264, .O = 520, .norm = GT_NORM_LAYER), .name = "264 to 520", .level = TEST_SMALL},
+    {LINEAR(.M = 40, .D = 64, .O = 64), .name = "dn below fp16", .level = TEST_SMALL,
+     .fill = {{"dy", 0, 1e-3, 0, 0}, {"weight", 0, 1e-3, 0, 0}, {"gamma", 100, 10, 0, 0}}},
+    {LINEAR(.M = 129, .D = 72, .O = 136), .name = "72 to 136", .level = TEST_SMALL},
+    {LINEAR(.M = 260, .D = 136, .O = 264), .name = "136 to 264", .level = TEST_SMALL,
+     .absent = "beta dbeta bias dbias"},
+    {LINEAR(.M = 40, .D = 40, .O = 32, .eps = 1e-14f), .name = "mean square below 2^-40", .level = TEST_SMALL,
+     .no_difference = 1, .fill = {{"x", 0, 2e-7, 0, 0}, {"dy", 0, 1e-5, 0, 0}}},
+    {LINEAR(.M = 150, .D = 136, .O = 72), .name = "136 to 72", .level = TEST_SMALL},
+    {LINEAR(.M = 300, .D = 72, .O = 264), .name = "72 to 264", .level = TEST_SMALL, .absent = "beta dbeta bias dbias"},
+    {LINEAR(.M = 9, .D = 32, .O = 1096), .name = "32 to 1096", .level = TEST_SMALL},
+    {LINEAR(.M = 9, .D = 40, .O = 2104), .name = "40 to 2104", .level = TEST_SMALL},
+    {LINEAR(.M = 40, .D = 64, .O = 64), .name = "dn beyond fp16", .level = TEST_SMALL,
+     .fill = {{"dy", 0, 1000, 0, 0}, {"weight", 0, 100, 0, 0}, {"x", 0, 10000, 0, 0}}},
+    {LINEAR(.M = 65, .D = 128, .O = 200), .name = "128 to 200", .level = TEST_MEDIUM},
+    {LINEAR(.M = 33, .D = 386, .O = 65, .norm = GT_NORM_LAYER), .name = "386 to 65, slices", .level = TEST_MEDIUM,
+     .layout = TEST_SLICES, .row = 386},
+    {LINEAR(.M = 300, .D = 61, .O = 64, .norm = GT_NORM_LAYER), .name = "61 to 64", .level = TEST_MEDIUM,
+     .layout = TEST_GAPS},
+    {LINEAR(.M = 9, .D = 64, .O = 32, .norm = GT_NORM_LAYER), .name = "equal numbers in a row", .level = TEST_MEDIUM,
+     .fill = {{"x", 2, 0, 0, 0}}},
+    {LINEAR(.M = 9, .D = 64, .O = 32, .norm = GT_NORM_LAYER), .name = "far from zero", .level = TEST_MEDIUM,
+     .fill = {{"x", 50, 1, 0, 0}}},
+    {LINEAR(.M = 9, .D = 64, .O = 32), .name = "large inputs", .level = TEST_MEDIUM, .fill = {{"x", 0, 10000, 0, 0}}},
+    {LINEAR(.M = 9, .D = 64, .O = 32), .name = "small inputs, below eps", .level = TEST_MEDIUM,
+     .fill = {{"x", 0, 1e-3, 0, 0}}},
+    {LINEAR(.M = 1000, .D = 512, .O = 1500), .name = "512 to 1500", .level = TEST_LARGE},
+    {.op = NULL}};
+
+/* Sizes that kernels are made for, and some that they are not. */
+static const test_case sizes[] = {
+    {LINEAR(.D = 128, .O = 512), .name = "sweep"}, {LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER), .name = "sweep"},
+    {LINEAR(.D = 64, .O = 64), .name = "sweep"},   {LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER), .name = "sweep"},
+    {LINEAR(.D = 100, .O = 17), .name = "sweep"},  {.op = NULL}};
+
+/* More than 65535 of what a grid may count. */
+static const test_case many[] = {{LINEAR(.M = 140000, .D = 4, .O = 2), .name = "many"},
+                                 {LINEAR(.M = 2, .D = 4, .O = 140000), .name = "many"},
+                                 {.op = NULL}};
+
+/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+static const test_case sums[] = {{.op = "rmsnorm_linear",
+                                  .name = "long",
+                                  .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
+                                  .args.rmsnorm_linear = {.M = 1000000, .D = 3, .O = 2}},
+                                 {.op = NULL}};
+
+static void draw(test_random *r, int64_t most, test_case *c) {
+    static const char *const absent[] = {"", "gamma", "beta bias", "gamma beta bias"};
+    gt_rmsnorm_linear_args *a = &c->args.rmsnorm_linear;
+    a->D = 3 + test_pick(r, 2 * most);
+    a->O = 1 + test_pick(r, 2 * most);
+    a->eps = 0.01f;
+    a->norm = (gt_norm)test_pick(r, 2);
+    c->absent = test_pick_absent(r, absent);
+}
+
+/* ---- rows of the bench ----------------------------------------------------------------------- */
+
+#define ROW(types, ...)                                                                                                \
+    {                                                                                                                  \
+        {.op = "rmsnorm_linear", .name = "", .absent = "beta dbeta bias dbias", .args.rmsnorm_linear = {__VA_ARGS__}}, \
+            types                                                                                                      \
+    }
+
+static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128, .O = 512), {{.op = NULL}, 0}};
+
+static const test_bench_row gpu_rows[] = {ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128, .O = 512),
+                                          ROW(TEST_BF16, .M = 16384, .D = 256, .O = 1024),
+                                          ROW(TEST_BF16, .M = 30000, .D = 256, .O = 1024),
+                                          ROW(TEST_BF16, .M = 65536, .D = 512, .O = 2048),
+                                          ROW(TEST_BF16, .M = 32768, .D = 1024, .O = 4096),
+                                          ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 2048),
+                                          ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 8192),
+                                          ROW(TEST_BF16, .M = 16384, .D = 4096, .O = 11008),
+                                          {{.op = NULL}, 0}};
+
+static const test_bench_draw draws[] = {{"weight", {0, 0, 0.03f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
+static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+const test_op test_op_rmsnorm_linear = {
+    TEST_ROWWISE(rmsnorm_linear, AT(rmsnorm_linear, saved), AT(rmsnorm_linear, saved_bytes)),
+    .cases = cases,
+    .sizes = sizes,
+    .many = many,
+    .sums = sums,
+    .draw = draw,
+    /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
+    .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
+    .host_rows = host_rows,
+    .gpu_rows = gpu_rows,
+    .bench_draws = draws,
+    .bench_cuts = cuts,
+    .operations = {"MDO", 2, 4},
+};

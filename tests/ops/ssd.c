@@ -1,0 +1,227 @@
+/* ssd: cases of the tests, and rows of the bench. */
+#include "ops.h"
+
+TEST_RECURRENT_FUNCTIONS(ssd)
+
+/* ---- how inputs are drawn -------------------------------------------------------------------- */
+
+static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
+    test_fill_ssm(c->args.ssd.softplus, t, f, map);
+}
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+#define SSD(...) .op = "ssd", .args.ssd = {__VA_ARGS__}
+#define PACKED(...) .args.ssd = {.B = 1, __VA_ARGS__}, .op = "ssd"
+#define LIMITS .dt_limit = 1, .dt_min = 0.1875f, .dt_max = 0.375f
+
+static const test_case cases[] = {
+    {SSD(.B = 1, .T = 1, .H = 1, .P = 1, .N = 1), .name = "one number"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 3, .softplus = 1), .name = "softplus"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 3, .N = 2), .name = "no softplus"},
+    /* some below, some above the limits, all well away from them */
+    {SSD(.B = 2, .T = 4, .H = 4, .P = 2, .N = 1, .softplus = 1, LIMITS), .name = "softplus, limits",
+     .fill = {{"dt", -1.2, 0.05, -4, 0.4}, {"dt_bias", 0, 0.05, 3, 0.4}}},
+    {SSD(.B = 2, .T = 4, .H = 4, .P = 1, .N = 2, LIMITS), .name = "limits",
+     .fill = {{"dt", -1.4, 0.05, 0.02, 0.4}, {"dt_bias", -5, 0.1, 0.5, 0.4}}},
+    {SSD(.B = 2, .T = 3, .H = 4, .P = 2, .N = 2, .G = 2, .softplus = 1), .name = "two groups"},
+    {SSD(.B = 2, .T = 2, .H = 3, .P = 2, .N = 2, .G = 3), .name = "a group per head"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 3, .N = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "skip per channel"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2, .softplus = 1), .name = "no gate", .absent = "z dz"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2), .name = "nothing optional",
+     .absent = "z dz Dskip dt_bias " NO_STATES},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2), .name = "zero skip, bias and state",
+     .absent = "Dskip dt_bias state_in"},
+    {SSD(.B = 3, .T = 2, .H = 2, .P = 2, .N = 2, .softplus = 1, .state_in_shared = 1), .name = "shared state"},
+    {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 2), .name = "final state only", .fill = {{"dy", 0, 0, 0, 0}}},
+    {SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2), .name = "A and dt of zero", .absent = "dt_bias",
+     .fill = {{"A", 0, 0.5, 0, 0.5}, {"dt", -2, 0.7, 0, 0.4}}},
+    {SSD(.B = 2, .T = 4, .H = 4, .P = 2, .N = 2), .name = "decay to zero", .fill = {{"A", 0, 0.5, -10000, 0.5}}},
+    {SSD(.B = 2, .T = 4, .H = 4, .P = 2, .N = 2), .name = "growing states", .fill = {{"A", 0, 0.5, 0.75, 0.5}}},
+    {SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2), .name = "closed gates", .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
+    {SSD(.B = 2, .T = 0, .H = 2, .P = 2, .N = 3), .name = "no time"},
+    {SSD(.B = 2, .T = 0, .H = 2, .P = 2, .N = 3, .state_in_shared = 1), .name = "no time, shared state"},
+    {SSD(.B = 0, .T = 3, .H = 2, .P = 2, .N = 3), .name = "no batch"},
+    {SSD(.B = 2, .T = 70, .H = 4, .P = 2, .N = 3, .G = 2, .softplus = 1), .name = "two chunks", .level = TEST_SMALL},
+    {SSD(.B = 2, .T = 130, .H = 2, .P = 2, .N = 2, .softplus = 1, .Dskip_per_channel = 1, .state_in_shared = 1),
+     .name = "three chunks, shared state", .level = TEST_SMALL, .absent = "z dz"},
+    {SSD(.B = 6, .T = 16, .H = 2, .P = 4, .N = 6, .softplus = 1, .slot_capacity = 9), .name = "slots",
+     .level = TEST_SMALL},
+    {SSD(.B = 3, .T = 5, .H = 4, .P = 3, .N = 5, .G = 2, .softplus = 1, LIMITS), .name = "limits, two groups",
+     .level = TEST_SMALL, .no_difference = 1},
+    {SSD(.B = 2, .T = 70, .H = 2, .P = 3, .N = 4, .softplus = 1), .name = "far ends of softplus", .level = TEST_SMALL,
+     .no_difference = 1, .fill = {{"dt", 0, 15, 120, 0.1}, {"dt_bias", 0, 5, 0, 0}, {"A", -2, 1, 0, 0}}},
+    {SSD(.B = 2, .T = 40, .H = 2, .P = 3, .N = 4, LIMITS), .name = "at the limits", .level = TEST_SMALL,
+     .no_difference = 1, .absent = "dt_bias", .fill = {{"dt", -1.5, 0.7, 0.375, 0.5}}},
+    {SSD(.B = 2, .T = 65, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64", .level = TEST_MEDIUM},
+    {SSD(.B = 1, .T = 70, .H = 2, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1),
+     .name = "64 by 128, slices of 902", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 902},
+    {SSD(.B = 1, .T = 100, .H = 3, .P = 80, .N = 16, .G = 3, .softplus = 1), .name = "80 by 16", .level = TEST_MEDIUM,
+     .layout = TEST_GAPS},
+    {SSD(.B = 1, .T = 300, .H = 2, .P = 16, .N = 16), .name = "fast beside slow", .level = TEST_MEDIUM,
+     .fill = {{"dt", -8, 0.5, 8, 0.05}}},
+    {SSD(.B = 1, .T = 400, .H = 2, .P = 8, .N = 16, .segments = 3), .name = "a sum of logarithms beyond fp32",
+     .level = TEST_MEDIUM, .fill = {{"A", 0, 0, -1e37, 1}}},
+    {SSD(.B = 1, .T = 200, .H = 2, .P = 8, .N = 16, .softplus = 1), .name = "states that grow all the time",
+     .level = TEST_MEDIUM, .fill = {{"A", 0, 0, 0.03, 1}}},
+    {SSD(.B = 1, .T = 500, .H = 2, .P = 8, .N = 16, .softplus = 1), .name = "large states", .level = TEST_MEDIUM,
+     .fill = {{"A", -8, 1, 0, 0}, {"x", 1, 2, 0, 0}, {"Bm", 1, 2, 0, 0}}},
+    {SSD(.B = 2, .T = 1000, .H = 4, .P = 64, .N = 128, .softplus = 1), .name = "64 by 128, long", .level = TEST_LARGE},
+    {SSD(.B = 1, .T = 500, .H = 8, .P = 128, .N = 64, .G = 2, .softplus = 1, LIMITS), .name = "128 by 64, two groups",
+     .level = TEST_LARGE},
+    {SSD(.B = 1, .T = 4099, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64, one long sequence",
+     .level = TEST_LARGE},
+    {.op = NULL}};
+
+static const test_case packed[] = {
+    {PACKED(.T = 6, .H = 2, .P = 2, .N = 3, .seq_capacity = 3), .name = "three", LENGTHS(3, 1, 2)},
+    {PACKED(.T = 5, .H = 4, .P = 1, .N = 2, .G = 2, .seq_capacity = 7, .softplus = 1), .name = "empty ones",
+     LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED(.T = 6, .H = 2, .P = 2, .N = 2, .seq_capacity = 5, .Dskip_per_channel = 1), .name = "below the capacities",
+     LENGTHS(2, 0, 2)},
+    {PACKED(.T = 4, .H = 2, .P = 2, .N = 2, .seq_capacity = 4, .softplus = 1, LIMITS), .name = "all in use",
+     .absent = "seq_count", LENGTHS(1, 0, 2, 1)},
+    {PACKED(.T = 4, .H = 1, .P = 2, .N = 3, .seq_capacity = 3), .name = "room for tokens", .absent = "seq_count z dz",
+     LENGTHS(1, 1, 0)},
+    {PACKED(.T = 3, .H = 2, .P = 2, .N = 2, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED(.T = 0, .H = 2, .P = 2, .N = 2, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED(.T = 5, .H = 1, .P = 2, .N = 3, .seq_capacity = 3, .softplus = 1), .name = "no states",
+     .absent = "Dskip " NO_STATES, LENGTHS(2, 3)},
+    {PACKED(.T = 5, .H = 2, .P = 2, .N = 2, .seq_capacity = 4, .state_in_shared = 1), .name = "shared state",
+     LENGTHS(2, 0, 2)},
+    {PACKED(.T = 3, .H = 2, .P = 2, .N = 2, .seq_capacity = 2, .state_in_shared = 1), .name = "none, shared state",
+     .packed = {0, NULL}},
+    {PACKED(.T = 205, .H = 2, .P = 2, .N = 3, .seq_capacity = 6, .softplus = 1), .name = "around chunks",
+     .level = TEST_SMALL, LENGTHS(63, 1, 64, 0, 65)},
+    {PACKED(.T = 300, .H = 1, .P = 4, .N = 3, .seq_capacity = 3, .state_in_shared = 1, .softplus = 1),
+     .name = "around more chunks, shared state", .level = TEST_SMALL, LENGTHS(129, 1, 128)},
+    {PACKED(.T = 90, .H = 2, .P = 2, .N = 2, .seq_capacity = 40, .softplus = 1), .name = "many", .level = TEST_SMALL,
+     RANDOM_LENGTHS(37)},
+    {PACKED(.T = 420, .H = 2, .P = 64, .N = 32, .seq_capacity = 12, .softplus = 1), .name = "64 by 32",
+     .level = TEST_MEDIUM, LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 128, 129)},
+    {PACKED(.T = 500, .H = 2, .P = 24, .N = 40, .G = 2, .seq_capacity = 300, .softplus = 1),
+     .name = "24 by 40, hundreds", .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED(.T = 2000, .H = 2, .P = 64, .N = 64, .seq_capacity = 60, .softplus = 1), .name = "64, dozens",
+     .level = TEST_LARGE, RANDOM_LENGTHS(50)},
+    {PACKED(.T = 3000, .H = 1, .P = 64, .N = 128, .seq_capacity = 5, .softplus = 1), .name = "128, long beside short",
+     .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
+    {.op = NULL}};
+
+/* Sizes that kernels are made for, and some that they are not. */
+static const test_case sizes[] = {
+    {SSD(.H = 4, .P = 64, .N = 64, .softplus = 1), .name = "sweep"},
+    {SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
+    {SSD(.H = 1, .P = 128, .N = 64), .name = "sweep"},
+    {SSD(.H = 3, .P = 16, .N = 16, .G = 3, .softplus = 1), .name = "sweep"},
+    {SSD(.H = 4, .P = 32, .N = 32, .G = 2, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
+    {SSD(.H = 3, .P = 20, .N = 36, .softplus = 1), .name = "sweep"},
+    {SSD(.H = 1, .P = 64, .N = 256, .softplus = 1), .name = "sweep"},
+    {SSD(.H = 4, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 2, .P = 80, .N = 64, .softplus = 1, .state_in_shared = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 3, .P = 128, .N = 32, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 2, .P = 24, .N = 16, .G = 2), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 1, .P = 64, .N = 112, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {.op = NULL}};
+
+/* More than 65535 of what a grid may count. */
+static const test_case many[] = {{SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2), .name = "many"},
+                                 {SSD(.B = 1, .T = 2, .H = 70000, .P = 2, .N = 2, .G = 70000), .name = "many"},
+                                 {.op = NULL}};
+
+/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+static const test_case sums[] = {
+    {.op = "ssd",
+     .name = "long",
+     .fill = {{"x", 0.5, 1, 0, 0}, {"Bm", 0.5, 1, 0, 0}, {"Cm", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},
+     .args.ssd = {.B = 1, .T = 500000, .H = 1, .P = 2, .N = 2, .softplus = 1}},
+    {.op = "ssd",
+     .name = "many, a skip for each channel",
+     .fill = {{"dstate_out", 0.5, 1, 0, 0}, {"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},
+     .args.ssd = {.B = 300000, .T = 1, .H = 1, .P = 2, .N = 2, .Dskip_per_channel = 1, .state_in_shared = 1}},
+    {.op = NULL}};
+
+static void draw(test_random *r, int64_t most, test_case *c) {
+    gt_ssd_args *a = &c->args.ssd;
+    a->G = 1 + test_pick(r, 3);
+    a->H = a->G * (1 + test_pick(r, 3));
+    a->P = 1 + test_pick(r, most);
+    a->N = 1 + test_pick(r, most);
+    a->softplus = (int)test_pick(r, 2);
+    a->Dskip_per_channel = (int)test_pick(r, 2);
+    a->state_in_shared = (int)test_pick(r, 2);
+    c->absent = test_pick_absent(r, test_ssm_absent);
+}
+
+/* ---- rows of the bench ----------------------------------------------------------------------- */
+
+#define ROW(types, label, missing, ...)                                                                                \
+    { {.op = "ssd", .name = label, .absent = missing, .args.ssd = {.softplus = 1, __VA_ARGS__}}, types }
+
+static const test_bench_row host_rows[] = {
+    ROW(TEST_F32 | TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 256, .H = 4, .P = 64, .N = 64),
+    ROW(TEST_F32 | TEST_BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
+    {{.op = NULL}, 0}};
+
+/* 64 packed sequences of 64 to 2048 tokens, 32768 together. */
+static const int64_t packed_lengths[] = {341, 66,  720, 93,   1375, 193,  64,  431, 70,  883,  113,  1639, 247,
+                                         64,  540, 77,  1074, 141,  1939, 315, 65,  671, 88,   1294, 178,  64,
+                                         399, 68,  826, 106,  1547, 227,  64,  501, 74,  1007, 130,  1835, 290,
+                                         65,  625, 84,  1217, 165,  64,   369, 67,  771, 99,   1459, 210,  64,
+                                         465, 72,  959, 121,  1735, 268,  65,  581, 80,  1144, 152,  2048};
+
+static const test_bench_row gpu_rows[] = {
+    ROW(TEST_F32 | TEST_BF16 | TEST_F16, "", "z dz " NO_STATES, .B = 64, .T = 256, .H = 4, .P = 64, .N = 64),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_F32 | TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "G8", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .G = 8),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 128, .P = 64, .N = 16),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 32, .P = 128, .N = 128),
+    ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 256),
+    ROW(TEST_BF16, "G64", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64, .G = 64),
+    {{.op = "ssd",
+      .name = "64 packed",
+      .absent = "z dz " NO_STATES,
+      .packed = {64, packed_lengths},
+      .args.ssd = {.softplus = 1, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128, .seq_capacity = 64}},
+     TEST_BF16},
+    ROW(TEST_BF16, "z", NO_STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 1024, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 2048, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "G8 z", NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .G = 8),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 1, .T = 32768, .H = 64, .P = 64, .N = 128),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
+    ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 3750, .H = 8, .P = 64, .N = 64),
+    ROW(TEST_F32 | TEST_BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
+    {{.op = NULL}, 0}};
+
+static const test_bench_draw draws[] = {TEST_SSM_DRAWS, {NULL, {0, 0, 0}}};
+static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+const test_op test_op_ssd = {
+    TEST_RECURRENT(ssd, AT(ssd, segments), AT(ssd, saved), AT(ssd, saved_bytes)),
+    .cases = cases,
+    .packed = packed,
+    .sizes = sizes,
+    .many = many,
+    .sums = sums,
+    .draw = draw,
+    .set_fill = set_fill,
+    .set_regime = test_set_ssm_regime,
+    /* what is promised: products of states are of f16 numbers (11 bits), those of pairs of tokens of the activations'
+     * dtype; ddt is made of such products, too */
+    .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
+    .host_rows = host_rows,
+    .gpu_rows = gpu_rows,
+    .bench_draws = draws,
+    .bench_cuts = cuts,
+    .operations = {"BTHPN", 4, 12},
+};

@@ -1,0 +1,206 @@
+/* wkv6: cases of the tests, and rows of the bench. */
+#include "ops.h"
+
+TEST_RECURRENT_FUNCTIONS(wkv6)
+
+/* ---- how inputs are drawn -------------------------------------------------------------------- */
+
+static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
+    if (strcmp(t->name, "w")) return;
+    f->mean = -3;
+    if (c->args.wkv6.decay == GT_DECAY_LOG) *map = TEST_NEGATIVE_EXP;
+}
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+#define WKV6(...) .op = "wkv6", .args.wkv6 = {__VA_ARGS__}
+#define PACKED(...) .args.wkv6 = {.B = 1, __VA_ARGS__}, .op = "wkv6"
+
+static const test_case cases[] = {
+    {WKV6(.B = 1, .T = 1, .H = 1, .N = 1), .name = "one number"},
+    {WKV6(.B = 2, .T = 3, .H = 2, .N = 3), .name = "raw decay"},
+    {WKV6(.B = 2, .T = 3, .H = 2, .N = 3, .decay = GT_DECAY_LOG), .name = "log decay"},
+    {WKV6(.B = 2, .T = 4, .H = 1, .N = 2, .V = 3), .name = "wide values"},
+    {WKV6(.B = 2, .T = 4, .H = 2, .N = 3, .scale = 0.57735027f), .name = "scaled"},
+    {WKV6(.B = 2, .T = 3, .H = 1, .N = 2, .V = 3, .scale = 3, .decay = GT_DECAY_LOG, .state_in_shared = 1),
+     .name = "scaled up, shared state"},
+    {WKV6(.B = 1, .T = 4, .H = 2, .N = 3, .V = 1, .decay = GT_DECAY_LOG), .name = "narrow values"},
+    {WKV6(.B = 3, .T = 2, .H = 2, .N = 2, .state_in_shared = 1), .name = "shared state"},
+    {WKV6(.B = 2, .T = 3, .H = 1, .N = 2), .name = "no u, no states", .absent = "u " NO_STATES},
+    {WKV6(.B = 2, .T = 3, .H = 1, .N = 2), .name = "zero u and state", .absent = "u state_in"},
+    {WKV6(.B = 2, .T = 3, .H = 2, .N = 2), .name = "final state only", .fill = {{"dy", 0, 0, 0, 0}}},
+    {WKV6(.B = 2, .T = 4, .H = 1, .N = 3), .name = "strong decay", .fill = {{"w", 1.5, 1, 0, 0}}},
+    {WKV6(.B = 2, .T = 4, .H = 1, .N = 3), .name = "hardly any decay", .fill = {{"w", -10, 1, 0, 0}}},
+    {WKV6(.B = 2, .T = 5, .H = 1, .N = 3), .name = "zero decays", .fill = {{"w", -3, 1, 200, 0.3}}},
+    {WKV6(.B = 2, .T = 5, .H = 1, .N = 3, .decay = GT_DECAY_LOG), .name = "zero log decays",
+     .fill = {{"w", -3, 1, -INFINITY, 0.3}}},
+    {WKV6(.B = 2, .T = 0, .H = 2, .N = 3), .name = "no time"},
+    {WKV6(.B = 2, .T = 0, .H = 2, .N = 3, .state_in_shared = 1), .name = "no time, shared state"},
+    {WKV6(.B = 0, .T = 3, .H = 2, .N = 3), .name = "no batch"},
+    {WKV6(.B = 0, .T = 70, .H = 2, .N = 64), .name = "no batch, a size of tensor cores"},
+    {WKV6(.B = 0, .T = 3, .H = 2, .N = 3, .state_in_shared = 1), .name = "no batch, shared state"},
+    {WKV6(.B = 2, .T = 70, .H = 2, .N = 4, .V = 3), .name = "two chunks", .level = TEST_SMALL},
+    {WKV6(.B = 2, .T = 130, .H = 1, .N = 3, .decay = GT_DECAY_LOG, .state_in_shared = 1),
+     .name = "three chunks, shared state", .level = TEST_SMALL},
+    {WKV6(.B = 1, .T = 70, .H = 2, .N = 4), .name = "two chunks, zero decays", .level = TEST_SMALL,
+     .fill = {{"w", -3, 1, 200, 0.1}}},
+    {WKV6(.B = 6, .T = 16, .H = 2, .N = 4, .V = 6, .slot_capacity = 9), .name = "slots", .level = TEST_SMALL},
+    {WKV6(.B = 2, .T = 65, .H = 2, .N = 64), .name = "64", .level = TEST_MEDIUM},
+    {WKV6(.B = 2, .T = 33, .H = 2, .N = 64, .decay = GT_DECAY_LOG), .name = "64, slices of 644", .level = TEST_MEDIUM,
+     .layout = TEST_SLICES, .row = 644},
+    {WKV6(.B = 1, .T = 129, .H = 3, .N = 16, .V = 40), .name = "16 by 40, strong decay", .level = TEST_MEDIUM,
+     .fill = {{"w", 1.5, 1, 0, 0}}},
+    {WKV6(.B = 1, .T = 100, .H = 1, .N = 60, .V = 100), .name = "60 by 100, shared state", .level = TEST_MEDIUM,
+     .layout = TEST_GAPS},
+    {WKV6(.B = 1, .T = 17, .H = 1, .N = 128), .name = "128", .level = TEST_MEDIUM},
+    {WKV6(.B = 1, .T = 150, .H = 3, .N = 32, .scale = 0.17677669f), .name = "32, scaled", .level = TEST_MEDIUM},
+    {WKV6(.B = 1, .T = 150, .H = 2, .N = 64, .scale = 0.3f, .segments = 2), .name = "64, scaled, hard resets",
+     .level = TEST_MEDIUM, .fill = {{"w", -3, 1, 3, 0.02}}},
+    /* dstate_out as large as what dy makes of G: docs/performance.md, dw of single heads, has the case without that */
+    {WKV6(.B = 1, .T = 81, .H = 1, .N = 128, .scale = 0.08838835f), .name = "128, scaled", .level = TEST_MEDIUM,
+     .fill = {{"dstate_out", 0, 0.08838835, 0, 0}}},
+    {WKV6(.B = 1, .T = 81, .H = 1, .N = 40, .V = 24, .scale = 5), .name = "40 by 24, scaled up", .level = TEST_MEDIUM},
+    {WKV6(.B = 1, .T = 300, .H = 2, .N = 16), .name = "hard resets", .level = TEST_MEDIUM,
+     .fill = {{"w", -9, 0.5, 5, 0.03}}},
+    {WKV6(.B = 1, .T = 300, .H = 1, .N = 32), .name = "fast beside slow", .level = TEST_MEDIUM,
+     .fill = {{"w", -6, 0.5, 4, 0.5}}},
+    {WKV6(.B = 1, .T = 500, .H = 1, .N = 16), .name = "large states, hardly any decay", .level = TEST_MEDIUM,
+     .fill = {{"w", -12, 1, 0, 0}, {"k", 2, 4, 0, 0}, {"v", 2, 4, 0, 0}}},
+    {WKV6(.B = 2, .T = 1000, .H = 4, .N = 64), .name = "64, long", .level = TEST_LARGE},
+    {WKV6(.B = 1, .T = 500, .H = 2, .N = 128, .V = 64), .name = "128 by 64", .level = TEST_LARGE},
+    {WKV6(.B = 1, .T = 4099, .H = 1, .N = 64), .name = "64, one long sequence", .level = TEST_LARGE},
+    {.op = NULL}};
+
+static const test_case packed[] = {
+    {PACKED(.T = 6, .H = 2, .N = 3, .seq_capacity = 3), .name = "three", LENGTHS(3, 1, 2)},
+    {PACKED(.T = 5, .H = 1, .N = 2, .seq_capacity = 1), .name = "one", LENGTHS(5)},
+    {PACKED(.T = 5, .H = 2, .N = 3, .V = 2, .seq_capacity = 7, .decay = GT_DECAY_LOG), .name = "empty ones",
+     LENGTHS(0, 2, 0, 0, 1, 2, 0)},
+    {PACKED(.T = 6, .H = 2, .N = 2, .seq_capacity = 5), .name = "below the capacities", LENGTHS(2, 0, 2)},
+    {PACKED(.T = 4, .H = 2, .N = 2, .seq_capacity = 4), .name = "all in use", .absent = "seq_count",
+     LENGTHS(1, 0, 2, 1)},
+    {PACKED(.T = 4, .H = 1, .N = 2, .V = 3, .seq_capacity = 3), .name = "room for tokens", .absent = "seq_count",
+     LENGTHS(1, 1, 0)},
+    {PACKED(.T = 3, .H = 2, .N = 2, .seq_capacity = 2), .name = "none", .packed = {0, NULL}},
+    {PACKED(.T = 0, .H = 2, .N = 2, .seq_capacity = 2), .name = "no tokens", LENGTHS(0, 0)},
+    {PACKED(.T = 5, .H = 1, .N = 3, .seq_capacity = 3), .name = "no u, no states", .absent = "u " NO_STATES,
+     LENGTHS(2, 3)},
+    {PACKED(.T = 5, .H = 2, .N = 2, .seq_capacity = 4, .state_in_shared = 1), .name = "shared state", LENGTHS(2, 0, 2)},
+    {PACKED(.T = 3, .H = 2, .N = 2, .seq_capacity = 2, .state_in_shared = 1), .name = "none, shared state",
+     .packed = {0, NULL}},
+    {PACKED(.T = 6, .H = 1, .N = 3, .seq_capacity = 2), .name = "zero decays", LENGTHS(3, 3),
+     .fill = {{"w", -3, 1, 200, 0.3}}},
+    {PACKED(.T = 205, .H = 2, .N = 3, .V = 2, .seq_capacity = 6), .name = "around chunks", .level = TEST_SMALL,
+     LENGTHS(63, 1, 64, 0, 65)},
+    {PACKED(.T = 300, .H = 1, .N = 4, .seq_capacity = 3, .state_in_shared = 1),
+     .name = "around more chunks, shared state", .level = TEST_SMALL, LENGTHS(129, 1, 128)},
+    {PACKED(.T = 90, .H = 2, .N = 2, .seq_capacity = 40), .name = "many", .level = TEST_SMALL, RANDOM_LENGTHS(37)},
+    {PACKED(.T = 260, .H = 2, .N = 64, .seq_capacity = 12), .name = "64", .level = TEST_MEDIUM,
+     LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 64, 65)},
+    {PACKED(.T = 500, .H = 1, .N = 16, .V = 40, .seq_capacity = 300, .decay = GT_DECAY_LOG),
+     .name = "16 by 40, hundreds", .level = TEST_MEDIUM, .layout = TEST_GAPS, RANDOM_LENGTHS(299)},
+    {PACKED(.T = 400, .H = 2, .N = 32, .seq_capacity = 9), .name = "32, hard resets, slices of 331",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 331, .fill = {{"w", -9, 0.5, 5, 0.03}}, RANDOM_LENGTHS(8)},
+    {PACKED(.T = 6000, .H = 2, .N = 64, .seq_capacity = 300), .name = "64, hundreds", .level = TEST_LARGE,
+     RANDOM_LENGTHS(290)},
+    {PACKED(.T = 3000, .H = 1, .N = 128, .seq_capacity = 5), .name = "128, long beside short", .level = TEST_LARGE,
+     LENGTHS(1, 2047, 16, 900)},
+    {.op = NULL}};
+
+/* Sizes that kernels are made for, and some that they are not. */
+static const test_case sizes[] = {
+    {WKV6(.H = 3, .N = 32), .name = "sweep"},
+    {WKV6(.H = 1, .N = 64, .decay = GT_DECAY_LOG), .name = "sweep"},
+    {WKV6(.H = 1, .N = 128), .name = "sweep"},
+    {WKV6(.H = 3, .N = 16), .name = "sweep"},
+    {WKV6(.H = 3, .N = 64, .V = 32, .decay = GT_DECAY_LOG, .state_in_shared = 1), .name = "sweep"},
+    {WKV6(.H = 1, .N = 20, .V = 52), .name = "sweep"},
+    {WKV6(.H = 1, .N = 256), .name = "sweep"},
+    {.op = NULL}};
+
+/* More than 65535 of what a grid may count. */
+static const test_case many[] = {{WKV6(.B = 70000, .T = 2, .H = 1, .N = 2), .name = "many"},
+                                 {WKV6(.B = 1, .T = 2, .H = 70000, .N = 2), .name = "many"},
+                                 {.op = NULL}};
+
+/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+static const test_case sums[] = {
+    {.op = "wkv6",
+     .name = "long",
+     .fill = {{"r", 0.5, 1, 0, 0}, {"k", 0.5, 1, 0, 0}, {"v", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},
+     .args.wkv6 = {.B = 1, .T = 500000, .H = 1, .N = 2}},
+    {.op = "wkv6",
+     .name = "many",
+     .fill = {{"dstate_out", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},
+     .args.wkv6 = {.B = 500000, .T = 1, .H = 1, .N = 2, .state_in_shared = 1}},
+    {.op = NULL}};
+
+/* Decays, from mild to none at all. */
+static void set_regime(test_case *c, int n) {
+    static const test_fill regimes[] = {
+        {"w", -3, 1, 0, 0}, {"w", 1.5, 1, 0, 0}, {"w", -10, 1, 0, 0}, {"w", -3, 1, 200, 0.1}};
+    c->fill[0] = regimes[n % 4];
+    if (c->args.wkv6.decay == GT_DECAY_LOG && c->fill[0].share > 0) c->fill[0].special = -INFINITY;
+}
+
+static void draw(test_random *r, int64_t most, test_case *c) {
+    static const char *const absent[] = {"", "u", "state_in", ("u " NO_STATES)};
+    gt_wkv6_args *a = &c->args.wkv6;
+    a->H = 1 + test_pick(r, 3);
+    a->N = 1 + test_pick(r, most);
+    a->V = test_pick(r, most + 1);
+    a->decay = (gt_decay)test_pick(r, 2);
+    a->state_in_shared = (int)test_pick(r, 2);
+    c->absent = test_pick_absent(r, absent);
+    a->scale = test_pick(r, 2) ? (float)(0.25 + test_uniform(r)) : 0;
+}
+
+/* ---- rows of the bench ----------------------------------------------------------------------- */
+
+#define ROW(types, missing, ...)                                                                                       \
+    { {.op = "wkv6", .name = "", .absent = missing, .args.wkv6 = {__VA_ARGS__}}, types }
+
+static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, NO_STATES, .B = 8, .T = 256, .H = 4, .N = 32),
+                                           ROW(TEST_F32 | TEST_BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
+                                           {{.op = NULL}, 0}};
+
+static const test_bench_row gpu_rows[] = {
+    ROW(TEST_F32 | TEST_BF16 | TEST_F16, NO_STATES, .B = 64, .T = 256, .H = 4, .N = 32),
+    ROW(TEST_BF16, NO_STATES, .B = 64, .T = 256, .H = 4, .N = 64),
+    ROW(TEST_BF16, NO_STATES, .B = 8, .T = 1024, .H = 32, .N = 64),
+    ROW(TEST_BF16, NO_STATES, .B = 8, .T = 2048, .H = 32, .N = 64),
+    ROW(TEST_F32 | TEST_BF16 | TEST_F16, NO_STATES, .B = 8, .T = 4096, .H = 32, .N = 64),
+    ROW(TEST_BF16, NO_STATES, .B = 1, .T = 32768, .H = 32, .N = 64),
+    ROW(TEST_BF16, NO_STATES, .B = 1, .T = 16384, .H = 4, .N = 64),
+    ROW(TEST_BF16, NO_STATES, .B = 8, .T = 4096, .H = 16, .N = 128),
+    ROW(TEST_BF16, NO_STATES, .B = 8, .T = 4096, .H = 64, .N = 32),
+    ROW(TEST_BF16, NO_STATES, .B = 8, .T = 3750, .H = 4, .N = 64),
+    ROW(TEST_F32 | TEST_BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
+    {{.op = NULL}, 0}};
+
+/* decays of exp(-exp(-6)) = 0.9975 */
+static const test_bench_draw draws[] = {{"w", {0, -6, 1}}, {"r k v u", {0, 0, 0.5f}}, {NULL, {0, 0, 0}}};
+static const test_bench_cut cuts[] = {{"H", 2}, {NULL, 0}};
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+const test_op test_op_wkv6 = {
+    TEST_RECURRENT(wkv6, AT(wkv6, segments), AT(wkv6, saved), AT(wkv6, saved_bytes)),
+    .cases = cases,
+    .packed = packed,
+    .sizes = sizes,
+    .many = many,
+    .sums = sums,
+    .draw = draw,
+    .set_fill = set_fill,
+    .set_regime = set_regime,
+    /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so are fp16's factors
+     * of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit (seen: 1.7e-3, and 2.7e-3 of a
+     * channel) */
+    .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
+    .host_rows = host_rows,
+    .gpu_rows = gpu_rows,
+    .bench_draws = draws,
+    .bench_cuts = cuts,
+    .operations = {"BTHNV", 4, 12},
+};
