@@ -49,6 +49,16 @@ static const row rows[] = {
     {"hidden", WHOLE, AT(hidden), "N", "0", NULL, 0, 8192, 16, NULL,
      "channels, a multiple of 16; 0: as the model says"},
     {"layers", WHOLE, AT(layers), "N", "0", NULL, 0, HY_MAX_LAYERS, 1, NULL, "0: as the model says"},
+    {"heads", WHOLE, AT(heads), "N", "0", NULL, 0, 4096, 1, NULL,
+     "heads of RWKV, a divisor of the channels; 0: as the model says, or heads of 32 with another --hidden"},
+    {"head-size", WHOLE, AT(head_size), "N", "0", NULL, 0, 256, 1, NULL, "the same as channels of a head"},
+    {"d-state", WHOLE, AT(d_state), "N", "0", NULL, 0, 256, 8, NULL,
+     "state size of Mamba, a multiple of 8; 0: 64, of Mamba-1 16"},
+    {"expand", WHOLE, AT(expand), "N", "0", NULL, 0, 8, 1, NULL, "inner channels of Mamba over --hidden; 0: 2"},
+    {"d-conv", WHOLE, AT(d_conv), "N", "0", NULL, 0, 4, 1, NULL, "width of Mamba's convolution, 2 to 4; 0: 4"},
+    {"mamba-head", WHOLE, AT(mamba_head), "N", "0", NULL, 0, 256, 1, NULL,
+     "channels of a head of Mamba-2; 0: 64, or 32 or 16 where that does not divide"},
+    {"ffn", WHOLE, AT(ffn), "N", "0", NULL, 0, 16, 1, NULL, "inner channels of the FFN over --hidden; 0: 4"},
 
     {"Training", .kind = SECTION},
     {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
@@ -224,7 +234,8 @@ static double nearest_number(const row *r, const char *value, int *exact) {
 /* `where` comes before the message: "" or "file:line: ". */
 static gt_status set_number(hy_options *o, const row *r, const char *value, const char *where) {
     int exact;
-    char advice[96];
+    char advice[96], steps[32] = "";
+    if (r->multiple > 1) snprintf(steps, sizeof steps, " in steps of %g", r->multiple);
     double x = nearest_number(r, value, &exact);
     if (!isnan(x))
         snprintf(advice, sizeof advice, "the nearest is %.16g", x);
@@ -233,8 +244,7 @@ static gt_status set_number(hy_options *o, const row *r, const char *value, cons
                  r->cuda ? r->cuda : "");
     if (!exact)
         return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; %s", where, r->name, value,
-                       r->kind == WHOLE ? "whole " : "", r->min, r->max, r->multiple > 1 ? " in steps of 16" : "",
-                       advice);
+                       r->kind == WHOLE ? "whole " : "", r->min, r->max, steps, advice);
     if (r->kind == WHOLE)
         *(int64_t *)((char *)o + r->offset) = (int64_t)x;
     else
@@ -506,13 +516,20 @@ gt_status hy_options_default(hy_options *o, int cuda) {
 
 /* Those that change the result come first; data is judged by its bytes, not by its name. */
 static const char *const kept[] = {
-    "model",  "hidden",      "layers",     "batch",        "seq",          "steps",    "lr",
-    "min-lr", "warmup",      "clip",       "seed",         "weight-decay", "stateful", "separator",
-    "dtype",  "data",        "eval-every", "eval-tokens",  "log-every",    "sample",   "sample-every",
-    "prompt", "temperature", "top-k",      "gates-strict", "save-every",   NULL};
-enum { OF_RESULT = 15 };
+    "model",       "hidden",     "layers",       "heads",        "d-state",  "expand",       "d-conv",
+    "mamba-head",  "ffn",        "batch",        "seq",          "steps",    "lr",           "min-lr",
+    "warmup",      "clip",       "seed",         "weight-decay", "stateful", "separator",    "dtype",
+    "data",        "eval-every", "eval-tokens",  "log-every",    "sample",   "sample-every", "prompt",
+    "temperature", "top-k",      "gates-strict", "save-every",   NULL};
+enum { OF_MODEL = 9, OF_RESULT = 21 };
 
 const char *hy_options_kept(int i) { return kept[i]; }
+
+int hy_options_of_model(const char *name) {
+    for (int i = 0; i < OF_MODEL; i++)
+        if (!strcmp(kept[i], name)) return 1;
+    return 0;
+}
 
 int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows]; }
 
@@ -547,10 +564,10 @@ static gt_status set_kept(hy_options *o, const row *r, const char *text, const c
     return GT_OK;
 }
 
-/* 0 for hidden and layers is 'as the model says', and so no value of its own. */
+/* 0 for a size of the model is 'as the model says', and so no value of its own. */
 static int is_open(const hy_options *o, const row *r) {
     if (!o->given[r - rows]) return 1;
-    return (r->offset == AT(hidden) || r->offset == AT(layers)) && *(const int64_t *)((const char *)o + r->offset) == 0;
+    return r->kind == WHOLE && hy_options_of_model(r->name) && *(const int64_t *)((const char *)o + r->offset) == 0;
 }
 
 gt_status hy_options_take(hy_options *o, const char *name, const char *text, const char *file, int strict) {

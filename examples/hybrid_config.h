@@ -19,7 +19,8 @@ typedef struct hy_options {
     char data[HY_TEXT_MAX]; /* "" = the text that comes with the program */
     char separator[HY_TEXT_MAX];
     char model[HY_TEXT_MAX];
-    int64_t hidden, layers; /* 0 = as the model says */
+    /* 0 in these: as the model says, or the default that goes with the others */
+    int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn;
     int64_t steps, batch, seq, warmup, seed;
     double lr, min_lr, weight_decay, clip;
     int stateful;
@@ -62,6 +63,8 @@ void hy_options_text(const hy_options *options, const char *name, char text[HY_T
  * another value it stays; but with `strict` an option that changes the result is refused, unless it
  * is steps and larger. */
 gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file, int strict);
+/* Whether an option belongs to the model that the weights are of, and so can be no other with them. */
+int hy_options_of_model(const char *name);
 /* Whether the user gave this option. */
 int hy_options_given(const hy_options *options, const char *name);
 

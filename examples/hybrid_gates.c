@@ -281,29 +281,47 @@ hy_gate hy_gate_entropy(double entropy, int vocab) {
                  entropy, relative, vocab);
 }
 
+static const char training_against[] = "training that does not learn, or is about to diverge";
+
 hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double norm) {
-    static const char bounds[] = "falls, 0.5 to 1.5 (FAIL rises, >5)";
-    static const char against[] = "training that does not learn, or is about to diverge";
     int falls = loss < first_loss;
-    if (steps < 2) return skip("G3", "one step: no later loss to compare", bounds, against);
-    return judge("G3", falls && within(norm, 0.5, 1.5), falls && norm <= 5, bounds, against,
-                 "loss %.3f to %.3f in %lld steps, gradient %.2f", first_loss, loss, (long long)steps, norm);
+    return judge("G3", falls && within(norm, 0.5, 1.5), falls && norm <= 5, "falls, 0.5 to 1.5 (FAIL rises, >5)",
+                 training_against, "loss %.3f to %.3f in %lld steps, gradient %.2f", first_loss, loss, (long long)steps,
+                 norm);
+}
+
+hy_gate hy_gate_short_training(int64_t steps, double before, double after, double norm) {
+    int good = after < before && norm <= 5;
+    return judge("G3", good, 0, "falls, <5 (FAIL rises, >5)", training_against,
+                 "first batch %.3f to %.3f in %lld step%s, gradient %.2f", before, after, (long long)steps,
+                 steps == 1 ? "" : "s", norm);
 }
 
 hy_gate hy_gate_states(const hy_probe *p) {
     static const char bounds[] = "<0.99, >1e-8, >1e-6 (FAIL >0.9999, <1e-8, <1e-6)";
     static const char against[] = "states that are zero or frozen, layers that do nothing";
-    const double *c = p->state_cosine, *rms = p->state_rms;
+    char text[2][48] = {"", ""};
+    int lives = p->activation_variance > 1e-6, turns = 1, moves = 1;
     if (!p->state_tokens) return skip("G3.5", "one token: no second half", bounds, against);
-    int lives = rms[0] > 1e-8 && rms[1] > 1e-8 && p->activation_variance > 1e-6;
-    return judge("G3.5", lives && c[0] < 0.99 && c[1] < 0.99, lives && c[0] <= 0.9999 && c[1] <= 0.9999, bounds,
-                 against, "cosine %.3f %.3f, RMS %.2g %.2g, variance %.2g", c[0], c[1], rms[0], rms[1],
-                 p->activation_variance);
+    for (int k = 0; k < 2; k++) {
+        const double c = p->state_cosine[k], rms = p->state_rms[k];
+        if (!p->has[k]) continue; /* the model has the other branch alone */
+        lives &= rms > 1e-8;
+        turns &= c < 0.99;
+        moves &= c <= 0.9999;
+        snprintf(text[0] + strlen(text[0]), sizeof text[0] - strlen(text[0]), " %.3f", c);
+        snprintf(text[1] + strlen(text[1]), sizeof text[1] - strlen(text[1]), " %.2g", rms);
+    }
+    return judge("G3.5", lives && turns, lives && moves, bounds, against, "cosine%s, RMS%s, variance %.2g", text[0],
+                 text[1], p->activation_variance);
 }
 
-hy_gate hy_gate_balance(double ratio) {
-    return judge("G4", within(ratio, 0.3, 3), within(ratio, 0.1, 10), "0.3 to 3 (FAIL <0.1, >10)",
-                 "a branch that hardly learns beside the other", "RWKV / Mamba gradient %.3f", ratio);
+hy_gate hy_gate_balance(const hy_probe *p, double ratio) {
+    static const char bounds[] = "0.3 to 3 (FAIL <0.1, >10)";
+    static const char against[] = "a branch that hardly learns beside the other";
+    if (!p->has[0] || !p->has[1]) return skip("G4", "one branch alone: nothing to compare", bounds, against);
+    return judge("G4", within(ratio, 0.3, 3), within(ratio, 0.1, 10), bounds, against, "RWKV / Mamba gradient %.3f",
+                 ratio);
 }
 
 void hy_gates_print(const hy_screen *s, const hy_gate *gates, int count) {

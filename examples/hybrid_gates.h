@@ -28,16 +28,22 @@ hy_gate hy_gate_forward(const hy_probe *probe, int64_t counted, int64_t targets)
  * not depend on the input. */
 hy_gate hy_gate_entropy(double entropy, int vocab);
 
-/* G3: after `steps` steps the mean loss of the last ones, without the first, is under the first
- * loss, and their gradient norm before clipping is in bounds.  One step is not judged. */
+/* G3: after `steps` steps the mean loss of the last ones is under the first loss, and their gradient
+ * norm before clipping is in bounds. */
 hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double norm);
+
+/* The same of a run that is too short for that, as losses of different batches differ by more than a
+ * few steps change: `before` and `after` are the loss of the first batch, and the norm, which is
+ * still falling, has its upper bound alone. */
+hy_gate hy_gate_short_training(int64_t steps, double before, double after, double norm);
 
 /* G3.5: the states are not zero and still turn in the second half of a window, and layer outputs
  * differ.  A window of one token is not judged. */
 hy_gate hy_gate_states(const hy_probe *probe);
 
-/* G4: gradient norm of the RWKV branches over that of the Mamba branches. */
-hy_gate hy_gate_balance(double ratio);
+/* G4: gradient norm of the RWKV branches over that of the Mamba branches.  A model that has one of them
+ * alone is not judged. */
+hy_gate hy_gate_balance(const hy_probe *probe, double ratio);
 
 /* What it guards against stands in a line of its own, and so do the bounds if they do not fit beside
  * the values. */

@@ -215,17 +215,36 @@ gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
     return hy_flush(log->file, log->path);
 }
 
+/* Further columns of a row; one that is not finite is left empty. */
+static void write_numbers(FILE *file, const double *numbers, int count) {
+    for (int i = 0; i < count; i++)
+        if (isfinite(numbers[i]))
+            fprintf(file, ",%.6g", numbers[i]);
+        else
+            fputc(',', file);
+}
+
+/* Of a branch that the model has not there is nothing. */
+static void write_branches(FILE *file, const hy_probe *p) {
+    double numbers[5] = {p->branch_cosine, p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1]};
+    if (!p->has[0] || !p->has[1]) numbers[0] = (double)NAN;
+    for (int k = 0; k < 2; k++)
+        if (!p->has[k]) numbers[1 + k] = numbers[3 + k] = (double)NAN;
+    write_numbers(file, numbers, 5);
+}
+
 gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
     if (!log->file) return GT_OK;
     fprintf(log->file, "%lld,%lld,%.9g,", (long long)r->step, (long long)r->tokens, r->loss);
     if (!isnan(r->held_out)) fprintf(log->file, "%.9g", r->held_out);
-    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f,%.6g", r->grad_norm, r->rwkv_norm, r->mamba_norm, r->lr,
-            r->tokens_per_s, r->memory_mib, r->seconds, r->rwkv_norm / r->mamba_norm);
+    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f", r->grad_norm, r->rwkv_norm, r->mamba_norm, r->lr,
+            r->tokens_per_s, r->memory_mib, r->seconds);
+    write_numbers(log->file, &r->ratio, 1);
     if (r->probe)
-        fprintf(log->file, ",%.6g,%.6g,%.6g,%.6g,%.6g\n", r->probe->branch_cosine, r->probe->branch_rms[0],
-                r->probe->branch_rms[1], r->probe->branch_gain[0], r->probe->branch_gain[1]);
+        write_branches(log->file, r->probe);
     else
-        fputs(",,,,,\n", log->file);
+        fputs(",,,,,", log->file);
+    fputc('\n', log->file);
     return hy_flush(log->file, log->path);
 }
 

@@ -48,8 +48,9 @@ typedef struct hy_log {
 
 typedef struct hy_log_row {
     int64_t step, tokens;
-    double loss, held_out; /* held_out: NAN if it was not measured after this step */
-    double grad_norm, rwkv_norm, mamba_norm, lr, tokens_per_s, memory_mib, seconds;
+    double loss, held_out;                          /* held_out: NAN if it was not measured after this step */
+    double grad_norm, rwkv_norm, mamba_norm, ratio; /* ratio: NAN if there is one branch alone */
+    double lr, tokens_per_s, memory_mib, seconds;
     const hy_probe *probe; /* NULL: the branches were not looked at after this step */
 } hy_log_row;
 

@@ -17,12 +17,8 @@
 
 /* Sizes that the two papers' models share, whatever the width. */
 enum {
-    MIX_RANK = 32,   /* of the five data-dependent lerps */
-    DECAY_RANK = 64, /* of the decay */
-    STATE = 64,      /* Mamba-2 state size */
-    EXPAND = 2,      /* Mamba-2 inner width over hidden */
-    CONV = 4,        /* width of the convolution */
-    FFN = 4          /* FFN width over hidden */
+    MIX_RANK = 32,  /* of the five data-dependent lerps */
+    DECAY_RANK = 64 /* of the decay */
 };
 enum { MIXES = 5 }; /* what the token shift feeds: w, then k v r g */
 enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
@@ -36,18 +32,26 @@ const char *const hy_group_names[HY_GROUPS] = {"embed", "norm", "rwkv", "mamba",
 
 /* ---- configurations ------------------------------------------------------------------------ */
 
+/* NAME, what it is, mix, initial weight of RWKV, channels, layers, RWKV heads, which Mamba */
+#define MODEL(a, b, c, d, e, f, g, h)                                                                                  \
+    { .name = a, .about = b, .mix = c, .share = d, .hidden = e, .layers = f, .heads = g, .mamba = h }
 static const hy_config configs[] = {
-    {"HY", "per-channel gains on the normalised branches", HY_MIX_NORM, 128, 8, 4, 0.5f, 0},
-    {"GF", "gated: one sigmoid gate per token", HY_MIX_GATE, 128, 8, 4, 0.5f, 0},
-    {"GF-RH", "GF that starts RWKV-heavy, gate 0.7", HY_MIX_GATE, 128, 8, 4, 0.7f, 0},
-    {"GF-MH", "GF that starts Mamba-heavy, gate 0.3", HY_MIX_GATE, 128, 8, 4, 0.3f, 0},
-    {"WS", "weighted sum: one number per layer", HY_MIX_SCALAR, 128, 8, 4, 0.5f, 0},
-    {"RF", "RWKV plus a projection of Mamba", HY_MIX_RESIDUAL, 128, 8, 4, 0.5f, 0},
-    {"CP", "projection of both, concatenated", HY_MIX_CONCAT, 128, 8, 4, 0.5f, 0},
-    {"1M", "HY, 64 wide, 4 layers", HY_MIX_NORM, 64, 4, 4, 0.5f, 0},
-    {"5M", "HY, 128 wide, 8 layers", HY_MIX_NORM, 128, 8, 4, 0.5f, 0},
-    {"8M", "GF-MH, 192 wide, 8 layers", HY_MIX_GATE, 192, 8, 6, 0.3f, 0},
+    MODEL("HY", "per-channel gains on the normalised branches", HY_MIX_NORM, 0.5f, 128, 8, 4, 2),
+    MODEL("GF", "gated: one sigmoid gate per token", HY_MIX_GATE, 0.5f, 128, 8, 4, 2),
+    MODEL("GF-RH", "GF that starts RWKV-heavy, gate 0.7", HY_MIX_GATE, 0.7f, 128, 8, 4, 2),
+    MODEL("GF-MH", "GF that starts Mamba-heavy, gate 0.3", HY_MIX_GATE, 0.3f, 128, 8, 4, 2),
+    MODEL("WS", "weighted sum: one number per layer", HY_MIX_SCALAR, 0.5f, 128, 8, 4, 2),
+    MODEL("RF", "RWKV plus a projection of Mamba", HY_MIX_RESIDUAL, 0.5f, 128, 8, 4, 2),
+    MODEL("CP", "projection of both, concatenated", HY_MIX_CONCAT, 0.5f, 128, 8, 4, 2),
+    MODEL("1M", "HY, 64 wide, 4 layers", HY_MIX_NORM, 0.5f, 64, 4, 4, 2),
+    MODEL("5M", "HY, 128 wide, 8 layers", HY_MIX_NORM, 0.5f, 128, 8, 4, 2),
+    MODEL("8M", "GF-MH, 192 wide, 8 layers", HY_MIX_GATE, 0.3f, 192, 8, 6, 2),
+    MODEL("HY-M1", "HY with Mamba-1 in the place of Mamba-2", HY_MIX_NORM, 0.5f, 128, 8, 4, 1),
+    MODEL("RWKV-6", "RWKV-6 alone", HY_MIX_RWKV, 0.5f, 128, 8, 4, 2),
+    MODEL("Mamba-2", "Mamba-2 alone", HY_MIX_MAMBA, 0.5f, 128, 8, 4, 2),
+    MODEL("Mamba-1", "Mamba-1 alone", HY_MIX_MAMBA, 0.5f, 128, 8, 4, 1),
 };
+#undef MODEL
 
 const hy_config *hy_model_list(int *count) {
     *count = (int)(sizeof configs / sizeof configs[0]);
@@ -60,8 +64,29 @@ static gt_status check_number(const char *name, int64_t value, int64_t min, int6
                    (long long)max);
 }
 
-/* Fills in heads, checks all. */
-static gt_status resolve_config(hy_config *c) {
+/* Sizes of the Mamba branch and of the FFN. */
+static gt_status resolve_mamba(hy_config *c) {
+    if (!c->mamba) c->mamba = 2;
+    TRY(check_number("mamba", c->mamba, 1, 2));
+    if (!c->state) c->state = c->mamba == 1 ? 16 : 64;
+    TRY(check_number("d-state", c->state, 8, 256));
+    if (c->state % 8) return hy_fail(GT_ERROR_VALUE, "d-state = %d: must be a multiple of 8", c->state);
+    if (!c->expand) c->expand = 2;
+    TRY(check_number("expand", c->expand, 1, 8));
+    const int inner = c->expand * c->hidden;
+    if (!c->mamba_head) c->mamba_head = c->mamba == 1 ? 1 : inner % 64 == 0 ? 64 : inner % 32 == 0 ? 32 : 16;
+    if (c->mamba == 1 && c->mamba_head != 1)
+        return hy_fail(GT_ERROR_VALUE, "mamba-head = %d: Mamba-1 has a state per channel, no heads", c->mamba_head);
+    TRY(check_number("mamba-head", c->mamba_head, 1, 256));
+    if (inner % c->mamba_head)
+        return hy_fail(GT_ERROR_VALUE, "mamba-head = %d: must divide expand x hidden = %d", c->mamba_head, inner);
+    if (!c->conv) c->conv = 4;
+    TRY(check_number("d-conv", c->conv, 2, 4));
+    if (!c->ffn) c->ffn = 4;
+    return check_number("ffn", c->ffn, 1, 16);
+}
+
+gt_status hy_config_resolve(hy_config *c) {
     TRY(check_number("hidden", c->hidden, 16, 1 << 16));
     if (c->hidden % 16) return hy_fail(GT_ERROR_VALUE, "hidden = %d: must be a multiple of 16", c->hidden);
     TRY(check_number("layers", c->layers, 1, HY_MAX_LAYERS));
@@ -69,11 +94,14 @@ static gt_status resolve_config(hy_config *c) {
     TRY(check_number("heads", c->heads, 1, c->hidden));
     if (c->hidden % c->heads)
         return hy_fail(GT_ERROR_VALUE, "heads = %d: must divide hidden = %d", c->heads, c->hidden);
-    TRY(check_number("mix", c->mix, HY_MIX_NORM, HY_MIX_CONCAT));
+    if (c->hidden / c->heads > 256)
+        return hy_fail(GT_ERROR_VALUE, "heads = %d: heads of %d channels; at most 256 are possible", c->heads,
+                       c->hidden / c->heads);
+    TRY(check_number("mix", c->mix, HY_MIX_NORM, HY_MIX_MAMBA));
     TRY(check_number("stateful", c->stateful, 0, 1));
     if (!(c->share > 0 && c->share < 1))
         return hy_fail(GT_ERROR_VALUE, "share = %g: must be between 0 and 1", c->share);
-    return GT_OK;
+    return resolve_mamba(c);
 }
 
 /* ---- the model ----------------------------------------------------------------------------- */
@@ -86,10 +114,12 @@ typedef struct layer_params {
     int decay_base, decay_down, decay_up;              /* [C] [64,C] [C,64] */
     int bonus, projections;                            /* [C] [4,C,C]: k v r g */
     int head_gamma, head_beta, rwkv_out;               /* [C] [C] [C,C] */
-    int in, conv_weight, conv_bias;                    /* [2I+2S+Hm,C] [I+2S,4] [I+2S] */
+    int in, conv_weight, conv_bias;                    /* [2I+2S+Hm,C] [I+2S,W] [I+2S] */
     int dt_bias, A_log, Dskip, mamba_norm, mamba_out;  /* [Hm] [Hm] [Hm] [I] [C,I] */
+    int select, dt;                                    /* Mamba-1: [2S+R,I] [I,R], and in [2I,C], conv_... [I,W] [I],
+                                                          dt_bias [I], A_log [I,S], Dskip [I], no norm */
     int gain_a, gain_b, gate_weight, gate_bias, joint; /* [C] [C] [2,C] [1] [C,C] or [C,2C] */
-    int ffn_norm, up, down;                            /* [C] [4C,C] [C,4C] */
+    int ffn_norm, up, down;                            /* [C] [F,C] [C,F] */
 } layer_params;
 enum { LAYER_PARAMS = sizeof(layer_params) / sizeof(int) };
 
@@ -105,14 +135,15 @@ typedef struct layer_acts {
     float *decay;          /* [M,C] raw decay, fp32 */
     void *kvrg;            /* [4,M,C] */
     void *wkv, *wkv_gated; /* [M,C] */
-    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row */
-    float *A;              /* [Hm] */
-    void *conv;            /* [M,I+2S]: x, B, C */
-    void *ssd, *ssd_gated; /* [M,I] */
+    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row.  Mamba-1: [M,2I]: z, x */
+    float *A;              /* [Hm]; Mamba-1: [I,S] */
+    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x */
+    void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C, and what dt is made from; [M,I] */
+    void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has the latter alone */
     void *branches;        /* a and b, see branch_b */
     float *gate;           /* [M] */
     void *middle;          /* [M,C] after the mix */
-    void *up, *act;        /* [M,4C] */
+    void *up, *act;        /* [M,F] */
     void *wkv_saved, *ssd_saved, *up_saved;
 } layer_acts;
 
@@ -120,7 +151,7 @@ typedef struct layer_acts {
 typedef struct grad_acts {
     void *x, *part;        /* [M,C] of the residual stream; of one contribution to it */
     void *branches, *norm; /* as in layer_acts */
-    void *act;             /* [M,4C] */
+    void *act;             /* [M,F] */
     void *wkv_gated, *wkv; /* [M,C] */
     void *kvrg;            /* [4,M,C] */
     float *decay;          /* [M,C] fp32 */
@@ -130,15 +161,16 @@ typedef struct grad_acts {
     void *lora, *shifted;  /* [M,5*32] [M,C] */
     void *ssd_gated, *ssd; /* [M,I] */
     void *conv, *in;       /* as in layer_acts */
-    float *A;              /* [Hm] */
+    void *select, *dt;
+    float *A;
 } grad_acts;
 
 /* Recurrent states of B sequences, all layers; fp32. */
 typedef struct state_set {
     int64_t B;
     float *wkv;   /* [L,B,H,N,N] */
-    float *ssd;   /* [L,B,Hm,P,S] */
-    float *conv;  /* [L,B,I+2S,3] */
+    float *ssd;   /* [L,B,Hm,P,S]; Mamba-1: [L,B,I,S] */
+    float *conv;  /* [L,B,conv_rows,W-1] */
     float *shift; /* [L,B,C] */
 } state_set;
 
@@ -158,6 +190,8 @@ struct hy_model {
     int64_t V, B, T, M; /* vocabulary; batch as planned */
     int64_t C, L, H, N; /* hidden, layers, RWKV heads and their size */
     int64_t I, Hm, P;   /* Mamba inner width, heads and their size */
+    int64_t S, R, W;    /* Mamba state size; Mamba-1: rank of dt; width of the convolution */
+    int64_t F;          /* width of the FFN */
     uint64_t seed;
 
     param_info *params;
@@ -194,10 +228,24 @@ struct hy_model {
 
 const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
 
-static int64_t in_rows(const hy_model *m) { return 2 * m->I + 2 * STATE + m->Hm; }
+static int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
+static int has_mamba(const hy_model *m) { return m->config.mix != HY_MIX_RWKV; }
+static int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
+static int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
+
+static int64_t in_rows(const hy_model *m) { return 2 * m->I + (is_mamba1(m) ? 0 : 2 * m->S + m->Hm); }
 /* Their length in memory: padded, so that each begins at a multiple of 16 bytes. */
 static int64_t in_row(const hy_model *m) { return (in_rows(m) + 7) / 8 * 8; }
-static int64_t conv_rows(const hy_model *m) { return m->I + 2 * STATE; }
+static int64_t conv_rows(const hy_model *m) { return m->I + (is_mamba1(m) ? 0 : 2 * m->S); }
+static int64_t select_row(const hy_model *m) { return 2 * m->S + m->R; }
+/* A and its logarithm. */
+static int64_t A_numbers(const hy_model *m) { return is_mamba1(m) ? m->I * m->S : m->Hm; }
+
+/* Numbers of a sequence's states in one layer. */
+static int64_t wkv_numbers(const hy_model *m) { return has_rwkv(m) ? m->H * m->N * m->N : 0; }
+static int64_t ssm_numbers(const hy_model *m) { return has_mamba(m) ? m->I * m->S : 0; }
+static int64_t conv_numbers(const hy_model *m) { return has_mamba(m) ? conv_rows(m) * (m->W - 1) : 0; }
+static int64_t shift_numbers(const hy_model *m) { return has_rwkv(m) ? m->C : 0; }
 
 static size_t act_bytes(const hy_model *m) { return m->be->dtype == GT_F32 ? m->be->fp32_bytes : 2; }
 
@@ -208,11 +256,13 @@ static float *fp32_at(const hy_model *m, float *numbers, int64_t i) {
 }
 
 /* The two branch outputs lie side by side in rows of 2C where one projection reads both, else one
- * after the other. */
+ * after the other.  A branch alone has them for itself. */
 static int64_t branch_row(const hy_model *m) { return m->config.mix == HY_MIX_CONCAT ? 2 * m->C : m->C; }
 static void *branch_b(const hy_model *m, const pass *p, void *branches) {
+    if (!has_rwkv(m)) return branches;
     return act_at(m, branches, m->config.mix == HY_MIX_CONCAT ? m->C : p->M * m->C);
 }
+static int64_t branch_columns(const hy_model *m) { return is_single(m) ? m->C : 2 * m->C; }
 
 /* ---- parameters ---------------------------------------------------------------------------- */
 
@@ -305,6 +355,12 @@ static void init_A_log(const hy_model *m, const param_info *p, random_state *r, 
     for (int64_t i = 0; i < p->shown.count; i++) x[i] = log(p->a + (p->b - p->a) * random_uniform(r));
 }
 
+/* log 1 to log S in every row */
+static void init_A_log_rows(const hy_model *m, const param_info *p, random_state *r, double *x) {
+    (void)r;
+    for (int64_t i = 0; i < p->shown.count; i++) x[i] = log((double)(i % m->S + 1));
+}
+
 /* Identity blocks side by side, times a and b. */
 static void init_joint(const hy_model *m, const param_info *p, random_state *r, double *x) {
     int64_t columns = p->shown.shape[1];
@@ -378,12 +434,19 @@ static void add_rwkv_params(hy_model *m, int l, layer_params *p, double out_gain
 
 static void add_mamba_params(hy_model *m, int l, layer_params *p, double out_gain) {
     p->in = add_matrix(m, l, "mamba.in", HY_MAMBA, in_rows(m), m->C, matrix_gain);
-    p->conv_weight = add_param(m, l, "mamba.conv_weight", HY_MAMBA, 0, conv_rows(m), CONV, 0, init_uniform, -0.5, 0.5);
+    p->conv_weight = add_param(m, l, "mamba.conv_weight", HY_MAMBA, 0, conv_rows(m), m->W, 0, init_uniform, -0.5, 0.5);
     p->conv_bias = add_vector(m, l, "mamba.conv_bias", HY_MAMBA, conv_rows(m), 0);
     p->dt_bias = add_param(m, l, "mamba.dt_bias", HY_MAMBA, 0, m->Hm, 0, 0, init_dt_bias, 1e-3, 1e-1);
-    p->A_log = add_param(m, l, "mamba.A_log", HY_MAMBA, 0, m->Hm, 0, 0, init_A_log, 1, 16);
+    if (is_mamba1(m)) {
+        const double rank = 1 / sqrt((double)m->R);
+        p->select = add_matrix(m, l, "mamba.select", HY_MAMBA, select_row(m), m->I, matrix_gain);
+        p->dt = add_param(m, l, "mamba.dt", HY_MAMBA, 1, m->I, m->R, 0, init_uniform, -rank, rank);
+        p->A_log = add_param(m, l, "mamba.A_log", HY_MAMBA, 0, m->I, m->S, 0, init_A_log_rows, 0, 0);
+    } else {
+        p->A_log = add_param(m, l, "mamba.A_log", HY_MAMBA, 0, m->Hm, 0, 0, init_A_log, 1, 16);
+    }
     p->Dskip = add_vector(m, l, "mamba.Dskip", HY_MAMBA, m->Hm, 1);
-    p->mamba_norm = add_vector(m, l, "mamba.norm", HY_MAMBA, m->I, 1);
+    if (!is_mamba1(m)) p->mamba_norm = add_vector(m, l, "mamba.norm", HY_MAMBA, m->I, 1);
     p->mamba_out = add_matrix(m, l, "mamba.out", HY_MAMBA, m->C, m->I, out_gain);
 }
 
@@ -406,6 +469,8 @@ static void add_mix_params(hy_model *m, int l, layer_params *p) {
     case HY_MIX_CONCAT:
         p->joint = add_param(m, l, "mix.projection", HY_MIXING, 1, m->C, 2 * m->C, 0, init_joint, share, 1 - share);
         break;
+    case HY_MIX_RWKV:
+    case HY_MIX_MAMBA: break;
     }
 }
 
@@ -415,12 +480,12 @@ static void add_all_params(hy_model *m) {
     for (int l = 0; l < m->L; l++) {
         layer_params *p = &m->layer[l];
         p->norm = add_vector(m, l, "norm", HY_NORM, m->C, 1);
-        add_rwkv_params(m, l, p, out_gain);
-        add_mamba_params(m, l, p, out_gain);
+        if (has_rwkv(m)) add_rwkv_params(m, l, p, out_gain);
+        if (has_mamba(m)) add_mamba_params(m, l, p, out_gain);
         add_mix_params(m, l, p);
         p->ffn_norm = add_vector(m, l, "ffn.norm", HY_NORM, m->C, 1);
-        p->up = add_matrix(m, l, "ffn.up", HY_FFN, FFN * m->C, m->C, matrix_gain);
-        p->down = add_matrix(m, l, "ffn.down", HY_FFN, m->C, FFN * m->C, out_gain);
+        p->up = add_matrix(m, l, "ffn.up", HY_FFN, m->F, m->C, matrix_gain);
+        p->down = add_matrix(m, l, "ffn.down", HY_FFN, m->C, m->F, out_gain);
     }
     m->final_norm = add_vector(m, -1, "final_norm", HY_NORM, m->C, 1);
 }
@@ -529,6 +594,16 @@ static linear mamba_out_of(const hy_model *m, int l, const pass *p) {
                     .x = m->acts[l].ssd_gated, .y = branch_b(m, p, m->acts[l].branches),
                     .y_row = branch_row(m)};
 }
+/* Mamba-1: B, C and what dt is made from, of x behind the convolution */
+static linear select_of(const hy_model *m, int l) {
+    return (linear){.inputs = m->I, .outputs = select_row(m), .weight = m->layer[l].select,
+                    .x = m->acts[l].conv, .y = m->acts[l].select};
+}
+static linear dt_of(const hy_model *m, int l) {
+    return (linear){.inputs = m->R, .outputs = m->I, .weight = m->layer[l].dt,
+                    .x = act_at(m, m->acts[l].select, 2 * m->S), .x_row = select_row(m),
+                    .y = m->acts[l].dt};
+}
 /* RF: reads b; CP: reads the rows [a; b] */
 static linear joint_of(const hy_model *m, int l, const pass *p) {
     int both = m->config.mix == HY_MIX_CONCAT;
@@ -537,7 +612,7 @@ static linear joint_of(const hy_model *m, int l, const pass *p) {
                     .x = both ? branches : branch_b(m, p, branches), .y = m->acts[l].middle};
 }
 static linear ffn_down_of(const hy_model *m, int l, void *y) {
-    return (linear){.inputs = FFN * m->C, .outputs = m->C, .weight = m->layer[l].down,
+    return (linear){.inputs = m->F, .outputs = m->C, .weight = m->layer[l].down,
                     .x = m->acts[l].act, .y = y};
 }
 
@@ -570,16 +645,16 @@ static gt_status linear_backward(const hy_model *m, linear k, const void *dy, vo
 
 /* State of layer l in a set; NULL without a set. */
 static float *wkv_state(const hy_model *m, const state_set *s, int l) {
-    return s ? fp32_at(m, s->wkv, l * s->B * m->H * m->N * m->N) : NULL;
+    return s ? fp32_at(m, s->wkv, l * s->B * wkv_numbers(m)) : NULL;
 }
 static float *ssd_state(const hy_model *m, const state_set *s, int l) {
-    return s ? fp32_at(m, s->ssd, l * s->B * m->Hm * m->P * STATE) : NULL;
+    return s ? fp32_at(m, s->ssd, l * s->B * ssm_numbers(m)) : NULL;
 }
 static float *conv_state(const hy_model *m, const state_set *s, int l) {
-    return s ? fp32_at(m, s->conv, l * s->B * conv_rows(m) * (CONV - 1)) : NULL;
+    return s ? fp32_at(m, s->conv, l * s->B * conv_numbers(m)) : NULL;
 }
 static float *shift_state(const hy_model *m, const state_set *s, int l) {
-    return s ? fp32_at(m, s->shift, l * s->B * m->C) : NULL;
+    return s ? fp32_at(m, s->shift, l * s->B * shift_numbers(m)) : NULL;
 }
 
 static gt_norm_gate_args norm_of(const hy_model *m, int l, const pass *p) {
@@ -650,7 +725,7 @@ static gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pass *p) {
 /* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm]. */
 static gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
-    return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = CONV,
+    return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = m->W,
                             .dtype = m->be->dtype, .activation = GT_ACT_SILU,
                             .accumulate = m->accumulate, .x = act_at(m, a->in, m->I),
                             .weight = value_of(m, m->layer[l].conv_weight),
@@ -665,15 +740,15 @@ static gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
 }
 
 static hy_map_args A_of(const hy_model *m, int l) {
-    return (hy_map_args){.n = m->Hm, .dtype = GT_F32, .function = HY_NEG_EXP,
+    return (hy_map_args){.n = A_numbers(m), .dtype = GT_F32, .function = HY_NEG_EXP,
                          .accumulate = m->accumulate, .x = value_of(m, m->layer[l].A_log),
                          .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
 }
 
 static gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
-    int64_t conv = conv_rows(m), B = m->I, C = m->I + STATE, dt = m->I + conv;
-    return (gt_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = STATE,
+    int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;
+    return (gt_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = m->S,
                          .dtype = m->be->dtype, .softplus = 1, .accumulate = m->accumulate, .x = a->conv,
                          .dt = act_at(m, a->in, dt), .A = a->A, .Bm = act_at(m, a->conv, B),
                          .Cm = act_at(m, a->conv, C), .Dskip = value_of(m, m->layer[l].Dskip),
@@ -690,6 +765,28 @@ static gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
                          .dCm_stride = {.t = conv}, .saved = p->keep_saved ? a->ssd_saved : NULL,
                          .saved_bytes = p->keep_saved ? m->ssd_saved_bytes : 0,
                          .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+/* Mamba-1: the gate is part of the scan. */
+static gt_selective_scan_args scan_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    const gt_stride4 rows = {.t = select_row(m)};
+    return (gt_selective_scan_args){.B = p->B, .T = p->T, .D = m->I, .N = m->S, .dtype = m->be->dtype,
+                                    .softplus = 1, .accumulate = m->accumulate, .u = a->conv, .dt = a->dt,
+                                    .A = a->A, .Bm = a->select, .Cm = act_at(m, a->select, m->S),
+                                    .Dskip = value_of(m, m->layer[l].Dskip), .z = a->in,
+                                    .dt_bias = value_of(m, m->layer[l].dt_bias),
+                                    .state_in = ssd_state(m, p->in, l), .y = a->ssd_gated,
+                                    .state_out = ssd_state(m, p->out, l), .dy = m->grad.ssd_gated,
+                                    .du = m->grad.conv, .ddt = m->grad.dt, .dz = m->grad.in,
+                                    .dBm = m->grad.select, .dCm = act_at(m, m->grad.select, m->S),
+                                    .dA = m->grad.A, .dDskip = grad_of(m, m->layer[l].Dskip),
+                                    .ddt_bias = grad_of(m, m->layer[l].dt_bias),
+                                    .z_stride = {.t = in_row(m)}, .dz_stride = {.t = in_row(m)},
+                                    .Bm_stride = rows, .Cm_stride = rows, .dBm_stride = rows, .dCm_stride = rows,
+                                    .saved = p->keep_saved ? a->ssd_saved : NULL,
+                                    .saved_bytes = p->keep_saved ? m->ssd_saved_bytes : 0,
+                                    .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
 static gt_norm_gate_args mamba_norm_of(const hy_model *m, int l, const pass *p) {
@@ -733,7 +830,7 @@ static hy_gate_mix_args gate_mix_of(const hy_model *m, int l, const pass *p) {
 
 static gt_rmsnorm_linear_args up_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
-    return (gt_rmsnorm_linear_args){.M = p->M, .D = m->C, .O = FFN * m->C, .dtype = m->be->dtype,
+    return (gt_rmsnorm_linear_args){.M = p->M, .D = m->C, .O = m->F, .dtype = m->be->dtype,
                                     .eps = model_eps, .accumulate = m->accumulate, .x = a->middle,
                                     .weight = weight_of(m, m->layer[l].up),
                                     .gamma = value_of(m, m->layer[l].ffn_norm), .y = a->up,
@@ -747,7 +844,7 @@ static gt_rmsnorm_linear_args up_of(const hy_model *m, int l, const pass *p) {
 }
 
 static hy_map_args gelu_of(const hy_model *m, int l, const pass *p) {
-    return (hy_map_args){.n = p->M * FFN * m->C, .dtype = m->be->dtype, .function = HY_GELU,
+    return (hy_map_args){.n = p->M * m->F, .dtype = m->be->dtype, .function = HY_GELU,
                          .x = m->acts[l].up, .y = m->acts[l].act, .dy = m->grad.act,
                          .dx = m->grad.act};
 }
@@ -816,10 +913,8 @@ static float *take_fp32(arena *a, const hy_model *m, int64_t n) {
     return (float *)take(a, (size_t)n * m->be->fp32_bytes);
 }
 
-static void take_layer(arena *a, hy_model *m, layer_acts *x) {
+static void take_rwkv(arena *a, hy_model *m, layer_acts *x) {
     int64_t M = m->M, MC = m->M * m->C;
-    x->x = take_acts(a, m, MC);
-    x->norm = take_acts(a, m, MC);
     x->shifted = take_acts(a, m, MC);
     x->lora = take_acts(a, m, M * MIXES * MIX_RANK);
     x->offsets = take_acts(a, m, MIXES * MC);
@@ -829,18 +924,35 @@ static void take_layer(arena *a, hy_model *m, layer_acts *x) {
     x->kvrg = take_acts(a, m, PROJECTIONS * MC);
     x->wkv = take_acts(a, m, MC);
     x->wkv_gated = take_acts(a, m, MC);
+    x->wkv_saved = take(a, m->wkv_saved_bytes);
+}
+
+static void take_mamba(arena *a, hy_model *m, layer_acts *x) {
+    int64_t M = m->M;
     x->in = take_acts(a, m, M * in_row(m));
-    x->A = take_fp32(a, m, m->Hm);
+    x->A = take_fp32(a, m, A_numbers(m));
     x->conv = take_acts(a, m, M * conv_rows(m));
-    x->ssd = take_acts(a, m, M * m->I);
+    if (is_mamba1(m)) {
+        x->select = take_acts(a, m, M * select_row(m));
+        x->dt = take_acts(a, m, M * m->I);
+    } else {
+        x->ssd = take_acts(a, m, M * m->I);
+    }
     x->ssd_gated = take_acts(a, m, M * m->I);
-    x->branches = take_acts(a, m, 2 * MC);
+    x->ssd_saved = take(a, m->ssd_saved_bytes);
+}
+
+static void take_layer(arena *a, hy_model *m, layer_acts *x) {
+    int64_t M = m->M, MC = m->M * m->C;
+    x->x = take_acts(a, m, MC);
+    x->norm = take_acts(a, m, MC);
+    if (has_rwkv(m)) take_rwkv(a, m, x);
+    if (has_mamba(m)) take_mamba(a, m, x);
+    x->branches = take_acts(a, m, M * branch_columns(m));
     x->gate = take_fp32(a, m, M);
     x->middle = take_acts(a, m, MC);
-    x->up = take_acts(a, m, FFN * MC);
-    x->act = take_acts(a, m, FFN * MC);
-    x->wkv_saved = take(a, m->wkv_saved_bytes);
-    x->ssd_saved = take(a, m->ssd_saved_bytes);
+    x->up = take_acts(a, m, M * m->F);
+    x->act = take_acts(a, m, M * m->F);
     x->up_saved = take(a, m->up_saved_bytes);
 }
 
@@ -857,14 +969,9 @@ static void take_activations(arena *a, hy_model *m) {
     m->entropy = take_fp32(a, m, m->M);
 }
 
-static void take_backward(arena *a, hy_model *m) {
+static void take_rwkv_backward(arena *a, hy_model *m) {
     grad_acts *g = &m->grad;
     int64_t M = m->M, MC = m->M * m->C;
-    g->x = take_acts(a, m, MC);
-    g->part = take_acts(a, m, MC);
-    g->branches = take_acts(a, m, 2 * MC);
-    g->norm = take_acts(a, m, MC);
-    g->act = take_acts(a, m, FFN * MC);
     g->wkv_gated = take_acts(a, m, MC);
     g->wkv = take_acts(a, m, MC);
     g->kvrg = take_acts(a, m, PROJECTIONS * MC);
@@ -875,20 +982,42 @@ static void take_backward(arena *a, hy_model *m) {
     g->offsets = take_acts(a, m, MIXES * MC);
     g->lora = take_acts(a, m, M * MIXES * MIX_RANK);
     g->shifted = take_acts(a, m, MC);
+}
+
+static void take_mamba_backward(arena *a, hy_model *m) {
+    grad_acts *g = &m->grad;
+    int64_t M = m->M;
     g->ssd_gated = take_acts(a, m, M * m->I);
-    g->ssd = take_acts(a, m, M * m->I);
+    if (is_mamba1(m)) {
+        g->select = take_acts(a, m, M * select_row(m));
+        g->dt = take_acts(a, m, M * m->I);
+    } else {
+        g->ssd = take_acts(a, m, M * m->I);
+    }
     g->conv = take_acts(a, m, M * conv_rows(m));
     g->in = take_acts(a, m, M * in_row(m));
-    g->A = take_fp32(a, m, m->Hm);
+    g->A = take_fp32(a, m, A_numbers(m));
+}
+
+static void take_backward(arena *a, hy_model *m) {
+    grad_acts *g = &m->grad;
+    int64_t M = m->M, MC = m->M * m->C;
+    g->x = take_acts(a, m, MC);
+    g->part = take_acts(a, m, MC);
+    g->branches = take_acts(a, m, M * branch_columns(m));
+    g->norm = take_acts(a, m, MC);
+    g->act = take_acts(a, m, M * m->F);
+    if (has_rwkv(m)) take_rwkv_backward(a, m);
+    if (has_mamba(m)) take_mamba_backward(a, m);
 }
 
 static void take_states(arena *a, const hy_model *m, state_set *s, int64_t B) {
     int64_t LB = m->L * B;
     s->B = B;
-    s->wkv = take_fp32(a, m, LB * m->H * m->N * m->N);
-    s->ssd = take_fp32(a, m, LB * m->Hm * m->P * STATE);
-    s->conv = take_fp32(a, m, LB * conv_rows(m) * (CONV - 1));
-    s->shift = take_fp32(a, m, LB * m->C);
+    s->wkv = take_fp32(a, m, LB * wkv_numbers(m));
+    s->ssd = take_fp32(a, m, LB * ssm_numbers(m));
+    s->conv = take_fp32(a, m, LB * conv_numbers(m));
+    s->shift = take_fp32(a, m, LB * shift_numbers(m));
 }
 
 static void take_weights(arena *a, hy_model *m) {
@@ -906,8 +1035,8 @@ static void take_weights(arena *a, hy_model *m) {
 
 /* Columns of the widest array of activations. */
 static int64_t widest(const hy_model *m) {
-    int64_t most = FFN * m->C;
-    if (most < in_rows(m)) most = in_rows(m);
+    int64_t most = m->F > m->C ? m->F : m->C;
+    if (has_mamba(m) && most < in_rows(m)) most = in_rows(m);
     return most < m->V ? m->V : most;
 }
 
@@ -949,30 +1078,52 @@ static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size
     if (saved && p->keep_saved) *saved = need->saved;
 }
 
+static gt_status ask_norm(hy_model *m, const pass *p, gt_norm_gate_args norm) {
+    gt_workspace need;
+    TRY(m->be->norm_gate_workspace(m->be, &norm, &need));
+    note_need(m, p, &need, NULL);
+    return GT_OK;
+}
+
+static gt_status ask_rwkv(hy_model *m, const pass *p) {
+    gt_wkv6_args wkv6 = wkv6_of(m, 0, p);
+    gt_workspace need;
+    TRY(ask_norm(m, p, head_norm_of(m, 0, p)));
+    TRY(m->be->wkv6_workspace(m->be, &wkv6, &need));
+    note_need(m, p, &need, &m->wkv_saved_bytes);
+    return GT_OK;
+}
+
+static gt_status ask_mamba(hy_model *m, const pass *p) {
+    gt_conv1d_args conv1d = conv1d_of(m, 0, p);
+    gt_workspace need;
+    TRY(m->be->conv1d_workspace(m->be, &conv1d, &need));
+    note_need(m, p, &need, NULL);
+    if (is_mamba1(m)) {
+        gt_selective_scan_args scan = scan_of(m, 0, p);
+        TRY(m->be->selective_scan_workspace(m->be, &scan, &need));
+    } else {
+        gt_ssd_args ssd = ssd_of(m, 0, p);
+        TRY(ask_norm(m, p, mamba_norm_of(m, 0, p)));
+        TRY(m->be->ssd_workspace(m->be, &ssd, &need));
+    }
+    note_need(m, p, &need, &m->ssd_saved_bytes);
+    return GT_OK;
+}
+
 /* Asks all operators for one way of running the layers. */
 static gt_status ask_workspace(hy_model *m, const pass *p) {
     hy_backend *be = m->be;
-    gt_norm_gate_args norms[] = {norm_of(m, 0, p), head_norm_of(m, 0, p), mamba_norm_of(m, 0, p)};
-    gt_wkv6_args wkv6 = wkv6_of(m, 0, p);
-    gt_ssd_args ssd = ssd_of(m, 0, p);
-    gt_conv1d_args conv1d = conv1d_of(m, 0, p);
     gt_rmsnorm_linear_args up = up_of(m, 0, p), head = head_of(m, p, 0);
     gt_workspace need;
-    for (int i = 0; i < 3; i++) {
-        TRY(be->norm_gate_workspace(be, &norms[i], &need));
-        note_need(m, p, &need, NULL);
-    }
+    TRY(ask_norm(m, p, norm_of(m, 0, p)));
     if (m->config.mix == HY_MIX_NORM) {
         gt_norm_mix_args mix = norm_mix_of(m, 0, p);
         TRY(be->norm_mix_workspace(be, &mix, &need));
         note_need(m, p, &need, NULL);
     }
-    TRY(be->conv1d_workspace(be, &conv1d, &need));
-    note_need(m, p, &need, NULL);
-    TRY(be->wkv6_workspace(be, &wkv6, &need));
-    note_need(m, p, &need, &m->wkv_saved_bytes);
-    TRY(be->ssd_workspace(be, &ssd, &need));
-    note_need(m, p, &need, &m->ssd_saved_bytes);
+    if (has_rwkv(m)) TRY(ask_rwkv(m, p));
+    if (has_mamba(m)) TRY(ask_mamba(m, p));
     TRY(be->rmsnorm_linear_workspace(be, &up, &need));
     note_need(m, p, &need, &m->up_saved_bytes);
     TRY(be->rmsnorm_linear_workspace(be, &head, &need));
@@ -1019,7 +1170,7 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
 static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, int B, int T, uint64_t seed,
                             hy_model **model) {
     hy_config c = *config;
-    TRY(resolve_config(&c));
+    TRY(hy_config_resolve(&c));
     TRY(check_number("vocab", vocab, 1, 1 << 20));
     TRY(check_number("batch", B, 1, 1 << 20));
     TRY(check_number("seq", T, 1, 1 << 20));
@@ -1028,7 +1179,8 @@ static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, 
     m->be = be, m->config = c, m->seed = seed, m->loss_scale = 1;
     m->V = vocab, m->B = B, m->T = T, m->M = (int64_t)B * T;
     m->C = c.hidden, m->L = c.layers, m->H = c.heads, m->N = m->C / m->H;
-    m->I = EXPAND * m->C, m->P = m->I % 64 ? 32 : 64, m->Hm = m->I / m->P;
+    m->I = c.expand * m->C, m->P = c.mamba_head, m->Hm = m->I / m->P;
+    m->S = c.state, m->R = (m->C / 16 + 7) / 8 * 8, m->W = c.conv, m->F = c.ffn * m->C;
     m->params = calloc((size_t)(m->L * LAYER_PARAMS + 2), sizeof *m->params);
     if (!m->params) {
         free(m);
@@ -1047,7 +1199,7 @@ void hy_model_destroy(hy_model *m) {
 }
 
 gt_status hy_model_plan(hy_backend *be, const hy_config *config, int vocab, int B, int T, hy_plan *plan) {
-    hy_model *m;
+    hy_model *m = NULL;
     TRY(make_model(be, config, vocab, B, T, 0, &m));
     gt_status status = plan_memory(m, plan);
     hy_model_destroy(m);
@@ -1076,10 +1228,10 @@ static gt_status write_tables(hy_model *m) {
 static gt_status zero_states(const hy_model *m, const state_set *s) {
     int64_t LB = m->L * s->B;
     size_t fp32 = m->be->fp32_bytes;
-    TRY(m->be->zero(m->be, s->wkv, (size_t)(LB * m->H * m->N * m->N) * fp32));
-    TRY(m->be->zero(m->be, s->ssd, (size_t)(LB * m->Hm * m->P * STATE) * fp32));
-    TRY(m->be->zero(m->be, s->conv, (size_t)(LB * conv_rows(m) * (CONV - 1)) * fp32));
-    return m->be->zero(m->be, s->shift, (size_t)(LB * m->C) * fp32);
+    TRY(m->be->zero(m->be, s->wkv, (size_t)(LB * wkv_numbers(m)) * fp32));
+    TRY(m->be->zero(m->be, s->ssd, (size_t)(LB * ssm_numbers(m)) * fp32));
+    TRY(m->be->zero(m->be, s->conv, (size_t)(LB * conv_numbers(m)) * fp32));
+    return m->be->zero(m->be, s->shift, (size_t)(LB * shift_numbers(m)) * fp32);
 }
 
 /* Memory, tables and initial values of a planned model. */
@@ -1094,7 +1246,7 @@ static gt_status fill_model(hy_model *m) {
     optimizer = (size_t)m->param_total * m->be->fp32_bytes;
     TRY(m->be->zero(m->be, m->grads, optimizer)); /* the gaps between tensors stay zero */
     /* rows are padded, and libraries that read 16 bytes at a time read the padding, too */
-    TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
+    if (has_mamba(m)) TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
     TRY(m->be->zero(m->be, m->m, optimizer));
     TRY(m->be->zero(m->be, m->v, optimizer));
     TRY(write_tables(m));
@@ -1105,7 +1257,7 @@ static gt_status fill_model(hy_model *m) {
 
 gt_status hy_model_create(hy_backend *be, const hy_config *config, int vocab, int B, int T, uint64_t seed,
                           hy_model **model) {
-    hy_model *m;
+    hy_model *m = NULL;
     *model = NULL;
     TRY(make_model(be, config, vocab, B, T, seed, &m));
     gt_status status = fill_model(m);
@@ -1143,17 +1295,28 @@ static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
     return linear_forward(m, p, rwkv_out_of(m, l), 0);
 }
 
+static gt_status forward_scan(const hy_model *m, int l, const pass *p) {
+    gt_selective_scan_args scan = scan_of(m, l, p);
+    TRY(linear_forward(m, p, select_of(m, l), 0));
+    TRY(linear_forward(m, p, dt_of(m, l), 0));
+    return p->step ? m->be->selective_scan_step(m->be, &scan) : m->be->selective_scan_forward(m->be, &scan);
+}
+
+static gt_status forward_ssd(const hy_model *m, int l, const pass *p) {
+    gt_ssd_args ssd = ssd_of(m, l, p);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
+    TRY(p->step ? m->be->ssd_step(m->be, &ssd) : m->be->ssd_forward(m->be, &ssd));
+    return m->be->norm_gate_forward(m->be, &norm);
+}
+
 static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     hy_map_args A = A_of(m, l);
     gt_conv1d_args conv1d = conv1d_of(m, l, p);
-    gt_ssd_args ssd = ssd_of(m, l, p);
-    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
     TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
     TRY(p->step ? be->conv1d_step(be, &conv1d) : be->conv1d_forward(be, &conv1d));
     TRY(be->map_forward(be, &A));
-    TRY(p->step ? be->ssd_step(be, &ssd) : be->ssd_forward(be, &ssd));
-    TRY(be->norm_gate_forward(be, &norm));
+    TRY(is_mamba1(m) ? forward_scan(m, l, p) : forward_ssd(m, l, p));
     return linear_forward(m, p, mamba_out_of(m, l, p), 0);
 }
 
@@ -1170,10 +1333,11 @@ static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
         return be->gate_mix_forward(be, &mix);
     }
     TRY(be->copy(be, a->middle, a->x, (size_t)(p->M * m->C) * act_bytes(m)));
-    if (m->config.mix == HY_MIX_RESIDUAL) {
+    if (m->config.mix == HY_MIX_RESIDUAL || is_single(m)) {
         hy_add_args add = {.n = p->M * m->C, .dtype = be->dtype, .x = a->branches, .y = a->middle};
         TRY(be->add(be, &add));
     }
+    if (is_single(m)) return GT_OK;
     return linear_forward(m, p, joint_of(m, l, p), 1);
 }
 
@@ -1184,8 +1348,8 @@ static gt_status forward_layer(const hy_model *m, int l, const pass *p, void *ou
     gt_rmsnorm_linear_args up = up_of(m, l, p);
     hy_map_args gelu = gelu_of(m, l, p);
     TRY(be->norm_gate_forward(be, &norm));
-    TRY(forward_rwkv(m, l, p));
-    TRY(forward_mamba(m, l, p));
+    if (has_rwkv(m)) TRY(forward_rwkv(m, l, p));
+    if (has_mamba(m)) TRY(forward_mamba(m, l, p));
     TRY(forward_mix(m, l, p));
     TRY(be->rmsnorm_linear_forward(be, &up));
     TRY(be->map_forward(be, &gelu));
@@ -1222,11 +1386,12 @@ static gt_status carry_states(const hy_model *m) {
     const struct {
         float *from, *to;
         int64_t n;
-    } kinds[] = {{from->wkv, to->wkv, m->H * m->N * m->N},
-                 {from->ssd, to->ssd, m->Hm * m->P * STATE},
-                 {from->conv, to->conv, conv_rows(m) * (CONV - 1)},
-                 {from->shift, to->shift, m->C}};
+    } kinds[] = {{from->wkv, to->wkv, wkv_numbers(m)},
+                 {from->ssd, to->ssd, ssm_numbers(m)},
+                 {from->conv, to->conv, conv_numbers(m)},
+                 {from->shift, to->shift, shift_numbers(m)}};
     for (int i = 0; i < 4; i++) {
+        if (!kinds[i].n) continue;
         hy_carry_args carry = {
             .count = m->L, .B = m->B, .n = kinds[i].n, .keep = m->keep, .from = kinds[i].from, .to = kinds[i].to};
         TRY(m->be->carry(m->be, &carry));
@@ -1309,7 +1474,6 @@ static gt_status backward_ffn(const hy_model *m, int l) {
 static gt_status backward_mix(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
-    linear joint = joint_of(m, l, p);
     switch (m->config.mix) {
     case HY_MIX_NORM: {
         gt_norm_mix_args mix = norm_mix_of(m, l, p);
@@ -1320,12 +1484,30 @@ static gt_status backward_mix(const hy_model *m, int l) {
         hy_gate_mix_args mix = gate_mix_of(m, l, p);
         return be->gate_mix_backward(be, &mix);
     }
+    case HY_MIX_CONCAT: return linear_backward(m, joint_of(m, l, p), m->grad.x, m->grad.branches, 0);
     case HY_MIX_RESIDUAL:
-        TRY(be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m)));
-        return linear_backward(m, joint, m->grad.x, branch_b(m, p, m->grad.branches), 0);
-    case HY_MIX_CONCAT: return linear_backward(m, joint, m->grad.x, m->grad.branches, 0);
+        TRY(linear_backward(m, joint_of(m, l, p), m->grad.x, branch_b(m, p, m->grad.branches), 0));
+        break;
+    case HY_MIX_RWKV:
+    case HY_MIX_MAMBA: break;
     }
-    return GT_OK;
+    /* the branch that is added as it is */
+    return be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m));
+}
+
+static gt_status backward_scan(const hy_model *m, int l) {
+    const grad_acts *g = &m->grad;
+    gt_selective_scan_args scan = scan_of(m, l, &m->trained);
+    TRY(m->be->selective_scan_backward(m->be, &scan));
+    TRY(linear_backward(m, dt_of(m, l), g->dt, act_at(m, g->select, 2 * m->S), 0));
+    return linear_backward(m, select_of(m, l), g->select, g->conv, 1);
+}
+
+static gt_status backward_ssd(const hy_model *m, int l) {
+    gt_ssd_args ssd = ssd_of(m, l, &m->trained);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, &m->trained);
+    TRY(m->be->norm_gate_backward(m->be, &norm));
+    return m->be->ssd_backward(m->be, &ssd);
 }
 
 /* Writes grad.norm. */
@@ -1358,30 +1540,27 @@ static gt_status backward_rwkv(const hy_model *m, int l) {
     return be->lerp_backward(be, &shift);
 }
 
-/* Adds to grad.norm. */
+/* Adds to grad.norm what RWKV's has written. */
 static gt_status backward_mamba(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
     const grad_acts *g = &m->grad;
     hy_map_args A = A_of(m, l);
     gt_conv1d_args conv1d = conv1d_of(m, l, p);
-    gt_ssd_args ssd = ssd_of(m, l, p);
-    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
     TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
-    TRY(be->norm_gate_backward(be, &norm));
-    TRY(be->zero(be, g->A, (size_t)m->Hm * be->fp32_bytes)); /* not a parameter, never added up */
-    TRY(be->ssd_backward(be, &ssd));
+    TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* not a parameter, never added up */
+    TRY(is_mamba1(m) ? backward_scan(m, l) : backward_ssd(m, l));
     TRY(be->map_backward(be, &A));
     TRY(be->conv1d_backward(be, &conv1d));
-    return linear_backward(m, mamba_in_of(m, l), g->in, g->norm, 1);
+    return linear_backward(m, mamba_in_of(m, l), g->in, g->norm, has_rwkv(m) ? 1 : 0);
 }
 
 static gt_status backward_layer(const hy_model *m, int l) {
     gt_norm_gate_args norm = norm_of(m, l, &m->trained);
     TRY(backward_ffn(m, l));
     TRY(backward_mix(m, l));
-    TRY(backward_rwkv(m, l));
-    TRY(backward_mamba(m, l));
+    if (has_rwkv(m)) TRY(backward_rwkv(m, l));
+    if (has_mamba(m)) TRY(backward_mamba(m, l));
     TRY(m->be->norm_gate_backward(m->be, &norm));
     return add_part(m);
 }
@@ -1510,6 +1689,12 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
     r->loss = total[1] > 0 ? total[0] / total[1] : 0;
     r->entropy = total[1] > 0 ? total[2] / total[1] : 0;
     r->skipped = !isfinite(r->norm[HY_GROUPS]);
+    if (is_single(m))
+        r->ratio = (double)NAN;
+    else if (r->norm[HY_RWKV] == 0)
+        r->ratio = 0; /* also if Mamba's is 0 */
+    else
+        r->ratio = r->norm[HY_RWKV] / r->norm[HY_MAMBA];
     if (r->skipped && !m->judged) m->steps--; /* AdamW counts the steps that it took */
     m->judged = 1;
     return GT_OK;
@@ -1573,7 +1758,7 @@ static void list_state(const char *name, int l, float *data, int64_t n0, int64_t
 
 hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
     const state_set *s = &m->carried_out;
-    hy_tensor *list = malloc((size_t)(3 * PARTS * m->param_count + 4 * (int)m->L) * sizeof(hy_tensor));
+    hy_tensor *list = malloc((size_t)(3 * PARTS * (int64_t)m->param_count + 4 * m->L) * sizeof(hy_tensor));
     *count = 0;
     if (!list) return NULL;
     for (int i = 0; i < m->param_count; i++) list_param(m, m->params + i, HY_WEIGHT, "", m->values, list, count);
@@ -1582,10 +1767,16 @@ hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
     for (int i = 0; i < m->param_count; i++)
         list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg_sq.", m->v, list, count);
     for (int l = 0; m->config.stateful && l < m->L; l++) {
-        list_state("rwkv.wkv", l, wkv_state(m, s, l), m->B, m->H, m->N, m->N, list, count);
-        list_state("rwkv.shift", l, shift_state(m, s, l), m->B, m->C, 0, 0, list, count);
-        list_state("mamba.ssd", l, ssd_state(m, s, l), m->B, m->Hm, m->P, STATE, list, count);
-        list_state("mamba.conv", l, conv_state(m, s, l), m->B, conv_rows(m), CONV - 1, 0, list, count);
+        if (has_rwkv(m)) {
+            list_state("rwkv.wkv", l, wkv_state(m, s, l), m->B, m->H, m->N, m->N, list, count);
+            list_state("rwkv.shift", l, shift_state(m, s, l), m->B, m->C, 0, 0, list, count);
+        }
+        if (has_mamba(m) && is_mamba1(m))
+            list_state("mamba.scan", l, ssd_state(m, s, l), m->B, m->I, m->S, 0, list, count);
+        else if (has_mamba(m))
+            list_state("mamba.ssd", l, ssd_state(m, s, l), m->B, m->Hm, m->P, m->S, list, count);
+        if (has_mamba(m))
+            list_state("mamba.conv", l, conv_state(m, s, l), m->B, conv_rows(m), m->W - 1, 0, list, count);
     }
     return list;
 }
@@ -1613,37 +1804,51 @@ typedef struct activation {
     gt_dtype dtype; /* 0 = of the activations */
 } activation;
 
-/* Of one layer, in the order of their computation. */
-enum { LAYER_ACTIVATIONS = 14 };
-static void layer_activations(const hy_model *m, int l, activation *list) {
+/* Of one layer, in the order of their computation; how many. */
+enum { LAYER_ACTIVATIONS = 16 };
+static int layer_activations(const hy_model *m, int l, activation *list) {
     const layer_acts *a = &m->acts[l];
     int64_t C = m->C;
-    const activation all[LAYER_ACTIVATIONS] = {{"norm", a->norm, C, 0},
-                                               {"rwkv.offsets", a->offsets, MIXES * C, 0},
-                                               {"rwkv.mixed_wkvrg", a->mixed, MIXES * C, 0},
-                                               {"rwkv.decay", a->decay, C, GT_F32},
-                                               {"rwkv.kvrg", a->kvrg, PROJECTIONS * C, 0},
-                                               {"rwkv.wkv", a->wkv, C, 0},
-                                               {"rwkv.gated", a->wkv_gated, C, 0},
-                                               {"mamba.conv", a->conv, conv_rows(m), 0},
-                                               {"mamba.ssd", a->ssd, m->I, 0},
-                                               {"mamba.gated", a->ssd_gated, m->I, 0},
-                                               {"branches", a->branches, 2 * C, 0},
-                                               {"mix", a->middle, C, 0},
-                                               {"ffn.up", a->up, FFN * C, 0},
-                                               {"output", l + 1 < m->L ? m->acts[l + 1].x : m->x_last, C, 0}};
-    memcpy(list, all, sizeof all);
+    const int rwkv = has_rwkv(m), ssd = has_mamba(m) && !is_mamba1(m), scan = has_mamba(m) && is_mamba1(m);
+    const struct {
+        int is_there;
+        activation shown;
+    } all[LAYER_ACTIVATIONS] = {
+        {1, {"norm", a->norm, C, 0}},
+        {rwkv, {"rwkv.offsets", a->offsets, MIXES * C, 0}},
+        {rwkv, {"rwkv.mixed_wkvrg", a->mixed, MIXES * C, 0}},
+        {rwkv, {"rwkv.decay", a->decay, C, GT_F32}},
+        {rwkv, {"rwkv.kvrg", a->kvrg, PROJECTIONS * C, 0}},
+        {rwkv, {"rwkv.wkv", a->wkv, C, 0}},
+        {rwkv, {"rwkv.gated", a->wkv_gated, C, 0}},
+        {has_mamba(m), {"mamba.conv", a->conv, conv_rows(m), 0}},
+        {scan, {"mamba.select", a->select, select_row(m), 0}},
+        {scan, {"mamba.dt", a->dt, m->I, 0}},
+        {ssd, {"mamba.ssd", a->ssd, m->I, 0}},
+        {has_mamba(m), {"mamba.gated", a->ssd_gated, m->I, 0}},
+        {1, {"branches", a->branches, branch_columns(m), 0}},
+        {1, {"mix", a->middle, C, 0}},
+        {1, {"ffn.up", a->up, m->F, 0}},
+        {1, {"output", l + 1 < m->L ? m->acts[l + 1].x : m->x_last, C, 0}},
+    };
+    int count = 0;
+    for (int i = 0; i < LAYER_ACTIVATIONS; i++)
+        if (all[i].is_there) list[count++] = all[i].shown;
+    return count;
 }
 
-int hy_model_activation_count(const hy_model *m) { return (int)m->L * LAYER_ACTIVATIONS + 1; }
+int hy_model_activation_count(const hy_model *m) {
+    activation list[LAYER_ACTIVATIONS];
+    return (int)m->L * layer_activations(m, 0, list) + 1;
+}
 
 hy_activation hy_model_activation(const hy_model *m, int i) {
     activation list[LAYER_ACTIVATIONS], a = {"logits", m->logits, m->V, 0};
     hy_activation shown;
-    int l = i / LAYER_ACTIVATIONS;
+    const int count = layer_activations(m, 0, list), l = i / count;
     if (l < m->L) {
         layer_activations(m, l, list);
-        a = list[i % LAYER_ACTIVATIONS];
+        a = list[i % count];
         snprintf(shown.name, sizeof shown.name, "layers.%d.%s", l, a.name);
     } else {
         snprintf(shown.name, sizeof shown.name, "%s", a.name);
@@ -1708,17 +1913,17 @@ static double variance(const double *x, int64_t n) {
 /* What the last forward left of layer l; x: room for 2 M C numbers. */
 static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *probe) {
     int64_t C = m->C, MC = m->M * C, row = branch_row(m);
-    const double *a = x, *b = x + (row == C ? MC : C);
+    const double *a = x, *b = is_single(m) ? x : x + (row == C ? MC : C);
     double v, squares[2] = {0};
     TRY(m->be->read(m->be, x, l + 1 < m->L ? m->acts[l + 1].x : m->x_last, m->be->dtype, MC));
     v = variance(x, MC);
     if (!isfinite(v)) probe->finite = 0;
     if (l == 0 || v < probe->activation_variance) probe->activation_variance = v;
-    TRY(m->be->read(m->be, x, m->acts[l].branches, m->be->dtype, 2 * MC));
+    TRY(m->be->read(m->be, x, m->acts[l].branches, m->be->dtype, m->M * branch_columns(m)));
     for (int64_t i = 0; i < m->M; i++, a += row, b += row) {
-        squares[0] += dot(a, a, C);
-        squares[1] += dot(b, b, C);
-        probe->branch_cosine += cosine(a, b, C) / (double)(m->M * m->L);
+        if (has_rwkv(m)) squares[0] += dot(a, a, C);
+        if (has_mamba(m)) squares[1] += dot(b, b, C);
+        if (!is_single(m)) probe->branch_cosine += cosine(a, b, C) / (double)(m->M * m->L);
     }
     for (int k = 0; k < 2; k++) probe->branch_rms[k] += sqrt(squares[k] / (double)MC) / (double)m->L;
     return GT_OK;
@@ -1755,6 +1960,8 @@ static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     case HY_MIX_CONCAT:
         TRY(param_size(m, p->joint, 0, 2 * C, x, (double)C, gain));
         return param_size(m, p->joint, C, 2 * C, x, (double)C, gain + 1);
+    case HY_MIX_RWKV: gain[0] = 1; return GT_OK;
+    case HY_MIX_MAMBA: gain[1] = 1; return GT_OK;
     }
     return GT_OK;
 }
@@ -1770,7 +1977,7 @@ static gt_status probe_gains(hy_model *m, double *x, hy_probe *probe) {
 
 /* The decoding states: wkv of all layers, then ssd of all layers. */
 static gt_status read_states(const hy_model *m, double *x) {
-    int64_t wkv = m->L * m->H * m->N * m->N, ssd = m->L * m->Hm * m->P * STATE;
+    const int64_t wkv = m->L * wkv_numbers(m), ssd = m->L * ssm_numbers(m);
     TRY(m->be->read(m->be, x, m->decoding.wkv, GT_F32, wkv));
     return m->be->read(m->be, x + wkv, m->decoding.ssd, GT_F32, ssd);
 }
@@ -1779,15 +1986,16 @@ static gt_status read_states(const hy_model *m, double *x) {
 static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early, double *late, double *logits,
                               hy_probe *probe) {
     int half = (int)(m->T + 1) / 2, rest = (int)m->T - half;
-    const int64_t sizes[2] = {m->H * m->N * m->N, m->Hm * m->P * STATE};
+    const int64_t sizes[2] = {wkv_numbers(m), ssm_numbers(m)};
     TRY(hy_model_reset(m));
     TRY(hy_model_feed(m, tokens, half, logits));
     TRY(read_states(m, early));
     if (rest > 0) TRY(hy_model_feed(m, tokens + half, rest, logits));
     TRY(read_states(m, late));
     probe->state_tokens = rest;
-    for (int kind = 0, at = 0; kind < 2; kind++)
-        for (int l = 0; l < m->L; l++, at += (int)sizes[kind]) {
+    int64_t at = 0;
+    for (int kind = 0; kind < 2; kind++)
+        for (int l = 0; l < m->L && sizes[kind]; l++, at += sizes[kind]) {
             double c = cosine(early + at, late + at, sizes[kind]);
             double rms = sqrt(dot(late + at, late + at, sizes[kind]) / (double)sizes[kind]);
             if (l == 0 || c > probe->state_cosine[kind]) probe->state_cosine[kind] = c;
@@ -1797,13 +2005,14 @@ static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early,
 }
 
 gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targets, hy_probe *probe) {
-    int64_t MC = m->M * m->C, states = m->L * (m->H * m->N * m->N + m->Hm * m->P * STATE);
+    int64_t MC = m->M * m->C, states = m->L * (wkv_numbers(m) + ssm_numbers(m));
     int64_t room = 2 * MC > 2 * states ? 2 * MC : 2 * states;
     if (room < 2 * m->C * m->C) room = 2 * m->C * m->C;
     pass p = evaluation_pass(m);
     double *x, total[3];
     memset(probe, 0, sizeof *probe);
     probe->finite = 1;
+    probe->has[0] = has_rwkv(m), probe->has[1] = has_mamba(m);
     TRY(upload_batch(m, tokens, targets));
     m->trained.M = 0;
     TRY(forward_all(m, &p));

@@ -7,12 +7,14 @@
  *                                                     norm per head . SiLU(g), projection
  *               b = Mamba-2 mixer of n                in-projection to z,x,B,C,dt, conv1d, ssd,
  *                                                     gated RMSNorm, out-projection
- *               x = x + mix(a, b)                     one of five ways, see hy_mix
- *               x = x + GELU(RMSNorm(x) W_up) W_down  4 times the width
+ *               or Mamba-1 of n                       in-projection to z,x, conv1d, projections to
+ *                                                     B,C,dt, selective_scan, out-projection
+ *               x = x + mix(a, b)                     one of seven ways, see hy_mix
+ *               x = x + GELU(RMSNorm(x) W_up) W_down  4 times the width, unless said otherwise
  *   logits = RMSNorm(x) embedding^T
  *
  * Sources: Peng et al. 2024, arXiv:2404.05892 (RWKV-6 "Finch"); Dao and Gu 2024, arXiv:2405.21060
- * (Mamba-2).  The code runs on any hy_backend.  All memory is allocated by hy_model_create, in one
+ * (Mamba-2); Gu and Dao 2023, arXiv:2312.00752 (Mamba-1; the rank of dt is rounded up to 8).  The code runs on any hy_backend.  All memory is allocated by hy_model_create, in one
  * piece.  Functions return a gt_status; the reason of a failure is in hy_last_error().  Arrays in
  * these signatures are host memory. */
 #ifndef HYBRID_MODEL_H
@@ -28,7 +30,9 @@ typedef enum hy_mix {
     HY_MIX_GATE,     /* GF: g a + (1-g) b, g = sigmoid(weight . [a; b] + bias) per token */
     HY_MIX_SCALAR,   /* WS: alpha a + (1-alpha) b, one number per layer */
     HY_MIX_RESIDUAL, /* RF: a + P b, P [C,C] */
-    HY_MIX_CONCAT    /* CP: P [a; b], P [C,2C] */
+    HY_MIX_CONCAT,   /* CP: P [a; b], P [C,2C] */
+    HY_MIX_RWKV,     /* RWKV-6: a alone */
+    HY_MIX_MAMBA     /* Mamba-1, Mamba-2: b alone */
 } hy_mix;
 
 typedef struct hy_config {
@@ -40,9 +44,19 @@ typedef struct hy_config {
     int heads;    /* RWKV heads, of hidden / heads channels; 0 = chosen from hidden */
     float share;  /* initial weight of the RWKV branch, in (0,1); Mamba gets 1 - share */
     int stateful; /* 1: states are carried from batch to batch, see `keep` below */
+    /* 0 in all that follow: the default */
+    int mamba;      /* 2, or 1: the selective scan in the place of ssd */
+    int state;      /* Mamba state size, a multiple of 8 up to 256: 64, of Mamba-1 16 */
+    int expand;     /* Mamba inner width over hidden, 1 to 8: 2 */
+    int mamba_head; /* channels of a Mamba-2 head: 64, or 32 or 16 where that does not divide */
+    int conv;       /* width of the convolution, 2 to 4: 4 */
+    int ffn;        /* FFN width over hidden, 1 to 16: 4 */
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };
+
+/* Fills in the defaults and checks all. */
+gt_status hy_config_resolve(hy_config *config);
 
 /* The models that --model can name, *count of them. */
 const hy_config *hy_model_list(int *count);
@@ -110,6 +124,7 @@ typedef struct hy_result {
     double entropy;             /* mean entropy of the predicted distributions */
     int64_t targets;            /* how many counted */
     double norm[HY_GROUPS + 1]; /* 2-norm of the gradient by group, then of all; before clipping */
+    double ratio;               /* RWKV / Mamba of these norms; NAN if the model has one of them alone */
     int skipped;                /* 1: the gradient was not finite, the parameters did not change */
 } hy_result;
 
@@ -204,6 +219,7 @@ gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *l
 typedef struct hy_probe {
     double loss, entropy;       /* as in hy_result */
     int finite;                 /* 1: every activation looked at is finite */
+    int has[2];                 /* RWKV, Mamba: the model has this branch; of another all is 0 */
     double state_rms[2];        /* RWKV, Mamba: root mean square of that track's states after all of
                                    the window, the smallest over layers */
     int state_tokens;           /* in the second half of the window: 0 if it has one token only */

@@ -265,6 +265,7 @@ CPU_TWIN(ssd_step, ssd)
 CPU_NO_WORKSPACE(selective_scan)
 CPU_TWIN(selective_scan_forward, selective_scan)
 CPU_TWIN(selective_scan_backward, selective_scan)
+CPU_TWIN(selective_scan_step, selective_scan)
 CPU_NO_WORKSPACE(conv1d)
 CPU_TWIN(conv1d_forward, conv1d)
 CPU_TWIN(conv1d_backward, conv1d)
@@ -756,6 +757,7 @@ static const hy_backend cpu_table = {
     .selective_scan_workspace = cpu_selective_scan_workspace,
     .selective_scan_forward = cpu_selective_scan_forward,
     .selective_scan_backward = cpu_selective_scan_backward,
+    .selective_scan_step = cpu_selective_scan_step,
     .conv1d_workspace = cpu_conv1d_workspace,
     .conv1d_forward = cpu_conv1d_forward,
     .conv1d_backward = cpu_conv1d_backward,

@@ -1021,6 +1021,7 @@ HY_DEVICE_OP(ssd_step, ssd)
 HY_DEVICE_WORKSPACE(selective_scan)
 HY_DEVICE_OP(selective_scan_forward, selective_scan)
 HY_DEVICE_OP(selective_scan_backward, selective_scan)
+HY_DEVICE_OP(selective_scan_step, selective_scan)
 HY_DEVICE_WORKSPACE(conv1d)
 HY_DEVICE_OP(conv1d_forward, conv1d)
 HY_DEVICE_OP(conv1d_backward, conv1d)
@@ -1068,6 +1069,7 @@ static void set_operators(hy_backend* be) {
     be->selective_scan_workspace = selective_scan_workspace;
     be->selective_scan_forward = selective_scan_forward;
     be->selective_scan_backward = selective_scan_backward;
+    be->selective_scan_step = selective_scan_step;
     be->conv1d_workspace = conv1d_workspace;
     be->conv1d_forward = conv1d_forward;
     be->conv1d_backward = conv1d_backward;

@@ -279,6 +279,7 @@ struct hy_backend {
     gt_status (*selective_scan_workspace)(hy_backend *, const gt_selective_scan_args *, gt_workspace *);
     gt_status (*selective_scan_forward)(hy_backend *, const gt_selective_scan_args *);
     gt_status (*selective_scan_backward)(hy_backend *, const gt_selective_scan_args *);
+    gt_status (*selective_scan_step)(hy_backend *, const gt_selective_scan_args *);
     gt_status (*conv1d_workspace)(hy_backend *, const gt_conv1d_args *, gt_workspace *);
     gt_status (*conv1d_forward)(hy_backend *, const gt_conv1d_args *);
     gt_status (*conv1d_backward)(hy_backend *, const gt_conv1d_args *);

@@ -14,7 +14,8 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-static const char format_key[] = "hybrid_train_format", format[] = "1";
+/* Format 1 had models of one size per width, and no options for them. */
+static const char format_key[] = "hybrid_train_format", format[] = "2", older_format[] = "1";
 static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
 enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* of a metadata text that this program writes */
 
@@ -277,8 +278,9 @@ static gt_status check_keys(const hy_file *f) {
     if (!version)
         return hy_fail(GT_ERROR_VALUE, "%s: a safetensors file, but none of hybrid_train: it has no key '%s'", f->path,
                        format_key);
-    if (strcmp(version, format))
-        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s'", f->path, version, format);
+    if (strcmp(version, format) && strcmp(version, older_format))
+        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s' and '%s'", f->path, version,
+                       older_format, format);
     for (int i = 0; i < f->text_count; i++)
         if (!is_key(f->texts[i].key))
             return hy_fail(GT_ERROR_VALUE, "%s: damaged: unknown key '%.60s' (your own ones begin with 'user.')",
@@ -363,21 +365,38 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
 
 /* ---- options ------------------------------------------------------------------------------- */
 
-static int is_of_model(const char *option) {
-    return !strcmp(option, "model") || !strcmp(option, "hidden") || !strcmp(option, "layers");
+/* Those that a file of format 1 has not. */
+static int is_newer(const char *option) {
+    static const char *const newer[] = {"heads", "d-state", "expand", "d-conv", "mamba-head", "ffn"};
+    for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++)
+        if (!strcmp(option, newer[i])) return 1;
+    return 0;
+}
+
+/* The heads of a file of format 1, which its options do not tell. */
+static gt_status take_heads(const hy_file *f, hy_options *o) {
+    const hy_file_tensor *bonus = hy_file_tensor_of(f, "layers.0.rwkv.bonus");
+    char text[32];
+    if (!bonus || bonus->rank != 2)
+        return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has no matrix layers.0.rwkv.bonus", f->path);
+    snprintf(text, sizeof text, "%lld", (long long)bonus->shape[0]);
+    return hy_options_take(o, "heads", text, f->path, 1);
 }
 
 gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
+    const int is_older = !strcmp(hy_file_text_of(f, format_key), older_format);
     for (int i = 0; hy_options_kept(i); i++) {
         const char *name = hy_options_kept(i);
         char key[64], value[HY_TEXT_MAX];
         snprintf(key, sizeof key, "option.%s", name);
-        if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !is_of_model(name))) continue;
+        if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !hy_options_of_model(name))) continue;
+        if (is_older && is_newer(name)) continue;
         const char *text = text_of(f, key);
         if (!text) return GT_ERROR_VALUE;
         if (!from_ascii(value, text)) return damaged(f, key);
-        TRY(hy_options_take(o, name, value, f->path, take == HY_TAKE_STRICTLY || is_of_model(name)));
+        TRY(hy_options_take(o, name, value, f->path, take == HY_TAKE_STRICTLY || hy_options_of_model(name)));
     }
+    if (is_older) TRY(take_heads(f, o));
     return check_size(f, o);
 }
 

@@ -163,7 +163,7 @@ static hy_number field_text(const hy_screen *s, int field, const hy_screen_row *
         snprintf(out.text, sizeof out.text, "%lld/%lld", (long long)p->step, (long long)p->steps);
     else if (field == MEMORY)
         snprintf(out.text, sizeof out.text, "%.0f", p->memory_mib);
-    else if (field == HELD_OUT && isnan(x))
+    else if ((field == HELD_OUT || field == RATIO) && isnan(x))
         snprintf(out.text, sizeof out.text, "-");
     else if (field == LOSS || field == HELD_OUT)
         snprintf(out.text, sizeof out.text, fabs(x) < 100 ? "%.4f" : "%.3g", x);

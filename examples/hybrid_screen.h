@@ -41,8 +41,9 @@ const char *hy_screen_plain(const hy_screen *screen);
 
 typedef struct hy_screen_row {
     int64_t step, steps;
-    double loss, held_out; /* held_out: NAN if there is none */
-    double grad_norm, ratio, tokens_per_s, memory_mib, seconds_left;
+    double loss, held_out;   /* held_out: NAN if there is none */
+    double grad_norm, ratio; /* ratio: NAN if the model has one branch alone */
+    double tokens_per_s, memory_mib, seconds_left;
 } hy_screen_row;
 
 /* Shows a row of the table in place of the one before, unless that one stays.  `stays`: it is a

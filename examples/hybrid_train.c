@@ -44,7 +44,7 @@ typedef struct trainer {
     hy_config config;
     hy_plan plan;
     hy_model *model;
-    hy_batch batch;
+    hy_batch batch, first; /* the one at hand; the run's first, unless it is resumed */
     hy_tracks tracks;
     uint64_t random; /* state of the generator that places windows */
     hy_log log;
@@ -155,7 +155,7 @@ static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
     int i = (int)(r->steps++ % HY_RECENT);
     r->loss[i] = result->loss;
     r->norm[i] = result->norm[HY_GROUPS];
-    r->ratio[i] = result->norm[HY_RWKV] / result->norm[HY_MAMBA];
+    r->ratio[i] = result->ratio;
     r->tokens[i] = result->targets;
     r->seconds[i] = seconds;
 }
@@ -211,7 +211,7 @@ static void print_models(const trainer *t) {
         char sizes[128];
         hy_plan plan;
         if (hy_model_plan(t->backend, list + i, t->text.vocab, 1, 1, &plan) != GT_OK) continue;
-        int length = snprintf(sizes, sizeof sizes, "  %-6s %3d x %d %10s %10s  ", list[i].name, list[i].hidden,
+        int length = snprintf(sizes, sizeof sizes, "  %-7s %3d x %d %10s %10s  ", list[i].name, list[i].hidden,
                               list[i].layers, grouped(plan.parameters).text, grouped(plan.non_embedding).text);
         hy_screen_entry(s, length, sizes, "%s", list[i].about);
     }
@@ -260,13 +260,28 @@ static void print_saving(const trainer *t) {
     if (*t->older) hy_screen_entry(s, START, "", "the file that was there is kept as %s", t->older);
 }
 
+/* The sizes of a model, in words. */
+static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
+    struct sizes out;
+    char rwkv[64] = "", mamba[128] = "";
+    if (c->mix != HY_MIX_MAMBA) snprintf(rwkv, sizeof rwkv, ", RWKV heads %d x %d", c->heads, c->hidden / c->heads);
+    if (c->mix != HY_MIX_RWKV && c->mamba == 1)
+        snprintf(mamba, sizeof mamba, ", Mamba channels %d, state %d, convolution %d", c->expand * c->hidden, c->state,
+                 c->conv);
+    else if (c->mix != HY_MIX_RWKV)
+        snprintf(mamba, sizeof mamba, ", Mamba heads %d x %d, state %d, convolution %d",
+                 c->expand * c->hidden / c->mamba_head, c->mamba_head, c->state, c->conv);
+    snprintf(out.text, sizeof out.text, "%d channels, %d layers%s%s, FFN %d", c->hidden, c->layers, rwkv, mamba,
+             c->ffn * c->hidden);
+    return out;
+}
+
 static void print_start(const trainer *t) {
     const hy_options *o = &t->options;
     const hy_text *x = &t->text;
     const hy_screen *s = &t->screen;
     const hy_config *c = hy_model_config(t->model);
-    hy_screen_entry(s, START, "model", "%s, %d channels, %d layers, %d RWKV heads: %s", c->name, c->hidden, c->layers,
-                    c->heads, c->about);
+    hy_screen_entry(s, START, "model", "%s: %s; %s", c->name, c->about, sizes_of(c).text);
     print_groups(s, &t->plan);
     hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
     print_memory_plan(s, &t->plan);
@@ -323,6 +338,7 @@ static gt_status write_log(trainer *t, const hy_result *result, double held_out,
                                                .grad_norm = result->norm[HY_GROUPS],
                                                .rwkv_norm = result->norm[HY_RWKV],
                                                .mamba_norm = result->norm[HY_MAMBA],
+                                               .ratio = result->ratio,
                                                .lr = lr,
                                                .tokens_per_s = recent_speed(&t->recent),
                                                .memory_mib = memory_mib(t),
@@ -447,13 +463,18 @@ static gt_status first_ratio(trainer *t, double *ratio) {
         if (status == GT_OK) status = hy_model_grad_norm(t->model);
         if (status == GT_OK) status = hy_model_result(t->model, &result);
     }
-    *ratio = result.norm[HY_RWKV] / result.norm[HY_MAMBA];
+    *ratio = result.ratio;
     return status;
 }
 
 /* What the branches do; it follows the gates. */
 static void print_branches(const trainer *t) {
     const hy_probe *p = &t->probe;
+    if (!p->has[0] || !p->has[1]) {
+        hy_screen_entry(&t->screen, START, "branches", "%s alone: RMS %.3g", p->has[0] ? "RWKV" : "Mamba",
+                        p->branch_rms[p->has[0] ? 0 : 1]);
+        return;
+    }
     hy_screen_entry(&t->screen, START, "branches",
                     "RWKV, Mamba: RMS before the mix %.3g, %.3g; gains %.3f, %.3f; gradient ratio "
                     "%.3f; cosine %.3f (independent under 0.3)",
@@ -474,7 +495,7 @@ static gt_status gates_before(trainer *t) {
     if (!*t->options.init) /* else it has learnt something */
         add_gate(t, hy_gate_entropy(t->probe.entropy, t->text.vocab));
     add_gate(t, hy_gate_states(&t->probe));
-    add_gate(t, hy_gate_balance(t->ratio));
+    add_gate(t, hy_gate_balance(&t->probe, t->ratio));
     return GT_OK;
 }
 
@@ -486,23 +507,43 @@ static gt_status print_gates(const trainer *t, const char *when, int first) {
     return flush_report();
 }
 
-/* G3 judges the recent steps, and so does G4. */
-static hy_gate training_gate(const trainer *t) {
-    const hy_recent *r = &t->recent;
-    int first = r->steps <= HY_RECENT; /* the first step is among them, which counts for itself */
+/* Keeps the first batch, for G3 of a run that turns out short. */
+static gt_status keep_first(trainer *t) {
+    const size_t bytes = (size_t)(t->batch.rows * t->batch.length) * sizeof(int32_t);
+    gt_status status = hy_batch_create(&t->first, t->batch.rows, t->batch.length);
+    if (status != GT_OK) return status;
+    memcpy(t->first.input, t->batch.input, bytes);
+    memcpy(t->first.target, t->batch.target, bytes);
+    return GT_OK;
+}
+
+/* G3 of a run whose recent steps are not all after the first: on the first batch, again. */
+static gt_status add_short_training_gate(trainer *t) {
     double sum = 0;
-    for (int i = first; i < recent_count(r); i++) sum += r->loss[i];
-    return hy_gate_training(r->steps, t->first_loss, sum / (recent_count(r) - first), recent_mean(r, r->norm));
+    int64_t counted = 0;
+    gt_status status = hy_model_eval(t->model, t->first.input, t->first.target, &sum, &counted);
+    if (status == GT_OK)
+        add_gate(t, hy_gate_short_training(t->steps, t->first_loss, sum / (double)counted,
+                                           recent_mean(&t->recent, t->recent.norm)));
+    return status;
+}
+
+/* G3 judges the recent steps, and so does G4. */
+static gt_status add_training_gate(trainer *t) {
+    const hy_recent *r = &t->recent;
+    if (r->steps <= HY_RECENT && t->first.input) return add_short_training_gate(t);
+    add_gate(t, hy_gate_training(r->steps, t->first_loss, recent_mean(r, r->loss), recent_mean(r, r->norm)));
+    return GT_OK;
 }
 
 /* The gates that look at the trained model; they probe it with the last batch. */
 static gt_status gates_after(trainer *t) {
     gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
     if (status != GT_OK) return status;
-    if (t->steps < G3_STEPS) add_gate(t, training_gate(t));
+    if (t->steps < G3_STEPS && (status = add_training_gate(t)) != GT_OK) return status;
     add_gate(t, hy_gate_states(&t->probe));
     t->ratio = recent_mean(&t->recent, t->recent.ratio);
-    add_gate(t, hy_gate_balance(t->ratio));
+    add_gate(t, hy_gate_balance(&t->probe, t->ratio));
     return GT_OK;
 }
 
@@ -514,6 +555,12 @@ static hy_run run_of(trainer *t, hy_options *options) {
     *options = t->options;
     options->hidden = c->hidden;
     options->layers = c->layers;
+    options->heads = c->heads;
+    options->d_state = c->state;
+    options->expand = c->expand;
+    options->d_conv = c->conv;
+    options->mamba_head = c->mamba_head;
+    options->ffn = c->ffn;
     hy_run run = {.model = t->model,
                   .options = options,
                   .text = &t->text,
@@ -585,10 +632,10 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     gt_status status = GT_OK;
     hy_probe probe;
     int probed = 0;
-    if (t->steps == G3_STEPS) add_gate(t, training_gate(t));
+    if (t->steps == G3_STEPS) status = add_training_gate(t);
     if (last) save(t); /* before anything that takes time or can fail */
     start = now();
-    if (last || due(t->steps, o->eval_every)) {
+    if (status == GT_OK && (last || due(t->steps, o->eval_every))) {
         status = evaluate(t, last ? 0 : o->eval_tokens, &held_out);
         t->held_out = held_out;
         t->aside += now() - start;
@@ -620,7 +667,8 @@ static gt_status train(trainer *t) {
     if (t->steps) t->start = now() - t->earlier;
     if (t->steps == 0) {
         next_batch(t);
-        status = gates_before(t);
+        status = keep_first(t);
+        if (status == GT_OK) status = gates_before(t);
         if (status == GT_OK) status = print_gates(t, "before training, on the first batch", 0);
         t->gates_at_start = t->gate_count;
         if (status != GT_OK || (o->gates_strict && count_gates(t, HY_FAIL))) return status;
@@ -852,15 +900,31 @@ static gt_status load_text(trainer *t, const char *program) {
     return status == GT_OK ? check_prompt(t) : status;
 }
 
-static void choose_config(trainer *t) {
+/* The model's configuration, with what the options say of its sizes. */
+static gt_status choose_config(trainer *t) {
     const hy_options *o = &t->options;
+    hy_config *c = &t->config;
     int count;
     const hy_config *list = hy_model_list(&count);
     for (int i = 0; i < count; i++)
-        if (!strcmp(list[i].name, o->model)) t->config = list[i];
-    if (o->hidden) t->config.hidden = (int)o->hidden, t->config.heads = 0;
-    if (o->layers) t->config.layers = (int)o->layers;
-    t->config.stateful = o->stateful;
+        if (!strcmp(list[i].name, o->model)) *c = list[i];
+    if (o->hidden && o->hidden != c->hidden) c->hidden = (int)o->hidden, c->heads = 0;
+    if (o->layers) c->layers = (int)o->layers;
+    if (o->heads) c->heads = (int)o->heads;
+    if (o->head_size && o->heads && o->heads * o->head_size != c->hidden)
+        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not fit %lld heads of %d channels",
+                       (long long)o->head_size, (long long)o->heads, c->hidden);
+    if (o->head_size && c->hidden % o->head_size)
+        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not divide hidden = %d", (long long)o->head_size,
+                       c->hidden);
+    if (o->head_size) c->heads = c->hidden / (int)o->head_size;
+    if (o->d_state) c->state = (int)o->d_state;
+    if (o->expand) c->expand = (int)o->expand;
+    if (o->d_conv) c->conv = (int)o->d_conv;
+    if (o->mamba_head) c->mamba_head = (int)o->mamba_head;
+    if (o->ffn) c->ffn = (int)o->ffn;
+    c->stateful = o->stateful;
+    return hy_config_resolve(c);
 }
 
 /* Bytes that a model can have; 0 if that is not known.  On the CPU, what the computer has. */
@@ -1054,7 +1118,7 @@ static gt_status set_up(trainer *t, const char *program) {
     if (status == GT_OK) status = fill_options(t);
     if (status == GT_OK) status = *o->generate ? read_vocabulary(t) : load_text(t, program);
     if (status != GT_OK) return status;
-    choose_config(t);
+    if ((status = choose_config(t)) != GT_OK) return status;
     t->random = (uint64_t)o->seed;
     t->loss_scale = 1;
     if (t->backend->dtype == GT_F16) t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
@@ -1117,6 +1181,7 @@ static void clean_up(trainer *t) {
     hy_model_destroy(t->model);
     if (t->backend) t->backend->close(t->backend);
     hy_batch_free(&t->batch);
+    hy_batch_free(&t->first);
     hy_tracks_free(&t->tracks);
     hy_file_close(&t->file);
     hy_text_free(&t->text);

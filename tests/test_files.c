@@ -293,7 +293,7 @@ static void test_refused_headers(void) {
          "000000000000000000\"}}",
          0, "its checksum is wrong"},
         {"{\"a\"" T8 "}", 8, "none of hybrid_train"},
-        {"{\"__metadata__\":{\"hybrid_train_format\":\"2\"}}", 0, "format is '2'"},
+        {"{\"__metadata__\":{\"hybrid_train_format\":\"3\"}}", 0, "format is '3'"},
         {"{\"__metadata__\":{\"hybrid_train_format\":\"1\",\"checksun\":\"\"}}", 0, "unknown key 'checksun'"},
         {"[\"a\"]", 0, "no safetensors file"},
     };
@@ -349,6 +349,54 @@ static void test_saved_options(void) {
     CHECK(o.lr == 1.0 / 3 && o.seed == 9007199254740991 && o.hidden == 16 && o.batch == 2);
     CHECK(!strcmp(o.prompt, "a\x01\xff\\\"") && !strcmp(o.model, "HY") && !o.stateful);
     hy_file_close(&file);
+    free_sample(s);
+}
+
+/* Gives all keys that begin with `from` another beginning of the same length. */
+static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char *to) {
+    int found = 0;
+    char *at = (char *)bytes;
+    while ((at = memmem(at, (size_t)((char *)bytes + size - at), from, strlen(from)))) {
+        memcpy(at, to, strlen(to));
+        found++;
+    }
+    return found;
+}
+
+/* Format 1 says nothing of heads and the other sizes: the heads are those of its weights. */
+static void test_older_format(void) {
+    static const char *const newer[][2] = {{"\"option.heads", "\"user.x_heads"},
+                                           {"\"option.d-state", "\"user.x_d-state"},
+                                           {"\"option.expand", "\"user.x_expand"},
+                                           {"\"option.d-conv", "\"user.x_d-conv"},
+                                           {"\"option.mamba-head", "\"user.x_mamba-head"},
+                                           {"\"option.ffn", "\"user.x_ffn"},
+                                           {"\"hybrid_train_format\":\"2\"", "\"hybrid_train_format\":\"1\""}};
+    sample *s = new_sample(0);
+    hy_options o = {.help = 0};
+    hy_file file;
+    size_t size;
+    mark(s->run.model, 1);
+    CHECK(hy_save(&s->run, "a.st") == GT_OK && hy_file_open(&file, "a.st") == GT_OK);
+    int64_t sum = 8 + file.checksum_at;
+    hy_file_close(&file);
+    uint8_t *bytes = read_bytes("a.st", &size);
+    for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++)
+        CHECK(rename_keys(bytes, size, newer[i][0], newer[i][1]) == 1);
+    memset(bytes + sum, '0', 64);
+    memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
+    write_file("old.st", bytes, size);
+    CHECK(hy_saved_open(&file, "old.st") == GT_OK && hy_saved_options(&file, HY_TAKE_STRICTLY, &o) == GT_OK);
+    CHECK(o.heads == 1 && o.hidden == 16 && o.d_state == 0 && o.ffn == 0);
+    hy_file_close(&file);
+    mark(s->run.model, 2);
+    if (!CHECK(load("old.st", s) == GT_OK)) puts(hy_last_error());
+    CHECK(unmarked(s->run.model, HY_WEIGHT, 1) == 0);
+    CHECK(rename_keys(bytes, size, "_format\":\"1\"", "_format\":\"3\"") == 1);
+    memcpy(memmem(bytes, size, "\"checksum\"", 10), "\"user.sum\"", 10);
+    write_file("later.st", bytes, size);
+    CHECK(hy_saved_open(&file, "later.st") != GT_OK && error_says("its format is '3', this program knows '1' and '2'"));
+    free(bytes);
     free_sample(s);
 }
 
@@ -757,6 +805,7 @@ int main(int argc, char **argv) {
     run_case("format: refused headers", test_refused_headers);
     run_case("model files: all of a run", test_saved);
     run_case("model files: options", test_saved_options);
+    run_case("model files: format 1", test_older_format);
     run_case("model files: damaged options", test_damaged_options);
     run_case("model files: mismatched", test_mismatched);
     run_case("model files: wrong size", test_wrong_size);

@@ -87,13 +87,22 @@ static hy_config config_of(const char *name) {
     exit(1);
 }
 
-static hy_config small_config(const char *name, int hidden, int layers, int heads, int stateful) {
+/* A name that ends with ' sizes': the model of that name with no size as by default. */
+static hy_config small_config(const char *variant, int hidden, int layers, int heads, int stateful) {
+    char name[32];
+    snprintf(name, sizeof name, "%s", variant);
+    char *sizes = strstr(name, " sizes");
+    if (sizes) *sizes = 0;
     hy_config c = config_of(name);
     c.hidden = hidden, c.layers = layers, c.heads = heads, c.stateful = stateful;
+    if (sizes) c.state = 24, c.expand = 3, c.conv = 3, c.ffn = 2;
+    if (sizes && c.mamba == 2) c.mamba_head = 8;
     return c;
 }
 
-static const char *const variants[] = {"HY", "GF", "GF-MH", "WS", "RF", "CP"};
+static const char *const variants[] = {"HY",       "GF",       "GF-MH",       "WS",           "RF",
+                                       "CP",       "RWKV-6",   "HY-M1",       "Mamba-2",      "Mamba-1",
+                                       "HY sizes", "CP sizes", "HY-M1 sizes", "Mamba-1 sizes"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 typedef struct batch {
@@ -427,10 +436,18 @@ static void test_untrained(const char *name) {
     check(fabs(loss / (double)counted - log(V)) < 0.1, "%s: untrained loss %.4f, ln V = %.4f", name,
           loss / (double)counted, log(V));
     NEED(hy_model_probe(m, b.tokens, b.targets, &probe));
-    check(probe.finite && fabs(probe.entropy - log(V)) < 0.1 && probe.state_cosine[0] < 0.9999 &&
-              probe.state_cosine[1] < 0.9999 && probe.state_tokens == T / 2 && probe.state_rms[0] > 1e-6 &&
-              probe.state_rms[1] > 1e-6 && probe.activation_variance > 1e-6 && probe.branch_rms[0] > 1e-4 &&
-              probe.branch_rms[1] > 1e-4 && fabs(probe.branch_cosine) < 0.5 &&
+    int branches_live = 1, has = probe.has[0] + probe.has[1];
+    for (int k = 0; k < 2; k++) {
+        const double *cosine = probe.state_cosine, *rms = probe.state_rms, *branch = probe.branch_rms;
+        if (probe.has[k])
+            branches_live &= cosine[k] < 0.9999 && rms[k] > 1e-6 && branch[k] > 1e-4 && probe.branch_gain[k] > 0;
+        else
+            branches_live &= cosine[k] == 0 && rms[k] == 0 && branch[k] == 0 && probe.branch_gain[k] == 0;
+    }
+    check(has == (c.mix == HY_MIX_RWKV || c.mix == HY_MIX_MAMBA ? 1 : 2) && probe.has[0] == (c.mix != HY_MIX_MAMBA),
+          "%s: has %d branches", name, has);
+    check(branches_live && probe.finite && fabs(probe.entropy - log(V)) < 0.1 && probe.state_tokens == T / 2 &&
+              probe.activation_variance > 1e-6 && fabs(probe.branch_cosine) < 0.5 &&
               fabs(probe.loss - loss / (double)counted) < 1e-5,
           "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name, probe.entropy,
           probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance, probe.branch_rms[0],
@@ -576,6 +593,18 @@ static void test_errors(void) {
     check_refusal(hy_model_plan(be32, &c, V, B, T, &plan), "layers");
     c = good, c.heads = 3;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads");
+    c = good, c.state = 12;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "d-state");
+    c = good, c.expand = 9;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "expand");
+    c = good, c.mamba_head = 48;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "mamba-head");
+    c = good, c.conv = 5;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "d-conv");
+    c = good, c.ffn = 17;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "ffn");
+    c = good, c.hidden = 512, c.heads = 1;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads of 512 channels");
     c = good, c.share = 1;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "share");
     check_refusal(hy_model_create(be32, &good, 0, B, T, 1, &m), "vocab");
@@ -603,7 +632,7 @@ static void test_errors(void) {
 }
 
 int main(void) {
-    static const char *const names[] = {"1M", "5M", "8M"};
+    static const char *const names[] = {"1M", "5M", "8M", "HY-M1", "RWKV-6", "Mamba-2", "Mamba-1"};
     hy_backend_cpu(&be32);
     hy_backend_cpu64(&be64);
 #ifdef _OPENMP
@@ -619,7 +648,7 @@ int main(void) {
         test_overfit(variants[i]);
     }
     test_gradient("HY", 1);
-    for (int i = 0; i < 3; i++) test_untrained(names[i]);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) test_untrained(names[i]);
     test_repeat();
     test_loss_scale();
     test_skipped_step();

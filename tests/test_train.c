@@ -429,8 +429,13 @@ static const struct {
 } wrong[] = {{spoil_scan, "(selective_scan"}, {spoil_ssd, "(ssd dx)"}, {spoil_wkv6, "(wkv6 du)"}};
 
 static void test_gates(void) {
-    hy_probe good = {
-        .loss = 4, .entropy = 4, .finite = 1, .state_rms = {0.1, 0.1}, .state_tokens = 8, .activation_variance = 0.1};
+    hy_probe good = {.loss = 4,
+                     .entropy = 4,
+                     .finite = 1,
+                     .has = {1, 1},
+                     .state_rms = {0.1, 0.1},
+                     .state_tokens = 8,
+                     .activation_variance = 0.1};
     hy_probe bad = good;
     hy_backend *backend;
     CHECK(hy_backend_cpu(&backend) == GT_OK);
@@ -469,8 +474,11 @@ static void test_gates(void) {
     CHECK(hy_gate_training(1000, 4, 2, 5.1).verdict == HY_FAIL);
     CHECK(hy_gate_training(1000, 4, 4.1, 1.0).verdict == HY_FAIL);
     CHECK(hy_gate_training(1000, 4, NAN, 1.0).verdict == HY_FAIL);
-    CHECK(hy_gate_training(2, 4, 3.9, 1.0).verdict == HY_PASS);
-    CHECK(hy_gate_training(1, 4, NAN, 1.0).verdict == HY_SKIP);
+    CHECK(hy_gate_short_training(1, 4, 3.9, 4.9).verdict == HY_PASS);
+    CHECK(hy_gate_short_training(1, 4, 4, 1).verdict == HY_FAIL);
+    CHECK(hy_gate_short_training(20, 4, 3.9, 5.1).verdict == HY_FAIL);
+    CHECK(hy_gate_short_training(3, 4, NAN, 1).verdict == HY_FAIL);
+    CHECK(hy_gate_short_training(3, 4, 3, NAN).verdict == HY_FAIL);
 
     CHECK(hy_gate_states(&good).verdict == HY_PASS);
     bad = good, bad.state_cosine[1] = 0.995;
@@ -485,6 +493,12 @@ static void test_gates(void) {
     CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
     bad = good, bad.state_tokens = 0;
     CHECK(hy_gate_states(&bad).verdict == HY_SKIP);
+    for (int k = 0; k < 2; k++) { /* a branch that the model has not is not judged, the other one is */
+        bad = good, bad.has[k] = 0, bad.state_rms[k] = bad.state_cosine[k] = 0;
+        CHECK(hy_gate_states(&bad).verdict == HY_PASS && hy_gate_balance(&bad, NAN).verdict == HY_SKIP);
+        bad.state_rms[1 - k] = 0;
+        CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
+    }
 
     const struct {
         double ratio;
@@ -492,7 +506,7 @@ static void test_gates(void) {
     } balance[] = {{1, HY_PASS},     {0.3, HY_PASS},  {3, HY_PASS},   {0.29, HY_WARN},    {3.1, HY_WARN},
                    {0.099, HY_FAIL}, {10.1, HY_FAIL}, {NAN, HY_FAIL}, {INFINITY, HY_FAIL}};
     for (size_t i = 0; i < sizeof balance / sizeof balance[0]; i++)
-        CHECK(hy_gate_balance(balance[i].ratio).verdict == balance[i].verdict);
+        CHECK(hy_gate_balance(&good, balance[i].ratio).verdict == balance[i].verdict);
 }
 
 /* Every model that has a name starts healthy, at its own size. */
@@ -514,18 +528,22 @@ static void test_gates_of_models(void) {
         CHECK(hy_model_train(m, tokens, tokens + 1, NULL, &still) == GT_OK);
         CHECK(hy_model_result(m, &result) == GT_OK);
         const hy_gate gates[] = {hy_gate_entropy(probe.entropy, 62), hy_gate_states(&probe),
-                                 hy_gate_balance(result.norm[HY_RWKV] / result.norm[HY_MAMBA])};
+                                 hy_gate_balance(&probe, result.ratio)};
+        const int is_single = !probe.has[0] || !probe.has[1];
+        CHECK(isnan(result.ratio) == is_single);
+        if (!is_single) CHECK(result.ratio == result.norm[HY_RWKV] / result.norm[HY_MAMBA]);
         const struct {
             const char *name;
             double gain[2];
-        } gains[] = {
-            {"GF-RH", {0.7, 0.3}}, {"GF-MH", {0.3, 0.7}}, {"8M", {0.3, 0.7}}, {"RF", {1, 1}}, {NULL, {0.5, 0.5}}};
+        } gains[] = {{"GF-RH", {0.7, 0.3}}, {"GF-MH", {0.3, 0.7}}, {"8M", {0.3, 0.7}},  {"RF", {1, 1}},
+                     {"RWKV-6", {1, 0}},    {"Mamba-2", {0, 1}},   {"Mamba-1", {0, 1}}, {NULL, {0.5, 0.5}}};
         size_t g = 0;
         while (gains[g].name && strcmp(gains[g].name, list[i].name)) g++;
         for (int k = 0; k < 2; k++) CHECK(fabs(probe.branch_gain[k] - gains[g].gain[k]) < 1e-5);
         CHECK(fabs(probe.branch_cosine) < 0.3);
         for (size_t k = 0; k < sizeof gates / sizeof gates[0]; k++)
-            if (!CHECK(gates[k].verdict == HY_PASS)) printf("%s: %s %s\n", list[i].name, gates[k].name, gates[k].value);
+            if (!CHECK(gates[k].verdict == (is_single && k == 2 ? HY_SKIP : HY_PASS)))
+                printf("%s: %s %s\n", list[i].name, gates[k].name, gates[k].value);
         hy_model_destroy(m);
     }
     backend->close(backend);
@@ -758,7 +776,9 @@ static void test_gates_strict(void) {
     CHECK(strchr(log, '\n') && !strchr(log, '\n')[1]); /* the header, no step */
     free(log);
     free(out);
-    CHECK(says(0, TINY_GREEK "--steps 1 --sample 0", "SKIP  G3 ", "held-out loss "));
+    CHECK(says(0, TINY_GREEK "--steps 1 --sample 0", "PASS  G3    first batch ", " in 1 step, "));
+    CHECK(says(0, TINY_GREEK "--steps 20 --sample 0", "PASS  G3    first batch ", " in 20 steps, "));
+    CHECK(says(0, TINY_GREEK "--steps 1 --sample 0 --model Mamba-1", "SKIP  G4 ", "branches    Mamba alone: RMS "));
     CHECK(says(0, TINY_GREEK "--steps 60 --sample 0 --gates-strict", "PASS  G1 ", "held-out loss "));
 }
 

@@ -156,7 +156,7 @@ static void test_older_log(void) {
 /* Opens old.csv with that content, to go on after a step, and adds row 7. */
 static int continues(const char *content, int64_t step, const char *expected, const char *note) {
     hy_log log;
-    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
+    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
     write_string("old.csv", content);
     int ok = hy_log_open(&log, "old.csv", step) == GT_OK && strstr(log.note, note);
     ok &= hy_log_write(&log, &row) == GT_OK && hy_log_close(&log) == GT_OK;
@@ -187,6 +187,24 @@ static void test_continued_log(void) {
     CHECK(hy_log_write(&log, &(hy_log_row){.step = 1}) == GT_OK && hy_log_close(&log) == GT_OK);
 }
 
+/* A model of one branch leaves empty what it has not. */
+static void test_single_branch(void) {
+    static const struct {
+        hy_probe probe;
+        const char *end;
+    } cases[] = {
+        {{.has = {1, 0}, .branch_rms = {2, 0}, .branch_gain = {1, 0}}, ",,,2,,1,\n"},
+        {{.has = {0, 1}, .branch_rms = {0, 3}, .branch_gain = {0, 1}}, ",,,,3,,1\n"},
+        {{.has = {1, 1}, .branch_cosine = 0.5, .branch_rms = {2, 3}, .branch_gain = {4, 5}}, ",,0.5,2,3,4,5\n"}};
+    for (int i = 0; i < 3; i++) {
+        hy_log log;
+        const hy_log_row row = {.step = 1, .ratio = NAN, .held_out = NAN, .probe = &cases[i].probe};
+        remove("one.csv");
+        CHECK(hy_log_open(&log, "one.csv", -1) == GT_OK && hy_log_write(&log, &row) == GT_OK);
+        CHECK(hy_log_close(&log) == GT_OK && has("one.csv", cases[i].end));
+    }
+}
+
 static void test_same_file(void) {
     write_string("a.txt", "a");
     write_string("b.txt", "a");
@@ -209,6 +227,7 @@ int main(int argc, char **argv) {
     run_case("files: inputs stay", test_inputs_stay);
     run_case("files: older log", test_older_log);
     run_case("files: continued log", test_continued_log);
+    run_case("files: one branch", test_single_branch);
     run_case("files: the same", test_same_file);
     return end_tests();
 }
