@@ -288,6 +288,35 @@ GT_DEV void wgmma(float (&c)[TILES][4], uint64_t a, uint64_t b, bool accumulates
 #endif
 }
 
+#else /* GT_EMU */
+
+GT_DEV uint32_t smem_base_of_tiles() { return smem_base(); }
+
+template <int TILES>
+void wgmma_pin(float (&)[TILES][4]) {}
+
+template <class T>
+constexpr emu::Format wgmma_format() {
+    static_assert(std::is_same<T, bf16>::value || std::is_same<T, f16>::value, "16-bit operands");
+    return std::is_same<T, bf16>::value ? emu::Format::BF16 : emu::Format::F16;
+}
+
+template <class T, Major MAJOR_B = Major::K, int TILES>
+void wgmma(float (&c)[TILES][4], const uint32_t (&a)[4], uint64_t b, bool accumulates = true,
+           emu::Site site = emu::Site::here()) {
+    static_assert(TILES <= 32, "up to 256 columns");
+    const emu::Wgmma what = {wgmma_format<T>(), 8 * TILES, accumulates, false, false, MAJOR_B == Major::MN, 0, b};
+    emu::start_product({what, c, a}, site);
+}
+
+template <class T, Major MAJOR_A = Major::K, Major MAJOR_B = Major::K, int TILES>
+void wgmma(float (&c)[TILES][4], uint64_t a, uint64_t b, bool accumulates = true, emu::Site site = emu::Site::here()) {
+    static_assert(TILES <= 32, "up to 256 columns");
+    const emu::Wgmma what = {
+        wgmma_format<T>(), 8 * TILES, accumulates, true, MAJOR_A == Major::MN, MAJOR_B == Major::MN, a, b};
+    emu::start_product({what, c, nullptr}, site);
+}
+
 #endif /* GT_EMU */
 
 } /* namespace gt */

@@ -14,18 +14,21 @@ enum class Op {
     FENCE_PROXY,
     BARRIER_SYNC, /* from here on .aligned */
     LDMATRIX,
+    STMATRIX,
     MOVMATRIX,
     MMA,
     WGMMA,
     WGMMA_FENCE,
     WGMMA_COMMIT,
-    WGMMA_WAIT
+    WGMMA_WAIT,
+    REGISTERS
 };
 
 inline const char* op_name(Op op) {
-    static const char* const names[] = {
-        "shuffle",   "sync_warp", "mbarrier_arrive", "mbarrier_wait", "fence_async_proxy", "bar_sync",  "ldmatrix",
-        "movmatrix", "mma",       "wgmma_tf32",      "wgmma_fence",   "wgmma_commit",      "wgmma_wait"};
+    static const char* const names[] = {"shuffle",           "sync_warp",  "mbarrier_arrive", "mbarrier_wait",
+                                        "fence_async_proxy", "bar_sync",   "ldmatrix",        "stmatrix",
+                                        "movmatrix",         "mma",        "wgmma",           "wgmma_fence",
+                                        "wgmma_commit",      "wgmma_wait", "setmaxnreg"};
     return names[(int)op];
 }
 
@@ -35,32 +38,68 @@ struct Copy {
     int bytes, copied;
 };
 
-/* A register that wgmma knows, by its address. */
-struct Register {
-    float* at;
-    float value;      /* used by products in flight: its value now; else: at the last wgmma_fence */
+typedef uint32_t __attribute__((may_alias)) Word;
+
+/* Registers that products of a warp use as one operand: an array in each lane. */
+struct RegisterBlock {
+    Word* at[LANES];
+    int count;        /* a lane */
     int products;     /* in flight that use it */
     bool accumulates; /* in these; else it is of A */
+    /* [lane][count]: as the products in flight found it, else at the last wgmma_fence */
+    std::vector<uint32_t> values;
+    std::vector<float> sums; /* accumulators in flight: the warp's 16 rows */
+
+    bool is(Word* const* registers, int n) const { return n == count && std::equal(at, at + LANES, registers); }
+    bool overlaps(Word* const* registers, int n) const {
+        return registers[0] < at[0] + count && at[0] < registers[0] + n;
+    }
 };
 
 constexpr uint32_t IN_FLIGHT_BITS = 0xffdecade; /* a NaN that no arithmetic makes */
-constexpr int WGMMA_TILES = 16;                 /* of 8 columns */
+constexpr size_t MOST_BLOCKS = 64;              /* of registers that a warp remembers */
 
 struct Thread {
     Fiber fiber;
     std::vector<Copy> copies;   /* issued and not landed, oldest first */
     std::vector<size_t> groups; /* end of each committed group in `copies` */
-    std::vector<Register> registers;
+};
+
+enum class Format { TF32, F16, BF16 };
+
+/* A product of a warpgroup. */
+struct Wgmma {
+    Format format;
+    int columns;
+    bool accumulates, a_is_shared, a_is_mn, b_is_mn;
+    uint64_t a, b; /* in shared memory */
+
+    int depth() const { return format == Format::TF32 ? 8 : 16; }
+    bool operator==(const Wgmma& x) const {
+        return format == x.format && columns == x.columns && accumulates == x.accumulates &&
+               a_is_shared == x.a_is_shared && a_is_mn == x.a_is_mn && b_is_mn == x.b_is_mn && a == x.a && b == x.b;
+    }
+};
+
+/* What reads shared memory until some wait: the clocks are its warp's, at its start. */
+struct AsyncRead {
+    Site site;
+    Clock before;
+    Clock before_fence; /* ... and at its latest fence_async_proxy */
 };
 
 /* A warp's part of a product in flight. */
-struct Product64 {
-    Site site;
-    uint64_t b;
-    float* c[LANES];
-    const float* a[LANES];
-    Clock before;       /* the warp's, at its start */
-    Clock before_fence; /* ... and at its latest fence_async_proxy */
+struct WarpProduct : AsyncRead {
+    Wgmma what;
+    size_t c, a; /* blocks of registers */
+    size_t step; /* of the warpgroup */
+};
+
+/* B of a product, once for the 4 warps. */
+struct UnpackedB {
+    size_t step;
+    int warps; /* that have used it */
+    std::vector<float> values;
 };
 
 struct Warp {
@@ -77,8 +116,10 @@ struct Warp {
     AccessLog log;
     std::vector<uint32_t> proxy_fences; /* the epochs that they ended */
     Clock before_fence;                 /* `before`, at the latest */
-    std::vector<Product64> products;    /* in flight, oldest first */
+    std::vector<WarpProduct> products;  /* in flight, oldest first */
     std::vector<size_t> groups;         /* end of each committed group in `products` */
+    std::vector<RegisterBlock> blocks;  /* that products have used */
+    size_t next_block;                  /* to be forgotten */
     bool fenced;                        /* by a wgmma_fence since the last wait */
     size_t steps;                       /* operations of its warpgroup that it has executed */
 };
@@ -88,6 +129,7 @@ struct WarpgroupStep {
     Op op;
     Site site;
     uint64_t argument;
+    Wgmma product;
 };
 
 struct Barrier {
@@ -450,24 +492,8 @@ class Machine {
         begin_epoch(*warp_);
     }
 
-    void start_product(const Product64& product) {
-        if (!step(Op::WGMMA, product.site, product.b)) return;
-        for (int lane = 0; lane < LANES; lane++) {
-            for (int i = 0; i < 4 * WGMMA_TILES; i++) use(lane, product.c[lane] + i, true, product.site);
-            for (int i = 0; i < 4; i++) use(lane, const_cast<float*>(product.a[lane]) + i, false, product.site);
-        }
-        warp_->products.push_back(product);
-        warp_->products.back().before = warp_->before;
-        warp_->products.back().before_fence = warp_->before_fence;
-    }
-
-    EMU_UNCHECKED void fence_registers(const Site& site) {
-        if (!step(Op::WGMMA_FENCE, site, 0)) return;
-        warp_->fenced = true;
-        for (int lane = 0; lane < LANES; lane++)
-            for (Register& r : lane_thread(lane).registers)
-                if (r.products == 0) r.value = *r.at;
-    }
+    void start_product(const Wgmma& what, Word* const* c, Word* const* a, const Site& site);
+    void fence_registers(const Site& site);
 
     void commit_products(const Site& site) {
         if (step(Op::WGMMA_COMMIT, site, 0)) warp_->groups.push_back(warp_->products.size());
@@ -479,7 +505,7 @@ class Machine {
         std::vector<size_t>& groups = warp_->groups;
         if (groups.size() <= groups_left) return;
         const size_t done = groups.size() - groups_left, end = groups[done - 1];
-        std::vector<Product64>& products = warp_->products;
+        std::vector<WarpProduct>& products = warp_->products;
         for (size_t i = 0; i < end; i++) perform(products[i]);
         products.erase(products.begin(), products.begin() + (ptrdiff_t)end);
         groups.erase(groups.begin(), groups.begin() + (ptrdiff_t)done);
@@ -492,15 +518,13 @@ class Machine {
         Site site;
     };
 
-    Thread& lane_thread(int lane) { return threads_[warp_index() * LANES + lane]; }
-
     void need_sm90(const char* what, const Site& site) {
         if (device.capability_major == 9) return;
         report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
     }
 
     /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
-    bool step(Op op, const Site& site, uint64_t argument) {
+    bool step(Op op, const Site& site, uint64_t argument, const Wgmma& product = {}) {
         need_sm90(op_name(op), site);
         const int group = warp_index() / 4;
         if (4 * group + 4 > launch.warps) {
@@ -508,76 +532,50 @@ class Machine {
             return false;
         }
         std::vector<WarpgroupStep>& steps = warpgroups_[group];
-        const WarpgroupStep now = {op, site, argument};
+        const WarpgroupStep now = {op, site, argument, product};
         if (warp_->steps++ == steps.size()) steps.push_back(now);
         const WarpgroupStep& first = steps[warp_->steps - 1];
-        if (first.op == op && first.site == site && first.argument == argument) return true;
+        if (first.op == op && first.site == site && first.argument == argument && first.product == product) return true;
         report(Fault::WGMMA, site, "%s of warp %d is %s in %s:%d, or with other arguments, in its warpgroup",
                op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
         return true;
     }
 
-    /* A product takes a register: as accumulator, or as part of A. */
-    EMU_UNCHECKED void use(int lane, float* at, bool accumulates, const Site& site) {
-        std::vector<Register>& known = lane_thread(lane).registers;
-        const auto is_it = [at](const Register& r) { return r.at == at; };
-        auto r = std::find_if(known.begin(), known.end(), is_it);
-        const bool is_new = r == known.end();
-        if (is_new) r = known.insert(r, Register{at, *at, 0, accumulates});
-        if (r->products == 0) {
-            if (!warp_->fenced)
-                report(Fault::WGMMA, site, "no wgmma_fence since the last wgmma_wait");
-            else if (!is_new && memcmp(&r->value, at, 4) != 0)
-                report(Fault::WGMMA, site, "a register of lane %d changed after the wgmma_fence", lane);
-            r->value = *at;
-            r->accumulates = accumulates;
-            memcpy(at, &IN_FLIGHT_BITS, 4);
-        } else if (r->accumulates != accumulates) {
-            report(Fault::WGMMA, site, "a register of lane %d is used by a product in flight", lane);
-        }
-        r->products++;
-    }
+    /* Of products, in warpgroup.h. */
+    size_t take_block(Word* const* at, int count, bool accumulates, bool changed_matters, const Site& site);
+    void give_block(RegisterBlock& block, const Site& site);
+    void perform(const WarpProduct& p);
+    const std::vector<float>& unpack_b(const WarpProduct& p);
+    void unpack_a(const WarpProduct& p, float (*a)[16]);
 
-    float take(int lane, const float* at) {
-        for (const Register& r : lane_thread(lane).registers)
-            if (r.at == at) return r.value;
-        internal_error("a register of a product is not known");
-    }
-
-    /* ... and gives it back. */
-    EMU_UNCHECKED void give(int lane, const float* at, const float* value, const Site& site) {
-        for (Register& r : lane_thread(lane).registers) {
-            if (r.at != at) continue;
-            if (value) r.value = *value;
-            if (--r.products > 0) return;
-            if (memcmp(at, &IN_FLIGHT_BITS, 4) != 0)
-                report(Fault::WGMMA, site, "a register of lane %d was written in flight", lane);
-            memcpy(r.at, &r.value, 4);
-            return;
-        }
-    }
-
-    void perform(const Product64& p);
-
-    /* 4 neighbours of a row of B.  Checks what read() does, and the fences between proxies. */
-    void read_async(float* row, uint32_t addr, const Product64& p) {
-        if (!legal(addr, 16, 16, "wgmma operand", p.site)) {
-            memset(row, 0xff, 16);
+    /* A piece of 16 bytes.  Checks what read() does, and the fences between proxies. */
+    void read_async(void* piece, uint32_t addr, const AsyncRead& reader, const char* what) {
+        if (!legal(addr, 16, 16, what, reader.site)) {
+            memset(piece, 0xff, 16);
             return;
         }
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
-        const int64_t bad = history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch, p.before, &conflict);
-        if (bad >= 0) report_conflict("wgmma", bad, conflict, p.site);
-        memcpy(row, &smem_[offset], 16);
-        for (uint32_t cell = offset / 2; bad < 0 && cell < offset / 2 + 8; cell++) {
+        const int64_t bad =
+            history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch, reader.before, &conflict);
+        if (bad >= 0) report_conflict(what, bad, conflict, reader.site);
+        memcpy(piece, &smem_[offset], 16);
+        if (bad < 0) check_proxy(offset / 2, 8, reader, what);
+    }
+
+    /* Between a write by the generic proxy and what the asynchronous one does stands a fence. */
+    void check_proxy(uint32_t first, uint32_t count, const AsyncRead& reader, const char* what) {
+        uint32_t accepted = NEVER_WRITTEN;
+        for (uint32_t cell = first; cell < first + count; cell++) {
             const uint32_t written = history_.writer(cell), writer = thread_of(written) / LANES;
+            if (written == accepted || written == NEVER_WRITTEN) continue;
+            accepted = written;
             const std::vector<uint32_t>& fences = warps_[writer].proxy_fences;
-            const auto released = std::upper_bound(fences.begin(), fences.end(), p.before.epoch[writer]);
+            const auto released = std::upper_bound(fences.begin(), fences.end(), reader.before.epoch[writer]);
             if (released != fences.begin() && released[-1] >= epoch_of(written)) continue;
-            if (epoch_of(written) <= p.before_fence.epoch[writer]) continue;
-            report(Fault::PROXY, p.site, "wgmma reads smem_base() + %u without a fence_async_proxy since warp %u wrote",
-                   2 * cell, writer);
+            if (epoch_of(written) <= reader.before_fence.epoch[writer]) continue;
+            report(Fault::PROXY, reader.site, "%s at smem_base() + %u without a fence_async_proxy since warp %u wrote",
+                   what, 2 * cell, writer);
             return;
         }
     }
@@ -637,11 +635,11 @@ class Machine {
         memset(barriers_, 0, sizeof barriers_);
         mbarriers_.clear();
         for (auto& steps : warpgroups_) steps.clear();
+        for (auto& unpacked : unpacked_) unpacked.clear();
         for (int i = 0; i < launch.threads; i++) {
             threads_[i].fiber.start(thread_entry, i, abandoned_);
             threads_[i].copies.clear();
             threads_[i].groups.clear();
-            threads_[i].registers.clear();
         }
         for (int i = 0; i < launch.warps; i++) {
             Warp& w = warps_[i];
@@ -655,6 +653,8 @@ class Machine {
             memset(&w.before_fence, 0, sizeof w.before_fence);
             w.products.clear();
             w.groups.clear();
+            w.blocks.clear();
+            w.next_block = 0;
             w.fenced = false;
             w.steps = 0;
         }
@@ -865,6 +865,8 @@ class Machine {
     Barrier barriers_[BARRIERS];
     std::vector<Mbarrier> mbarriers_;
     std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
+    std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* of products that some of their warps have still ahead */
+    std::vector<std::vector<float>> idle_;           /* to be used again for that */
     Warp* warp_ = nullptr;
     int live_warps_ = 0;
     int patience_ = 0; /* collectives until another warp may run */

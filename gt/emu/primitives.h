@@ -3,7 +3,7 @@
 #define GT_EMU_PRIMITIVES_H
 
 #include "exchange.h"
-#include "tensor.h"
+#include "warpgroup.h"
 
 namespace gt {
 
@@ -175,25 +175,9 @@ inline uint64_t wgmma_operand(uint32_t addr, uint32_t k_bytes, uint32_t n_bytes,
     return (uint64_t)(addr >> 4) | (uint64_t)(k_bytes >> 4) << 16 | (uint64_t)(n_bytes >> 4) << 32;
 }
 
-inline void wgmma_tf32(float (&c)[emu::WGMMA_TILES][4], const float (&a)[4], uint64_t b,
-                       emu::Site site = emu::Site::here()) {
-    struct Operands {
-        float* c;
-        const float* a;
-        uint64_t b;
-    } mine = {c[0], a, b};
-    emu::machine.meet(emu::Op::WGMMA, site, mine, [site](Operands** lanes) {
-        emu::Product64 product = {};
-        product.site = site;
-        product.b = lanes[0]->b;
-        for (int lane = 0; lane < 32; lane++) {
-            product.c[lane] = lanes[lane]->c;
-            product.a[lane] = lanes[lane]->a;
-            if (lanes[lane]->b != product.b)
-                emu::machine.report(emu::Fault::WGMMA, site, "lanes 0 and %d have different operands", lane);
-        }
-        emu::machine.start_product(product);
-    });
+inline void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b, emu::Site site = emu::Site::here()) {
+    const emu::Wgmma what = {emu::Format::TF32, 128, true, false, false, false, 0, b};
+    emu::start_product({what, c, a}, site);
 }
 
 inline void wgmma_fence(emu::Site site = emu::Site::here()) {

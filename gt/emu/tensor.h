@@ -91,45 +91,6 @@ void perform_mma16(Mma16** lanes, Decode decode) {
     for (int lane = 0; lane < LANES; lane++) p.exchange_c(lane, lanes[lane]->c, true);
 }
 
-/* The 16 rows of C[64][128] += A[64][8] B[8][128] that are the warp's; B^T lies in shared memory as
- * wgmma_operand() says. */
-inline void Machine::perform(const Product64& p) {
-    const uint64_t unknown = p.b & ~(0x3fffull | 0x3fffull << 16 | 0x3fffull << 32);
-    const uint32_t start = (uint32_t)(p.b & 0x3fff) << 4;
-    const uint32_t k_bytes = (uint32_t)(p.b >> 16 & 0x3fff) << 4;
-    const uint32_t n_bytes = (uint32_t)(p.b >> 32 & 0x3fff) << 4;
-    if (unknown) report(Fault::UNSUPPORTED, p.site, "a swizzled operand of wgmma");
-    stats_.mma++;
-    for (int tile = 0; tile < WGMMA_TILES; tile++) {
-        Product<8> part;
-        uint32_t addrs[16];
-        for (int i = 0; i < 16; i++) { /* rows of 4 */
-            float row[4];
-            const int n = i % 8, k = i / 8;
-            addrs[i] = start + (uint32_t)tile * n_bytes + 16u * (uint32_t)n + (uint32_t)k * k_bytes;
-            read_async(row, addrs[i], p);
-            for (int e = 0; e < 4; e++) part.b[4 * k + e][n] = decode_tf32(row[e]);
-        }
-        if (warp_index() % 4 == 0) count_matrices(addrs, 16, p.site); /* the others read along */
-        for (int lane = 0; lane < LANES; lane++) {
-            float c[4];
-            for (int i = 0; i < 4; i++) {
-                part.a[lane / 4 + 8 * (i % 2)][lane % 4 + 4 * (i / 2)] = decode_tf32(take(lane, p.a[lane] + i));
-                c[i] = take(lane, p.c[lane] + 4 * tile + i);
-            }
-            part.exchange_c(lane, c, false);
-        }
-        part.multiply();
-        for (int lane = 0; lane < LANES; lane++) {
-            float c[4];
-            part.exchange_c(lane, c, true);
-            for (int i = 0; i < 4; i++) give(lane, p.c[lane] + 4 * tile + i, &c[i], p.site);
-        }
-    }
-    for (int lane = 0; lane < LANES; lane++)
-        for (int i = 0; i < 4; i++) give(lane, p.a[lane] + i, nullptr, p.site);
-}
-
 struct Mma8 {
     float* c;
     const float* a;

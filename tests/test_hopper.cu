@@ -1,0 +1,330 @@
+/* test_hopper.cu - what gt/base/wgmma.cuh and bulk.cuh say of the hardware: every layout of a tile, every shape of a
+ * product, compared with sums made on the host.  Compiled by nvcc for a GPU, and as C++ with GT_EMU for the emulation,
+ * which so is held against the hardware.
+ *
+ *     test_hopper [--verbose]
+ *
+ * The numbers are small integers: every sum is exact, in any order. */
+#include "gt/base/wgmma.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+#include <vector>
+
+#include "gt/base/launch.cuh"
+
+using namespace gt;
+
+static int passed = 0, failed = 0;
+static bool is_verbose = false;
+
+static void check(bool good, const std::string& what) {
+    (good ? passed : failed)++;
+    if (!good || is_verbose) printf("%s  %s\n", good ? "ok  " : "FAIL", what.c_str());
+#ifdef GT_EMU
+    if (emu::faults()) failed++;
+    for (const std::string& message : emu::messages()) printf("FAIL  %s: %s\n", what.c_str(), message.c_str());
+    emu::reset();
+#endif
+}
+
+static uint32_t random_bits() {
+    static uint64_t state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 32);
+}
+
+/* The 16 bits of a small integer. */
+template <class T>
+static T number(int value) {
+    const float x = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint16_t half = (uint16_t)(bits >> 16);
+    if (std::is_same<T, f16>::value && value != 0) /* another bias, 10 bits of the mantissa */
+        half = (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
+    T result;
+    memcpy(&result, &half, 2);
+    return result;
+}
+
+/* ---- memory that host and device see ------------------------------------------------------------------------- */
+
+#ifdef GT_EMU
+
+template <class T>
+using Shared = std::vector<T>;
+
+static const char* finish() { return nullptr; }
+
+#else
+
+template <class T>
+class Shared {
+  public:
+    explicit Shared(size_t count) : count_(count) {
+        if (cudaMallocManaged(&data_, count * sizeof(T)) != cudaSuccess) {
+            printf("FAIL: no memory\n");
+            exit(1);
+        }
+        memset(static_cast<void*>(data_), 0, count * sizeof(T));
+    }
+    ~Shared() { cudaFree(data_); }
+    Shared(const Shared&) = delete;
+    Shared& operator=(const Shared&) = delete;
+
+    T* data() { return data_; }
+    T* begin() { return data_; }
+    T* end() { return data_ + count_; }
+    T& operator[](size_t i) { return data_[i]; }
+    size_t size() const { return count_; }
+
+  private:
+    T* data_;
+    size_t count_;
+};
+
+static const char* finish() {
+    const cudaError_t error = cudaDeviceSynchronize();
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+#endif
+
+/* ---- products ------------------------------------------------------------------------------------------------ */
+
+enum Source { REGISTERS, K_MAJOR, MN_MAJOR }; /* of A */
+
+constexpr int DEPTH = 64;
+
+/* One warpgroup multiplies the 64 rows of A[..][DEPTH] from a_first by the N rows of B^T[..][DEPTH] from b_first.  A in
+ * registers comes as it is, what is in shared memory as the image of it that the host has made. */
+template <class T>
+struct ProductParams {
+    const T* a; /* [64][DEPTH] */
+    const uint4* image;
+    float* c; /* [64][N] */
+    int image_bytes, a_row_bytes, b_row_bytes;
+    uint32_t a_panel, b_panel, b_at; /* bytes: from panel to panel; where B begins */
+    uint32_t a_step[DEPTH / 16], b_step[DEPTH / 16];
+};
+
+template <Major MAJOR>
+GT_DEV uint64_t operand_of(int row_bytes, uint32_t addr, uint32_t panel) {
+    if (row_bytes == 128) return wgmma_tile<128, MAJOR>(addr, panel);
+    if (row_bytes == 64) return wgmma_tile<64, MAJOR>(addr, panel);
+    if (row_bytes == 32) return wgmma_tile<32, MAJOR>(addr, panel);
+    return wgmma_tile<16, MAJOR>(addr, panel);
+}
+
+template <class T, int TILES, Source A, Major B>
+GT_KERNEL(128, 1)
+product_kernel(const GT_GRID_CONSTANT ProductParams<T> p) {
+#if GT_SM90A
+    constexpr int N = 8 * TILES;
+    constexpr Major A_MAJOR = A == MN_MAJOR ? Major::MN : Major::K;
+    const uint32_t smem = smem_base_of_tiles();
+    for (int i = 16 * thread_id(); i < p.image_bytes; i += 16 * 128) sts<uint4>(smem + i, p.image[i / 16]);
+    fence_async_proxy();
+    sync_threads();
+
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    uint32_t a[DEPTH / 16][4] = {};
+    uint64_t left[DEPTH / 16], right[DEPTH / 16];
+    GT_UNROLL
+    for (int k = 0; k < DEPTH / 16; k++) {
+        const T* rows = p.a + (16 * warp_id() + g) * DEPTH + 16 * k + 2 * j;
+        GT_UNROLL
+        for (int i = 0; A == REGISTERS && i < 4; i++) a[k][i] = ldg<uint32_t>(rows + i % 2 * 8 * DEPTH + i / 2 * 8);
+        left[k] = wgmma_step(operand_of<A_MAJOR>(p.a_row_bytes, smem, p.a_panel), p.a_step[k]);
+        right[k] = wgmma_step(operand_of<B>(p.b_row_bytes, smem + p.b_at, p.b_panel), p.b_step[k]);
+    }
+    float c[TILES][4];
+    wgmma_fence();
+    GT_UNROLL
+    for (int k = 0; k < DEPTH / 16; k++) {
+        if constexpr (A == REGISTERS) {
+            wgmma<T, B>(c, a[k], right[k], k > 0);
+        } else {
+            wgmma<T, A_MAJOR, B>(c, left[k], right[k], k > 0);
+        }
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(c);
+    float* out = p.c + (16 * warp_id() + g) * N + 2 * j;
+    GT_UNROLL
+    for (int i = 0; i < TILES; i++) {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) out[e / 2 * 8 * N + 8 * i + e % 2] = c[i][e];
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+struct Tile {
+    int rows, first, row_bytes, gap; /* gap: patterns of 8 rows between panels */
+};
+
+static const char* const major_names[] = {"registers", "K-major", "MN-major"};
+
+/* Bytes from panel to panel, and of all. */
+static uint32_t panel_of(const Tile& t, bool is_mn) {
+    return (uint32_t)(((is_mn ? DEPTH : t.rows) + 8 * t.gap) * t.row_bytes);
+}
+static uint32_t bytes_of(const Tile& t, bool is_mn) {
+    const int bytes = 2 * (is_mn ? t.rows : DEPTH);
+    return (uint32_t)((bytes + t.row_bytes - 1) / t.row_bytes) * panel_of(t, is_mn);
+}
+
+/* What the host asks of a layout. */
+template <int ROW, Major MAJOR>
+struct Asked {
+    static uint32_t at(int mn, int k, uint32_t panel) {
+        const int row = MAJOR == Major::K ? mn : k, element = MAJOR == Major::K ? k : mn;
+        return tile_at<ROW>(row, element / 8, panel) + 2 * (uint32_t)(element % 8);
+    }
+    static uint32_t step(int mn, int k, uint32_t panel) {
+        return mn_bytes<ROW, MAJOR>(mn, panel) + k_bytes<ROW, MAJOR>(k, panel);
+    }
+};
+
+template <int ROW, Major MAJOR>
+static void lay_out(const Tile& t, const std::vector<uint16_t>& values, uint8_t* image, uint32_t* steps) {
+    const uint32_t panel = panel_of(t, MAJOR == Major::MN);
+    for (int i = 0; i < t.rows; i++)
+        for (int k = 0; k < DEPTH; k++)
+            memcpy(image + Asked<ROW, MAJOR>::at(i, k, panel), &values[(size_t)(i * DEPTH + k)], 2);
+    for (int k = 0; k < DEPTH; k += 16) steps[k / 16] = Asked<ROW, MAJOR>::step(t.first, k, panel);
+}
+
+template <Major MAJOR>
+static void lay_out(const Tile& t, const std::vector<uint16_t>& values, uint8_t* image, uint32_t* steps) {
+    if (t.row_bytes == 128) lay_out<128, MAJOR>(t, values, image, steps);
+    if (t.row_bytes == 64) lay_out<64, MAJOR>(t, values, image, steps);
+    if (t.row_bytes == 32) lay_out<32, MAJOR>(t, values, image, steps);
+    if (t.row_bytes == 16) lay_out<16, MAJOR>(t, values, image, steps);
+}
+
+struct Matrix {
+    std::vector<int> values;
+    std::vector<uint16_t> bits;
+
+    template <class T>
+    static Matrix random(int rows) {
+        Matrix m;
+        for (int i = 0; i < rows * DEPTH; i++) {
+            m.values.push_back((int)(random_bits() % 17) - 8);
+            m.bits.push_back(number<T>(m.values.back()).bits);
+        }
+        return m;
+    }
+};
+
+template <class T, int TILES, Source A, Major B>
+static void multiply(const Tile& left, const Tile& right) {
+    constexpr int N = 8 * TILES;
+    const bool b_is_mn = B == Major::MN, a_is_mn = A == MN_MAJOR;
+    const Matrix a = Matrix::random<T>(left.rows), b = Matrix::random<T>(right.rows);
+    const uint32_t a_bytes = A == REGISTERS ? 0 : (bytes_of(left, a_is_mn) + 1023) / 1024 * 1024;
+    const uint32_t bytes = a_bytes + bytes_of(right, b_is_mn);
+    Shared<uint4> image(bytes / 16);
+    Shared<T> rows((size_t)(64 * DEPTH));
+    Shared<float> c(64 * N);
+    ProductParams<T> p = {};
+    p.a = rows.data();
+    p.image = image.data();
+    p.c = c.data();
+    p.image_bytes = (int)bytes;
+    p.a_row_bytes = left.row_bytes;
+    p.b_row_bytes = right.row_bytes;
+    p.a_panel = panel_of(left, a_is_mn);
+    p.b_panel = panel_of(right, b_is_mn);
+    p.b_at = a_bytes;
+    uint8_t* image_bytes = reinterpret_cast<uint8_t*>(image.data());
+    memset(image_bytes, 0x7f, bytes); /* between panels: of both formats no small number */
+    if (A == REGISTERS) memcpy(static_cast<void*>(rows.data()), &a.bits[(size_t)(left.first * DEPTH)], 64 * DEPTH * 2);
+    if (A == K_MAJOR) lay_out<Major::K>(left, a.bits, image_bytes, p.a_step);
+    if (A == MN_MAJOR) lay_out<Major::MN>(left, a.bits, image_bytes, p.a_step);
+    lay_out<B>(right, b.bits, image_bytes + a_bytes, p.b_step);
+    const std::string name = std::string(std::is_same<T, f16>::value ? "f16" : "bf16") + " n" + std::to_string(N) +
+                             ", A: " + major_names[A] + ", rows of " + std::to_string(left.row_bytes) + " from " +
+                             std::to_string(left.first) + ", gap " + std::to_string(left.gap) +
+                             ", B: " + major_names[b_is_mn ? 2 : 1] + ", rows of " + std::to_string(right.row_bytes) +
+                             " from " + std::to_string(right.first) + ", gap " + std::to_string(right.gap);
+    const cudaError_t error = launch(product_kernel<T, TILES, A, B>, {1}, 128, bytes, nullptr, p);
+    const char* trouble = error == cudaSuccess ? finish() : cudaGetErrorString(error);
+    if (trouble) {
+        check(false, name + ": " + trouble);
+        return;
+    }
+    int wrong = 0;
+    for (int m = 0; m < 64; m++) {
+        for (int n = 0; n < N; n++) {
+            int sum = 0;
+            for (int k = 0; k < DEPTH; k++)
+                sum += a.values[(size_t)((left.first + m) * DEPTH + k)] *
+                       b.values[(size_t)((right.first + n) * DEPTH + k)];
+            wrong += c[(size_t)(m * N + n)] != (float)sum;
+        }
+    }
+    check(wrong == 0, name + (wrong ? ": " + std::to_string(wrong) + " of " + std::to_string(64 * N) : ""));
+}
+
+/* All layouts of B, with A as it comes. */
+template <class T, int TILES, Source A>
+static void multiply_all(const Tile& left) {
+    constexpr int N = 8 * TILES;
+    for (int row_bytes = 16; row_bytes <= 128; row_bytes *= 2) {
+        multiply<T, TILES, A, Major::K>(left, {N, 0, row_bytes, 0});
+        multiply<T, TILES, A, Major::K>(left, {N + 24, 16, row_bytes, 1});
+        multiply<T, TILES, A, Major::MN>(left, {N, 0, row_bytes, 0});
+        const int panel = row_bytes / 2;                                              /* m or n */
+        multiply<T, TILES, A, Major::MN>(left, {N + 2 * panel, panel, row_bytes, 1}); /* from the second panel on */
+        /* inside of a panel */
+        if (N + 8 <= panel) multiply<T, TILES, A, Major::MN>(left, {panel + N, panel - N, row_bytes, 1});
+    }
+}
+
+template <class T, int TILES>
+static void multiply_all() {
+    multiply_all<T, TILES, REGISTERS>({64, 0, 128, 0});
+    for (int row_bytes = 16; row_bytes <= 128; row_bytes *= 2) {
+        /* A in the second half of its tile, and with B as it comes most often */
+        multiply<T, TILES, K_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
+        multiply<T, TILES, K_MAJOR, Major::MN>({64, 0, row_bytes, 0}, {8 * TILES, 0, 128, 0});
+        multiply<T, TILES, MN_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
+        multiply<T, TILES, MN_MAJOR, Major::MN>({64, 0, row_bytes, 0}, {8 * TILES, 0, 128, 0});
+    }
+}
+
+/* Every number of columns. */
+template <int TILES>
+static void multiply_shapes() {
+    multiply<f16, TILES, REGISTERS, Major::K>({64, 0, 128, 0}, {8 * TILES, 0, 128, 0});
+    multiply<bf16, TILES, K_MAJOR, Major::MN>({64, 0, 128, 0}, {8 * TILES, 0, 128, 0});
+    if constexpr (TILES > 1) multiply_shapes<TILES - 1>();
+}
+
+int main(int count, char** arguments) {
+    is_verbose = count > 1 && strcmp(arguments[1], "--verbose") == 0;
+    static Answers known;
+    if (!has_sm90a(reinterpret_cast<const void*>(product_kernel<f16, 8, REGISTERS, Major::K>), 128, known)) {
+        printf("SKIP: not on a GPU of compute capability 9.0, or not compiled for it\n");
+        return 77;
+    }
+    multiply_shapes<32>();
+    multiply_all<bf16, 1>();
+    multiply_all<f16, 4>();
+    multiply_all<bf16, 8>();
+    multiply_all<f16, 12>();
+    multiply_all<f16, 16>();
+    multiply_all<bf16, 32>();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
