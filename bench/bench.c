@@ -436,7 +436,7 @@ static void for_rows(report *r, const test_op *op, const test_bench_row *rows, r
     for (const test_bench_row *row = rows; row->c.op; row++) {
         int64_t T = test_get_size(&row->c, 'T');
         int is_step = T > 0 && T <= 16;
-        int can_save = r->machine->has_saved && op->saved != 0;
+        int can_save = r->machine->has_saved && op->table()->fields.saved != 0;
         for (int i = GT_F32; i <= GT_F16; i++) {
             gt_dtype dtype = (gt_dtype)i;
             if (!(row->dtypes & (1 << dtype))) continue;

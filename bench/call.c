@@ -48,7 +48,7 @@ void bench_open(bench_call *c, const bench_machine *machine, const test_case *ro
 
 gt_status bench_ask(const bench_call *c, gt_workspace *need) {
     memset(need, 0, sizeof *need);
-    return c->machine->has_saved ? c->functions->workspace(&c->args, need) : GT_OK;
+    return c->machine->has_saved ? c->op->calls.workspace(&c->args, need) : GT_OK;
 }
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
@@ -141,9 +141,9 @@ static gt_status fill_saved(bench_call *c) {
     void *outputs[TEST_TENSORS] = {0}, *workspace;
     test_args args = c->args;
     gt_workspace need;
-    gt_status status = f->workspace(&args, &need);
+    gt_status status = c->op->calls.workspace(&args, &need);
     if (status != GT_OK) return status;
-    workspace = allocate_scratch(c, &args, f->workspace_at, f->workspace_bytes, need.forward);
+    workspace = allocate_scratch(c, &args, c->op->fields.workspace, c->op->fields.workspace_bytes, need.forward);
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
         gt_view v = view_of(c, t);
@@ -159,20 +159,20 @@ static gt_status fill_saved(bench_call *c) {
 }
 
 static gt_status allocate_saved_and_workspace(bench_call *c) {
-    const test_op *f = c->functions;
     gt_workspace need;
     size_t bytes[3];
     gt_status status = bench_ask(c, &need);
     if (status != GT_OK || !c->machine->has_saved) return status;
-    if (f->saved && need.saved && c->pass != GT_STEP && !c->is_inference) {
-        c->saved = allocate_scratch(c, &c->args, f->saved, f->saved_bytes, need.saved);
+    if (c->op->fields.saved && need.saved && c->pass != GT_STEP && !c->is_inference) {
+        c->saved = allocate_scratch(c, &c->args, c->op->fields.saved, c->op->fields.saved_bytes, need.saved);
         c->machine->poison(c->saved, need.saved);
         c->scratch_bytes = need.saved;
         if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
         if ((status = bench_ask(c, &need)) != GT_OK) return status; /* it may be less now */
     }
     bytes[GT_FORWARD] = need.forward, bytes[GT_BACKWARD] = need.backward, bytes[GT_STEP] = need.step;
-    c->workspace = allocate_scratch(c, &c->args, f->workspace_at, f->workspace_bytes, bytes[c->pass]);
+    c->workspace =
+        allocate_scratch(c, &c->args, c->op->fields.workspace, c->op->fields.workspace_bytes, bytes[c->pass]);
     c->scratch_bytes += bytes[c->pass];
     return GT_OK;
 }

@@ -142,7 +142,7 @@ gt_status refused(gt_status status) {
 }
 
 gt_status run(const test_op *op, gt_pass pass, const void *args) {
-    const gt_status status = op->device[pass](args, nullptr);
+    const gt_status status = op->table()->calls.pass[pass](args, nullptr);
     if (status != GT_OK) return refused(status);
     must(cudaDeviceSynchronize(), "a kernel");
     return GT_OK;
@@ -153,7 +153,7 @@ gt_status time_run(const test_op *op, gt_pass pass, const void *args, double *ms
     const Clock &clock = the_clock();
     must(cudaMemsetAsync(clock.flush, 0, FLUSH_BYTES), "cudaMemset");
     must(cudaEventRecord(clock.start), "cudaEventRecord");
-    const gt_status status = op->device[pass](args, nullptr);
+    const gt_status status = op->table()->calls.pass[pass](args, nullptr);
     if (status != GT_OK) return refused(status);
     must(cudaEventRecord(clock.stop), "cudaEventRecord");
     *ms = elapsed_ms(clock);

@@ -6,7 +6,7 @@
 
 static int is_recurrent(const test_case *c) { return test_find(test_table(c), "state_out") >= 0; }
 
-static int is_shared(const test_case *c) { return test_get_flag(c, test_op_of(c->op)->state_in_shared); }
+static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
 
 static double **array_of(test_values *v, const test_case *c, const char *tensor) {
     return &v->of[test_find(test_table(c), tensor)];
@@ -251,8 +251,8 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
     test_case shared = with_accumulate(c, 0), each;
     if (!is_recurrent(c) || test_is_absent(c, tensor_of(c, "state_in"))) return;
     each = shared;
-    test_set_flag(&shared, test_op_of(c->op)->state_in_shared, 1);
-    test_set_flag(&each, test_op_of(c->op)->state_in_shared, 0);
+    test_set_flag(&shared, test_table(c)->fields.state_in_shared, 1);
+    test_set_flag(&each, test_table(c)->fields.state_in_shared, 0);
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
         const gt_tensor *state = tensor_of(c, "state_in");
         int64_t size[4], batch, n = test_count(&shared, (gt_pass)pass, state);
@@ -334,7 +334,7 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
     s.part[0] = s.part[1] = s.whole;
     test_set_size(&s.part[0], 'T', at);
     test_set_size(&s.part[1], 'T', test_get_size(c, 'T') - at);
-    test_set_flag(&s.part[1], test_op_of(c->op)->state_in_shared, 0);
+    test_set_flag(&s.part[1], test_table(c)->fields.state_in_shared, 0);
     split_forward(r, &s, tolerance, &handed_over);
     split_backward(r, &s, tolerance, handed_over);
 }
@@ -406,7 +406,7 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
     int64_t T = test_get_size(c, 'T');
     test_values in, in_prefill, out, joined = {{NULL}}, expected;
     double *state;
-    if (!is_recurrent(c) || test_is_packed(c) || at > T || test_get_flag(c, test_op_of(c->op)->state_in_shared) ||
+    if (!is_recurrent(c) || test_is_packed(c) || at > T || test_get_flag(c, test_table(c)->fields.state_in_shared) ||
         test_is_absent(c, tensor_of(c, "state_out")))
         return;
     test_set_slots(&whole, 0);

@@ -43,7 +43,7 @@ int test_has_pass(const test_case *c, gt_pass pass) {
     const test_op *top = test_op_of(c->op);
     if (pass != GT_STEP) return top->twin[pass] != NULL;
     return top->twin[pass] && test_get_size(c, 'T') <= 16 && !test_is_packed(c) &&
-           !test_get_flag(c, top->state_in_shared) && !test_is_word_of(c->absent, "state_out");
+           !test_get_flag(c, test_table(c)->fields.state_in_shared) && !test_is_word_of(c->absent, "state_out");
 }
 
 int test_find(const gt_op *op, const char *tensor) {
@@ -58,11 +58,11 @@ static int64_t capacity_at(const test_case *c, size_t offset) {
     return n;
 }
 
-static int64_t slot_capacity(const test_case *c) { return capacity_at(c, test_op_of(c->op)->slot_capacity); }
+static int64_t slot_capacity(const test_case *c) { return capacity_at(c, test_table(c)->fields.slot_capacity); }
 
 int test_takes_packed(const test_op *op) { return test_find(op->table(), "cu_seqlens") >= 0; }
 
-int test_is_packed(const test_case *c) { return capacity_at(c, test_op_of(c->op)->seq_capacity) > 0; }
+int test_is_packed(const test_case *c) { return capacity_at(c, test_table(c)->fields.seq_capacity) > 0; }
 
 int test_is_absent(const test_case *c, const gt_tensor *t) {
     if (!strcmp(t->name, "slots")) return slot_capacity(c) == 0;
@@ -84,13 +84,13 @@ void test_set_flag(test_case *c, size_t offset, int value) { memcpy((char *)&c->
 int test_accumulates(const test_case *c, const gt_tensor *t) {
     if (!test_get_flag(c, test_table(c)->accumulate_offset)) return 0;
     return t->use[GT_BACKWARD] == 'g' ||
-           (!strcmp(t->name, "dstate_in") && test_get_flag(c, test_op_of(c->op)->state_in_shared));
+           (!strcmp(t->name, "dstate_in") && test_get_flag(c, test_table(c)->fields.state_in_shared));
 }
 
 int test_axis(const test_case *c, const gt_tensor *t, char letter) {
     const char *at;
     if (letter == 'B' && t->shape[0] == 'Q') return 0;
-    if (letter == 'B' && t->shape[0] == 'S') return test_get_flag(c, test_op_of(c->op)->state_in_shared) ? -1 : 0;
+    if (letter == 'B' && t->shape[0] == 'S') return test_get_flag(c, test_table(c)->fields.state_in_shared) ? -1 : 0;
     if (letter == 'B' && test_is_packed(c)) return -1;
     at = strchr(t->shape, letter);
     return at ? (int)(at - t->shape) : -1;
@@ -114,11 +114,11 @@ void test_set_size(test_case *c, char letter, int64_t n) {
 }
 
 void test_set_slots(test_case *c, int64_t capacity) {
-    memcpy((char *)&c->args + test_op_of(c->op)->slot_capacity, &capacity, sizeof capacity);
+    memcpy((char *)&c->args + test_table(c)->fields.slot_capacity, &capacity, sizeof capacity);
 }
 
 void test_set_sequences(test_case *c, int64_t count, int64_t capacity) {
-    size_t offset = test_op_of(c->op)->seq_capacity;
+    size_t offset = test_table(c)->fields.seq_capacity;
     c->packed.count = count;
     c->packed.lengths = NULL;
     if (offset) memcpy((char *)&c->args + offset, &capacity, sizeof capacity);
@@ -227,7 +227,7 @@ static void fill_numbers(const test_case *c, const gt_tensor *t, int64_t count, 
 
 int64_t test_sequences(const test_case *c, const test_values *in) {
     const double *count = in->of[test_find(test_table(c), "seq_count")];
-    return count ? (int64_t)count[0] : capacity_at(c, test_op_of(c->op)->seq_capacity);
+    return count ? (int64_t)count[0] : capacity_at(c, test_table(c)->fields.seq_capacity);
 }
 
 int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s) {
@@ -458,7 +458,7 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     const gt_op *op = test_table(c);
     int other = op->tensors[i].may_equal ? test_find(op, op->tensors[i].may_equal) : -1;
     if (!c->in_place || other < 0 || pass == GT_STEP || !k->of[other].is_used ||
-        test_get_flag(c, test_op_of(c->op)->state_in_shared))
+        test_get_flag(c, test_table(c)->fields.state_in_shared))
         return -1;
     return memcmp(k->of[i].size, k->of[other].size, sizeof k->of[i].size) ? -1 : other;
 }
@@ -673,7 +673,8 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
     memset(out, 0, sizeof *out);
     k.args = c->args;
     k.bytes = ALIGNMENT; /* for pointers that are not used */
-    if (pass != GT_STEP && top->slot_capacity) memset((char *)&k.args + top->slot_capacity, 0, sizeof(int64_t));
+    if (pass != GT_STEP && op->fields.slot_capacity)
+        memset((char *)&k.args + op->fields.slot_capacity, 0, sizeof(int64_t));
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         place *p = &k.of[i];
@@ -780,7 +781,7 @@ const char *test_describe(const test_case *c, gt_pass pass) {
         n += (size_t)snprintf(text + n, sizeof text - n, " %s=%s", op->companion_name, dtypes[companion]);
     if (test_is_packed(c))
         n += (size_t)snprintf(text + n, sizeof text - n, " sequences=%lld of %lld", (long long)c->packed.count,
-                              (long long)capacity_at(c, test_op_of(c->op)->seq_capacity));
+                              (long long)capacity_at(c, test_table(c)->fields.seq_capacity));
     snprintf(text + n, sizeof text - n, " %s%s seed=%llu)", layouts[c->layout], c->in_place ? " in place" : "",
              (unsigned long long)test_seed(c));
     return text;

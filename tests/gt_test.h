@@ -17,12 +17,12 @@
 #ifndef GT_TEST_H
 #define GT_TEST_H
 
+#include "gt/base/op.h"
+
 #ifndef TEST_LIST
 #define TEST_LIST "ops/list.h"
 #endif
 #include TEST_LIST
-
-#include "gt/base/op.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -132,20 +132,49 @@ typedef struct test_bench_cut {
     int64_t count; /* of the positions kept along the first letter; along B it is 1 */
 } test_bench_cut;
 
+/* ---- arguments that the operators' tables do not list ---- */
+
+typedef struct test_field {
+    const char *name; /* NULL ends a list */
+    size_t offset;
+    char kind;    /* 'i' switch, 'g' divisor of another size, 'v' size with a default, 's' segments, 'f' float */
+    char of;      /* which size a divisor divides */
+    double usual; /* of a float */
+} test_field;
+
+/* A field of type int, int64_t (l) or float. */
+typedef struct test_value {
+    size_t offset;
+    char type; /* i l f; 0: no more */
+    double value;
+} test_value;
+
+/* The message of the refusal holds the text; all that is not set is in order. */
+typedef struct test_bad_value {
+    const char *text; /* NULL ends a list */
+    gt_status status;
+    test_value set[3];
+} test_bad_value;
+
 /* ---- operators ------------------------------------------------------------------------------- */
 
 /* What tests and bench must know of an operator beyond its table: ops/OP.c. */
 typedef struct test_op {
     const char *name;
     const gt_op *(*table)(void);
+    size_t (*args_size)(void); /* as the library says */
+    size_t args_bytes;         /* sizeof */
     /* per pass; NULL where the operator has none */
     gt_status (*twin[3])(const void *args);
     gt_status (*twin64[3])(const void *args);
-    gt_status (*device[3])(const void *args, gt_stream stream);
-    gt_status (*workspace)(const void *args, gt_workspace *need);
-    /* offsets of fields that the table does not list; 0 = the operator has none */
-    size_t state_in_shared, slot_capacity, seq_capacity, segments;
-    size_t saved, saved_bytes, workspace_at, workspace_bytes;
+
+    /* Arguments: fields that the table does not list, bad values, and a size that may be 0 with a value to try. */
+    const test_field *fields;
+    const test_bad_value *bad_values;
+    struct {
+        size_t offset; /* 0: there is none */
+        int64_t value;
+    } optional_size;
 
     /* Lists of cases end with op NULL. */
     const test_case *cases;

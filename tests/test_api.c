@@ -1,9 +1,9 @@
 /* Bad arguments: every one gets the right status and a message that names function, field and
  * value, and nothing is written.  Most cases are derived from the operators' tables (gt_op), so
- * that they cover all operators and passes; what only one operator has stands in bad_values.  A
+ * that they cover all operators and passes; what only one operator has stands in its bad_values.  A
  * fuzz test compares the verdicts of gt_prepare on overlapping memory with an enumeration of all
  * elements. */
-#include "gt/base/op.h"
+#include "gt_test.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -46,173 +46,7 @@ static uint64_t random_bits(void) {
 static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
 static int one_in(int64_t n) { return random_below(n) == 0; }
 
-/* ---- the operators --------------------------------------------------------------------------- */
-
-typedef gt_status (*call_fn)(const void *args);
-
-#define WRAP_PASS(op, pass)                                                                                            \
-    static gt_status ref_##op##_##pass(const void *args) {                                                             \
-        return gt_ref_##op##_##pass((const gt_##op##_args *)args);                                                     \
-    }                                                                                                                  \
-    static gt_status gpu_##op##_##pass(const void *args) {                                                             \
-        return gt_##op##_##pass((const gt_##op##_args *)args, NULL);                                                   \
-    }
-#define WRAP(op)                                                                                                       \
-    WRAP_PASS(op, forward)                                                                                             \
-    WRAP_PASS(op, backward)                                                                                            \
-    static gt_status query_##op(const void *args) {                                                                    \
-        gt_workspace need;                                                                                             \
-        return gt_##op##_workspace((const gt_##op##_args *)args, &need);                                               \
-    }
-
-WRAP(wkv6)
-WRAP_PASS(wkv6, step)
-WRAP(ssd)
-WRAP_PASS(ssd, step)
-WRAP(selective_scan)
-WRAP_PASS(selective_scan, step)
-WRAP(conv1d)
-WRAP_PASS(conv1d, step)
-WRAP(rmsnorm_linear)
-WRAP(norm_mix)
-WRAP(norm_gate)
-
-typedef struct recurrent_fields { /* offsets; 0: no such field */
-    size_t segments, state_in_shared, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity;
-} recurrent_fields;
-
-typedef struct operator_entry {
-    const gt_op *(*table)(void);
-    call_fn ref[3], gpu[3]; /* forward, backward, step or NULL */
-    call_fn query;
-    size_t extra_size; /* a size that may be 0 = its default, and a value to try */
-    int64_t extra_value;
-    recurrent_fields at;
-} operator_entry;
-
 #define AT(op, field) offsetof(gt_##op##_args, field)
-#define TWO_PASSES(op)                                                                                                 \
-    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, NULL}, {gpu_##op##_forward, gpu_##op##_backward, NULL},      \
-        query_##op
-#define THREE_PASSES(op)                                                                                               \
-    gt_op_##op, {ref_##op##_forward, ref_##op##_backward, ref_##op##_step},                                            \
-        {gpu_##op##_forward, gpu_##op##_backward, gpu_##op##_step}, query_##op
-#define RECURRENT(op, segments_at)                                                                                     \
-    {                                                                                                                  \
-        segments_at, AT(op, state_in_shared), AT(op, cu_seqlens), AT(op, seq_count), AT(op, seq_capacity),             \
-            AT(op, slots), AT(op, slot_capacity)                                                                       \
-    }
-
-static const operator_entry operators[] = {
-    {THREE_PASSES(wkv6), AT(wkv6, V), 5, RECURRENT(wkv6, AT(wkv6, segments))},
-    {THREE_PASSES(ssd), AT(ssd, G), 2, RECURRENT(ssd, AT(ssd, segments))},
-    {THREE_PASSES(selective_scan), AT(selective_scan, G), 2, RECURRENT(selective_scan, AT(selective_scan, segments))},
-    {THREE_PASSES(conv1d), 0, 0, RECURRENT(conv1d, 0)},
-    {TWO_PASSES(rmsnorm_linear), 0, 0, {0}},
-    {TWO_PASSES(norm_mix), AT(norm_mix, H), 2, {0}},
-    {TWO_PASSES(norm_gate), AT(norm_gate, H), 2, {0}},
-};
-enum { OPERATORS = sizeof operators / sizeof *operators };
-
-/* Bad values of fields that are not in the tables of sizes and tensors.  The last column sets
- * fields of type int, int64_t (l) or float; everything else in these calls is in order. */
-typedef struct field_value {
-    size_t offset;
-    char type; /* i l f; 0 ends the list */
-    double value;
-} field_value;
-
-typedef struct bad_value {
-    const gt_op *(*op)(void);
-    const char *text; /* is in the message */
-    gt_status status;
-    field_value set[3];
-} bad_value;
-
-#define BAD_SWITCH(op, field, above)                                                                                   \
-    {gt_op_##op, #field " = -1", GT_ERROR_VALUE, {{AT(op, field), 'i', -1}}}, {                                        \
-        gt_op_##op, #field " = " #above, GT_ERROR_VALUE, {                                                             \
-            { AT(op, field), 'i', above }                                                                              \
-        }                                                                                                              \
-    }
-#define BAD_SIZE(op, field)                                                                                            \
-    {gt_op_##op, #field " = -1", GT_ERROR_SIZE, {{AT(op, field), 'l', -1}}}, {                                         \
-        gt_op_##op, #field " = 2199023255552", GT_ERROR_SIZE, {                                                        \
-            { AT(op, field), 'l', 0x1p41 }                                                                             \
-        }                                                                                                              \
-    }
-#define BAD_DIVISOR(op, field, value)                                                                                  \
-    {                                                                                                                  \
-        gt_op_##op, #field " = " #value, GT_ERROR_SIZE, {                                                              \
-            { AT(op, field), 'l', value }                                                                              \
-        }                                                                                                              \
-    }
-#define BAD_EPS(op)                                                                                                    \
-    {gt_op_##op, "eps = -1", GT_ERROR_VALUE, {{AT(op, eps), 'f', -1}}},                                                \
-        {gt_op_##op, "eps = nan", GT_ERROR_VALUE, {{AT(op, eps), 'f', NAN}}}, {                                        \
-        gt_op_##op, "eps = inf", GT_ERROR_VALUE, {                                                                     \
-            { AT(op, eps), 'f', INFINITY }                                                                             \
-        }                                                                                                              \
-    }
-#define BAD_SCALE(text, value)                                                                                         \
-    {                                                                                                                  \
-        gt_op_wkv6, text, GT_ERROR_VALUE, {                                                                            \
-            { AT(wkv6, scale), 'f', value }                                                                            \
-        }                                                                                                              \
-    }
-/* Also where the value says what would be the case anyway. */
-#define BAD_RESERVED(op, field)                                                                                        \
-    {gt_op_##op, #field " = 1: reserved", GT_ERROR_UNSUPPORTED, {{AT(op, field), 'i', GT_F32}}}, {                     \
-        gt_op_##op, #field " = 2: reserved", GT_ERROR_UNSUPPORTED, {                                                   \
-            { AT(op, field), 'i', GT_BF16 }                                                                            \
-        }                                                                                                              \
-    }
-#define BAD_LIMITS(text, min, max)                                                                                     \
-    {                                                                                                                  \
-        gt_op_ssd, text, GT_ERROR_VALUE, {                                                                             \
-            {AT(ssd, dt_limit), 'i', 1}, {AT(ssd, dt_min), 'f', min}, { AT(ssd, dt_max), 'f', max }                    \
-        }                                                                                                              \
-    }
-
-static const bad_value bad_values[] = {
-    BAD_SIZE(wkv6, V),
-    BAD_SWITCH(wkv6, decay, 2),
-    BAD_SCALE("scale = -1", -1),
-    BAD_SCALE("scale = nan", NAN),
-    BAD_SCALE("scale = inf", INFINITY),
-    BAD_SCALE("scale = 1e-10", 1e-10),
-    BAD_SCALE("scale = 1e+10", 1e10),
-    BAD_RESERVED(wkv6, state_dtype),
-    BAD_RESERVED(ssd, state_dtype),
-    BAD_RESERVED(selective_scan, state_dtype),
-    BAD_RESERVED(conv1d, state_dtype),
-    BAD_RESERVED(conv1d, weight_dtype),
-    BAD_SIZE(ssd, G),
-    BAD_DIVISOR(ssd, G, 3),
-    BAD_SWITCH(ssd, softplus, 2),
-    BAD_SWITCH(ssd, dt_limit, 2),
-    BAD_SWITCH(ssd, Dskip_per_channel, 2),
-    BAD_LIMITS("dt_min = 2", 2, 1),
-    BAD_LIMITS("dt_min is NaN", NAN, 1),
-    BAD_LIMITS("dt_max is NaN", 0, NAN),
-    BAD_SIZE(selective_scan, G),
-    BAD_DIVISOR(selective_scan, G, 3),
-    BAD_SWITCH(selective_scan, softplus, 2),
-    {gt_op_conv1d, "W = 1", GT_ERROR_SIZE, {{AT(conv1d, W), 'l', 1}}},
-    {gt_op_conv1d, "W = 5", GT_ERROR_SIZE, {{AT(conv1d, W), 'l', 5}}},
-    BAD_SWITCH(conv1d, activation, 2),
-    BAD_SWITCH(rmsnorm_linear, norm, 2),
-    BAD_EPS(rmsnorm_linear),
-    BAD_SIZE(norm_mix, H),
-    BAD_DIVISOR(norm_mix, H, 3),
-    BAD_EPS(norm_mix),
-    BAD_SIZE(norm_gate, H),
-    BAD_DIVISOR(norm_gate, H, 3),
-    BAD_SWITCH(norm_gate, norm, 2),
-    BAD_SWITCH(norm_gate, gate_first, 2),
-    BAD_EPS(norm_gate),
-};
-enum { BAD_VALUES = sizeof bad_values / sizeof *bad_values };
 
 static int kernels_built; /* else the gt_OP_... functions are stubs */
 
@@ -223,7 +57,7 @@ static void set_int64(void *args, size_t offset, int64_t value) { memcpy((char *
 static void set_pointer(void *args, size_t offset, const void *value) {
     memcpy((char *)args + offset, &value, sizeof value);
 }
-static void set_field(void *args, field_value x) {
+static void set_field(void *args, test_value x) {
     float f = (float)x.value;
     if (x.type == 'i') set_int(args, x.offset, (int)x.value);
     if (x.type == 'l') set_int64(args, x.offset, (int64_t)x.value);
@@ -266,7 +100,7 @@ static const gt_tensor *find_tensor(const gt_op *op, const char *name) {
 enum { ARGS_BYTES = 1024, PLACE = 2048, MAX_TENSORS = 32 };
 
 typedef struct call {
-    const operator_entry *e;
+    const test_op *e;
     const gt_op *op;
     gt_pass pass;
     int is_packed;
@@ -282,8 +116,11 @@ static const char *const pass_names[] = {"forward", "backward", "step", "workspa
 static int64_t sample_size(char letter) {
     static const char letters[] = "BTHNPDWMO";
     static const int64_t sizes[] = {2, 3, 4, 3, 2, 4, 3, 3, 5};
-    return sizes[strchr(letters, letter) - letters];
+    const char *at = strchr(letters, letter);
+    return at ? sizes[at - letters] : 3;
 }
+
+static size_t offset_of(const call *c, const char *tensor) { return find_tensor(c->op, tensor)->offset; }
 
 static char *place_of(call *c, const gt_tensor *t) { return c->memory + (t - c->op->tensors) * PLACE + PLACE / 2; }
 
@@ -320,7 +157,7 @@ static void fill_integers(char *memory, int64_t count) {
 
 /* variant 0: defaults; 1: bf16 with an fp32 companion, and the optional size; 2: packed
  * sequences. */
-static void build_call(call *c, const operator_entry *e, gt_pass pass, int variant) {
+static void build_call(call *c, const test_op *e, gt_pass pass, int variant) {
     c->e = e;
     c->op = e->table();
     c->pass = pass;
@@ -329,12 +166,12 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
     if (variant == 1) {
         set_int(c->args, c->op->dtype_offset, GT_BF16);
         if (c->op->companion_offset) set_int(c->args, c->op->companion_offset, GT_F32);
-        if (e->extra_size) set_int64(c->args, e->extra_size, e->extra_value);
+        if (e->optional_size.offset) set_int64(c->args, e->optional_size.offset, e->optional_size.value);
     }
     c->is_packed = variant == 2;
     if (c->is_packed) {
         set_int64(c->args, c->op->sizes[0].offset, 1);
-        set_int64(c->args, e->at.seq_capacity, 2);
+        set_int64(c->args, c->op->fields.seq_capacity, 2);
     }
     gt_status status = gt_prepare(c->op, GT_QUERY, GT_HOST, c->args, c->filled, &c->dims);
     check(status == GT_OK, "%s: sample sizes refused: %s", c->op->name, gt_last_error());
@@ -356,7 +193,7 @@ static void build_call(call *c, const operator_entry *e, gt_pass pass, int varia
 }
 
 static void expect_accepted(call *c, const char *what) {
-    gt_status status = c->e->ref[c->pass](c->args);
+    gt_status status = c->e->twin[c->pass](c->args);
     check(status == GT_OK, "%s %s, %s: refused: %s", c->op->name, pass_names[c->pass], what, gt_last_error());
     memcpy(c->args, c->good, ARGS_BYTES);
     memcpy(c->memory, c->before, sizeof c->memory);
@@ -390,9 +227,9 @@ static void expect_refused(call *c, gt_status want, const char *format, ...) {
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
     memcpy(args, c->args, ARGS_BYTES);
-    status = c->e->ref[c->pass](c->args);
+    status = c->e->twin[c->pass](c->args);
     check_refusal(c, GT_HOST, c->pass, status, want, text);
-    status = kernels_built ? c->e->gpu[c->pass](c->args) : prepare(c, c->pass);
+    status = kernels_built ? c->op->calls.pass[c->pass](c->args, NULL) : prepare(c, c->pass);
     check_refusal(c, GT_DEVICE, c->pass, status, want, text);
     check(!memcmp(args, c->args, ARGS_BYTES), "%s: '%s': args changed", c->op->name, text);
     unchanged = !memcmp(c->memory, c->before, sizeof c->memory);
@@ -410,7 +247,7 @@ static void expect_refused_always(call *c, gt_status want, const char *text) {
 /* ---- pointers -------------------------------------------------------------------------------- */
 
 static void test_null_args(call *c) {
-    gt_status status = c->e->ref[c->pass](NULL);
+    gt_status status = c->e->twin[c->pass](NULL);
     check_refusal(c, GT_HOST, c->pass, status, GT_ERROR_NULL, "args is NULL");
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
@@ -476,7 +313,7 @@ static void test_huge_sizes(call *c) {
             if (s->letter == 'W' || other->letter == 'W') continue;
             set_int64(c->args, s->offset, GT_MAX_SIZE);
             set_int64(c->args, other->offset, GT_MAX_SIZE);
-            gt_status status = c->e->ref[c->pass](c->args);
+            gt_status status = c->e->twin[c->pass](c->args);
             memcpy(c->args, c->good, ARGS_BYTES);
             check(status == GT_ERROR_SIZE || (status == GT_ERROR_UNSUPPORTED && c->pass == GT_STEP),
                   "%s %s, %s and %s = 2^40: status %d (%s)", c->op->name, pass_names[c->pass], s->name, other->name,
@@ -620,14 +457,13 @@ static void test_dtypes(call *c) {
     }
 }
 
-static void test_values(call *c) {
+static void test_bad_values(call *c) {
     set_int(c->args, c->op->accumulate_offset, -1);
     expect_refused_always(c, GT_ERROR_VALUE, "accumulate = -1");
     set_int(c->args, c->op->accumulate_offset, 2);
     expect_refused_always(c, GT_ERROR_VALUE, "accumulate = 2");
-    for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
-        if (bad->op != c->e->table) continue;
-        for (const field_value *x = bad->set; x < bad->set + 3 && x->type; x++) set_field(c->args, *x);
+    for (const test_bad_value *bad = c->e->bad_values; bad->text; bad++) {
+        for (const test_value *x = bad->set; x < bad->set + 3 && x->type; x++) set_field(c->args, *x);
         expect_refused_always(c, bad->status, bad->text);
     }
 }
@@ -804,7 +640,7 @@ static void test_overlap(call *c) {
 /* ---- what the recurrent operators share ------------------------------------------------------ */
 
 static void test_recurrent(call *c) {
-    recurrent_fields at = c->e->at;
+    const gt_fields at = c->op->fields;
     if (!at.state_in_shared) return;
     set_int(c->args, at.state_in_shared, -1);
     expect_refused_always(c, GT_ERROR_VALUE, "state_in_shared = -1");
@@ -816,10 +652,10 @@ static void test_recurrent(call *c) {
 }
 
 static void test_no_packed(call *c) {
-    recurrent_fields at = c->e->at;
-    set_pointer(c->args, at.cu_seqlens, c->memory);
+    const gt_fields at = c->op->fields;
+    set_pointer(c->args, offset_of(c, "cu_seqlens"), c->memory);
     expect_refused_always(c, GT_ERROR_SIZE, "cu_seqlens is set");
-    set_pointer(c->args, at.seq_count, c->memory);
+    set_pointer(c->args, offset_of(c, "seq_count"), c->memory);
     expect_refused_always(c, GT_ERROR_SIZE, "seq_count is set");
     set_int64(c->args, at.seq_capacity, 1);
     if (c->pass == GT_STEP)
@@ -835,13 +671,13 @@ static void expect_contents_refused(call *c, int32_t cu0, int32_t cu1, int32_t c
     memcpy(place_of(c, find_tensor(c->op, "cu_seqlens")), cu, sizeof cu);
     memcpy(place_of(c, find_tensor(c->op, "seq_count")), &count, sizeof count);
     memcpy(before, c->memory, sizeof before);
-    check_refusal(c, GT_HOST, c->pass, c->e->ref[c->pass](c->args), GT_ERROR_VALUE, text);
+    check_refusal(c, GT_HOST, c->pass, c->e->twin[c->pass](c->args), GT_ERROR_VALUE, text);
     check(!memcmp(c->memory, before, sizeof before), "'%s': memory changed", text);
     memcpy(c->memory, c->before, sizeof c->memory);
 }
 
-static void test_packed(call *c) {
-    recurrent_fields at = c->e->at;
+static void test_packed_fields(call *c) {
+    const gt_fields at = c->op->fields;
     const gt_size *B = &c->op->sizes[0], *T = &c->op->sizes[1];
     set_int64(c->args, at.seq_capacity, -1);
     expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = -1");
@@ -849,9 +685,9 @@ static void test_packed(call *c) {
     expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = 2147483647");
     set_int64(c->args, at.seq_capacity, INT64_MIN);
     expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = -9223372036854775808");
-    set_pointer(c->args, at.cu_seqlens, NULL);
+    set_pointer(c->args, offset_of(c, "cu_seqlens"), NULL);
     expect_refused(c, GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = 2");
-    set_pointer(c->args, at.cu_seqlens, NULL); /* a query needs no pointers */
+    set_pointer(c->args, offset_of(c, "cu_seqlens"), NULL); /* a query needs no pointers */
     check(prepare(c, GT_QUERY) == GT_OK, "workspace of a packed call: %s", gt_last_error());
     memcpy(c->args, c->good, ARGS_BYTES);
     set_int64(c->args, B->offset, 0);
@@ -869,7 +705,7 @@ static void test_packed(call *c) {
     expect_contents_refused(c, 0, INT32_MAX, 2, 1, "cu_seqlens[1] = 2147483647: must be 0 ");
     expect_contents_refused(c, 0, 1, 2, -1, "*seq_count = -1: must be 0 to seq_capacity (2)");
     expect_contents_refused(c, 0, 1, 2, 3, "*seq_count = 3: must be 0 to seq_capacity (2)");
-    set_pointer(c->args, at.seq_count, NULL);
+    set_pointer(c->args, offset_of(c, "seq_count"), NULL);
     expect_contents_refused(c, 0, 1, 4, 0, "cu_seqlens[2] = 4");
     memcpy(c->args, c->good, ARGS_BYTES);
     /* what lies beyond the sequences in use may be anything */
@@ -914,18 +750,18 @@ static void test_chunks(void) {
 }
 
 static void test_no_slots(call *c) {
-    set_pointer(c->args, c->e->at.slots, c->memory);
+    set_pointer(c->args, offset_of(c, "slots"), c->memory);
     expect_refused(c, GT_ERROR_VALUE, "slots is set");
-    set_int64(c->args, c->e->at.slot_capacity, 2);
+    set_int64(c->args, c->op->fields.slot_capacity, 2);
     expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set");
 }
 
 /* A state that is shared by the batch cannot be updated in place. */
 static void test_shared_alias(call *c, const char *out, const char *in) {
     const gt_tensor *o = find_tensor(c->op, out), *i = find_tensor(c->op, in);
-    set_int(c->args, c->e->at.state_in_shared, 1);
+    set_int(c->args, c->op->fields.state_in_shared, 1);
     expect_accepted(c, "state_in_shared");
-    set_int(c->args, c->e->at.state_in_shared, 1);
+    set_int(c->args, c->op->fields.state_in_shared, 1);
     set_pointer(c->args, o->offset, place_of(c, i));
     expect_overlap(c, o, i);
 }
@@ -933,7 +769,8 @@ static void test_shared_alias(call *c, const char *out, const char *in) {
 static void test_step(call *c) {
     const gt_tensor *state_in = find_tensor(c->op, "state_in");
     const gt_tensor *state_out = find_tensor(c->op, "state_out");
-    recurrent_fields at = c->e->at;
+    const gt_fields at = c->op->fields;
+    const size_t slots = offset_of(c, "slots");
     size_t T = c->op->sizes[1].offset;
     set_int64(c->args, T, 17);
     expect_refused(c, GT_ERROR_SIZE, "T = 17");
@@ -950,18 +787,23 @@ static void test_step(call *c) {
     set_int64(c->args, at.slot_capacity, 1);
     expect_accepted(c, "slots outside the pool are skipped");
     set_int64(c->args, at.slot_capacity, 1);
-    set_pointer(c->args, at.slots, NULL);
+    set_pointer(c->args, slots, NULL);
     expect_refused(c, GT_ERROR_SIZE, "slot_capacity = 1");
     set_int64(c->args, at.slot_capacity, 2);
-    set_pointer(c->args, at.slots, NULL);
+    set_pointer(c->args, slots, NULL);
     expect_accepted(c, "slot_capacity without slots");
 }
 
 /* ---- the stubs ------------------------------------------------------------------------------- */
 
-static void check_stub(call *c, call_fn fn, gt_pass pass) {
-    check_refusal(c, GT_DEVICE, pass, fn(c->args), GT_ERROR_NO_CUDA, "built without CUDA");
-    check_refusal(c, GT_DEVICE, pass, fn(NULL), GT_ERROR_NO_CUDA, "built without CUDA");
+static gt_status call_stub(const call *c, gt_pass pass, const void *args) {
+    gt_workspace need;
+    return pass == GT_QUERY ? c->op->calls.workspace(args, &need) : c->op->calls.pass[pass](args, NULL);
+}
+
+static void check_stub(call *c, gt_pass pass) {
+    check_refusal(c, GT_DEVICE, pass, call_stub(c, pass, c->args), GT_ERROR_NO_CUDA, "built without CUDA");
+    check_refusal(c, GT_DEVICE, pass, call_stub(c, pass, NULL), GT_ERROR_NO_CUDA, "built without CUDA");
     check(!memcmp(c->memory, c->before, sizeof c->memory), "the stub of %s %s writes", c->op->name, pass_names[pass]);
 }
 
@@ -974,23 +816,23 @@ static void test_call(call *c) {
     test_huge_sizes(c);
     test_empty(c);
     test_dtypes(c);
-    test_values(c);
+    test_bad_values(c);
     test_bad_strides(c);
     test_last_strides(c);
     test_self_overlap(c);
     test_overlap(c);
     test_recurrent(c);
     if (c->is_packed)
-        test_packed(c);
-    else if (c->e->at.slots)
+        test_packed_fields(c);
+    else if (c->op->fields.slot_capacity)
         test_no_packed(c);
-    if (c->e->at.slots && c->pass != GT_STEP) test_no_slots(c);
-    if (c->e->at.slots && c->pass == GT_FORWARD) test_shared_alias(c, "state_out", "state_in");
-    if (c->e->at.slots && c->pass == GT_BACKWARD) test_shared_alias(c, "dstate_in", "dstate_out");
+    if (c->op->fields.slot_capacity && c->pass != GT_STEP) test_no_slots(c);
+    if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_alias(c, "state_out", "state_in");
+    if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_alias(c, "dstate_in", "dstate_out");
     if (c->pass == GT_STEP) test_step(c);
     if (kernels_built) return;
-    check_stub(c, c->e->gpu[c->pass], c->pass);
-    check_stub(c, c->e->query, GT_QUERY);
+    check_stub(c, c->pass);
+    check_stub(c, GT_QUERY);
 }
 
 /* ---- defaults -------------------------------------------------------------------------------- */
@@ -1111,23 +953,10 @@ static void test_version(void) {
 
 /* A caller who makes the structs himself holds their size against this. */
 static void test_args_size(void) {
-    const struct {
-        const char *name;
-        size_t says, is;
-    } sizes[] = {
-        {"wkv6", gt_wkv6_args_size(), sizeof(gt_wkv6_args)},
-        {"ssd", gt_ssd_args_size(), sizeof(gt_ssd_args)},
-        {"selective_scan", gt_selective_scan_args_size(), sizeof(gt_selective_scan_args)},
-        {"conv1d", gt_conv1d_args_size(), sizeof(gt_conv1d_args)},
-        {"rmsnorm_linear", gt_rmsnorm_linear_args_size(), sizeof(gt_rmsnorm_linear_args)},
-        {"norm_mix", gt_norm_mix_args_size(), sizeof(gt_norm_mix_args)},
-        {"norm_gate", gt_norm_gate_args_size(), sizeof(gt_norm_gate_args)},
-    };
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const gt_op *op = operators[i].table();
-        check(!strcmp(op->name, sizes[i].name) && sizes[i].says == sizes[i].is && sizes[i].is == op->args_bytes,
-              "gt_%s_args_size() is %zu, sizeof(gt_%s_args) %zu", sizes[i].name, sizes[i].says, sizes[i].name,
-              sizes[i].is);
+    for (int i = 0; test_ops[i]; i++) {
+        const test_op *e = test_ops[i];
+        check(e->args_size() == e->args_bytes && e->args_bytes == e->table()->args_bytes,
+              "gt_%s_args_size() is %zu, sizeof(gt_%s_args) %zu", e->name, e->args_size(), e->name, e->args_bytes);
     }
 }
 
@@ -1174,7 +1003,7 @@ typedef struct element {
 } element;
 
 typedef struct fuzz {
-    const operator_entry *e;
+    const test_op *e;
     const gt_op *op;
     gt_pass pass;
     gt_dims dims;
@@ -1200,29 +1029,31 @@ static int64_t random_stride(void) {
 }
 
 static void make_packed(fuzz *f) {
-    set_int64(f->args, f->e->at.seq_capacity, one_in(50) ? -1 : 1 + random_below(3));
+    set_int64(f->args, f->op->fields.seq_capacity, one_in(50) ? -1 : 1 + random_below(3));
     if (!one_in(50)) set_int64(f->args, f->op->sizes[0].offset, 1);
 }
 
-static int is_packed(const fuzz *f) { return f->e->at.seq_capacity && get_int64(f->args, f->e->at.seq_capacity) > 0; }
+static int is_packed(const fuzz *f) {
+    return f->op->fields.seq_capacity && get_int64(f->args, f->op->fields.seq_capacity) > 0;
+}
 
 static void random_fields(fuzz *f) {
     static const double numbers[] = {0, 1, 2, -1, 0.5};
-    for (const bad_value *bad = bad_values; bad < bad_values + BAD_VALUES; bad++) {
-        for (int i = 0; bad->op == f->e->table && i < 3 && bad->set[i].type; i++) {
-            field_value x = bad->set[i];
-            if (x.type == 'l' && x.offset != f->e->extra_size) continue;       /* is in the table of sizes */
-            if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue; /* reserved */
+    for (const test_bad_value *bad = f->e->bad_values; bad->text; bad++) {
+        for (int i = 0; i < 3 && bad->set[i].type; i++) {
+            test_value x = bad->set[i];
+            if (x.type == 'l' && x.offset != f->e->optional_size.offset) continue; /* is in the table of sizes */
+            if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue;     /* reserved */
             x.value = one_in(100) ? x.value : numbers[random_below(x.type == 'f' ? 5 : 2)];
             if (x.type == 'l') x.value = one_in(2) ? 0 : (double)(1 + random_below(3));
             set_field(f->args, x);
         }
     }
-    if (f->e->at.state_in_shared) {
-        if (one_in(4)) set_int(f->args, f->e->at.state_in_shared, 1);
+    if (f->op->fields.state_in_shared) {
+        if (one_in(4)) set_int(f->args, f->op->fields.state_in_shared, 1);
         if (one_in(takes_packed(f->op) ? 3 : 100)) make_packed(f);
-        if (f->e->at.segments) set_int64(f->args, f->e->at.segments, random_below(3));
-        if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->e->at.slot_capacity, random_below(5));
+        if (f->op->fields.segments) set_int64(f->args, f->op->fields.segments, random_below(3));
+        if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->op->fields.slot_capacity, random_below(5));
     }
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
 }
@@ -1248,9 +1079,11 @@ static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t r
 }
 
 static void random_call(fuzz *f) {
-    f->e = &operators[random_below(OPERATORS)];
+    int count = 0;
+    while (test_ops[count]) count++;
+    f->e = test_ops[random_below(count)];
     f->op = f->e->table();
-    f->pass = (gt_pass)random_below(f->e->ref[GT_STEP] ? 3 : 2);
+    f->pass = (gt_pass)random_below(f->e->twin[GT_STEP] ? 3 : 2);
     memset(f->args, 0, ARGS_BYTES);
     set_int(f->args, f->op->dtype_offset, one_in(100) ? 4 : (int)random_below(3));
     if (f->op->companion_offset && one_in(8)) set_int(f->args, f->op->companion_offset, (int)random_below(4));
@@ -1347,7 +1180,7 @@ static int elements_overlap(const fuzz *f) {
 static void write_sequences(fuzz *f, int32_t saved[8]) {
     char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
     char *seq_count = get_pointer(f->args, find_tensor(f->op, "seq_count"));
-    int64_t capacity = get_int64(f->args, f->e->at.seq_capacity), T = f->dims.n['T' - 'A'];
+    int64_t capacity = get_int64(f->args, f->op->fields.seq_capacity), T = f->dims.n['T' - 'A'];
     memcpy(saved, cu_seqlens, (size_t)(capacity + 1) * 4);
     if (seq_count) memcpy(&saved[7], seq_count, 4);
     if (seq_count) memcpy(seq_count, &(int32_t){(int32_t)capacity}, 4);
@@ -1357,7 +1190,7 @@ static void write_sequences(fuzz *f, int32_t saved[8]) {
 static void restore_sequences(fuzz *f, const int32_t saved[8]) {
     char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
     char *seq_count = get_pointer(f->args, find_tensor(f->op, "seq_count"));
-    memcpy(cu_seqlens, saved, (size_t)(get_int64(f->args, f->e->at.seq_capacity) + 1) * 4);
+    memcpy(cu_seqlens, saved, (size_t)(get_int64(f->args, f->op->fields.seq_capacity) + 1) * 4);
     if (seq_count) memcpy(seq_count, &saved[7], 4);
 }
 
@@ -1372,7 +1205,7 @@ static void run_accepted(fuzz *f, int number) {
         if (f->elements[i].at < first || f->elements[i].at + (uintptr_t)f->elements[i].bytes > end) return;
     f->run++;
     if (is_packed(f)) write_sequences(f, saved);
-    check(f->e->ref[f->pass](f->args) == GT_OK, "fuzz %d: %s", number, gt_last_error());
+    check(f->e->twin[f->pass](f->args) == GT_OK, "fuzz %d: %s", number, gt_last_error());
     if (is_packed(f)) restore_sequences(f, saved);
     for (int i = 0; i < f->count; i++)
         if (f->elements[i].written)
@@ -1440,10 +1273,11 @@ int main(void) {
     test_status_strings();
     test_last_error();
     test_defaults();
-    for (const operator_entry *e = operators; e < operators + OPERATORS; e++) {
+    for (int i = 0; test_ops[i]; i++) {
+        const test_op *e = test_ops[i];
         for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
             int variants = takes_packed(e->table()) && pass != GT_STEP ? 3 : 2;
-            for (int variant = 0; e->ref[pass] && variant < variants; variant++) {
+            for (int variant = 0; e->twin[pass] && variant < variants; variant++) {
                 build_call(&c, e, (gt_pass)pass, variant);
                 test_call(&c);
             }

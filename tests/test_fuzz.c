@@ -41,46 +41,6 @@ enum { CALLS = 20000, IS_KERNEL = 0 };
 #endif
 enum { GUARD = 64, MEMORY = 1 << 24, MOST_BYTES = 1 << 18, MOST_SCRATCH = 1 << 23, SECONDS = 20 };
 
-/* Fields that the operators' tables do not list. */
-typedef struct field {
-    const char *op, *name;
-    size_t offset;
-    char kind; /* 'i' switch, 'g' divisor of another size, 'v' size with a default, 's' segments, 'f' float */
-} field;
-#define FIELD(op, name, kind)                                                                                          \
-    { #op, #name, offsetof(gt_##op##_args, name), kind }
-
-static const field fields[] = {
-    FIELD(wkv6, V, 'v'),
-    FIELD(wkv6, decay, 'i'),
-    FIELD(wkv6, scale, 'f'),
-    FIELD(wkv6, state_in_shared, 'i'),
-    FIELD(wkv6, segments, 's'),
-    FIELD(ssd, G, 'g'),
-    FIELD(ssd, softplus, 'i'),
-    FIELD(ssd, dt_limit, 'i'),
-    FIELD(ssd, dt_min, 'f'),
-    FIELD(ssd, dt_max, 'f'),
-    FIELD(ssd, Dskip_per_channel, 'i'),
-    FIELD(ssd, state_in_shared, 'i'),
-    FIELD(ssd, segments, 's'),
-    FIELD(selective_scan, G, 'g'),
-    FIELD(selective_scan, softplus, 'i'),
-    FIELD(selective_scan, state_in_shared, 'i'),
-    FIELD(selective_scan, segments, 's'),
-    FIELD(conv1d, activation, 'i'),
-    FIELD(conv1d, state_in_shared, 'i'),
-    FIELD(rmsnorm_linear, norm, 'i'),
-    FIELD(rmsnorm_linear, eps, 'f'),
-    FIELD(norm_mix, H, 'g'),
-    FIELD(norm_mix, eps, 'f'),
-    FIELD(norm_gate, H, 'g'),
-    FIELD(norm_gate, norm, 'i'),
-    FIELD(norm_gate, gate_first, 'i'),
-    FIELD(norm_gate, eps, 'f'),
-};
-enum { FIELDS = sizeof fields / sizeof fields[0] };
-
 /* ---- one call -------------------------------------------------------------------------------- */
 
 /* VALID: in order.  EMPTY: in order and without elements, its other sizes as large as they may be.  HOSTILE: anything.
@@ -137,7 +97,9 @@ static char *pointer_of(const void *args, const gt_tensor *t) {
     return p;
 }
 
-static int is_packed(const fuzz *f) { return f->top->seq_capacity && size_at(&f->args, f->top->seq_capacity) > 0; }
+static int is_packed(const fuzz *f) {
+    return f->op->fields.seq_capacity && size_at(&f->args, f->op->fields.seq_capacity) > 0;
+}
 
 static const char *const pass_names[] = {"forward", "backward", "step", "workspace"};
 
@@ -207,13 +169,13 @@ static void draw_float(fuzz *f, size_t offset, float usual) {
 }
 
 /* A size that must divide another: that one becomes a multiple. */
-static void draw_divisor(fuzz *f, size_t offset) {
-    const gt_size *of = find_size(f, strcmp(f->name, "ssd") ? 'D' : 'H');
+static void draw_divisor(fuzz *f, const test_field *x) {
+    const gt_size *of = find_size(f, x->of);
     int64_t n = size_at(&f->args, of->offset), g = 1 + below(f, 4);
     if (one_in(f, 2)) return;
     if (f->kind == HOSTILE && one_in(f, 4)) g = extreme(f);
     if (f->kind != HOSTILE && n > 1 << 20) g = n % g ? n : g;
-    put_size(f, offset, g);
+    put_size(f, x->offset, g);
     if (f->kind != HOSTILE && n <= 1 << 20) put_size(f, of->offset, g * (1 + below(f, 4)));
 }
 
@@ -223,30 +185,24 @@ static void draw_fields(fuzz *f) {
     if (f->op->companion_offset && one_in(f, 2))
         put_int(f, f->op->companion_offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
-    for (int i = 0; i < FIELDS; i++) {
-        const field *x = &fields[i];
+    for (const test_field *x = f->top->fields; x->name; x++) {
         const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
-        if (strcmp(x->op, f->name)) continue;
         if (x->kind == 'i') put_int(f, x->offset, is_hostile ? (int)extreme(f) : one_in(f, 3));
         if (x->kind == 'v' && one_in(f, 2)) put_size(f, x->offset, is_hostile ? extreme(f) : small_size(f, 'V'));
-        if (x->kind == 'g') draw_divisor(f, x->offset);
+        if (x->kind == 'g') draw_divisor(f, x);
         if (x->kind == 's' && one_in(f, 3)) put_size(f, x->offset, is_hostile ? extreme(f) : below(f, 5));
-        if (x->kind == 'f')
-            draw_float(f, x->offset,
-                       x->name[0] == 's'   ? 0.3f
-                       : x->name[3] == 'm' ? (x->name[4] == 'i' ? 0.2f : 0.6f)
-                                           : 1e-5f);
+        if (x->kind == 'f') draw_float(f, x->offset, (float)x->usual);
     }
-    if (f->pass == GT_STEP && f->kind != HOSTILE) put_int(f, f->top->state_in_shared, 0);
+    if (f->pass == GT_STEP && f->kind != HOSTILE) put_int(f, f->op->fields.state_in_shared, 0);
 }
 
 /* Packed sequences, or a pool of states. */
 static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
     if (f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
-        put_size(f, f->top->slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
+        put_size(f, f->op->fields.slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
     if (f->pass == GT_STEP || !test_takes_packed(f->top) || !one_in(f, 4)) return;
-    put_size(f, f->top->seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));
+    put_size(f, f->op->fields.seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));
     if (f->kind != HOSTILE || one_in(f, 2)) put_size(f, f->op->sizes[0].offset, 1);
     if (f->kind == EMPTY) put_size(f, find_size(f, 'T')->offset, 0);
 }
@@ -348,7 +304,7 @@ static void draw_pointers(fuzz *f) {
             if (t->kind != 'i' && strcmp(t->name, "state_in") && one_in(f, 2)) put_pointer(f, t, wild(f));
             continue;
         }
-        if (t->kind == 'i' && !strcmp(t->name, "slots") ? size_at(&f->args, f->top->slot_capacity) == 0
+        if (t->kind == 'i' && !strcmp(t->name, "slots") ? size_at(&f->args, f->op->fields.slot_capacity) == 0
                                                         : t->kind == 'i' && !is_packed(f))
             continue;
         if (!strcmp(t->name, "seq_count") && one_in(f, 2)) continue;
@@ -396,7 +352,7 @@ static void draw_in_place(fuzz *f) {
         const int in = t->may_equal ? test_find(f->op, t->may_equal) : -1;
         const char *p = in >= 0 ? pointer_of(&f->args, &f->op->tensors[in]) : NULL;
         if (!p || !is_used(f, t) || !is_used(f, &f->op->tensors[in]) || !one_in(f, 2)) continue;
-        if (flag_at(f, f->top->state_in_shared)) continue;
+        if (flag_at(f, f->op->fields.state_in_shared)) continue;
         if (t->stride_offset) {
             char stride[sizeof(gt_stride4)];
             const size_t bytes = (size_t)gt_stride_count(t) * sizeof(int64_t);
@@ -414,7 +370,7 @@ static int is_output(const fuzz *f, const gt_tensor *t) { return test_is_output(
 static int is_read(const fuzz *f, const gt_tensor *t) {
     if (test_is_input(t, f->pass)) return 1;
     if (!is_output(f, t) || !flag_at(f, f->op->accumulate_offset)) return 0;
-    return t->use[f->pass] == 'g' || (!strcmp(t->name, "dstate_in") && flag_at(f, f->top->state_in_shared));
+    return t->use[f->pass] == 'g' || (!strcmp(t->name, "dstate_in") && flag_at(f, f->op->fields.state_in_shared));
 }
 
 static gt_dtype dtype_of(const fuzz *f, const gt_tensor *t) {
@@ -449,31 +405,28 @@ static double store(const fuzz *f, const gt_tensor *t, double value, char *to) {
     return load(f, t, to);
 }
 
-static double draw_number(fuzz *f, const gt_tensor *t, int softplus) {
-    const double x = test_normal(&f->random);
-    if (!strcmp(t->name, "A")) return -exp(x / 2);
-    if (!strcmp(t->name, "w")) return f->args.wkv6.decay == GT_DECAY_LOG ? -exp(x - 3) : x - 3;
-    if ((!strcmp(t->name, "dt") || !strcmp(t->name, "dt_bias")) && !softplus) return exp(x / 2 - 2);
-    return x;
+static double draw_number(fuzz *f, const gt_tensor *t) {
+    const test_case c = {.op = f->name, .args = f->args};
+    test_map map;
+    const test_fill fill = test_fill_of(&c, t, &map);
+    const double x = fill.mean + fill.spread * test_normal(&f->random);
+    return map == TEST_AS_IS ? x : map == TEST_EXP ? exp(x) : -exp(x);
 }
 
 /* Rows of the pool, all different, some outside of it. */
 static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
-    const int64_t rows = size_at(&f->args, f->top->slot_capacity);
+    const int64_t rows = size_at(&f->args, f->op->fields.slot_capacity);
     if (rows == 0 || one_in(f, 5)) return outside[below(f, 3)];
     return i < rows ? (double)((i + first) % rows) : (double)rows;
 }
 
 /* Writes what the pass reads, NaN to what it only writes. */
 static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *drawn) {
-    const int softplus = !strcmp(f->name, "ssd")              ? f->args.ssd.softplus
-                         : !strcmp(f->name, "selective_scan") ? f->args.selective_scan.softplus
-                                                              : 0;
     const int64_t T = f->dims.n['T' - 'A'], first = below(f, 8);
     double at = 0;
     for (int64_t i = 0; i < v->count; i++) {
-        double x = is_read(f, t) && t->kind != 'i' ? draw_number(f, t, softplus) : NAN;
+        double x = is_read(f, t) && t->kind != 'i' ? draw_number(f, t) : NAN;
         if (!strcmp(t->name, "slots")) x = draw_slot(f, i, first);
         if (!strcmp(t->name, "cu_seqlens")) {
             at += i ? (double)below(f, T - (int64_t)at + 1) : 0;
@@ -481,7 +434,7 @@ static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *d
             if (!IS_KERNEL && one_in(f, 100)) x = (double)(int32_t)extreme(f), f->is_spoiled = 1;
         }
         if (!strcmp(t->name, "seq_count")) {
-            x = (double)below(f, size_at(&f->args, f->top->seq_capacity) + 1);
+            x = (double)below(f, size_at(&f->args, f->op->fields.seq_capacity) + 1);
             if (!IS_KERNEL && one_in(f, 50)) x = (double)(int32_t)extreme(f), f->is_spoiled = 1;
         }
         drawn[i] = store(f, t, x, element_at(v, i));
@@ -610,7 +563,7 @@ static gt_status make_call(fuzz *f) {
     forbid_guards(f, 1);
 #ifdef FUZZ_KERNELS
     const machine_mode plain = {.schedule = f->seed + (uint64_t)f->number};
-    machine_job job = {.pass = {f->top->device[f->pass]}, .args = {f->args}, .passes = 1};
+    machine_job job = {.pass = {f->op->calls.pass[f->pass]}, .args = {f->args}, .passes = 1};
     status = machine_run(&job, 1, &plain);
     test_args after = job.args[0];
 #else
@@ -635,7 +588,7 @@ static void check_memory(fuzz *f, gt_status status) {
     for (int i = 0; IS_KERNEL && i < f->place_count && status == GT_OK; i++) { /* workspace */
         const int64_t at = f->places[i].at;
         const char *p = f->memory + at;
-        if (p == (char *)(uintptr_t)size_at(&f->args, f->top->workspace_at))
+        if (p == (char *)(uintptr_t)size_at(&f->args, f->op->fields.workspace))
             memcpy(f->before + at, p, (size_t)f->places[i].bytes);
     }
     expect(f, !memcmp(f->memory, f->before, (size_t)f->used + GUARD),
@@ -681,7 +634,7 @@ static int is_zero(const gt_workspace *w) { return !w->forward && !w->backward &
 
 static gt_status query(fuzz *f, const test_args *args, gt_workspace *need) {
     memset(need, 0xa5, sizeof *need);
-    const gt_status status = f->top->workspace(args, need);
+    const gt_status status = f->op->calls.workspace(args, need);
     f->queried++;
     if (status != GT_OK) {
         check_message(f, status, GT_QUERY);
@@ -721,19 +674,19 @@ static void give_memory(fuzz *f, int *is_short) {
     if (bytes && one_in(f, 8)) bytes--, *is_short = 1;
     p = bytes <= MOST_SCRATCH ? reserve(f, (int64_t)bytes, 1) : NULL;
     if (!p) bytes = 0;
-    put(f, f->top->workspace_at, &p, sizeof p);
-    put(f, f->top->workspace_bytes, &bytes, sizeof bytes);
+    put(f, f->op->fields.workspace, &p, sizeof p);
+    put(f, f->op->fields.workspace_bytes, &bytes, sizeof bytes);
 }
 
 /* The twins have no use for it. */
 static void give_nonsense(fuzz *f) {
     const char *p = wild(f);
     const size_t bytes = (size_t)test_next(&f->random);
-    put(f, f->top->workspace_at, &p, sizeof p);
-    put(f, f->top->workspace_bytes, &bytes, sizeof bytes);
-    if (!f->top->saved) return;
-    put(f, f->top->saved, &p, sizeof p);
-    put(f, f->top->saved_bytes, &bytes, sizeof bytes);
+    put(f, f->op->fields.workspace, &p, sizeof p);
+    put(f, f->op->fields.workspace_bytes, &bytes, sizeof bytes);
+    if (!f->op->fields.saved) return;
+    put(f, f->op->fields.saved, &p, sizeof p);
+    put(f, f->op->fields.saved_bytes, &bytes, sizeof bytes);
 }
 
 /* ---- one call from its start to its end ------------------------------------------------------ */
@@ -770,7 +723,7 @@ static void furnish(fuzz *f, int *is_short) {
     if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
         draw_strides(f);
         if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
-            const int64_t rows = f->pass == GT_STEP ? size_at(&f->args, f->top->slot_capacity) : 0;
+            const int64_t rows = f->pass == GT_STEP ? size_at(&f->args, f->op->fields.slot_capacity) : 0;
             if (rows > 0) f->dims.n['Q' - 'A'] = rows;
             draw_pointers(f);
         }

@@ -89,7 +89,7 @@ static void move_apart(Call *two, const Call &one, int64_t batch) {
 
 static size_t workspace_bytes(const Call &k) {
     gt_workspace need;
-    must(test_op_of(k.c->op)->workspace(&k.args, &need));
+    must(test_table(k.c)->calls.workspace(&k.args, &need));
     return k.pass == GT_FORWARD ? need.forward : need.backward;
 }
 
@@ -101,12 +101,12 @@ static char *take(Call *k, size_t bytes) {
 }
 
 static void run(Call *k) {
-    const test_op *op = test_op_of(k->c->op);
+    const gt_op *op = test_table(k->c);
     const size_t bytes = workspace_bytes(*k);
     machine_job job = {};
-    if (bytes) set_pointer(&k->args, op->workspace_at, take(k, bytes));
-    memcpy((char *)&k->args + op->workspace_bytes, &bytes, sizeof bytes);
-    job.pass[0] = op->device[k->pass];
+    if (bytes) set_pointer(&k->args, op->fields.workspace, take(k, bytes));
+    memcpy((char *)&k->args + op->fields.workspace_bytes, &bytes, sizeof bytes);
+    job.pass[0] = op->calls.pass[k->pass];
     job.args[0] = k->args;
     job.passes = 1;
     must(machine_run(&job, 1, &plain));

@@ -128,24 +128,24 @@ static int download(const buffer *b, int is_same) {
 /* Gives the pass the workspace that it asks for, to the byte. */
 static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
     gt_workspace need;
-    gt_status status = op->workspace(args, &need);
+    gt_status status = op->table()->calls.workspace(args, &need);
     size_t bytes[3];
     if (status != GT_OK) return status;
     bytes[GT_FORWARD] = need.forward;
     bytes[GT_BACKWARD] = need.backward;
     bytes[GT_STEP] = need.step;
-    put_pointer(args, op->workspace_at, scratch(k, bytes[pass]));
-    memcpy((char *)args + op->workspace_bytes, &bytes[pass], sizeof bytes[pass]);
+    put_pointer(args, op->table()->fields.workspace, scratch(k, bytes[pass]));
+    memcpy((char *)args + op->table()->fields.workspace_bytes, &bytes[pass], sizeof bytes[pass]);
     return GT_OK;
 }
 
 static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     gt_workspace need;
-    gt_status status = op->workspace(args, &need);
+    gt_status status = op->table()->calls.workspace(args, &need);
     if (status != GT_OK) return status;
     if (need.saved) k->saved = k->buffers;
-    put_pointer(args, op->saved, scratch(k, need.saved));
-    memcpy((char *)args + op->saved_bytes, &need.saved, sizeof need.saved);
+    put_pointer(args, op->table()->fields.saved, scratch(k, need.saved));
+    memcpy((char *)args + op->table()->fields.saved_bytes, &need.saved, sizeof need.saved);
     return GT_OK;
 }
 
@@ -174,7 +174,7 @@ static gt_status make_forward(call *k, const gt_op *op, test_args *args) {
 }
 
 static void add_pass(call *k, const test_op *op, gt_pass pass, const test_args *args) {
-    k->job.pass[k->job.passes] = op->device[pass];
+    k->job.pass[k->job.passes] = op->table()->calls.pass[pass];
     k->job.args[k->job.passes++] = *args;
 }
 
@@ -183,7 +183,8 @@ static void note_sequences(call *k, const test_op *op, const test_args *args) {
     static const char *const names[] = {"cu_seqlens", "seq_count"};
     const gt_op *table = op->table();
     int64_t capacity = 0;
-    if (op->seq_capacity) memcpy(&capacity, (const char *)args + op->seq_capacity, sizeof capacity);
+    if (op->table()->fields.seq_capacity)
+        memcpy(&capacity, (const char *)args + op->table()->fields.seq_capacity, sizeof capacity);
     for (int i = 0; i < 2 && capacity; i++) {
         size_t offset = table->tensors[test_find(table, names[i])].offset;
         memcpy(&k->job.sequences[i], (const char *)args + offset, sizeof(char *));
@@ -207,7 +208,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
         k->job.bytes = bytes;
         note_sequences(k, op, &mine);
     }
-    if (status == GT_OK && mode->gives_saved && op->saved && pass != GT_STEP) {
+    if (status == GT_OK && mode->gives_saved && op->table()->fields.saved && pass != GT_STEP) {
         status = give_saved(k, op, &mine);
         forward = mine;
         if (status == GT_OK && pass == GT_BACKWARD && (status = make_forward(k, table, &forward)) == GT_OK &&
@@ -294,10 +295,10 @@ static double tolerance_of(const test_case *c) {
 /* Two results that are both within the tolerance. */
 static double twice(const test_case *c) { return 2 * tolerance_of(c); }
 
-static int has_saved(const test_case *c) { return test_op_of(c->op)->saved != 0; }
+static int has_saved(const test_case *c) { return test_table(c)->fields.saved != 0; }
 
 static void set_segments(test_case *c, int64_t segments) {
-    size_t offset = test_op_of(c->op)->segments;
+    size_t offset = test_table(c)->fields.segments;
     if (offset) memcpy((char *)&c->args + offset, &segments, sizeof segments);
 }
 
@@ -381,7 +382,7 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
     test_args less;
     gt_workspace need;
     int reserved = 0;
-    gt_status status = op->workspace(args, &need);
+    gt_status status = op->table()->calls.workspace(args, &need);
     size_t pass_bytes[3];
     (void)r, (void)memory, (void)bytes;
     if (status != GT_OK) return status;
@@ -391,17 +392,17 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
     memcpy(&less, args, op->table()->args_bytes);
     if (pass_bytes[pass]) {
         pass_bytes[pass]--;
-        put_pointer(&less, op->workspace_at, &reserved);
-        memcpy((char *)&less + op->workspace_bytes, &pass_bytes[pass], sizeof(size_t));
-        status = op->device[pass](&less, NULL);
+        put_pointer(&less, op->table()->fields.workspace, &reserved);
+        memcpy((char *)&less + op->table()->fields.workspace_bytes, &pass_bytes[pass], sizeof(size_t));
+        status = op->table()->calls.pass[pass](&less, NULL);
         if (status != GT_ERROR_WORKSPACE)
             return gt_fail(GT_ERROR_VALUE, "workspace of %zu bytes: status %d", pass_bytes[pass], (int)status);
     }
     if (need.saved && pass != GT_STEP) {
         need.saved--;
-        put_pointer(&less, op->saved, &reserved);
-        memcpy((char *)&less + op->saved_bytes, &need.saved, sizeof need.saved);
-        status = op->device[pass](&less, NULL);
+        put_pointer(&less, op->table()->fields.saved, &reserved);
+        memcpy((char *)&less + op->table()->fields.saved_bytes, &need.saved, sizeof need.saved);
+        status = op->table()->calls.pass[pass](&less, NULL);
         if (status != GT_ERROR_SAVED)
             return gt_fail(GT_ERROR_VALUE, "saved of %zu bytes: status %d", need.saved, (int)status);
     }

@@ -5,32 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PATH(op)                                                                                                       \
-    static gt_status path_##op(const void *args, char *text, size_t bytes) {                                           \
-        return gt_##op##_path((const gt_##op##_args *)args, text, bytes);                                              \
-    }
-PATH(wkv6)
-PATH(ssd)
-PATH(selective_scan)
-PATH(conv1d)
-PATH(rmsnorm_linear)
-PATH(norm_mix)
-PATH(norm_gate)
-
-typedef gt_status (*path_fn)(const void *args, char *text, size_t bytes);
-static const path_fn paths[] = {path_wkv6,           path_ssd,      path_selective_scan, path_conv1d,
-                                path_rmsnorm_linear, path_norm_mix, path_norm_gate};
-
-static path_fn path_of(const char *op) {
-    int i = 0;
-    while (strcmp(test_ops[i]->name, op)) i++;
-    return paths[i];
-}
-
 /* Nothing but sizes and flags is given: all that is noted would fault if it ran. */
 static void check_case(const test_case *c) {
     char text[1024], cut[20];
-    gt_status status = path_of(c->op)(&c->args, text, sizeof text);
+    gt_status status = test_table(c)->calls.path(&c->args, text, sizeof text);
     const int has_step = strstr(text, "; step: ") != NULL;
     if (!test_check(status == GT_OK, "%s %s: %s", c->op, c->name, gt_last_error())) return;
     test_check(!strncmp(text, "forward: ", 9) && strstr(text, "; backward: ") && strlen(text) < 600, "%s %s: %s", c->op,
@@ -39,7 +17,7 @@ static void check_case(const test_case *c) {
                "%s %s: %s", c->op, c->name, text);
     if (has_step) test_check(test_op_of(c->op)->twin[GT_STEP] != NULL, "%s has no step: %s", c->op, text);
     memset(cut, 'x', sizeof cut);
-    status = path_of(c->op)(&c->args, cut, sizeof cut - 1);
+    status = test_table(c)->calls.path(&c->args, cut, sizeof cut - 1);
     test_check(status == GT_OK && !strncmp(cut, text, sizeof cut - 2) && cut[sizeof cut - 2] == 0 &&
                    cut[sizeof cut - 1] == 'x',
                "%s %s: a text of 18 characters: %s", c->op, c->name, cut);

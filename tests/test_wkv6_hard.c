@@ -9,7 +9,7 @@
 
 static void add_pass(machine_job *job, const test_op *op, gt_pass pass, gt_wkv6_args a, const gt_workspace *need) {
     a.workspace_bytes = pass == GT_FORWARD ? need->forward : need->backward;
-    job->pass[job->passes] = op->device[pass];
+    job->pass[job->passes] = op->table()->calls.pass[pass];
     job->args[job->passes++].wkv6 = a;
 }
 

@@ -72,6 +72,18 @@ typedef struct gt_dims { /* by letter: n['B' - 'A'] */
     int64_t n[26];
 } gt_dims;
 
+/* The functions of an operator, and offsets of fields that are neither size nor tensor; 0: it has no such field. */
+typedef struct gt_calls {
+    gt_status (*pass[3])(const void *args, gt_stream stream); /* forward, backward, step; NULL: there is none */
+    gt_status (*workspace)(const void *args, gt_workspace *need);
+    gt_status (*path)(const void *args, char *text, size_t bytes);
+} gt_calls;
+
+typedef struct gt_fields {
+    size_t workspace, workspace_bytes, saved, saved_bytes;
+    size_t segments, seq_capacity, slot_capacity, state_in_shared;
+} gt_fields;
+
 typedef struct gt_op {
     const char *name;
     size_t args_bytes;
@@ -82,7 +94,28 @@ typedef struct gt_op {
     const gt_tensor *tensors; /* ends with name NULL */
     /* fills the operator's own defaults into *args, sets derived letters, checks its own fields */
     gt_status (*resolve)(void *args, gt_pass pass, gt_dims *dims);
+    gt_calls calls;
+    gt_fields fields;
 } gt_op;
+
+/* For an operator's table: its functions by void pointers, and gt_OP_args_size. */
+#define GT_WRAP_PASS(op, pass)                                                                                         \
+    static gt_status gt_call_##op##_##pass(const void *args, gt_stream stream) {                                       \
+        return gt_##op##_##pass((const gt_##op##_args *)args, stream);                                                 \
+    }
+#define GT_WRAP_CALLS(op)                                                                                              \
+    GT_WRAP_PASS(op, forward)                                                                                          \
+    GT_WRAP_PASS(op, backward)                                                                                         \
+    static gt_status gt_call_##op##_workspace(const void *args, gt_workspace *need) {                                  \
+        return gt_##op##_workspace((const gt_##op##_args *)args, need);                                                \
+    }                                                                                                                  \
+    static gt_status gt_call_##op##_path(const void *args, char *text, size_t bytes) {                                 \
+        return gt_##op##_path((const gt_##op##_args *)args, text, bytes);                                              \
+    }                                                                                                                  \
+    GT_API size_t gt_##op##_args_size(void) { return sizeof(gt_##op##_args); }
+/* step: gt_call_OP_step, or NULL. */
+#define GT_CALLS(op, step)                                                                                             \
+    { {gt_call_##op##_forward, gt_call_##op##_backward, step}, gt_call_##op##_workspace, gt_call_##op##_path }
 
 /* One tensor of one call: where its elements lie. */
 typedef struct gt_view {

@@ -28,14 +28,6 @@ static GT_THREAD_LOCAL char gt_error_text[512];
 
 GT_API int gt_version(void) { return GT_VERSION; }
 
-GT_API size_t gt_wkv6_args_size(void) { return sizeof(gt_wkv6_args); }
-GT_API size_t gt_ssd_args_size(void) { return sizeof(gt_ssd_args); }
-GT_API size_t gt_selective_scan_args_size(void) { return sizeof(gt_selective_scan_args); }
-GT_API size_t gt_conv1d_args_size(void) { return sizeof(gt_conv1d_args); }
-GT_API size_t gt_rmsnorm_linear_args_size(void) { return sizeof(gt_rmsnorm_linear_args); }
-GT_API size_t gt_norm_mix_args_size(void) { return sizeof(gt_norm_mix_args); }
-GT_API size_t gt_norm_gate_args_size(void) { return sizeof(gt_norm_gate_args); }
-
 GT_API const char *gt_last_error(void) { return gt_error_text; }
 
 GT_API const char *gt_status_string(gt_status status) {

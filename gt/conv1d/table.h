@@ -33,6 +33,9 @@ static gt_status gt_conv1d_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     return GT_OK;
 }
 
+GT_WRAP_CALLS(conv1d)
+GT_WRAP_PASS(conv1d, step)
+
 #define GT_AT(field) offsetof(gt_conv1d_args, field)
 GT_API const gt_op *gt_op_conv1d(void) {
     static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0},
@@ -56,8 +59,18 @@ GT_API const gt_op *gt_op_conv1d(void) {
                                         {"dbias", GT_AT(dbias), 0, "D", 'f', "-g-", NULL},
                                         {"dstate_in", GT_AT(dstate_in), 0, "SDJ", 'f', "-o-", "dstate_out"},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"conv1d", sizeof(gt_conv1d_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
-                             tensors,  gt_conv1d_resolve};
+    static const gt_op op = {"conv1d",
+                             sizeof(gt_conv1d_args),
+                             GT_AT(dtype),
+                             0,
+                             NULL,
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_conv1d_resolve,
+                             GT_CALLS(conv1d, gt_call_conv1d_step),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, GT_AT(seq_capacity),
+                              GT_AT(slot_capacity), GT_AT(state_in_shared)}};
     return &op;
 }
 #undef GT_AT

@@ -42,6 +42,8 @@ static gt_status gt_rmsnorm_linear_resolve(void *filled, gt_pass pass, gt_dims *
     return gt_resolve_eps(&a->eps);
 }
 
+GT_WRAP_CALLS(rmsnorm_linear)
+
 #define GT_AT(field) offsetof(gt_rmsnorm_linear_args, field)
 GT_API const gt_op *gt_op_rmsnorm_linear(void) {
     static const gt_size sizes[] = {
@@ -59,9 +61,17 @@ GT_API const gt_op *gt_op_rmsnorm_linear(void) {
                                         {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
                                         {"dbias", GT_AT(dbias), 0, "O", 'f', "-g-", NULL},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {
-        "rmsnorm_linear", sizeof(gt_rmsnorm_linear_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
-        tensors,          gt_rmsnorm_linear_resolve};
+    static const gt_op op = {"rmsnorm_linear",
+                             sizeof(gt_rmsnorm_linear_args),
+                             GT_AT(dtype),
+                             0,
+                             NULL,
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_rmsnorm_linear_resolve,
+                             GT_CALLS(rmsnorm_linear, NULL),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT
@@ -75,6 +85,8 @@ static gt_status gt_norm_mix_resolve(void *filled, gt_pass pass, gt_dims *dims) 
     if ((status = gt_resolve_slices(&a->H, a->D)) != GT_OK) return status;
     return gt_resolve_eps(&a->eps);
 }
+
+GT_WRAP_CALLS(norm_mix)
 
 #define GT_AT(field) offsetof(gt_norm_mix_args, field)
 GT_API const gt_op *gt_op_norm_mix(void) {
@@ -91,8 +103,17 @@ GT_API const gt_op *gt_op_norm_mix(void) {
                                         {"dgain_a", GT_AT(dgain_a), 0, "D", 'f', "-g-", NULL},
                                         {"dgain_b", GT_AT(dgain_b), 0, "D", 'f', "-g-", NULL},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"norm_mix", sizeof(gt_norm_mix_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
-                             tensors,    gt_norm_mix_resolve};
+    static const gt_op op = {"norm_mix",
+                             sizeof(gt_norm_mix_args),
+                             GT_AT(dtype),
+                             0,
+                             NULL,
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_norm_mix_resolve,
+                             GT_CALLS(norm_mix, NULL),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT
@@ -111,6 +132,8 @@ static gt_status gt_norm_gate_resolve(void *filled, gt_pass pass, gt_dims *dims)
     return GT_OK;
 }
 
+GT_WRAP_CALLS(norm_gate)
+
 #define GT_AT(field) offsetof(gt_norm_gate_args, field)
 GT_API const gt_op *gt_op_norm_gate(void) {
     static const gt_size sizes[] = {{'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {0, NULL, 0, 0}};
@@ -125,8 +148,17 @@ GT_API const gt_op *gt_op_norm_gate(void) {
                                         {"dgamma", GT_AT(dgamma), 0, "D", 'f', "-g-", NULL},
                                         {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"norm_gate", sizeof(gt_norm_gate_args), GT_AT(dtype), 0, NULL, GT_AT(accumulate), sizes,
-                             tensors,     gt_norm_gate_resolve};
+    static const gt_op op = {"norm_gate",
+                             sizeof(gt_norm_gate_args),
+                             GT_AT(dtype),
+                             0,
+                             NULL,
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_norm_gate_resolve,
+                             GT_CALLS(norm_gate, NULL),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT

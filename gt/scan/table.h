@@ -23,6 +23,9 @@ static gt_status gt_selective_scan_resolve(void *filled, gt_pass pass, gt_dims *
     return GT_OK;
 }
 
+GT_WRAP_CALLS(selective_scan)
+GT_WRAP_PASS(selective_scan, step)
+
 #define GT_AT(field) offsetof(gt_selective_scan_args, field)
 GT_API const gt_op *gt_op_selective_scan(void) {
     static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0},
@@ -64,7 +67,10 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                              GT_AT(accumulate),
                              sizes,
                              tensors,
-                             gt_selective_scan_resolve};
+                             gt_selective_scan_resolve,
+                             GT_CALLS(selective_scan, gt_call_selective_scan_step),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared)}};
     return &op;
 }
 #undef GT_AT

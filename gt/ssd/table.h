@@ -36,6 +36,9 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     return GT_OK;
 }
 
+GT_WRAP_CALLS(ssd)
+GT_WRAP_PASS(ssd, step)
+
 #define GT_AT(field) offsetof(gt_ssd_args, field)
 GT_API const gt_op *gt_op_ssd(void) {
     static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0}, {'T', "T", GT_AT(T), 0}, {'H', "H", GT_AT(H), 1},
@@ -66,9 +69,18 @@ GT_API const gt_op *gt_op_ssd(void) {
                                         {"ddt_bias", GT_AT(ddt_bias), 0, "H", 'f', "-g-", NULL},
                                         {"dstate_in", GT_AT(dstate_in), 0, "SHPN", 'f', "-o-", "dstate_out"},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"ssd",         sizeof(gt_ssd_args), GT_AT(dtype), GT_AT(dt_dtype),
-                             "dt_dtype",    GT_AT(accumulate),   sizes,        tensors,
-                             gt_ssd_resolve};
+    static const gt_op op = {"ssd",
+                             sizeof(gt_ssd_args),
+                             GT_AT(dtype),
+                             GT_AT(dt_dtype),
+                             "dt_dtype",
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_ssd_resolve,
+                             GT_CALLS(ssd, gt_call_ssd_step),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared)}};
     return &op;
 }
 #undef GT_AT

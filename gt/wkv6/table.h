@@ -32,6 +32,9 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     return GT_OK;
 }
 
+GT_WRAP_CALLS(wkv6)
+GT_WRAP_PASS(wkv6, step)
+
 #define GT_AT(field) offsetof(gt_wkv6_args, field)
 GT_API const gt_op *gt_op_wkv6(void) {
     static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0},
@@ -59,9 +62,18 @@ GT_API const gt_op *gt_op_wkv6(void) {
                                         {"du", GT_AT(du), 0, "HN", 'f', "-g-", NULL},
                                         {"dstate_in", GT_AT(dstate_in), 0, "SHNV", 'f', "-o-", "dstate_out"},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"wkv6",         sizeof(gt_wkv6_args), GT_AT(dtype), GT_AT(w_dtype),
-                             "w_dtype",      GT_AT(accumulate),    sizes,        tensors,
-                             gt_wkv6_resolve};
+    static const gt_op op = {"wkv6",
+                             sizeof(gt_wkv6_args),
+                             GT_AT(dtype),
+                             GT_AT(w_dtype),
+                             "w_dtype",
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_wkv6_resolve,
+                             GT_CALLS(wkv6, gt_call_wkv6_step),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared)}};
     return &op;
 }
 #undef GT_AT

@@ -1,7 +1,19 @@
 /* conv1d: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_RECURRENT_FUNCTIONS(conv1d)
+TEST_TWINS_OVER_TIME(conv1d)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {
+    TEST_FIELD(conv1d, activation, 'i'), TEST_FIELD(conv1d, state_in_shared, 'i'), {NULL, 0, 0, 0, 0}};
+
+static const test_bad_value bad_values[] = {BAD_RESERVED(conv1d, state_dtype),
+                                            BAD_RESERVED(conv1d, weight_dtype),
+                                            BAD(conv1d, W, 'l', 1, GT_ERROR_SIZE, "W = 1"),
+                                            BAD(conv1d, W, 'l', 5, GT_ERROR_SIZE, "W = 5"),
+                                            BAD_SWITCH(conv1d, activation, 2),
+                                            {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -168,7 +180,9 @@ static const test_bench_cut cuts[] = {{"D", 4}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_conv1d = {
-    TEST_RECURRENT(conv1d, 0, 0, 0),
+    TEST_OVER_TIME(conv1d),
+    .fields = fields,
+    .bad_values = bad_values,
     .cases = cases,
     .packed = packed,
     .sizes = sizes,

@@ -1,7 +1,22 @@
 /* norm_gate: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_ROWWISE_FUNCTIONS(norm_gate)
+TEST_TWINS_OF_ROWS(norm_gate)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {TEST_DIVISOR(norm_gate, H, 'D'),
+                                    TEST_FIELD(norm_gate, norm, 'i'),
+                                    TEST_FIELD(norm_gate, gate_first, 'i'),
+                                    TEST_FLOAT(norm_gate, eps, 1e-05),
+                                    {NULL, 0, 0, 0, 0}};
+
+static const test_bad_value bad_values[] = {BAD_SIZE(norm_gate, H),
+                                            BAD_DIVISOR(norm_gate, H, 3),
+                                            BAD_SWITCH(norm_gate, norm, 2),
+                                            BAD_SWITCH(norm_gate, gate_first, 2),
+                                            BAD_EPS(norm_gate),
+                                            {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -94,7 +109,10 @@ static const test_bench_draw draws[] = {{"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_norm_gate = {
-    TEST_ROWWISE(norm_gate, 0, 0),
+    TEST_OVER_ROWS(norm_gate),
+    .fields = fields,
+    .bad_values = bad_values,
+    .optional_size = {AT(norm_gate, H), 2},
     .cases = cases,
     .sizes = sizes,
     .many = many,

@@ -1,7 +1,15 @@
 /* norm_mix: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_ROWWISE_FUNCTIONS(norm_mix)
+TEST_TWINS_OF_ROWS(norm_mix)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {
+    TEST_DIVISOR(norm_mix, H, 'D'), TEST_FLOAT(norm_mix, eps, 1e-05), {NULL, 0, 0, 0, 0}};
+
+static const test_bad_value bad_values[] = {
+    BAD_SIZE(norm_mix, H), BAD_DIVISOR(norm_mix, H, 3), BAD_EPS(norm_mix), {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -67,7 +75,10 @@ static const test_bench_draw draws[] = {{"gain_a gain_b", {0, 1, 0.3f}}, {NULL, 
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_norm_mix = {
-    TEST_ROWWISE(norm_mix, 0, 0),
+    TEST_OVER_ROWS(norm_mix),
+    .fields = fields,
+    .bad_values = bad_values,
+    .optional_size = {AT(norm_mix, H), 2},
     .cases = cases,
     .sizes = sizes,
     .many = many,

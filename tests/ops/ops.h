@@ -9,37 +9,54 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- functions, by void pointers ------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
-#define TEST_PASS(op, pass)                                                                                            \
+/* The twins by void pointers. */
+#define TEST_TWIN(op, pass)                                                                                            \
     static gt_status op##_##pass(const void *args) { return gt_ref_##op##_##pass((const gt_##op##_args *)args); }      \
-    static gt_status op##_##pass##64(const void *args) {                                                               \
-        return gt_ref64_##op##_##pass((const gt_##op##_args *)args);                                                   \
-    }                                                                                                                  \
-    static gt_status op##_##pass##_device(const void *args, gt_stream stream) {                                        \
-        return gt_##op##_##pass((const gt_##op##_args *)args, stream);                                                 \
-    }
-#define TEST_ROWWISE_FUNCTIONS(op)                                                                                     \
-    TEST_PASS(op, forward)                                                                                             \
-    TEST_PASS(op, backward)                                                                                            \
-    static gt_status op##_need(const void *args, gt_workspace *need) {                                                 \
-        return gt_##op##_workspace((const gt_##op##_args *)args, need);                                                \
-    }
-#define TEST_RECURRENT_FUNCTIONS(op) TEST_ROWWISE_FUNCTIONS(op) TEST_PASS(op, step)
+    static gt_status op##_##pass##64(const void *args) { return gt_ref64_##op##_##pass((const gt_##op##_args *)args); }
+#define TEST_TWINS_OF_ROWS(op) TEST_TWIN(op, forward) TEST_TWIN(op, backward)
+#define TEST_TWINS_OVER_TIME(op) TEST_TWINS_OF_ROWS(op) TEST_TWIN(op, step)
+
+/* What every test_op begins with. */
+#define TEST_OP(op)                                                                                                    \
+    .name = #op, .table = gt_op_##op, .args_size = gt_##op##_args_size, .args_bytes = sizeof(gt_##op##_args)
+#define TEST_OVER_ROWS(op)                                                                                             \
+    TEST_OP(op), .twin = {op##_forward, op##_backward, NULL}, .twin64 = {op##_forward64, op##_backward64, NULL}
+#define TEST_OVER_TIME(op)                                                                                             \
+    TEST_OP(op), .twin = {op##_forward, op##_backward, op##_step},                                                     \
+                 .twin64 = {op##_forward64, op##_backward64, op##_step64}
+
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 #define AT(op, field) offsetof(gt_##op##_args, field)
-#define TEST_RECURRENT(op, segments_at, saved_at, saved_bytes_at)                                                      \
-    .name = #op, .table = gt_op_##op, .twin = {op##_forward, op##_backward, op##_step},                                \
-    .twin64 = {op##_forward64, op##_backward64, op##_step64},                                                          \
-    .device = {op##_forward_device, op##_backward_device, op##_step_device}, .workspace = op##_need,                   \
-    .state_in_shared = AT(op, state_in_shared), .slot_capacity = AT(op, slot_capacity),                                \
-    .seq_capacity = AT(op, seq_capacity), .segments = segments_at, .saved = saved_at, .saved_bytes = saved_bytes_at,   \
-    .workspace_at = AT(op, workspace), .workspace_bytes = AT(op, workspace_bytes)
-#define TEST_ROWWISE(op, saved_at, saved_bytes_at)                                                                     \
-    .name = #op, .table = gt_op_##op, .twin = {op##_forward, op##_backward, NULL},                                     \
-    .twin64 = {op##_forward64, op##_backward64, NULL}, .device = {op##_forward_device, op##_backward_device, NULL},    \
-    .workspace = op##_need, .saved = saved_at, .saved_bytes = saved_bytes_at, .workspace_at = AT(op, workspace),       \
-    .workspace_bytes = AT(op, workspace_bytes)
+#define TEST_FIELD(op, name, kind)                                                                                     \
+    { #name, AT(op, name), kind, 0, 0 }
+#define TEST_DIVISOR(op, name, of)                                                                                     \
+    { #name, AT(op, name), 'g', of, 0 }
+#define TEST_FLOAT(op, name, usual)                                                                                    \
+    { #name, AT(op, name), 'f', 0, usual }
+
+#define BAD(op, field, kind, value, status, text)                                                                      \
+    {                                                                                                                  \
+        text, status, {                                                                                                \
+            { AT(op, field), kind, value }                                                                             \
+        }                                                                                                              \
+    }
+#define BAD_SWITCH(op, field, above)                                                                                   \
+    BAD(op, field, 'i', -1, GT_ERROR_VALUE, #field " = -1"),                                                           \
+        BAD(op, field, 'i', above, GT_ERROR_VALUE, #field " = " #above)
+#define BAD_SIZE(op, field)                                                                                            \
+    BAD(op, field, 'l', -1, GT_ERROR_SIZE, #field " = -1"),                                                            \
+        BAD(op, field, 'l', 0x1p41, GT_ERROR_SIZE, #field " = 2199023255552")
+#define BAD_DIVISOR(op, field, value) BAD(op, field, 'l', value, GT_ERROR_SIZE, #field " = " #value)
+#define BAD_EPS(op)                                                                                                    \
+    BAD(op, eps, 'f', -1, GT_ERROR_VALUE, "eps = -1"), BAD(op, eps, 'f', NAN, GT_ERROR_VALUE, "eps = nan"),            \
+        BAD(op, eps, 'f', INFINITY, GT_ERROR_VALUE, "eps = inf")
+/* Also where the value says what would be the case anyway. */
+#define BAD_RESERVED(op, field)                                                                                        \
+    BAD(op, field, 'i', GT_F32, GT_ERROR_UNSUPPORTED, #field " = 1: reserved"),                                        \
+        BAD(op, field, 'i', GT_BF16, GT_ERROR_UNSUPPORTED, #field " = 2: reserved")
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 

@@ -1,7 +1,15 @@
 /* rmsnorm_linear: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_ROWWISE_FUNCTIONS(rmsnorm_linear)
+TEST_TWINS_OF_ROWS(rmsnorm_linear)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {
+    TEST_FIELD(rmsnorm_linear, norm, 'i'), TEST_FLOAT(rmsnorm_linear, eps, 1e-05), {NULL, 0, 0, 0, 0}};
+
+static const test_bad_value bad_values[] = {
+    BAD_SWITCH(rmsnorm_linear, norm, 2), BAD_EPS(rmsnorm_linear), {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -102,7 +110,9 @@ static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_rmsnorm_linear = {
-    TEST_ROWWISE(rmsnorm_linear, AT(rmsnorm_linear, saved), AT(rmsnorm_linear, saved_bytes)),
+    TEST_OVER_ROWS(rmsnorm_linear),
+    .fields = fields,
+    .bad_values = bad_values,
     .cases = cases,
     .sizes = sizes,
     .many = many,

@@ -1,7 +1,21 @@
 /* selective_scan: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_RECURRENT_FUNCTIONS(selective_scan)
+TEST_TWINS_OVER_TIME(selective_scan)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {TEST_DIVISOR(selective_scan, G, 'D'),
+                                    TEST_FIELD(selective_scan, softplus, 'i'),
+                                    TEST_FIELD(selective_scan, state_in_shared, 'i'),
+                                    TEST_FIELD(selective_scan, segments, 's'),
+                                    {NULL, 0, 0, 0, 0}};
+
+static const test_bad_value bad_values[] = {BAD_RESERVED(selective_scan, state_dtype),
+                                            BAD_SIZE(selective_scan, G),
+                                            BAD_DIVISOR(selective_scan, G, 3),
+                                            BAD_SWITCH(selective_scan, softplus, 2),
+                                            {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- how inputs are drawn -------------------------------------------------------------------- */
 
@@ -156,8 +170,10 @@ static const test_bench_cut cuts[] = {{"D", 4}, {"NB", 2}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_selective_scan = {
-    TEST_RECURRENT(selective_scan, AT(selective_scan, segments), AT(selective_scan, saved),
-                   AT(selective_scan, saved_bytes)),
+    TEST_OVER_TIME(selective_scan),
+    .fields = fields,
+    .bad_values = bad_values,
+    .optional_size = {AT(selective_scan, G), 2},
     .cases = cases,
     .packed = packed,
     .sizes = sizes,

@@ -1,7 +1,36 @@
 /* ssd: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_RECURRENT_FUNCTIONS(ssd)
+TEST_TWINS_OVER_TIME(ssd)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {TEST_DIVISOR(ssd, G, 'H'),
+                                    TEST_FIELD(ssd, softplus, 'i'),
+                                    TEST_FIELD(ssd, dt_limit, 'i'),
+                                    TEST_FLOAT(ssd, dt_min, 0.2),
+                                    TEST_FLOAT(ssd, dt_max, 0.6),
+                                    TEST_FIELD(ssd, Dskip_per_channel, 'i'),
+                                    TEST_FIELD(ssd, state_in_shared, 'i'),
+                                    TEST_FIELD(ssd, segments, 's'),
+                                    {NULL, 0, 0, 0, 0}};
+
+#define BAD_LIMITS(text, min, max)                                                                                     \
+    {                                                                                                                  \
+        text, GT_ERROR_VALUE, {                                                                                        \
+            {AT(ssd, dt_limit), 'i', 1}, {AT(ssd, dt_min), 'f', min}, { AT(ssd, dt_max), 'f', max }                    \
+        }                                                                                                              \
+    }
+static const test_bad_value bad_values[] = {BAD_RESERVED(ssd, state_dtype),
+                                            BAD_SIZE(ssd, G),
+                                            BAD_DIVISOR(ssd, G, 3),
+                                            BAD_SWITCH(ssd, softplus, 2),
+                                            BAD_SWITCH(ssd, dt_limit, 2),
+                                            BAD_SWITCH(ssd, Dskip_per_channel, 2),
+                                            BAD_LIMITS("dt_min = 2", 2, 1),
+                                            BAD_LIMITS("dt_min is NaN", NAN, 1),
+                                            BAD_LIMITS("dt_max is NaN", 0, NAN),
+                                            {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- how inputs are drawn -------------------------------------------------------------------- */
 
@@ -207,7 +236,10 @@ static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_ssd = {
-    TEST_RECURRENT(ssd, AT(ssd, segments), AT(ssd, saved), AT(ssd, saved_bytes)),
+    TEST_OVER_TIME(ssd),
+    .fields = fields,
+    .bad_values = bad_values,
+    .optional_size = {AT(ssd, G), 2},
     .cases = cases,
     .packed = packed,
     .sizes = sizes,

@@ -1,7 +1,23 @@
 /* wkv6: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_RECURRENT_FUNCTIONS(wkv6)
+TEST_TWINS_OVER_TIME(wkv6)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {TEST_FIELD(wkv6, V, 'v'),        TEST_FIELD(wkv6, decay, 'i'),
+                                    TEST_FLOAT(wkv6, scale, 0.3),    TEST_FIELD(wkv6, state_in_shared, 'i'),
+                                    TEST_FIELD(wkv6, segments, 's'), {NULL, 0, 0, 0, 0}};
+
+static const test_bad_value bad_values[] = {BAD_SIZE(wkv6, V),
+                                            BAD_SWITCH(wkv6, decay, 2),
+                                            BAD(wkv6, scale, 'f', -1, GT_ERROR_VALUE, "scale = -1"),
+                                            BAD(wkv6, scale, 'f', NAN, GT_ERROR_VALUE, "scale = nan"),
+                                            BAD(wkv6, scale, 'f', INFINITY, GT_ERROR_VALUE, "scale = inf"),
+                                            BAD(wkv6, scale, 'f', 1e-10, GT_ERROR_VALUE, "scale = 1e-10"),
+                                            BAD(wkv6, scale, 'f', 1e10, GT_ERROR_VALUE, "scale = 1e+10"),
+                                            BAD_RESERVED(wkv6, state_dtype),
+                                            {NULL, GT_OK, {{0, 0, 0}}}};
 
 /* ---- how inputs are drawn -------------------------------------------------------------------- */
 
@@ -185,7 +201,10 @@ static const test_bench_cut cuts[] = {{"H", 2}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_wkv6 = {
-    TEST_RECURRENT(wkv6, AT(wkv6, segments), AT(wkv6, saved), AT(wkv6, saved_bytes)),
+    TEST_OVER_TIME(wkv6),
+    .fields = fields,
+    .bad_values = bad_values,
+    .optional_size = {AT(wkv6, V), 5},
     .cases = cases,
     .packed = packed,
     .sizes = sizes,
