@@ -99,6 +99,7 @@ gt_status hy_config_resolve(hy_config *c) {
                        c->hidden / c->heads);
     TRY(check_number("mix", c->mix, HY_MIX_NORM, HY_MIX_MAMBA));
     TRY(check_number("stateful", c->stateful, 0, 1));
+    TRY(check_number("inference", c->inference, 0, 1));
     if (!(c->share > 0 && c->share < 1))
         return hy_fail(GT_ERROR_VALUE, "share = %g: must be between 0 and 1", c->share);
     return resolve_mamba(c);
@@ -511,6 +512,8 @@ static gt_status refresh_copies(hy_model *m) {
 
 gt_status hy_model_read(hy_model *m, hy_value what, int i, double *numbers) {
     TRY(check_number("parameter", i, 0, m->param_count - 1));
+    if (what == HY_GRADIENT && m->config.inference)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no gradients");
     int64_t n = m->params[i].shown.count;
     TRY(m->be->read(m->be, numbers, what == HY_VALUE ? value_of(m, i) : grad_of(m, i), GT_F32, n));
     for (int64_t k = 0; what == HY_GRADIENT && k < n; k++) numbers[k] /= m->loss_scale;
@@ -960,8 +963,13 @@ static void take_activations(arena *a, hy_model *m) {
     m->tokens = take(a, (size_t)m->M * sizeof *m->tokens);
     m->targets = take(a, (size_t)m->M * sizeof *m->targets);
     m->keep = take(a, (size_t)m->B * sizeof *m->keep);
-    for (int l = 0; l < m->L; l++) take_layer(a, m, &m->acts[l]);
-    m->x_last = take_acts(a, m, m->M * m->C);
+    take_layer(a, m, &m->acts[0]);
+    for (int l = 1; l < m->L; l++) /* a layer that is done with its input may write its output there */
+        if (m->config.inference)
+            m->acts[l] = m->acts[0];
+        else
+            take_layer(a, m, &m->acts[l]);
+    m->x_last = m->config.inference ? m->acts[0].x : take_acts(a, m, m->M * m->C);
     m->logits = take_acts(a, m, m->M * m->V);
     m->logits_saved = take(a, m->logits_saved_bytes);
     m->lse = take_fp32(a, m, m->M);
@@ -1046,14 +1054,16 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     size_t before = a->used, scratch;
     take_weights(a, m);
     plan->weights = a->used - before, before = a->used;
-    m->grads = take_fp32(a, m, m->param_total);
+    arena unused = {a->base, 0}; /* inference: places that nobody reads or writes */
+    arena *const training = m->config.inference ? &unused : a;
+    m->grads = take_fp32(training, m, m->param_total);
     plan->gradients = a->used - before, before = a->used;
-    m->m = take_fp32(a, m, m->param_total);
-    m->v = take_fp32(a, m, m->param_total);
+    m->m = take_fp32(training, m, m->param_total);
+    m->v = take_fp32(training, m, m->param_total);
     plan->optimizer = a->used - before, before = a->used;
     take_activations(a, m);
     plan->activations = a->used - before, before = a->used;
-    take_backward(a, m);
+    take_backward(training, m);
     plan->backward = a->used - before, before = a->used;
     take_states(a, m, &m->decoding, 1);
     if (m->config.stateful) {
@@ -1072,7 +1082,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
 
 /* Workspace for an operator; and how much it saves, if this pass keeps that. */
 static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size_t *saved) {
-    const size_t passes[] = {need->forward, need->backward, need->step};
+    const size_t passes[] = {need->forward, m->config.inference ? 0 : need->backward, need->step};
     for (int i = 0; i < 3; i++)
         if (m->workspace_bytes < passes[i]) m->workspace_bytes = passes[i];
     if (saved && p->keep_saved) *saved = need->saved;
@@ -1151,7 +1161,7 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
     pass prompt = decoding_pass(m, m->T), step = decoding_pass(m, 1);
     arena a = {made_up, 0};
     TRY(take_all(&a, m, plan)); /* operators may ask which pointers are NULL */
-    TRY(ask_workspace(m, &train));
+    if (!m->config.inference) TRY(ask_workspace(m, &train));
     TRY(ask_workspace(m, &evaluate));
     TRY(ask_workspace(m, &prompt));
     TRY(ask_workspace(m, &step));
@@ -1234,21 +1244,24 @@ static gt_status zero_states(const hy_model *m, const state_set *s) {
     return m->be->zero(m->be, s->shift, (size_t)(LB * shift_numbers(m)) * fp32);
 }
 
+static gt_status clear_training(const hy_model *m) {
+    const size_t numbers = (size_t)m->param_total * m->be->fp32_bytes;
+    TRY(m->be->zero(m->be, m->grads, numbers)); /* the gaps between tensors stay zero */
+    /* rows are padded, and libraries that read 16 bytes at a time read the padding, too */
+    if (has_mamba(m)) TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
+    TRY(m->be->zero(m->be, m->m, numbers));
+    return m->be->zero(m->be, m->v, numbers);
+}
+
 /* Memory, tables and initial values of a planned model. */
 static gt_status fill_model(hy_model *m) {
     hy_plan plan;
-    size_t optimizer;
     TRY(plan_memory(m, &plan));
     TRY(m->be->alloc(m->be, &m->memory, plan.total));
     arena a = {m->memory, 0};
     TRY(take_all(&a, m, &plan));
     TRY(m->be->scratch(m->be, &(hy_limits){m->M, widest(m), m->param_total}, m->scratch, &m->scratch_bytes));
-    optimizer = (size_t)m->param_total * m->be->fp32_bytes;
-    TRY(m->be->zero(m->be, m->grads, optimizer)); /* the gaps between tensors stay zero */
-    /* rows are padded, and libraries that read 16 bytes at a time read the padding, too */
-    if (has_mamba(m)) TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
-    TRY(m->be->zero(m->be, m->m, optimizer));
-    TRY(m->be->zero(m->be, m->v, optimizer));
+    if (!m->config.inference) TRY(clear_training(m));
     TRY(write_tables(m));
     TRY(init_params(m));
     if (m->config.stateful) TRY(zero_states(m, &m->carried_out));
@@ -1426,6 +1439,8 @@ static gt_status upload_keep(hy_model *m, const int32_t *keep) {
 
 /* Forward of a training batch that was uploaded. */
 static gt_status forward_training(hy_model *m) {
+    if (m->config.inference)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it keeps nothing for backward");
     m->trained = training_pass(m);
     if (m->config.stateful) TRY(carry_states(m));
     return forward_all(m, &m->trained);
@@ -1602,6 +1617,8 @@ static gt_status grad_norm(hy_model *m) {
 }
 
 gt_status hy_model_grad_norm(hy_model *m) {
+    if (m->config.inference)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no gradients");
     m->judged = 1; /* there is no step behind these norms */
     return grad_norm(m);
 }
@@ -1627,11 +1644,15 @@ gt_status hy_model_scale_loss(hy_model *m, float scale) {
 }
 
 gt_status hy_model_update(hy_model *m, const hy_optimizer *optimizer) {
+    if (m->config.inference)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no optimiser");
     TRY(upload_control(m, optimizer));
     return update_params(m);
 }
 
-enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER }; /* of hy_backend.run */
+enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS }; /* of hy_backend.run */
+
+static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
 static gt_status infer_uploaded(void *model) {
     const hy_model *m = model;
@@ -1664,6 +1685,12 @@ gt_status hy_model_gradient(hy_model *m, const int32_t *tokens, const int32_t *t
     if (tokens) TRY(upload_batch(m, tokens, targets));
     TRY(upload_keep(m, keep));
     return run_uploaded(m, SLOT_GRADIENT, gradient_uploaded);
+}
+
+gt_status hy_model_loss(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep) {
+    if (tokens) TRY(upload_batch(m, tokens, targets));
+    TRY(upload_keep(m, keep));
+    return run_uploaded(m, SLOT_LOSS, loss_uploaded);
 }
 
 gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
@@ -1762,9 +1789,9 @@ hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
     *count = 0;
     if (!list) return NULL;
     for (int i = 0; i < m->param_count; i++) list_param(m, m->params + i, HY_WEIGHT, "", m->values, list, count);
-    for (int i = 0; i < m->param_count; i++)
+    for (int i = 0; i < m->param_count && !m->config.inference; i++)
         list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg.", m->m, list, count);
-    for (int i = 0; i < m->param_count; i++)
+    for (int i = 0; i < m->param_count && !m->config.inference; i++)
         list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg_sq.", m->v, list, count);
     for (int l = 0; m->config.stateful && l < m->L; l++) {
         if (has_rwkv(m)) {

@@ -51,6 +51,7 @@ typedef struct hy_config {
     int mamba_head; /* channels of a Mamba-2 head: 64, or 32 or 16 where that does not divide */
     int conv;       /* width of the convolution, 2 to 4: 4 */
     int ffn;        /* FFN width over hidden, 1 to 16: 4 */
+    int inference;  /* 1: no gradients and no optimiser, and all layers share their activations: forward alone */
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };
@@ -144,6 +145,10 @@ gt_status hy_model_result(hy_model *model, hy_result *result);
 gt_status hy_model_forward(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep);
 gt_status hy_model_backward(hy_model *model, int accumulate);
 gt_status hy_model_update(hy_model *model, const hy_optimizer *optimizer);
+
+/* Forward to the loss with all that a backward would need, which may not follow.  tokens NULL: as for
+ * hy_model_gradient. */
+gt_status hy_model_loss(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep);
 
 /* Forward and backward in one, the way hy_model_train does them.  tokens NULL: those, and the
  * targets, that the model was last given. */

@@ -68,6 +68,11 @@ static void need(gt_status status, const char *what) {
 
 static hy_backend *be32, *be64;
 
+static void check_refusal(gt_status status, const char *word) {
+    check(status != GT_OK && strstr(hy_last_error(), word), "status %d, \"%s\": does not name %s", (int)status,
+          hy_last_error(), word);
+}
+
 /* ---- random numbers, models, batches ------------------------------------------------------- */
 
 static uint64_t seed = 1;
@@ -325,6 +330,60 @@ static void test_inference(hy_backend *be, const char *variant) {
     hy_model_destroy(m);
 }
 
+/* A model that is made for inference gives the same numbers in less memory, and refuses the rest. */
+static void test_inference_only(hy_backend *be, const char *variant) {
+    enum { V = 17, B = 2, T = 12 };
+    hy_config c = small_config(variant, 32, 3, 0, 0), lean = c;
+    hy_model *m[2];
+    hy_plan plan[2];
+    double logits[2][B * V * T], loss[2] = {0, 0}, fed[2][V];
+    lean.inference = 1;
+    seed = 12;
+    batch b = new_batch(V, B * T, 0);
+    for (int i = 0; i < 2; i++) {
+        const hy_config *config = i ? &lean : &c;
+        int64_t counted = 0;
+        int last;
+        NEED(hy_model_plan(be, config, V, B, T, &plan[i]));
+        NEED(hy_model_create(be, config, V, B, T, 1, &m[i]));
+        NEED(hy_model_infer(m[i], b.tokens));
+        last = hy_model_activation_count(m[i]) - 1;
+        NEED(hy_model_read_activation(m[i], last, logits[i]));
+        NEED(hy_model_eval(m[i], b.tokens, b.targets, &loss[i], &counted));
+        NEED(hy_model_reset(m[i]));
+        NEED(hy_model_feed(m[i], b.tokens, T, fed[i]));
+        NEED(hy_model_feed(m[i], b.tokens, 1, fed[i]));
+    }
+    check(!memcmp(logits[0], logits[1], sizeof logits[0]) && loss[0] == loss[1] &&
+              !memcmp(fed[0], fed[1], sizeof fed[0]),
+          "%s %s: inference only computes something else", be->name, variant);
+    check(plan[1].gradients == 0 && plan[1].optimizer == 0 && plan[1].backward == 0 &&
+              plan[1].activations < plan[0].activations / 2 && plan[1].total < plan[0].total / 2,
+          "%s: inference only takes %zu of %zu bytes", variant, plan[1].total, plan[0].total);
+    int count;
+    hy_tensor *list = hy_model_tensors(m[1], &count);
+    for (int i = 0; i < count; i++)
+        check(list[i].kind == HY_WEIGHT, "%s: inference only has %s", variant, list[i].name);
+    free(list);
+    double number[32];
+    check_refusal(hy_model_forward(m[1], b.tokens, b.targets, NULL), "made for inference");
+    check_refusal(hy_model_train(m[1], b.tokens, b.targets, NULL, &adam), "made for inference");
+    check_refusal(hy_model_gradient(m[1], b.tokens, b.targets, NULL), "made for inference");
+    check_refusal(hy_model_loss(m[1], b.tokens, b.targets, NULL), "made for inference");
+    check_refusal(hy_model_update(m[1], &adam), "made for inference");
+    check_refusal(hy_model_grad_norm(m[1]), "made for inference");
+    check_refusal(hy_model_read(m[1], HY_GRADIENT, 1, number), "made for inference");
+    NEED(hy_model_loss(m[0], b.tokens, b.targets, NULL));
+    hy_result r;
+    NEED(hy_model_result(m[0], &r));
+    check(fabs(r.loss * (double)r.targets - loss[0]) < 1e-9 * loss[0] + 1e-4, "%s: loss %g, not %g", variant, r.loss,
+          loss[0]);
+    check_refusal(hy_model_backward(m[0], 0), "hy_model_forward");
+    free_batch(&b);
+    hy_model_destroy(m[0]);
+    hy_model_destroy(m[1]);
+}
+
 /* Token by token the model gives the loss, and after a prompt the logits, of the whole sequence. */
 static void test_decoding(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, T = 12 };
@@ -573,11 +632,6 @@ static void test_skipped_step(void) {
 
 /* ---- errors -------------------------------------------------------------------------------- */
 
-static void check_refusal(gt_status status, const char *word) {
-    check(status != GT_OK && strstr(hy_last_error(), word), "status %d, \"%s\": does not name %s", (int)status,
-          hy_last_error(), word);
-}
-
 static void test_errors(void) {
     enum { V = 9, B = 2, T = 4 };
     hy_config good = small_config("HY", 32, 1, 0, 0), c;
@@ -605,6 +659,8 @@ static void test_errors(void) {
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "ffn");
     c = good, c.hidden = 512, c.heads = 1;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads of 512 channels");
+    c = good, c.inference = 2;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "inference");
     c = good, c.share = 1;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "share");
     check_refusal(hy_model_create(be32, &good, 0, B, T, 1, &m), "vocab");
@@ -642,6 +698,8 @@ int main(void) {
         test_gradient(variants[i], i % 2);
         test_gradient_sums(variants[i]);
         test_inference(be32, variants[i]);
+        test_inference_only(be32, variants[i]);
+        test_inference_only(be64, variants[i]);
         test_decoding(be64, variants[i], 1e-11);
         test_decoding(be32, variants[i], 1e-4);
         test_carried_states(variants[i]);
