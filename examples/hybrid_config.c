@@ -100,8 +100,17 @@ static const row rows[] = {
      .help = "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
              "tensor by tensor; status 4 if they differ by more than rounding"},
     {"bench", LIST, AT(bench), "T,T,...", "", NULL, 1, 1048576, 1,
-     .help = "no training: time inference, and forward and backward, of --batch windows (8) of T "
-             "tokens; prints CSV"},
+     .help = "no training: time inference, forward, forward and backward, and whole steps, of --batch windows (8) of "
+             "T tokens; prints CSV"},
+    {"bench-batch", LIST, AT(bench_batch), "B,B,...", "", NULL, 1, 65536, 1,
+     .help = "batches of --bench, instead of --batch"},
+    {"bench-steps", WHOLE, AT(bench_steps), "N", "0", NULL, 0, 1000000, 1, NULL,
+     "--bench also trains N steps, at --lr throughout"},
+    {"bench-cpu", FLAG, AT(bench_cpu), NULL, "no",
+     .help = "--bench also runs inference on the CPU: how much slower it is, and the largest difference"},
+    {"plan", LIST, AT(plan), "B,B,...", "", NULL, 1, 65536, 1,
+     .help = "no training: the memory of each model on a CUDA device, which need not be there, with B windows of --seq "
+             "tokens; with --model, --hidden and so on of that model alone; prints CSV"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,

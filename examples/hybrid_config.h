@@ -28,6 +28,10 @@ typedef struct hy_options {
     char dtype[HY_TEXT_MAX];
     int check;
     hy_lengths bench;       /* none: no benchmark */
+    hy_lengths bench_batch; /* none: batch */
+    int64_t bench_steps;    /* 0: no training in the benchmark */
+    int bench_cpu;
+    hy_lengths plan;        /* batches; none: no plan */
     char save[HY_TEXT_MAX]; /* these five: "" = not wanted */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
     char eval[HY_TEXT_MAX], generate[HY_TEXT_MAX];

@@ -382,6 +382,32 @@ static void close(hy_backend* be) {
     delete &m;
 }
 
+/* "580.65.06": the first word of NVIDIA's line that holds a dot between digits; "" if there is none. */
+static void driver_version(char* text, size_t size) {
+    char line[256] = "";
+    FILE* file = fopen("/proc/driver/nvidia/version", "r");
+    if (file && !fgets(line, sizeof line, file)) line[0] = 0;
+    if (file) fclose(file);
+    text[0] = 0;
+    for (char* word = strtok(line, " \t\n"); word; word = strtok(nullptr, " \t\n")) {
+        const char* dot = strchr(word, '.');
+        if (!dot || word[0] < '0' || word[0] > '9' || dot[1] < '0' || dot[1] > '9') continue;
+        snprintf(text, size, "%s", word);
+        return;
+    }
+}
+
+static gt_status describe_software(CudaMachine& m) {
+    char driver[32];
+    int knows, runtime;
+    TRY_CUDA(cudaDriverGetVersion(&knows));
+    TRY_CUDA(cudaRuntimeGetVersion(&runtime));
+    driver_version(driver, sizeof driver);
+    snprintf(m.software, sizeof m.software, "driver %s (CUDA %d.%d), CUDA %d.%d", *driver ? driver : "unknown",
+             knows / 1000, knows % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return GT_OK;
+}
+
 static gt_status describe_device(CudaMachine& m) {
     static const char* const names[] = {"fp32", "fp32", "bf16", "fp16"};
     int id;
@@ -392,7 +418,7 @@ static gt_status describe_device(CudaMachine& m) {
     TRY_CUDA(cudaMemGetInfo(&m.memory_free, &total));
     snprintf(m.device, sizeof m.device, "%.80s, sm_%d%d, %s", properties.name, properties.major, properties.minor,
              names[m.dtype]);
-    return GT_OK;
+    return describe_software(m);
 }
 
 static gt_status open(CudaMachine& m) {

@@ -236,6 +236,7 @@ typedef struct hy_limits {
 struct hy_backend {
     const char *name;   /* "cpu", "cuda" */
     char device[128];   /* in words, for people */
+    char software[128]; /* the driver and the toolkit that it runs with, if they are not the program's own */
     gt_dtype dtype;     /* of activations and of the copies of projection weights */
     size_t fp32_bytes;  /* bytes of an "fp32" number: 4; 8 in the tests that run in double */
     size_t memory_free; /* bytes that can still be allocated, 0 = not known */

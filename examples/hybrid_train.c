@@ -2,16 +2,19 @@
  *
  * From here: hybrid_config (options), hybrid_data (text and batches), hybrid_model (the model),
  * hybrid_ops (what it computes with), hybrid_gates (health checks), hybrid_check (GPU against CPU),
+ * hybrid_bench (measurements), hybrid_plan (memory on a GPU that is not there),
  * hybrid_log (streams and the log), hybrid_screen (what is shown), hybrid_save (model files),
  * hybrid_generate (text from a model).
  * main is at the end. */
 #define _XOPEN_SOURCE 700 /* sigaction, clock_gettime, getrusage */
+#include "hybrid_bench.h"
 #include "hybrid_check.h"
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
 #include "hybrid_generate.h"
 #include "hybrid_log.h"
+#include "hybrid_plan.h"
 #include "hybrid_save.h"
 #include "hybrid_screen.h"
 #include <errno.h>
@@ -19,7 +22,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -140,13 +142,7 @@ static number grouped(int64_t n) {
 
 /* Memory in use, in MiB: on the CPU the largest the process has been, else what the model took. */
 static double memory_mib(const trainer *t) {
-    struct rusage usage;
-    if (strcmp(t->backend->name, "cpu") || getrusage(RUSAGE_SELF, &usage)) return (double)t->plan.total / MIB;
-#ifdef __APPLE__
-    return (double)usage.ru_maxrss / MIB; /* bytes */
-#else
-    return (double)usage.ru_maxrss / 1024; /* KiB */
-#endif
+    return strcmp(t->backend->name, "cpu") ? (double)t->plan.total / MIB : hy_peak_of_process();
 }
 
 /* ---- recent steps --------------------------------------------------------------------------- */
@@ -698,6 +694,10 @@ static const char *const dtype_names[] = {[GT_F32] = "f32", [GT_BF16] = "bf16", 
 static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda) {
     const char *dtype = t->options.dtype; /* as the user wants it */
     gt_status status;
+    if (t->options.plan.count && strcmp(wanted, "cuda")) {
+        snprintf(t->why, sizeof t->why, "a plan needs none");
+        return hy_backend_plan(&t->backend, *dtype ? dtype_of(dtype) : GT_BF16);
+    }
     if (!strcmp(wanted, "cpu")) {
         if (*dtype && dtype_of(dtype) != GT_F32)
             return hy_fail(GT_ERROR_VALUE, "dtype: '%s': the CPU computes in f32 alone; leave --dtype out", dtype);
@@ -749,7 +749,7 @@ static gt_status check_files(const trainer *t) {
 /* Every window that will be asked for fits into the text. */
 static gt_status check_lengths(const trainer *t) {
     const hy_lengths *bench = &t->options.bench;
-    gt_status status = bench->count ? GT_OK : hy_text_fits(&t->text, t->options.seq);
+    gt_status status = bench->count || t->options.plan.count ? GT_OK : hy_text_fits(&t->text, t->options.seq);
     for (int i = 0; i < bench->count && status == GT_OK; i++) status = hy_text_fits(&t->text, bench->of[i]);
     return status;
 }
@@ -789,9 +789,9 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
     const struct {
         const char *name;
         int is_given, trains;
-    } modes[] = {{"resume", *o->resume, 1},         {"init", *o->init, 1},  {"eval", *o->eval, 0},
-                 {"generate", *o->generate, 0},     {"check", o->check, 0}, {"bench", o->bench.count, 0},
-                 {"list-models", o->list_models, 0}};
+    } modes[] = {{"resume", *o->resume, 1},          {"init", *o->init, 1},     {"eval", *o->eval, 0},
+                 {"generate", *o->generate, 0},      {"check", o->check, 0},    {"bench", o->bench.count, 0},
+                 {"list-models", o->list_models, 0}, {"plan", o->plan.count, 0}};
     *mode = NULL;
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         if (!modes[i].is_given) continue;
@@ -962,14 +962,14 @@ static gt_status needs_memory(const trainer *t, size_t there) {
                    advice);
 }
 
-static gt_status create_model(trainer *t) {
+static gt_status create_model(trainer *t, const hy_config *config) {
     const hy_options *o = &t->options;
-    gt_status status = hy_model_plan(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
+    gt_status status = hy_model_plan(t->backend, config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
     if (status != GT_OK) return status;
     const size_t there = available_memory(t);
     if (there && t->plan.total > there) return needs_memory(t, there);
-    status = hy_model_create(t->backend, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed,
-                             &t->model);
+    status =
+        hy_model_create(t->backend, config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed, &t->model);
     return status == GT_ERROR_MEMORY ? needs_memory(t, 0) : status;
 }
 
@@ -993,91 +993,67 @@ static gt_status check_device(trainer *t, int *failures) {
     return status;
 }
 
-/* On the batch that the model was last given, so that the time is that of the device alone. */
-static gt_status run_infer(hy_model *model) { return hy_model_infer(model, NULL); }
-
-static gt_status run_gradient(hy_model *model) { return hy_model_gradient(model, NULL, NULL, NULL); }
-
-static const struct bench_pass {
-    const char *name;
-    gt_status (*run)(hy_model *model);
-} bench_passes[] = {{"inf", run_infer}, {"fwd+bwd", run_gradient}};
-
-/* One run, waited for: by the device's clock, or else by the wall's. */
-static gt_status time_run(trainer *t, const struct bench_pass *pass, double *seconds) {
-    hy_backend *be = t->backend;
-    double start = now();
-    gt_status status = be->start_clock ? be->start_clock(be) : GT_OK;
-    if (status == GT_OK) status = pass->run(t->model);
-    if (status != GT_OK) return status;
-    if (be->stop_clock) return be->stop_clock(be, seconds);
-    status = be->synchronize(be);
-    *seconds = now() - start;
+/* For hy_bench_run. */
+static gt_status create_for_bench(hy_bench *b, const hy_config *config, hy_model **model, hy_plan *plan) {
+    trainer *t = b->trainer;
+    t->options.batch = b->options.batch;
+    t->options.seq = b->options.seq;
+    gt_status status = create_model(t, config);
+    *model = t->model;
+    *plan = t->plan;
+    t->model = NULL; /* it is the bench's */
     return status;
-}
-
-/* Seconds of a run, in the mean of RUNS. */
-static gt_status time_pass(trainer *t, const struct bench_pass *pass, double *mean) {
-    enum { WARM_UP = 10, RUNS = 100 };
-    double seconds, sum = 0;
-    gt_status status = GT_OK;
-    for (int run = 0; run < WARM_UP + RUNS && status == GT_OK; run++) {
-        status = time_run(t, pass, &seconds);
-        if (run >= WARM_UP) sum += seconds;
-    }
-    *mean = sum / RUNS;
-    return status;
-}
-
-/* As memory_mib, but what the device says has gone, if it says so. */
-static gt_status peak_mib(const trainer *t, double *mib) {
-    size_t bytes;
-    *mib = memory_mib(t);
-    if (!t->backend->memory_taken) return GT_OK;
-    gt_status status = t->backend->memory_taken(t->backend, &bytes);
-    *mib = (double)bytes / MIB;
-    return status;
-}
-
-static gt_status bench_row(trainer *t, const struct bench_pass *pass) {
-    static const char *const dtypes[] = {"f32", "f32", "bf16", "f16"};
-    const hy_options *o = &t->options;
-    double seconds, mib, tokens = (double)(o->batch * o->seq);
-    gt_status status = time_pass(t, pass, &seconds);
-    if (status == GT_OK) status = peak_mib(t, &mib);
-    if (status != GT_OK) return status;
-    printf("%s,%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f\n", t->config.name, t->backend->name,
-           dtypes[t->backend->dtype], pass->name, (long long)o->batch, (long long)o->seq, (long long)t->plan.parameters,
-           tokens / seconds, tokens / seconds / (double)t->plan.parameters, seconds * 1e3, mib, mib * 1024 / tokens);
-    return flush_report();
-}
-
-static gt_status bench_length(trainer *t) {
-    const hy_options *o = &t->options;
-    gt_status status = create_model(t);
-    if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
-    if (status != GT_OK) return status;
-    hy_batch_random(&t->batch, &t->text, &t->random);
-    status = hy_model_forward(t->model, t->batch.input, t->batch.target, NULL);
-    for (int i = 0; i < 2 && status == GT_OK; i++) status = bench_row(t, &bench_passes[i]);
-    if (status != GT_OK) return status;
-    hy_model_destroy(t->model);
-    t->model = NULL;
-    hy_batch_free(&t->batch);
-    return GT_OK;
 }
 
 static gt_status bench(trainer *t) {
-    const hy_lengths *lengths = &t->options.bench;
+    hy_bench b = {.backend = t->backend,
+                  .config = &t->config,
+                  .text = &t->text,
+                  .options = t->options,
+                  .random = &t->random,
+                  .create = create_for_bench,
+                  .trainer = t};
+    gt_status status = t->options.bench_cpu ? hy_backend_cpu(&b.cpu) : GT_OK;
+    if (status == GT_OK) status = hy_bench_run(&b);
+    if (b.cpu) b.cpu->close(b.cpu);
+    return status;
+}
+
+/* A row of a plan: one model, one batch, for training and for inference. */
+static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batch) {
+    const double tokens = (double)(batch * t->options.seq);
+    hy_config lean = *model;
+    hy_plan p, inference;
+    lean.inference = 1;
+    gt_status status = hy_model_plan(t->backend, model, t->text.vocab, (int)batch, (int)t->options.seq, &p);
+    if (status == GT_OK)
+        status = hy_model_plan(t->backend, &lean, t->text.vocab, (int)batch, (int)t->options.seq, &inference);
+    if (status != GT_OK) return status;
+    printf("%s,%s,%d,%d,%d,%lld,%lld,%lld", model->name, dtype_names[t->backend->dtype], model->hidden, model->layers,
+           t->text.vocab, (long long)p.parameters, (long long)batch, (long long)t->options.seq);
+    const size_t parts[] = {p.weights, p.gradients, p.optimizer, p.activations,  p.backward,
+                            p.states,  p.workspace, p.total,     inference.total};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) printf(",%.1f", (double)parts[i] / MIB);
+    printf(",%.3f,%.3f\n", (double)p.total / 1024 / tokens, (double)inference.total / 1024 / tokens);
+    return flush_report();
+}
+
+/* Of the model that the options describe, or else of all. */
+static gt_status plan_models(trainer *t) {
+    static const char *const sizes[] = {"model",   "hidden", "layers",     "heads",  "head-size",
+                                        "d-state", "expand", "mamba-head", "d-conv", "ffn"};
+    const hy_lengths *batches = &t->options.plan;
+    int is_one = 0, count;
+    const hy_config *list = hy_model_list(&count);
     gt_status status = GT_OK;
-    printf("# %s; mean of 100 runs after 10, by %s\n"
-           "model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,"
-           "latency_ms,peak_mib,kb_per_token\n",
-           t->backend->device, t->backend->stop_clock ? "the device's clock" : "the wall's clock");
-    for (int i = 0; i < lengths->count && status == GT_OK; i++) {
-        t->options.seq = lengths->of[i];
-        status = bench_length(t);
-    }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) is_one |= hy_options_given(&t->options, sizes[i]);
+    printf("# MiB on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s\n"
+           "model,dtype,hidden,layers,vocab,parameters,batch,seq,weights,gradients,optimizer,activations,backward,"
+           "states,workspace,training,inference,training_kib_per_token,inference_kib_per_token\n",
+           t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated");
+    for (int i = 0; i < (is_one ? 1 : count); i++)
+        for (int k = 0; k < batches->count && status == GT_OK; k++)
+            status = plan_row(t, is_one ? &t->config : &list[i], batches->of[k]);
     return status;
 }
 
@@ -1123,9 +1099,10 @@ static gt_status set_up(trainer *t, const char *program) {
     t->loss_scale = 1;
     if (t->backend->dtype == GT_F16) t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
-    if (o->list_models || o->check || o->bench.count) return GT_OK;
+    if (o->list_models || o->check || o->bench.count || o->plan.count) return GT_OK;
     if (*o->generate) t->options.batch = 1; /* there is one sequence */
-    status = create_model(t);
+    t->config.inference = *o->eval || *o->generate;
+    status = create_model(t, &t->config);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
     if (status == GT_OK && o->stateful && !*o->generate && !*o->eval)
         status = hy_tracks_create(&t->tracks, &t->text, o->batch);
@@ -1238,6 +1215,7 @@ static int act(trainer *t) {
         if (check_device(t, &differences) != GT_OK) return fail(EXIT_FAILURE);
         return differences ? EXIT_CHECK : 0;
     }
+    if (t->options.plan.count) return plan_models(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (t->options.bench.count) return bench(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.generate) return write_text(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.eval) return print_held_out(t) == GT_OK ? 0 : fail(EXIT_FAILURE);

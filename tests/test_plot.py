@@ -157,7 +157,8 @@ class PlotTest(unittest.TestCase):
         peers = [(f'a {form}', f'B1 T{t} H2 N64', ms, 1) for t in (1000, 2000) for form, ms in (('x', 2), ('y', 3))]
         peers += [('b', 'B1 T1000 H2 N64', 4, 4)]  # slower, at the length that both have
         self.put('bench.csv', bench_rows(*ours, *peers))
-        self.put('model.csv', MODEL_HEAD + 'HY,cpu,f32,inf,8,64,1000,1e6\nHY,cpu,f32,inf,8,128,1000,5e5\n')
+        self.put('model.csv', MODEL_HEAD + 'HY,cpu,f32,inf,8,64,1000,1e6\nHY,cpu,f32,inf,8,128,1000,5e5\n'
+                 'HY,cpu,f32,step,8,64,1000,1e5\nHY,cpu,f32,step,8,128,1000,1e5\n')
         self.plot('length', '-o', 'length.svg', 'bench.csv', 'model.csv')
         svg = self.get('length.svg')
         dots = places(svg, '#bc4c00')  # behind a

@@ -681,7 +681,7 @@ static void test_errors(void) {
     CHECK(says(2, TINY_GREEK "--bench 8,x", "hybrid_train: bench: '8,x'", "such as 256,512"));
     CHECK(says(2, TINY_GREEK "--bench 0", "hybrid_train: bench: '0'", "such as 256,512"));
     CHECK(says(2, TINY "--data short.txt --seq 4 --bench 4,9", "hybrid_train: the text is too short", "at most 8"));
-    CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",fwd+bwd,4,1,"));
+    CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",step,4,1,"));
     CHECK(says(2, TINY "--data /dev/zero", "data file /dev/zero: no regular file", "1024 MiB"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000", "MiB of memory, ",
                "; less is needed with a smaller --batch (65536) or a smaller --seq (8000)\n"));
@@ -815,31 +815,92 @@ static void test_interrupt_twice(void) {
 /* ---- --bench, and what needs a device ---------------------------------------------------------
  */
 
-/* Two rows for each length, each with a positive number in every column after the first four. */
-static void check_bench(const char *device) {
+enum { BENCH_COLUMNS = 17 }; /* after the first four */
+
+/* Cuts a row of the bench; a column that is empty is NAN.  0: it is none. */
+static int bench_row(char *line, char **pass, double *x) {
+    char *at = line;
+    for (int i = 0; i < 4; i++) {
+        char *comma = strchr(at, ',');
+        if (!comma || *line == '#' || !strncmp(line, "model,", 6)) return 0;
+        *comma = 0;
+        *pass = at;
+        at = comma + 1;
+    }
+    for (int i = 0; i < BENCH_COLUMNS; i++) {
+        char *end = at;
+        x[i] = strtod(at, &end);
+        if (end == at) x[i] = NAN;
+        if (*end != (i + 1 < BENCH_COLUMNS ? ',' : 0)) return 0;
+        at = end + 1;
+    }
+    return 1;
+}
+
+/* Five rows for each length and batch; numbers that follow from others do. */
+static void check_bench(const char *device, double tolerance) {
+    static const char *const passes[] = {"inf", "fwd", "fwd+bwd", "step", "train"};
     char *out, *save;
     int rows = 0;
+    double inference = 0;
     CHECK(run_program(&out,
-                      "%s --data greek.txt --model HY --hidden 32 --layers 1 --batch 2 "
-                      "--bench 8,16",
+                      "%s --data greek.txt --model HY --hidden 32 --layers 2 --bench 8,16 --bench-batch 1,2 "
+                      "--bench-steps 20 --bench-cpu --lr 0.01",
                       device) == 0);
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        char name[16], where[16], dtype[16], pass[16];
-        double x[8] = {0};
-        if (sscanf(line, "%15[^,],%15[^,],%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name, where, dtype, pass, x,
-                   x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7) < 12)
-            continue;
-        CHECK(!strcmp(pass, rows % 2 ? "fwd+bwd" : "inf"));
+        char *pass;
+        double x[BENCH_COLUMNS];
+        if (!bench_row(line, &pass, x)) continue;
+        const int size = rows / 5, kind = rows % 5;
+        const double tokens = x[0] * x[1];
         rows++;
-        CHECK(x[0] == 2 && x[1] == 8 * ((rows + 1) / 2) && x[2] > 0 && x[3] > 0 && x[4] > 0 && x[5] > 0);
-        CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 && fabs(x[3] * x[5] / 1e3 / (2 * x[1]) - 1) < 0.01);
-        CHECK(fabs(x[6] * 1024 / (2 * x[1]) / x[7] - 1) < 0.05);
+        CHECK(!strcmp(pass, passes[kind]) && x[0] == 1 + size % 2 && x[1] == 8 * (1 + size / 2));
+        for (int i = 2; i < 8; i++) CHECK(x[i] > 0);
+        CHECK(fabs(x[4] * x[2] / x[3] - 1) < 0.01 && fabs(x[3] * x[5] / 1e3 / tokens - 1) < 0.01);
+        CHECK(fabs(x[6] * 1024 / tokens / x[7] - 1) < 0.05);
+        CHECK(fabs(x[8] / (1e3 * x[4]) - 1) < 0.01 && x[9] >= 0 && fabs(x[10] * 1024 / tokens / x[11] - 1) < 0.2);
+        if (kind == 0) inference = x[11];
+        if (kind) CHECK(x[11] > 2 * inference); /* a trainer needs far more memory */
+        CHECK(isnan(x[12]) == (kind != 0) && isnan(x[13]) == (kind != 0));
+        if (kind == 0) CHECK(x[12] > 0 && x[13] <= tolerance);
+        for (int i = 14; i < 17; i++) CHECK(isnan(x[i]) == (kind != 4));
+        if (kind == 4) CHECK(x[14] > x[15] && x[15] > 0 && x[16] > 0); /* it learns */
     }
-    CHECK(rows == 4);
+    CHECK(rows == 20);
     free(out);
 }
 
-static void test_bench(void) { check_bench("--device cpu"); }
+static void test_bench(void) { check_bench("--device cpu", 0); }
+
+/* Memory without a GPU: it adds up, grows with the batch, and knows models that no machine here could hold. */
+static void test_plan(void) {
+    char *out, *save;
+    int rows = 0, count;
+    hy_model_list(&count);
+    CHECK(run_program(&out, "--plan 1,4 --seq 64 --dtype f16") == 0);
+    double before = 0;
+    for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        double x[17], sum = 0;
+        char name[16], dtype[16];
+        if (sscanf(line, "%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name,
+                   dtype, x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7, x + 8, x + 9, x + 10, x + 11, x + 12,
+                   x + 13, x + 14, x + 15, x + 16) != 19)
+            continue;
+        for (int i = 6; i < 13; i++) sum += x[i];
+        CHECK(!strcmp(dtype, "f16") && x[4] == (rows % 2 ? 4 : 1) && x[5] == 64 && fabs(sum - x[13]) < 0.5);
+        CHECK(x[14] < x[13] && fabs(x[15] * x[4] * x[5] / 1024 - x[13]) < 0.1);
+        if (rows % 2) CHECK(x[13] > before);
+        before = x[13];
+        rows++;
+    }
+    CHECK(rows == 2 * count);
+    free(out);
+    /* 16 bytes of every parameter, and 2 for its copy, are beyond 32 bits */
+    CHECK(says(0, "--plan 16 --seq 1024 --model GF --hidden 2048 --layers 13 --head-size 64",
+               ",1053864525,16,1024,6030.3,4020.2,8040.4,", "GF,bf16,2048,13,62,"));
+    CHECK(says(2, "--plan 1 --heads 3", "heads = 3: must divide hidden = 128", "hybrid_train: "));
+    CHECK(says(2, "--plan 1 --save x.st", "--plan trains nothing", "save"));
+}
 
 #define ON_DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
 static const char *const dtypes[] = {"f32", "bf16", "f16"};
@@ -855,7 +916,10 @@ static int device_is_absent(void) {
     return absent;
 }
 
-static void test_device_bench(void) { check_bench("--device cuda"); }
+static void test_device_bench(void) {
+    check_bench("--device cuda --dtype f32", 1e-3);
+    check_bench("--device cuda --dtype bf16", 0.3);
+}
 
 static void test_device_check(void) {
     for (int i = 0; i < 3; i++) {
@@ -915,6 +979,7 @@ static void test_all(void) {
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);
+    run_case("program: plan", test_plan);
     if (!is_short) {
         run_case("program: models", test_models);
         run_case("program: learns the fables", test_learns_fables);

@@ -237,11 +237,15 @@ class Model:
         rows = read_rows(name, ['model', 'dtype', 'pass', 'batch', 'seq', 'parameters',
                                 'tokens_per_s'])
         for row in rows:
+            if row['pass'] not in ('inf', 'fwd+bwd'):  # the others lie close to one of them
+                continue
             speed = number_in(name, row, 'tokens_per_s', 0)
             length = number_in(name, row, 'seq', 0)
             sizes.add((row['model'], number_in(name, row, 'parameters', 0), row['batch'],
                        row['dtype']))
             self.lines.setdefault(row['pass'], []).append((length, 1e6 / speed))
+        if not sizes:
+            raise Failure(f"{name}: column 'pass': no row of inf or fwd+bwd")
         if len(sizes) > 1:
             raise Failure(f"{name}: column 'model': rows of more than one model, batch or dtype")
         model, parameters, batch, dtype = sizes.pop()

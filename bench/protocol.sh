@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# protocol.sh: the measurements of whole models on a GPU, as docs/seeds.md reports them; about a minute.
+#
+#   HYBRID     the built trainer (build/examples/hybrid_train)
+#   OUT        where protocol.csv and, with TEXT, run.csv and run.log go (.)
+#   TEXT       a text to train on: 5000 steps of 8 x 256 tokens; none: no such run
+#   GT_COMMIT  the commit that is measured, where there is no .git
+#
+# protocol.csv begins with facts of the machine; then come the rows of hybrid_train --bench (docs/training.md), each
+# part after a line that says how it was called.
+set -u
+cd "$(dirname "$0")/.." || exit
+hybrid=${HYBRID:-build/examples/hybrid_train} out=${OUT:-.} status=0
+file=$out/protocol.csv
+GT_COMMIT=${GT_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
+export GT_COMMIT OMP_WAIT_POLICY=passive
+
+fact() { printf '# %-8s %s\n' "$1" "$2"; }
+gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
+{
+    fact commit "$GT_COMMIT"
+    fact date "$(date -u +%Y-%m-%d)"
+    fact machine "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, $(uname -sm)"
+    fact gpu "$(gpu name), $(gpu memory.total), power limit $(gpu power.limit)"
+    fact driver "$(gpu driver_version)"
+    fact cuda "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+} >"$file"
+
+# part OPTION...: rows of the bench with these options
+part() {
+    echo "# hybrid_train --device cuda $*" >>"$file"
+    "$hybrid" --device cuda "$@" >>"$file" || status=$?
+}
+steps="--bench-steps 100 --lr 3e-4 --weight-decay 0.1"
+# the standard test: five lengths in batches of 8
+part --model HY --bench 256,512,1024,2048,4096
+# batches and dtypes, and 100 steps of training each
+# shellcheck disable=SC2086 # several options
+for dtype in f32 bf16 f16; do part --model HY --dtype $dtype --bench 64 --bench-batch 1,2,4,8,16,32,64 $steps; done
+# against the CPU
+part --model HY --dtype f32 --batch 8 --bench 64 --bench-cpu
+part --model HY --dtype bf16 --batch 8 --bench 64 --bench-cpu
+# other models
+for model in GF-MH CP HY-M1 RWKV-6 Mamba-2 Mamba-1 8M; do part --model $model --bench 256; done
+part --model 8M --batch 16 --bench 1024
+part --model HY --bench 256 --bench-batch 64
+# what the plan says and what was taken
+echo "# hybrid_train --plan 8,64 --seq 256, on this device and on none" >>"$file"
+for model in HY HY-M1 8M; do
+    "$hybrid" --device cuda --plan 8,64 --seq 256 --model $model >>"$file" || status=$?
+    "$hybrid" --plan 8,64 --seq 256 --model $model >>"$file" || status=$?
+done
+
+if [ -n "${TEXT-}" ]; then
+    "$hybrid" --device cuda --data "$TEXT" --model HY --batch 8 --seq 256 --steps 5000 --lr 3e-4 --eval-every 500 \
+        --sample 0 --csv "$out/run.csv" >"$out/run.log" || status=$?
+fi
+exit $status

@@ -1,0 +1,287 @@
+#define _XOPEN_SOURCE 700 /* clock_gettime, getrusage */
+#include "hybrid_bench.h"
+#include "hybrid_log.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
+    } while (0)
+#define MIB (1024.0 * 1024.0)
+
+enum { WARM_UP = 10, RUNS = 100 }; /* of a pass that is timed */
+enum { CPU_RUNS = 3 };             /* of the CPU's, which is far slower; after one more */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double hy_peak_of_process(void) {
+    struct rusage usage;
+    if (getrusage(RUSAGE_SELF, &usage)) return 0;
+#ifdef __APPLE__
+    return (double)usage.ru_maxrss / MIB; /* bytes */
+#else
+    return (double)usage.ru_maxrss / 1024; /* KiB */
+#endif
+}
+
+/* ---- what is timed ---------------------------------------------------------------------------- */
+
+/* A model on a device, and the batch that it was last given. */
+typedef struct subject {
+    hy_backend *backend;
+    hy_model *model;
+    hy_plan plan;
+    hy_batch batch;
+    double loss_scale;
+} subject;
+
+/* On the batch that the model was last given, so that the time is that of the device alone. */
+static gt_status run_infer(subject *s) { return hy_model_infer(s->model, NULL); }
+static gt_status run_loss(subject *s) { return hy_model_loss(s->model, NULL, NULL, NULL); }
+static gt_status run_gradient(subject *s) { return hy_model_gradient(s->model, NULL, NULL, NULL); }
+
+/* A whole step, the batch and the numbers of the optimiser included.  With a learning rate of 0 it does all of a
+ * step's work and leaves the weights as they are. */
+static gt_status run_step(subject *s) {
+    const hy_optimizer still = {
+        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1, .loss_scale = (float)s->loss_scale};
+    return hy_model_train(s->model, s->batch.input, s->batch.target, NULL, &still);
+}
+
+typedef struct timed_pass {
+    const char *name;
+    gt_status (*run)(subject *s);
+} timed_pass;
+
+static const timed_pass inference = {"inf", run_infer};
+static const timed_pass training[] = {{"fwd", run_loss}, {"fwd+bwd", run_gradient}, {"step", run_step}};
+
+/* One run, waited for: by the device's clock, or else by the wall's. */
+static gt_status time_run(subject *s, const timed_pass *pass, double *seconds) {
+    hy_backend *be = s->backend;
+    double start = now();
+    if (be->start_clock) TRY(be->start_clock(be));
+    TRY(pass->run(s));
+    if (be->stop_clock) return be->stop_clock(be, seconds);
+    TRY(be->synchronize(be));
+    *seconds = now() - start;
+    return GT_OK;
+}
+
+typedef struct timing {
+    double mean, deviation; /* seconds */
+} timing;
+
+static gt_status time_pass(subject *s, const timed_pass *pass, int warm_up, int runs, timing *t) {
+    double seconds, sum = 0, squares = 0;
+    for (int run = 0; run < warm_up + runs; run++) {
+        TRY(time_run(s, pass, &seconds));
+        if (run < warm_up) continue;
+        sum += seconds;
+        squares += seconds * seconds;
+    }
+    t->mean = sum / runs;
+    t->deviation = sqrt(fmax(0, squares / runs - t->mean * t->mean));
+    return GT_OK;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------- */
+
+/* Columns of a row beyond those of every row; NAN: none. */
+typedef struct further {
+    double cpu_speedup, difference, first_loss, last_loss, gradient;
+} further;
+static const further nothing = {NAN, NAN, NAN, NAN, NAN};
+
+static void print_further(double x) {
+    if (isnan(x))
+        putchar(',');
+    else
+        printf(",%.6g", x);
+}
+
+/* Memory that is gone: of the device, or of the process. */
+static gt_status peak_mib(const subject *s, double *mib) {
+    size_t bytes;
+    *mib = hy_peak_of_process();
+    if (!s->backend->memory_taken) return GT_OK;
+    TRY(s->backend->memory_taken(s->backend, &bytes));
+    *mib = (double)bytes / MIB;
+    return GT_OK;
+}
+
+static gt_status print_row(const hy_bench *b, const subject *s, const char *pass, timing t, further more) {
+    static const char *const dtypes[] = {"f32", "f32", "bf16", "f16"};
+    const hy_options *o = &b->options;
+    const double tokens = (double)(o->batch * o->seq), parameters = (double)s->plan.parameters;
+    double mib;
+    TRY(peak_mib(s, &mib));
+    printf("%s,%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f", b->config->name, s->backend->name,
+           dtypes[s->backend->dtype], pass, (long long)o->batch, (long long)o->seq, (long long)s->plan.parameters,
+           tokens / t.mean, tokens / t.mean / parameters, t.mean * 1e3, mib, mib * 1024 / tokens);
+    printf(",%.2f,%.4f,%.1f,%.3f", 1e3 * tokens / t.mean / parameters, t.deviation * 1e3, (double)s->plan.total / MIB,
+           (double)s->plan.total / 1024 / tokens);
+    print_further(more.cpu_speedup);
+    print_further(more.difference);
+    print_further(more.first_loss);
+    print_further(more.last_loss);
+    print_further(more.gradient);
+    putchar('\n');
+    return hy_flush(stdout, "standard output");
+}
+
+static gt_status open_subject(hy_bench *b, subject *s, int is_inference) {
+    hy_config config = *b->config;
+    config.inference = is_inference;
+    s->backend = b->backend;
+    s->loss_scale = 1;
+    TRY(b->create(b, &config, &s->model, &s->plan));
+    TRY(hy_batch_create(&s->batch, b->options.batch, b->options.seq));
+    hy_batch_random(&s->batch, b->text, b->random);
+    return GT_OK;
+}
+
+static void close_subject(subject *s) {
+    hy_model_destroy(s->model);
+    hy_batch_free(&s->batch);
+    memset(s, 0, sizeof *s);
+}
+
+/* The logits of a model's last forward. */
+static gt_status read_logits(subject *s, double **logits, int64_t *count) {
+    const int last = hy_model_activation_count(s->model) - 1;
+    *count = hy_model_activation(s->model, last).count;
+    *logits = malloc((size_t)*count * sizeof **logits);
+    if (!*logits) return hy_fail(GT_ERROR_MEMORY, "no memory for %lld logits", (long long)*count);
+    return hy_model_read_activation(s->model, last, *logits);
+}
+
+/* The same weights and tokens on the CPU: how much slower it is, and the largest difference of a logit. */
+static gt_status compare(hy_bench *b, subject *s, timing t, further *more) {
+    hy_config config = *b->config;
+    subject cpu = {.backend = b->cpu, .loss_scale = 1};
+    const hy_options *o = &b->options;
+    double *ours = NULL, *theirs = NULL;
+    int64_t count;
+    timing cpu_time;
+    config.inference = 1;
+    gt_status status = read_logits(s, &ours, &count);
+    if (status == GT_OK)
+        status =
+            hy_model_create(b->cpu, &config, b->text->vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed, &cpu.model);
+    if (status == GT_OK) status = hy_model_infer(cpu.model, s->batch.input);
+    if (status == GT_OK) status = time_pass(&cpu, &inference, 0, CPU_RUNS, &cpu_time);
+    if (status == GT_OK) status = read_logits(&cpu, &theirs, &count);
+    if (status == GT_OK) {
+        more->cpu_speedup = cpu_time.mean / t.mean;
+        more->difference = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const double d = fabs(ours[i] - theirs[i]);
+            if (!(d <= more->difference)) more->difference = isnan(d) ? INFINITY : d;
+        }
+    }
+    free(ours);
+    free(theirs);
+    hy_model_destroy(cpu.model);
+    return status;
+}
+
+static gt_status bench_inference(hy_bench *b, subject *s) {
+    further more = nothing;
+    timing t;
+    TRY(open_subject(b, s, 1));
+    TRY(hy_model_infer(s->model, s->batch.input));
+    TRY(time_pass(s, &inference, WARM_UP, RUNS, &t));
+    if (b->cpu) TRY(compare(b, s, t, &more));
+    return print_row(b, s, inference.name, t, more);
+}
+
+static gt_status bench_training(hy_bench *b, subject *s) {
+    TRY(open_subject(b, s, 0));
+    TRY(hy_model_gradient(s->model, s->batch.input, s->batch.target, NULL));
+    for (size_t i = 0; i < sizeof training / sizeof training[0]; i++) {
+        timing t;
+        TRY(time_pass(s, &training[i], WARM_UP, RUNS, &t));
+        TRY(print_row(b, s, training[i].name, t, nothing));
+    }
+    return GT_OK;
+}
+
+/* Steps of a new model on random windows, at one learning rate; the time is the wall's, of all that belongs to a
+ * step.  fp16: a gradient that overflows halves the scale of the loss, and is no part of the mean. */
+static gt_status bench_steps(hy_bench *b, subject *s) {
+    const hy_options *o = &b->options;
+    further more = nothing;
+    hy_result r;
+    double norms = 0, seconds = 0, squares = 0;
+    int64_t counted = 0;
+    TRY(open_subject(b, s, 0));
+    if (s->backend->dtype == GT_F16) s->loss_scale = exp2(floor(log2(4.0 * (double)(o->batch * o->seq))));
+    for (int64_t step = 0; step < o->bench_steps; step++) {
+        const hy_optimizer adam = {.lr = (float)o->lr,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.95f,
+                                   .eps = 1e-8f,
+                                   .weight_decay = (float)o->weight_decay,
+                                   .max_norm = (float)o->clip,
+                                   .loss_scale = (float)s->loss_scale};
+        const double start = now();
+        hy_batch_random(&s->batch, b->text, b->random);
+        TRY(hy_model_train(s->model, s->batch.input, s->batch.target, NULL, &adam));
+        TRY(hy_model_result(s->model, &r));
+        const double taken = now() - start;
+        seconds += taken, squares += taken * taken;
+        if (step == 0) more.first_loss = r.loss;
+        if (r.skipped && s->loss_scale > 1)
+            s->loss_scale /= 2;
+        else
+            norms += r.norm[HY_GROUPS], counted++;
+    }
+    more.last_loss = r.loss;
+    more.gradient = norms / (double)counted;
+    timing t = {.mean = seconds / (double)o->bench_steps};
+    t.deviation = sqrt(fmax(0, squares / (double)o->bench_steps - t.mean * t.mean));
+    return print_row(b, s, "train", t, more);
+}
+
+/* All rows of one length and batch, each with a model of its own. */
+static gt_status bench_size(hy_bench *b) {
+    static gt_status (*const parts[])(hy_bench *, subject *) = {bench_inference, bench_training, bench_steps};
+    for (int i = 0; i < 2 + (b->options.bench_steps > 0); i++) {
+        subject s = {.model = NULL};
+        gt_status status = parts[i](b, &s);
+        close_subject(&s);
+        TRY(status);
+    }
+    return GT_OK;
+}
+
+gt_status hy_bench_run(hy_bench *b) {
+    const hy_lengths *lengths = &b->options.bench, *batches = &b->options.bench_batch;
+    const int64_t batch = b->options.batch;
+    const char *commit = getenv("GT_COMMIT");
+    printf("# %s; %s%smean of %d runs after %d, by %s%s%s\n", b->backend->device, b->backend->software,
+           *b->backend->software ? "; " : "", RUNS, WARM_UP,
+           b->backend->stop_clock ? "the device's clock" : "the wall's clock", commit ? "; commit " : "",
+           commit ? commit : "");
+    puts("model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,latency_ms,peak_mib,"
+         "kb_per_token,tokens_per_s_per_1000_parameters,deviation_ms,model_mib,model_kib_per_token,cpu_speedup,"
+         "max_difference,first_loss,last_loss,mean_gradient");
+    for (int i = 0; i < lengths->count; i++)
+        for (int k = 0; k < (batches->count ? batches->count : 1); k++) {
+            b->options.seq = lengths->of[i];
+            b->options.batch = batches->count ? batches->of[k] : batch;
+            TRY(bench_size(b));
+        }
+    return GT_OK;
+}

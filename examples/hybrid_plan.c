@@ -1,0 +1,88 @@
+#include "hybrid_plan.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The operators keep the state before every chunk for backward, which needs about as much again. */
+enum { WKV6_CHUNK = 64, SSD_CHUNK = 128, SCAN_CHUNK = 64 };
+enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* as hybrid_ops.cu and hybrid_ops.cuh take them */
+
+static size_t bytes_of(const hy_backend *be) { return be->dtype == GT_F32 ? 4 : 2; }
+
+static size_t chunks(int64_t T, int length) { return (size_t)((T + length - 1) / length); }
+
+static void needs(gt_workspace *need, size_t forward, size_t backward, size_t saved) {
+    *need = (gt_workspace){.forward = forward, .backward = backward, .saved = saved};
+}
+
+static gt_status plan_wkv6(hy_backend *be, const gt_wkv6_args *a, gt_workspace *need) {
+    const size_t states = (size_t)(a->B * a->H * a->N * a->N) * chunks(a->T, WKV6_CHUNK);
+    needs(need, 0, states * bytes_of(be) / 2, states * bytes_of(be));
+    return GT_OK;
+}
+
+static gt_status plan_ssd(hy_backend *be, const gt_ssd_args *a, gt_workspace *need) {
+    const size_t states = (size_t)(a->B * a->H * a->P * a->N) * chunks(a->T, SSD_CHUNK);
+    needs(need, 0, states * bytes_of(be), states * bytes_of(be));
+    return GT_OK;
+}
+
+static gt_status plan_scan(hy_backend *be, const gt_selective_scan_args *a, gt_workspace *need) {
+    const size_t states = (size_t)(a->B * a->D * a->N) * chunks(a->T, SCAN_CHUNK) * 4;
+    (void)be;
+    needs(need, 0, states, states);
+    return GT_OK;
+}
+
+static gt_status plan_conv1d(hy_backend *be, const gt_conv1d_args *a, gt_workspace *need) {
+    (void)be;
+    needs(need, 0, (size_t)(a->B * a->D * (a->W + 1) * 4) * chunks(a->T, 64), 0);
+    return GT_OK;
+}
+
+static gt_status plan_rmsnorm_linear(hy_backend *be, const gt_rmsnorm_linear_args *a, gt_workspace *need) {
+    const size_t rows = (size_t)(a->M * a->D) * bytes_of(be);
+    needs(need, rows, 2 * rows, (size_t)a->M * 4);
+    return GT_OK;
+}
+
+static gt_status plan_norm_mix(hy_backend *be, const gt_norm_mix_args *a, gt_workspace *need) {
+    (void)be;
+    needs(need, 0, (size_t)a->D * 2 * 4 * SUMS, 0);
+    return GT_OK;
+}
+
+static gt_status plan_norm_gate(hy_backend *be, const gt_norm_gate_args *a, gt_workspace *need) {
+    (void)be;
+    needs(need, 0, (size_t)a->D * 2 * 4 * SUMS, 0);
+    return GT_OK;
+}
+
+static gt_status plan_scratch(hy_backend *be, const hy_limits *limits, void *memory, size_t *bytes) {
+    (void)be, (void)memory;
+    *bytes = (size_t)(SUMS * (2 * limits->D + 64)) * 4 + PRODUCTS;
+    return GT_OK;
+}
+
+static void plan_close(hy_backend *be) { free(be); }
+
+gt_status hy_backend_plan(hy_backend **backend, gt_dtype dtype) {
+    static const char *const names[] = {"f32", "f32", "bf16", "f16"};
+    hy_backend *be = calloc(1, sizeof *be);
+    *backend = be;
+    if (!be) return hy_fail(GT_ERROR_MEMORY, "no memory for a backend");
+    be->name = "plan";
+    be->dtype = dtype;
+    be->fp32_bytes = 4;
+    snprintf(be->device, sizeof be->device, "any CUDA device, %s", names[dtype]);
+    be->close = plan_close;
+    be->scratch = plan_scratch;
+    be->wkv6_workspace = plan_wkv6;
+    be->ssd_workspace = plan_ssd;
+    be->selective_scan_workspace = plan_scan;
+    be->conv1d_workspace = plan_conv1d;
+    be->rmsnorm_linear_workspace = plan_rmsnorm_linear;
+    be->norm_mix_workspace = plan_norm_mix;
+    be->norm_gate_workspace = plan_norm_gate;
+    return GT_OK;
+}

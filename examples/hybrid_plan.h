@@ -1,0 +1,11 @@
+/* A backend that only plans: the memory of a model on a CUDA device that need not be there. */
+#ifndef HYBRID_PLAN_H
+#define HYBRID_PLAN_H
+
+#include "hybrid_ops.h"
+
+/* Fit for hy_model_plan alone.  Weights, gradients, optimiser and activations are exact; what the operators save and
+ * their workspace, which depend on the device, are estimated. */
+gt_status hy_backend_plan(hy_backend **backend, gt_dtype dtype);
+
+#endif
