@@ -5,6 +5,7 @@
  *     test_hopper [--verbose]
  *
  * The numbers are small integers: every sum is exact, in any order. */
+#include "gt/base/bulk.cuh"
 #include "gt/base/wgmma.cuh"
 
 #include <stdio.h>
@@ -312,6 +313,292 @@ static void multiply_shapes() {
     if constexpr (TILES > 1) multiply_shapes<TILES - 1>();
 }
 
+/* ---- a relay: loads, products, a store ----------------------------------------------------------------------- */
+
+/* What is wrong in the last round, or after it.  The emulation must find it; a GPU gets NOTHING. */
+enum class Slip {
+    NOTHING,
+    NO_INIT_FENCE,      /* the mbarriers are not handed over to the asynchronous proxy */
+    NO_FULL_WAIT,       /* the consumer does not wait for its tiles */
+    NO_EMPTY_WAIT,      /* nor the producers for their place */
+    NO_COPIES_ARRIVE,   /* what cp_async copies is waited for by nobody */
+    TOO_FEW_BYTES,      /* are expected, */
+    TOO_MANY_BYTES,     /* or more than come */
+    TWO_PHASES_BYTES,   /* a load that nobody has expected */
+    ODD_LOAD,           /* of 8 bytes */
+    NO_PROXY_FENCE,     /* after cp_async, before products */
+    NO_REUSE_FENCE,     /* after the consumer's own write, before the next load */
+    NO_WGMMA_FENCE,     /* before the products */
+    EARLY_A,            /* A is written in flight, */
+    EARLY_C,            /* or sums */
+    MIXED_SHAPES,       /* sums in flight are used by a product of another shape */
+    SHIFTED_TILE,       /* it does not start where the pattern does */
+    LEAVES_PANEL,       /* the product reads past the end of its rows */
+    WRONG_ROW,          /* of 64 bytes: other numbers */
+    WRONG_MAJOR,        /* other numbers */
+    NO_STORE_FENCE,     /* before the store */
+    NO_STORE_BARRIER,   /* ... of what other warps wrote */
+    NO_STORE_WAIT,      /* ... before the end */
+    TOO_MANY_REGISTERS, /* are taken */
+    ONE_WARP_GIVES      /* registers, of a warpgroup */
+};
+
+constexpr int RELAY_ROUNDS = 5, RELAY_BUFFERS = 2, RELAY_TILE = 64 * 128; /* bytes */
+
+/* C[64][64] = sum of A_r B_r over rounds r; all tiles in K-major rows of 128 bytes, A as images, B as rows of k. */
+struct RelayParams {
+    const uint8_t* a; /* [rounds] images */
+    const f16* b;     /* [rounds][n][k] */
+    uint8_t* c;       /* image, in f16 */
+    Slip slip;
+};
+
+/* Known when it is compiled for a GPU, which so gets no branches between its products. */
+GT_DEV Slip slip_of(const RelayParams& p) {
+#ifdef GT_EMU
+    return p.slip;
+#else
+    (void)p;
+    return Slip::NOTHING;
+#endif
+}
+
+struct RelayMemory {
+    static constexpr int A = 0, B = RELAY_TILE, BUFFER = 2 * RELAY_TILE, C = RELAY_BUFFERS * BUFFER;
+    static constexpr int FULL = C + RELAY_TILE, EMPTY = FULL + 8 * RELAY_BUFFERS;
+    static constexpr int BYTES = EMPTY + 8 * RELAY_BUFFERS;
+};
+
+/* Warp 4 loads A, warp 5 copies B. */
+GT_DEV void relay_producers(const RelayParams& p, uint32_t smem) {
+    using M = RelayMemory;
+    for (int r = 0; r < RELAY_ROUNDS; r++) {
+        const auto has = [&](Slip slip) { return r == RELAY_ROUNDS - 1 && slip_of(p) == slip; };
+        const uint32_t buffer = smem + r % RELAY_BUFFERS * M::BUFFER;
+        const uint32_t full = smem + M::FULL + 8 * (r % RELAY_BUFFERS), empty = full + M::EMPTY - M::FULL;
+        if (!has(Slip::NO_EMPTY_WAIT)) mbarrier_wait(empty, (r / RELAY_BUFFERS + 1) % 2);
+        if (warp_id() == 4) {
+            const int wrong = has(Slip::TOO_FEW_BYTES)      ? -16
+                              : has(Slip::TOO_MANY_BYTES)   ? 16
+                              : has(Slip::TWO_PHASES_BYTES) ? -RELAY_TILE / 4
+                                                            : 0;
+            mbarrier_arrive_expect(full, (uint32_t)(RELAY_TILE + wrong));
+            for (int i = 0; i < RELAY_TILE; i += RELAY_TILE / 4) {
+                const int odd = has(Slip::ODD_LOAD) ? 8 : 0;
+                bulk_load(buffer + M::A + i, p.a + r * RELAY_TILE + i, (uint32_t)(RELAY_TILE / 4 - odd), full);
+            }
+        } else if (warp_id() == 5) {
+            for (int i = lane_id(); i < RELAY_TILE / 16; i += 32)
+                cp_async<16>(buffer + M::B + panel_at<128>(i / 8, i % 8), p.b + r * 64 * 64 + 8 * i);
+            if (!has(Slip::NO_COPIES_ARRIVE)) cp_async_arrive(full);
+        }
+    }
+}
+
+template <bool A_IN_REGISTERS>
+GT_DEV void relay_consumers(const RelayParams& p, uint32_t smem) {
+    using M = RelayMemory;
+    float c[8][4];
+    uint32_t a[4][4] = {};
+    const int row = 16 * warp_id() + lane_id() % 16; /* of tiles, for ldmatrix and stmatrix */
+    for (int r = 0; r < RELAY_ROUNDS; r++) {
+        const auto has = [&](Slip slip) { return r == RELAY_ROUNDS - 1 && slip_of(p) == slip; };
+        const uint32_t buffer = smem + r % RELAY_BUFFERS * M::BUFFER;
+        const uint32_t full = smem + M::FULL + 8 * (r % RELAY_BUFFERS), empty = full + M::EMPTY - M::FULL;
+        if (!has(Slip::NO_FULL_WAIT)) mbarrier_wait(full, r / RELAY_BUFFERS % 2);
+        if (!has(Slip::NO_PROXY_FENCE)) fence_async_proxy();
+        GT_UNROLL
+        for (int k = 0; k < 4; k++)
+            if (A_IN_REGISTERS) ldmatrix_x4(a[k], buffer + M::A + panel_at<128>(row, 2 * k + lane_id() / 16));
+        uint64_t left = wgmma_tile<128, Major::K>(buffer + M::A), right = wgmma_tile<128, Major::K>(buffer + M::B);
+        if (has(Slip::SHIFTED_TILE)) right = wgmma_tile<128, Major::K>(buffer + M::B + 128);
+        if (has(Slip::LEAVES_PANEL)) right = wgmma_step(right, 16);
+        if (has(Slip::WRONG_ROW)) right = wgmma_tile<64, Major::K>(buffer + M::B);
+        wgmma_pin(c);
+        if (!has(Slip::NO_WGMMA_FENCE)) wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            uint64_t b = wgmma_step(right, k_bytes<128, Major::K>(16 * k));
+            if (has(Slip::WRONG_ROW)) b = wgmma_step(right, k_bytes<64, Major::K>(16 * k, RELAY_TILE / 2));
+            if constexpr (A_IN_REGISTERS) {
+                wgmma<f16>(c, a[k], b, r + k > 0);
+            } else if (has(Slip::WRONG_MAJOR)) {
+#ifdef GT_EMU
+                const uint64_t step = k_bytes<128, Major::MN>(16 * k);
+                wgmma<f16, Major::K, Major::MN>(c, wgmma_step(left, 32 * k), wgmma_step(right, step));
+#endif
+            } else {
+                wgmma<f16>(c, wgmma_step(left, k_bytes<128, Major::K>(16 * k)), b, r + k > 0);
+            }
+        }
+#ifdef GT_EMU
+        if (has(Slip::MIXED_SHAPES)) wgmma<f16>(reinterpret_cast<float(&)[4][4]>(c), left, right);
+#endif
+        wgmma_commit();
+#ifdef GT_EMU
+        if (has(Slip::EARLY_A)) a[3][1]++;
+        if (has(Slip::EARLY_C)) c[5][1] = 1.0f;
+#endif
+        wgmma_wait<0>();
+        wgmma_pin(c);
+        if (slip_of(p) == Slip::NO_REUSE_FENCE && r < RELAY_ROUNDS - RELAY_BUFFERS)
+            sts<uint32_t>(buffer + M::A + 4 * thread_id(), 0);
+        mbarrier_arrive(empty);
+    }
+    GT_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        const uint32_t pairs[4] = {pack_f16(c[i][0], c[i][1]), pack_f16(c[i][2], c[i][3]),
+                                   pack_f16(c[i + 1][0], c[i + 1][1]), pack_f16(c[i + 1][2], c[i + 1][3])};
+        stmatrix_x4(smem + M::C + panel_at<128>(row, i + lane_id() / 16), pairs);
+    }
+    if (slip_of(p) != Slip::NO_STORE_FENCE) fence_async_proxy();
+    if (slip_of(p) != Slip::NO_STORE_BARRIER) bar_sync(1, 128);
+    if (warp_id() == 0) {
+        bulk_store(p.c, smem + M::C, RELAY_TILE);
+        bulk_commit();
+        if (slip_of(p) != Slip::NO_STORE_WAIT) bulk_wait<0>();
+    }
+}
+
+template <bool A_IN_REGISTERS>
+GT_KERNEL(GT_SM90A ? 256 : 32, 1)
+relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
+#if GT_SM90A
+    using M = RelayMemory;
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < RELAY_BUFFERS) {
+        mbarrier_init(smem + M::FULL + 8 * thread_id(), 64);
+        mbarrier_init(smem + M::EMPTY + 8 * thread_id(), 128);
+    }
+    if (slip_of(p) != Slip::NO_INIT_FENCE) fence_async_proxy();
+    sync_threads();
+#ifdef GT_EMU
+    if (warp_id() >= 8) { /* for TOO_MANY_REGISTERS */
+        take_registers<240>();
+        return;
+    }
+#endif
+    if (warp_id() < 4) {
+        take_registers<240>();
+        relay_consumers<A_IN_REGISTERS>(p, smem);
+    } else {
+#ifdef GT_EMU
+        if (slip_of(p) == Slip::TOO_MANY_REGISTERS) {
+            give_registers<80>();
+        } else if (slip_of(p) != Slip::ONE_WARP_GIVES || warp_id() == 4) {
+            give_registers<24>();
+        }
+#else
+        give_registers<24>();
+#endif
+        relay_producers(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+/* The name of what is wrong with the results, empty: nothing. */
+static std::string run_relay(bool a_in_registers, Slip slip) {
+    std::vector<int> sums(64 * 64);
+    Shared<uint8_t> a(RELAY_ROUNDS * RELAY_TILE), c(RELAY_TILE);
+    Shared<f16> b(RELAY_ROUNDS * 64 * 64);
+    for (int r = 0; r < RELAY_ROUNDS; r++) {
+        const Matrix left = Matrix::random<f16>(64), right = Matrix::random<f16>(64);
+        uint32_t steps[4];
+        lay_out<Major::K>({64, 0, 128, 0}, left.bits, &a[(size_t)(r * RELAY_TILE)], steps);
+        memcpy(static_cast<void*>(&b[(size_t)(r * 64 * 64)]), right.bits.data(), RELAY_TILE);
+        for (int i = 0; i < 64 * 64; i++)
+            for (int k = 0; k < 64; k++)
+                sums[(size_t)i] += left.values[(size_t)(i / 64 * 64 + k)] * right.values[(size_t)(i % 64 * 64 + k)];
+    }
+    const RelayParams p = {a.data(), b.data(), c.data(), slip};
+    const cudaError_t error = launch(a_in_registers ? relay_kernel<true> : relay_kernel<false>, {2},
+                                     slip == Slip::TOO_MANY_REGISTERS ? 384 : 256, RelayMemory::BYTES, nullptr, p);
+    const char* trouble = error == cudaSuccess ? finish() : cudaGetErrorString(error);
+    if (trouble) return trouble;
+    int wrong = 0;
+    for (int i = 0; i < 64 * 64; i++) {
+        uint16_t bits;
+        memcpy(&bits, &c[tile_at<128>(i / 64, i % 64 / 8, 0) + 2 * (i % 8)], 2);
+        wrong += bits != f32_to_f16((float)sums[(size_t)i]);
+    }
+    return wrong ? std::to_string(wrong) + " wrong" : "";
+}
+
+static void test_relay() {
+    for (int a_in_registers = 0; a_in_registers < 2; a_in_registers++) {
+#ifdef GT_EMU
+        for (int seed = 1; seed <= 16; seed++) {
+            emu::set_seed((uint64_t)seed);
+#endif
+            const std::string wrong = run_relay(a_in_registers, Slip::NOTHING);
+            check(wrong.empty(), std::string("relay, A in ") + (a_in_registers ? "registers " : "memory ") + wrong);
+#ifdef GT_EMU
+        }
+#endif
+    }
+}
+
+#ifdef GT_EMU
+
+static void test_faults() {
+    const emu::Fault WRONG_NUMBERS = emu::Fault::COUNT;
+    const struct {
+        Slip slip;
+        emu::Fault fault;
+        const char* name;
+        emu::Fault or_fault = emu::Fault::COUNT; /* where it depends on the schedule */
+    } cases[] = {
+        {Slip::NO_INIT_FENCE, emu::Fault::PROXY, "mbarriers not handed over"},
+        {Slip::NO_FULL_WAIT, emu::Fault::IN_FLIGHT, "tiles not waited for"},
+        {Slip::NO_EMPTY_WAIT, emu::Fault::BARRIER, "a tile loaded too early", emu::Fault::RACE},
+        {Slip::NO_COPIES_ARRIVE, emu::Fault::DEADLOCK, "no cp_async_arrive"},
+        {Slip::TOO_FEW_BYTES, emu::Fault::BARRIER, "too few bytes expected"},
+        {Slip::TOO_MANY_BYTES, emu::Fault::DEADLOCK, "too many bytes expected"},
+        {Slip::TWO_PHASES_BYTES, emu::Fault::IN_FLIGHT, "a load not expected", emu::Fault::BARRIER},
+        {Slip::ODD_LOAD, emu::Fault::ALIGNMENT, "a load of odd length"},
+        {Slip::NO_PROXY_FENCE, emu::Fault::PROXY, "no fence_async_proxy after cp_async"},
+        {Slip::NO_REUSE_FENCE, emu::Fault::PROXY, "no fence_async_proxy before a load"},
+        {Slip::NO_WGMMA_FENCE, emu::Fault::WGMMA, "no wgmma_fence"},
+        {Slip::EARLY_A, emu::Fault::WGMMA, "A written in flight"},
+        {Slip::EARLY_C, emu::Fault::WGMMA, "sums written in flight"},
+        {Slip::MIXED_SHAPES, emu::Fault::WGMMA, "sums in flight in another shape"},
+        {Slip::SHIFTED_TILE, emu::Fault::ALIGNMENT, "a tile that is not aligned"},
+        {Slip::LEAVES_PANEL, emu::Fault::WGMMA, "an operand that leaves its panel"},
+        {Slip::WRONG_ROW, WRONG_NUMBERS, "an operand of other rows"},
+        {Slip::WRONG_MAJOR, WRONG_NUMBERS, "an operand of the other major"},
+        {Slip::NO_STORE_FENCE, emu::Fault::PROXY, "no fence_async_proxy before a store"},
+        {Slip::NO_STORE_BARRIER, emu::Fault::RACE, "no barrier before a store"},
+        {Slip::NO_STORE_WAIT, emu::Fault::COPY, "a store not waited for"},
+        {Slip::TOO_MANY_REGISTERS, emu::Fault::DEADLOCK, "more registers than there are"},
+        {Slip::ONE_WARP_GIVES, emu::Fault::WGMMA, "a warp gives registers, the others do not"},
+    };
+    for (const auto& c : cases) {
+        for (int seed = 1; seed <= 4; seed++) {
+            emu::set_seed((uint64_t)seed);
+            const std::string wrong = run_relay(c.slip == Slip::EARLY_A, c.slip);
+            const bool is_there = c.fault != WRONG_NUMBERS && emu::faults(c.fault) > 0;
+            const bool is_other = c.or_fault != WRONG_NUMBERS && emu::faults(c.or_fault) > 0;
+            const bool caught = is_there || is_other || (c.fault == WRONG_NUMBERS && !wrong.empty() && !emu::faults());
+            std::string message = c.name;
+            for (const std::string& m : emu::messages()) message += "\n          " + m;
+            emu::reset();
+            check(caught, message);
+        }
+    }
+    const emu::Device usual = emu::device;
+    emu::device.capability_major = 8;
+    run_relay(false, Slip::NOTHING);
+    const bool caught = emu::faults(emu::Fault::UNSUPPORTED) > 0;
+    emu::reset();
+    emu::device = usual;
+    check(caught, "on sm_80");
+}
+
+#endif
+
 int main(int count, char** arguments) {
     is_verbose = count > 1 && strcmp(arguments[1], "--verbose") == 0;
 #ifndef GT_EMU
@@ -334,6 +621,10 @@ int main(int count, char** arguments) {
     multiply_all<f16, 12>();
     multiply_all<f16, 16>();
     multiply_all<bf16, 32>();
+    test_relay();
+#ifdef GT_EMU
+    test_faults();
+#endif
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

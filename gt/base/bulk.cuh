@@ -78,6 +78,34 @@ GT_DEV void bulk_wait() {
 #endif
 }
 
+#else /* GT_EMU */
+
+GT_DEV void bulk_load(uint32_t addr, const void* source, uint32_t bytes, uint32_t barrier,
+                      emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_LOAD, {source, addr, bytes, barrier}, site,
+              [site](const emu::BulkCall& c) { emu::machine.start_load(c.addr, c.global, c.bytes, c.barrier, site); });
+}
+
+GT_DEV void bulk_store(void* target, uint32_t addr, uint32_t bytes, emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_STORE, {target, addr, bytes, 0}, site, [site](const emu::BulkCall& c) {
+        emu::machine.start_store(const_cast<void*>(c.global), c.addr, c.bytes, site);
+    });
+}
+
+GT_DEV void bulk_commit(emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_COMMIT, {}, site, [](const emu::BulkCall&) { emu::machine.commit_stores(); });
+}
+
+template <int N>
+void bulk_wait_read(emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_WAIT, {}, site, [](const emu::BulkCall&) { emu::machine.wait_stores(N); });
+}
+
+template <int N>
+void bulk_wait(emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_WAIT, {}, site, [](const emu::BulkCall&) { emu::machine.wait_stores(N); });
+}
+
 #endif /* GT_EMU */
 
 } /* namespace gt */

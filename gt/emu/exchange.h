@@ -37,6 +37,31 @@ inline void load_matrices(int count, bool transposed, uint32_t* registers, uint3
     });
 }
 
+inline void store_matrices(bool transposed, const uint32_t* registers, uint32_t addr, const Site& site) {
+    struct Stored {
+        uint32_t addr;
+        const uint32_t* registers;
+    } mine = {addr, registers};
+    machine.meet(Op::STMATRIX, site, mine, [=](Stored** lanes) {
+        machine.need_sm90("stmatrix", site);
+        uint16_t rows[32][8];
+        uint32_t addrs[32];
+        for (int lane = 0; lane < LANES; lane++) {
+            const int g = lane / 4;
+            for (int i = 0; i < 8; i++) { /* of matrix i / 2, the lower half or the upper */
+                const uint16_t half = (uint16_t)(lanes[lane]->registers[i / 2] >> 16 * (i % 2));
+                const int column = 2 * (lane % 4) + i % 2;
+                (transposed ? rows[8 * (i / 2) + column][g] : rows[8 * (i / 2) + g][column]) = half;
+            }
+        }
+        for (int i = 0; i < LANES; i++) {
+            addrs[i] = lanes[i]->addr;
+            machine.store_row(rows[i], addrs[i], site);
+        }
+        machine.count_matrices(addrs, LANES, site, true);
+    });
+}
+
 struct Shuffle {
     uint32_t value;
     int argument;
@@ -78,23 +103,28 @@ inline void barrier(int id, int threads, const Site& site) {
 
 struct MbarrierCall {
     uint32_t addr;
-    int parity;
+    int argument; /* parity, or bytes */
 };
 
-inline void mbarrier(Op op, uint32_t addr, int parity, const Site& site) {
-    MbarrierCall mine = {addr, parity};
+inline void mbarrier(Op op, uint32_t addr, int argument, const Site& site) {
+    MbarrierCall mine = {addr, argument};
     machine.meet(op, site, mine, [op, site](MbarrierCall** lanes) {
         const MbarrierCall first = *lanes[0];
         for (int lane = 1; lane < LANES; lane++) {
-            if (lanes[lane]->addr == first.addr && lanes[lane]->parity == first.parity) continue;
-            machine.report(Fault::BARRIER, site, "lanes 0 and %d are at mbarriers %u bytes apart, parities %d and %d",
-                           lane, lanes[lane]->addr - first.addr, first.parity, lanes[lane]->parity);
+            if (lanes[lane]->addr == first.addr && lanes[lane]->argument == first.argument) continue;
+            machine.report(Fault::BARRIER, site, "lanes 0 and %d are at mbarriers %u bytes apart, with %d and %d", lane,
+                           lanes[lane]->addr - first.addr, first.argument, lanes[lane]->argument);
             machine.abandon();
         }
-        if (op == Op::MBARRIER_ARRIVE) {
-            machine.arrive(first.addr, site);
+        if (op == Op::MBARRIER_WAIT) {
+            machine.wait(first.addr, first.argument, site);
+        } else if (op == Op::MBARRIER_EXPECT) {
+            machine.need_sm90("mbarrier_arrive_expect", site);
+            machine.arrive(first.addr, (uint32_t)first.argument, site);
+        } else if (op == Op::COPIES_ARRIVE) {
+            machine.arrive_after_copies(first.addr, site);
         } else {
-            machine.wait(first.addr, first.parity, site);
+            machine.arrive(first.addr, 0, site);
         }
     });
 }

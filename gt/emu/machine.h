@@ -11,6 +11,12 @@ enum class Op {
     SYNC_WARP,
     MBARRIER_ARRIVE,
     MBARRIER_WAIT,
+    MBARRIER_EXPECT,
+    COPIES_ARRIVE,
+    BULK_LOAD,
+    BULK_STORE,
+    BULK_COMMIT,
+    BULK_WAIT,
     FENCE_PROXY,
     BARRIER_SYNC, /* from here on .aligned */
     LDMATRIX,
@@ -25,10 +31,27 @@ enum class Op {
 };
 
 inline const char* op_name(Op op) {
-    static const char* const names[] = {"shuffle",           "sync_warp",  "mbarrier_arrive", "mbarrier_wait",
-                                        "fence_async_proxy", "bar_sync",   "ldmatrix",        "stmatrix",
-                                        "movmatrix",         "mma",        "wgmma",           "wgmma_fence",
-                                        "wgmma_commit",      "wgmma_wait", "setmaxnreg"};
+    static const char* const names[] = {"shuffle",
+                                        "sync_warp",
+                                        "mbarrier_arrive",
+                                        "mbarrier_wait",
+                                        "mbarrier_arrive_expect",
+                                        "cp_async_arrive",
+                                        "bulk_load",
+                                        "bulk_store",
+                                        "bulk_commit",
+                                        "bulk_wait",
+                                        "fence_async_proxy",
+                                        "bar_sync",
+                                        "ldmatrix",
+                                        "stmatrix",
+                                        "movmatrix",
+                                        "mma",
+                                        "wgmma",
+                                        "wgmma_fence",
+                                        "wgmma_commit",
+                                        "wgmma_wait",
+                                        "setmaxnreg"};
     return names[(int)op];
 }
 
@@ -62,6 +85,7 @@ constexpr size_t MOST_BLOCKS = 64;              /* of registers that a warp reme
 struct Thread {
     Fiber fiber;
     std::vector<Copy> copies;   /* issued and not landed, oldest first */
+    size_t landed;              /* before these */
     std::vector<size_t> groups; /* end of each committed group in `copies` */
 };
 
@@ -86,6 +110,25 @@ struct AsyncRead {
     Site site;
     Clock before;
     Clock before_fence; /* ... and at its latest fence_async_proxy */
+};
+
+/* A bulk copy from shared to global memory. */
+struct BulkStore : AsyncRead {
+    char* target;
+    uint32_t addr, bytes;
+};
+
+/* What happens at an mbarrier some time after a warp has asked for it: as late as can be. */
+struct Event {
+    Site site;
+    int warp;
+    uint32_t barrier, phase; /* the current one, then */
+    uint32_t epoch;          /* of the warp: the event's own */
+    Clock before;
+    /* a bulk load of some bytes; none: the arrival of the warp, when so many copies of its lanes have landed */
+    uint32_t addr, bytes;
+    const char* source;
+    size_t landed[LANES];
 };
 
 /* A warp's part of a product in flight. */
@@ -115,6 +158,10 @@ struct Warp {
     Clock before;
     AccessLog log;
     std::vector<uint32_t> proxy_fences; /* the epochs that they ended */
+    std::vector<uint32_t> async_epochs; /* in which only bulk loads wrote */
+    std::vector<BulkStore> stores;      /* in flight, oldest first */
+    std::vector<size_t> store_groups;   /* end of each committed group in `stores` */
+    int registers;                      /* of a thread, as setmaxnreg has said; 0: as launched */
     Clock before_fence;                 /* `before`, at the latest */
     std::vector<WarpProduct> products;  /* in flight, oldest first */
     std::vector<size_t> groups;         /* end of each committed group in `products` */
@@ -141,8 +188,11 @@ struct Barrier {
 struct Mbarrier {
     uint32_t addr;
     int expected, arrived; /* threads, in the current phase */
+    int64_t bytes;         /* expected and not there */
     uint32_t phase;        /* the current one, from 0 */
-    uint32_t warps;        /* that have arrived in it */
+    uint32_t warps;        /* that have arrived in it, */
+    uint32_t by_thread;    /* themselves, */
+    uint32_t by_copies;    /* or by cp_async_arrive */
     uint32_t waiting;      /* for its end */
     uint32_t waiters;      /* warps that have ever waited */
     uint32_t seen;         /* of these: that know that the phase before is complete */
@@ -293,7 +343,7 @@ class Machine {
     /* Ends the launch from inside a kernel after a fault that leaves no way on. */
     void abandon() {
         abandoned_ = true;
-        enter(-1, false);
+        if (!between_) enter(-1, false); /* else the caller returns */
     }
 
     /* -- shared memory -- */
@@ -323,15 +373,26 @@ class Machine {
         read(row, addr, 16, WHOLE_WARP, site);
     }
 
-    void count_matrices(const uint32_t* addrs, int rows, const Site& site) {
+    void store_row(const void* row, uint32_t addr, const Site& site) {
+        if (!legal(addr, 16, 16, "stmatrix", site)) return;
+        write(addr, 16, stamp(), site);
+        memcpy(&smem_[addr - SMEM_BASE], row, 16);
+    }
+
+    void count_matrices(const uint32_t* addrs, int rows, const Site& site, bool stores = false) {
         uint8_t lanes[LANES];
         for (int i = 0; i < rows; i++) lanes[i] = (uint8_t)i;
-        traffic_.count(Access{site, 0, 16, false}, addrs, lanes, rows);
+        traffic_.count(Access{site, 0, 16, stores}, addrs, lanes, rows);
     }
 
     /* What traps on older devices. */
     void need_sm80(const char* what, const Site& site) {
         if (device.capability_major >= 8) return;
+        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
+    }
+
+    void need_sm90(const char* what, const Site& site) {
+        if (device.capability_major == 9) return;
         report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
     }
 
@@ -363,10 +424,12 @@ class Machine {
         Thread& t = current();
         if (t.groups.size() <= groups_left) return;
         const size_t done = t.groups.size() - groups_left, end = t.groups[done - 1];
-        for (size_t i = 0; i < end; i++) land(t.copies[i]);
-        t.copies.erase(t.copies.begin(), t.copies.begin() + (ptrdiff_t)end);
         t.groups.erase(t.groups.begin(), t.groups.begin() + (ptrdiff_t)done);
-        for (size_t& group : t.groups) group -= end;
+        const size_t landed = t.landed + end;
+        for (const Event& e : events_) /* for whoever waits at an mbarrier, it is the event's copy */
+            if (e.bytes == 0 && e.warp == warp_index())
+                land_until(t, std::min(landed, e.landed[lane()]), stamp_of(e.epoch, (uint32_t)thread));
+        land_until(t, landed, stamp());
     }
 
     /* -- collectives -- */
@@ -400,7 +463,7 @@ class Machine {
         const bool orders = !strict_ || op == Op::SYNC_WARP || op == Op::BARRIER_SYNC;
         if (orders) next_epoch(w);
         perform(reinterpret_cast<Operands**>(w.operands));
-        if (orders && op == Op::LDMATRIX) next_epoch(w);
+        if (orders && (op == Op::LDMATRIX || op == Op::STMATRIX)) next_epoch(w);
         if (w.waits) {
             w.ready = 0;
             give_way(false);
@@ -452,19 +515,21 @@ class Machine {
         mbarriers_.push_back(fresh);
     }
 
-    void arrive(uint32_t addr, const Site& site) {
+    void arrive(uint32_t addr, uint32_t bytes, const Site& site) {
         Mbarrier& m = mbarrier_at(addr, "mbarrier_arrive", site);
-        if (m.warps & own_bit()) {
-            report(Fault::BARRIER, site, "warp %d arrives twice at %s in one phase", warp_index(),
-                   mbarrier_name(m).c_str());
-            abandon();
-        }
-        m.warps |= own_bit();
-        m.arriving.join(warp_->before, launch.warps);
-        m.arriving.epoch[warp_index()] = warp_->epoch;
+        m.bytes += bytes;
+        count_arrival(m, m.by_thread, warp_->before, warp_->epoch, site);
         begin_epoch(*warp_);
-        m.arrived += LANES;
-        if (m.arrived == m.expected) complete(m, site);
+    }
+
+    /* When all that the warp has started to copy has landed. */
+    void arrive_after_copies(uint32_t addr, const Site& site) {
+        Event event = start_event(addr, "cp_async_arrive", site);
+        for (int i = 0; i < LANES; i++) {
+            const Thread& t = threads_[warp_index() * LANES + i];
+            event.landed[i] = t.landed + t.copies.size();
+        }
+        events_.push_back(event);
     }
 
     void wait(uint32_t addr, int parity, const Site& site) {
@@ -483,7 +548,22 @@ class Machine {
         }
     }
 
+    /* -- bulk copies, in bulk.h -- */
+
+    void start_load(uint32_t addr, const void* source, uint32_t bytes, uint32_t barrier, const Site& site);
+    void start_store(void* target, uint32_t addr, uint32_t bytes, const Site& site);
+    void commit_stores() { warp_->store_groups.push_back(warp_->stores.size()); }
+    void wait_stores(size_t groups_left);
+
     /* -- warpgroups -- */
+
+    void set_registers(int count, bool takes, const Site& site) {
+        if (!step(Op::REGISTERS, site, (uint64_t)count)) return;
+        if (warp_->registers && (takes ? count < warp_->registers : count > warp_->registers))
+            report(Fault::WGMMA, site, "warp %d %s registers: it has %d of a thread, then %d", warp_index(),
+                   takes ? "takes" : "gives", warp_->registers, count);
+        warp_->registers = count;
+    }
 
     void fence_proxy(const Site& site) {
         need_sm90("fence_async_proxy", site);
@@ -518,11 +598,6 @@ class Machine {
         Site site;
     };
 
-    void need_sm90(const char* what, const Site& site) {
-        if (device.capability_major == 9) return;
-        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
-    }
-
     /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
     bool step(Op op, const Site& site, uint64_t argument, const Wgmma& product = {}) {
         need_sm90(op_name(op), site);
@@ -540,6 +615,14 @@ class Machine {
                op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
         return true;
     }
+
+    /* Of events, in bulk.h. */
+    Event start_event(uint32_t barrier, const char* what, const Site& site);
+    void count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch, const Site& site);
+    void check_phase(Mbarrier& m, const Site& site);
+    Event next_event();
+    void happen(const Event& event);
+    void check_copies_idle();
 
     /* Of products, in warpgroup.h. */
     size_t take_block(Word* const* at, int count, bool accumulates, bool changed_matters, const Site& site);
@@ -574,6 +657,8 @@ class Machine {
             const auto released = std::upper_bound(fences.begin(), fences.end(), reader.before.epoch[writer]);
             if (released != fences.begin() && released[-1] >= epoch_of(written)) continue;
             if (epoch_of(written) <= reader.before_fence.epoch[writer]) continue;
+            const std::vector<uint32_t>& async = warps_[writer].async_epochs;
+            if (std::binary_search(async.begin(), async.end(), epoch_of(written))) continue;
             report(Fault::PROXY, reader.site, "%s at smem_base() + %u without a fence_async_proxy since warp %u wrote",
                    what, 2 * cell, writer);
             return;
@@ -611,6 +696,11 @@ class Machine {
         while (live_warps_) {
             uint32_t runnable = 0;
             for (int w = 0; w < launch.warps; w++) runnable |= (warps_[w].ready ? 1u : 0u) << w;
+            if (!runnable && !events_.empty()) {
+                happen(next_event());
+                if (abandoned_) break;
+                continue;
+            }
             if (!runnable) {
                 report_deadlock();
                 break;
@@ -624,6 +714,7 @@ class Machine {
         abandoned_ = !good;
         if (good) check_mbarriers_idle();
         if (good) check_warpgroups_idle();
+        if (good) check_copies_idle();
         return good;
     }
 
@@ -634,12 +725,14 @@ class Machine {
         history_.start_block(launch.smem_bytes, launch.warps);
         memset(barriers_, 0, sizeof barriers_);
         mbarriers_.clear();
+        events_.clear();
         for (auto& steps : warpgroups_) steps.clear();
         for (auto& unpacked : unpacked_) unpacked.clear();
         for (int i = 0; i < launch.threads; i++) {
             threads_[i].fiber.start(thread_entry, i, abandoned_);
             threads_[i].copies.clear();
             threads_[i].groups.clear();
+            threads_[i].landed = 0;
         }
         for (int i = 0; i < launch.warps; i++) {
             Warp& w = warps_[i];
@@ -650,6 +743,10 @@ class Machine {
             memset(&w.before, 0, sizeof w.before);
             w.log.clear();
             w.proxy_fences.clear();
+            w.async_epochs.clear();
+            w.stores.clear();
+            w.store_groups.clear();
+            w.registers = 0;
             memset(&w.before_fence, 0, sizeof w.before_fence);
             w.products.clear();
             w.groups.clear();
@@ -709,9 +806,11 @@ class Machine {
         }
 #endif
         launch.call(launch.kernel, launch.params);
-        if (!current().copies.empty()) {
-            report(Fault::COPY, launch.site, "returns with %zu copies in flight", current().copies.size());
-        }
+        size_t awaited = current().landed; /* by an mbarrier, too */
+        for (const Event& e : events_)
+            if (e.bytes == 0 && e.warp == warp_index()) awaited = std::max(awaited, e.landed[lane()]);
+        const size_t started = current().landed + current().copies.size();
+        if (started > awaited) report(Fault::COPY, launch.site, "returns with %zu copies in flight", started - awaited);
         warp_->live &= ~(1u << lane());
         warp_->ready &= ~(1u << lane());
         if (warp_->live == 0) warp_->log.flush(traffic_);
@@ -764,11 +863,20 @@ class Machine {
         }
     }
 
-    void land(const Copy& c) {
+    void land(const Copy& c, uint32_t mark) {
         const uint32_t offset = c.addr - SMEM_BASE;
         if (c.copied) memcpy(&smem_[offset], c.source, (size_t)c.copied);
         memset(&smem_[offset] + c.copied, 0, (size_t)(c.bytes - c.copied));
-        history_.land(offset / 2, (uint32_t)c.bytes / 2, stamp());
+        history_.land(offset / 2, (uint32_t)c.bytes / 2, mark);
+    }
+
+    void land_until(Thread& t, size_t landed, uint32_t mark) {
+        if (landed <= t.landed) return;
+        const size_t count = landed - t.landed;
+        for (size_t i = 0; i < count; i++) land(t.copies[i], mark);
+        t.copies.erase(t.copies.begin(), t.copies.begin() + (ptrdiff_t)count);
+        for (size_t& group : t.groups) group -= std::min(group, count);
+        t.landed = landed;
     }
 
     /* -- barriers -- */
@@ -788,10 +896,11 @@ class Machine {
             report(Fault::BARRIER, site, "a phase of %s ends before warp %d has seen the end of the one before",
                    mbarrier_name(m).c_str(), lowest_bit(late));
             abandon();
+            return;
         }
         release(m.waiting, m.arriving);
         m.seen = m.waiting;
-        m.waiting = m.warps = 0;
+        m.waiting = m.warps = m.by_thread = m.by_copies = 0;
         m.arrived = 0;
         m.phase++;
         m.complete = m.arriving;
@@ -833,25 +942,31 @@ class Machine {
             add("barrier " + std::to_string(id), b.waiting, b.arrived, b.expected);
         }
         for (const Mbarrier& m : mbarriers_) {
-            add(mbarrier_name(m), m.waiting, m.arrived, m.expected);
+            const std::string missing = m.bytes ? ", " + std::to_string(m.bytes) + " bytes missing," : "";
+            add(mbarrier_name(m) + missing, m.waiting, m.arrived, m.expected);
         }
         report(Fault::DEADLOCK, site, "%s", text.c_str());
     }
 
     void check_mbarriers_idle() {
         for (const Mbarrier& m : mbarriers_) {
-            if (m.arrived == 0) continue;
-            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads", mbarrier_name(m).c_str(), m.arrived,
-                   m.expected);
+            if (m.arrived == 0 && m.bytes == 0) continue;
+            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads, %lld bytes missing",
+                   mbarrier_name(m).c_str(), m.arrived, m.expected, (long long)m.bytes);
         }
     }
 
     void check_warpgroups_idle() {
+        int registers = 0; /* at least */
+        for (int i = 0; i < launch.warps; i++) registers += warps_[i].registers ? warps_[i].registers : 24;
+        if (registers > 65536 / LANES)
+            report(Fault::DEADLOCK, launch.site, "the warps take %d registers a lane, a multiprocessor has %d",
+                   registers, 65536 / LANES);
         for (int i = 0; i < launch.warps; i++) {
             const Warp& w = warps_[i];
             if (!w.products.empty())
                 report(Fault::WGMMA, w.products[0].site, "warp %d returns with products in flight", i);
-            if (w.steps && w.steps != warpgroups_[i / 4].size())
+            if (w.steps != warpgroups_[i / 4].size())
                 report(Fault::WGMMA, launch.site, "warp %d returns after %zu of its warpgroup's %zu steps", i, w.steps,
                        warpgroups_[i / 4].size());
         }
@@ -864,6 +979,7 @@ class Machine {
     Warp warps_[MAX_WARPS];
     Barrier barriers_[BARRIERS];
     std::vector<Mbarrier> mbarriers_;
+    std::vector<Event> events_; /* to come */
     std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
     std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* of products that some of their warps have still ahead */
     std::vector<std::vector<float>> idle_;           /* to be used again for that */
@@ -871,6 +987,7 @@ class Machine {
     int live_warps_ = 0;
     int patience_ = 0; /* collectives until another warp may run */
     bool abandoned_ = false;
+    bool between_ = false; /* no thread runs: an event happens */
     bool strict_ = true;
     uint64_t random_ = 1;
 

@@ -2,7 +2,7 @@
 #ifndef GT_EMU_PRIMITIVES_H
 #define GT_EMU_PRIMITIVES_H
 
-#include "exchange.h"
+#include "bulk.h"
 #include "warpgroup.h"
 
 namespace gt {
@@ -87,6 +87,12 @@ inline void mbarrier_init(uint32_t addr, int threads, emu::Site site = emu::Site
 inline void mbarrier_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::MBARRIER_ARRIVE, addr, 0, site);
 }
+inline void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes, emu::Site site = emu::Site::here()) {
+    emu::mbarrier(emu::Op::MBARRIER_EXPECT, addr, (int)bytes, site);
+}
+inline void cp_async_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
+    emu::mbarrier(emu::Op::COPIES_ARRIVE, addr, 0, site);
+}
 inline void mbarrier_wait(uint32_t addr, int parity, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::MBARRIER_WAIT, addr, parity, site);
 }
@@ -125,6 +131,13 @@ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr, emu::Site site = emu::S
 }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr, emu::Site site = emu::Site::here()) {
     emu::load_matrices(4, true, r, addr, site);
+}
+
+inline void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4], emu::Site site = emu::Site::here()) {
+    emu::store_matrices(false, r, addr, site);
+}
+inline void stmatrix_x4_trans(uint32_t addr, const uint32_t (&r)[4], emu::Site site = emu::Site::here()) {
+    emu::store_matrices(true, r, addr, site);
 }
 
 inline uint32_t movmatrix_trans(uint32_t r, emu::Site site = emu::Site::here()) {
@@ -196,6 +209,20 @@ void wgmma_wait(emu::Site site = emu::Site::here()) {
 inline void fence_async_proxy(emu::Site site = emu::Site::here()) {
     char nothing = 0;
     emu::machine.meet(emu::Op::FENCE_PROXY, site, nothing, [site](char**) { emu::machine.fence_proxy(site); });
+}
+
+template <int N>
+void give_registers(emu::Site site = emu::Site::here()) {
+    static_assert(N >= 24 && N <= 256 && N % 8 == 0, "registers of a thread");
+    char nothing = 0;
+    emu::machine.meet(emu::Op::REGISTERS, site, nothing,
+                      [site](char**) { emu::machine.set_registers(N, false, site); });
+}
+template <int N>
+void take_registers(emu::Site site = emu::Site::here()) {
+    static_assert(N >= 24 && N <= 256 && N % 8 == 0, "registers of a thread");
+    char nothing = 0;
+    emu::machine.meet(emu::Op::REGISTERS, site, nothing, [site](char**) { emu::machine.set_registers(N, true, site); });
 }
 
 struct Grid {

@@ -1,0 +1,183 @@
+/* gt/emu/bulk.h - what happens at mbarriers without a thread: bulk copies, and arrivals of cp_async. */
+#ifndef GT_EMU_BULK_H
+#define GT_EMU_BULK_H
+
+#include "exchange.h"
+
+namespace emu {
+
+/* The event has an epoch of its own, after all that the warp has done. */
+inline Event Machine::start_event(uint32_t barrier, const char* what, const Site& site) {
+    Event event = {};
+    event.site = site;
+    event.warp = warp_index();
+    event.barrier = barrier;
+    event.phase = mbarrier_at(barrier, what, site).phase;
+    event.before = warp_->before;
+    begin_epoch(*warp_);
+    event.epoch = warp_->epoch;
+    begin_epoch(*warp_);
+    return event;
+}
+
+/* A warp's arrival; `already`: those of the same kind in this phase. */
+inline void Machine::count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch,
+                                   const Site& site) {
+    if (already & own_bit()) {
+        report(Fault::BARRIER, site, "warp %d arrives twice at %s in one phase", warp_index(),
+               mbarrier_name(m).c_str());
+        abandon();
+        return;
+    }
+    already |= own_bit();
+    m.warps |= own_bit();
+    m.arriving.join(before, launch.warps);
+    m.arriving.epoch[warp_index()] = std::max(m.arriving.epoch[warp_index()], epoch);
+    m.arrived += LANES;
+    check_phase(m, site);
+}
+
+/* Ends the phase if it is complete. */
+inline void Machine::check_phase(Mbarrier& m, const Site& site) {
+    if (m.arrived < m.expected || (m.arrived == m.expected && m.bytes > 0)) return;
+    if (m.arrived == m.expected && m.bytes == 0) {
+        complete(m, site);
+        return;
+    }
+    report(Fault::BARRIER, site, "at %s have arrived %d of %d threads and %lld bytes more than expected",
+           mbarrier_name(m).c_str(), m.arrived, m.expected, (long long)-m.bytes);
+    abandon();
+}
+
+/* Any, but of the arrivals of a warp the first. */
+inline Event Machine::next_event() {
+    auto next = events_.begin() + (ptrdiff_t)(random() % events_.size());
+    const auto comes_before = [&](const Event& e) { return e.bytes == 0 && e.warp == next->warp; };
+    if (next->bytes == 0) next = std::find_if(events_.begin(), next, comes_before);
+    const Event event = *next;
+    events_.erase(next);
+    return event;
+}
+
+/* As if its warp, of which no thread runs, came back for it. */
+inline void Machine::happen(const Event& event) {
+    warp_ = &warps_[event.warp];
+    thread = event.warp * LANES;
+    between_ = true;
+    const auto is_it = [&event](const Mbarrier& m) { return m.addr == event.barrier; };
+    Mbarrier& m = *std::find_if(mbarriers_.begin(), mbarriers_.end(), is_it);
+    if (event.bytes) {
+        const uint32_t offset = event.addr - SMEM_BASE;
+        memcpy(&smem_[offset], event.source, event.bytes);
+        history_.land(offset / 2, event.bytes / 2, stamp_of(event.epoch, (uint32_t)thread));
+        m.bytes -= event.bytes;
+        m.arriving.epoch[event.warp] = std::max(m.arriving.epoch[event.warp], event.epoch);
+        if (m.phase == event.phase) {
+            check_phase(m, event.site);
+        } else {
+            report(Fault::BARRIER, event.site, "%u bytes come after the phase of %s that they were loaded for",
+                   event.bytes, mbarrier_name(m).c_str());
+            abandon();
+        }
+    } else {
+        for (int i = 0; i < LANES; i++) {
+            land_until(threads_[thread + i], event.landed[i], stamp_of(event.epoch, (uint32_t)(thread + i)));
+        }
+        count_arrival(m, m.by_copies, event.before, event.epoch, event.site);
+    }
+    between_ = false;
+    thread = -1;
+}
+
+inline void Machine::start_load(uint32_t addr, const void* source, uint32_t bytes, uint32_t barrier, const Site& site) {
+    need_sm90("bulk_load", site);
+    Event event = start_event(barrier, "bulk_load", site);
+    const AsyncRead now = {site, warp_->before, warp_->before_fence};
+    check_proxy((barrier - SMEM_BASE) / 2, 4, now, "bulk_load at an mbarrier");
+    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(source) % 16 != 0) {
+        report(Fault::ALIGNMENT, site, "bulk_load of %u bytes from %p", bytes, source);
+        return;
+    }
+    if (!legal(addr, bytes, 16, "bulk_load", site)) return;
+    touch_global(false, source, bytes, site);
+    const uint32_t first = (addr - SMEM_BASE) / 2;
+    check_proxy(first, bytes / 2, now, "bulk_load");
+    uint32_t conflict;
+    const int64_t bad = history_.write(first, bytes / 2, warp_index(), 0, warp_->before,
+                                       stamp_of(EPOCH_IN_FLIGHT, (uint32_t)(warp_index() * LANES)), &conflict);
+    if (bad >= 0) report_conflict("bulk_load", bad, conflict, site);
+    memset(&smem_[addr - SMEM_BASE], 0xff, bytes);
+    warp_->async_epochs.push_back(event.epoch);
+    event.addr = addr;
+    event.bytes = bytes;
+    event.source = static_cast<const char*>(source);
+    events_.push_back(event);
+}
+
+inline void Machine::start_store(void* target, uint32_t addr, uint32_t bytes, const Site& site) {
+    need_sm90("bulk_store", site);
+    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(target) % 16 != 0) {
+        report(Fault::ALIGNMENT, site, "bulk_store of %u bytes to %p", bytes, target);
+        return;
+    }
+    if (!legal(addr, bytes, 16, "bulk_store", site)) return;
+    BulkStore store = {};
+    store.site = site;
+    store.before = warp_->before;
+    store.before_fence = warp_->before_fence;
+    store.target = static_cast<char*>(target);
+    store.addr = addr;
+    store.bytes = bytes;
+    warp_->stores.push_back(store);
+}
+
+/* Only now they read. */
+inline void Machine::wait_stores(size_t groups_left) {
+    std::vector<size_t>& groups = warp_->store_groups;
+    if (groups.size() <= groups_left) return;
+    const size_t done = groups.size() - groups_left, end = groups[done - 1];
+    for (size_t i = 0; i < end; i++) {
+        const BulkStore& store = warp_->stores[i];
+        touch_global(true, store.target, store.bytes, store.site);
+        for (uint32_t at = 0; at < store.bytes; at += 16) {
+            char piece[16];
+            read_async(piece, store.addr + at, store, "bulk_store");
+            memcpy(store.target + at, piece, 16);
+        }
+    }
+    warp_->stores.erase(warp_->stores.begin(), warp_->stores.begin() + (ptrdiff_t)end);
+    groups.erase(groups.begin(), groups.begin() + (ptrdiff_t)done);
+    for (size_t& group : groups) group -= end;
+}
+
+inline void Machine::check_copies_idle() {
+    for (const Event& e : events_) report(Fault::COPY, e.site, "nobody has waited for it at the end of the block");
+    for (int i = 0; i < launch.warps; i++)
+        if (!warps_[i].stores.empty())
+            report(Fault::COPY, warps_[i].stores[0].site, "warp %d has not waited for it at the end of the block", i);
+}
+
+/* ---- calls --------------------------------------------------------------------------------------------------- */
+
+struct BulkCall {
+    const void* global;
+    uint32_t addr, bytes, barrier;
+
+    bool operator==(const BulkCall& x) const {
+        return global == x.global && addr == x.addr && bytes == x.bytes && barrier == x.barrier;
+    }
+};
+
+template <class Perform>
+void bulk(Op op, BulkCall mine, const Site& site, Perform perform) {
+    machine.meet(op, site, mine, [site, perform](BulkCall** lanes) {
+        for (int lane = 1; lane < LANES; lane++)
+            if (!(*lanes[lane] == *lanes[0]))
+                machine.report(Fault::COPY, site, "lanes 0 and %d say different things", lane);
+        perform(*lanes[0]);
+    });
+}
+
+} /* namespace emu */
+
+#endif
