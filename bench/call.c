@@ -321,8 +321,9 @@ static void part_arguments(const bench_call *c, const part *p, int has_magnitude
     test_case row = c->row;
     for (const gt_size *s = c->op->sizes; s->letter; s++) test_set_size(&row, s->letter, p->n[s->letter - 'A']);
     test_set_sequences(&row, 0, 0);
-    if (!strcmp(row.op, "ssd")) row.args.ssd.G = p->n['G' - 'A'];
-    if (!strcmp(row.op, "selective_scan")) row.args.selective_scan.G = p->n['G' - 'A'];
+    for (const test_field *f = c->functions->fields; f->name; f++) /* groups, of which the part may have fewer */
+        if (f->kind == 'g' && p->n[f->name[0] - 'A'] > 0)
+            memcpy((char *)&row.args + f->offset, &p->n[f->name[0] - 'A'], sizeof(int64_t));
     *args = row.args;
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
@@ -488,7 +489,7 @@ static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const do
 }
 
 static int check_gains(bench_call *c, double *worst) {
-    const gt_rmsnorm_linear_args *a = &c->filled.rmsnorm_linear;
+    const gt_rmsnorm_linear_args *a = (const gt_rmsnorm_linear_args *)&c->filled;
     const gt_tensor *t = &c->op->tensors[test_find(c->op, "dgamma")];
     if (c->pass != GT_BACKWARD || !is_used(c, t)) return 1;
     double truth[GAINS] = {0}, magnitudes[GAINS] = {0};

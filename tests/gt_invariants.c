@@ -8,20 +8,9 @@ static int is_recurrent(const test_case *c) { return test_find(test_table(c), "s
 
 static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
 
-static double **array_of(test_values *v, const test_case *c, const char *tensor) {
-    return &v->of[test_find(test_table(c), tensor)];
-}
-
-/* Replaces the array of a tensor by another, which may be NULL. */
-static void set_array(test_values *v, const test_case *c, const char *tensor, double *array) {
-    double **at = array_of(v, c, tensor);
-    free(*at);
-    *at = array;
-}
-
 /* Takes an array out of `from`. */
 static double *take_array(test_values *from, const test_case *c, const char *tensor) {
-    double **at = array_of(from, c, tensor), *array = *at;
+    double **at = test_array_of(from, c, tensor), *array = *at;
     *at = NULL;
     return array;
 }
@@ -104,9 +93,9 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
             double value = test_constant(t->name);
             if (t->use[pass] != 'i' || isnan(value)) continue;
             test_inputs(c, (gt_pass)pass, &in);
-            set_array(&in, c, t->name, NULL);
+            test_set_array(&in, c, t->name, NULL);
             test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &null);
-            set_array(&in, c, t->name, test_array(test_count(c, (gt_pass)pass, t), value));
+            test_set_array(&in, c, t->name, test_array(test_count(c, (gt_pass)pass, t), value));
             test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &constant);
             test_same(r, c, (gt_pass)pass, t->name, &null, &constant, tolerance);
             test_free(&in), test_free(&null), test_free(&constant);
@@ -131,7 +120,7 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_run(r, &add, GT_BACKWARD, &in, TEST_ALL, &added);
     for (int i = 0; op->tensors[i].name; i++) /* the write must not see what was there */
         if (test_accumulates(&add, &op->tensors[i]))
-            set_array(&in, c, op->tensors[i].name, test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
+            test_set_array(&in, c, op->tensors[i].name, test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
     test_run(r, &write, GT_BACKWARD, &in, TEST_ALL, &written);
     test_free(&in);
     test_inputs(&add, GT_BACKWARD, &in);
@@ -142,10 +131,6 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     }
     test_same(r, &add, GT_BACKWARD, "accumulate", &added, &written, 0);
     test_free(&in), test_free(&added), test_free(&written);
-}
-
-static const gt_tensor *tensor_of(const test_case *c, const char *name) {
-    return &test_table(c)->tensors[test_find(test_table(c), name)];
 }
 
 /* Adds what is summed over parts to *sums: parameter gradients, and over the batch the gradient of
@@ -205,8 +190,8 @@ static test_case cut_sequence(const test_case *c, gt_pass pass, const test_value
     test_cut(c, pass, in, 'T', first, n, &cut);
     test_set_size(&one, 'T', n);
     test_cut(&one, pass, &cut, 'B', s, 1, alone);
-    set_array(alone, c, "cu_seqlens", NULL);
-    set_array(alone, c, "seq_count", NULL);
+    test_set_array(alone, c, "cu_seqlens", NULL);
+    test_set_array(alone, c, "seq_count", NULL);
     test_set_sequences(&one, 0, 0);
     test_free(&cut);
     return one;
@@ -249,12 +234,12 @@ void test_batch_splits(const test_runner *r, const test_case *c, double toleranc
 
 void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance) {
     test_case shared = with_accumulate(c, 0), each;
-    if (!is_recurrent(c) || test_is_absent(c, tensor_of(c, "state_in"))) return;
+    if (!is_recurrent(c) || test_is_absent(c, test_tensor_of(c, "state_in"))) return;
     each = shared;
     test_set_flag(&shared, test_table(c)->fields.state_in_shared, 1);
     test_set_flag(&each, test_table(c)->fields.state_in_shared, 0);
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
-        const gt_tensor *state = tensor_of(c, "state_in");
+        const gt_tensor *state = test_tensor_of(c, "state_in");
         int64_t size[4], batch, n = test_count(&shared, (gt_pass)pass, state);
         test_values in, out_shared, out_each, sums = {{NULL}};
         double *one, *all, *dstate;
@@ -263,13 +248,13 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
         all = test_array(batch * n, 0);
         test_inputs(&shared, (gt_pass)pass, &in);
         test_run(r, &shared, (gt_pass)pass, &in, TEST_ALL, &out_shared);
-        one = *array_of(&in, c, "state_in");
+        one = *test_array_of(&in, c, "state_in");
         for (int64_t i = 0; i < batch * n; i++) all[i] = one[i % n];
-        set_array(&in, c, "state_in", all);
+        test_set_array(&in, c, "state_in", all);
         test_run(r, &each, (gt_pass)pass, &in, TEST_ALL, &out_each);
         dstate = take_array(&out_each, c, "dstate_in");
-        if (dstate) set_array(&sums, c, "dstate_in", test_array(n, 0));
-        for (int64_t i = 0; dstate && i < batch * n; i++) (*array_of(&sums, c, "dstate_in"))[i % n] += dstate[i];
+        if (dstate) test_set_array(&sums, c, "dstate_in", test_array(n, 0));
+        for (int64_t i = 0; dstate && i < batch * n; i++) (*test_array_of(&sums, c, "dstate_in"))[i % n] += dstate[i];
         test_same(r, &shared, (gt_pass)pass, "a state for each", &out_shared, &out_each, tolerance);
         test_compare(r, &shared, (gt_pass)pass, &out_shared, &sums, NULL);
         free(dstate);
@@ -295,11 +280,11 @@ static void split_forward(const test_runner *r, const time_split *s, double tole
     test_run(r, &s->whole, GT_FORWARD, &in, TEST_ALL, &whole);
     for (int k = 0; k < 2; k++) {
         test_cut(&s->whole, GT_FORWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'), &part_in[k]);
-        if (k == 1) set_array(&part_in[1], &s->whole, "state_in", take_array(&out[0], &s->whole, "state_out"));
+        if (k == 1) test_set_array(&part_in[1], &s->whole, "state_in", take_array(&out[0], &s->whole, "state_out"));
         test_run(r, &s->part[k], GT_FORWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_FORWARD, out, &joined);
-    set_array(&joined, &s->whole, "state_out", take_array(&out[1], &s->whole, "state_out"));
+    test_set_array(&joined, &s->whole, "state_out", take_array(&out[1], &s->whole, "state_out"));
     test_same(r, &s->whole, GT_FORWARD, "in two parts", &joined, &whole, tolerance);
     *handed_over = take_array(&part_in[1], &s->whole, "state_in");
     test_free(&in), test_free(&whole), test_free(&joined);
@@ -312,12 +297,12 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
     test_run(r, &s->whole, GT_BACKWARD, &in, TEST_ALL, &whole);
     for (int k = 1; k >= 0; k--) {
         test_cut(&s->whole, GT_BACKWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'), &part_in[k]);
-        if (k == 1) set_array(&part_in[1], &s->whole, "state_in", handed_over);
-        if (k == 0) set_array(&part_in[0], &s->whole, "dstate_out", take_array(&out[1], &s->whole, "dstate_in"));
+        if (k == 1) test_set_array(&part_in[1], &s->whole, "state_in", handed_over);
+        if (k == 0) test_set_array(&part_in[0], &s->whole, "dstate_out", take_array(&out[1], &s->whole, "dstate_in"));
         test_run(r, &s->part[k], GT_BACKWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_BACKWARD, out, &joined);
-    set_array(&joined, &s->whole, "dstate_in", take_array(&out[0], &s->whole, "dstate_in"));
+    test_set_array(&joined, &s->whole, "dstate_in", take_array(&out[0], &s->whole, "dstate_in"));
     for (int k = 0; k < 2; k++) add_part(&s->part[k], &out[k], 'T', &sums);
     test_same(r, &s->whole, GT_BACKWARD, "in two parts", &joined, &whole, tolerance);
     check_sums(r, &s->whole, GT_BACKWARD, &in, &sums, &whole);
@@ -329,7 +314,7 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
     time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
     double *handed_over;
     if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') ||
-        test_is_absent(c, tensor_of(c, "state_out")) || test_is_absent(c, tensor_of(c, "dstate_in")))
+        test_is_absent(c, test_tensor_of(c, "state_out")) || test_is_absent(c, test_tensor_of(c, "dstate_in")))
         return;
     s.part[0] = s.part[1] = s.whole;
     test_set_size(&s.part[0], 'T', at);
@@ -354,29 +339,29 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
     double *pool, *state, *y;
     int rank;
     if (!test_has_pass(c, GT_STEP)) return;
-    rank = test_shape(c, GT_STEP, tensor_of(c, "state_out"), size);
+    rank = test_shape(c, GT_STEP, test_tensor_of(c, "state_out"), size);
     for (int i = 1; i < rank; i++) n *= size[i];
     batch = test_get_size(c, 'B');
     test_inputs(c, GT_STEP, &in);
     test_inputs(c, GT_FORWARD, &in_forward);
-    pool = *array_of(&in, c, "state_out");
+    pool = *test_array_of(&in, c, "state_out");
     state = test_array(batch * n, 0);
     for (int64_t b = 0; b < batch; b++)
         if (row_of(c, &in, size[0], b) >= 0)
             memcpy(state + b * n, pool + row_of(c, &in, size[0], b) * n, (size_t)n * sizeof *state);
-    set_array(&in_forward, c, "state_in", state);
+    test_set_array(&in_forward, c, "state_in", state);
     test_run(r, c, GT_FORWARD, &in_forward, TEST_ALL, &expected);
 
     /* what the step should leave: the pool with the rows that were used, zeros where skipped */
     state = take_array(&expected, c, "state_out");
-    set_array(&expected, c, "state_out", test_array(size[0] * n, 0));
-    memcpy(*array_of(&expected, c, "state_out"), pool, (size_t)(size[0] * n) * sizeof *pool);
-    y = *array_of(&expected, c, "y");
-    y_count = batch ? test_count(c, GT_STEP, tensor_of(c, "y")) / batch : 0;
+    test_set_array(&expected, c, "state_out", test_array(size[0] * n, 0));
+    memcpy(*test_array_of(&expected, c, "state_out"), pool, (size_t)(size[0] * n) * sizeof *pool);
+    y = *test_array_of(&expected, c, "y");
+    y_count = batch ? test_count(c, GT_STEP, test_tensor_of(c, "y")) / batch : 0;
     for (int64_t b = 0; b < batch; b++) {
         int64_t row = row_of(c, &in, size[0], b);
         if (row >= 0)
-            memcpy(*array_of(&expected, c, "state_out") + row * n, state + b * n, (size_t)n * sizeof *state);
+            memcpy(*test_array_of(&expected, c, "state_out") + row * n, state + b * n, (size_t)n * sizeof *state);
         else
             memset(y + b * y_count, 0, (size_t)y_count * sizeof *y);
     }
@@ -393,8 +378,8 @@ static void take_step(const test_runner *r, const test_case *c, const test_value
     test_values in, out;
     test_cut(c, GT_FORWARD, all, 'T', at, n, &in);
     test_set_size(&step, 'T', n);
-    set_array(&in, c, "state_in", NULL);
-    set_array(&in, c, "state_out", *state);
+    test_set_array(&in, c, "state_in", NULL);
+    test_set_array(&in, c, "state_out", *state);
     test_run(r, &step, GT_STEP, &in, TEST_ALL, &out);
     *state = take_array(&out, c, "state_out");
     test_paste(&step, c, GT_FORWARD, &out, 'T', at, joined);
@@ -407,7 +392,7 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
     test_values in, in_prefill, out, joined = {{NULL}}, expected;
     double *state;
     if (!is_recurrent(c) || test_is_packed(c) || at > T || test_get_flag(c, test_table(c)->fields.state_in_shared) ||
-        test_is_absent(c, tensor_of(c, "state_out")))
+        test_is_absent(c, test_tensor_of(c, "state_out")))
         return;
     test_set_slots(&whole, 0);
     prefill = whole;
@@ -422,62 +407,8 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
         n = T - at < most ? T - at : most;
         take_step(r, &whole, &in, at, n, &state, &joined);
     }
-    set_array(&joined, c, "state_out", state);
+    test_set_array(&joined, c, "state_out", state);
     test_same(r, &whole, GT_FORWARD, "prefill and steps", &joined, &expected, tolerance);
     test_free(&in), test_free(&in_prefill), test_free(&out);
     test_free(&joined), test_free(&expected);
-}
-
-/* ---- exact zeros ----------------------------------------------------------------------------- */
-
-void test_zero_decay_is_flat(const test_runner *r, const test_case *c) {
-    test_values in, out;
-    int64_t count, zeros = 0, flat = 0;
-    const double *w, *dw;
-    if (strcmp(c->op, "wkv6")) return;
-    count = test_count(c, GT_BACKWARD, tensor_of(c, "w"));
-    test_inputs(c, GT_BACKWARD, &in);
-    test_run(r, c, GT_BACKWARD, &in, TEST_ALL, &out);
-    w = *array_of(&in, c, "w");
-    dw = *array_of(&out, c, "dw");
-    for (int64_t i = 0; i < count; i++) {
-        float decay = (float)exp(c->args.wkv6.decay == GT_DECAY_LOG ? w[i] : -exp(w[i]));
-        zeros += decay == 0;
-        flat += decay == 0 && dw[i] == 0;
-    }
-    test_check(flat == zeros, "%s: dw of %s is not 0 at %lld of %lld zero decays", test_describe(c, GT_BACKWARD),
-               r->name, (long long)(zeros - flat), (long long)zeros);
-    test_free(&in), test_free(&out);
-}
-
-void test_limits_hold(const test_runner *r, const test_case *c, double tolerance) {
-    static const double inside[] = {0.25, 0.3125, 0.5}, outside[] = {0.125, 0.75, 0.25 - 0x1p-8};
-    test_case limited = *c, free_case = *c;
-    if (strcmp(c->op, "ssd")) return;
-    limited.args.ssd.softplus = free_case.args.ssd.softplus = free_case.args.ssd.dt_limit = 0;
-    limited.args.ssd.dt_limit = 1;
-    limited.args.ssd.dt_min = 0.25f;
-    limited.args.ssd.dt_max = 0.5f;
-    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
-        for (int is_outside = 0; is_outside < 2; is_outside++) {
-            const gt_tensor *t = tensor_of(c, "dt");
-            int64_t count = test_count(c, (gt_pass)pass, t);
-            test_values in, got, expected;
-            double *dt, *ddt, *ddt_bias;
-            test_inputs(c, (gt_pass)pass, &in);
-            set_array(&in, c, "dt_bias", NULL);
-            dt = *array_of(&in, c, "dt");
-            for (int64_t i = 0; i < count; i++) dt[i] = (is_outside ? outside : inside)[i % 3];
-            test_run(r, &limited, (gt_pass)pass, &in, TEST_ALL, &got);
-            for (int64_t i = 0; i < count; i++) dt[i] = fmin(fmax(dt[i], 0.25), 0.5);
-            test_run(r, &free_case, (gt_pass)pass, &in, TEST_ALL, &expected);
-            ddt = *array_of(&expected, c, "ddt");
-            ddt_bias = *array_of(&expected, c, "ddt_bias");
-            for (int64_t i = 0; ddt && is_outside && i < count; i++) ddt[i] = 0;
-            for (int64_t h = 0; ddt_bias && is_outside && h < c->args.ssd.H; h++) ddt_bias[h] = 0;
-            test_same(r, &limited, (gt_pass)pass, is_outside ? "beyond the limits" : "at the limits", &got, &expected,
-                      tolerance);
-            test_free(&in), test_free(&got), test_free(&expected);
-        }
-    }
 }

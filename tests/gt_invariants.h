@@ -36,10 +36,6 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
 /* The first `at` tokens by forward, the rest in steps of up to `most` tokens: as all at once. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);
-/* wkv6: where the decay is exactly 0, so is dw. */
-void test_zero_decay_is_flat(const test_runner *r, const test_case *c);
-/* ssd: a limit of dt exactly reached lets the gradient pass, beyond it the gradient is 0. */
-void test_limits_hold(const test_runner *r, const test_case *c, double tolerance);
 
 #ifdef __cplusplus
 }

@@ -319,6 +319,21 @@ void test_free(test_values *v) {
     memset(v, 0, sizeof *v);
 }
 
+double **test_array_of(test_values *v, const test_case *c, const char *tensor) {
+    return &v->of[test_find(test_table(c), tensor)];
+}
+
+/* Replaces the array of a tensor by another, which may be NULL. */
+void test_set_array(test_values *v, const test_case *c, const char *tensor, double *array) {
+    double **at = test_array_of(v, c, tensor);
+    free(*at);
+    *at = array;
+}
+
+const gt_tensor *test_tensor_of(const test_case *c, const char *name) {
+    return &test_table(c)->tensors[test_find(test_table(c), name)];
+}
+
 /* Copies n positions along an index, of which `from` has from_n and `to` has to_n. */
 static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to, int64_t to_n, int64_t to_at,
                        int64_t n, int64_t outer, int64_t inner) {

@@ -156,6 +156,14 @@ typedef struct test_bad_value {
     test_value set[3];
 } test_bad_value;
 
+typedef struct test_runner test_runner;
+
+typedef struct test_property {
+    const char *what;
+    test_level level; /* of the cases */
+    void (*check)(const test_runner *r, const test_case *c, double tolerance);
+} test_property;
+
 /* ---- operators ------------------------------------------------------------------------------- */
 
 /* What tests and bench must know of an operator beyond its table: ops/OP.c. */
@@ -188,6 +196,14 @@ typedef struct test_op {
     void (*set_fill)(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map);
     void (*set_regime)(test_case *c, int n);
     test_tolerance kernels; /* what the kernels may lose */
+    /* What must hold of this operator alone; NULL or a list that ends with what NULL. */
+    const test_property *properties;
+    /* By dtype: what the time cut in two may change in the twins.  0: nothing. */
+    double split_tolerance[4];
+    /* NULL, or: further times for the sizes, ending with -1, and kernels that must have been launched then, with NULL. */
+    const int64_t *more_times;
+    const char *const *launched;
+    size_t handle; /* of the field for a handle of cuBLASLt; 0: there is none */
 
     /* Rows of the bench: of the CPU twins, as the trainer calls them, a small batch; and of a GPU, the same at the
      * trainer's own batch and the sizes of larger models.  The lists end with op NULL, tensors NULL, letters NULL. */
@@ -262,6 +278,10 @@ int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s);
 double *test_array(int64_t count, double value);
 void test_copy(const test_case *c, gt_pass pass, const test_values *from, test_values *to);
 void test_free(test_values *v);
+/* By a tensor's name; test_set_array frees the array that it replaces by another, which may be NULL. */
+const gt_tensor *test_tensor_of(const test_case *c, const char *name);
+double **test_array_of(test_values *v, const test_case *c, const char *tensor);
+void test_set_array(test_values *v, const test_case *c, const char *tensor, double *array);
 
 /* Positions at, at+1, ... at+n-1 along the index `letter`; tensors without it are copied. */
 void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at, int64_t n,
@@ -272,7 +292,6 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-typedef struct test_runner test_runner;
 struct test_runner {
     const char *name;
     /* Executes a pass.  All pointers in *args lie in memory[0..bytes), 256-byte aligned. */

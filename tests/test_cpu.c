@@ -15,13 +15,17 @@ static const gt_dtype dtypes[][2] = {
     {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SIZE = 20 };
 
+/* 0 if the operator does not take the d-th dtypes. */
+static int set_dtypes(test_case *c, int d) {
+    if (dtypes[d][1] && !test_table(c)->companion_offset) return 0;
+    test_set_dtype(c, dtypes[d][0], dtypes[d][1]);
+    return 1;
+}
+
 static void for_table(const test_case *table, test_level level, int d, void (*check)(const test_case *c)) {
     for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
-        if (c.level > level) continue;
-        if (dtypes[d][1] && !test_table(&c)->companion_offset) continue;
-        test_set_dtype(&c, dtypes[d][0], dtypes[d][1]);
-        check(&c);
+        if (c.level <= level && set_dtypes(&c, d)) check(&c);
     }
 }
 
@@ -46,13 +50,9 @@ static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
 static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, 0); }
 
-static void zero_decay_is_flat(const test_case *c) { test_zero_decay_is_flat(&test_twin, c); }
-static void limits_hold(const test_case *c) { test_limits_hold(&test_twin, c, 0); }
-
 static void time_splits(const test_case *c) {
     int64_t T = test_get_size(c, 'T');
-    /* conv1d adds the gradient of the state last, where one call adds that of each token in turn */
-    double tolerance = strcmp(c->op, "conv1d") ? 0 : c->args.conv1d.dtype == GT_F32 ? 1e-6 : 0x1p-8;
+    double tolerance = test_op_of(c->op)->split_tolerance[test_dtype_of(c, &test_table(c)->tensors[0])];
     for (int64_t at = 0; at <= T; at += T > 20 ? 21 : 1) test_time_splits(&test_twin, c, at, tolerance);
     test_time_splits(&test_twin, c, 64, tolerance);
 }
@@ -159,6 +159,16 @@ static void check_format(const format *f) {
 
 /* ---- the twins ------------------------------------------------------------------------------- */
 
+static void check_property(const test_op *op, const test_property *p) {
+    for (int d = 0; d < DTYPES; d++)
+        for (int packed = 0; packed < 2; packed++)
+            for (const test_case *at = packed ? op->packed : op->cases; at && at->op; at++) {
+                test_case c = *at;
+                if (c.level <= p->level && set_dtypes(&c, d)) p->check(&test_twin, &c, 0);
+            }
+    test_group(op->name, p->what);
+}
+
 static void check_operator(const test_op *op) {
     for_cases(op, TEST_MEDIUM, 0, truth_holds);
     test_group(op->name, "fp32 against the truth");
@@ -203,14 +213,7 @@ static void check_operator(const test_op *op) {
         for_all_dtypes(op, TEST_SMALL, steps_agree);
         test_group(op->name, "prefill at any split, then steps");
     }
-    if (!strcmp(op->name, "wkv6")) {
-        for_all_dtypes(op, TEST_MEDIUM, zero_decay_is_flat);
-        test_group(op->name, "dw is 0 where the decay is");
-    }
-    if (!strcmp(op->name, "ssd")) {
-        for_all_dtypes(op, TEST_TINY, limits_hold);
-        test_group(op->name, "dt at and beyond its limits");
-    }
+    for (const test_property *p = op->properties; p && p->what; p++) check_property(op, p);
 #ifdef _OPENMP
     for_cases(op, TEST_MEDIUM, 0, check_threads);
     test_group(op->name, "any number of threads gives the same bits");

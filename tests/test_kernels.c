@@ -24,6 +24,13 @@
 
 static int is_short, is_once, is_exact;
 
+/* What a runner of kernels is given, and what its last call left in saved. */
+typedef struct run_context {
+    machine_mode mode;
+    char *saved;
+    size_t saved_bytes;
+} run_context;
+
 /* ---- memory of one call ---------------------------------------------------------------------- */
 
 enum { GUARD = 256, MAX_BUFFERS = TEST_TENSORS + 8, MAX_COPIES = 2 };
@@ -199,7 +206,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     gt_status status = GT_OK;
     memset(k, 0, sizeof *k);
     memcpy(&mine, args, table->args_bytes);
-    if (!strcmp(table->name, "rmsnorm_linear")) mine.rmsnorm_linear.cublaslt = machine_cublaslt();
+    if (op->handle) put_pointer(&mine, op->handle, machine_cublaslt());
     if (is_exact) {
         status = upload_pieces(k, table, pass, &mine, block);
     } else {
@@ -219,41 +226,39 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     return status;
 }
 
-/* What the last call left in saved. */
-static struct {
-    char *host;
-    size_t bytes;
-} left;
-
 /* Not where saved was not filled in advance, so that what is never written would differ. */
-static void keep_saved(const call *k) {
+static void keep_saved(run_context *r, const call *k) {
     const buffer *b = &k->of[k->saved];
-    free(left.host);
-    left.host = NULL;
-    left.bytes = k->saved && !is_exact ? b->bytes : 0;
-    if (!left.bytes) return;
-    left.host = (char *)malloc(left.bytes);
-    if (!left.host) exit(2);
-    machine_copy(left.host, b->image, left.bytes);
+    free(r->saved);
+    r->saved = NULL;
+    r->saved_bytes = k->saved && !is_exact ? b->bytes : 0;
+    if (!r->saved_bytes) return;
+    r->saved = (char *)malloc(r->saved_bytes);
+    if (!r->saved) exit(2);
+    machine_copy(r->saved, b->image, r->saved_bytes);
 }
 
 /* Takes over what was left in saved; returns its length. */
-static size_t take_saved(char **host) {
-    *host = left.host;
-    left.host = NULL;
-    return left.bytes;
+static size_t take_saved(const test_runner *runner, char **host) {
+    run_context *r = (run_context *)runner->context;
+    *host = r->saved;
+    r->saved = NULL;
+    return r->saved_bytes;
 }
 
 /* The last call left the same bits in saved as the one of which they were taken. */
-static void check_same_saved(const test_case *c, gt_pass pass, const char *what, const char *host, size_t bytes) {
+static void check_same_saved(const test_runner *runner, const test_case *c, gt_pass pass, const char *what,
+                             const char *host, size_t bytes) {
+    const run_context *r = (const run_context *)runner->context;
     if (!bytes) return;
-    test_check(left.host && left.bytes == bytes && !memcmp(left.host, host, bytes), "%s: saved, %s: other bits",
+    test_check(r->saved && r->saved_bytes == bytes && !memcmp(r->saved, host, bytes), "%s: saved, %s: other bits",
                test_describe(c, pass), what);
 }
 
 static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
                              size_t bytes) {
-    const machine_mode *mode = (const machine_mode *)r->context;
+    run_context *context = (run_context *)r->context;
+    const machine_mode *mode = &context->mode;
     static call k[MAX_COPIES];
     machine_job jobs[MAX_COPIES];
     int copies = mode->copies ? mode->copies : 1, is_same = 1, is_intact = 1;
@@ -264,7 +269,7 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
         jobs[i] = k[i].job;
     }
     if (status == GT_OK) status = machine_run(jobs, copies, mode);
-    if (status == GT_OK) keep_saved(&k[0]);
+    if (status == GT_OK) keep_saved(context, &k[0]);
     for (int i = 0; i < copies; i++) {
         for (int j = 0; j < k[i].buffers; j++) {
             buffer *b = &k[i].of[j];
@@ -282,18 +287,33 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* ---- runners --------------------------------------------------------------------------------- */
 
-static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
-static test_runner plain = {.name = "the kernel", .run = run_kernels, .context = &plain_mode};
-static test_runner with_saved = {.name = "the kernel", .run = run_kernels, .context = &saved_mode};
+/* What the checks of an operator work with: the ways to make its calls. */
+typedef struct tester {
+    const test_op *op;
+    run_context plain_context, saved_context, other_context;
+    test_runner plain, with_saved, other; /* other: see mode_agrees */
+    const test_property *property;        /* the one that is being checked */
+} tester;
 
-static double tolerance_of(const test_case *c) {
-    gt_dtype dtype;
-    memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
-    return plain.tolerance.activations[dtype];
+static test_runner make_runner(const test_op *op, run_context *context, machine_mode mode) {
+    test_runner r = {.name = "the kernel", .run = run_kernels, .context = context, .tolerance = op->kernels};
+    context->mode = mode;
+    return r;
+}
+
+static void start_tester(tester *t, const test_op *op) {
+    memset(t, 0, sizeof *t);
+    t->op = op;
+    t->plain = make_runner(op, &t->plain_context, (machine_mode){"plain", 1, 0, 0, 0, 0});
+    t->with_saved = make_runner(op, &t->saved_context, (machine_mode){"saved", 1, 1, 0, 0, 0});
 }
 
 /* Two results that are both within the tolerance. */
-static double twice(const test_case *c) { return 2 * tolerance_of(c); }
+static double twice(const test_case *c) {
+    gt_dtype dtype;
+    memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
+    return 2 * test_op_of(c->op)->kernels.activations[dtype];
+}
 
 static int has_saved(const test_case *c) { return test_table(c)->fields.saved != 0; }
 
@@ -304,7 +324,7 @@ static void set_segments(test_case *c, int64_t segments) {
 
 /* ---- checks of one case ---------------------------------------------------------------------- */
 
-typedef void check_case(const test_case *c);
+typedef void check_case(tester *t, const test_case *c);
 
 /* The pass agrees with the truth, and a second run gives the same bits, in saved, too. */
 static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
@@ -312,12 +332,12 @@ static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, c
     test_values got, again;
     if (test_run(r, c, pass, in, TEST_ALL, &got)) {
         char *saved;
-        size_t bytes = take_saved(&saved);
+        size_t bytes = take_saved(r, &saved);
         test_compare(r, c, pass, &got, truth, magnitudes);
         if (!is_once) {
             test_run(r, c, pass, in, TEST_ALL, &again);
             test_same(r, c, pass, "second run", &again, &got, 0);
-            check_same_saved(c, pass, "second run", saved, bytes);
+            check_same_saved(r, c, pass, "second run", saved, bytes);
             test_free(&again);
         }
         free(saved);
@@ -325,54 +345,53 @@ static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, c
     test_free(&got);
 }
 
-static void check_truth(const test_case *c, int is_plain, int is_saved) {
+static void check_truth(tester *t, const test_case *c, int is_plain, int is_saved) {
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, truth, magnitudes = {{NULL}};
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(&test_truth, c, (gt_pass)pass, &in, TEST_ALL, &truth);
         if (pass == GT_BACKWARD) test_magnitudes(c, &in, &magnitudes);
-        if (is_plain) check_pass(&plain, c, (gt_pass)pass, &in, &truth, &magnitudes);
-        if (is_saved) check_pass(&with_saved, c, (gt_pass)pass, &in, &truth, &magnitudes);
+        if (is_plain) check_pass(&t->plain, c, (gt_pass)pass, &in, &truth, &magnitudes);
+        if (is_saved) check_pass(&t->with_saved, c, (gt_pass)pass, &in, &truth, &magnitudes);
         test_free(&in), test_free(&truth), test_free(&magnitudes);
     }
 }
 
-static void truth_holds(const test_case *c) { check_truth(c, 1, has_saved(c)); }
+static void truth_holds(tester *t, const test_case *c) { check_truth(t, c, 1, has_saved(c)); }
 /* With saved in half of the cases; each in a schedule of its own. */
-static void truth_holds_by_turns(const test_case *c) {
+static void truth_holds_by_turns(tester *t, const test_case *c) {
     int is_saved = has_saved(c) && c->seed / 7 % 2;
-    plain_mode.schedule = saved_mode.schedule = c->seed + 1;
-    check_truth(c, !is_saved, is_saved);
+    t->plain_context.mode.schedule = t->saved_context.mode.schedule = c->seed + 1;
+    check_truth(t, c, !is_saved, is_saved);
 }
-static void layouts_agree(const test_case *c) { test_layouts_agree(&plain, c, twice(c)); }
-static void in_place_agrees(const test_case *c) { test_in_place_agrees(&plain, c, twice(c)); }
-static void alone_agrees(const test_case *c) { test_alone_agrees(&plain, c, twice(c)); }
-static void null_agrees(const test_case *c) { test_null_agrees(&plain, c, twice(c)); }
-static void shared_agrees(const test_case *c) { test_shared_agrees(&plain, c, twice(c)); }
-static void step_agrees(const test_case *c) { test_step_agrees(&plain, c, twice(c)); }
-static void zero_decay_is_flat(const test_case *c) { test_zero_decay_is_flat(&plain, c); }
-static void limits_hold(const test_case *c) { test_limits_hold(&plain, c, twice(c)); }
+static void layouts_agree(tester *t, const test_case *c) { test_layouts_agree(&t->plain, c, twice(c)); }
+static void in_place_agrees(tester *t, const test_case *c) { test_in_place_agrees(&t->plain, c, twice(c)); }
+static void alone_agrees(tester *t, const test_case *c) { test_alone_agrees(&t->plain, c, twice(c)); }
+static void null_agrees(tester *t, const test_case *c) { test_null_agrees(&t->plain, c, twice(c)); }
+static void shared_agrees(tester *t, const test_case *c) { test_shared_agrees(&t->plain, c, twice(c)); }
+static void step_agrees(tester *t, const test_case *c) { test_step_agrees(&t->plain, c, twice(c)); }
+static void property_holds(tester *t, const test_case *c) { t->property->check(&t->plain, c, twice(c)); }
 
-static void accumulate_adds(const test_case *c) {
+static void accumulate_adds(tester *t, const test_case *c) {
     test_case add = *c;
     test_set_flag(&add, test_table(c)->accumulate_offset, 1);
-    truth_holds_by_turns(&add);
+    truth_holds_by_turns(t, &add);
 }
 
-static void time_splits(const test_case *c) {
+static void time_splits(tester *t, const test_case *c) {
     int64_t T = test_get_size(c, 'T');
-    test_time_splits(&plain, c, T / 2, twice(c));
-    if (T > 64) test_time_splits(&plain, c, 64, twice(c));
+    test_time_splits(&t->plain, c, T / 2, twice(c));
+    if (T > 64) test_time_splits(&t->plain, c, 64, twice(c));
 }
 
 /* With segments fixed, what a batch element or packed sequence gives depends on nothing else; rows
  * may be tiled. */
-static void batch_splits(const test_case *c) {
+static void batch_splits(tester *t, const test_case *c) {
     test_case fixed = *c;
     for (int64_t segments = 1; segments <= (test_is_packed(c) ? 2 : 1); segments++) {
         set_segments(&fixed, segments);
-        test_batch_splits(&plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
+        test_batch_splits(&t->plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
     }
 }
 
@@ -409,8 +428,9 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
     return GT_OK;
 }
 
-static void refuses_less(const test_case *c) {
+static void refuses_less(tester *t, const test_case *c) {
     const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}, {0}, 0}};
+    (void)t;
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, out;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
@@ -423,23 +443,21 @@ static void refuses_less(const test_case *c) {
 
 /* ---- other ways to make a call --------------------------------------------------------------- */
 
-static machine_mode mode_checked;
-
-static void mode_agrees(const test_case *c) {
-    test_runner other = plain;
-    other.context = &mode_checked;
+static void mode_agrees(tester *t, const test_case *c) {
+    const machine_mode *mode = &t->other_context.mode;
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
         test_values in, a, b;
         char *saved;
         size_t bytes;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
-        test_run(&other, c, (gt_pass)pass, &in, TEST_ALL, &a);
-        bytes = take_saved(&saved);
-        test_run(mode_checked.gives_saved ? &with_saved : &plain, c, (gt_pass)pass, &in, TEST_ALL, &b);
-        test_same(&other, c, (gt_pass)pass, mode_checked.name, &a, &b, 0);
+        test_run(&t->other, c, (gt_pass)pass, &in, TEST_ALL, &a);
+        bytes = take_saved(&t->other, &saved);
+        test_runner *usual = mode->gives_saved ? &t->with_saved : &t->plain;
+        test_run(usual, c, (gt_pass)pass, &in, TEST_ALL, &b);
+        test_same(&t->other, c, (gt_pass)pass, mode->name, &a, &b, 0);
         /* a graph that is replayed leaves what only the first replay wrote */
-        if (!mode_checked.is_captured) check_same_saved(c, (gt_pass)pass, mode_checked.name, saved, bytes);
+        if (!mode->is_captured) check_same_saved(usual, c, (gt_pass)pass, mode->name, saved, bytes);
         test_free(&in), test_free(&a), test_free(&b), free(saved);
     }
 }
@@ -468,7 +486,7 @@ static double loss_difference(const test_case *c, const test_values *dout, const
 
 /* The loss's derivative along one random direction through all inputs, by the kernels alone:
  * backward's gradient against forward at four points, extrapolated to an error of h^4. */
-static void difference_agrees(const test_case *drawn) {
+static void difference_agrees(tester *t, const test_case *drawn) {
     const double h = 5e-3;
     const gt_op *op = test_table(drawn);
     test_case fp32 = *drawn, *c = &fp32;
@@ -478,7 +496,7 @@ static void difference_agrees(const test_case *drawn) {
     test_set_dtype(c, GT_F32, GT_DTYPE_DEFAULT);
     test_inputs(c, GT_FORWARD, &in);
     test_inputs(c, GT_BACKWARD, &back);
-    test_run(&with_saved, c, GT_BACKWARD, &back, TEST_ALL, &gradient);
+    test_run(&t->with_saved, c, GT_BACKWARD, &back, TEST_ALL, &gradient);
     for (int point = 0; point < 4; point++) {
         double step = h * (point < 2 ? point - 2 : point - 1);
         test_random r = {test_seed(c) + 1};
@@ -497,7 +515,7 @@ static void difference_agrees(const test_case *drawn) {
                 squares += g[j] * d * g[j] * d;
             }
         }
-        test_run(&plain, c, GT_FORWARD, &moved, TEST_ALL, &out[point]);
+        test_run(&t->plain, c, GT_FORWARD, &moved, TEST_ALL, &out[point]);
         test_free(&moved);
     }
     quotient =
@@ -528,7 +546,7 @@ static void set_next_dtypes(test_case *c, int n) {
         while (!set_dtypes(c, ++d)) continue;
 }
 
-static int for_table(const test_case *table, test_level level, int d, int n, check_case *check) {
+static int for_table(tester *t, const test_case *table, test_level level, int d, int n, check_case *check) {
     for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
         if (c.level > level) continue;
@@ -536,32 +554,34 @@ static int for_table(const test_case *table, test_level level, int d, int n, che
             set_next_dtypes(&c, n++);
         else if (!set_dtypes(&c, d))
             continue;
-        check(&c);
+        check(t, &c);
     }
     return n;
 }
 
 /* The operator's cases of the tables up to a level, with the d-th dtypes; d = -1: each with the
  * next. */
-static void for_cases(const test_op *op, test_level level, int d, check_case *check) {
-    int n = for_table(op->cases, level, d, 0, check);
-    for_table(op->packed, level, d, n, check);
+static void for_cases(tester *t, test_level level, int d, check_case *check) {
+    const test_op *op = t->op;
+    int n = for_table(t, op->cases, level, d, 0, check);
+    for_table(t, op->packed, level, d, n, check);
 }
 
-static void for_all_dtypes(const test_op *op, test_level level, check_case *check) {
-    for (int d = 0; d < DTYPES; d++) for_cases(op, level, d, check);
+static void for_all_dtypes(tester *t, test_level level, check_case *check) {
+    for (int d = 0; d < DTYPES; d++) for_cases(t, level, d, check);
 }
 
-static void for_drawn(const test_op *op, uint64_t count, int64_t most, check_case *check) {
+static void for_drawn(tester *t, uint64_t count, int64_t most, check_case *check) {
+    const test_op *op = t->op;
     for (uint64_t seed = 1; seed <= count; seed++) {
         test_case c;
         test_draw_case(op, seed, most, &c);
         set_next_dtypes(&c, (int)seed);
-        check(&c);
+        check(t, &c);
         if (!test_takes_packed(op)) continue;
         test_draw_packed(op, seed, most, &c);
         set_next_dtypes(&c, (int)seed);
-        check(&c);
+        check(t, &c);
     }
 }
 
@@ -581,7 +601,8 @@ static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
-static void sweep(const test_op *op, const int64_t *times, double most_work, int count, check_case *check) {
+static void sweep(tester *t, const int64_t *times, double most_work, int count, check_case *check) {
+    const test_op *op = t->op;
     int n = 0;
     for (const test_case *size = op->sizes; size->op; size++) {
         for (const int64_t *time = times; *time >= 0; time++) {
@@ -597,7 +618,7 @@ static void sweep(const test_op *op, const int64_t *times, double most_work, int
                 if (op->set_regime) op->set_regime(&c, n / DTYPES);
                 set_segments(&c, n % 7);
                 set_next_dtypes(&c, n);
-                check(&c);
+                check(t, &c);
             }
         }
     }
@@ -605,19 +626,21 @@ static void sweep(const test_op *op, const int64_t *times, double most_work, int
 
 /* Every size in aligned arrays, as the fast kernels want them, in two segments, with the d-th
  * dtypes. */
-static void for_sizes(const test_op *op, int64_t time, double most_work, int d, check_case *check) {
+static void for_sizes(tester *t, int64_t time, double most_work, int d, check_case *check) {
+    const test_op *op = t->op;
     for (const test_case *size = op->sizes; size->op; size++) {
         test_case c = *size;
         if (!set_dtypes(&c, d)) continue;
         test_set_size(&c, op->twin[GT_STEP] ? 'T' : 'M', time);
         if (op->twin[GT_STEP]) test_set_size(&c, 'B', 1);
         set_segments(&c, 2);
-        if (work(&c) <= most_work) check(&c);
+        if (work(&c) <= most_work) check(t, &c);
     }
 }
 
 /* Packed sequences in every size; the rest is the next each time. */
-static void sweep_packed(const test_op *op, double most_work, int count, check_case *check) {
+static void sweep_packed(tester *t, double most_work, int count, check_case *check) {
+    const test_op *op = t->op;
     static const int64_t lengths[] = {0, 65, 1, 0, 130, 17};
     int n = 0;
     for (const test_case *size = op->sizes; size->op && test_takes_packed(op); size++) {
@@ -633,13 +656,14 @@ static void sweep_packed(const test_op *op, double most_work, int count, check_c
             if (op->set_regime) op->set_regime(&c, n);
             set_segments(&c, n % 4);
             set_next_dtypes(&c, n + 1);
-            check(&c);
+            check(t, &c);
         }
     }
 }
 
 /* Those of the highest level. */
-static void for_large(const test_op *op, check_case *check) {
+static void for_large(tester *t, check_case *check) {
+    const test_op *op = t->op;
     const test_case *const tables[] = {op->cases, op->packed};
     for (int i = 0; i < 2; i++) {
         for (const test_case *at = tables[i]; at && at->op; at++) {
@@ -647,18 +671,19 @@ static void for_large(const test_op *op, check_case *check) {
             if (c.level < TEST_LARGE) continue;
             c.seed = (uint64_t)(at - tables[i]);
             set_next_dtypes(&c, (int)c.seed);
-            check(&c);
+            check(t, &c);
         }
     }
 }
 
 /* With one thread: those of the double twins would wake for each of 70000 batch elements. */
-static void for_many(const test_op *op, check_case *check) {
+static void for_many(tester *t, check_case *check) {
+    const test_op *op = t->op;
 #ifdef _OPENMP
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
 #endif
-    for (const test_case *c = op->many; c->op; c++) check(c);
+    for (const test_case *c = op->many; c->op; c++) check(t, c);
 #ifdef _OPENMP
     omp_set_num_threads(threads);
 #endif
@@ -670,140 +695,144 @@ static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
 static const int64_t long_times[] = {1000, -1};
 static const int64_t mode_times[] = {33, -1};
 static const int64_t once_times[] = {2, 33, -1};
-static const int64_t slot_times[] = {100, 130, 200, 300, -1};
 
-/* ssd on tensor cores: times that reach over its chunks of 64 tokens and slots of 128; that it did run there. */
-static void check_slots(const test_op *op) {
-    if (strcmp(op->name, "ssd")) return;
-    sweep(op, slot_times, machine_is_slow ? 6e6 : 2e7, 1, truth_holds_by_turns);
-    static const char *const kernels[] = {"forward_tensor_kernel", "states_tensor_kernel", "chunk_gradient_kernel",
-                                          "finish_kernel"};
-    for (int i = 0; i < 4; i++) test_check(machine_launched(kernels[i]), "%s was not launched", kernels[i]);
-    test_group(op->name, "times over several slots");
+/* Times that the operator asks for, and that kernels were launched which these are for. */
+static void check_more_times(tester *t) {
+    const test_op *op = t->op;
+    if (!op->more_times) return;
+    sweep(t, op->more_times, machine_is_slow ? 6e6 : 2e7, 1, truth_holds_by_turns);
+    for (const char *const *kernel = op->launched; kernel && *kernel; kernel++)
+        test_check(machine_launched(*kernel), "%s was not launched", *kernel);
+    test_group(op->name, "more times");
 }
 
 /* The other ways to make calls; only that of a name, if it is given. */
-static void check_modes(const test_op *op, const char *only) {
+static void check_modes(tester *t, const char *only) {
+    const test_op *op = t->op;
     for (const machine_mode *mode = machine_modes; mode->name; mode++) {
         if (is_exact || (only && strcmp(only, mode->name))) continue;
-        mode_checked = *mode;
-        if (!mode_checked.schedule) mode_checked.schedule = 1;
+        t->other = make_runner(op, &t->other_context, *mode);
+        if (!mode->schedule) t->other_context.mode.schedule = 1;
         if (machine_is_slow || is_short)
-            for_cases(op, TEST_SMALL, -1, mode_agrees);
+            for_cases(t, TEST_SMALL, -1, mode_agrees);
         else
-            for_all_dtypes(op, TEST_MEDIUM, mode_agrees);
-        sweep(op, mode_times, 2e6, 1, mode_agrees);
+            for_all_dtypes(t, TEST_MEDIUM, mode_agrees);
+        sweep(t, mode_times, 2e6, 1, mode_agrees);
         test_group(op->name, mode->name);
     }
 }
 
 /* What takes long in the emulation, or under a sanitizer. */
-static void check_briefly(const test_op *op) {
-    for_cases(op, TEST_SMALL, -1, truth_holds);
+static void check_briefly(tester *t) {
+    const test_op *op = t->op;
+    for_cases(t, TEST_SMALL, -1, truth_holds);
     test_group(op->name, "against the truth");
-    sweep(op, times, machine_is_slow && is_exact ? 1e6 : 5e6, 1, truth_holds_by_turns);
-    sweep_packed(op, 5e6, 1, truth_holds_by_turns);
+    sweep(t, times, machine_is_slow && is_exact ? 1e6 : 5e6, 1, truth_holds_by_turns);
+    sweep_packed(t, 5e6, 1, truth_holds_by_turns);
     test_group(op->name, "sizes and times");
-    check_slots(op);
-    for_drawn(op, 10, 20, truth_holds_by_turns);
+    check_more_times(t);
+    for_drawn(t, 10, 20, truth_holds_by_turns);
     test_group(op->name, "random cases against the truth");
-    for_cases(op, TEST_TINY, -1, layouts_agree);
-    for_cases(op, TEST_TINY, -1, in_place_agrees);
+    for_cases(t, TEST_TINY, -1, layouts_agree);
+    for_cases(t, TEST_TINY, -1, in_place_agrees);
     test_group(op->name, "layouts and places");
-    for_cases(op, TEST_TINY, -1, accumulate_adds);
+    for_cases(t, TEST_TINY, -1, accumulate_adds);
     test_group(op->name, "accumulate");
 }
 
-static void check_fully(const test_op *op) {
-    for_all_dtypes(op, TEST_MEDIUM, truth_holds);
+static void check_fully(tester *t) {
+    const test_op *op = t->op;
+    for_all_dtypes(t, TEST_MEDIUM, truth_holds);
     test_group(op->name, "against the truth");
-    for_large(op, truth_holds_by_turns);
-    for_many(op, truth_holds_by_turns);
+    for_large(t, truth_holds_by_turns);
+    for_many(t, truth_holds_by_turns);
     test_group(op->name, "large, and more than 65535 of each index");
-    sweep(op, times, 5e6, 3, truth_holds_by_turns);
-    sweep(op, long_times, 2e7, 1, truth_holds_by_turns);
-    sweep_packed(op, 2e7, 2 * DTYPES, truth_holds_by_turns);
+    sweep(t, times, 5e6, 3, truth_holds_by_turns);
+    sweep(t, long_times, 2e7, 1, truth_holds_by_turns);
+    sweep_packed(t, 2e7, 2 * DTYPES, truth_holds_by_turns);
     test_group(op->name, "sizes, times, decays and layouts");
-    for_drawn(op, 200, 40, truth_holds_by_turns);
+    for_drawn(t, 200, 40, truth_holds_by_turns);
     test_group(op->name, "random cases against the truth");
-    for_all_dtypes(op, TEST_MEDIUM, layouts_agree);
+    for_all_dtypes(t, TEST_MEDIUM, layouts_agree);
     test_group(op->name, "every layout");
-    for_all_dtypes(op, TEST_MEDIUM, in_place_agrees);
+    for_all_dtypes(t, TEST_MEDIUM, in_place_agrees);
     test_group(op->name, "in place");
-    for_cases(op, TEST_MEDIUM, -1, alone_agrees);
+    for_cases(t, TEST_MEDIUM, -1, alone_agrees);
     test_group(op->name, "each output asked for alone");
-    for_all_dtypes(op, TEST_SMALL, accumulate_adds);
-    for_cases(op, TEST_MEDIUM, -1, accumulate_adds);
+    for_all_dtypes(t, TEST_SMALL, accumulate_adds);
+    for_cases(t, TEST_MEDIUM, -1, accumulate_adds);
     test_group(op->name, "accumulate adds");
-    for_cases(op, TEST_SMALL, 0, difference_agrees);
-    for_drawn(op, 20, 10, difference_agrees);
-    for_sizes(op, 70, 5e6, 0, difference_agrees);
+    for_cases(t, TEST_SMALL, 0, difference_agrees);
+    for_drawn(t, 20, 10, difference_agrees);
+    for_sizes(t, 70, 5e6, 0, difference_agrees);
     test_group(op->name, "difference quotients");
 }
 
-static void check_properties(const test_op *op) {
+static void check_properties(tester *t) {
+    const test_op *op = t->op;
     const test_level level = machine_is_slow || is_short ? TEST_TINY : TEST_MEDIUM;
-    for_cases(op, level, -1, null_agrees);
+    for_cases(t, level, -1, null_agrees);
     test_group(op->name, "NULL is the constant stated");
-    for_cases(op, level, -1, batch_splits);
-    sweep_packed(op, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
+    for_cases(t, level, -1, batch_splits);
+    sweep_packed(t, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
     test_group(op->name, "batch elements and packed sequences one by one");
-    for_cases(op, level, -1, refuses_less);
+    for_cases(t, level, -1, refuses_less);
     test_group(op->name, "too little workspace or saved");
     if (op->twin[GT_STEP]) {
-        for_cases(op, level, -1, shared_agrees);
+        for_cases(t, level, -1, shared_agrees);
         test_group(op->name, "a shared state is one for each");
-        for_cases(op, level, -1, time_splits);
+        for_cases(t, level, -1, time_splits);
         test_group(op->name, "the time cut in two");
-        for_cases(op, level, -1, step_agrees);
-        for_cases(op, TEST_SMALL, 0, step_agrees);
+        for_cases(t, level, -1, step_agrees);
+        for_cases(t, TEST_SMALL, 0, step_agrees);
         test_group(op->name, "a step is a forward");
     }
-    if (!strcmp(op->name, "wkv6")) {
-        for_cases(op, level, -1, zero_decay_is_flat);
-        test_group(op->name, "dw is 0 where the decay is");
-    }
-    if (!strcmp(op->name, "ssd")) {
-        for_cases(op, TEST_TINY, 0, limits_hold);
-        test_group(op->name, "dt at and beyond its limits");
+    for (t->property = op->properties; t->property && t->property->what; t->property++) {
+        for_cases(t, level < t->property->level ? level : t->property->level, -1, property_holds);
+        test_group(op->name, t->property->what);
     }
 }
 
 /* Every kernel, and all paths between its chunks of time, with every dtype. */
-static void check_once(const test_op *op) {
+static void check_once(tester *t) {
+    const test_op *op = t->op;
     const double most_work = machine_is_slow ? 2e6 : 5e6;
-    sweep(op, once_times, most_work, 1, truth_holds_by_turns);
-    sweep_packed(op, most_work, 1, truth_holds_by_turns);
+    sweep(t, once_times, most_work, 1, truth_holds_by_turns);
+    sweep_packed(t, most_work, 1, truth_holds_by_turns);
     test_group(op->name, "every size");
-    check_slots(op);
+    check_more_times(t);
     if (is_short) return;
     for (int d = 0; d < DTYPES; d++)
-        for_sizes(op, machine_is_slow ? 17 : 130, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);
+        for_sizes(t, machine_is_slow ? 17 : 130, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);
     test_group(op->name, "every size and dtype");
 }
 
-static void check_operator(const test_op *op) {
+static void check_operator(tester *t) {
     if (is_once) {
-        check_once(op);
+        check_once(t);
         return;
     }
     if (machine_is_slow || is_short)
-        check_briefly(op);
+        check_briefly(t);
     else
-        check_fully(op);
-    check_properties(op);
-    check_modes(op, NULL);
+        check_fully(t);
+    check_properties(t);
+    check_modes(t, NULL);
 }
 
 /* gt_OP_path only asks: a product by the caller's handle is named, not computed, for its addresses are made up. */
-static void check_path_with_handle(void) {
-    const gt_rmsnorm_linear_args a = {.M = 256, .D = 128, .O = 256, .dtype = GT_BF16, .cublaslt = machine_cublaslt()};
+static void check_path_with_handle(const test_op *op) {
+    test_case c = op->sizes[0];
     char text[1024];
-    if (!a.cublaslt) return;
-    const gt_status status = gt_rmsnorm_linear_path(&a, text, sizeof text);
-    test_check(status == GT_OK && strstr(text, "cublasLtMatmul"), "rmsnorm_linear with a handle: '%s' (%d)", text,
+    void *handle = machine_cublaslt();
+    if (!handle || !op->handle) return;
+    test_set_size(&c, 'M', 256);
+    test_set_dtype(&c, GT_BF16, GT_DTYPE_DEFAULT);
+    put_pointer(&c.args, op->handle, handle);
+    const gt_status status = op->table()->calls.path(&c.args, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "cublasLtMatmul"), "%s with a handle: '%s' (%d)", op->name, text,
                status);
-    test_group("rmsnorm_linear", "path with a handle");
+    test_group(op->name, "path with a handle");
 }
 
 int main(int argc, char **argv) {
@@ -838,12 +867,14 @@ int main(int argc, char **argv) {
         int is_asked = first == argc;
         for (int k = first; k < argc; k++) is_asked |= !strcmp(argv[k], op->name);
         if (!is_asked) continue;
-        plain.tolerance = with_saved.tolerance = op->kernels;
-        if (!strcmp(op->name, "rmsnorm_linear")) check_path_with_handle();
+        tester t;
+        start_tester(&t, op);
+        check_path_with_handle(op);
         if (mode)
-            check_modes(op, strcmp(mode, "all") ? mode : NULL);
+            check_modes(&t, strcmp(mode, "all") ? mode : NULL);
         else
-            check_operator(op);
+            check_operator(&t);
+        free(t.plain_context.saved), free(t.saved_context.saved), free(t.other_context.saved);
     }
     machine_report();
     return test_finish();

@@ -120,6 +120,7 @@ const test_op test_op_rmsnorm_linear = {
     .draw = draw,
     /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
+    .handle = AT(rmsnorm_linear, cublaslt),
     .host_rows = host_rows,
     .gpu_rows = gpu_rows,
     .bench_draws = draws,

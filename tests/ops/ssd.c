@@ -181,6 +181,48 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, test_ssm_absent);
 }
 
+/* ---- what must hold of it alone --------------------------------------------------------------- */
+
+/* A limit of dt exactly reached lets the gradient pass, beyond it the gradient is 0. */
+static void limits_hold(const test_runner *r, const test_case *c, double tolerance) {
+    static const double inside[] = {0.25, 0.3125, 0.5}, outside[] = {0.125, 0.75, 0.25 - 0x1p-8};
+    test_case limited = *c, free_case = *c;
+    limited.args.ssd.softplus = free_case.args.ssd.softplus = free_case.args.ssd.dt_limit = 0;
+    limited.args.ssd.dt_limit = 1;
+    limited.args.ssd.dt_min = 0.25f;
+    limited.args.ssd.dt_max = 0.5f;
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        for (int is_outside = 0; is_outside < 2; is_outside++) {
+            const gt_tensor *t = test_tensor_of(c, "dt");
+            int64_t count = test_count(c, (gt_pass)pass, t);
+            test_values in, got, expected;
+            double *dt, *ddt, *ddt_bias;
+            test_inputs(c, (gt_pass)pass, &in);
+            test_set_array(&in, c, "dt_bias", NULL);
+            dt = *test_array_of(&in, c, "dt");
+            for (int64_t i = 0; i < count; i++) dt[i] = (is_outside ? outside : inside)[i % 3];
+            test_run(r, &limited, (gt_pass)pass, &in, TEST_ALL, &got);
+            for (int64_t i = 0; i < count; i++) dt[i] = fmin(fmax(dt[i], 0.25), 0.5);
+            test_run(r, &free_case, (gt_pass)pass, &in, TEST_ALL, &expected);
+            ddt = *test_array_of(&expected, c, "ddt");
+            ddt_bias = *test_array_of(&expected, c, "ddt_bias");
+            for (int64_t i = 0; ddt && is_outside && i < count; i++) ddt[i] = 0;
+            for (int64_t h = 0; ddt_bias && is_outside && h < c->args.ssd.H; h++) ddt_bias[h] = 0;
+            test_same(r, &limited, (gt_pass)pass, is_outside ? "beyond the limits" : "at the limits", &got, &expected,
+                      tolerance);
+            test_free(&in), test_free(&got), test_free(&expected);
+        }
+    }
+}
+
+static const test_property properties[] = {{"dt at and beyond its limits", TEST_TINY, limits_hold},
+                                           {NULL, TEST_TINY, NULL}};
+
+/* Over the chunks of 64 tokens and slots of 128 of the kernels for tensor cores; that these did run. */
+static const int64_t more_times[] = {100, 130, 200, 300, -1};
+static const char *const launched[] = {"forward_tensor_kernel", "states_tensor_kernel", "chunk_gradient_kernel",
+                                       "finish_kernel", NULL};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, label, missing, ...)                                                                                \
@@ -251,6 +293,9 @@ const test_op test_op_ssd = {
     /* what is promised: products of states are of f16 numbers (11 bits), those of pairs of tokens of the activations'
      * dtype; ddt is made of such products, too */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
+    .properties = properties,
+    .more_times = more_times,
+    .launched = launched,
     .host_rows = host_rows,
     .gpu_rows = gpu_rows,
     .bench_draws = draws,

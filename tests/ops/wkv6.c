@@ -171,6 +171,32 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     a->scale = test_pick(r, 2) ? (float)(0.25 + test_uniform(r)) : 0;
 }
 
+/* ---- what must hold of it alone --------------------------------------------------------------- */
+
+/* Where the decay is exactly 0, so is dw. */
+static void zero_decay_is_flat(const test_runner *r, const test_case *c, double tolerance) {
+    test_values in, out;
+    int64_t count, zeros = 0, flat = 0;
+    const double *w, *dw;
+    (void)tolerance;
+    count = test_count(c, GT_BACKWARD, test_tensor_of(c, "w"));
+    test_inputs(c, GT_BACKWARD, &in);
+    test_run(r, c, GT_BACKWARD, &in, TEST_ALL, &out);
+    w = *test_array_of(&in, c, "w");
+    dw = *test_array_of(&out, c, "dw");
+    for (int64_t i = 0; i < count; i++) {
+        float decay = (float)exp(c->args.wkv6.decay == GT_DECAY_LOG ? w[i] : -exp(w[i]));
+        zeros += decay == 0;
+        flat += decay == 0 && dw[i] == 0;
+    }
+    test_check(flat == zeros, "%s: dw of %s is not 0 at %lld of %lld zero decays", test_describe(c, GT_BACKWARD),
+               r->name, (long long)(zeros - flat), (long long)zeros);
+    test_free(&in), test_free(&out);
+}
+
+static const test_property properties[] = {{"dw is 0 where the decay is", TEST_MEDIUM, zero_decay_is_flat},
+                                           {NULL, TEST_TINY, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, missing, ...)                                                                                       \
@@ -217,6 +243,7 @@ const test_op test_op_wkv6 = {
      * of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit (seen: 1.7e-3, and 2.7e-3 of a
      * channel) */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
+    .properties = properties,
     .host_rows = host_rows,
     .gpu_rows = gpu_rows,
     .bench_draws = draws,

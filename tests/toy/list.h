@@ -1,0 +1,4 @@
+/* The list of operators of the tests that are built with the toy alone: see toy.h. */
+#include "toy.h"
+
+#define TEST_OPERATORS(X) X(toy)

@@ -1,0 +1,51 @@
+/* An operator of this folder's own files, for a test that tests: argument checks, twin tests, gradients, fuzz,
+ * emulation and rows of the bench need nothing of an operator but these files and its line in a list.
+ *
+ *     y = gamma x^2 + shift     dx = 2 gamma x dy     dgamma = sum over rows of x^2 dy
+ *
+ *   toy.h    the argument struct and the functions      toy_ref.c  the twin
+ *   toy.cuh  table, kernels, stubs                      toy.c      cases and rows of the bench
+ *   list.h   the list of operators: this one */
+#ifndef GT_TOY_H
+#define GT_TOY_H
+
+#include "gt/base/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gt_toy_args {
+    int64_t M, D;
+    gt_dtype dtype;
+    float shift; /* finite */
+    int negate;  /* 0, 1: gamma counts as -gamma */
+    const void *x;
+    int64_t x_stride;
+    const float *gamma; /* [D]; NULL: 1 */
+    void *y;
+    int64_t y_stride;
+    const void *dy;
+    int64_t dy_stride;
+    void *dx;
+    int64_t dx_stride;
+    float *dgamma; /* [D] */
+    int accumulate;
+    void *workspace;
+    size_t workspace_bytes;
+} gt_toy_args;
+
+size_t gt_toy_args_size(void);
+gt_status gt_toy_forward(const gt_toy_args *args, gt_stream stream);
+gt_status gt_toy_backward(const gt_toy_args *args, gt_stream stream);
+gt_status gt_toy_workspace(const gt_toy_args *args, gt_workspace *need);
+gt_status gt_toy_path(const gt_toy_args *args, char *text, size_t bytes);
+gt_status gt_ref_toy_forward(const gt_toy_args *args);
+gt_status gt_ref_toy_backward(const gt_toy_args *args);
+const gt_op *gt_op_toy(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

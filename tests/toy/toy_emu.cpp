@@ -1,0 +1,1 @@
+#include "toy.cuh" /* the kernels, emulated */

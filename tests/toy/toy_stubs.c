@@ -1,0 +1,1 @@
+#include "toy.cuh" /* stubs */
