@@ -11,5 +11,6 @@ if [ $status -ne 0 ]; then
 else
     # what ptxas says of a kernel: lines of its own, and indented ones for functions and spills
     grep -Ev '^ptxas info|^ +[0-9]+ bytes (stack|cumulative)|^Function properties' "$log"
+    grep 'wgmma.*serialized' "$log" # which is ptxas info, too
 fi
 exit $status
