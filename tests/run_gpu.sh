@@ -21,7 +21,7 @@ summary=$out/summary.txt
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v meson >/dev/null || ! command -v ninja >/dev/null; then . "$root/tests/setup.sh"; fi
 steps=${*:-build suites gpu train memcheck modes racecheck initcheck bench}
-operators=(wkv6 ssd selective_scan conv1d rmsnorm_linear norm_mix norm_gate)
+mapfile -t operators < <(sed -n 's/^    X(\([a-z0-9_]*\)).*/\1/p' tests/ops/list.h)
 failed=0
 
 gpu_query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
