@@ -69,7 +69,7 @@ GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args* args, gt_workspace* n
     const gt_status status = gt::conv1d::prepare(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0};
+    gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;
     sizes.backward = gt::conv1d::plan_backward(a, device).bytes;
     *need = sizes;

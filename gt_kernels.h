@@ -34,6 +34,7 @@
  *   | rmsnorm_linear | forward, backward        | RMSNorm or LayerNorm, then a projection         |
  *   | norm_mix       | forward, backward        | residual + g_a RMSNorm(a) + g_b RMSNorm(b)      |
  *   | norm_gate      | forward, backward        | gated RMSNorm, group norm + gate                |
+ *   wkv6 and ssd also take a sequence in pieces: segment, join, and their backward.
  *   Reserved names: gt_conv_ssd_..., gt_wkv_ssm_... .
  *
  * CONVENTIONS, true for every function
@@ -62,7 +63,7 @@
  *   workspace   scratch memory; contents undefined before and after, any alignment is right.
  *               gt_OP_workspace gives an upper bound from sizes, strides, flags and the current device,
  *               for tensors as well aligned as those given; one that is still NULL counts as aligned.
- *   segments    number of pieces the time axis is cut into and computed in parallel; 0 = chosen from
+ *   segments    number of parts the time axis is cut into and computed in parallel; 0 = chosen from
  *               sizes and device only.  With segments fixed a batch element's result does not depend
  *               on B or on its neighbours, nor that of a packed sequence on the others.
  *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
@@ -129,12 +130,20 @@
 #define gt_wkv6_forward GT_SYMBOL(wkv6_forward)
 #define gt_wkv6_backward GT_SYMBOL(wkv6_backward)
 #define gt_wkv6_step GT_SYMBOL(wkv6_step)
+#define gt_wkv6_segment GT_SYMBOL(wkv6_segment)
+#define gt_wkv6_segment_backward GT_SYMBOL(wkv6_segment_backward)
+#define gt_wkv6_join GT_SYMBOL(wkv6_join)
+#define gt_wkv6_join_backward GT_SYMBOL(wkv6_join_backward)
 #define gt_ssd_args_size GT_SYMBOL(ssd_args_size)
 #define gt_ssd_workspace GT_SYMBOL(ssd_workspace)
 #define gt_ssd_path GT_SYMBOL(ssd_path)
 #define gt_ssd_forward GT_SYMBOL(ssd_forward)
 #define gt_ssd_backward GT_SYMBOL(ssd_backward)
 #define gt_ssd_step GT_SYMBOL(ssd_step)
+#define gt_ssd_segment GT_SYMBOL(ssd_segment)
+#define gt_ssd_segment_backward GT_SYMBOL(ssd_segment_backward)
+#define gt_ssd_join GT_SYMBOL(ssd_join)
+#define gt_ssd_join_backward GT_SYMBOL(ssd_join_backward)
 #define gt_selective_scan_args_size GT_SYMBOL(selective_scan_args_size)
 #define gt_selective_scan_workspace GT_SYMBOL(selective_scan_workspace)
 #define gt_selective_scan_path GT_SYMBOL(selective_scan_path)
@@ -165,9 +174,17 @@
 #define gt_ref_wkv6_forward GT_SYMBOL(ref_wkv6_forward)
 #define gt_ref_wkv6_backward GT_SYMBOL(ref_wkv6_backward)
 #define gt_ref_wkv6_step GT_SYMBOL(ref_wkv6_step)
+#define gt_ref_wkv6_segment GT_SYMBOL(ref_wkv6_segment)
+#define gt_ref_wkv6_segment_backward GT_SYMBOL(ref_wkv6_segment_backward)
+#define gt_ref_wkv6_join GT_SYMBOL(ref_wkv6_join)
+#define gt_ref_wkv6_join_backward GT_SYMBOL(ref_wkv6_join_backward)
 #define gt_ref_ssd_forward GT_SYMBOL(ref_ssd_forward)
 #define gt_ref_ssd_backward GT_SYMBOL(ref_ssd_backward)
 #define gt_ref_ssd_step GT_SYMBOL(ref_ssd_step)
+#define gt_ref_ssd_segment GT_SYMBOL(ref_ssd_segment)
+#define gt_ref_ssd_segment_backward GT_SYMBOL(ref_ssd_segment_backward)
+#define gt_ref_ssd_join GT_SYMBOL(ref_ssd_join)
+#define gt_ref_ssd_join_backward GT_SYMBOL(ref_ssd_join_backward)
 #define gt_ref_selective_scan_forward GT_SYMBOL(ref_selective_scan_forward)
 #define gt_ref_selective_scan_backward GT_SYMBOL(ref_selective_scan_backward)
 #define gt_ref_selective_scan_step GT_SYMBOL(ref_selective_scan_step)
@@ -242,9 +259,10 @@ typedef struct gt_stride4 {
     int64_t b, t, h, n;
 } gt_stride4;
 
-/* Bytes asked for by gt_OP_workspace: workspace of each pass, and the optional `saved` buffer. */
+/* Bytes asked for by gt_OP_workspace: workspace of each pass, and the optional `saved` buffer.  segment: of
+ * gt_OP_segment and gt_OP_segment_backward each; gt_OP_join needs none. */
 typedef struct gt_workspace {
-    size_t forward, backward, step, saved;
+    size_t forward, backward, step, saved, segment;
 } gt_workspace;
 
 /* ---- library --------------------------------------------------------------------------------- */
@@ -337,6 +355,13 @@ typedef struct gt_wkv6_args {
      * must not use the same row. */
     const int32_t *slots; /* in  [B] */
     int64_t slot_capacity;
+    /* segment, segment_backward, join and join_backward only: pieces of sequences, see gt_wkv6_segment. */
+    float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
+    int64_t pieces;            /* R, 0 = 1             join, join_backward */
+    const float *piece_states; /* in  [R,B,H,N,V]      state_out of every piece; join_backward: dstate_in of each */
+    const float *piece_decays; /* in  [R,B,H,N]        decay_out of every piece */
+    float *piece_starts;       /* out [R,B,H,N,V]      state_in for every piece; join_backward: dstate_out for each;
+                                                       may equal piece_states */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -350,6 +375,31 @@ GT_FUNCTION gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream strea
 /* 1 to 16 new tokens per batch element; state_out is read and updated in place (state_in: NULL or the
  * same pointer).  Equals forward on the same tokens up to rounding.  Not for packed sequences. */
 GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
+/* One sequence in R pieces of any lengths, which know nothing of each other: on several devices, say.  Let
+ *     E = the product of d_t over a piece      L = its state_out from a zero state      X = its dstate_in by its own dy,
+ *                                                                                           with dstate_out = 0
+ * Then the states between the pieces, and their gradients, are two short recurrences over pieces p = 0 ... R-1:
+ *     S_0 = state_in of all            S_{p+1} = diag(E_p) S_p + L_p          the state_in of piece p is S_p
+ *     G_{R-1} = dstate_out of all      G_{p-1} = diag(E_p) G_p + X_p          the dstate_out of piece p is G_p
+ * segment writes L and log E of a piece, segment_backward X (and log E); join makes all S_p, join_backward all G_p.
+ *     forward    each piece: segment.  Gather L and log E of all.  join.           each piece: forward from S_p
+ *     backward   each piece: segment_backward.  Gather X.         join_backward.   each piece: backward, with the
+ *                state_in that its forward had and dstate_out = G_p
+ * That is all: with S_p and G_p the gradients that gt_wkv6_backward writes are those of the whole sequence, and only du
+ * is to be added up over the pieces.  dstate_in of piece 0 is that of the whole.  (E is the product of the recurrence's
+ * transitions, so both recurrences are the ones above with a piece for a token; Blelloch 1990, CMU-CS-90-190.)
+ *
+ * Writes state_out and decay_out.  Required: k v w state_out decay_out.  Reads neither r, u nor state_in, and writes
+ * no y.  decay_out is the natural logarithm: 0 or less, minus infinity or less than -10^30 where the decay is 0.
+ * Of packed sequences each has its own: [seq_capacity,H,N,V] and [seq_capacity,H,N]. */
+GT_FUNCTION gt_status gt_wkv6_segment(const gt_wkv6_args *args, gt_stream stream);
+/* Writes dstate_in and, unless NULL, decay_out.  Required: r w dy dstate_in.  Not for a shared state_in. */
+GT_FUNCTION gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stream stream);
+/* Writes piece_starts.  Required: piece_states piece_decays piece_starts.  Reads also state_in, which may be shared.
+ * T and segments are not used.  B: of packed sequences, the seq_capacity of the pieces (seq_capacity is 0 here). */
+GT_FUNCTION gt_status gt_wkv6_join(const gt_wkv6_args *args, gt_stream stream);
+/* The same backwards: from the last piece to the first, from dstate_out. */
+GT_FUNCTION gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream stream);
 /* Needs sizes, strides, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
  * and how they are aligned matters. */
 GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
@@ -357,12 +407,16 @@ GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *
  * "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".  Nothing is
  * launched or written but the text: at most bytes - 1 characters and a 0.  Of the pointers only whether they are NULL
  * and how they are aligned matters; a required one that is still NULL counts as aligned, and if all outputs of a
- * pass are NULL, as all of them.  step: where the arguments can be those of a step.  For people and logs: the
- * words may change in any version. */
+ * pass are NULL, as all of them.  step: where the arguments can be those of a step; segment and segment backward:
+ * where decay_out is not NULL.  For people and logs: the words may change in any version. */
 GT_FUNCTION gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_step(const gt_wkv6_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_segment(const gt_wkv6_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_segment_backward(const gt_wkv6_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_join(const gt_wkv6_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv6_join_backward(const gt_wkv6_args *args);
 
 /* ---- ssd: Mamba-2 -------------------------------------------------------------------------------
  * Per batch element and head h (group g = h / (H/G)), s = dt + dt_bias, softplus(s) if asked, clamped
@@ -412,6 +466,12 @@ typedef struct gt_ssd_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
+    float *decay_out;          /* out [B,H] */
+    int64_t pieces;            /* R, 0 = 1 */
+    const float *piece_states; /* in  [R,B,H,P,N] */
+    const float *piece_decays; /* in  [R,B,H] */
+    float *piece_starts;       /* out [R,B,H,P,N], may equal piece_states */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -425,11 +485,28 @@ GT_FUNCTION gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream);
 /* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
 GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
+/* One sequence in R pieces, as gt_wkv6_segment has it, with E = exp(sum of Delta_t A) over a piece.  X is made of dy
+ * silu(z).  decay_out, the natural logarithm of E, may be above 0.  dA, dDskip and ddt_bias are to be added up over the
+ * pieces.  segment reads x dt A Bm dt_bias and writes state_out and decay_out; it reads neither Cm nor z and writes no
+ * y.  Required: x dt A Bm state_out decay_out. */
+GT_FUNCTION gt_status gt_ssd_segment(const gt_ssd_args *args, gt_stream stream);
+/* Reads dy z dt A Cm dt_bias; writes dstate_in and, unless NULL, decay_out.  Required: dt A Cm dy dstate_in; z as given to
+ * forward.  Not for a shared state_in. */
+GT_FUNCTION gt_status gt_ssd_segment_backward(const gt_ssd_args *args, gt_stream stream);
+/* As gt_wkv6_join and gt_wkv6_join_backward. */
+GT_FUNCTION gt_status gt_ssd_join(const gt_ssd_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream stream);
+/* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned: one that is
+ * still NULL counts as aligned, so a query with NULL for what is not aligned may answer less than the call needs. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_ssd_backward(const gt_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_ssd_step(const gt_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_ssd_segment(const gt_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_ssd_segment_backward(const gt_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_ssd_join(const gt_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_ssd_join_backward(const gt_ssd_args *args);
 
 /* ---- selective_scan: Mamba-1 --------------------------------------------------------------------
  * Per batch element and channel d (group g = d / (D/G)), Delta_t = dt + dt_bias, softplus if asked:

@@ -48,6 +48,7 @@
  *     forward.cuh    forward and step
  *     backward.cuh   backward
  *     launch.cuh     plans and launches
+ *     segment.cuh    ssd: what a piece of a sequence makes of a zero state; gt/recurrence/pieces.cuh joins pieces
  * This file has the C functions. */
 #ifndef GT_SSM_CUH
 #define GT_SSM_CUH
@@ -59,7 +60,7 @@
 
 #include "gt/base/path.cuh"
 #include "gt/scan/launch.cuh"
-#include "gt/ssd/launch.cuh"
+#include "gt/ssd/segment.cuh"
 
 /* ==== the C functions ================================================================================= */
 
@@ -100,6 +101,19 @@ GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
     return gt::ssd::backward(a, device, stream);
 }
 
+GT_API gt_status gt_ssd_segment(const gt_ssd_args* args, gt_stream stream) {
+    return gt::call_segment<gt::ssd::SegmentOperator, false>(args, stream);
+}
+GT_API gt_status gt_ssd_segment_backward(const gt_ssd_args* args, gt_stream stream) {
+    return gt::call_segment<gt::ssd::SegmentOperator, true>(args, stream);
+}
+GT_API gt_status gt_ssd_join(const gt_ssd_args* args, gt_stream stream) {
+    return gt::call_join<gt::ssd::SegmentOperator, false>(args, stream);
+}
+GT_API gt_status gt_ssd_join_backward(const gt_ssd_args* args, gt_stream stream) {
+    return gt::call_join<gt::ssd::SegmentOperator, true>(args, stream);
+}
+
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
     gt_no_answer(need);
     gt_ssd_args a;
@@ -107,11 +121,12 @@ GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
     gt_status status = gt::ssd::prepare(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0};
+    gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;
     sizes.forward = gt::ssd::forward_workspace(a, device);
     sizes.backward = gt::ssd::backward_workspace(a, device);
     gt::ssd::checkpoints_in(nullptr, a, &sizes.saved);
+    sizes.segment = gt::segment_workspace<gt::ssd::SegmentOperator>(a, device);
     *need = sizes;
     return GT_OK;
 }
@@ -130,8 +145,9 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
 }
 
 GT_API gt_status gt_ssd_path(const gt_ssd_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_ssd_args> passes = {{gt_ssd_forward, gt_ssd_backward, gt_ssd_step}, nullptr};
-    return gt::path_over_time(gt_op_ssd(), passes, args, text, bytes);
+    const gt::PathPasses<gt_ssd_args> passes = {
+        {gt_ssd_forward, gt_ssd_backward, gt_ssd_step, gt_ssd_segment, gt_ssd_segment_backward}, nullptr};
+    return gt::path_over_time<true>(gt_op_ssd(), passes, args, text, bytes);
 }
 
 GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args* args, char* text, size_t bytes) {
@@ -161,6 +177,22 @@ GT_API gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream) {
 GT_API gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream) {
     (void)args, (void)stream;
     return gt_no_cuda(gt_op_ssd(), GT_STEP);
+}
+GT_API gt_status gt_ssd_segment(const gt_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_ssd(), GT_SEGMENT);
+}
+GT_API gt_status gt_ssd_segment_backward(const gt_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_ssd(), GT_SEGMENT_BACKWARD);
+}
+GT_API gt_status gt_ssd_join(const gt_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_ssd(), GT_JOIN);
+}
+GT_API gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_ssd(), GT_JOIN_BACKWARD);
 }
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need) {
     (void)args;

@@ -48,6 +48,7 @@
  *                          backward_products.cuh, backward_fp32.cuh, backward_strong_decay.cuh
  *     path.cuh             which kernels a call takes
  *     launch.cuh           plans and launches
+ *     segment.cuh          what a piece of a sequence makes of a zero state; with gt/recurrence/pieces.cuh, pieces joined
  * Sequences, segments and the order of launches are those of all recurrent operators: gt/recurrence/.
  * This file has the C functions. */
 #ifndef GT_WKV6_CUH
@@ -57,7 +58,7 @@
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
-#include "gt/wkv6/launch.cuh"
+#include "gt/wkv6/segment.cuh"
 
 /* ---- the C functions -------------------------------------------------------------------------------------------- */
 
@@ -72,14 +73,27 @@ GT_API gt_status gt_wkv6_step(const gt_wkv6_args* args, gt_stream stream) {
 GT_API gt_status gt_wkv6_backward(const gt_wkv6_args* args, gt_stream stream) {
     return gt::call_backward<gt::wkv6::Operator>(args, stream);
 }
+GT_API gt_status gt_wkv6_segment(const gt_wkv6_args* args, gt_stream stream) {
+    return gt::call_segment<gt::wkv6::Operator, false>(args, stream);
+}
+GT_API gt_status gt_wkv6_segment_backward(const gt_wkv6_args* args, gt_stream stream) {
+    return gt::call_segment<gt::wkv6::Operator, true>(args, stream);
+}
+GT_API gt_status gt_wkv6_join(const gt_wkv6_args* args, gt_stream stream) {
+    return gt::call_join<gt::wkv6::Operator, false>(args, stream);
+}
+GT_API gt_status gt_wkv6_join_backward(const gt_wkv6_args* args, gt_stream stream) {
+    return gt::call_join<gt::wkv6::Operator, true>(args, stream);
+}
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need) {
     return gt::call_workspace<gt::wkv6::Operator>(args, need);
 }
 
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_wkv6_args> passes = {{gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step},
-                                                 gt::wkv6::why_not_faster};
-    return gt::path_over_time(gt_op_wkv6(), passes, args, text, bytes);
+    const gt::PathPasses<gt_wkv6_args> passes = {
+        {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step, gt_wkv6_segment, gt_wkv6_segment_backward},
+        gt::wkv6::why_no_pass_is_faster};
+    return gt::path_over_time<true>(gt_op_wkv6(), passes, args, text, bytes);
 }
 
 } /* extern "C" */
@@ -103,6 +117,22 @@ GT_API gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream) {
 GT_API gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream) {
     (void)args, (void)stream;
     return gt_no_cuda(gt_op_wkv6(), GT_STEP);
+}
+GT_API gt_status gt_wkv6_segment(const gt_wkv6_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv6(), GT_SEGMENT);
+}
+GT_API gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv6(), GT_SEGMENT_BACKWARD);
+}
+GT_API gt_status gt_wkv6_join(const gt_wkv6_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv6(), GT_JOIN);
+}
+GT_API gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv6(), GT_JOIN_BACKWARD);
 }
 GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need) {
     (void)args;

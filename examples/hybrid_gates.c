@@ -176,7 +176,7 @@ static gt_status run_both(operator_run *r) {
     hy_backend *b = r->backend;
     const operator_test *o = r->test;
     const gt_dtype f32 = GT_F32;
-    gt_workspace need = {0, 0, 0, 0};
+    gt_workspace need = {0, 0, 0, 0, 0};
     uint64_t random = 1;
     gt_status status = GT_OK;
     memcpy(&r->args, o->args, o->size);

@@ -208,6 +208,45 @@ static inline gt_status ref_sums(double **sums, int64_t count) {
 #endif
 static inline real ref_exp(real x) { return GT_REF_EXP(x); }
 
+/* exp(a).  A growth that a real may not hold although its product with a small state does, is a number below 0: minus its
+ * fourth root, to be applied four times (ref_carry), kept finite, so that 0 stays 0. */
+static inline real ref_decay(real a) {
+    real d;
+    if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);
+    d = ref_exp(a / 4);
+    return -(isinf(d) ? nextafter(d, (real)0) : d);
+}
+
+static inline real ref_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
+
+/* ---- pieces of sequences ----------------------------------------------------------------------
+ * gt_OP_join: of `states` states, each of `rows` rows of `n` numbers with one decay, what every piece starts from:
+ * S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p; is_reverse: from the last piece to the first.  starts may be
+ * states. */
+typedef struct ref_pieces {
+    int64_t pieces, states, rows, n;
+    const float *state, *decay, *first;
+    int first_is_shared, is_reverse;
+    float *starts;
+} ref_pieces;
+
+static inline void ref_join(const ref_pieces *x) {
+    const int64_t rows = x->states * x->rows;
+    GT_PARALLEL_FOR
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t from = x->first_is_shared ? row % x->rows : row;
+        for (int64_t i = 0; i < x->n; i++) {
+            real S = ref_param(x->first, from * x->n + i, 0);
+            for (int64_t k = 0; k < x->pieces; k++) {
+                const int64_t at = (x->is_reverse ? x->pieces - 1 - k : k) * rows + row;
+                const real added = ((const real *)x->state)[at * x->n + i];
+                ((real *)x->starts)[at * x->n + i] = S;
+                S = ref_carry(ref_decay(((const real *)x->decay)[at]), S) + added;
+            }
+        }
+    }
+}
+
 /* 1 / (1 + exp(-x)), of which the exp is taken that cannot overflow */
 static inline real ref_sigmoid(real x) {
     real e = ref_exp(x < 0 ? x : -x);

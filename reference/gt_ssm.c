@@ -37,7 +37,7 @@ typedef struct ssm_token {
     real *x, *z, *y;     /* [P]; y holds dy in backward */
     real *B, *C, *decay; /* [N]; decay is exp(Delta A) */
     real *da;            /* [N]; backward: the gradient of Delta A */
-    int grows_far;       /* some decay is below 0: see ssm_decay */
+    int grows_far;       /* some decay is below 0: see ref_decay */
     real delta, slope;   /* Delta and its derivative by dt */
 } ssm_token;
 
@@ -76,17 +76,6 @@ static real ssm_A(const ssm_call *c, int64_t h, int64_t n) {
     return ((const real *)c->a.A)[c->A_per_state ? h * c->a.N + n : h];
 }
 
-/* exp(a).  A growth that a real may not hold although its product with a small state does, is a number below 0: minus its
- * fourth root, to be applied four times (ssm_carry), kept finite, so that 0 stays 0. */
-static real ssm_decay(real a) {
-    real d;
-    if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);
-    d = ref_exp(a / 4);
-    return -(isinf(d) ? nextafter(d, (real)0) : d);
-}
-
-static real ssm_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
-
 static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_token *x) {
     const gt_ssd_args *a = &c->a;
     int64_t g = h / (a->H / a->G);
@@ -99,7 +88,7 @@ static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_tok
     ssm_load_delta(a, b, t, h, x);
     x->grows_far = 0;
     for (int64_t n = 0; n < a->N; n++) {
-        x->decay[n] = n && !c->A_per_state ? x->decay[0] : ssm_decay(x->delta * ssm_A(c, h, n));
+        x->decay[n] = n && !c->A_per_state ? x->decay[0] : ref_decay(x->delta * ssm_A(c, h, n));
         x->grows_far |= x->decay[n] < 0;
     }
 }
@@ -114,7 +103,7 @@ static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     for (int64_t p = 0; p < a->P; p++) {
         real *restrict S = state + p * a->N, w = x->delta * x->x[p];
         if (x->grows_far) {
-            for (int64_t n = 0; n < a->N; n++) S[n] = ssm_carry(decay[n], S[n]) + w * B[n];
+            for (int64_t n = 0; n < a->N; n++) S[n] = ref_carry(decay[n], S[n]) + w * B[n];
             continue;
         }
         GT_SIMD
@@ -182,6 +171,59 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     return GT_OK;
 }
 
+/* ---- pieces of sequences ---------------------------------------------------------------------- */
+
+/* What a piece makes of a state of zeros, or, reverse, dy of a gradient of zeros; and the log of its decay. */
+static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
+    const gt_ssd_args *a = &c->a;
+    const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
+    float *out = is_reverse ? a->dstate_in : a->state_out;
+    real *scratch;
+    gt_status status;
+    if (!ssm_has_tokens(a)) {
+        ref_pass_states(out, NULL, 0, c->all.count, gt_times(a->H, PN));
+        ref_pass_states(a->decay_out, NULL, 0, c->all.count, a->H);
+        return GT_OK;
+    }
+    status = ref_scratch(&scratch, gt_times(a->H, per_head));
+    if (status != GT_OK) return status;
+    GT_PARALLEL_FOR
+    for (int64_t h = 0; h < a->H; h++) {
+        const int64_t g = h / (a->H / a->G);
+        real *S = scratch + h * per_head;
+        ssm_token x = ssm_token_in(a, S + PN);
+        for (int64_t s = 0; s < c->all.count; s++) {
+            const ref_sequence q = ref_sequence_at(&c->all, s);
+            double log_decay = 0;
+            memset(S, 0, (size_t)PN * sizeof(real));
+            for (int64_t i = 0; i < q.last - q.first; i++) {
+                const int64_t t = is_reverse ? q.last - 1 - i : q.first + i;
+                const gt_stride left = is_reverse ? a->dy_stride : a->x_stride;
+                const gt_stride right = is_reverse ? a->Cm_stride : a->Bm_stride;
+                real decay;
+                ssm_load_delta(a, q.b, t, h, &x);
+                ref_load_row(x.x, is_reverse ? a->dy : a->x, a->dtype, ref_at(left, q.b, t, h), a->P);
+                ref_load_row(x.B, is_reverse ? a->Cm : a->Bm, a->dtype, ref_at(right, q.b, t, g), a->N);
+                if (is_reverse && a->z) ref_load_row(x.z, a->z, a->dtype, ref_at(a->z_stride, q.b, t, h), a->P);
+                decay = ref_decay(x.delta * ssm_A(c, h, 0));
+                log_decay += (double)x.delta * (double)ssm_A(c, h, 0);
+                for (int64_t p = 0; p < a->P; p++) {
+                    const real w = is_reverse ? (a->z ? x.x[p] * ref_silu(x.z[p]) : x.x[p]) : x.delta * x.x[p];
+                    for (int64_t n = 0; n < a->N; n++) { /* forward: decayed, then added to; reverse: after that */
+                        real *cell = S + p * a->N + n;
+                        *cell =
+                            is_reverse ? ref_carry(decay, *cell + w * x.B[n]) : ref_carry(decay, *cell) + w * x.B[n];
+                    }
+                }
+            }
+            memcpy((real *)out + (q.row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
+            if (a->decay_out) ((real *)a->decay_out)[q.row * a->H + h] = (real)log_decay;
+        }
+    }
+    free(scratch);
+    return GT_OK;
+}
+
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Memory of all heads: one block of each kind a head. */
@@ -236,13 +278,13 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
     real *restrict da = x->da, sum_hC = 0, sum_GB = 0;
     for (int64_t n = 0; x->grows_far && n < N; n++) {
-        real kept = ssm_carry(decay[n], S[n]), h = kept + w * B[n], g = G[n] + dy * C[n];
+        real kept = ref_carry(decay[n], S[n]), h = kept + w * B[n], g = G[n] + dy * C[n];
         sum_hC += h * C[n];
         sum_GB += g * B[n];
         da[n] += g * kept;
         dB[n] += w * g;
         dC[n] += dy * h;
-        G[n] = ssm_carry(decay[n], g);
+        G[n] = ref_carry(decay[n], g);
     }
     if (x->grows_far) {
         *hC = sum_hC;
@@ -504,6 +546,40 @@ gt_status GT_REF(ssd_backward)(const gt_ssd_args *args) {
     gt_status status = ssd_prepare(args, GT_BACKWARD, &c);
     return status != GT_OK ? status : ssm_backward(&c);
 }
+
+gt_status GT_REF(ssd_segment)(const gt_ssd_args *args) {
+    ssm_call c;
+    gt_status status = ssd_prepare(args, GT_SEGMENT, &c);
+    return status != GT_OK ? status : ssd_segment(&c, 0);
+}
+
+gt_status GT_REF(ssd_segment_backward)(const gt_ssd_args *args) {
+    ssm_call c;
+    gt_status status = ssd_prepare(args, GT_SEGMENT_BACKWARD, &c);
+    return status != GT_OK ? status : ssd_segment(&c, 1);
+}
+
+static gt_status ssd_join(const gt_ssd_args *args, int is_reverse) {
+    ssm_call c;
+    gt_status status = ssd_prepare(args, is_reverse ? GT_JOIN_BACKWARD : GT_JOIN, &c);
+    const gt_ssd_args *a = &c.a;
+    if (status != GT_OK) return status;
+    const ref_pieces x = {a->pieces,
+                          a->B,
+                          a->H,
+                          gt_times(a->P, a->N),
+                          a->piece_states,
+                          a->piece_decays,
+                          is_reverse ? a->dstate_out : a->state_in,
+                          !is_reverse && a->state_in_shared,
+                          is_reverse,
+                          a->piece_starts};
+    ref_join(&x);
+    return GT_OK;
+}
+
+gt_status GT_REF(ssd_join)(const gt_ssd_args *args) { return ssd_join(args, 0); }
+gt_status GT_REF(ssd_join_backward)(const gt_ssd_args *args) { return ssd_join(args, 1); }
 
 /* ---- selective_scan -------------------------------------------------------------------------- */
 

@@ -121,6 +121,80 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     return GT_OK;
 }
 
+/* ---- pieces of sequences ---------------------------------------------------------------------- */
+
+/* What a piece makes of a state of zeros, or, reverse, dy of a gradient of zeros; and the log of its decay. */
+static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
+    const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
+    float *out = is_reverse ? a->dstate_in : a->state_out;
+    ref_sequences all;
+    real *scratch = NULL;
+    double *sums = NULL;
+    gt_status status = wkv6_sequences(a, &all);
+    if (status != GT_OK) return status;
+    if (!wkv6_has_tokens(a)) {
+        ref_pass_states(out, NULL, 0, all.count, gt_times(a->H, NV));
+        ref_pass_states(a->decay_out, NULL, 0, all.count, gt_times(a->H, a->N));
+        return GT_OK;
+    }
+    status = ref_sums(&sums, gt_times(a->H, a->N));
+    if (status == GT_OK) status = ref_scratch(&scratch, gt_times(a->H, per_head));
+    if (status != GT_OK) {
+        free(sums);
+        return status;
+    }
+    GT_PARALLEL_FOR
+    for (int64_t h = 0; h < a->H; h++) {
+        real *S = scratch + h * per_head;
+        double *log_decay = sums + h * a->N;
+        wkv6_token x = wkv6_token_in(a, S + NV);
+        for (int64_t s = 0; s < all.count; s++) {
+            const ref_sequence q = ref_sequence_at(&all, s);
+            memset(S, 0, (size_t)NV * sizeof(real));
+            for (int64_t n = 0; n < a->N; n++) log_decay[n] = 0;
+            for (int64_t i = 0; i < q.last - q.first; i++) {
+                const int64_t t = is_reverse ? q.last - 1 - i : q.first + i;
+                const gt_stride left = is_reverse ? a->r_stride : a->k_stride;
+                const gt_stride right = is_reverse ? a->dy_stride : a->v_stride;
+                ref_load_row(x.k, is_reverse ? a->r : a->k, a->dtype, ref_at(left, q.b, t, h), a->N);
+                ref_load_row(x.v, is_reverse ? a->dy : a->v, a->dtype, ref_at(right, q.b, t, h), a->V);
+                ref_load_row(x.w, a->w, a->w_dtype, ref_at(a->w_stride, q.b, t, h), a->N);
+                for (int64_t n = 0; n < a->N; n++) {
+                    x.d[n] = wkv6_decay(a, x.w[n]);
+                    log_decay[n] += a->decay == GT_DECAY_LOG ? x.w[n] : -ref_exp(x.w[n]);
+                    if (is_reverse) x.k[n] *= a->scale;
+                }
+                wkv6_advance(a, &x, S);
+            }
+            memcpy((real *)out + (q.row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
+            for (int64_t n = 0; a->decay_out && n < a->N; n++)
+                ((real *)a->decay_out)[(q.row * a->H + h) * a->N + n] = (real)log_decay[n];
+        }
+    }
+    free(scratch);
+    free(sums);
+    return GT_OK;
+}
+
+static gt_status wkv6_join(const gt_wkv6_args *args, int is_reverse) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_wkv6(), is_reverse ? GT_JOIN_BACKWARD : GT_JOIN, GT_HOST, args, &a, &dims);
+    if (status != GT_OK) return status;
+    const ref_pieces x = {a.pieces,
+                          a.B,
+                          gt_times(a.H, a.N),
+                          a.V,
+                          a.piece_states,
+                          a.piece_decays,
+                          is_reverse ? a.dstate_out : a.state_in,
+                          !is_reverse && a.state_in_shared,
+                          is_reverse,
+                          a.piece_starts};
+    ref_join(&x);
+    return GT_OK;
+}
+
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Gradients of token t, given the state S before it and the gradient G of the state after it; then
@@ -202,6 +276,23 @@ gt_status GT_REF(wkv6_step)(const gt_wkv6_args *args) {
     gt_status status = gt_prepare(gt_op_wkv6(), GT_STEP, GT_HOST, args, &a, &dims);
     return status != GT_OK ? status : wkv6_run(&a, 1);
 }
+
+gt_status GT_REF(wkv6_segment)(const gt_wkv6_args *args) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_wkv6(), GT_SEGMENT, GT_HOST, args, &a, &dims);
+    return status != GT_OK ? status : wkv6_segment(&a, 0);
+}
+
+gt_status GT_REF(wkv6_segment_backward)(const gt_wkv6_args *args) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_wkv6(), GT_SEGMENT_BACKWARD, GT_HOST, args, &a, &dims);
+    return status != GT_OK ? status : wkv6_segment(&a, 1);
+}
+
+gt_status GT_REF(wkv6_join)(const gt_wkv6_args *args) { return wkv6_join(args, 0); }
+gt_status GT_REF(wkv6_join_backward)(const gt_wkv6_args *args) { return wkv6_join(args, 1); }
 
 gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_wkv6_args a;

@@ -18,7 +18,7 @@ static double *take_array(test_values *from, const test_case *c, const char *ten
 /* ---- one run against another ----------------------------------------------------------------- */
 
 void test_truth_holds(const test_runner *r, const test_case *c) {
-    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+    for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
         test_values in, truth, got, magnitudes = {{NULL}};
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
@@ -70,7 +70,7 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
         test_values in, all, alone;
         uint32_t required = 0;
         for (int i = 0; op->tensors[i].name; i++)
-            if (op->tensors[i].use[pass] == 'O') required |= (uint32_t)1 << i;
+            if (gt_use(&op->tensors[i], pass) == 'O') required |= (uint32_t)1 << i;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
         for (int i = 0; op->tensors[i].name; i++) { /* an i that is no output: none at all */
@@ -91,7 +91,7 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
         for (int i = 0; op->tensors[i].name; i++) {
             const gt_tensor *t = &op->tensors[i];
             double value = test_constant(t->name);
-            if (t->use[pass] != 'i' || isnan(value)) continue;
+            if (gt_use(t, pass) != 'i' || isnan(value)) continue;
             test_inputs(c, (gt_pass)pass, &in);
             test_set_array(&in, c, t->name, NULL);
             test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &null);
@@ -322,6 +322,139 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
     test_set_flag(&s.part[1], test_table(c)->fields.state_in_shared, 0);
     split_forward(r, &s, tolerance, &handed_over);
     split_backward(r, &s, tolerance, handed_over);
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+enum { MOST_PIECES = 8 };
+
+/* A sequence in pieces that know nothing of each other.  The pieces' cases do not share a first state. */
+typedef struct pieces {
+    test_case whole, part[MOST_PIECES];
+    int64_t count, at[MOST_PIECES + 1];
+    double *decays; /* [count,...] */
+} pieces;
+
+/* In lengths that are odd, and some of which may be 0. */
+static void cut_pieces(const test_case *c, int64_t count, pieces *p) {
+    const int64_t T = test_get_size(c, 'T');
+    memset(p, 0, sizeof *p);
+    p->whole = with_accumulate(c, 0);
+    p->count = count;
+    for (int64_t k = 1; k <= count; k++) {
+        p->at[k] = k == count ? T : T * k / count * (k % 2 ? 17 : 16) / 17;
+        if (p->at[k] < p->at[k - 1]) p->at[k] = p->at[k - 1];
+    }
+    for (int64_t k = 0; k < count; k++) {
+        p->part[k] = p->whole;
+        test_set_size(&p->part[k], 'T', p->at[k + 1] - p->at[k]);
+        test_set_flag(&p->part[k], test_table(c)->fields.state_in_shared, 0);
+    }
+}
+
+/* Appends the k-th of `count` arrays to that of all. */
+static void gather(double **all, const double *one, int64_t n, int64_t count, int64_t k) {
+    if (!*all) *all = test_array(count * n, 0);
+    memcpy(*all + k * n, one, (size_t)n * sizeof *one);
+}
+
+/* What every piece starts from, [count,...]; reverse: the gradient of what it ends with.  first: a state or gradient, or
+ * NULL. */
+static double *join_pieces(const test_runner *r, pieces *p, const double *first, int is_reverse) {
+    const gt_pass pass = is_reverse ? GT_SEGMENT_BACKWARD : GT_SEGMENT;
+    const gt_pass joins = is_reverse ? GT_JOIN_BACKWARD : GT_JOIN;
+    test_case all = p->whole;
+    test_values in, out, gathered = {{NULL}};
+    double *starts;
+    if (is_reverse) test_set_flag(&all, test_table(&all)->fields.state_in_shared, 0);
+    test_inputs(&all, pass, &in);
+    for (int64_t k = 0; k < p->count; k++) {
+        const test_case *part = &p->part[k];
+        const gt_tensor *state = test_tensor_of(part, is_reverse ? "dstate_in" : "state_out");
+        const gt_tensor *decay = test_tensor_of(part, "decay_out");
+        test_values part_in, made;
+        test_cut(&all, pass, &in, 'T', p->at[k], p->at[k + 1] - p->at[k], &part_in);
+        test_run(r, part, pass, &part_in, TEST_ALL, &made);
+        gather(test_array_of(&gathered, part, "piece_states"), *test_array_of(&made, part, state->name),
+               test_count(part, pass, state), p->count, k);
+        if (!is_reverse)
+            gather(&p->decays, *test_array_of(&made, part, "decay_out"), test_count(part, pass, decay), p->count, k);
+        test_free(&part_in), test_free(&made);
+    }
+    test_set_pieces(&all, p->count);
+    const gt_tensor *t = test_tensor_of(&all, is_reverse ? "dstate_out" : "state_in");
+    if (first) gather(test_array_of(&gathered, &all, t->name), first, test_count(&all, joins, t), 1, 0);
+    t = test_tensor_of(&all, "piece_decays");
+    gather(test_array_of(&gathered, &all, t->name), p->decays, test_count(&all, joins, t), 1, 0);
+    test_run(r, &all, joins, &gathered, TEST_ALL, &out);
+    starts = take_array(&out, &all, "piece_starts");
+    test_free(&in), test_free(&gathered), test_free(&out);
+    return starts;
+}
+
+/* The k-th of the arrays of pieces. */
+static double *piece_of(const pieces *p, const double *all, int64_t k) {
+    const int64_t n = test_count(&p->part[0], GT_FORWARD, test_tensor_of(&p->whole, "state_out"));
+    double *one = test_array(n, 0);
+    memcpy(one, all + k * n, (size_t)n * sizeof *one);
+    return one;
+}
+
+/* dstate_in of the whole from that of the first piece: a shared state has the sum over the batch. */
+static double *first_gradient(const pieces *p, double *of_piece) {
+    const gt_tensor *t = test_tensor_of(&p->whole, "dstate_in");
+    const int64_t n = test_count(&p->whole, GT_BACKWARD, t), all = test_count(&p->part[0], GT_BACKWARD, t);
+    if (!is_shared(&p->whole)) return of_piece;
+    double *sum = test_array(n, 0);
+    for (int64_t i = 0; i < all; i++) sum[i % n] += of_piece[i];
+    free(of_piece);
+    return sum;
+}
+
+void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count) {
+    pieces p;
+    test_values in, truth, out, joined = {{NULL}}, sums = {{NULL}}, magnitudes;
+    double *starts, *ends, *dstate_in = NULL;
+    if (!test_table(c)->fields.pieces || test_is_packed(c) || !test_get_size(c, 'B') ||
+        test_is_absent(c, test_tensor_of(c, "state_out")) || test_is_absent(c, test_tensor_of(c, "dstate_in")))
+        return;
+    cut_pieces(c, count, &p);
+    test_inputs(&p.whole, GT_FORWARD, &in);
+    starts = join_pieces(r, &p, *test_array_of(&in, c, "state_in"), 0);
+    for (int64_t k = 0; k < count; k++) {
+        test_values part_in;
+        test_cut(&p.whole, GT_FORWARD, &in, 'T', p.at[k], p.at[k + 1] - p.at[k], &part_in);
+        test_set_array(&part_in, c, "state_in", piece_of(&p, starts, k));
+        test_run(r, &p.part[k], GT_FORWARD, &part_in, TEST_ALL, &out);
+        test_paste(&p.part[k], &p.whole, GT_FORWARD, &out, 'T', p.at[k], &joined);
+        if (k == count - 1) test_set_array(&joined, c, "state_out", take_array(&out, c, "state_out"));
+        test_free(&part_in), test_free(&out);
+    }
+    test_run(&test_truth, &p.whole, GT_FORWARD, &in, TEST_ALL, &truth);
+    test_compare(r, &p.whole, GT_FORWARD, &joined, &truth, NULL);
+    test_free(&in), test_free(&truth), test_free(&joined);
+
+    test_inputs(&p.whole, GT_BACKWARD, &in);
+    ends = join_pieces(r, &p, *test_array_of(&in, c, "dstate_out"), 1);
+    for (int64_t k = 0; k < count; k++) {
+        test_values part_in;
+        test_cut(&p.whole, GT_BACKWARD, &in, 'T', p.at[k], p.at[k + 1] - p.at[k], &part_in);
+        test_set_array(&part_in, c, "state_in", piece_of(&p, starts, k));
+        test_set_array(&part_in, c, "dstate_out", piece_of(&p, ends, k));
+        test_run(r, &p.part[k], GT_BACKWARD, &part_in, TEST_ALL, &out);
+        if (k == 0) dstate_in = first_gradient(&p, take_array(&out, c, "dstate_in"));
+        test_paste(&p.part[k], &p.whole, GT_BACKWARD, &out, 'T', p.at[k], &joined);
+        add_part(&p.part[k], &out, 'T', &sums);
+        test_free(&part_in), test_free(&out);
+    }
+    test_set_array(&joined, c, "dstate_in", dstate_in);
+    for (int i = 0; i < TEST_TENSORS; i++)
+        if (sums.of[i] && !joined.of[i]) joined.of[i] = sums.of[i], sums.of[i] = NULL;
+    test_run(&test_truth, &p.whole, GT_BACKWARD, &in, TEST_ALL, &truth);
+    test_magnitudes(&p.whole, &in, &magnitudes);
+    test_compare(r, &p.whole, GT_BACKWARD, &joined, &truth, &magnitudes);
+    test_free(&in), test_free(&truth), test_free(&joined), test_free(&sums), test_free(&magnitudes);
+    free(starts), free(ends), free(p.decays);
 }
 
 /* ---- step ------------------------------------------------------------------------------------ */

@@ -32,6 +32,9 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
 void test_batch_splits(const test_runner *r, const test_case *c, double tolerance);
 /* The first `at` tokens, then the rest from the state handed over; backward likewise in reverse. */
 void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance);
+/* In `count` pieces that know nothing of each other, by segment and join and their backward: as the double twin has the
+ * whole. */
+void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count);
 /* A step is a forward from its slots; skipped elements give 0 and other slots keep their bits. */
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
 /* The first `at` tokens by forward, the rest in steps of up to `most` tokens: as all at once. */

@@ -173,8 +173,8 @@ typedef struct test_op {
     size_t (*args_size)(void); /* as the library says */
     size_t args_bytes;         /* sizeof */
     /* per pass; NULL where the operator has none */
-    gt_status (*twin[3])(const void *args);
-    gt_status (*twin64[3])(const void *args);
+    gt_status (*twin[GT_PASSES])(const void *args);
+    gt_status (*twin64[GT_PASSES])(const void *args);
 
     /* Arguments: fields that the table does not list, bad values, and a size that may be 0 with a value to try. */
     const test_field *fields;
@@ -250,6 +250,7 @@ void test_set_size(test_case *c, char letter, int64_t n);
 int test_get_flag(const test_case *c, size_t offset); /* 0 if the operator has no such field */
 void test_set_flag(test_case *c, size_t offset, int value);
 void test_set_slots(test_case *c, int64_t capacity);
+void test_set_pieces(test_case *c, int64_t pieces);
 void test_set_sequences(test_case *c, int64_t count, int64_t capacity); /* 0, 0: not packed */
 void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion);  /* DEFAULT: as dtype */
 gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);         /* of its elements */
@@ -257,6 +258,8 @@ gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);         /* of it
 /* Sizes of the tensor's indices; returns the rank. */
 int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]);
 int64_t test_count(const test_case *c, gt_pass pass, const gt_tensor *t);
+/* What a call of the pass needs, of the answer to a query. */
+size_t test_workspace_of(const gt_workspace *need, gt_pass pass);
 
 /* ---- values ---------------------------------------------------------------------------------- */
 

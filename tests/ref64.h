@@ -12,11 +12,15 @@
 extern "C" {
 #endif
 
-/* Of step only those exist that an operator has. */
+/* Of step and those of pieces only those exist that an operator has. */
 #define TEST_REF64(op)                                                                                                 \
     gt_status gt_ref64_##op##_forward(const gt_##op##_args *args);                                                     \
     gt_status gt_ref64_##op##_backward(const gt_##op##_args *args);                                                    \
-    gt_status gt_ref64_##op##_step(const gt_##op##_args *args);
+    gt_status gt_ref64_##op##_step(const gt_##op##_args *args);                                                        \
+    gt_status gt_ref64_##op##_segment(const gt_##op##_args *args);                                                     \
+    gt_status gt_ref64_##op##_segment_backward(const gt_##op##_args *args);                                            \
+    gt_status gt_ref64_##op##_join(const gt_##op##_args *args);                                                        \
+    gt_status gt_ref64_##op##_join_backward(const gt_##op##_args *args);
 TEST_OPERATORS(TEST_REF64)
 
 #ifdef __cplusplus

@@ -83,11 +83,11 @@ static char *get_pointer(const void *args, const gt_tensor *t) {
     memcpy(&value, (const char *)args + t->offset, sizeof value);
     return value;
 }
-static int is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", t->use[pass]) != NULL; }
-static int is_used(const gt_tensor *t, gt_pass pass) { return t->use[pass] != '-'; }
+static int is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", gt_use(t, pass)) != NULL; }
+static int is_used(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) != '-'; }
 /* cu_seqlens by packed calls, and only those have it. */
 static int is_required(const gt_tensor *t, gt_pass pass) {
-    return strchr("IOs", t->use[pass]) != NULL || !strcmp(t->name, "cu_seqlens");
+    return strchr("IOs", gt_use(t, pass)) != NULL || !strcmp(t->name, "cu_seqlens");
 }
 static const gt_tensor *find_tensor(const gt_op *op, const char *name) {
     const gt_tensor *t = op->tensors;
@@ -111,7 +111,8 @@ typedef struct call {
     _Alignas(16) char memory[MAX_TENSORS * PLACE], before[MAX_TENSORS * PLACE];
 } call;
 
-static const char *const pass_names[] = {"forward", "backward", "step", "workspace"};
+static const char *const pass_names[] = {"forward",          "backward", "step",          "segment",
+                                         "segment_backward", "join",     "join_backward", "workspace"};
 
 static int64_t sample_size(char letter) {
     static const char letters[] = "BTHNPDWMO";
@@ -660,6 +661,8 @@ static void test_no_packed(call *c) {
     set_int64(c->args, at.seq_capacity, 1);
     if (c->pass == GT_STEP)
         expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: a step has no");
+    else if (gt_is_join(c->pass))
+        expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: must be 0, and B the number of states");
     else
         expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1 with packed");
 }
@@ -794,6 +797,20 @@ static void test_step(call *c) {
     expect_accepted(c, "slot_capacity without slots");
 }
 
+static void test_segment_backward(call *c) {
+    set_int(c->args, c->op->fields.state_in_shared, 1);
+    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
+}
+
+/* Nothing of time counts: with T = 0 a join does what it does with any. */
+static void test_join(call *c) {
+    set_int64(c->args, c->op->sizes[1].offset, 0);
+    set_pointer(c->args, find_tensor(c->op, "piece_starts")->offset, NULL);
+    expect_refused(c, GT_ERROR_NULL, "piece_starts is NULL");
+    set_int64(c->args, c->op->sizes[1].offset, 0);
+    expect_accepted(c, "a join with T = 0");
+}
+
 /* ---- the stubs ------------------------------------------------------------------------------- */
 
 static gt_status call_stub(const call *c, gt_pass pass, const void *args) {
@@ -830,6 +847,8 @@ static void test_call(call *c) {
     if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_alias(c, "state_out", "state_in");
     if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_alias(c, "dstate_in", "dstate_out");
     if (c->pass == GT_STEP) test_step(c);
+    if (c->pass == GT_SEGMENT_BACKWARD) test_segment_backward(c);
+    if (gt_is_join(c->pass)) test_join(c);
     if (kernels_built) return;
     check_stub(c, c->pass);
     check_stub(c, GT_QUERY);
@@ -1083,7 +1102,8 @@ static void random_call(fuzz *f) {
     while (test_ops[count]) count++;
     f->e = test_ops[random_below(count)];
     f->op = f->e->table();
-    f->pass = (gt_pass)random_below(f->e->twin[GT_STEP] ? 3 : 2);
+    do f->pass = (gt_pass)random_below(GT_PASSES);
+    while (!f->e->twin[f->pass]);
     memset(f->args, 0, ARGS_BYTES);
     set_int(f->args, f->op->dtype_offset, one_in(100) ? 4 : (int)random_below(3));
     if (f->op->companion_offset && one_in(8)) set_int(f->args, f->op->companion_offset, (int)random_below(4));
@@ -1275,8 +1295,8 @@ int main(void) {
     test_defaults();
     for (int i = 0; test_ops[i]; i++) {
         const test_op *e = test_ops[i];
-        for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
-            int variants = takes_packed(e->table()) && pass != GT_STEP ? 3 : 2;
+        for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
+            int variants = takes_packed(e->table()) && pass != GT_STEP && !gt_is_join((gt_pass)pass) ? 3 : 2;
             for (int variant = 0; e->twin[pass] && variant < variants; variant++) {
                 build_call(&c, e, (gt_pass)pass, variant);
                 test_call(&c);

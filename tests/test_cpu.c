@@ -50,6 +50,14 @@ static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
 static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, 0); }
 
+static void pieces_agree(const test_case *c) {
+    static const int64_t counts[] = {1, 2, 3, 8};
+    test_runner exact = test_truth;
+    for (int i = 1; i < 4; i++) exact.tolerance.activations[i] = exact.tolerance.parameters[i] = 1e-11;
+    for (int i = 1; i < 4; i++) exact.tolerance.companions[i] = 1e-11, exact.tolerance.terms[i] = 1e-13;
+    for (int i = 0; i < 4; i++) test_pieces_agree(&test_twin, c, counts[i]), test_pieces_agree(&exact, c, counts[i]);
+}
+
 static void time_splits(const test_case *c) {
     int64_t T = test_get_size(c, 'T');
     double tolerance = test_op_of(c->op)->split_tolerance[test_dtype_of(c, &test_table(c)->tensors[0])];
@@ -68,7 +76,7 @@ static void steps_agree(const test_case *c) {
 
 #ifdef _OPENMP
 static void check_threads(const test_case *c) {
-    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+    for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
         test_values in, one, many;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
@@ -212,6 +220,11 @@ static void check_operator(const test_op *op) {
         test_group(op->name, "a step is a forward");
         for_all_dtypes(op, TEST_SMALL, steps_agree);
         test_group(op->name, "prefill at any split, then steps");
+    }
+    if (op->table()->fields.pieces) {
+        for_all_dtypes(op, TEST_SMALL, pieces_agree);
+        for_cases(op, TEST_MEDIUM, 0, pieces_agree);
+        test_group(op->name, "a sequence in pieces");
     }
     for (const test_property *p = op->properties; p && p->what; p++) check_property(op, p);
 #ifdef _OPENMP

@@ -101,7 +101,8 @@ static int is_packed(const fuzz *f) {
     return f->op->fields.seq_capacity && size_at(&f->args, f->op->fields.seq_capacity) > 0;
 }
 
-static const char *const pass_names[] = {"forward", "backward", "step", "workspace"};
+static const char *const pass_names[] = {"forward",          "backward", "step",          "segment",
+                                         "segment_backward", "join",     "join_backward", "workspace"};
 
 static int expect(const fuzz *f, int ok, const char *what) {
     return test_check(ok,
@@ -193,7 +194,8 @@ static void draw_fields(fuzz *f) {
         if (x->kind == 's' && one_in(f, 3)) put_size(f, x->offset, is_hostile ? extreme(f) : below(f, 5));
         if (x->kind == 'f') draw_float(f, x->offset, (float)x->usual);
     }
-    if (f->pass == GT_STEP && f->kind != HOSTILE) put_int(f, f->op->fields.state_in_shared, 0);
+    if ((f->pass == GT_STEP || f->pass == GT_SEGMENT_BACKWARD) && f->kind != HOSTILE)
+        put_int(f, f->op->fields.state_in_shared, 0);
 }
 
 /* Packed sequences, or a pool of states. */
@@ -201,7 +203,7 @@ static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
     if (f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
         put_size(f, f->op->fields.slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
-    if (f->pass == GT_STEP || !test_takes_packed(f->top) || !one_in(f, 4)) return;
+    if (f->pass == GT_STEP || gt_is_join(f->pass) || !test_takes_packed(f->top) || !one_in(f, 4)) return;
     put_size(f, f->op->fields.seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));
     if (f->kind != HOSTILE || one_in(f, 2)) put_size(f, f->op->sizes[0].offset, 1);
     if (f->kind == EMPTY) put_size(f, find_size(f, 'T')->offset, 0);
@@ -263,7 +265,7 @@ static void draw_strides(fuzz *f) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static int is_used(const fuzz *f, const gt_tensor *t) { return t->use[f->pass] != '-'; }
+static int is_used(const fuzz *f, const gt_tensor *t) { return gt_use(t, f->pass) != '-'; }
 
 /* Bytes from the first to the end of the last element. */
 static int64_t extent(const gt_view *v) {
@@ -310,7 +312,7 @@ static void draw_pointers(fuzz *f) {
         if (!strcmp(t->name, "seq_count") && one_in(f, 2)) continue;
         if (f->pass == GT_STEP && !strcmp(t->name, "state_in")) continue;
         v = gt_view_of(f->op, t, &f->filled, &f->dims);
-        const int is_optional = strchr("iog", t->use[f->pass]) && strcmp(t->name, "cu_seqlens");
+        const int is_optional = strchr("iog", gt_use(t, f->pass)) && strcmp(t->name, "cu_seqlens");
         if (is_optional && one_in(f, 4)) continue;
         if (v.count == 0)
             put_pointer(f, t, one_in(f, 2) ? NULL : wild(f));
@@ -630,7 +632,9 @@ static int is_fine(const fuzz *f, gt_status status) {
 
 /* ---- workspace ------------------------------------------------------------------------------- */
 
-static int is_zero(const gt_workspace *w) { return !w->forward && !w->backward && !w->step && !w->saved; }
+static int is_zero(const gt_workspace *w) {
+    return !w->forward && !w->backward && !w->step && !w->saved && !w->segment;
+}
 
 static gt_status query(fuzz *f, const test_args *args, gt_workspace *need) {
     memset(need, 0xa5, sizeof *need);
@@ -659,7 +663,8 @@ static void check_query(fuzz *f) {
     if (query(f, &more, &twice) != GT_OK) return;
     expect(f,
            is_about(need.forward, twice.forward) && is_about(need.backward, twice.backward) &&
-               is_about(need.step, twice.step) && is_about(need.saved, twice.saved),
+               is_about(need.step, twice.step) && is_about(need.saved, twice.saved) &&
+               is_about(need.segment, twice.segment),
            "twice the size needs less memory");
 }
 
@@ -670,7 +675,7 @@ static void give_memory(fuzz *f, int *is_short) {
     char *p;
     *is_short = 0;
     if (query(f, &f->args, &need) != GT_OK) return;
-    bytes = f->pass == GT_FORWARD ? need.forward : f->pass == GT_BACKWARD ? need.backward : need.step;
+    bytes = test_workspace_of(&need, f->pass);
     if (bytes && one_in(f, 8)) bytes--, *is_short = 1;
     p = bytes <= MOST_SCRATCH ? reserve(f, (int64_t)bytes, 1) : NULL;
     if (!p) bytes = 0;
@@ -696,7 +701,8 @@ static void start(fuzz *f, int64_t number) {
     f->random.state = f->seed + (uint64_t)number * 0x9e3779b97f4a7c15u;
     for (const char *c = f->name; *c; c++) f->random.state = (f->random.state ^ (uint64_t)*c) * 0x100000001b3u;
     test_next(&f->random);
-    f->pass = (gt_pass)below(f, f->top->twin[GT_STEP] ? 3 : 2);
+    do f->pass = (gt_pass)below(f, GT_PASSES);
+    while (!f->top->twin[f->pass]);
     f->kind = one_in(f, 4) ? HOSTILE : one_in(f, 5) ? EMPTY : VALID;
     f->is_spoiled = 0;
     f->place_count = 0;
@@ -710,7 +716,7 @@ static void start(fuzz *f, int64_t number) {
 /* A tensor that must be there, such as parameters of a call without tokens, may be larger than any memory. */
 static int is_too_large(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
-        int64_t count = strchr("IOs", t->use[f->pass]) != NULL;
+        int64_t count = strchr("IOs", gt_use(t, f->pass)) != NULL;
         for (const char *c = t->shape; *c; c++) count = gt_times(count, size_of(f, *c));
         if (count > GT_MAX_SPAN) return 1;
     }

@@ -79,7 +79,7 @@ static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *arg
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         gt_view v = gt_view_of(op, t, &filled, &dims);
         char *from = v.data, *to = v.data + extent(&v);
-        if (t->use[pass] == '-' || from == NULL || from == to) continue;
+        if (gt_use(t, pass) == '-' || from == NULL || from == to) continue;
         for (int i = 0; i < n; i++) { /* take in the pieces that this one meets */
             if (to <= start[i] || end[i] <= from) continue;
             from = from < start[i] ? from : start[i];
@@ -136,13 +136,11 @@ static int download(const buffer *b, int is_same) {
 static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
     gt_workspace need;
     gt_status status = op->table()->calls.workspace(args, &need);
-    size_t bytes[3];
+    size_t bytes;
     if (status != GT_OK) return status;
-    bytes[GT_FORWARD] = need.forward;
-    bytes[GT_BACKWARD] = need.backward;
-    bytes[GT_STEP] = need.step;
-    put_pointer(args, op->table()->fields.workspace, scratch(k, bytes[pass]));
-    memcpy((char *)args + op->table()->fields.workspace_bytes, &bytes[pass], sizeof bytes[pass]);
+    bytes = test_workspace_of(&need, pass);
+    put_pointer(args, op->table()->fields.workspace, scratch(k, bytes));
+    memcpy((char *)args + op->table()->fields.workspace_bytes, &bytes, sizeof bytes);
     return GT_OK;
 }
 
@@ -215,7 +213,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
         k->job.bytes = bytes;
         note_sequences(k, op, &mine);
     }
-    if (status == GT_OK && mode->gives_saved && op->table()->fields.saved && pass != GT_STEP) {
+    if (status == GT_OK && mode->gives_saved && op->table()->fields.saved && pass <= GT_BACKWARD) {
         status = give_saved(k, op, &mine);
         forward = mine;
         if (status == GT_OK && pass == GT_BACKWARD && (status = make_forward(k, table, &forward)) == GT_OK &&
@@ -346,7 +344,7 @@ static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, c
 }
 
 static void check_truth(tester *t, const test_case *c, int is_plain, int is_saved) {
-    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+    for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
         test_values in, truth, magnitudes = {{NULL}};
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
@@ -379,6 +377,11 @@ static void accumulate_adds(tester *t, const test_case *c) {
     truth_holds_by_turns(t, &add);
 }
 
+static void pieces_agree(tester *t, const test_case *c) {
+    static const int64_t counts[] = {1, 2, 3, 8};
+    for (int i = 0; i < 4; i++) test_pieces_agree(&t->plain, c, counts[i]);
+}
+
 static void time_splits(tester *t, const test_case *c) {
     int64_t T = test_get_size(c, 'T');
     test_time_splits(&t->plain, c, T / 2, twice(c));
@@ -402,22 +405,20 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
     gt_workspace need;
     int reserved = 0;
     gt_status status = op->table()->calls.workspace(args, &need);
-    size_t pass_bytes[3];
+    size_t pass_bytes;
     (void)r, (void)memory, (void)bytes;
     if (status != GT_OK) return status;
-    pass_bytes[GT_FORWARD] = need.forward;
-    pass_bytes[GT_BACKWARD] = need.backward;
-    pass_bytes[GT_STEP] = need.step;
+    pass_bytes = test_workspace_of(&need, pass);
     memcpy(&less, args, op->table()->args_bytes);
-    if (pass_bytes[pass]) {
-        pass_bytes[pass]--;
+    if (pass_bytes) {
+        pass_bytes--;
         put_pointer(&less, op->table()->fields.workspace, &reserved);
-        memcpy((char *)&less + op->table()->fields.workspace_bytes, &pass_bytes[pass], sizeof(size_t));
+        memcpy((char *)&less + op->table()->fields.workspace_bytes, &pass_bytes, sizeof(size_t));
         status = op->table()->calls.pass[pass](&less, NULL);
         if (status != GT_ERROR_WORKSPACE)
-            return gt_fail(GT_ERROR_VALUE, "workspace of %zu bytes: status %d", pass_bytes[pass], (int)status);
+            return gt_fail(GT_ERROR_VALUE, "workspace of %zu bytes: status %d", pass_bytes, (int)status);
     }
-    if (need.saved && pass != GT_STEP) {
+    if (need.saved && pass <= GT_BACKWARD) {
         need.saved--;
         put_pointer(&less, op->table()->fields.saved, &reserved);
         memcpy((char *)&less + op->table()->fields.saved_bytes, &need.saved, sizeof need.saved);
@@ -431,7 +432,7 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
 static void refuses_less(tester *t, const test_case *c) {
     const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}, {0}, 0}};
     (void)t;
-    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+    for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
         test_values in, out;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
@@ -445,7 +446,7 @@ static void refuses_less(tester *t, const test_case *c) {
 
 static void mode_agrees(tester *t, const test_case *c) {
     const machine_mode *mode = &t->other_context.mode;
-    for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
+    for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
         test_values in, a, b;
         char *saved;
         size_t bytes;
@@ -695,6 +696,7 @@ static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
 static const int64_t long_times[] = {1000, -1};
 static const int64_t mode_times[] = {33, -1};
 static const int64_t once_times[] = {2, 33, -1};
+static const int64_t piece_times[] = {211, -1};
 
 /* Times that the operator asks for, and that kernels were launched which these are for. */
 static void check_more_times(tester *t) {
@@ -787,6 +789,11 @@ static void check_properties(tester *t) {
         for_cases(t, TEST_SMALL, 0, step_agrees);
         test_group(op->name, "a step is a forward");
     }
+    if (op->table()->fields.pieces) {
+        for_cases(t, level, -1, pieces_agree);
+        sweep(t, piece_times, machine_is_slow ? 2e6 : 2e7, machine_is_slow ? 1 : 3, pieces_agree);
+        test_group(op->name, "a sequence in pieces");
+    }
     for (t->property = op->properties; t->property && t->property->what; t->property++) {
         for_cases(t, level < t->property->level ? level : t->property->level, -1, property_holds);
         test_group(op->name, t->property->what);
@@ -801,6 +808,10 @@ static void check_once(tester *t) {
     sweep_packed(t, most_work, 1, truth_holds_by_turns);
     test_group(op->name, "every size");
     check_more_times(t);
+    if (op->table()->fields.pieces) {
+        sweep(t, piece_times, most_work, 1, pieces_agree);
+        test_group(op->name, "a sequence in pieces");
+    }
     if (is_short) return;
     for (int d = 0; d < DTYPES; d++)
         for_sizes(t, machine_is_slow ? 17 : 130, machine_is_slow ? 1e6 : 1.4e7, d, truth_holds);

@@ -35,6 +35,9 @@ static void expect_not(const gt_wkv6_args *a, const char *words) {
     test_check(status == GT_OK && !strstr(text, words), "wkv6: '%s' is in '%s' (%d)", words, text, status);
 }
 
+/* Not aligned, and far from all else: nothing is read. */
+static char *const apart = (char *)(((uintptr_t)1 << 40) + 2);
+
 static void test_wkv6(void) {
     const gt_wkv6_args good = {.B = 2, .T = 128, .H = 2, .N = 64, .dtype = GT_BF16};
     static float memory[64];
@@ -68,6 +71,16 @@ static void test_wkv6(void) {
     expect(&a, "state_out is not aligned to 16 bytes");
     a = good, a.u = memory + 1;
     expect(&a, "(any-size kernels: u is not aligned to 16 bytes)");
+    a = good;
+    expect_not(&a, "segment");
+    a.decay_out = memory;
+    expect(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: states_tensor_kernel, ");
+    a.r = apart;
+    expect(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: token_kernel, decay_kernel "
+               "(any-size kernels: rows of r are not aligned to 16 bytes)");
+    a.state_in_shared = 1;
+    expect(&a, "; segment: states_tensor_kernel, scan_segments_kernel");
+    expect_not(&a, "segment backward");
     a = good, a.T = 0;
     expect(&a, "forward: no kernels; backward: reduce_rows"); /* du of zero */
     a = good;
@@ -108,6 +121,8 @@ static void test_ssd(void) {
     expect_ssd(&a, "forward: forward_kernel;");
     a = good, a.N = 256;
     expect_ssd(&a, "forward: forward_kernel;");
+    a = good, a.decay_out = memory, a.z = apart;
+    expect_ssd(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: reverse_states_kernel, ");
 }
 
 static void test_errors(void) {

@@ -19,6 +19,7 @@
 #define gt_check_range GT_SYMBOL(check_range)
 #define gt_check_reserved GT_SYMBOL(check_reserved)
 #define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
+#define gt_resolve_pieces GT_SYMBOL(resolve_pieces)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
 #define gt_op_wkv6 GT_SYMBOL(op_wkv6)
@@ -40,7 +41,18 @@
 extern "C" {
 #endif
 
-typedef enum gt_pass { GT_FORWARD = 0, GT_BACKWARD = 1, GT_STEP = 2, GT_QUERY = 3, GT_PATH = 4 } gt_pass;
+typedef enum gt_pass {
+    GT_FORWARD = 0,
+    GT_BACKWARD = 1,
+    GT_STEP = 2,
+    GT_SEGMENT = 3,
+    GT_SEGMENT_BACKWARD = 4,
+    GT_JOIN = 5,
+    GT_JOIN_BACKWARD = 6,
+    GT_PASSES = 7, /* those before read and write tensors */
+    GT_QUERY = 7,
+    GT_PATH = 8
+} gt_pass;
 typedef enum gt_place { GT_HOST = 0, GT_DEVICE = 1 } gt_place;
 
 typedef struct gt_tensor {
@@ -50,7 +62,7 @@ typedef struct gt_tensor {
     const char *shape;     /* size letters, slowest first */
     char kind;             /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'f' fp32,
                              'i' int32 */
-    const char *use;       /* per pass forward, backward, step: '-' unused, 'I' required input, 'i'
+    const char *use;       /* per pass: '-' unused (also beyond its end: see gt_use), 'I' required input, 'i'
                              optional input, 'O' required output, 'o' optional output, 'g' parameter
                              gradient (optional, accumulates), 's' updated in place, required */
     const char *may_equal; /* tensor that an output may equal exactly, or NULL */
@@ -59,6 +71,13 @@ typedef struct gt_tensor {
 /* int64_t at stride_offset: [M,*] has one, a gt_stride three, a gt_stride4 four. */
 static inline int gt_stride_count(const gt_tensor *t) {
     return !t->stride_offset ? 0 : t->shape[0] == 'M' ? 1 : t->kind == 'X' ? 4 : 3;
+}
+
+/* What a pass does with the tensor. */
+static inline char gt_use(const gt_tensor *t, gt_pass pass) {
+    for (int i = 0; i < (int)pass; i++)
+        if (!t->use[i]) return '-';
+    return pass < GT_PASSES && t->use[pass] ? t->use[pass] : '-';
 }
 
 typedef struct gt_size {
@@ -74,14 +93,14 @@ typedef struct gt_dims { /* by letter: n['B' - 'A'] */
 
 /* The functions of an operator, and offsets of fields that are neither size nor tensor; 0: it has no such field. */
 typedef struct gt_calls {
-    gt_status (*pass[3])(const void *args, gt_stream stream); /* forward, backward, step; NULL: there is none */
+    gt_status (*pass[GT_PASSES])(const void *args, gt_stream stream); /* NULL: there is none */
     gt_status (*workspace)(const void *args, gt_workspace *need);
     gt_status (*path)(const void *args, char *text, size_t bytes);
 } gt_calls;
 
 typedef struct gt_fields {
     size_t workspace, workspace_bytes, saved, saved_bytes;
-    size_t segments, seq_capacity, slot_capacity, state_in_shared;
+    size_t segments, seq_capacity, slot_capacity, state_in_shared, pieces;
 } gt_fields;
 
 typedef struct gt_op {
@@ -113,9 +132,17 @@ typedef struct gt_op {
         return gt_##op##_path((const gt_##op##_args *)args, text, bytes);                                              \
     }                                                                                                                  \
     GT_API size_t gt_##op##_args_size(void) { return sizeof(gt_##op##_args); }
-/* step: gt_call_OP_step, or NULL. */
-#define GT_CALLS(op, step)                                                                                             \
-    { {gt_call_##op##_forward, gt_call_##op##_backward, step}, gt_call_##op##_workspace, gt_call_##op##_path }
+#define GT_WRAP_PIECES(op)                                                                                             \
+    GT_WRAP_PASS(op, segment)                                                                                          \
+    GT_WRAP_PASS(op, segment_backward)                                                                                 \
+    GT_WRAP_PASS(op, join)                                                                                             \
+    GT_WRAP_PASS(op, join_backward)
+#define GT_STEP_AND_PIECES(op)                                                                                         \
+    gt_call_##op##_step, gt_call_##op##_segment, gt_call_##op##_segment_backward, gt_call_##op##_join,                 \
+        gt_call_##op##_join_backward
+/* More passes: gt_call_OP_step, GT_STEP_AND_PIECES(OP), or NULL. */
+#define GT_CALLS(op, ...)                                                                                              \
+    { {gt_call_##op##_forward, gt_call_##op##_backward, __VA_ARGS__}, gt_call_##op##_workspace, gt_call_##op##_path }
 
 /* One tensor of one call: where its elements lie. */
 typedef struct gt_view {
@@ -134,7 +161,7 @@ GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
 
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {
-    const gt_workspace none = {0, 0, 0, 0};
+    const gt_workspace none = {0, 0, 0, 0, 0};
     if (need) *need = none;
 }
 
@@ -175,6 +202,11 @@ typedef struct gt_recurrence {
     const int32_t *cu_seqlens, *seq_count, *slots;
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
+
+static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == GT_JOIN_BACKWARD; }
+
+/* Sets R, the number of pieces.  A join has no tokens, but with T = 0 it counts as a call of one: it is no empty call. */
+GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
  * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers; so does GT_PATH. */

@@ -53,7 +53,8 @@ GT_API const char *gt_status_string(gt_status status) {
 }
 
 GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
-    static const char *const passes[] = {"forward", "backward", "step", "workspace", "path"};
+    static const char *const passes[] = {"forward", "backward",      "step",      "segment", "segment_backward",
+                                         "join",    "join_backward", "workspace", "path"};
     snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s", place == GT_HOST ? "ref_" : "", op, passes[pass]);
 }
 
@@ -94,6 +95,8 @@ static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims
     *Q = f->B;
     *S = f->state_in_shared ? 1 : f->B;
     if (pass == GT_QUERY) return GT_OK;
+    if (pass == GT_SEGMENT_BACKWARD && f->state_in_shared)
+        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
     if (pass != GT_STEP) {
         if (f->slots || f->slot_capacity)
             return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses slots",
@@ -126,6 +129,9 @@ GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_d
     if (pass == GT_STEP)
         return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: a step has no packed sequences",
                        (long long)f->seq_capacity);
+    if (gt_is_join(pass))
+        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: must be 0, and B the number of states",
+                       (long long)f->seq_capacity);
     if (f->B != 1) return gt_fail(GT_ERROR_SIZE, "B = %lld: must be 1 with packed sequences", (long long)f->B);
     if (f->T > INT32_MAX)
         return gt_fail(GT_ERROR_SIZE, "T = %lld: at most %lld tokens with packed sequences", (long long)f->T,
@@ -140,15 +146,23 @@ GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_d
     return GT_OK;
 }
 
+GT_API gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims) {
+    if (*pieces == 0) *pieces = 1;
+    dims->n['R' - 'A'] = *pieces;
+    if (gt_is_join(pass) && *T == 0) *T = dims->n['T' - 'A'] = 1;
+    return gt_check_range(GT_ERROR_SIZE, "pieces", *pieces, 1, GT_MAX_SIZE);
+}
+
 static int64_t gt_larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t gt_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- views and overlap ---- */
 
-static int gt_used(const gt_tensor *t, gt_pass pass) { return pass <= GT_STEP && t->use[pass] != '-'; }
+static int gt_used(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) != '-'; }
 
 static int gt_written(const gt_tensor *t, gt_pass pass) {
-    return t->use[pass] == 'O' || t->use[pass] == 'o' || t->use[pass] == 'g' || t->use[pass] == 's';
+    const char use = gt_use(t, pass);
+    return use == 'O' || use == 'o' || use == 'g' || use == 's';
 }
 
 static void *gt_pointer(const gt_tensor *t, const void *filled) {
@@ -324,7 +338,7 @@ static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *fil
 static int gt_in_call(const gt_tensor *t, gt_pass pass, const void *filled) {
     if (pass == GT_QUERY) /* nobody knows yet which */
         return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", t->use[GT_BACKWARD]);
-    return gt_used(t, pass) && (strchr("IOs", t->use[pass]) || gt_pointer(t, filled));
+    return gt_used(t, pass) && (strchr("IOs", gt_use(t, pass)) || gt_pointer(t, filled));
 }
 
 /* Elements of the tensor; none if the call does not have it. */
@@ -394,7 +408,7 @@ static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *fille
 static gt_status gt_check_pointer(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled,
                                   const gt_dims *dims) {
     gt_view v = gt_view_of(op, t, filled, dims);
-    char use = t->use[pass];
+    char use = gt_use(t, pass);
     if (v.count == 0) return GT_OK;
     if (!v.data) return use == 'I' || use == 'O' || use == 's' ? gt_fail(GT_ERROR_NULL, "%s is NULL", t->name) : GT_OK;
     if ((uintptr_t)v.data % (uintptr_t)v.element)

@@ -31,7 +31,9 @@ static inline void* path_address(const gt_op* op, const gt_tensor* t) {
     return reinterpret_cast<void*>((uintptr_t)(t - op->tensors + 1) << 58);
 }
 
-static inline bool path_is_output(const gt_tensor* t, gt_pass pass) { return strchr("Oogs", t->use[pass]) != nullptr; }
+static inline bool path_is_output(const gt_tensor* t, gt_pass pass) {
+    return strchr("Oogs", gt_use(t, pass)) != nullptr;
+}
 
 /* Fills in what a pass must be given and *args has not yet.  All outputs, if it has none of them: dz only beside z. */
 static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_dims& dims, char* args) {
@@ -46,10 +48,10 @@ static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_di
         if (!strcmp(t->name, "z")) has_gate = pointer(t);
     }
     for (const gt_tensor* t = op->tensors; t->name; t++) {
-        const bool is_required = strchr("IOs", t->use[pass]) || t->shape[0] == 'C';
+        const bool is_required = strchr("IOs", gt_use(t, pass)) || t->shape[0] == 'C';
         const bool is_wanted = path_is_output(t, pass) && !has_outputs && (has_gate || strcmp(t->name, "dz"));
         void* const address = path_address(op, t);
-        int64_t count = t->use[pass] != '-';
+        int64_t count = gt_use(t, pass) != '-';
         for (const char* c = t->shape; *c; c++) count = gt_times(count, dims.n[*c - 'A']);
         if (count && !pointer(t) && (is_required || is_wanted)) memcpy(args + t->offset, &address, sizeof address);
     }
@@ -62,14 +64,14 @@ using PathReason = const char* (*)(const Args& prepared, gt_pass pass, const Ker
 
 template <class Args>
 struct PathPasses {
-    gt_status (*call[3])(const Args*, gt_stream);
-    PathReason<Args> why; /* or NULL */
+    gt_status (*call[5])(const Args*, gt_stream); /* up to segment_backward; NULL: there is none */
+    PathReason<Args> why;                         /* or NULL */
 };
 
 template <class Args>
 static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args,
                           const Args& prepared, const gt_dims& dims, PathText& text) {
-    static const char* const names[] = {"forward: ", "; backward: ", "; step: "};
+    static const char* const names[] = {"forward: ", "; backward: ", "; step: ", "; segment: ", "; segment backward: "};
     KernelList kernels = {};
     Device device;
     char number[32], room[128];
@@ -135,8 +137,18 @@ static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, c
     return path_of_two(op, passes, *args, prepared, dims, to);
 }
 
-/* The same of an operator over time, and, where the arguments can be those of a step, that. */
+/* Of an operator with pieces: what they take, where decay_out is given. */
 template <class Args>
+static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passes, const Args& a, const Args& prepared,
+                                  const gt_dims& dims, PathText& text) {
+    gt_status status = GT_OK;
+    if (a.decay_out) status = add_path(op, GT_SEGMENT, passes, a, prepared, dims, text);
+    if (status != GT_OK || !a.decay_out || a.state_in_shared) return status;
+    return add_path(op, GT_SEGMENT_BACKWARD, passes, a, prepared, dims, text);
+}
+
+/* The same of an operator over time, and, where the arguments can be those of a step, that. */
+template <bool HAS_PIECES = false, class Args>
 static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
                                 size_t bytes) {
     Args prepared;
@@ -148,9 +160,17 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
     a.slots = nullptr;
     a.slot_capacity = 0;
     if ((status = path_of_two(op, passes, a, prepared, dims, to)) != GT_OK) return status;
-    if (!is_path_of_step(a)) return GT_OK;
-    a.state_in = nullptr;
-    return add_path(op, GT_STEP, passes, a, prepared, dims, to);
+    if (is_path_of_step(a)) {
+        Args step = a;
+        step.state_in = nullptr;
+        if ((status = add_path(op, GT_STEP, passes, step, prepared, dims, to)) != GT_OK) return status;
+    }
+    if constexpr (HAS_PIECES) {
+        a.workspace = path_address(op, op->tensors - 1 + 31);
+        a.workspace_bytes = SIZE_MAX;
+        return path_of_segments(op, passes, a, prepared, dims, to);
+    }
+    return GT_OK;
 }
 
 } /* namespace gt */

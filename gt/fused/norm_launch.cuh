@@ -226,7 +226,7 @@ static inline gt_status gate_backward(const gt_norm_gate_args& a, const Device& 
 static inline gt_status answer(gt_workspace* need, int64_t M, int64_t D, int64_t H, gt_dtype dtype, bool first,
                                bool second, const Device& device) {
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0};
+    gt_workspace sizes = {0, 0, 0, 0, 0};
     for (int vectors = 0; vectors < 2; vectors++) {
         const Shape s = shape_for(M, D, H, dtype, GT_BACKWARD, vectors, device);
         const size_t bytes = partials_in(nullptr, s, first, second).bytes;

@@ -56,7 +56,7 @@ static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& 
 
 /* What the passes need; the buffers of `a` are there or not, as in the calls. */
 static inline gt_workspace workspace_of(gt_rmsnorm_linear_args a, const Device& device) {
-    gt_workspace sizes = {0, 0, 0, 0};
+    gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;
     moments_in(nullptr, a, &sizes.saved);
     sizes.forward = plan_forward(a, device).bytes;

@@ -61,17 +61,18 @@ GT_API const gt_op *gt_op_rmsnorm_linear(void) {
                                         {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
                                         {"dbias", GT_AT(dbias), 0, "O", 'f', "-g-", NULL},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"rmsnorm_linear",
-                             sizeof(gt_rmsnorm_linear_args),
-                             GT_AT(dtype),
-                             0,
-                             NULL,
-                             GT_AT(accumulate),
-                             sizes,
-                             tensors,
-                             gt_rmsnorm_linear_resolve,
-                             GT_CALLS(rmsnorm_linear, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0}};
+    static const gt_op op = {
+        "rmsnorm_linear",
+        sizeof(gt_rmsnorm_linear_args),
+        GT_AT(dtype),
+        0,
+        NULL,
+        GT_AT(accumulate),
+        sizes,
+        tensors,
+        gt_rmsnorm_linear_resolve,
+        GT_CALLS(rmsnorm_linear, NULL),
+        {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT
@@ -113,7 +114,7 @@ GT_API const gt_op *gt_op_norm_mix(void) {
                              tensors,
                              gt_norm_mix_resolve,
                              GT_CALLS(norm_mix, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0}};
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT
@@ -158,7 +159,7 @@ GT_API const gt_op *gt_op_norm_gate(void) {
                              tensors,
                              gt_norm_gate_resolve,
                              GT_CALLS(norm_gate, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0}};
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT

@@ -17,6 +17,7 @@
  *     forward:   pass(device, stream)
  *     backward:  has_states (saved by forward), accumulate, sums;
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
+ *   HAS_PIECES           whether there is plan_segment<REVERSE>(a, device), of a plan with `bytes` and run(device, stream)
  * Where one kernel takes G through the chunks and writes their gradients, too, it is the last launch of make_gradients(). */
 #ifndef GT_RECURRENCE_DRIVER_CUH
 #define GT_RECURRENCE_DRIVER_CUH
@@ -148,6 +149,27 @@ static inline gt_status call_backward(const typename Operator::Args* args, gt_st
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_backward(plan, device, on);
 }
 
+/* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
+
+/* Of both passes: the query knows not which. */
+template <class Operator>
+static inline size_t segment_workspace(const typename Operator::Args& a, const Device& device) {
+    const size_t forward = Operator::template plan_segment<false>(a, device).bytes;
+    const size_t backward = Operator::template plan_segment<true>(a, device).bytes;
+    return forward > backward ? forward : backward;
+}
+
+template <class Operator, bool REVERSE>
+static inline gt_status call_segment(const typename Operator::Args* args, gt_stream stream) {
+    typename Operator::Args a;
+    typename Operator::Stream on = {stream};
+    Device device;
+    gt_status status = prepare<Operator>(REVERSE ? GT_SEGMENT_BACKWARD : GT_SEGMENT, args, &a, &device);
+    if (status != GT_OK) return status;
+    status = check_workspace(a.workspace, a.workspace_bytes, segment_workspace<Operator>(a, device));
+    return status != GT_OK ? status : Operator::template plan_segment<REVERSE>(a, device).run(device, on);
+}
+
 template <class Operator>
 static inline gt_status call_workspace(const typename Operator::Args* args, gt_workspace* need) {
     gt_no_answer(need);
@@ -158,10 +180,11 @@ static inline gt_status call_workspace(const typename Operator::Args* args, gt_w
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     a.workspace = nullptr;
     const auto forward = Operator::plan_forward(a, false, device);
-    gt_workspace sizes = {0, 0, 0, 0};
+    gt_workspace sizes = {0, 0, 0, 0, 0};
     sizes.forward = forward.bytes;
     sizes.backward = Operator::plan_backward(a, device).bytes;
     sizes.saved = forward.saved;
+    if constexpr (Operator::HAS_PIECES) sizes.segment = segment_workspace<Operator>(a, device);
     *need = sizes;
     return GT_OK;
 }

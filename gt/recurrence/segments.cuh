@@ -8,6 +8,8 @@
  *     scan    segment after segment, every state element by itself: the state that each segment starts from
  *     final   every segment again, from its start state: the outputs
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
+ * A piece of a sequence of which others have the rest (gt_OP_segment) takes the first two alone: local, of every segment,
+ * and a scan that leaves what the piece ends with, and the log of its decay.
  *
  * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Decays: the logarithm of a
  * segment's decay, or what `unit` or `rate` turns into it, [segment slot][terms][decay_size]: the sum of `terms` numbers,
@@ -75,6 +77,9 @@ struct TwoTermSum {
 };
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
+
+/* Which segments a local pass walks: all that another follows, or all that have tokens. */
+enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
 /* How the sequences of a call are cut. */
 struct Segments {
@@ -147,6 +152,12 @@ GT_DEV Span span_at(const Sequences& q, const Segments& cut, int chunk, int64_t 
     return span_of(q, cut, chunk, item / cut.count, item % cut.count);
 }
 
+/* Whether a pass leaves the span out.  is_last: the pass through its sequence ends here.  A sequence without tokens has no
+ * segment slot of its own. */
+GT_DEV bool skips(int local, const Span& span, bool is_last) {
+    return !span.exists || (local == ALL_BUT_LAST && is_last) || (local == ALL_SEGMENTS && span.first == span.end);
+}
+
 /* The same where only the number of segments is known. */
 GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) {
     return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
@@ -179,11 +190,11 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 
-/* So many segments, with room for their states and for `decays` numbers each. */
+/* So many segments, with room for their states and for `decays` numbers each; of one only if it is `wanted`. */
 static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t count, int chunk, int64_t state_size,
-                                    int64_t decays) {
+                                    int64_t decays, bool wanted = false) {
     Segments cut = {count, nullptr, nullptr, segment_tokens(q.T, count, chunk)};
-    if (count == 1) return cut;
+    if (count == 1 && !wanted) return cut;
     const int64_t slots = segment_slots(q, count, chunk);
     cut.states = arena.take<float>(slots * state_size);
     cut.decays = arena.take<float>(slots * decays);
@@ -193,6 +204,7 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
 /* ---- the scan over segments ---------------------------------------------------------------------------------------
  * S <- state_in;   for every segment but the last, in order:   S <- decay . S + its end state,   which is what the next
  * one starts from.  REVERSE: from the last segment to the first, from dstate_out.
+ * ENDS: of every segment, from zero; S and the log of the whole decay are left, segments.states stay as they are.
  * grid strands * ceil(state_size/128), block 4 warps, which know nothing of each other; a state element a thread; a
  * strand takes sequences in turn.  All of its time is latency, so the sums of 64 segments come by cp.async at once.
  * WHOLE_WARPS: the 32 elements of a warp decay alike.  Meanwhile its lanes make the scales of a segment or two each;
@@ -208,8 +220,9 @@ struct ScanParams {
     const float* rate; /* [state_size], multiplies the logs of decays; NULL: `unit` does */
     float unit = 1.0f;
     int terms = 1;
-    int64_t elements = 0; /* that an entry serves; set by scan_segments() */
-    Divider tiles = {};   /* likewise: blocks of a sequence */
+    int64_t elements = 0;                     /* that an entry serves; set by scan_segments() */
+    Divider tiles = {};                       /* likewise: blocks of a sequence */
+    float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
 };
 
 constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8;           /* segments at once, and in registers */
@@ -231,7 +244,7 @@ GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int le
     cp_async_commit();
 }
 
-template <bool REVERSE, bool WHOLE_WARPS>
+template <bool REVERSE, bool WHOLE_WARPS, bool ENDS = false>
 GT_KERNEL(SCAN_THREADS, 4)
 scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     wait_for_chain();
@@ -250,7 +263,8 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     for (int64_t s = strand; s < sequences; s += strands) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
-        if (count == 1) continue;
+        if (count == 1 && !ENDS) continue;
+        const int64_t passed = !ENDS ? count - 1 : seq.tokens ? count : 0;
         const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
         float* states = cut.states + first * p.state_size + element;
         const float* decays = cut.decays + first * p.terms * p.decay_size + entry;
@@ -259,8 +273,9 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             return rate * (p.terms == 2 ? decay[0] + decay[p.decay_size] : decay[0]);
         };
         float S = p.state_in && inside ? p.state_in[(p.state_in_shared ? 0 : s) * p.state_size + element] : 0.0f;
-        for (int64_t k0 = 0; k0 < count - 1; k0 += SCAN_BATCH) {
-            const int left = count - 1 - k0 < SCAN_BATCH ? (int)(count - 1 - k0) : SCAN_BATCH;
+        float whole = 0.0f; /* ENDS: the sum of the logs, of the segments that the lane has seen */
+        for (int64_t k0 = 0; k0 < passed; k0 += SCAN_BATCH) {
+            const int left = passed - k0 < SCAN_BATCH ? (int)(passed - k0) : SCAN_BATCH;
             bool grows = false;
             copy_sums<WHOLE_WARPS>(sums, states, stride, left, inside);
             if constexpr (WHOLE_WARPS) {
@@ -273,6 +288,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     const Scale scale = scale_of_segment(log[j]);
                     sts<float2>(scales + 8 * (lane_id() + 32 * j), {scale.keep, scale.factor});
                     grows = grows || scale.keep == FAR;
+                    if (ENDS) whole += log[j];
                 }
             }
             cp_async_wait<0>();
@@ -289,6 +305,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                         scale[i] = {x.x, x.y};
                     } else {
                         scale[i].factor = inside ? log_of(k0 + at) : 0.0f;
+                        if (ENDS && k + i < left) whole += scale[i].factor;
                     }
                 }
                 GT_UNROLL
@@ -300,7 +317,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                 GT_UNROLL
                 for (int i = 0; i < SCAN_STEPS; i++) {
                     if (k + i >= left) break;
-                    if (inside) *states = S;
+                    if (inside && !ENDS) *states = S;
                     states += stride;
                     S = any_grows ? rescale_far(scale[i], S, sum[i])
                                   : rescale(scale[i].keep, scale[i].factor, S, sum[i]);
@@ -308,12 +325,17 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             }
             sync_warp(); /* before the next are written over them */
         }
-        if (inside) *states = S;
+        if (inside && !ENDS) *states = S;
+        if constexpr (ENDS) {
+            if (WHOLE_WARPS) whole = warp_sum(whole);
+            if (inside) p.ends[s * p.state_size + element] = S;
+            if (inside && p.decays && entry * p.elements == element) p.decays[s * p.decay_size + entry] = whole;
+        }
     }
 }
 
 /* stream: a gt_stream, or a Chain. */
-template <bool REVERSE, class Stream>
+template <bool REVERSE, bool ENDS = false, class Stream>
 static inline gt_status scan_segments(const char* name, ScanParams p, const Device& device, Stream& stream) {
     const int64_t tiles = (p.state_size + SCAN_THREADS - 1) / SCAN_THREADS, room = 32 * (int64_t)device.multiprocessors;
     const int64_t most = most_sequences(p.sequences), wanted = (room + tiles - 1) / tiles;
@@ -322,7 +344,8 @@ static inline gt_status scan_segments(const char* name, ScanParams p, const Devi
     p.tiles = divide_by((int)tiles);
     p.segments.tokens = segment_tokens(p.sequences.T, p.segments.count, p.chunk);
     const bool whole_warps = !p.rate && p.elements % 32 == 0;
-    return run(name, whole_warps ? scan_segments_kernel<REVERSE, true> : scan_segments_kernel<REVERSE, false>,
+    return run(name,
+               whole_warps ? scan_segments_kernel<REVERSE, true, ENDS> : scan_segments_kernel<REVERSE, false, ENDS>,
                tiles * (most < wanted ? most : wanted), SCAN_THREADS, SCAN_SMEM, stream, p);
 }
 

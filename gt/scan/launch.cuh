@@ -205,6 +205,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
 struct Operator {
     using Args = gt_selective_scan_args;
     using Stream = gt_stream;
+    static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_selective_scan(); }
     static gt_status check(const Args& a) { return check_size("N", a.N, MAX_SIZE); }
     static ForwardPlan plan_forward(const Args& a, bool is_step, const Device& device) {

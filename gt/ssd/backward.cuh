@@ -32,6 +32,7 @@ struct SweepParams {
     float *dB, *dC;     /* [B,T,G,H/G*tiles,N] or NULL */
     float *ddelta, *da; /* [tiles,B,T,H]; ddelta without A da */
     float* dskip;       /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
+    int all_segments;   /* reverse_states_kernel: the first of a sequence, too */
 };
 
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
@@ -355,7 +356,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
     Place<C> s(in);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-        if (!span.exists || span.starts) continue; /* nothing comes before the first */
+        if (skips(p.all_segments ? ALL_SEGMENTS : ALL_BUT_LAST, span, span.starts)) continue;
         s.enter(span);
         float G[8][RN];
         load_state(in, s, nullptr, G);

@@ -26,7 +26,7 @@ struct ForwardParams {
     Checkpoints checkpoints;
     int keeps_checkpoints;
     int state_in_shared, is_step;
-    int is_local; /* every segment from a zero state: only segments.states and segments.decays are written */
+    int is_local; /* a Local: segments from a zero state: only segments.states and segments.decays are written */
     const int32_t* slots;
     int64_t slot_capacity;
 };
@@ -64,7 +64,7 @@ template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
     const Problem& in = p.in;
     const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-    if (!span.exists || (p.is_local && span.ends)) return; /* nothing follows the last */
+    if (skips(p.is_local, span, span.ends)) return;
     const int leaves = (int)((span.end - span.first + LEAF - 1) / LEAF);
     const int64_t row = p.is_step && p.slots ? p.slots[span.b] : span.sequence;
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);

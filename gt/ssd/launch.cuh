@@ -47,13 +47,8 @@ static inline int64_t segments_for(const gt_ssd_args& a, const Device& device) {
                            4 * CHECKPOINT, CHECKPOINT);
 }
 
-static inline Segments take_segments(Arena& arena, const gt_ssd_args& a, int64_t count) {
-    Segments cut = {count, nullptr, nullptr};
-    if (count == 1) return cut;
-    const int64_t slots = segment_slots(sequences_of(a), count, CHECKPOINT);
-    cut.states = arena.take<float>(slots * a.H * a.P * a.N);
-    cut.decays = arena.take<float>(slots * a.H);
-    return cut;
+static inline Segments take_segments(Arena& arena, const gt_ssd_args& a, int64_t count, bool wanted = false) {
+    return cut_segments(arena, sequences_of(a), count, CHECKPOINT, a.H * a.P * a.N, a.H, wanted);
 }
 
 static inline ScanParams scan_of(const Problem& in, const float* state_in, int state_in_shared) {
@@ -81,7 +76,7 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
     gt_status status;
     if (p.in.segments.count > 1) {
         ForwardParams local = p;
-        local.is_local = 1;
+        local.is_local = ALL_BUT_LAST;
         local.y = nullptr;
         local.keeps_checkpoints = 0;
         if ((status = launch_forward_once(local, device, stream)) != GT_OK ||
@@ -104,6 +99,21 @@ static gt_status launch_sweep_with(const SweepParams& p, int64_t blocks, const D
         return status;
     return run("ssd backward_sweep_kernel", backward_sweep_kernel<RN, WARPS>, blocks, C::THREADS, 4 * C::BACKWARD_END,
                stream, p);
+}
+
+/* The kernel for one segment after another alone: what each makes of a zero gradient. */
+static inline gt_status launch_reverse_states(const SweepParams& p, int64_t blocks, gt_stream stream) {
+    const auto with = [&](auto columns, auto warps) {
+        constexpr int RN = decltype(columns)::value, WARPS = decltype(warps)::value;
+        return run("ssd reverse_states_kernel", reverse_states_kernel<RN, WARPS>, blocks, Traits<RN, WARPS>::THREADS,
+                   4 * Traits<RN, WARPS>::BACKWARD_END, stream, p);
+    };
+    const std::integral_constant<int, 4> four = {};
+    if (p.in.N <= 16) return with(std::integral_constant<int, 1>(), four);
+    if (p.in.N <= 32) return with(std::integral_constant<int, 2>(), four);
+    if (p.in.N <= 64) return with(four, four);
+    if (p.in.N <= 128) return with(std::integral_constant<int, 8>(), four);
+    return with(std::integral_constant<int, 8>(), std::integral_constant<int, 8>());
 }
 
 static inline gt_status launch_sweep(const SweepParams& p, int64_t blocks, const Device& device, gt_stream stream) {

@@ -88,7 +88,7 @@ static gt_status start_segments(const Problem& in, const float* state_in, int st
     if (in.segments.count == 1) return GT_OK;
     StatesParams local = {};
     local.in = in;
-    local.is_local = 1;
+    local.is_local = ALL_BUT_LAST;
     const gt_status status = launch_states_once<REVERSE>(local, blocks, chain);
     if (status != GT_OK) return status;
     return scan_segments<REVERSE>(

@@ -25,7 +25,7 @@ struct StatesParams {
     float* state_sum;      /* [strands][H,P,N]: instead, the sum over a strand's sequences */
     int state_in_shared;
     Checkpoints checkpoints;
-    int is_local; /* every segment from zeros: only segments.states and segments.decays are written */
+    int is_local; /* a Local: segments from zeros: only segments.states and segments.decays are written */
 };
 
 template <class T_, int NP_>
@@ -67,8 +67,7 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     WarpState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && (REVERSE ? span.starts : span.ends)))
-            return item; /* nothing follows the last */
+        if (skips(p.is_local, span, REVERSE ? span.starts : span.ends)) return item;
         walk.enter(in, span, item);
         const float* start = nullptr;
         if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);

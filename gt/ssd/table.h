@@ -30,45 +30,53 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssd_check_limits(a)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
-        (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
+        (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
+        (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
+    dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a state, with one decay */
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
 }
 
 GT_WRAP_CALLS(ssd)
 GT_WRAP_PASS(ssd, step)
+GT_WRAP_PIECES(ssd)
 
 #define GT_AT(field) offsetof(gt_ssd_args, field)
 GT_API const gt_op *gt_op_ssd(void) {
     static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0}, {'T', "T", GT_AT(T), 0}, {'H', "H", GT_AT(H), 1},
                                     {'P', "P", GT_AT(P), 1}, {'N', "N", GT_AT(N), 1}, {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "BTHP", 'x', "III", NULL},
-                                        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "III", NULL},
-                                        {"A", GT_AT(A), 0, "H", 'f', "III", NULL},
-                                        {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'x', "III", NULL},
-                                        {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'x', "III", NULL},
-                                        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
-                                        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii", NULL},
-                                        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iii", NULL},
-                                        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii-", NULL},
-                                        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-O", NULL},
-                                        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-s", "state_in"},
-                                        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-                                        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
-                                        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
-                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I-", NULL},
-                                        {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i-", NULL},
-                                        {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},
-                                        {"ddt", GT_AT(ddt), GT_AT(ddt_stride), "BTH", 'w', "-o-", NULL},
-                                        {"dBm", GT_AT(dBm), GT_AT(dBm_stride), "BTGN", 'x', "-o-", NULL},
-                                        {"dCm", GT_AT(dCm), GT_AT(dCm_stride), "BTGN", 'x', "-o-", NULL},
-                                        {"dz", GT_AT(dz), GT_AT(dz_stride), "BTHP", 'x', "-o-", NULL},
-                                        {"dA", GT_AT(dA), 0, "H", 'f', "-g-", NULL},
-                                        {"dDskip", GT_AT(dDskip), 0, "HK", 'f', "-g-", NULL},
-                                        {"ddt_bias", GT_AT(ddt_bias), 0, "H", 'f', "-g-", NULL},
-                                        {"dstate_in", GT_AT(dstate_in), 0, "SHPN", 'f', "-o-", "dstate_out"},
-                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_tensor tensors[] = {
+        {"x", GT_AT(x), GT_AT(x_stride), "BTHP", 'x', "IIII", NULL},
+        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "IIIII", NULL},
+        {"A", GT_AT(A), 0, "H", 'f', "IIIII", NULL},
+        {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'x', "IIII", NULL},
+        {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'x', "III-I", NULL},
+        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
+        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii-i", NULL},
+        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iiiii", NULL},
+        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii---i", NULL},
+        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-O", NULL},
+        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-sO", "state_in"},
+        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-ii", NULL},
+        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I--I", NULL},
+        {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i----i", NULL},
+        {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},
+        {"ddt", GT_AT(ddt), GT_AT(ddt_stride), "BTH", 'w', "-o-", NULL},
+        {"dBm", GT_AT(dBm), GT_AT(dBm_stride), "BTGN", 'x', "-o-", NULL},
+        {"dCm", GT_AT(dCm), GT_AT(dCm_stride), "BTGN", 'x', "-o-", NULL},
+        {"dz", GT_AT(dz), GT_AT(dz_stride), "BTHP", 'x', "-o-", NULL},
+        {"dA", GT_AT(dA), 0, "H", 'f', "-g-", NULL},
+        {"dDskip", GT_AT(dDskip), 0, "HK", 'f', "-g-", NULL},
+        {"ddt_bias", GT_AT(ddt_bias), 0, "H", 'f', "-g-", NULL},
+        {"dstate_in", GT_AT(dstate_in), 0, "SHPN", 'f', "-o--O", "dstate_out"},
+        {"decay_out", GT_AT(decay_out), 0, "QH", 'f', "---Oo", NULL},
+        {"piece_states", GT_AT(piece_states), 0, "RBHZ", 'f', "-----II", NULL},
+        {"piece_decays", GT_AT(piece_decays), 0, "RBH", 'f', "-----II", NULL},
+        {"piece_starts", GT_AT(piece_starts), 0, "RBHZ", 'f', "-----OO", "piece_states"},
+        {NULL, 0, 0, NULL, 0, NULL, NULL}};
     static const gt_op op = {"ssd",
                              sizeof(gt_ssd_args),
                              GT_AT(dtype),
@@ -78,9 +86,10 @@ GT_API const gt_op *gt_op_ssd(void) {
                              sizes,
                              tensors,
                              gt_ssd_resolve,
-                             GT_CALLS(ssd, gt_call_ssd_step),
+                             GT_CALLS(ssd, GT_STEP_AND_PIECES(ssd)),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared)}};
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared),
+                              GT_AT(pieces)}};
     return &op;
 }
 #undef GT_AT

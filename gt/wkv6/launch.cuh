@@ -112,18 +112,22 @@ static gt_status launch_tensor(const TensorParams& p, Chain& stream) {
     return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS, C::SMEM, stream, p);
 }
 
+static inline ScanParams scan_of(const TensorParams& p) {
+    const int64_t size = p.in.H * p.in.N;
+    return {p.in.sequences, p.segments, CHECKPOINT, p.state_in, p.state_in_shared,
+            size * p.in.N,  size,       nullptr,    LN_2,       2};
+}
+
 template <bool REVERSE>
 static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stream) {
     if (!pass.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, stream);
     const TensorParams& p = pass.tensor;
     const Problem& in = p.in;
-    const int64_t size = in.H * in.N;
-    const ScanParams scan = {in.sequences, p.segments, CHECKPOINT, p.state_in, p.state_in_shared,
-                             size * in.N,  size,       nullptr,    LN_2,       2};
+    const ScanParams scan = scan_of(p);
     return run_pass<REVERSE>("wkv6 scan_segments_kernel", scan, device, stream, [&](bool is_local) {
         TensorParams once = p;
         if (is_local) {
-            once.local = 1;
+            once.local = ALL_BUT_LAST;
             once.y = nullptr;
             once.checkpoints = nullptr;
             once.G_rows[0].data = once.G_rows[1].data = nullptr;
@@ -153,9 +157,10 @@ static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
 }
 
 /* Segments, where there are kernels for them. */
-static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, bool on_tensor_cores, const Device& device) {
+static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, bool on_tensor_cores, const Device& device,
+                                     bool wanted = false) {
     return cut_segments(arena, sequences_of(a), on_tensor_cores ? segments_for(a, device) : 1, CHECKPOINT,
-                        a.H * a.N * a.V, 2 * a.H * a.N);
+                        a.H * a.N * a.V, 2 * a.H * a.N, wanted);
 }
 
 struct ForwardPlan {
@@ -364,18 +369,6 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& de
     const BackwardPlan in_outputs = plan_with(a, device, true);
     return in_outputs.bytes <= plan.bytes ? in_outputs : plan;
 }
-
-struct Operator {
-    using Args = gt_wkv6_args;
-    using Stream = Chain;
-    static const gt_op* table() { return gt_op_wkv6(); }
-    static gt_status check(const Args& a) {
-        const gt_status status = check_size("N", a.N, MAX_SIZE);
-        return status != GT_OK ? status : check_size("V", a.V, MAX_SIZE);
-    }
-    static constexpr auto plan_forward = wkv6::plan_forward;
-    static constexpr auto plan_backward = wkv6::plan_backward;
-};
 
 } /* namespace wkv6 */
 } /* namespace gt */

@@ -26,14 +26,16 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     if ((status = gt_check_range(GT_ERROR_SIZE, "V", a->V, 1, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
         (status = gt_wkv6_check_scale(a->scale)) || (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)))
+        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
+    dims->n['Z' - 'A'] = gt_times(a->H, a->N); /* rows of states, each with a decay */
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
 }
 
 GT_WRAP_CALLS(wkv6)
 GT_WRAP_PASS(wkv6, step)
+GT_WRAP_PIECES(wkv6)
 
 #define GT_AT(field) offsetof(gt_wkv6_args, field)
 GT_API const gt_op *gt_op_wkv6(void) {
@@ -42,26 +44,31 @@ GT_API const gt_op *gt_op_wkv6(void) {
                                     {'H', "H", GT_AT(H), 1},
                                     {'N', "N", GT_AT(N), 1},
                                     {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {{"r", GT_AT(r), GT_AT(r_stride), "BTHN", 'x', "III", NULL},
-                                        {"k", GT_AT(k), GT_AT(k_stride), "BTHN", 'x', "III", NULL},
-                                        {"w", GT_AT(w), GT_AT(w_stride), "BTHN", 'w', "III", NULL},
-                                        {"v", GT_AT(v), GT_AT(v_stride), "BTHV", 'x', "III", NULL},
-                                        {"u", GT_AT(u), 0, "HN", 'f', "iii", NULL},
-                                        {"state_in", GT_AT(state_in), 0, "SHNV", 'f', "ii-", NULL},
-                                        {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
-                                        {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-s", "state_in"},
-                                        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-                                        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
-                                        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
-                                        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I-", NULL},
-                                        {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i-", NULL},
-                                        {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
-                                        {"dk", GT_AT(dk), GT_AT(dk_stride), "BTHN", 'x', "-o-", NULL},
-                                        {"dw", GT_AT(dw), GT_AT(dw_stride), "BTHN", 'w', "-o-", NULL},
-                                        {"dv", GT_AT(dv), GT_AT(dv_stride), "BTHV", 'x', "-o-", NULL},
-                                        {"du", GT_AT(du), 0, "HN", 'f', "-g-", NULL},
-                                        {"dstate_in", GT_AT(dstate_in), 0, "SHNV", 'f', "-o-", "dstate_out"},
-                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_tensor tensors[] = {
+        {"r", GT_AT(r), GT_AT(r_stride), "BTHN", 'x', "III-I", NULL},
+        {"k", GT_AT(k), GT_AT(k_stride), "BTHN", 'x', "IIII", NULL},
+        {"w", GT_AT(w), GT_AT(w_stride), "BTHN", 'w', "IIIII", NULL},
+        {"v", GT_AT(v), GT_AT(v_stride), "BTHV", 'x', "IIII", NULL},
+        {"u", GT_AT(u), 0, "HN", 'f', "iii", NULL},
+        {"state_in", GT_AT(state_in), 0, "SHNV", 'f', "ii---i", NULL},
+        {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
+        {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-sO", "state_in"},
+        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-ii", NULL},
+        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I--I", NULL},
+        {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i----i", NULL},
+        {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
+        {"dk", GT_AT(dk), GT_AT(dk_stride), "BTHN", 'x', "-o-", NULL},
+        {"dw", GT_AT(dw), GT_AT(dw_stride), "BTHN", 'w', "-o-", NULL},
+        {"dv", GT_AT(dv), GT_AT(dv_stride), "BTHV", 'x', "-o-", NULL},
+        {"du", GT_AT(du), 0, "HN", 'f', "-g-", NULL},
+        {"dstate_in", GT_AT(dstate_in), 0, "SHNV", 'f', "-o--O", "dstate_out"},
+        {"decay_out", GT_AT(decay_out), 0, "QHN", 'f', "---Oo", NULL},
+        {"piece_states", GT_AT(piece_states), 0, "RBZV", 'f', "-----II", NULL},
+        {"piece_decays", GT_AT(piece_decays), 0, "RBZ", 'f', "-----II", NULL},
+        {"piece_starts", GT_AT(piece_starts), 0, "RBZV", 'f', "-----OO", "piece_states"},
+        {NULL, 0, 0, NULL, 0, NULL, NULL}};
     static const gt_op op = {"wkv6",
                              sizeof(gt_wkv6_args),
                              GT_AT(dtype),
@@ -71,9 +78,10 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              sizes,
                              tensors,
                              gt_wkv6_resolve,
-                             GT_CALLS(wkv6, gt_call_wkv6_step),
+                             GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared)}};
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared),
+                              GT_AT(pieces)}};
     return &op;
 }
 #undef GT_AT

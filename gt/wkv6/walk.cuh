@@ -108,7 +108,7 @@ using StatesTraits = TensorTraits<T, W, N, true>;
 /* ---- parameters ------------------------------------------------------------------------------------------- */
 
 /* A sequence may be cut into segments, each walked by a block of its own: first every segment from a zero
- * state (local = 1), but for that which the pass ends with; then scan_segments_kernel, then again from
+ * state (see Local), but for that which the pass ends with; then scan_segments_kernel, then again from
  * the states found.  Segments: states [slot][H,N,N], decays [slot][2][H,N], log2 in two terms. */
 struct TensorParams : PassParams {
     /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
@@ -124,7 +124,7 @@ struct TensorParams : PassParams {
     int items;      /* heads' segments that there may be */
     Segments segments;
     Divider by_segments, by_H;
-    int local;       /* writes segments.states and segments.decays, nothing else */
+    int local;       /* a Local; if it is one, segments.states and segments.decays are written, nothing else */
     bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
     bool S_starts_zero; /* reverse: before the first chunk of every sequence */
     float* G_undo;      /* reverse, f16: [B,H,chunk slots,PARTS,N], Fit::undo of G */
@@ -154,7 +154,7 @@ GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
     const Span span = span_of(p.in.sequences, p.segments, CHECKPOINT, has_sequence ? sequence : 0, segment);
     s.starts = span.starts;
     s.ends = span.ends;
-    s.exists = inside && has_sequence && span.exists && !(p.local && (REVERSE ? s.starts : s.ends));
+    s.exists = inside && has_sequence && !skips(p.local, span, REVERSE ? s.starts : s.ends);
     s.b = span.b;
     s.slot = (int)span.segment_slot;
     s.start = (int)span.first;

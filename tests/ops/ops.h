@@ -18,6 +18,10 @@
 #define TEST_TWINS_OF_ROWS(op) TEST_TWIN(op, forward) TEST_TWIN(op, backward)
 #define TEST_TWINS_OVER_TIME(op) TEST_TWINS_OF_ROWS(op) TEST_TWIN(op, step)
 
+#define TEST_TWINS_IN_PIECES(op)                                                                                       \
+    TEST_TWINS_OVER_TIME(op)                                                                                           \
+    TEST_TWIN(op, segment) TEST_TWIN(op, segment_backward) TEST_TWIN(op, join) TEST_TWIN(op, join_backward)
+
 /* What every test_op begins with. */
 #define TEST_OP(op)                                                                                                    \
     .name = #op, .table = gt_op_##op, .args_size = gt_##op##_args_size, .args_bytes = sizeof(gt_##op##_args)
@@ -27,7 +31,18 @@
     TEST_OP(op), .twin = {op##_forward, op##_backward, op##_step},                                                     \
                  .twin64 = {op##_forward64, op##_backward64, op##_step64}
 
+#define TEST_PASSES_IN_PIECES(op, kind)                                                                                \
+    {                                                                                                                  \
+        op##_forward##kind, op##_backward##kind, op##_step##kind, op##_segment##kind, op##_segment_backward##kind,     \
+            op##_join##kind, op##_join_backward##kind                                                                  \
+    }
+#define TEST_IN_PIECES(op) TEST_OP(op), .twin = TEST_PASSES_IN_PIECES(op, ), .twin64 = TEST_PASSES_IN_PIECES(op, 64)
+
 /* ---- arguments ------------------------------------------------------------------------------- */
+
+#define TEST_PIECES_FUNCTIONS(op)                                                                                      \
+    TEST_RECURRENT_FUNCTIONS(op)                                                                                       \
+    TEST_PASS(op, segment) TEST_PASS(op, segment_backward) TEST_PASS(op, join) TEST_PASS(op, join_backward)
 
 #define AT(op, field) offsetof(gt_##op##_args, field)
 #define TEST_FIELD(op, name, kind)                                                                                     \

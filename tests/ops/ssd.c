@@ -1,7 +1,7 @@
 /* ssd: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_TWINS_OVER_TIME(ssd)
+TEST_TWINS_IN_PIECES(ssd)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
@@ -13,6 +13,7 @@ static const test_field fields[] = {TEST_DIVISOR(ssd, G, 'H'),
                                     TEST_FIELD(ssd, Dskip_per_channel, 'i'),
                                     TEST_FIELD(ssd, state_in_shared, 'i'),
                                     TEST_FIELD(ssd, segments, 's'),
+                                    TEST_FIELD(ssd, pieces, 's'),
                                     {NULL, 0, 0, 0, 0}};
 
 #define BAD_LIMITS(text, min, max)                                                                                     \
@@ -21,7 +22,8 @@ static const test_field fields[] = {TEST_DIVISOR(ssd, G, 'H'),
             {AT(ssd, dt_limit), 'i', 1}, {AT(ssd, dt_min), 'f', min}, { AT(ssd, dt_max), 'f', max }                    \
         }                                                                                                              \
     }
-static const test_bad_value bad_values[] = {BAD_RESERVED(ssd, state_dtype),
+static const test_bad_value bad_values[] = {BAD_SIZE(ssd, pieces),
+                                            BAD_RESERVED(ssd, state_dtype),
                                             BAD_SIZE(ssd, G),
                                             BAD_DIVISOR(ssd, G, 3),
                                             BAD_SWITCH(ssd, softplus, 2),
@@ -178,6 +180,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     a->softplus = (int)test_pick(r, 2);
     a->Dskip_per_channel = (int)test_pick(r, 2);
     a->state_in_shared = (int)test_pick(r, 2);
+    a->pieces = test_pick(r, 12);
     c->absent = test_pick_absent(r, test_ssm_absent);
 }
 
@@ -278,7 +281,7 @@ static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_ssd = {
-    TEST_OVER_TIME(ssd),
+    TEST_IN_PIECES(ssd),
     .fields = fields,
     .bad_values = bad_values,
     .optional_size = {AT(ssd, G), 2},

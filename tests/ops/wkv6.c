@@ -1,15 +1,20 @@
 /* wkv6: cases of the tests, and rows of the bench. */
 #include "ops.h"
 
-TEST_TWINS_OVER_TIME(wkv6)
+TEST_TWINS_IN_PIECES(wkv6)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-static const test_field fields[] = {TEST_FIELD(wkv6, V, 'v'),        TEST_FIELD(wkv6, decay, 'i'),
-                                    TEST_FLOAT(wkv6, scale, 0.3),    TEST_FIELD(wkv6, state_in_shared, 'i'),
-                                    TEST_FIELD(wkv6, segments, 's'), {NULL, 0, 0, 0, 0}};
+static const test_field fields[] = {TEST_FIELD(wkv6, V, 'v'),
+                                    TEST_FIELD(wkv6, decay, 'i'),
+                                    TEST_FLOAT(wkv6, scale, 0.3),
+                                    TEST_FIELD(wkv6, state_in_shared, 'i'),
+                                    TEST_FIELD(wkv6, segments, 's'),
+                                    TEST_FIELD(wkv6, pieces, 's'),
+                                    {NULL, 0, 0, 0, 0}};
 
-static const test_bad_value bad_values[] = {BAD_SIZE(wkv6, V),
+static const test_bad_value bad_values[] = {BAD_SIZE(wkv6, pieces),
+                                            BAD_SIZE(wkv6, V),
                                             BAD_SWITCH(wkv6, decay, 2),
                                             BAD(wkv6, scale, 'f', -1, GT_ERROR_VALUE, "scale = -1"),
                                             BAD(wkv6, scale, 'f', NAN, GT_ERROR_VALUE, "scale = nan"),
@@ -167,6 +172,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     a->V = test_pick(r, most + 1);
     a->decay = (gt_decay)test_pick(r, 2);
     a->state_in_shared = (int)test_pick(r, 2);
+    a->pieces = test_pick(r, 12);
     c->absent = test_pick_absent(r, absent);
     a->scale = test_pick(r, 2) ? (float)(0.25 + test_uniform(r)) : 0;
 }
@@ -227,7 +233,7 @@ static const test_bench_cut cuts[] = {{"H", 2}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_wkv6 = {
-    TEST_OVER_TIME(wkv6),
+    TEST_IN_PIECES(wkv6),
     .fields = fields,
     .bad_values = bad_values,
     .optional_size = {AT(wkv6, V), 5},

@@ -1,0 +1,83 @@
+/* gt/recurrence/pieces.cuh - a sequence in pieces that know nothing of each other: gt_OP_segment and gt_OP_join.
+ *
+ * Of a piece gt_OP_segment leaves what it makes of a zero state, and the log of its decay (gt_OP_segment_backward: of a
+ * zero gradient): the local pass over segments, and a scan with ENDS (segments.cuh; call_segment in driver.cuh).
+ * gt_OP_join, below, makes of these what every piece starts from, gt_OP_join_backward the gradient that each ends with.
+ * gt_kernels.h, at gt_wkv6_segment, has the mathematics.  An operator with pieces says how many rows with a decay each its
+ * state has, rows(a), and how many numbers such a row has, columns(a). */
+#ifndef GT_RECURRENCE_PIECES_CUH
+#define GT_RECURRENCE_PIECES_CUH
+
+#include "driver.cuh"
+
+namespace gt {
+
+/* ---- join ----------------------------------------------------------------------------------------------------------
+ * S <- first;   for every piece, in order:   starts[piece] <- S,   S <- exp(decay) . S + states[piece].
+ * REVERSE: from the last piece to the first.
+ * grid ceil(numbers of all states / 256), block 256, a number of a state a thread; JOIN_STEPS pieces are read at once.
+ * bytes: states once each way, decays.  Deterministic: one chain of operations a number.  starts may be states. */
+struct JoinParams {
+    int64_t pieces, size, decay_size; /* numbers of the states of a piece, and of its decays */
+    int64_t elements;                 /* that a decay serves */
+    const float *states, *decays;     /* [pieces][size], [pieces][decay_size] */
+    const float* first;               /* [first_size], again and again; NULL = 0 */
+    int64_t first_size;
+    float* starts; /* [pieces][size] */
+};
+
+constexpr int JOIN_THREADS = 256, JOIN_STEPS = 8;
+
+template <bool REVERSE>
+GT_KERNEL(JOIN_THREADS, 1)
+join_kernel(const GT_GRID_CONSTANT JoinParams p) {
+    const int64_t i = (int64_t)block_x() * JOIN_THREADS + thread_id(), entry = i / p.elements;
+    if (i >= p.size) return;
+    float S = p.first ? p.first[i % p.first_size] : 0.0f;
+    for (int64_t k = 0; k < p.pieces; k += JOIN_STEPS) {
+        const int left = p.pieces - k < JOIN_STEPS ? (int)(p.pieces - k) : JOIN_STEPS;
+        float added[JOIN_STEPS], log[JOIN_STEPS];
+        const auto piece = [&](int j) { return REVERSE ? p.pieces - 1 - k - j : k + j; };
+        GT_UNROLL
+        for (int j = 0; j < JOIN_STEPS; j++) {
+            added[j] = j < left ? p.states[piece(j) * p.size + i] : 0.0f;
+            log[j] = j < left ? p.decays[piece(j) * p.decay_size + entry] : 0.0f;
+        }
+        GT_UNROLL
+        for (int j = 0; j < JOIN_STEPS; j++) {
+            if (j >= left) break;
+            p.starts[piece(j) * p.size + i] = S;
+            S = rescale_far(scale_of_segment(log[j]), S, added[j]);
+        }
+    }
+}
+
+/* rows: of a state, each with a decay, and of `columns` numbers. */
+template <bool REVERSE, class Args>
+static inline gt_status run_join(const char* name, const Args& a, int64_t rows, int64_t columns, gt_stream stream) {
+    const int64_t state = rows * columns;
+    const bool shared = !REVERSE && a.state_in_shared;
+    const JoinParams p = {a.pieces,
+                          a.B * state,
+                          a.B * rows,
+                          columns,
+                          a.piece_states,
+                          a.piece_decays,
+                          REVERSE ? a.dstate_out : a.state_in,
+                          shared ? state : a.B * state,
+                          a.piece_starts};
+    return run(name, join_kernel<REVERSE>, (p.size + JOIN_THREADS - 1) / JOIN_THREADS, JOIN_THREADS, 0, stream, p);
+}
+
+template <class Operator, bool REVERSE>
+static inline gt_status call_join(const typename Operator::Args* args, gt_stream stream) {
+    typename Operator::Args a;
+    Device device;
+    const gt_status status = prepare<Operator>(REVERSE ? GT_JOIN_BACKWARD : GT_JOIN, args, &a, &device);
+    return status != GT_OK ? status
+                           : run_join<REVERSE>(Operator::JOIN, a, Operator::rows(a), Operator::columns(a), stream);
+}
+
+} /* namespace gt */
+
+#endif /* GT_RECURRENCE_PIECES_CUH */

@@ -1,0 +1,147 @@
+/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward: what a piece of a sequence makes of a zero state, or of
+ * a zero gradient, and the log of its decay.  On tensor cores: the local pass over segments, and a scan for the end.  Else
+ * the token by token kernels, and the kernel below. */
+#ifndef GT_WKV6_SEGMENT_CUH
+#define GT_WKV6_SEGMENT_CUH
+
+#include "../recurrence/pieces.cuh"
+#include "launch.cuh"
+
+namespace gt {
+namespace wkv6 {
+
+/* ---- the log of a decay, any size ---------------------------------------------------------------------------------
+ * out[sequence,h,n] = sum over the sequence's tokens of log d.
+ * grid sequences*H*ceil(N/32), block 8 warps: a lane a channel, a warp every eighth token.  bytes: w once.
+ * Each warp's sum keeps its rounding errors; the eight are added in order: deterministic. */
+struct DecayParams {
+    Problem in;
+    float* out;
+};
+
+GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
+    wait_for_chain();
+    const Problem& in = p.in;
+    const int64_t tiles = (in.N + 31) / 32, head = block_x() / tiles, h = head % in.H;
+    const int n = (int)(block_x() % tiles) * 32 + lane_id();
+    if (!sequence_exists(in.sequences, head / in.H)) return;
+    const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
+    TwoTermSum sum;
+    for (int64_t t = warp_id(); n < in.N && t < seq.tokens; t += 8)
+        sum.add(log_decay(in, load_as(in.w, in.w_dtype, at(in.w_at, seq.b, seq.first + t, h) + n)));
+    const uint32_t cells = smem_base() + 8 * lane_id();
+    sts<float2>(cells + 256 * warp_id(), {sum.hi, sum.lo});
+    sync_threads();
+    if (warp_id() != 0 || n >= in.N) return;
+    for (int i = 1; i < 8; i++) {
+        const float2 other = lds<float2>(cells + 256 * i);
+        sum.add(other.x);
+        sum.lo += other.y;
+    }
+    p.out[head * in.N + n] = sum.value();
+}
+
+/* ---- plans and launches -------------------------------------------------------------------------------------------- */
+
+/* The arguments without what the pass does not read or write, which must not keep it from tensor cores. */
+template <bool REVERSE>
+static inline gt_wkv6_args segment_args(gt_wkv6_args a) {
+    a.u = a.state_in = a.dstate_out = nullptr;
+    a.y = a.dr = a.dk = a.dw = a.dv = nullptr;
+    a.du = nullptr;
+    a.saved = nullptr;
+    if (REVERSE) {
+        a.k = a.r, a.k_stride = a.r_stride;
+        a.v = a.dy, a.v_stride = a.dy_stride;
+        a.state_out = nullptr;
+    } else {
+        a.r = a.k, a.r_stride = a.k_stride;
+        a.dy = a.v, a.dy_stride = a.v_stride;
+        a.dstate_in = nullptr;
+    }
+    a.y_stride = a.dv_stride = a.v_stride;
+    a.dr_stride = a.dk_stride = a.k_stride;
+    a.dw_stride = a.w_stride;
+    return a;
+}
+
+template <bool REVERSE>
+struct SegmentPlan {
+    Pass states;
+    float *state_out, *decay_out;
+    size_t bytes;
+
+    gt_status run(const Device& device, Chain& stream) const {
+        return states.on_tensor_cores ? run_tensor(device, stream) : run_any(stream);
+    }
+
+    gt_status run_tensor(const Device& device, Chain& stream) const {
+        const Problem& in = states.tensor.in;
+        const gt_status status = dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
+            using K = decltype(types);
+            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(states.tensor, stream);
+        });
+        if (status != GT_OK) return status;
+        ScanParams scan = scan_of(states.tensor);
+        scan.ends = state_out, scan.decays = decay_out;
+        return scan_segments<REVERSE, true>("wkv6 scan_segments_kernel", scan, device, stream);
+    }
+
+    gt_status run_any(Chain& stream) const {
+        const Problem& in = states.any.in;
+        const gt_status status = launch_tokens<REVERSE>(states.any, stream);
+        if (status != GT_OK || !decay_out) return status;
+        return gt::run("wkv6 decay_kernel", decay_kernel, most_sequences(in.sequences) * in.H * ((in.N + 31) / 32), 256,
+                       8 * 256, stream, DecayParams{in, decay_out});
+    }
+};
+
+template <bool REVERSE>
+static inline SegmentPlan<REVERSE> plan_segment(const gt_wkv6_args& args, const Device& device) {
+    const gt_wkv6_args a = segment_args<REVERSE>(args);
+    SegmentPlan<REVERSE> plan = {};
+    Arena arena(a.workspace);
+    const bool on_tensor_cores = fits_tensor_cores(a, REVERSE ? GT_BACKWARD : GT_FORWARD, device);
+    Segments cut = {1, nullptr, nullptr};
+    if (on_tensor_cores) cut = take_segments(arena, a, true, device, true);
+    plan.states = pass_of<REVERSE>(a, on_tensor_cores, cut, nullptr);
+    plan.states.tensor.local = ALL_SEGMENTS;
+    plan.state_out = REVERSE ? a.dstate_in : a.state_out;
+    plan.decay_out = a.decay_out;
+    plan.states.any.state_out = plan.state_out;
+    plan.bytes = arena.bytes();
+    return plan;
+}
+
+/* For gt_wkv6_path. */
+static inline const char* why_no_pass_is_faster(const gt_wkv6_args& a, gt_pass pass, const KernelList& kernels,
+                                                const Device& device, char (&room)[128]) {
+    if (pass == GT_SEGMENT) return why_not_faster(segment_args<false>(a), GT_FORWARD, kernels, device, room);
+    if (pass == GT_SEGMENT_BACKWARD) return why_not_faster(segment_args<true>(a), GT_BACKWARD, kernels, device, room);
+    return why_not_faster(a, pass, kernels, device, room);
+}
+
+struct Operator {
+    using Args = gt_wkv6_args;
+    using Stream = Chain;
+    static const gt_op* table() { return gt_op_wkv6(); }
+    static gt_status check(const Args& a) {
+        const gt_status status = check_size("N", a.N, MAX_SIZE);
+        return status != GT_OK ? status : check_size("V", a.V, MAX_SIZE);
+    }
+    static constexpr bool HAS_PIECES = true;
+    static constexpr const char* JOIN = "wkv6 join_kernel";
+    static int64_t rows(const Args& a) { return a.H * a.N; }
+    static int64_t columns(const Args& a) { return a.V; }
+    static constexpr auto plan_forward = wkv6::plan_forward;
+    static constexpr auto plan_backward = wkv6::plan_backward;
+    template <bool REVERSE>
+    static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {
+        return wkv6::plan_segment<REVERSE>(a, device);
+    }
+};
+
+} /* namespace wkv6 */
+} /* namespace gt */
+
+#endif
