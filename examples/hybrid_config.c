@@ -1,4 +1,5 @@
 #include "hybrid_config.h"
+#include "hybrid_data.h"
 #include "hybrid_screen.h"
 #include <ctype.h>
 #include <errno.h>
@@ -35,6 +36,8 @@ typedef struct row {
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1 */
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
+static const char *const token_kinds[] = {"bytes", "uint16", "uint32", NULL};
+static const char *const splits[] = {"tail", "tracks", NULL};
 static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
 static const row rows[] = {
     {"Data", .kind = SECTION},
@@ -43,6 +46,16 @@ static const row rows[] = {
              "examples/data"},
     {"separator", STRING, AT(separator), "TEXT", "",
      .help = "what ends a document, for --stateful; empty: two or more blank lines, or a form feed"},
+    {"end-symbol", FLAG, AT(end_symbol), NULL, "no",
+     .help = "what ends a document is one symbol of its own, which is learnt as others are"},
+    {"tokens", CHOICE, AT(tokens), "KIND", "bytes", NULL, 0, 0, 0, token_kinds,
+     "what --data holds: bytes, or tokens as little-endian numbers of 16 or 32 bits: bytes, uint16, uint32"},
+    {"vocab", WHOLE, AT(vocab), "N", "0", NULL, 0, HY_VOCAB_MAX, 1, NULL,
+     "number of different tokens, if they are numbers; 0: the largest of the file and 1"},
+    {"end-token", WHOLE, AT(end_token), "N", "-1", NULL, -1, HY_VOCAB_MAX, 1, NULL,
+     "the token that ends a document, if they are numbers; -1: there is none"},
+    {"split", CHOICE, AT(split), "KIND", "tail", NULL, 0, 0, 0, splits,
+     "what is held out: the last tenth of the text, or of each of --batch tracks of it: tail, tracks"},
 
     {"Model", .kind = SECTION},
     {"model", MODEL, AT(model), "NAME", "1M", "HY", .help = "see --list-models"},
@@ -127,7 +140,7 @@ static const row rows[] = {
     {"prompt", STRING, AT(prompt), "TEXT", "", .help = "start of the sample; empty: the first byte of the text"},
     {"temperature", NUMBER, AT(temperature), "X", "0.8", NULL, 0, 100, 0, NULL,
      "of the sample; 0: always the likeliest byte"},
-    {"top-k", WHOLE, AT(top_k), "N", "0", NULL, 0, 256, 1, NULL,
+    {"top-k", WHOLE, AT(top_k), "N", "0", NULL, 0, HY_VOCAB_MAX, 1, NULL,
      "draw each byte of the sample from the N likeliest; 0: from all"},
     {"gates-strict", FLAG, AT(gates_strict), NULL, "no",
      .help = "end the run at the first gate that fails, with status 3"},
@@ -525,12 +538,15 @@ gt_status hy_options_default(hy_options *o, int cuda) {
 
 /* Those that change the result come first; data is judged by its bytes, not by its name. */
 static const char *const kept[] = {
-    "model",       "hidden",     "layers",       "heads",        "d-state",  "expand",       "d-conv",
-    "mamba-head",  "ffn",        "batch",        "seq",          "steps",    "lr",           "min-lr",
-    "warmup",      "clip",       "seed",         "weight-decay", "stateful", "separator",    "dtype",
-    "data",        "eval-every", "eval-tokens",  "log-every",    "sample",   "sample-every", "prompt",
-    "temperature", "top-k",      "gates-strict", "save-every",   NULL};
-enum { OF_MODEL = 9, OF_RESULT = 21 };
+    /* the model's */
+    "model", "hidden", "layers", "heads", "d-state", "expand", "d-conv", "mamba-head", "ffn", "tokens", "end-symbol",
+    /* others that change the result */
+    "vocab", "end-token", "split", "batch", "seq", "steps", "lr", "min-lr", "warmup", "clip", "seed", "weight-decay",
+    "stateful", "separator",
+    /* the rest */
+    "dtype", "data", "eval-every", "eval-tokens", "log-every", "sample", "sample-every", "prompt", "temperature",
+    "top-k", "gates-strict", "save-every", NULL};
+enum { OF_MODEL = 11, OF_RESULT = 25 };
 
 const char *hy_options_kept(int i) { return kept[i]; }
 

@@ -18,6 +18,9 @@ typedef struct hy_lengths {
 typedef struct hy_options {
     char data[HY_TEXT_MAX]; /* "" = the text that comes with the program */
     char separator[HY_TEXT_MAX];
+    char tokens[HY_TEXT_MAX], split[HY_TEXT_MAX];
+    int64_t vocab, end_token; /* of numbers; vocab 0 = by the largest, end_token -1 = none */
+    int end_symbol;
     char model[HY_TEXT_MAX];
     /* 0 in these: as the model says, or the default that goes with the others */
     int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn;

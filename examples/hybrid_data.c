@@ -1,6 +1,7 @@
 #define _XOPEN_SOURCE 700 /* fileno, fstat */
 #include "hybrid_data.h"
 #include "hybrid_ops.h"
+#include "hybrid_sha256.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -55,72 +56,189 @@ static int64_t separator_at(const uint8_t *bytes, int64_t size, int64_t i, const
     return line_ends >= 3 ? end - i : 0;
 }
 
-/* Fills document; a document includes the separator that ends it. */
-static int find_documents(hy_text *text, const uint8_t *bytes, const char *separator) {
-    int64_t room = 1024;
-    text->documents = 0;
-    text->document = malloc((size_t)room * sizeof(int64_t));
-    for (int64_t i = 0, start = 0; text->document && i < text->size;) {
-        int64_t length = separator_at(bytes, text->size, i, separator);
+/* Appends the start of another document. */
+static int add_document(hy_text *text, int64_t *room, int64_t start) {
+    if (text->documents + 2 > *room) {
+        *room = *room ? 2 * *room : 1024;
+        int64_t *larger = realloc(text->document, (size_t)*room * sizeof(int64_t));
+        if (!larger) return -1;
+        text->document = larger;
+    }
+    text->document[text->documents++] = start;
+    return 0;
+}
+
+static int width_for(int64_t vocab) { return vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4; }
+
+static void put_token(hy_text *text, int64_t i, int32_t token) {
+    if (text->width == 1)
+        ((uint8_t *)text->token)[i] = (uint8_t)token;
+    else if (text->width == 2)
+        ((uint16_t *)text->token)[i] = (uint16_t)token;
+    else
+        ((int32_t *)text->token)[i] = token;
+}
+
+/* The vocabulary: the bytes that occur, without those of separators that become a symbol of their own. */
+static int find_vocabulary(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+    uint8_t occurs[256] = {0}, list[256];
+    int count = 0;
+    for (int64_t i = 0; i < size;) {
+        int64_t length = from->end_symbol ? separator_at(bytes, size, i, from->separator) : 0;
+        if (!length) occurs[bytes[i]] = 1;
         i += length ? length : 1;
-        if (!length && i < text->size) continue;
-        if (text->documents + 2 > room) {
-            int64_t *larger = realloc(text->document, (size_t)(room *= 2) * sizeof(int64_t));
-            if (!larger) return -1;
-            text->document = larger;
-        }
-        text->document[text->documents++] = start;
-        text->document[text->documents] = start = i;
     }
-    return text->document ? 0 : -1;
+    for (int b = 0; b < 256; b++)
+        if (occurs[b]) list[count++] = (uint8_t)b;
+    hy_text_vocabulary(text, list, count, from->end_symbol);
+    return count;
 }
 
-static void count_entropy(hy_text *text) {
-    int64_t count[256] = {0}, held_out = text->size - text->train;
-    for (int64_t i = 0; i < text->train; i++) count[text->token[i]]++;
-    double total = (double)text->train, smoothed = total + text->vocab;
-    text->entropy_train = text->entropy_held_out = 0;
-    for (int v = 0; v < text->vocab; v++)
-        if (count[v]) text->entropy_train -= (double)count[v] / total * log((double)count[v] / total);
-    for (int64_t i = text->train; i < text->size; i++)
-        text->entropy_held_out -= log((double)(count[text->token[i]] + 1) / smoothed);
-    if (held_out) text->entropy_held_out /= (double)held_out;
+/* Fills token and document; a document includes the separator that ends it. */
+static int take_bytes(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+    int64_t room = 0, n = 0, start = 0;
+    text->width = width_for(text->vocab);
+    text->token = malloc((size_t)(size + 1) * (size_t)text->width);
+    if (!text->token) return -1;
+    for (int64_t i = 0; i < size;) {
+        int64_t length = separator_at(bytes, size, i, from->separator), end = i + (length ? length : 1);
+        if (length && from->end_symbol)
+            put_token(text, n++, text->end_symbol);
+        else
+            for (int64_t k = i; k < end; k++) put_token(text, n++, text->token_of[bytes[k]]);
+        i = end;
+        if (!length && i < size) continue;
+        if (add_document(text, &room, start)) return -1;
+        start = n;
+    }
+    text->document[text->documents] = text->size = n;
+    return 0;
 }
 
-gt_status hy_text_from_bytes(hy_text *text, const void *data, int64_t size, const char *separator) {
-    const uint8_t *bytes = data;
-    memset(text, 0, sizeof *text);
-    for (int b = 0; b < 256; b++) text->token_of[b] = -1;
-    for (int64_t i = 0; i < size; i++) text->token_of[bytes[i]] = 0;
-    for (int b = 0; b < 256; b++) {
-        if (text->token_of[b] < 0) continue;
-        text->byte_of[text->vocab] = (uint8_t)b;
-        text->token_of[b] = text->vocab++;
+static int64_t number_at(const uint8_t *bytes, int width, int64_t i) {
+    int64_t number = 0;
+    for (int k = width; k-- > 0;) number = number << 8 | bytes[i * width + k];
+    return number;
+}
+
+static int take_numbers(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+    int64_t room = 0, start = 0;
+    text->width = width_for(text->vocab);
+    text->token = malloc((size_t)size * (size_t)text->width);
+    if (!text->token) return -1;
+    for (int64_t i = 0; i < size; i++) {
+        int32_t token = (int32_t)number_at(bytes, from->width, i);
+        put_token(text, i, token);
+        if (i + 1 < size && token != from->end_token) continue;
+        if (add_document(text, &room, start)) return -1;
+        start = i + 1;
     }
-    if (text->vocab < 2)
-        return hy_fail(GT_ERROR_VALUE, size ? "every byte of the text is the same: there is nothing to "
-                                              "learn"
-                                            : "the text is empty");
-    text->size = size;
-    text->train = size - (size + 9) / 10;
-    text->token = malloc((size_t)size);
-    if (!text->token || find_documents(text, bytes, separator)) {
-        hy_text_free(text);
-        return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld bytes", (long long)size);
+    text->document[text->documents] = text->size = size;
+    return 0;
+}
+
+/* What a file of numbers says of its vocabulary. */
+static gt_status check_numbers(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+    const int64_t count = size / from->width, limit = from->vocab ? from->vocab : HY_VOCAB_MAX;
+    int64_t most = 0;
+    if (size % from->width)
+        return hy_fail(GT_ERROR_VALUE, "%lld bytes are no whole numbers of %d bytes", (long long)size, from->width);
+    if (!count) return hy_fail(GT_ERROR_VALUE, "the text is empty");
+    for (int64_t i = 0; i < count; i++) {
+        int64_t token = number_at(bytes, from->width, i);
+        if (token >= limit)
+            return hy_fail(GT_ERROR_VALUE, "token %lld is %lld: must be under %lld, the %s", (long long)i,
+                           (long long)token, (long long)limit, from->vocab ? "vocabulary" : "largest vocabulary");
+        if (token > most) most = token;
     }
-    for (int64_t i = 0; i < size; i++) text->token[i] = (uint8_t)text->token_of[bytes[i]];
-    count_entropy(text);
+    text->is_numbers = 1;
+    text->end_symbol = -1;
+    text->vocab = (int)(from->vocab ? from->vocab : most + 1);
+    if (from->end_token >= text->vocab)
+        return hy_fail(GT_ERROR_VALUE, "end-token: %lld is not under %d, the vocabulary", (long long)from->end_token,
+                       text->vocab);
+    return text->vocab > 1 ? GT_OK : hy_fail(GT_ERROR_VALUE, "every token is 0: there is nothing to learn");
+}
+
+/* Sizes of the parts: the last tenth is held out, of all or of each track, the rest of which may be a token or two
+ * that fit no track. */
+static gt_status cut_pieces(hy_text *text, int64_t tracks) {
+    text->pieces = tracks ? tracks : 1;
+    text->piece = text->size / text->pieces;
+    text->piece_train = tracks ? text->piece * 9 / 10 : text->size - (text->size + 9) / 10;
+    text->size = text->pieces * text->piece;
+    text->train = text->pieces * text->piece_train;
+    if (tracks && (text->piece_train < 2 || text->piece == text->piece_train))
+        return hy_fail(GT_ERROR_VALUE, "batch: the text is too short for %lld tracks of their own", (long long)tracks);
+    while (text->documents > 1 && text->document[text->documents - 1] >= text->size) text->documents--;
+    text->document[text->documents] = text->size;
     return GT_OK;
 }
 
-gt_status hy_text_load(hy_text *text, const char *path, const char *separator) {
+static gt_status count_entropy(hy_text *text) {
+    int64_t *count = calloc((size_t)text->vocab, sizeof *count), held_out = text->size - text->train;
+    double total = (double)text->train, smoothed = total + text->vocab;
+    if (!count) return hy_fail(GT_ERROR_MEMORY, "no memory for %d counts", text->vocab);
+    text->entropy_train = text->entropy_held_out = 0;
+    for (int64_t i = 0; i < text->size; i++)
+        if (i % text->piece < text->piece_train) count[hy_token(text, i)]++;
+    for (int v = 0; v < text->vocab; v++)
+        if (count[v]) text->entropy_train -= (double)count[v] / total * log((double)count[v] / total);
+    for (int64_t i = 0; i < text->size; i++)
+        if (i % text->piece >= text->piece_train)
+            text->entropy_held_out -= log((double)(count[hy_token(text, i)] + 1) / smoothed);
+    if (held_out) text->entropy_held_out /= (double)held_out;
+    free(count);
+    return GT_OK;
+}
+
+static void sum_bytes(hy_text *text, const uint8_t *bytes, int64_t size) {
+    hy_sha256 sum;
+    hy_sha256_start(&sum);
+    hy_sha256_add(&sum, bytes, (size_t)size);
+    hy_sha256_end(&sum, text->sum);
+}
+
+static gt_status read_text(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+    gt_status status = GT_OK;
+    if (from->width) {
+        status = check_numbers(text, bytes, size, from);
+    } else if (find_vocabulary(text, bytes, size, from) < 2) {
+        status = hy_fail(GT_ERROR_VALUE, size ? "every byte of the text is the same: there is nothing to "
+                                                "learn"
+                                              : "the text is empty");
+    }
+    if (status != GT_OK) return status;
+    if (from->width ? take_numbers(text, bytes, size / from->width, from) : take_bytes(text, bytes, size, from))
+        return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld bytes", (long long)size);
+    snprintf(text->end_text, sizeof text->end_text, "%s",
+             from->separator && *from->separator ? from->separator : "\n\n\n");
+    status = cut_pieces(text, from->tracks);
+    if (status == GT_OK) status = count_entropy(text);
+    if (from->sum) sum_bytes(text, bytes, size);
+    return status;
+}
+
+gt_status hy_text_read(hy_text *text, const void *bytes, int64_t size, const hy_source *source) {
+    memset(text, 0, sizeof *text);
+    gt_status status = read_text(text, bytes, size, source);
+    if (status != GT_OK) hy_text_free(text);
+    return status;
+}
+
+gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, const char *separator) {
+    const hy_source source = {.separator = separator, .end_token = -1, .sum = 1};
+    return hy_text_read(text, bytes, size, &source);
+}
+
+gt_status hy_text_load(hy_text *text, const char *path, const hy_source *source) {
     gt_status status;
     int64_t size = 0;
     memset(text, 0, sizeof *text);
     FILE *file = fopen(path, "rb");
     uint8_t *bytes = file ? read_all(file, &size) : NULL;
     if (bytes) {
-        status = hy_text_from_bytes(text, bytes, size, separator);
+        status = hy_text_read(text, bytes, size, source);
         if (status != GT_OK) hy_fail(status, "data file %s: %s", path, hy_last_error());
     } else if (file && errno == EFBIG) {
         status = hy_fail(GT_ERROR_VALUE,
@@ -136,20 +254,33 @@ gt_status hy_text_load(hy_text *text, const char *path, const char *separator) {
 }
 
 gt_status hy_text_fits(const hy_text *text, int64_t length) {
-    if (text->train > length) return GT_OK;
+    const char *what = text->is_numbers ? "tokens" : "bytes";
+    if (text->piece_train > length) return GT_OK;
     if (text->train < 2)
-        return hy_fail(GT_ERROR_VALUE, "the text is too short: it has %lld bytes, the least is 3",
-                       (long long)text->size);
+        return hy_fail(GT_ERROR_VALUE, "the text is too short: it has %lld %s, the least is 3", (long long)text->size,
+                       what);
     return hy_fail(GT_ERROR_VALUE,
-                   "the text is too short for one window: its training part has %lld bytes, seq %lld "
+                   "the text is too short for one window: its training part has %lld %s%s, seq %lld "
                    "needs %lld; use a longer text or a smaller seq (at most %lld)",
-                   (long long)text->train, (long long)length, (long long)length + 1, (long long)text->train - 1);
+                   (long long)text->piece_train, what, text->pieces > 1 ? " in each track" : "", (long long)length,
+                   (long long)length + 1, (long long)text->piece_train - 1);
 }
 
-void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count) {
-    text->vocab = count;
+void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count, int has_end) {
+    text->vocab = count + (has_end != 0);
+    text->end_symbol = has_end ? count : -1;
     for (int b = 0; b < 256; b++) text->token_of[b] = -1;
     for (int v = 0; v < count; v++) text->token_of[text->byte_of[v] = bytes[v]] = v;
+}
+
+gt_status hy_text_resize(hy_text *text, int vocab) {
+    int32_t most = 0;
+    for (int64_t i = 0; i < text->size; i++)
+        if (hy_token(text, i) > most) most = hy_token(text, i);
+    if (most >= vocab)
+        return hy_fail(GT_ERROR_VALUE, "token %d is not in the model's vocabulary of %d", (int)most, vocab);
+    text->vocab = vocab;
+    return count_entropy(text);
 }
 
 static gt_status not_in_vocabulary(uint8_t byte) {
@@ -159,15 +290,20 @@ static gt_status not_in_vocabulary(uint8_t byte) {
 
 gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
     hy_text other = *text;
-    hy_text_vocabulary(&other, bytes, count);
-    for (int v = 0; v < text->vocab; v++) {
-        uint8_t byte = text->byte_of[v];
-        if (other.token_of[byte] < 0) return not_in_vocabulary(byte);
+    const int old_count = text->vocab - (text->end_symbol >= 0);
+    hy_text_vocabulary(&other, bytes, count, text->end_symbol >= 0);
+    other.width = width_for(other.vocab);
+    for (int v = 0; v < old_count; v++)
+        if (other.token_of[text->byte_of[v]] < 0) return not_in_vocabulary(text->byte_of[v]);
+    other.token = malloc((size_t)text->size * (size_t)other.width + 1);
+    if (!other.token) return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld tokens", (long long)text->size);
+    for (int64_t i = 0; i < text->size; i++) {
+        int32_t token = hy_token(text, i);
+        put_token(&other, i, token == text->end_symbol ? other.end_symbol : other.token_of[text->byte_of[token]]);
     }
-    for (int64_t i = 0; i < text->size; i++) text->token[i] = (uint8_t)other.token_of[text->byte_of[text->token[i]]];
+    free(text->token);
     *text = other;
-    count_entropy(text);
-    return GT_OK;
+    return count_entropy(text);
 }
 
 void hy_text_free(hy_text *text) {
@@ -176,10 +312,26 @@ void hy_text_free(hy_text *text) {
     memset(text, 0, sizeof *text);
 }
 
-gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int of_model) {
+static gt_status encode_numbers(const hy_text *text, const char *string, int32_t *token, int *count) {
+    for (const char *at = string + strspn(string, " ,"); *at; at += strspn(at, " ,")) {
+        char *end;
+        long long number = strtoll(at, &end, 10);
+        if (end == at || (*end && !strchr(" ,", *end)))
+            return hy_fail(GT_ERROR_VALUE, "'%.20s' is no list of tokens such as 17 4 256", at);
+        if (number < 0 || number >= text->vocab)
+            return hy_fail(GT_ERROR_VALUE, "token %lld is not in the vocabulary of %d", number, text->vocab);
+        token[(*count)++] = (int32_t)number;
+        at = end;
+    }
+    return GT_OK;
+}
+
+gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int *count, int of_model) {
+    *count = 0;
+    if (text->is_numbers) return encode_numbers(text, string, token, count);
     for (int64_t i = 0; string[i]; i++) {
         unsigned char byte = (unsigned char)string[i];
-        token[i] = text->token_of[byte];
+        token[(*count)++] = text->token_of[byte];
         if (token[i] >= 0) continue;
         if (of_model) return not_in_vocabulary(byte);
         if (byte > 32 && byte < 127) return hy_fail(GT_ERROR_VALUE, "'%c' does not occur in the text", byte);
@@ -212,17 +364,18 @@ void hy_batch_free(hy_batch *batch) {
 static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first, int64_t count) {
     int32_t *input = batch->input + row * batch->length, *target = batch->target + row * batch->length;
     for (int64_t t = 0; t < batch->length; t++) {
-        input[t] = t < count ? text->token[first + t - 1] : 0;
-        target[t] = t < count ? text->token[first + t] : -1;
+        input[t] = t < count ? hy_token(text, first + t - 1) : 0;
+        target[t] = t < count ? hy_token(text, first + t) : -1;
     }
     batch->targets += count;
 }
 
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
-    uint64_t places = (uint64_t)(text->train - batch->length); /* first predicted token: 1 ... */
+    int64_t places = text->piece_train - batch->length; /* of a piece; first predicted token: 1 ... */
     batch->targets = 0;
     for (int64_t row = 0; row < batch->rows; row++) {
-        fill_row(batch, text, row, 1 + (int64_t)(hy_random(random) % places), batch->length);
+        int64_t place = (int64_t)(hy_random(random) % (uint64_t)(text->pieces * places));
+        fill_row(batch, text, row, place / places * text->piece + 1 + place % places, batch->length);
         batch->keep[row] = 0;
     }
 }
@@ -248,7 +401,7 @@ static void rewind_track(hy_tracks *tracks, const hy_text *text, int64_t row) {
 
 int hy_tracks_moved(hy_tracks *tracks, const hy_text *text) {
     for (int64_t row = 0; row < tracks->rows; row++) {
-        if (tracks->next[row] < tracks->first[row] || tracks->next[row] > tracks->first[row + 1]) return 0;
+        if (tracks->next[row] < tracks->first[row] || tracks->next[row] > tracks->end[row]) return 0;
         find_document(tracks, text, row);
     }
     return 1;
@@ -256,23 +409,37 @@ int hy_tracks_moved(hy_tracks *tracks, const hy_text *text) {
 
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows) {
     *tracks = (hy_tracks){.rows = rows};
+    if (text->pieces > 1 && text->pieces != rows)
+        return hy_fail(GT_ERROR_VALUE, "batch: %lld rows do not fit the %lld tracks of the text", (long long)rows,
+                       (long long)text->pieces);
     if (text->train - 1 < rows)
-        return hy_fail(GT_ERROR_VALUE, "batch: %lld tracks are too many for a text of %lld bytes; at most %lld fit",
-                       (long long)rows, (long long)text->size, (long long)text->train - 1);
-    tracks->first = malloc((size_t)(rows + 1) * sizeof(int64_t));
+        return hy_fail(GT_ERROR_VALUE, "batch: %lld tracks are too many for a text of %lld %s; at most %lld fit",
+                       (long long)rows, (long long)text->size, text->is_numbers ? "tokens" : "bytes",
+                       (long long)text->train - 1);
+    tracks->first = malloc((size_t)rows * sizeof(int64_t));
+    tracks->end = malloc((size_t)rows * sizeof(int64_t));
     tracks->next = malloc((size_t)rows * sizeof(int64_t));
     tracks->document = malloc((size_t)rows * sizeof(int64_t));
-    if (!tracks->first || !tracks->next || !tracks->document) {
+    if (!tracks->first || !tracks->end || !tracks->next || !tracks->document) {
         hy_tracks_free(tracks);
         return hy_fail(GT_ERROR_MEMORY, "no memory for %lld tracks", (long long)rows);
     }
-    for (int64_t row = 0; row <= rows; row++) tracks->first[row] = 1 + (text->train - 1) * row / rows;
-    for (int64_t row = 0; row < rows; row++) rewind_track(tracks, text, row);
+    for (int64_t row = 0; row < rows; row++) {
+        if (text->pieces > 1) {
+            tracks->first[row] = row * text->piece + 1;
+            tracks->end[row] = row * text->piece + text->piece_train;
+        } else {
+            tracks->first[row] = 1 + (text->train - 1) * row / rows;
+            tracks->end[row] = 1 + (text->train - 1) * (row + 1) / rows;
+        }
+        rewind_track(tracks, text, row);
+    }
     return GT_OK;
 }
 
 void hy_tracks_free(hy_tracks *tracks) {
     free(tracks->first);
+    free(tracks->end);
     free(tracks->next);
     free(tracks->document);
     memset(tracks, 0, sizeof *tracks);
@@ -281,12 +448,12 @@ void hy_tracks_free(hy_tracks *tracks) {
 void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks) {
     batch->targets = 0;
     for (int64_t row = 0; row < batch->rows; row++) {
-        if (tracks->next[row] == tracks->first[row + 1]) rewind_track(tracks, text, row);
+        if (tracks->next[row] == tracks->end[row]) rewind_track(tracks, text, row);
         int64_t first = tracks->next[row], end = first + batch->length;
         int64_t document_start = text->document[tracks->document[row]];
         int64_t document_end = text->document[tracks->document[row] + 1];
         if (end > document_end) end = document_end;
-        if (end > tracks->first[row + 1]) end = tracks->first[row + 1];
+        if (end > tracks->end[row]) end = tracks->end[row];
         fill_row(batch, text, row, first, end - first);
         batch->keep[row] = first != tracks->first[row] && first != document_start;
         tracks->next[row] = end;
@@ -295,11 +462,14 @@ void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks) {
 }
 
 int hy_batch_held_out(hy_batch *batch, const hy_text *text, int64_t *next) {
-    int64_t row = 0, first = text->train + *next * batch->length;
+    const int64_t held_out = text->piece - text->piece_train;
+    const int64_t windows = (held_out + batch->length - 1) / batch->length; /* of a piece */
+    int64_t row = 0;
     batch->targets = 0;
-    for (; row < batch->rows && first < text->size; row++, first += batch->length) {
-        int64_t left = text->size - first;
-        fill_row(batch, text, row, first, left < batch->length ? left : batch->length);
+    for (int64_t i; row < batch->rows && (i = *next + row) < text->pieces * windows; row++) {
+        int64_t done = i % windows * batch->length, left = held_out - done;
+        fill_row(batch, text, row, i / windows * text->piece + text->piece_train + done,
+                 left < batch->length ? left : batch->length);
         batch->keep[row] = 0;
     }
     *next += row;

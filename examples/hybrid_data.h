@@ -1,47 +1,78 @@
 /* The text of hybrid_train: loading, vocabulary, documents, and the batches cut from it.
  *
- * The vocabulary is the set of bytes that occur; a token is the number of its byte.  The first nine
- * tenths of the text are for training, the rest is held out.  A window predicts the `length` tokens
- * from some position on; its inputs are the same tokens one place earlier. */
+ * The vocabulary is the set of bytes that occur; a token is the number of its byte.  Or a file holds the
+ * tokens themselves, as numbers.  The first nine tenths of the text are for training, the rest is held
+ * out; or the same of each of some tracks of equal length.  A window predicts the `length` tokens from
+ * some position on; its inputs are the same tokens one place earlier. */
 #ifndef HYBRID_DATA_H
 #define HYBRID_DATA_H
 
 #include "gt_kernels.h"
 
+/* What a file holds. */
+typedef struct hy_source {
+    const char *separator; /* of bytes: what ends a document; "" = two or more blank lines, or a form feed */
+    int end_symbol;        /* of bytes: 1: what ends a document is one token of its own, the last of the vocabulary */
+    int width;             /* bytes of a number, 2 or 4, little-endian; 0 = the file holds text */
+    int64_t vocab;         /* of numbers: how many tokens there are, 0 = as many as the largest asks for */
+    int64_t end_token;     /* of numbers: the last one of a document, -1 = there is one document */
+    int64_t tracks;        /* 0: the last tenth is held out, else the last tenth of each of so many tracks */
+    int sum;               /* 1: hy_text_sum will be wanted */
+} hy_source;
+
+enum { HY_VOCAB_MAX = 1 << 20 };
+
 typedef struct hy_text {
-    uint8_t *token;       /* [size] */
-    int64_t size, train;  /* tokens in all; those before `train` are for training */
-    int vocab;            /* number of different bytes */
-    uint8_t byte_of[256]; /* [vocab] in rising order */
+    void *token;                /* [size] of `width` bytes each: see hy_token */
+    int width;                  /* 1, 2 or 4 */
+    int64_t size, train;        /* tokens in all, and those for training; all pieces together */
+    int64_t pieces;             /* that are cut alike, one after the other: 1, or the tracks of hy_source */
+    int64_t piece, piece_train; /* tokens of each, and how many of them, the first ones, are for training */
+    int vocab;
+    int is_numbers;       /* 1: the file holds the tokens, there are no bytes */
+    int end_symbol;       /* of bytes: the token that ends a document, -1 = none */
+    char end_text[1024];  /* what it stands for */
+    uint8_t byte_of[256]; /* the bytes in rising order */
     int token_of[256];    /* -1 for a byte that does not occur */
     int64_t *document;    /* [documents + 1] first token of each document, then size */
     int64_t documents;
     double entropy_train;    /* nats per token of the training part under its own frequencies */
     double entropy_held_out; /* of the held-out part, frequencies from training (each count + 1) */
+    char sum[65];            /* SHA-256 of the file, if it was wanted */
 } hy_text;
+
+static inline int32_t hy_token(const hy_text *text, int64_t i) {
+    return text->width == 1   ? ((const uint8_t *)text->token)[i]
+           : text->width == 2 ? ((const uint16_t *)text->token)[i]
+                              : ((const int32_t *)text->token)[i];
+}
 
 /* Most bytes that are read from a pipe or a device; a regular file may be longer. */
 #define HY_STREAM_MAX ((size_t)1 << 30)
 
-/* Reads a file.  separator: what ends a document; "" = two or more blank lines, or a form feed.
- * The reason of a failure, here and below, is in hy_last_error(). */
-gt_status hy_text_load(hy_text *text, const char *path, const char *separator);
+/* Reads a file.  The reason of a failure, here and below, is in hy_last_error(). */
+gt_status hy_text_load(hy_text *text, const char *path, const hy_source *source);
 /* The same from memory. */
+gt_status hy_text_read(hy_text *text, const void *bytes, int64_t size, const hy_source *source);
+/* A text of bytes whose last tenth is held out. */
 gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, const char *separator);
 void hy_text_free(hy_text *text);
 
-/* Gives the text another vocabulary, `count` bytes in rising order; fails, naming the byte, if one
+/* Gives a text of numbers another size of vocabulary; fails if it has larger ones. */
+gt_status hy_text_resize(hy_text *text, int vocab);
+/* Gives a text of bytes another vocabulary, `count` bytes in rising order; fails, naming the byte, if one
  * of the text is not among them. */
 gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count);
 /* A text of which only the vocabulary is known: fit for hy_text_encode. */
-void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count);
+void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count, int has_end);
 
 /* Fails if the text is too short for one window of training. */
 gt_status hy_text_fits(const hy_text *text, int64_t length);
 
-/* Tokens of a string, token[strlen(string)]; fails if it has a byte that the text has not.
- * of_model: the vocabulary is a model's, for the message. */
-gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int of_model);
+/* Tokens of a string, token[strlen(string)], *count of them; fails if it has a byte that the text has not.
+ * Of numbers: a list of them with spaces or commas between.  of_model: the vocabulary is a model's, for
+ * the message. */
+gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int *count, int of_model);
 
 typedef struct hy_batch {
     int64_t rows, length;
@@ -66,12 +97,14 @@ static inline double hy_uniform(uint64_t *state) { return (double)(hy_random(sta
 /* Independent windows at random places of the training part. */
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random);
 
-/* Tracks: the training part cut into one equal piece per row, each read in order, over and over.  A
+/* Tracks: the training part cut into one equal piece per row, or the text's own if it has as many, each
+ * read in order, over and over.  A
  * window ends early at the end of a document or of its track, and the next one starts from a zero
  * state; so no state crosses a document end. */
 typedef struct hy_tracks {
     int64_t rows;
-    int64_t *first;    /* [rows + 1] first token predicted by each track */
+    int64_t *first;    /* [rows] first token predicted by each track ... */
+    int64_t *end;      /* [rows] ... and the end of its training part */
     int64_t *next;     /* [rows] next one */
     int64_t *document; /* [rows] the document that it belongs to */
 } hy_tracks;

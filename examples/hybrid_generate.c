@@ -60,29 +60,64 @@ void hy_print_rest(hy_printer *p) {
 
 /* ---- drawing ------------------------------------------------------------------------------- */
 
-/* Whether fewer than k tokens are likelier; of equals the first come first. */
-static int is_among(const double *logits, int vocab, int v, int64_t k) {
-    int64_t likelier = 0;
-    for (int i = 0; i < vocab; i++) likelier += logits[i] > logits[v] || (logits[i] == logits[v] && i < v);
-    return likelier < k;
+typedef struct candidate {
+    double logit;
+    int token;
+} candidate;
+
+/* The likelier first; of equals the first. */
+static int compare_candidates(const void *x, const void *y) {
+    const candidate *a = x, *b = y;
+    if (a->logit != b->logit) return a->logit < b->logit ? 1 : -1;
+    return (a->token > b->token) - (a->token < b->token);
+}
+
+/* Sets the weights of all but the k likeliest to 0; -1: no memory. */
+static int leave_likeliest(const double *logits, int vocab, int64_t k, double *weight) {
+    candidate *list = malloc((size_t)vocab * sizeof *list);
+    if (!list) return -1;
+    for (int v = 0; v < vocab; v++) list[v] = (candidate){logits[v], v};
+    qsort(list, (size_t)vocab, sizeof *list, compare_candidates);
+    for (int64_t i = k; i < vocab; i++) weight[list[i].token] = 0;
+    free(list);
+    return 0;
 }
 
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, uint64_t *random) {
     int best = 0;
-    double weight[256], sum = 0, u = hy_uniform(random);
+    double sum = 0, u = hy_uniform(random);
     for (int v = 1; v < vocab; v++)
         if (logits[v] > logits[best]) best = v;
     if (temperature == 0) return best;
-    for (int v = 0; v < vocab; v++) {
-        int out = top_k && !is_among(logits, vocab, v, top_k);
-        weight[v] = out ? 0 : exp((logits[v] - logits[best]) / temperature);
-        sum += weight[v];
+    double *weight = malloc((size_t)vocab * sizeof *weight);
+    if (!weight) return -1;
+    for (int v = 0; v < vocab; v++) weight[v] = exp((logits[v] - logits[best]) / temperature);
+    if (top_k && leave_likeliest(logits, vocab, top_k, weight)) {
+        free(weight);
+        return -1;
     }
+    for (int v = 0; v < vocab; v++) sum += weight[v];
     for (int v = 0; v < vocab; v++) {
         u -= weight[v] / sum;
-        if (u < 0) return v;
+        if (u >= 0) continue;
+        best = v;
+        break;
     }
+    free(weight);
     return best;
+}
+
+/* A token as text: its byte, its number and a space, or what ends a document. */
+static gt_status print_token(hy_printer *printer, const hy_text *vocabulary, int32_t token) {
+    gt_status status = GT_OK;
+    if (vocabulary->is_numbers) {
+        fprintf(printer->out, "%d ", (int)token);
+        return ferror(printer->out) ? hy_flush(printer->out, "standard output") : GT_OK;
+    }
+    if (token != vocabulary->end_symbol) return hy_print_byte(printer, vocabulary->byte_of[token]);
+    for (const char *at = vocabulary->end_text; *at && status == GT_OK; at++)
+        status = hy_print_byte(printer, (uint8_t)*at);
+    return status;
 }
 
 /* ---- both ---------------------------------------------------------------------------------- */
@@ -94,28 +129,31 @@ static gt_status go_on(hy_model *model, const hy_text *vocabulary, const hy_samp
     gt_status status = GT_OK;
     for (int64_t i = 0; i < s->count && status == GT_OK; i++) {
         int32_t token = hy_draw(logits, vocabulary->vocab, s->temperature, s->top_k, &random);
+        if (token < 0) return hy_fail(GT_ERROR_MEMORY, "no memory to draw from %d tokens", vocabulary->vocab);
         if (!isfinite(logits[token])) return hy_fail(GT_ERROR_VALUE, "the model's predictions are not finite");
-        status = hy_print_byte(printer, vocabulary->byte_of[token]);
+        status = print_token(printer, vocabulary, token);
         if (status == GT_OK && i + 1 < s->count) status = hy_model_feed(model, &token, 1, logits);
     }
     return status;
 }
 
 gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *s, hy_printer *printer) {
-    int length = (int)strlen(s->prompt);
-    double logits[256];
-    int32_t *token = malloc((size_t)(length + 1) * sizeof *token);
-    if (!token) return hy_fail(GT_ERROR_MEMORY, "no memory for a prompt of %d bytes", length);
-    gt_status status = hy_text_encode(vocabulary, s->prompt, token, 0);
-    if (length == 0) {
+    const size_t room = strlen(s->prompt) + 1;
+    int length = 0;
+    double *logits = malloc((size_t)vocabulary->vocab * sizeof *logits);
+    int32_t *token = malloc(room * sizeof *token);
+    gt_status status = logits && token ? hy_text_encode(vocabulary, s->prompt, token, &length, 0)
+                                       : hy_fail(GT_ERROR_MEMORY, "no memory for a prompt of %zu bytes", room - 1);
+    if (status == GT_OK && length == 0) {
         token[0] = s->first;
         length = 1;
     }
     if (status == GT_OK) status = hy_model_reset(model);
     if (status == GT_OK) status = hy_model_feed(model, token, length, logits);
-    for (int i = 0; i < length && status == GT_OK; i++) status = hy_print_byte(printer, vocabulary->byte_of[token[i]]);
+    for (int i = 0; i < length && status == GT_OK; i++) status = print_token(printer, vocabulary, token[i]);
     free(token);
     if (status == GT_OK) status = go_on(model, vocabulary, s, logits, printer);
     hy_print_rest(printer);
+    free(logits);
     return status;
 }

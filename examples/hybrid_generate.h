@@ -6,7 +6,7 @@
 #include "hybrid_model.h"
 #include <stdio.h>
 
-/* Prints text byte by byte, so that it can be read as it is made. */
+/* Prints text byte by byte, so that it can be read as it is made; of tokens that are numbers, those. */
 typedef struct hy_printer {
     FILE *out;
     int raw;            /* 1: bytes as they are; 0: as \xNN what a terminal should not get */
@@ -28,7 +28,8 @@ typedef struct hy_sampling {
     uint64_t seed;
 } hy_sampling;
 
-/* A token drawn from softmax(logits / temperature) over the top_k likeliest. */
+/* A token drawn from softmax(logits / temperature) over the top_k likeliest, of equals the first; -1: no
+ * memory. */
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, uint64_t *random);
 
 /* Prints the prompt and what the model goes on with.  The model's decoding sequence is used up. */

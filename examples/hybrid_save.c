@@ -84,16 +84,7 @@ static int from_ascii(char *to, const char *from) {
     return 1;
 }
 
-void hy_text_sum(const hy_text *text, char hex[65]) {
-    uint8_t piece[4096];
-    hy_sha256 sum;
-    hy_sha256_start(&sum);
-    for (int64_t i = 0, n; i < text->size; i += n) {
-        for (n = 0; n < (int64_t)sizeof piece && i + n < text->size; n++) piece[n] = text->byte_of[text->token[i + n]];
-        hy_sha256_add(&sum, piece, (size_t)n);
-    }
-    hy_sha256_end(&sum, hex);
-}
+void hy_text_sum(const hy_text *text, char hex[65]) { memcpy(hex, text->sum, sizeof text->sum); }
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
@@ -120,10 +111,15 @@ static gt_status add_numbers(hy_file_writer *w, const struct number *n, const hy
 static gt_status add_vocabulary(hy_file_writer *w, const hy_text *x) {
     char text[4 * 256 + 1] = "";
     int used = 0;
-    for (int v = 0; v < x->vocab; v++)
+    if (x->is_numbers) {
+        TRY(add_whole(w, "vocabulary_size", x->vocab));
+        return add_whole(w, "first_token", hy_token(x, 0));
+    }
+    for (int v = 0; v < x->vocab - (x->end_symbol >= 0); v++)
         used += snprintf(text + used, sizeof text - (size_t)used, v ? " %d" : "%d", x->byte_of[v]);
     TRY(hy_writer_text(w, "vocabulary", text));
-    return add_whole(w, "first_byte", x->byte_of[x->token[0]]);
+    const int32_t first = hy_token(x, 0);
+    return add_whole(w, "first_byte", first == x->end_symbol ? (uint8_t)x->end_text[0] : x->byte_of[first]);
 }
 
 static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
@@ -261,8 +257,9 @@ static gt_status check_progress(const hy_file *f, const hy_progress *p) {
 
 /* Whether a file may have this key.  Any other is refused: it may be a damaged one. */
 static int is_key(const char *key) {
-    static const char *const others[] = {"checksum", format_key,    "vocabulary",          "first_byte",
-                                         "device",   "data_sha256", "run.optimizer_steps", "format"};
+    static const char *const others[] = {"checksum",        format_key,    "vocabulary",          "first_byte",
+                                         "device",          "data_sha256", "run.optimizer_steps", "format",
+                                         "vocabulary_size", "first_token"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (!strcmp(key, others[i])) return 1;
     if (!strncmp(key, "user.", 5)) return 1;
@@ -291,6 +288,22 @@ static gt_status check_keys(const hy_file *f) {
 gt_status hy_saved_open(hy_file *f, const char *path) {
     TRY(hy_file_open(f, path));
     return check_keys(f);
+}
+
+gt_status hy_saved_numbers(const hy_file *f, int *vocab) {
+    int64_t number = 0;
+    *vocab = 0;
+    if (!hy_file_text_of(f, "vocabulary_size")) return GT_OK;
+    TRY(read_whole(f, "vocabulary_size", 2, HY_VOCAB_MAX, &number));
+    *vocab = (int)number;
+    return GT_OK;
+}
+
+gt_status hy_saved_first_token(const hy_file *f, int32_t *token) {
+    int64_t number;
+    TRY(read_whole(f, "first_token", 0, HY_VOCAB_MAX - 1, &number));
+    *token = (int32_t)number;
+    return GT_OK;
 }
 
 gt_status hy_saved_vocabulary(const hy_file *f, uint8_t *bytes, int *count) {
@@ -352,7 +365,11 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
     uint8_t bytes[256];
     int vocab;
     char name[64];
-    TRY(hy_saved_vocabulary(f, bytes, &vocab));
+    TRY(hy_saved_numbers(f, &vocab));
+    if (!vocab) {
+        TRY(hy_saved_vocabulary(f, bytes, &vocab));
+        vocab += o->end_symbol;
+    }
     const int64_t shape[2] = {vocab, o->hidden};
     if (!find_tensor(f, "embedding", HY_FILE_F32, 2, shape)) return GT_ERROR_VALUE;
     for (int past = 0; past < 2; past++) {
@@ -367,7 +384,8 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
 
 /* Those that a file of format 1 has not. */
 static int is_newer(const char *option) {
-    static const char *const newer[] = {"heads", "d-state", "expand", "d-conv", "mamba-head", "ffn"};
+    static const char *const newer[] = {"heads",  "d-state",    "expand", "d-conv",    "mamba-head", "ffn",
+                                        "tokens", "end-symbol", "vocab",  "end-token", "split"};
     for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++)
         if (!strcmp(option, newer[i])) return 1;
     return 0;

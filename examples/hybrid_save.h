@@ -51,7 +51,12 @@ gt_status hy_save_fits(const char *path, const char *reads);
 /* Opens a file and refuses what is no whole model file. */
 gt_status hy_saved_open(hy_file *file, const char *path);
 
-/* The vocabulary: bytes[256] in the order of the tokens, and their number. */
+/* The number of tokens of a model whose tokens are numbers; 0 in *vocab: they are bytes. */
+gt_status hy_saved_numbers(const hy_file *file, int *vocab);
+/* The first of them in the text that the model was trained on. */
+gt_status hy_saved_first_token(const hy_file *file, int32_t *token);
+
+/* The vocabulary of bytes: bytes[256] in the order of the tokens, and their number. */
 gt_status hy_saved_vocabulary(const hy_file *file, uint8_t *bytes, int *count);
 /* The first byte of the text that the model was trained on. */
 gt_status hy_saved_first_byte(const hy_file *file, uint8_t *byte);

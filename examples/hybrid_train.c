@@ -124,7 +124,7 @@ static gt_status flush_report(void) { return hy_flush(stdout, "standard output")
 /* ---- numbers as text ------------------------------------------------------------------------ */
 
 typedef struct number {
-    char text[32];
+    char text[64];
 } number;
 
 /* 1234567 as 1,234,567 */
@@ -272,6 +272,16 @@ static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
     return out;
 }
 
+/* Which part of a text is held out. */
+static number part_of(const hy_text *x) {
+    number out;
+    if (x->pieces > 1)
+        snprintf(out.text, sizeof out.text, "the last tenth of %lld tracks", (long long)x->pieces);
+    else
+        snprintf(out.text, sizeof out.text, "the last tenth");
+    return out;
+}
+
 static void print_start(const trainer *t) {
     const hy_options *o = &t->options;
     const hy_text *x = &t->text;
@@ -281,10 +291,14 @@ static void print_start(const trainer *t) {
     print_groups(s, &t->plan);
     hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
     print_memory_plan(s, &t->plan);
-    hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data, grouped(x->size).text,
-                    x->vocab, grouped(x->documents).text);
-    hy_screen_entry(s, START, "", "training %s, held out %s (the last tenth)", grouped(x->train).text,
-                    grouped(x->size - x->train).text);
+    if (x->is_numbers || x->end_symbol >= 0)
+        hy_screen_entry(s, START, "data", "%s: %s tokens, vocabulary %d, %s documents", t->data, grouped(x->size).text,
+                        x->vocab, grouped(x->documents).text);
+    else
+        hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data,
+                        grouped(x->size).text, x->vocab, grouped(x->documents).text);
+    hy_screen_entry(s, START, "", "training %s, held out %s (%s)", grouped(x->train).text,
+                    grouped(x->size - x->train).text, part_of(x).text);
     hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f", x->entropy_train,
                     x->entropy_held_out);
     hy_screen_entry(s, START, "training",
@@ -364,8 +378,9 @@ static void print_loss(const trainer *t) {
     hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
                     t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
                     t->held_out < t->text.entropy_held_out ? "better" : "worse");
-    hy_screen_entry(s, FINAL, "held-out", "all %s tokens: %.4f bits per byte, perplexity %.4f",
-                    grouped(t->text.size - t->text.train).text, t->held_out / log(2), exp(t->held_out));
+    hy_screen_entry(s, FINAL, "held-out", "all %s tokens: %.4f bits per %s, perplexity %.4f",
+                    grouped(t->text.size - t->text.train).text, t->held_out / log(2),
+                    t->text.is_numbers || t->text.end_symbol >= 0 ? "token" : "byte", exp(t->held_out));
     printf("held-out loss %.4f\n", t->held_out);
 }
 
@@ -822,7 +837,8 @@ static gt_status open_file(trainer *t) {
 
 static gt_status check_prompt(const trainer *t) {
     int32_t token[HY_TEXT_MAX];
-    if (hy_text_encode(&t->text, t->options.prompt, token, t->file.path != NULL) == GT_OK) return GT_OK;
+    int count;
+    if (hy_text_encode(&t->text, t->options.prompt, token, &count, t->file.path != NULL) == GT_OK) return GT_OK;
     return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
@@ -830,11 +846,23 @@ static gt_status check_prompt(const trainer *t) {
 static gt_status read_vocabulary(trainer *t) {
     uint8_t bytes[256], first;
     int count;
-    gt_status status = hy_saved_vocabulary(&t->file, bytes, &count);
+    gt_status status = hy_saved_numbers(&t->file, &count);
+    if (status != GT_OK) return status;
+    if (count) {
+        t->text.is_numbers = 1, t->text.end_symbol = -1, t->text.vocab = count;
+        status = hy_saved_first_token(&t->file, &t->first_token);
+        if (status == GT_OK && t->first_token >= count)
+            status = hy_fail(GT_ERROR_VALUE, "%s: damaged: first_token is not in the vocabulary", t->file.path);
+        return status == GT_OK ? check_prompt(t) : status;
+    }
+    status = hy_saved_vocabulary(&t->file, bytes, &count);
     if (status == GT_OK) status = hy_saved_first_byte(&t->file, &first);
     if (status != GT_OK) return status;
-    hy_text_vocabulary(&t->text, bytes, count);
+    hy_text_vocabulary(&t->text, bytes, count, t->options.end_symbol);
+    snprintf(t->text.end_text, sizeof t->text.end_text, "%s", *t->options.separator ? t->options.separator : "\n\n\n");
     t->first_token = t->text.token_of[first];
+    if (t->first_token < 0 && t->options.end_symbol && first == (uint8_t)t->text.end_text[0])
+        t->first_token = t->text.end_symbol; /* the text began with one */
     if (t->first_token >= 0) return check_prompt(t);
     return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary", t->file.path);
 }
@@ -845,11 +873,12 @@ static gt_status use_vocabulary(trainer *t) {
     int count;
     gt_status status = GT_OK;
     if (t->file.path) {
-        status = hy_saved_vocabulary(&t->file, bytes, &count);
+        status = hy_saved_numbers(&t->file, &count);
+        if (status == GT_OK && !count) status = hy_saved_vocabulary(&t->file, bytes, &count);
         if (status != GT_OK) return status;
-        status = hy_text_recode(&t->text, bytes, count);
+        status = t->text.is_numbers ? hy_text_resize(&t->text, count) : hy_text_recode(&t->text, bytes, count);
     }
-    t->first_token = t->text.token[0];
+    t->first_token = hy_token(&t->text, 0);
     if (status == GT_OK) return status;
     return hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
 }
@@ -883,13 +912,42 @@ static gt_status check_save(const trainer *t) {
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
 }
 
+/* What the options say of the text. */
+static hy_source source_of(const hy_options *o) {
+    return (hy_source){.separator = o->separator,
+                       .end_symbol = o->end_symbol,
+                       .width = !strcmp(o->tokens, "uint16")   ? 2
+                                : !strcmp(o->tokens, "uint32") ? 4
+                                                               : 0,
+                       .vocab = o->vocab,
+                       .end_token = o->end_token,
+                       .tracks = !strcmp(o->split, "tracks") ? o->batch : 0,
+                       .sum = *o->save || *o->resume};
+}
+
+/* Options that go with bytes, or with numbers, alone. */
+static gt_status check_source(const hy_options *o) {
+    const int is_bytes = !strcmp(o->tokens, "bytes");
+    const char *wrong = is_bytes ? (o->vocab            ? "vocab"
+                                    : o->end_token >= 0 ? "end-token"
+                                                        : NULL)
+                                 : (o->end_symbol   ? "end-symbol"
+                                    : *o->separator ? "separator"
+                                                    : NULL);
+    if (!is_bytes && !*o->data) return hy_fail(GT_ERROR_VALUE, "tokens: the fables are bytes; --data names a file");
+    if (!wrong) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
+}
+
 static gt_status load_text(trainer *t, const char *program) {
     if (*t->options.data)
         memcpy(t->data, t->options.data, sizeof t->data);
     else
         find_fables(t->data, program);
     gt_status status = check_files(t);
-    if (status == GT_OK) status = hy_text_load(&t->text, t->data, t->options.separator);
+    const hy_source source = source_of(&t->options);
+    if (status == GT_OK) status = check_source(&t->options);
+    if (status == GT_OK) status = hy_text_load(&t->text, t->data, &source);
     if (status != GT_OK && t->data_is_files)
         hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(), t->file.path);
     if (status != GT_OK || t->options.list_models) return status;
@@ -1078,8 +1136,9 @@ static gt_status print_held_out(trainer *t) {
     hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name, c->hidden,
                     c->layers);
     hy_screen_entry(s, FINAL, "device", "%s: %s", t->backend->device, t->why);
-    hy_screen_entry(s, FINAL, "data", "%s: %s bytes, of which held out %s (the last tenth)", t->data,
-                    grouped(x->size).text, grouped(x->size - x->train).text);
+    hy_screen_entry(s, FINAL, "data", "%s: %s %s, of which held out %s (%s)", t->data, grouped(x->size).text,
+                    x->is_numbers || x->end_symbol >= 0 ? "tokens" : "bytes", grouped(x->size - x->train).text,
+                    part_of(x).text);
     print_loss(t);
     return flush_report();
 }

@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
         hy_saved_options(&file, HY_TAKE_ALL, &options) != GT_OK || hy_options_default(&options, 0) != GT_OK ||
         hy_saved_vocabulary(&file, bytes, &count) != GT_OK)
         return fail();
-    hy_text_vocabulary(&text, bytes, count);
+    hy_text_vocabulary(&text, bytes, count, 0);
     hy_config config = {0};
     int models;
     const hy_config *list = hy_model_list(&models);

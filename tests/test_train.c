@@ -210,18 +210,19 @@ static void test_split(void) {
 static void test_vocabulary(void) {
     uint8_t bytes[1000];
     int32_t token[4];
+    int count;
     hy_text x;
     for (int i = 0; i < 1000; i++) bytes[i] = (uint8_t)(i * 7);
     CHECK(hy_text_from_bytes(&x, bytes, 1000, "") == GT_OK && x.vocab == 256);
-    for (int i = 0; i < 1000; i++) CHECK(x.byte_of[x.token[i]] == bytes[i]);
+    for (int i = 0; i < 1000; i++) CHECK(x.byte_of[hy_token(&x, i)] == bytes[i]);
     for (int b = 0; b < 256; b++) CHECK(x.token_of[b] == b);
     hy_text_free(&x);
     CHECK(hy_text_from_bytes(&x, "banana", 6, "") == GT_OK && x.vocab == 3);
     CHECK(x.byte_of[0] == 'a' && x.byte_of[1] == 'b' && x.byte_of[2] == 'n');
-    CHECK(hy_text_encode(&x, "nab", token, 0) == GT_OK);
-    CHECK(token[0] == 2 && token[1] == 0 && token[2] == 1);
-    CHECK(hy_text_encode(&x, "nax", token, 0) != GT_OK && strstr(hy_last_error(), "'x'"));
-    CHECK(hy_text_encode(&x, "\n", token, 0) != GT_OK && strstr(hy_last_error(), "0x0a"));
+    CHECK(hy_text_encode(&x, "nab", token, &count, 0) == GT_OK);
+    CHECK(count == 3 && token[0] == 2 && token[1] == 0 && token[2] == 1);
+    CHECK(hy_text_encode(&x, "nax", token, &count, 0) != GT_OK && strstr(hy_last_error(), "'x'"));
+    CHECK(hy_text_encode(&x, "\n", token, &count, 0) != GT_OK && strstr(hy_last_error(), "0x0a"));
     hy_text_free(&x);
 }
 
@@ -271,7 +272,7 @@ static void check_held_out(int64_t size, int64_t rows, int64_t length) {
         for (int64_t i = 0; i < rows * length; i++) {
             CHECK(batch.keep[i / length] == 0 && batch.input[i] >= 0 && batch.input[i] < x.vocab);
             if (batch.target[i] < 0) continue;
-            CHECK(batch.target[i] == x.token[place] && batch.input[i] == x.token[place - 1]);
+            CHECK(batch.target[i] == hy_token(&x, place) && batch.input[i] == hy_token(&x, place - 1));
             CHECK(i % length == (place - x.train) % length);
             times[place++]++;
             counted++;
@@ -339,7 +340,7 @@ static void check_tracks(int64_t size, int64_t rows, int64_t length) {
     CHECK(hy_text_from_bytes(&x, text, size, "") == GT_OK && x.documents > 5);
     CHECK(hy_batch_create(&batch, rows, length) == GT_OK);
     CHECK(hy_tracks_create(&tracks, &x, rows) == GT_OK);
-    CHECK(tracks.first[0] == 1 && tracks.first[rows] == x.train);
+    CHECK(tracks.first[0] == 1 && tracks.end[rows - 1] == x.train);
     int64_t *place = calloc((size_t)rows, sizeof *place);
     int *passes = calloc((size_t)rows, sizeof *passes);
     for (int64_t row = 0; row < rows; row++) place[row] = tracks.first[row];
@@ -348,11 +349,11 @@ static void check_tracks(int64_t size, int64_t rows, int64_t length) {
         done = 1;
         for (int64_t row = 0; row < rows; row++) {
             const int32_t *input = batch.input + row * length, *target = batch.target + row * length;
-            int64_t first = tracks.first[row], end = tracks.first[row + 1], n = 0;
+            int64_t first = tracks.first[row], end = tracks.end[row], n = 0;
             CHECK(batch.keep[row] == !(place[row] == first || is_start(&x, place[row])));
             for (; n < length && target[n] >= 0; n++, place[row]++) {
                 CHECK(n == 0 || !is_start(&x, place[row]));
-                CHECK(target[n] == x.token[place[row]] && input[n] == x.token[place[row] - 1]);
+                CHECK(target[n] == hy_token(&x, place[row]) && input[n] == hy_token(&x, place[row] - 1));
             }
             for (int64_t t = n; t < length; t++) CHECK(target[t] == -1 && input[t] == 0);
             CHECK(n > 0 && place[row] <= end);
@@ -384,14 +385,144 @@ static void test_tracks(void) {
     hy_text_free(&x);
 }
 
+/* Numbers of two and four bytes are the tokens, whatever width they are kept in. */
+static void test_numbers(void) {
+    static const int64_t values[] = {5, 0, 300, 2, 65535, 2, 7, 1, 2, 4};
+    enum { COUNT = sizeof values / sizeof values[0] };
+    hy_text x;
+    int32_t token[32];
+    int count;
+    for (int width = 2; width <= 4; width += 2) {
+        uint8_t bytes[4 * COUNT + 1] = {0};
+        for (int i = 0; i < COUNT; i++)
+            for (int k = 0; k < width; k++) bytes[width * i + k] = (uint8_t)(values[i] >> 8 * k);
+        hy_source source = {.width = width, .end_token = 2, .sum = 1};
+        CHECK(hy_text_read(&x, bytes, width * COUNT, &source) == GT_OK);
+        CHECK(x.is_numbers && x.vocab == 65536 && x.width == 2 && x.size == COUNT && x.train == 9);
+        for (int i = 0; i < COUNT; i++) CHECK(hy_token(&x, i) == values[i]);
+        CHECK(x.documents == 4 && x.document[1] == 4 && x.document[2] == 6 && x.document[3] == 9 &&
+              x.document[4] == COUNT);
+        CHECK(strlen(x.sum) == 64);
+        CHECK(hy_text_encode(&x, " 5, 300 65535", token, &count, 0) == GT_OK && count == 3 && token[2] == 65535);
+        CHECK(hy_text_encode(&x, "5 x", token, &count, 0) != GT_OK && strstr(hy_last_error(), "'x' is no list"));
+        CHECK(hy_text_encode(&x, "65536", token, &count, 0) != GT_OK && strstr(hy_last_error(), "vocabulary of 65536"));
+        CHECK(hy_text_resize(&x, 65535) != GT_OK && strstr(hy_last_error(), "token 65535"));
+        CHECK(hy_text_resize(&x, 70000) == GT_OK && x.vocab == 70000);
+        hy_text_free(&x);
+        source.vocab = 65537;
+        CHECK(hy_text_read(&x, bytes, width * COUNT, &source) == GT_OK && x.vocab == 65537 && x.width == 4);
+        for (int i = 0; i < COUNT; i++) CHECK(hy_token(&x, i) == values[i]);
+        hy_text_free(&x);
+        source.vocab = 301;
+        CHECK(hy_text_read(&x, bytes, width * COUNT, &source) != GT_OK &&
+              strstr(hy_last_error(), "token 4 is 65535: must be under 301"));
+        source = (hy_source){.width = width, .end_token = -1};
+        CHECK(hy_text_read(&x, bytes, width * COUNT, &source) == GT_OK && x.documents == 1);
+        hy_text_free(&x);
+        CHECK(hy_text_read(&x, bytes, width * COUNT + 1, &source) != GT_OK &&
+              strstr(hy_last_error(), "no whole numbers"));
+        CHECK(hy_text_read(&x, bytes, 0, &source) != GT_OK && strstr(hy_last_error(), "empty"));
+        source.end_token = 65536;
+        CHECK(hy_text_read(&x, bytes, width * COUNT, &source) != GT_OK && strstr(hy_last_error(), "end-token: 65536"));
+    }
+    const uint8_t huge[] = {0, 0, 16, 0, 1, 0, 0, 0};
+    const hy_source source = {.width = 4, .end_token = -1};
+    CHECK(hy_text_read(&x, huge, 8, &source) != GT_OK && strstr(hy_last_error(), "largest vocabulary"));
+}
+
+/* What ends a document becomes one token, and its bytes leave the vocabulary if they are nowhere else. */
+static void test_end_symbol(void) {
+    static const char text[] = "ab<|>ba<|><|>b";
+    const hy_source source = {.separator = "<|>", .end_symbol = 1, .end_token = -1};
+    static const int32_t tokens[] = {0, 1, 2, 1, 0, 2, 2, 1};
+    const uint8_t wider[] = {'a', 'b', 'c'};
+    hy_text x;
+    CHECK(hy_text_read(&x, text, (int64_t)strlen(text), &source) == GT_OK);
+    CHECK(x.vocab == 3 && x.end_symbol == 2 && x.size == 8 && x.token_of['<'] == -1 && !strcmp(x.end_text, "<|>"));
+    for (int i = 0; i < 8; i++) CHECK(hy_token(&x, i) == tokens[i]);
+    CHECK(x.documents == 4 && x.document[1] == 3 && x.document[2] == 6 && x.document[3] == 7 && x.document[4] == 8);
+    CHECK(hy_text_recode(&x, wider, 3) == GT_OK && x.vocab == 4 && x.end_symbol == 3);
+    for (int i = 0; i < 8; i++) CHECK(hy_token(&x, i) == (tokens[i] == 2 ? 3 : tokens[i]));
+    hy_text_free(&x);
+    uint8_t all[512 + 3]; /* every byte, and a symbol: 257 tokens */
+    for (int i = 0; i < 512; i++) all[i] = (uint8_t)(i < 256 ? i : 'x');
+    memcpy(all + 512, "\n\n\n", 3);
+    const hy_source lines = {.separator = "", .end_symbol = 1, .end_token = -1};
+    all['\f'] = ' ';
+    CHECK(hy_text_read(&x, all, sizeof all, &lines) == GT_OK && x.vocab == 256 && x.width == 1);
+    CHECK(hy_token(&x, x.size - 1) == 255 && x.end_symbol == 255);
+    hy_text_free(&x);
+}
+
+/* The last tenth of each track is held out: every other token is in the training part, and none in both. */
+static void test_tracks_split(void) {
+    enum { ROWS = 4, SIZE = 1115394, LENGTH = 256 };
+    const hy_source source = {.width = 4, .end_token = -1, .tracks = ROWS};
+    uint8_t *bytes = malloc(4 * (size_t)SIZE), *seen = calloc(SIZE, 1);
+    for (int64_t i = 0; i < SIZE; i++)
+        for (int k = 0; k < 4; k++) bytes[4 * i + k] = (uint8_t)(i >> 8 * k);
+    hy_text x;
+    hy_batch batch;
+    hy_tracks tracks;
+    /* 1,115,394 tokens in 4 tracks of 278,848, of which 250,963 are for training: 980 windows of 256, and 108 whole
+     * ones held out */
+    hy_source limited = source;
+    limited.vocab = HY_VOCAB_MAX;
+    for (int64_t i = HY_VOCAB_MAX; i < SIZE; i++) bytes[4 * i + 2] &= 0x0f; /* 2^20 is the most */
+    CHECK(hy_text_read(&x, bytes, 4 * (int64_t)SIZE, &limited) == GT_OK);
+    CHECK(x.size == SIZE - 2 && x.pieces == ROWS && x.piece == 278848 && x.piece_train == 250963);
+    CHECK(x.train == ROWS * x.piece_train && x.piece_train / LENGTH == 980 &&
+          (x.piece - x.piece_train) / LENGTH == 108);
+    CHECK(hy_batch_create(&batch, ROWS, LENGTH) == GT_OK && hy_tracks_create(&tracks, &x, ROWS) == GT_OK);
+    for (int64_t row = 0; row < ROWS; row++)
+        CHECK(tracks.first[row] == row * x.piece + 1 && tracks.end[row] == row * x.piece + x.piece_train);
+    hy_tracks_free(&tracks);
+    CHECK(hy_tracks_create(&tracks, &x, 3) != GT_OK && strstr(hy_last_error(), "3 rows do not fit the 4 tracks"));
+    uint64_t random = 5;
+    int64_t wrong = 0, next = 0, counted = 0, held = 0;
+    for (int i = 0; i < 400; i++) {
+        hy_batch_random(&batch, &x, &random);
+        for (int64_t row = 0; row < ROWS; row++) { /* the token tells its place, up to 2^20 */
+            const int64_t first = batch.target[row * LENGTH], piece = first / x.piece;
+            if (first + LENGTH > HY_VOCAB_MAX || first < 70000) continue;
+            wrong += first % x.piece < 1 || first + LENGTH > piece * x.piece + x.piece_train;
+            wrong += batch.input[row * LENGTH] != first - 1;
+            counted++;
+        }
+    }
+    CHECK(wrong == 0 && counted > 1000);
+    while (hy_batch_held_out(&batch, &x, &next))
+        for (int64_t i = 0; i < ROWS * LENGTH; i++) {
+            if (batch.target[i] < 0) continue;
+            held++;
+            if (batch.target[i] >= 70000 && batch.target[i] < HY_VOCAB_MAX) {
+                seen[batch.target[i]]++;
+                wrong += batch.target[i] % x.piece < x.piece_train;
+            }
+        }
+    CHECK(wrong == 0 && held == x.size - x.train);
+    for (int64_t i = 70000; i < HY_VOCAB_MAX; i++)
+        if (i % x.piece >= x.piece_train) wrong += seen[i] != 1;
+    CHECK(wrong == 0);
+    CHECK(hy_text_fits(&x, x.piece_train - 1) == GT_OK && hy_text_fits(&x, x.piece_train) != GT_OK);
+    hy_batch_free(&batch);
+    hy_text_free(&x);
+    limited.tracks = SIZE;
+    CHECK(hy_text_read(&x, bytes, 4 * (int64_t)SIZE, &limited) != GT_OK &&
+          strstr(hy_last_error(), "tracks of their own"));
+    free(bytes);
+    free(seen);
+}
+
 static void test_texts_refused(void) {
+    const hy_source plain = {.separator = "", .end_token = -1};
     hy_text x;
     CHECK(hy_text_from_bytes(&x, "", 0, "") != GT_OK && strstr(hy_last_error(), "empty"));
     CHECK(hy_text_from_bytes(&x, "aaaa", 4, "") != GT_OK && strstr(hy_last_error(), "the same"));
-    CHECK(hy_text_load(&x, "no-such-text", "") != GT_OK && strstr(hy_last_error(), "no-such-text"));
-    CHECK(hy_text_load(&x, folder, "") != GT_OK && strstr(hy_last_error(), folder));
-    CHECK(hy_text_load(&x, write_string("empty.txt", ""), "") != GT_OK && strstr(hy_last_error(), "empty"));
-    CHECK(hy_text_load(&x, write_file("two.bin", "\0\xff", 2), "") == GT_OK && x.vocab == 2);
+    CHECK(hy_text_load(&x, "no-such-text", &plain) != GT_OK && strstr(hy_last_error(), "no-such-text"));
+    CHECK(hy_text_load(&x, folder, &plain) != GT_OK && strstr(hy_last_error(), folder));
+    CHECK(hy_text_load(&x, write_string("empty.txt", ""), &plain) != GT_OK && strstr(hy_last_error(), "empty"));
+    CHECK(hy_text_load(&x, write_file("two.bin", "\0\xff", 2), &plain) == GT_OK && x.vocab == 2);
     CHECK(hy_text_fits(&x, 1) != GT_OK && strstr(hy_last_error(), "too short: it has 2 bytes, "));
     hy_text_free(&x);
     CHECK(hy_text_from_bytes(&x, "abcdefghij", 10, "") == GT_OK);
@@ -872,6 +1003,62 @@ static void check_bench(const char *device, double tolerance) {
 
 static void test_bench(void) { check_bench("--device cpu", 0); }
 
+/* Token files, the symbol that ends a document, and the split of tracks, in whole runs with a model file. */
+static void test_kinds_of_text(void) {
+    char *out;
+    uint8_t bytes[4 * 3000];
+    for (int i = 0; i < 3000; i++) {
+        const uint32_t token = (uint32_t)(i * i / 7 % 11 + (i % 3 ? 1000 : 0));
+        for (int k = 0; k < 4; k++) bytes[4 * i + k] = (uint8_t)(token >> 8 * k);
+    }
+    write_file("tokens.u32", bytes, sizeof bytes);
+    const char *options = "--device cpu --hidden 16 --layers 1 --batch 2 --seq 8 ";
+    if (!CHECK(run_program(&out,
+                           "%s --data tokens.u32 --tokens uint32 --vocab 1500 --end-token 1003 --stateful --steps 20 "
+                           "--lr 0.01 --sample 5 --prompt 3,1004 --top-k 3 --save t.st",
+                           options) == 0))
+        puts(out);
+    CHECK(strstr(out, "3,000 tokens, vocabulary 1500, ") && strstr(out, "bits per token, perplexity"));
+    CHECK(strstr(out, "\n3 1004 ") && final_loss(out) < log(1500));
+    free(out);
+    if (!CHECK(run_program(&out, "--resume t.st --steps 24 --sample 0") == 0)) puts(out);
+    free(out);
+    if (!CHECK(run_program(&out, "--eval t.st") == 0 && strstr(out, "of which held out 300 (the last tenth)")))
+        puts(out);
+    free(out);
+    if (!CHECK(run_program(&out, "--generate t.st --prompt= --sample 3") == 0)) puts(out);
+    free(out);
+    CHECK(says(2, "--eval t.st --tokens bytes", "tokens: bytes is not the uint32 of t.st", ""));
+    CHECK(says(2, "--generate t.st --prompt abc", "prompt: 'abc' is no list of tokens", ""));
+    CHECK(says(2, "--tokens uint16", "the fables are bytes; --data names a file", ""));
+    CHECK(says(2, "--data tokens.u32 --vocab 7", "vocab: goes with --tokens uint16 or uint32 alone", ""));
+    CHECK(says(2, "--data tokens.u32 --end-token 7", "end-token: goes with --tokens", ""));
+    CHECK(says(2, "--data tokens.u32 --tokens uint16 --end-symbol", "end-symbol: goes with bytes alone", ""));
+    CHECK(says(2, "--data tokens.u32 --tokens uint16 --separator x", "separator: goes with bytes alone", ""));
+    CHECK(says(2, "--data tokens.u32 --tokens uint32 --vocab 1010", "token 29 is 1010: must be under 1010", ""));
+
+    if (!CHECK(run_program(&out,
+                           "%s --data greek.txt --end-symbol --split tracks --steps 20 --lr 0.01 --separator=\\n "
+                           "--sample 5 --save e.st",
+                           options) == 0))
+        puts(out);
+    CHECK(strstr(out, "(the last tenth of 2 tracks)") && strstr(out, "bits per token"));
+    free(out);
+    if (!CHECK(run_program(&out, "--resume e.st --steps 24 --sample 0") == 0)) puts(out);
+    free(out);
+    if (!CHECK(run_program(&out, "--eval e.st") == 0)) puts(out);
+    free(out);
+    if (!CHECK(run_program(&out, "--init e.st --data short_greek.txt --separator=\\n --steps 2 --sample 4") == 0))
+        puts(out);
+    free(out);
+    if (!CHECK(run_program(&out, "--generate e.st --sample 50") == 0)) puts(out);
+    free(out);
+    CHECK(says(2, "--resume e.st --split tail", "split: tail is not the tracks of e.st", ""));
+    if (!CHECK(run_program(&out, "%s --data greek.txt --split tracks --stateful --steps 4 --sample 0", options) == 0))
+        puts(out);
+    free(out);
+}
+
 /* Memory without a GPU: it adds up, grows with the batch, and knows models that no machine here could hold. */
 static void test_plan(void) {
     char *out, *save;
@@ -972,6 +1159,9 @@ static void test_all(void) {
     run_case("data: held-out windows", test_held_out);
     run_case("data: random windows", test_random_windows);
     run_case("data: tracks", test_tracks);
+    run_case("data: numbers", test_numbers);
+    run_case("data: end symbol", test_end_symbol);
+    run_case("data: split of tracks", test_tracks_split);
     run_case("data: refused", test_texts_refused);
     run_case("gates", test_gates);
     run_case("gates of all models", test_gates_of_models);
@@ -980,6 +1170,7 @@ static void test_all(void) {
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);
     run_case("program: plan", test_plan);
+    run_case("program: kinds of text", test_kinds_of_text);
     if (!is_short) {
         run_case("program: models", test_models);
         run_case("program: learns the fables", test_learns_fables);
