@@ -599,6 +599,137 @@ static void test_faults() {
 
 #endif
 
+/* ---- boxes of tensors ---------------------------------------------------------------------------------------- */
+
+/* A box is loaded, copied to `image` as it lies, and stored to another tensor. */
+struct BoxParams {
+    TensorMap from, to;
+    uint4* image;
+    int bytes, at[3];
+    uint32_t shift, fewer; /* planted: the place is not aligned; bytes are not expected */
+};
+
+GT_KERNEL(32, 1) box_kernel(const GT_GRID_CONSTANT BoxParams p) {
+#if GT_SM90A
+    const uint32_t smem = smem_base_of_tiles(), barrier = smem, box = smem + 1024 + p.shift;
+    if (thread_id() == 0) mbarrier_init(barrier, 32);
+    fence_async_proxy();
+    sync_threads();
+    mbarrier_arrive_expect(barrier, (uint32_t)p.bytes - p.fewer);
+    tile_load(box, p.from, p.at[0], p.at[1], p.at[2], barrier);
+    mbarrier_wait(barrier, 0);
+    for (int i = 16 * thread_id(); i < p.bytes; i += 16 * 32) stg<uint4>(p.image + i / 16, lds<uint4>(box + i));
+    tile_store(p.to, p.at[0], p.at[1], p.at[2], box);
+    bulk_commit();
+    bulk_wait_read<0>();
+    bulk_wait<0>();
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+struct Box {
+    int size[3], pitch, box[3], at[3];
+    bool swizzled;
+};
+
+template <class T>
+static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0) {
+    const int64_t pitch = b.pitch, plane = pitch * (b.size[1] + 1);
+    const size_t count = (size_t)(plane * b.size[2]);
+    Shared<T> from(count), to(count);
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t bits = random_bits() | 1; /* never 0 */
+        memcpy(static_cast<void*>(&from[i]), &bits, sizeof(T));
+        memset(static_cast<void*>(&to[i]), 0, sizeof(T));
+    }
+    const TensorShape shape = {
+        {b.size[0], b.size[1], b.size[2]}, {pitch, plane}, {b.box[0], b.box[1], b.box[2]}, b.swizzled};
+    BoxParams p = {};
+    p.bytes = b.box[0] * b.box[1] * b.box[2] * (int)sizeof(T);
+    Shared<uint4> image((size_t)p.bytes / 16);
+    p.image = image.data();
+    std::copy(b.at, b.at + 3, p.at);
+    p.shift = shift;
+    p.fewer = fewer;
+    cudaError_t error = make_tensor_map(&p.from, from.data(), shape);
+    if (error == cudaSuccess) error = make_tensor_map(&p.to, to.data(), shape);
+    if (error == cudaSuccess) error = launch(box_kernel, {1}, 32, 2048 + (size_t)p.bytes, nullptr, p);
+    const char* trouble = error == cudaSuccess ? finish() : cudaGetErrorString(error);
+    if (trouble) return trouble;
+
+    const int row_bytes = b.box[0] * (int)sizeof(T);
+    std::vector<T> expected(count);
+    memset(static_cast<void*>(expected.data()), 0, count * sizeof(T));
+    int wrong = 0;
+    for (int z = 0; z < b.box[2]; z++) {
+        for (int y = 0; y < b.box[1]; y++) {
+            for (int x = 0; x < b.box[0]; x++) {
+                const int i[3] = {b.at[0] + x, b.at[1] + y, b.at[2] + z};
+                bool is_there = true;
+                for (int d = 0; d < 3; d++) is_there = is_there && i[d] >= 0 && i[d] < b.size[d];
+                T value;
+                memset(static_cast<void*>(&value), 0, sizeof value);
+                if (is_there) {
+                    const size_t element = (size_t)(i[2] * plane + i[1] * pitch + i[0]);
+                    value = from[element];
+                    expected[element] = value;
+                }
+                const int row = z * b.box[1] + y, byte = x * (int)sizeof(T), piece = byte / 16;
+                uint32_t place = (uint32_t)(row * row_bytes + byte);
+                if (b.swizzled)
+                    place = byte % 16 + (row_bytes == 128  ? panel_at<128>(row, piece)
+                                         : row_bytes == 64 ? panel_at<64>(row, piece)
+                                                           : panel_at<32>(row, piece));
+                wrong += memcmp(reinterpret_cast<const char*>(image.data()) + place, &value, sizeof(T)) != 0;
+            }
+        }
+    }
+    const bool stored = memcmp(static_cast<const void*>(to.data()), expected.data(), count * sizeof(T)) == 0;
+    return (wrong ? std::to_string(wrong) + " wrong, " : std::string()) + (stored ? "" : "stored wrong");
+}
+
+static void test_boxes() {
+    const struct {
+        const char* name;
+        Box box;
+    } cases[] = {
+        {"128-byte rows", {{200, 100, 1}, 208, {64, 64, 1}, {64, 16, 0}, true}},
+        {"128-byte rows over the edges", {{200, 100, 1}, 200, {64, 64, 1}, {160, 60, 0}, true}},
+        {"128-byte rows from before the start", {{200, 100, 1}, 200, {64, 16, 1}, {-8, -3, 0}, true}},
+        {"64-byte rows of a stack", {{96, 20, 6}, 104, {32, 8, 4}, {33, 5, 1}, true}},
+        {"32-byte rows beyond a stack", {{48, 40, 3}, 48, {16, 24, 2}, {7, 9, 2}, true}},
+        {"plain rows", {{300, 30, 2}, 304, {120, 10, 2}, {50, 7, 0}, false}},
+        {"plain rows of 16 bytes", {{64, 64, 1}, 64, {8, 64, 1}, {24, 1, 0}, false}},
+    };
+    for (const auto& c : cases) {
+        const std::string f16_wrong = run_box<f16>(c.box), bf16_wrong = run_box<bf16>(c.box);
+        check(f16_wrong.empty(), std::string("box of f16, ") + c.name + ": " + f16_wrong);
+        check(bf16_wrong.empty(), std::string("box of bf16, ") + c.name + ": " + bf16_wrong);
+        Box half = c.box; /* the same bytes in fp32 */
+        half.box[0] /= 2;
+        if (half.box[0] % 4 == 0) {
+            const std::string wrong = run_box<float>(half);
+            check(wrong.empty(), std::string("box of fp32, ") + c.name + ": " + wrong);
+        }
+    }
+#ifdef GT_EMU
+    const auto faults = [&](emu::Fault fault, uint32_t shift, uint32_t fewer) {
+        run_box<f16>(cases[0].box, shift, fewer);
+        const bool caught = emu::faults(fault) > 0;
+        emu::reset();
+        return caught;
+    };
+    check(faults(emu::Fault::ALIGNMENT, 128, 0), "a box that is not aligned");
+    check(faults(emu::Fault::BARRIER, 0, 16), "too few bytes expected of a box");
+    TensorMap map;
+    const TensorShape odd = {{64, 64, 1}, {65, 0}, {64, 8, 1}, true};
+    const f16* nothing = nullptr;
+    check(make_tensor_map(&map, nothing, odd) == cudaErrorInvalidValue, "rows that are no multiple of 16 bytes");
+#endif
+}
+
 int main(int count, char** arguments) {
     is_verbose = count > 1 && strcmp(arguments[1], "--verbose") == 0;
 #ifndef GT_EMU
@@ -622,6 +753,7 @@ int main(int count, char** arguments) {
     multiply_all<f16, 16>();
     multiply_all<bf16, 32>();
     test_relay();
+    test_boxes();
 #ifdef GT_EMU
     test_faults();
 #endif

@@ -15,6 +15,17 @@
  * |                                        | read; bulk_wait<N>(): to write global memory.  One comes before the |
  * |                                        | block ends                                                          |
  *
+ * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: the box of a tensor that starts at element |
+ * |                                        | x, y, z, which may be negative; as bulk_load, of the bytes of the   |
+ * |                                        | whole box.  Elements that the tensor does not have come as zeros    |
+ * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what the tensor does not have is left |
+ * |                                        | out                                                                 |
+ *
+ * make_tensor_map (host) describes the tensor and its boxes in a TensorMap, which a kernel has as a part of its
+ * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel of
+ * wgmma.cuh, at a multiple of 8 rows; one without has rows of any multiple of 16 bytes, one after the other, at a multiple
+ * of 128.
+ *
  * The copies belong to the asynchronous proxy.  fence_async_proxy and then a barrier come between what the kernel has
  * written (sts, stmatrix, cp_async, mbarrier_init) and a copy that reads or writes it: that of the warp that wrote,
  * before its arrival.  Who has waited for the mbarrier reads what was loaded, by lds or as a tile of wgmma, without it.
@@ -24,7 +35,35 @@
 
 #include "device.cuh"
 
+#ifndef GT_EMU
+#include <cuda.h>
+
+#include <atomic>
+#endif
+
 namespace gt {
+
+/* A stack of matrices, or one, in elements.  Those of index 0 are neighbours in memory. */
+struct TensorShape {
+    int64_t size[3];
+    int64_t stride[2]; /* of index 1 and 2: multiples of 16 bytes */
+    int box[3];        /* up to 256 each, of index 0 a multiple of 16 bytes */
+    bool swizzled;
+};
+
+/* What make_tensor_map asks of both sides; data at a multiple of 16 bytes. */
+template <class T>
+static inline bool is_tensor(const T* data, const TensorShape& s) {
+    bool good = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (int i = 0; i < 3; i++)
+        good = good && s.size[i] > 0 && s.size[i] <= 0xffffffff && s.box[i] > 0 && s.box[i] <= 256;
+    for (int64_t stride : s.stride) {
+        const int64_t bytes = stride * (int64_t)sizeof(T);
+        good = good && bytes >= 0 && bytes % 16 == 0 && bytes < (int64_t)1 << 40;
+    }
+    const int row = s.box[0] * (int)sizeof(T);
+    return good && row % 16 == 0 && (!s.swizzled || row == 128 || row == 64 || row == 32);
+}
 
 #ifndef GT_EMU
 
@@ -78,17 +117,128 @@ GT_DEV void bulk_wait() {
 #endif
 }
 
+struct TensorMap {
+    CUtensorMap map;
+};
+
+GT_DEV void tile_load(uint32_t addr, const TensorMap& map, int x, int y, int z, uint32_t barrier) {
+#if GT_SM90
+    if (lane_id() == 0)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(addr),
+                     "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                     : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void tile_store(const TensorMap& map, int x, int y, int z, uint32_t addr) {
+#if GT_SM90
+    if (lane_id() == 0)
+        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+                     "r"(x), "r"(y), "r"(z), "r"(addr)
+                     : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* The driver's function, asked of the CUDA runtime, so that nobody has to link the driver's library. */
+typedef CUresult (*EncodeTensorMap)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                    const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static inline cudaError_t find_encode(EncodeTensorMap* encode) {
+    static std::atomic<void*> known{nullptr};
+    void* function = known.load();
+    if (!function) {
+        cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+        const cudaError_t error =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+        const cudaError_t error =
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+        if (error != cudaSuccess) return error;
+        if (found != cudaDriverEntryPointSuccess || !function) return cudaErrorNotSupported;
+        known.store(function);
+    }
+    memcpy(encode, &function, sizeof function);
+    return cudaSuccess;
+}
+
+template <class T>
+static inline cudaError_t make_tensor_map(TensorMap* map, const T* data, const TensorShape& s) {
+    static_assert(std::is_same<T, float>::value || std::is_same<T, bf16>::value || std::is_same<T, f16>::value,
+                  "elements of tensors");
+    if (!is_tensor(data, s)) return cudaErrorInvalidValue;
+    EncodeTensorMap encode;
+    const cudaError_t error = find_encode(&encode);
+    if (error != cudaSuccess) return error;
+    const CUtensorMapDataType type = std::is_same<T, float>::value  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                     : std::is_same<T, bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    cuuint64_t sizes[3], strides[2];
+    cuuint32_t box[3];
+    const cuuint32_t steps[3] = {1, 1, 1};
+    for (int i = 0; i < 3; i++) sizes[i] = (cuuint64_t)s.size[i];
+    for (int i = 0; i < 3; i++) box[i] = (cuuint32_t)s.box[i];
+    for (int i = 0; i < 2; i++) strides[i] = (cuuint64_t)s.stride[i] * sizeof(T);
+    const size_t row = (size_t)s.box[0] * sizeof(T);
+    const CUtensorMapSwizzle swizzle = !s.swizzled  ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                       : row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : row == 64  ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                    : CU_TENSOR_MAP_SWIZZLE_32B;
+    const CUresult result =
+        encode(&map->map, type, 3, const_cast<T*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 #else /* GT_EMU */
+
+typedef emu::TensorMap TensorMap;
+
+template <class T>
+cudaError_t make_tensor_map(TensorMap* map, const T* data, const TensorShape& s) {
+    if (!is_tensor(data, s)) return cudaErrorInvalidValue;
+    *map = {};
+    map->data = reinterpret_cast<char*>(const_cast<T*>(data));
+    map->element = sizeof(T);
+    map->swizzled = s.swizzled;
+    for (int i = 0; i < 3; i++) map->size[i] = s.size[i], map->box[i] = s.box[i];
+    map->stride[0] = sizeof(T);
+    for (int i = 0; i < 2; i++) map->stride[i + 1] = s.stride[i] * (int64_t)sizeof(T);
+    return cudaSuccess;
+}
+
+GT_DEV void tile_load(uint32_t addr, const TensorMap& map, int x, int y, int z, uint32_t barrier,
+                      emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_LOAD, {map.data, addr, map.box_bytes(), barrier, &map, {x, y, z}}, site,
+              [site](const emu::BulkCall& c) {
+                  emu::machine.start_load(c.addr, {c.map, c.at}, c.bytes, c.barrier, site);
+              });
+}
+
+GT_DEV void tile_store(const TensorMap& map, int x, int y, int z, uint32_t addr, emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_STORE, {map.data, addr, map.box_bytes(), 0, &map, {x, y, z}}, site,
+              [site](const emu::BulkCall& c) {
+                  emu::machine.start_store({c.map, c.at}, c.addr, c.bytes, site);
+              });
+}
 
 GT_DEV void bulk_load(uint32_t addr, const void* source, uint32_t bytes, uint32_t barrier,
                       emu::Site site = emu::Site::here()) {
-    emu::bulk(emu::Op::BULK_LOAD, {source, addr, bytes, barrier}, site,
-              [site](const emu::BulkCall& c) { emu::machine.start_load(c.addr, c.global, c.bytes, c.barrier, site); });
+    emu::bulk(emu::Op::BULK_LOAD, {source, addr, bytes, barrier, nullptr, {}}, site, [site](const emu::BulkCall& c) {
+        emu::machine.start_load(c.addr, emu::BulkSide(c.global), c.bytes, c.barrier, site);
+    });
 }
 
 GT_DEV void bulk_store(void* target, uint32_t addr, uint32_t bytes, emu::Site site = emu::Site::here()) {
-    emu::bulk(emu::Op::BULK_STORE, {target, addr, bytes, 0}, site, [site](const emu::BulkCall& c) {
-        emu::machine.start_store(const_cast<void*>(c.global), c.addr, c.bytes, site);
+    emu::bulk(emu::Op::BULK_STORE, {target, addr, bytes, 0, nullptr, {}}, site, [site](const emu::BulkCall& c) {
+        emu::machine.start_store(emu::BulkSide(c.global), c.addr, c.bytes, site);
     });
 }
 

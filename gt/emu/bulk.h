@@ -67,9 +67,14 @@ inline void Machine::happen(const Event& event) {
     const auto is_it = [&event](const Mbarrier& m) { return m.addr == event.barrier; };
     Mbarrier& m = *std::find_if(mbarriers_.begin(), mbarriers_.end(), is_it);
     if (event.bytes) {
-        const uint32_t offset = event.addr - SMEM_BASE;
-        memcpy(&smem_[offset], event.source, event.bytes);
-        history_.land(offset / 2, event.bytes / 2, stamp_of(event.epoch, (uint32_t)thread));
+        event.source.pieces(event.addr, event.bytes, [this](const char* from, uint32_t to, uint32_t bytes) {
+            if (from) {
+                memcpy(&smem_[to - SMEM_BASE], from, bytes);
+            } else {
+                memset(&smem_[to - SMEM_BASE], 0, bytes);
+            }
+        });
+        history_.land((event.addr - SMEM_BASE) / 2, event.bytes / 2, stamp_of(event.epoch, (uint32_t)thread));
         m.bytes -= event.bytes;
         m.arriving.epoch[event.warp] = std::max(m.arriving.epoch[event.warp], event.epoch);
         if (m.phase == event.phase) {
@@ -89,17 +94,29 @@ inline void Machine::happen(const Event& event) {
     thread = -1;
 }
 
-inline void Machine::start_load(uint32_t addr, const void* source, uint32_t bytes, uint32_t barrier, const Site& site) {
-    need_sm90("bulk_load", site);
+/* Whether a copy can be made. */
+inline bool Machine::check_bulk(const BulkSide& side, uint32_t addr, uint32_t bytes, bool writes, const char* what,
+                                const Site& site) {
+    need_sm90(what, site);
+    const uint32_t row = (uint32_t)(side.tensor.box[0] * side.tensor.element);
+    const uint32_t alignment = !side.is_box() ? 16 : side.tensor.swizzled ? 8 * row : 128;
+    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(side.bytes) % 16 != 0) {
+        report(Fault::ALIGNMENT, site, "%s of %u bytes at %p", what, bytes, side.bytes);
+        return false;
+    }
+    if (!legal(addr, bytes, alignment, what, site)) return false;
+    side.pieces(addr, bytes, [&](const char* at, uint32_t, uint32_t count) {
+        if (at) touch_global(writes, at, count, site);
+    });
+    return true;
+}
+
+inline void Machine::start_load(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier,
+                                const Site& site) {
     Event event = start_event(barrier, "bulk_load", site);
     const AsyncRead now = {site, warp_->before, warp_->before_fence};
     check_proxy((barrier - SMEM_BASE) / 2, 4, now, "bulk_load at an mbarrier");
-    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(source) % 16 != 0) {
-        report(Fault::ALIGNMENT, site, "bulk_load of %u bytes from %p", bytes, source);
-        return;
-    }
-    if (!legal(addr, bytes, 16, "bulk_load", site)) return;
-    touch_global(false, source, bytes, site);
+    if (!check_bulk(source, addr, bytes, false, "bulk_load", site)) return;
     const uint32_t first = (addr - SMEM_BASE) / 2;
     check_proxy(first, bytes / 2, now, "bulk_load");
     uint32_t conflict;
@@ -110,22 +127,17 @@ inline void Machine::start_load(uint32_t addr, const void* source, uint32_t byte
     warp_->async_epochs.push_back(event.epoch);
     event.addr = addr;
     event.bytes = bytes;
-    event.source = static_cast<const char*>(source);
+    event.source = source;
     events_.push_back(event);
 }
 
-inline void Machine::start_store(void* target, uint32_t addr, uint32_t bytes, const Site& site) {
-    need_sm90("bulk_store", site);
-    if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(target) % 16 != 0) {
-        report(Fault::ALIGNMENT, site, "bulk_store of %u bytes to %p", bytes, target);
-        return;
-    }
-    if (!legal(addr, bytes, 16, "bulk_store", site)) return;
+inline void Machine::start_store(const BulkSide& target, uint32_t addr, uint32_t bytes, const Site& site) {
+    if (!check_bulk(target, addr, bytes, true, "bulk_store", site)) return;
     BulkStore store = {};
     store.site = site;
     store.before = warp_->before;
     store.before_fence = warp_->before_fence;
-    store.target = static_cast<char*>(target);
+    store.target = target;
     store.addr = addr;
     store.bytes = bytes;
     warp_->stores.push_back(store);
@@ -138,12 +150,11 @@ inline void Machine::wait_stores(size_t groups_left) {
     const size_t done = groups.size() - groups_left, end = groups[done - 1];
     for (size_t i = 0; i < end; i++) {
         const BulkStore& store = warp_->stores[i];
-        touch_global(true, store.target, store.bytes, store.site);
-        for (uint32_t at = 0; at < store.bytes; at += 16) {
-            char piece[16];
-            read_async(piece, store.addr + at, store, "bulk_store");
-            memcpy(store.target + at, piece, 16);
-        }
+        std::vector<char> copied(store.bytes);
+        for (uint32_t at = 0; at < store.bytes; at += 16) read_async(&copied[at], store.addr + at, store, "bulk_store");
+        store.target.pieces(store.addr, store.bytes, [&](char* to, uint32_t from, uint32_t bytes) {
+            if (to) memcpy(to, &copied[from - store.addr], bytes);
+        });
     }
     warp_->stores.erase(warp_->stores.begin(), warp_->stores.begin() + (ptrdiff_t)end);
     groups.erase(groups.begin(), groups.begin() + (ptrdiff_t)done);
@@ -162,9 +173,12 @@ inline void Machine::check_copies_idle() {
 struct BulkCall {
     const void* global;
     uint32_t addr, bytes, barrier;
+    const TensorMap* map; /* a lane's own copy, and where in it */
+    int at[3];
 
     bool operator==(const BulkCall& x) const {
-        return global == x.global && addr == x.addr && bytes == x.bytes && barrier == x.barrier;
+        return global == x.global && addr == x.addr && bytes == x.bytes && barrier == x.barrier &&
+               std::equal(at, at + 3, x.at);
     }
 };
 

@@ -112,9 +112,65 @@ struct AsyncRead {
     Clock before_fence; /* ... and at its latest fence_async_proxy */
 };
 
+/* A tensor in global memory, and its boxes (gt/base/bulk.cuh). */
+struct TensorMap {
+    char* data;
+    int element; /* bytes, like strides */
+    bool swizzled;
+    int64_t size[3], stride[3];
+    int box[3];
+
+    uint32_t box_bytes() const { return (uint32_t)(box[0] * box[1] * box[2] * element); }
+};
+
+/* The global side of a bulk copy: bytes in a row, or a box of a tensor. */
+struct BulkSide {
+    char* bytes = nullptr;
+    TensorMap tensor = {};
+    int at[3] = {0, 0, 0};
+
+    BulkSide() = default;
+    explicit BulkSide(const void* p) : bytes(static_cast<char*>(const_cast<void*>(p))) {}
+    BulkSide(const TensorMap* map, const int* start) : tensor(*map) { std::copy(start, start + 3, at); }
+
+    bool is_box() const { return bytes == nullptr; }
+
+    /* Element (x, y, z) of the box, or null where the tensor has none. */
+    char* element(int x, int y, int z) const {
+        const int64_t index[3] = {(int64_t)at[0] + x, (int64_t)at[1] + y, (int64_t)at[2] + z};
+        char* p = tensor.data;
+        for (int i = 0; i < 3; i++) {
+            if (index[i] < 0 || index[i] >= tensor.size[i]) return nullptr;
+            p += index[i] * tensor.stride[i];
+        }
+        return p;
+    }
+
+    /* What shared address a byte of it has. */
+    uint32_t place(uint32_t addr, uint32_t byte) const {
+        const uint32_t row = (uint32_t)(tensor.box[0] * tensor.element);
+        const uint32_t plain = addr + byte;
+        return is_box() && tensor.swizzled ? plain ^ (plain >> 7 & (row / 16 - 1)) << 4 : plain;
+    }
+
+    /* Calls visit(global, shared address, bytes) for all pieces; global is null where the tensor has nothing. */
+    template <class Visit>
+    void pieces(uint32_t addr, uint32_t count, Visit visit) const {
+        if (!is_box()) {
+            visit(bytes, addr, count);
+            return;
+        }
+        uint32_t byte = 0;
+        for (int z = 0; z < tensor.box[2]; z++)
+            for (int y = 0; y < tensor.box[1]; y++)
+                for (int x = 0; x < tensor.box[0]; x++, byte += (uint32_t)tensor.element)
+                    visit(element(x, y, z), place(addr, byte), (uint32_t)tensor.element);
+    }
+};
+
 /* A bulk copy from shared to global memory. */
 struct BulkStore : AsyncRead {
-    char* target;
+    BulkSide target;
     uint32_t addr, bytes;
 };
 
@@ -127,7 +183,7 @@ struct Event {
     Clock before;
     /* a bulk load of some bytes; none: the arrival of the warp, when so many copies of its lanes have landed */
     uint32_t addr, bytes;
-    const char* source;
+    BulkSide source;
     size_t landed[LANES];
 };
 
@@ -550,8 +606,8 @@ class Machine {
 
     /* -- bulk copies, in bulk.h -- */
 
-    void start_load(uint32_t addr, const void* source, uint32_t bytes, uint32_t barrier, const Site& site);
-    void start_store(void* target, uint32_t addr, uint32_t bytes, const Site& site);
+    void start_load(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier, const Site& site);
+    void start_store(const BulkSide& target, uint32_t addr, uint32_t bytes, const Site& site);
     void commit_stores() { warp_->store_groups.push_back(warp_->stores.size()); }
     void wait_stores(size_t groups_left);
 
@@ -622,6 +678,8 @@ class Machine {
     void check_phase(Mbarrier& m, const Site& site);
     Event next_event();
     void happen(const Event& event);
+    bool check_bulk(const BulkSide& side, uint32_t addr, uint32_t bytes, bool writes, const char* what,
+                    const Site& site);
     void check_copies_idle();
 
     /* Of products, in warpgroup.h. */
