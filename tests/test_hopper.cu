@@ -327,6 +327,7 @@ enum class Slip {
     TWO_PHASES_BYTES,   /* a load that nobody has expected */
     ODD_LOAD,           /* of 8 bytes */
     NO_PROXY_FENCE,     /* after cp_async, before products */
+    EARLY_PROXY_FENCE,  /* of the warp between the two, before it knows that the copies are there */
     NO_REUSE_FENCE,     /* after the consumer's own write, before the next load */
     NO_WGMMA_FENCE,     /* before the products */
     EARLY_A,            /* A is written in flight, */
@@ -345,7 +346,8 @@ enum class Slip {
 
 constexpr int RELAY_ROUNDS = 5, RELAY_BUFFERS = 2, RELAY_TILE = 64 * 128; /* bytes */
 
-/* C[64][64] = sum of A_r B_r over rounds r; all tiles in K-major rows of 128 bytes, A as images, B as rows of k. */
+/* C[64][64] = sum of A_r B_r over rounds r; all tiles in K-major rows of 128 bytes, A as images, B as rows of k.  With A
+ * in registers, a warp hands B over, else the consumers fence. */
 struct RelayParams {
     const uint8_t* a; /* [rounds] images */
     const f16* b;     /* [rounds][n][k] */
@@ -366,17 +368,18 @@ GT_DEV Slip slip_of(const RelayParams& p) {
 struct RelayMemory {
     static constexpr int A = 0, B = RELAY_TILE, BUFFER = 2 * RELAY_TILE, C = RELAY_BUFFERS * BUFFER;
     static constexpr int FULL = C + RELAY_TILE, EMPTY = FULL + 8 * RELAY_BUFFERS;
-    static constexpr int BYTES = EMPTY + 8 * RELAY_BUFFERS;
+    static constexpr int LANDED = EMPTY + 8 * RELAY_BUFFERS, BYTES = LANDED + 8 * RELAY_BUFFERS;
 };
 
-/* Warp 4 loads A, warp 5 copies B. */
+/* Warp 4 loads A, warp 5 copies B, and warp 6 may hand it over. */
+template <bool A_IN_REGISTERS>
 GT_DEV void relay_producers(const RelayParams& p, uint32_t smem) {
     using M = RelayMemory;
     for (int r = 0; r < RELAY_ROUNDS; r++) {
         const auto has = [&](Slip slip) { return r == RELAY_ROUNDS - 1 && slip_of(p) == slip; };
         const uint32_t buffer = smem + r % RELAY_BUFFERS * M::BUFFER;
         const uint32_t full = smem + M::FULL + 8 * (r % RELAY_BUFFERS), empty = full + M::EMPTY - M::FULL;
-        if (!has(Slip::NO_EMPTY_WAIT)) mbarrier_wait(empty, (r / RELAY_BUFFERS + 1) % 2);
+        if (warp_id() != 6 && !has(Slip::NO_EMPTY_WAIT)) mbarrier_wait(empty, (r / RELAY_BUFFERS + 1) % 2);
         if (warp_id() == 4) {
             const int wrong = has(Slip::TOO_FEW_BYTES)      ? -16
                               : has(Slip::TOO_MANY_BYTES)   ? 16
@@ -390,7 +393,13 @@ GT_DEV void relay_producers(const RelayParams& p, uint32_t smem) {
         } else if (warp_id() == 5) {
             for (int i = lane_id(); i < RELAY_TILE / 16; i += 32)
                 cp_async<16>(buffer + M::B + panel_at<128>(i / 8, i % 8), p.b + r * 64 * 64 + 8 * i);
-            if (!has(Slip::NO_COPIES_ARRIVE)) cp_async_arrive(full);
+            const uint32_t landed = full + M::LANDED - M::FULL;
+            if (!has(Slip::NO_COPIES_ARRIVE)) cp_async_arrive(A_IN_REGISTERS ? landed : full);
+        } else if (A_IN_REGISTERS && warp_id() == 6) {
+            if (has(Slip::EARLY_PROXY_FENCE)) fence_async_proxy();
+            mbarrier_wait(full + M::LANDED - M::FULL, r / RELAY_BUFFERS % 2);
+            if (!has(Slip::EARLY_PROXY_FENCE)) fence_async_proxy();
+            mbarrier_arrive(full);
         }
     }
 }
@@ -406,7 +415,7 @@ GT_DEV void relay_consumers(const RelayParams& p, uint32_t smem) {
         const uint32_t buffer = smem + r % RELAY_BUFFERS * M::BUFFER;
         const uint32_t full = smem + M::FULL + 8 * (r % RELAY_BUFFERS), empty = full + M::EMPTY - M::FULL;
         if (!has(Slip::NO_FULL_WAIT)) mbarrier_wait(full, r / RELAY_BUFFERS % 2);
-        if (!has(Slip::NO_PROXY_FENCE)) fence_async_proxy();
+        if (!A_IN_REGISTERS && !has(Slip::NO_PROXY_FENCE)) fence_async_proxy();
         GT_UNROLL
         for (int k = 0; k < 4; k++)
             if (A_IN_REGISTERS) ldmatrix_x4(a[k], buffer + M::A + panel_at<128>(row, 2 * k + lane_id() / 16));
@@ -469,6 +478,7 @@ relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
     if (thread_id() < RELAY_BUFFERS) {
         mbarrier_init(smem + M::FULL + 8 * thread_id(), 64);
         mbarrier_init(smem + M::EMPTY + 8 * thread_id(), 128);
+        mbarrier_init(smem + M::LANDED + 8 * thread_id(), 32);
     }
     if (slip_of(p) != Slip::NO_INIT_FENCE) fence_async_proxy();
     sync_threads();
@@ -491,7 +501,7 @@ relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
 #else
         give_registers<24>();
 #endif
-        relay_producers(p, smem);
+        relay_producers<A_IN_REGISTERS>(p, smem);
     }
 #else
     (void)p;
@@ -552,7 +562,7 @@ static void test_faults() {
         emu::Fault or_fault = emu::Fault::COUNT; /* where it depends on the schedule */
     } cases[] = {
         {Slip::NO_INIT_FENCE, emu::Fault::PROXY, "mbarriers not handed over"},
-        {Slip::NO_FULL_WAIT, emu::Fault::IN_FLIGHT, "tiles not waited for"},
+        {Slip::NO_FULL_WAIT, emu::Fault::IN_FLIGHT, "tiles not waited for", emu::Fault::BARRIER},
         {Slip::NO_EMPTY_WAIT, emu::Fault::BARRIER, "a tile loaded too early", emu::Fault::RACE},
         {Slip::NO_COPIES_ARRIVE, emu::Fault::DEADLOCK, "no cp_async_arrive"},
         {Slip::TOO_FEW_BYTES, emu::Fault::BARRIER, "too few bytes expected"},
@@ -560,6 +570,7 @@ static void test_faults() {
         {Slip::TWO_PHASES_BYTES, emu::Fault::IN_FLIGHT, "a load not expected", emu::Fault::BARRIER},
         {Slip::ODD_LOAD, emu::Fault::ALIGNMENT, "a load of odd length"},
         {Slip::NO_PROXY_FENCE, emu::Fault::PROXY, "no fence_async_proxy after cp_async"},
+        {Slip::EARLY_PROXY_FENCE, emu::Fault::PROXY, "fence_async_proxy too early, between the two"},
         {Slip::NO_REUSE_FENCE, emu::Fault::PROXY, "no fence_async_proxy before a load"},
         {Slip::NO_WGMMA_FENCE, emu::Fault::WGMMA, "no wgmma_fence"},
         {Slip::EARLY_A, emu::Fault::WGMMA, "A written in flight"},
@@ -578,7 +589,7 @@ static void test_faults() {
     for (const auto& c : cases) {
         for (int seed = 1; seed <= 4; seed++) {
             emu::set_seed((uint64_t)seed);
-            const std::string wrong = run_relay(c.slip == Slip::EARLY_A, c.slip);
+            const std::string wrong = run_relay(c.slip == Slip::EARLY_A || c.slip == Slip::EARLY_PROXY_FENCE, c.slip);
             const bool is_there = c.fault != WRONG_NUMBERS && emu::faults(c.fault) > 0;
             const bool is_other = c.or_fault != WRONG_NUMBERS && emu::faults(c.or_fault) > 0;
             const bool caught = is_there || is_other || (c.fault == WRONG_NUMBERS && !wrong.empty() && !emu::faults());

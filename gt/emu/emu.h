@@ -35,11 +35,22 @@
  *   wgmma         A product is made by the wgmma_wait that ends its group; until then its registers
  *                 hold NaN patterns, and finding anything else there is a fault.  Also: no
  *                 wgmma_fence since the last wait, or registers changed after it; registers of
- *                 a product in flight used by another, but as accumulators; warps of a warpgroup
- *                 that execute different ones; groups never waited for.  B is read, for races, at
- *                 any time from the start of the product to the wait.
- *   async proxy   between a write and wgmma's read stands a fence_async_proxy: of the writing warp,
- *                 before it released the data, or of the reading warp, after it acquired them
+ *                 a product in flight used by another, but as accumulators of the same shape;
+ *                 warps of a warpgroup that execute different ones; groups never waited for.
+ *                 Operands in shared memory are read, for races, at any time from the start of the
+ *                 product to the wait, where the operand says: another layout than they were
+ *                 written in gives other numbers, as on the GPU.  Panels that do not start where
+ *                 the pattern of the swizzle does are a fault, as is leaving one sideways.
+ *   registers     of give_registers and take_registers: by all of a warpgroup, in the direction that
+ *                 they say, not more in all than a multiprocessor has
+ *   bulk copies   What is loaded holds NaN patterns until it lands, at its mbarrier; as what nobody runs for,
+ *                 it lands when all warps wait, so that who has not waited finds nothing.  The same goes for
+ *                 arrivals of cp_async.  Faults are more bytes than were expected, bytes that come after
+ *                 their phase, loads and stores that nobody waits for, and a deadlock is fewer bytes.
+ *                 Stores read, for races, until their wait.
+ *   async proxy   between a write and what wgmma or a bulk copy does there stands a fence_async_proxy: of the
+ *                 writing warp, before it released the data, of the acting warp, after it acquired them,
+ *                 or of one between the two.  An mbarrier of bulk loads counts as written by its init.
  *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
  *                 writes with the primitives before one of its threads is in wait_for_chain() must
  *                 not be written, or read, by the kernel before; and some thread must wait, or the
@@ -53,8 +64,7 @@
  *
  * NOT MODELLED: global memory (races between blocks, and between kernels of a chain what is accessed
  * without primitives or after another thread of the block has waited; visibility; for bounds use
- * -fsanitize=address), spin waits, thread block clusters, bulk copies, swizzled operands of wgmma (a
- * fault), reads of registers that a product in flight has (they find NaN), the rounding inside tensor
+ * -fsanitize=address), spin waits, thread block clusters, reads of registers that a product in flight has (they find NaN), the rounding inside tensor
  * cores (fp32 sums in the order of k here), registers and occupancy.
  *
  * Faults are collected and never end the process; after a divergence, a barrier fault or a deadlock

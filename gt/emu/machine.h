@@ -201,6 +201,11 @@ struct UnpackedB {
     std::vector<float> values;
 };
 
+struct ProxyFence {
+    uint32_t epoch; /* of its warp, which it ended */
+    Clock before;
+};
+
 struct Warp {
     uint32_t live;  /* lanes that have not returned */
     uint32_t ready; /* lanes that can run on */
@@ -213,7 +218,7 @@ struct Warp {
     uint32_t epoch; /* of its accesses now */
     Clock before;
     AccessLog log;
-    std::vector<uint32_t> proxy_fences; /* the epochs that they ended */
+    std::vector<ProxyFence> proxy_fences;
     std::vector<uint32_t> async_epochs; /* in which only bulk loads wrote */
     std::vector<BulkStore> stores;      /* in flight, oldest first */
     std::vector<size_t> store_groups;   /* end of each committed group in `stores` */
@@ -623,7 +628,7 @@ class Machine {
 
     void fence_proxy(const Site& site) {
         need_sm90("fence_async_proxy", site);
-        warp_->proxy_fences.push_back(warp_->epoch);
+        warp_->proxy_fences.push_back({warp_->epoch, warp_->before});
         warp_->before_fence = warp_->before;
         begin_epoch(*warp_);
     }
@@ -704,6 +709,20 @@ class Machine {
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
+    /* Whether a warp has fenced on the way from a write to the reader: the one that wrote, the one that reads, or one that
+     * acquired it from the first and released it to the second. */
+    bool is_fenced(uint32_t epoch, uint32_t writer, const AsyncRead& reader) const {
+        if (epoch <= reader.before_fence.epoch[writer]) return true;
+        for (uint32_t w = 0; w < (uint32_t)launch.warps; w++) {
+            const std::vector<ProxyFence>& fences = warps_[w].proxy_fences;
+            const auto after = std::upper_bound(fences.begin(), fences.end(), reader.before.epoch[w],
+                                                [](uint32_t e, const ProxyFence& f) { return e < f.epoch; });
+            if (after == fences.begin()) continue;
+            if (epoch <= (w == writer ? after[-1].epoch : after[-1].before.epoch[writer])) return true;
+        }
+        return false;
+    }
+
     /* Between a write by the generic proxy and what the asynchronous one does stands a fence. */
     void check_proxy(uint32_t first, uint32_t count, const AsyncRead& reader, const char* what) {
         uint32_t accepted = NEVER_WRITTEN;
@@ -711,10 +730,7 @@ class Machine {
             const uint32_t written = history_.writer(cell), writer = thread_of(written) / LANES;
             if (written == accepted || written == NEVER_WRITTEN) continue;
             accepted = written;
-            const std::vector<uint32_t>& fences = warps_[writer].proxy_fences;
-            const auto released = std::upper_bound(fences.begin(), fences.end(), reader.before.epoch[writer]);
-            if (released != fences.begin() && released[-1] >= epoch_of(written)) continue;
-            if (epoch_of(written) <= reader.before_fence.epoch[writer]) continue;
+            if (is_fenced(epoch_of(written), writer, reader)) continue;
             const std::vector<uint32_t>& async = warps_[writer].async_epochs;
             if (std::binary_search(async.begin(), async.end(), epoch_of(written))) continue;
             report(Fault::PROXY, reader.site, "%s at smem_base() + %u without a fence_async_proxy since warp %u wrote",
