@@ -346,12 +346,12 @@ enum class Slip {
 
 constexpr int RELAY_ROUNDS = 5, RELAY_BUFFERS = 2, RELAY_TILE = 64 * 128; /* bytes */
 
-/* C[64][64] = sum of A_r B_r over rounds r; all tiles in K-major rows of 128 bytes, A as images, B as rows of k.  With A
- * in registers, a warp hands B over, else the consumers fence. */
+/* C[64][64] = sum of A_r B_r over rounds r; all tiles in K-major rows of 128 bytes, A as images, B as rows of k.  With
+ * A in registers, C is transposed and a warp hands B over; else the consumers fence. */
 struct RelayParams {
     const uint8_t* a; /* [rounds] images */
     const f16* b;     /* [rounds][n][k] */
-    uint8_t* c;       /* image, in f16 */
+    uint8_t* c;       /* image, in f16, or of C^T */
     Slip slip;
 };
 
@@ -458,7 +458,12 @@ GT_DEV void relay_consumers(const RelayParams& p, uint32_t smem) {
     for (int i = 0; i < 8; i += 2) {
         const uint32_t pairs[4] = {pack_f16(c[i][0], c[i][1]), pack_f16(c[i][2], c[i][3]),
                                    pack_f16(c[i + 1][0], c[i + 1][1]), pack_f16(c[i + 1][2], c[i + 1][3])};
-        stmatrix_x4(smem + M::C + panel_at<128>(row, i + lane_id() / 16), pairs);
+        if (A_IN_REGISTERS) {
+            const int column = 8 * (i + lane_id() / 16) + lane_id() % 8;
+            stmatrix_x4_trans(smem + M::C + panel_at<128>(column, 2 * warp_id() + lane_id() / 8 % 2), pairs);
+        } else {
+            stmatrix_x4(smem + M::C + panel_at<128>(row, i + lane_id() / 16), pairs);
+        }
     }
     if (slip_of(p) != Slip::NO_STORE_FENCE) fence_async_proxy();
     if (slip_of(p) != Slip::NO_STORE_BARRIER) bar_sync(1, 128);
@@ -531,7 +536,8 @@ static std::string run_relay(bool a_in_registers, Slip slip) {
     int wrong = 0;
     for (int i = 0; i < 64 * 64; i++) {
         uint16_t bits;
-        memcpy(&bits, &c[tile_at<128>(i / 64, i % 64 / 8, 0) + 2 * (i % 8)], 2);
+        const int row = a_in_registers ? i % 64 : i / 64, column = a_in_registers ? i / 64 : i % 64;
+        memcpy(&bits, &c[panel_at<128>(row, column / 8) + 2 * (column % 8)], 2);
         wrong += bits != f32_to_f16((float)sums[(size_t)i]);
     }
     return wrong ? std::to_string(wrong) + " wrong" : "";

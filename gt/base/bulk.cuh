@@ -22,9 +22,9 @@
  * |                                        | out                                                                 |
  *
  * make_tensor_map (host) describes the tensor and its boxes in a TensorMap, which a kernel has as a part of its
- * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel of
- * wgmma.cuh, at a multiple of 8 rows; one without has rows of any multiple of 16 bytes, one after the other, at a multiple
- * of 128.
+ * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel
+ * of wgmma.cuh, at a multiple of 8 rows; one without has rows of any multiple of 16 bytes, one after the other, at a
+ * multiple of 128.
  *
  * The copies belong to the asynchronous proxy.  fence_async_proxy and then a barrier come between what the kernel has
  * written (sts, stmatrix, cp_async, mbarrier_init) and a copy that reads or writes it: that of the warp that wrote,

@@ -64,8 +64,9 @@
  *
  * NOT MODELLED: global memory (races between blocks, and between kernels of a chain what is accessed
  * without primitives or after another thread of the block has waited; visibility; for bounds use
- * -fsanitize=address), spin waits, thread block clusters, reads of registers that a product in flight has (they find NaN), the rounding inside tensor
- * cores (fp32 sums in the order of k here), registers and occupancy.
+ * -fsanitize=address), spin waits, thread block clusters, reads of registers that a product in flight
+ * has (they find NaN), the rounding inside tensor cores (fp32 sums in the order of k here), registers
+ * and occupancy.
  *
  * Faults are collected and never end the process; after a divergence, a barrier fault or a deadlock
  * the rest of the launch is skipped.  One thread of the host only.

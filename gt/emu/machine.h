@@ -709,8 +709,8 @@ class Machine {
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
-    /* Whether a warp has fenced on the way from a write to the reader: the one that wrote, the one that reads, or one that
-     * acquired it from the first and released it to the second. */
+    /* Whether a warp has fenced on the way from a write to the reader: the one that wrote, the one that reads, or one
+     * that acquired it from the first and released it to the second. */
     bool is_fenced(uint32_t epoch, uint32_t writer, const AsyncRead& reader) const {
         if (epoch <= reader.before_fence.epoch[writer]) return true;
         for (uint32_t w = 0; w < (uint32_t)launch.warps; w++) {
