@@ -7,8 +7,8 @@
  *
  * ON TENSOR CORES (N = V in 32, 64, 128 from compute capability 8.0 on, if rows are aligned to 16 bytes; not fp32 with
  * N = 128 where a block may have no more than 99 KB of shared memory)
- * Chunks of 64 tokens, sub-chunks of 16 (in the code: leaves), matrix products.  docs/wkv6.md has the formulas in the
- * order of the kernels, and names the function for each.  tests/wkv6_chunked.c is the same in plain C.
+ * Chunks of 64 tokens, sub-chunks of 16, matrix products.  docs/wkv6.md has the formulas in the order of the kernels,
+ * and names the function for each.  tests/wkv6_chunked.c is the same in plain C.
  *
  * ANY SIZE (generic.cuh)
  * Forward goes token by token.  Backward works in sub-chunks.  With S before one, G = dL/dS after it, and
@@ -24,15 +24,15 @@
  *
  * NUMERICAL HAZARDS, and what is done about them
  *   - A decay between two tokens as a quotient of decays from a common start overflows under strong decay.  The
- *     kernels for any size form products of decays alone, all in [0,1].  Those on tensor cores form quotients within
- *     16 tokens.  Where these decay to 2^-64 or less (SLOW_LIMIT) they take the strong-decay path (in the code: the
- *     slow form), which forms products alone.  Nothing is clamped.  Exact zeros and hard resets are right.
+ *     kernels for any size form products of decays alone, all in [0,1].  Those on tensor cores form quotients within 16
+ *     tokens.  Where these decay to 2^-64 or less (STRONG_DECAY_LIMIT) they take the strong-decay path, which forms
+ *     products alone.  Nothing is clamped.  Exact zeros and hard resets are right.
  *   - dg as a difference of two running sums is noise in fast channels.  The kernels for any size and the strong-decay
  *     path only add.  Chunks on tensor cores subtract, but only terms that they have added, and that are in dg of some
  *     token of the chunk.  Where tokens decay much faster than their neighbours they take the strong-decay path, too.
  *   - d near 1: fp32 cannot hold 1 - d (20 % error at 1 - 3e-7), which a long accumulation shows.
  *     States are updated as S + (expm1(g) S + k v) unless the decay is strong (scale_of_log).  With 16-bit
- *     activations on tensor cores they are multiplied by the decay of 16 tokens or more (leaf_decay).
+ *     activations on tensor cores they are multiplied by the decay of 16 tokens or more (sub_chunk_decay).
  *   - raw decay: dw = -exp(w) dg would be inf * 0 where d = 0.  There it is selected to 0.
  *
  * THE PARTS, in gt/wkv6/
@@ -48,7 +48,7 @@
  *                          backward_products.cuh, backward_fp32.cuh, backward_strong_decay.cuh
  *     path.cuh             which kernels a call takes
  *     launch.cuh           plans and launches
- *     segment.cuh          what a piece of a sequence makes of a zero state; with gt/recurrence/pieces.cuh, pieces joined
+ *     segment.cuh          what a piece of a sequence makes of a zero state; pieces joined by recurrence/pieces.cuh
  * Sequences, segments and the order of launches are those of all recurrent operators: gt/recurrence/.
  * This file has the C functions. */
 #ifndef GT_WKV6_CUH

@@ -54,13 +54,13 @@ sm_ ssd::states_tensor_kernel<.*,.64,.*> 8 16 the same
 sm_ ssd::chunk_gradient_kernel<128,.*> 32 80 dB and dC of all heads take 64 of 255 registers, S and the sum of W 32; what spills are addresses of a head
 sm_ ssd::chunk_gradient_kernel<64,.*> 8 24 the same
 sm_ wkv6::backward_chunk_kernel 24 140 at 128 registers two blocks share a multiprocessor, which is 1.5 times faster (docs/performance.md); what spills are addresses, outside of the inner loops
-sm_ wkv6::forward_tensor_kernel<.*,.128,.false,.*> 40 150 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a leaf
+sm_ wkv6::forward_tensor_kernel<.*,.128,.false,.*> 40 150 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a sub-chunk
 sm_ wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 24 60 as many warps as fit leave no register idle; what spills are addresses of a checkpoint, written once in 64 tokens
-sm_ wkv6::backward_tensor_kernel<.*> 540 100 two or three blocks of 256 threads need 128 or 80 registers a thread, N = 128 takes all 255; a few addresses of a chunk spill.  The stack is for what slow_slice is handed
-sm_ wkv6::slow_slice<.*> 0 600 the rare chunk of the same kernels: called, so that it takes no register from the others
+sm_ wkv6::backward_tensor_kernel<.*> 540 100 two or three blocks of 256 threads need 128 or 80 registers a thread, N = 128 takes all 255; a few addresses of a chunk spill.  The stack is for what strong_decay_slice is handed
+sm_ wkv6::strong_decay_slice<.*> 0 600 the rare chunk of the same kernels: called, so that it takes no register from the others
 sm_ wkv6::forward_tensor_kernel<.*<float,.float,.(32|64),.false,.*> 32 80 fp32: operands in two terms beside a state of 64 registers; what spills are a few addresses
-sm_ wkv6::forward_tensor_kernel<.*<float,.float,.128,.false,.*> 80 240 fp32: the same in 128 registers a thread; what spills are addresses and what a slow leaf needs
-sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 48 180 fp32: operands in two terms in 80 registers a thread; what spills are addresses of a leaf and v
+sm_ wkv6::forward_tensor_kernel<.*<float,.float,.128,.false,.*> 80 240 fp32: the same in 128 registers a thread; what spills are addresses and what a sub-chunk on the strong-decay path needs
+sm_ wkv6::states_tensor_kernel<.*<float,.float,.64,.*> 48 180 fp32: operands in two terms in 80 registers a thread; what spills are addresses of a sub-chunk and v
 sm_ wkv6::states_tensor_kernel<.*<bf16,.bf16,.64,.*> 24 48 80 registers a thread, so that two blocks share a multiprocessor; what spills is an address or two of a step
 sm_ conv1d::backward_rows_kernel<.*> 16 40 80 registers let six blocks share a multiprocessor, which is 5 % faster; what spills is an address
 sm_(100|120) conv1d::forward_kernel<.*true>,.*> 8 32 80 registers let six blocks share a multiprocessor; what spills is an address of a run
@@ -125,7 +125,7 @@ for part in "$@"; do
         }
         function judge(kernel, registers, smem, stack, spill) {
             gsub(/_INTERNAL_[0-9a-z_]*::|gt::|\(anonymous namespace\)::|^void /, "", kernel)
-            if (match(kernel, /wkv6::slow_slice</)) kernel = substr(kernel, RSTART)   # behind its type
+            if (match(kernel, /wkv6::strong_decay_slice</)) kernel = substr(kernel, RSTART)   # behind its type
             sub(/\(.*/, "", kernel)       # parameters of a demangled name
             allowed_stack = allowed_spill = 0
             for (i = 1; i <= exceptions; i++)

@@ -15,7 +15,7 @@ enum { SUB_CHUNK = 16, CHUNK = 64, SUB_CHUNKS = CHUNK / SUB_CHUNK, GROUP = 16, C
 #define LOG2_E 1.4426950408889634074
 #define LN_2 0.69314718055994530942
 
-static const double SLOW_LIMIT = 64, OWED_LIMIT = 16; /* of c_16; of a deferred decay */
+static const double STRONG_DECAY_LIMIT = 64, DEFERRED_LIMIT = 16; /* of c_16; of a deferred decay */
 
 typedef double state[CHUNKED_N][CHUNKED_V];
 
@@ -91,8 +91,8 @@ static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_
         for (int i = 0; i < GROUP; i++) {
             sums_before(x, first, group + i, SUB_CHUNK, c[i]);
             end[i] = owed[group + i] + c[i][SUB_CHUNK];
-            is_strong |= !(fabs(end[i]) < SLOW_LIMIT);
-            is_scaled |= !(fabs(end[i]) < OWED_LIMIT);
+            is_strong |= !(fabs(end[i]) < STRONG_DECAY_LIMIT);
+            is_scaled |= !(fabs(end[i]) < DEFERRED_LIMIT);
         }
         paths->strong += is_strong, paths->usual += !is_strong;
         for (int i = 0; i < GROUP; i++) {
@@ -287,7 +287,7 @@ static void prepare_channel(const head *x, int first, int n, state S, state G, c
 static int is_strong(const head *x, const wkv6_form *form, const channel *q) {
     for (int a = 0; a < SUB_CHUNKS; a++) {
         double most = 0, others = 0;
-        if (!(fabs(q->c[a][SUB_CHUNK]) < SLOW_LIMIT)) return 1;
+        if (!(fabs(q->c[a][SUB_CHUNK]) < STRONG_DECAY_LIMIT)) return 1;
         for (int t = SUB_CHUNK * a; x->is_raw && t < SUB_CHUNK * (a + 1); t++) {
             most = fmax(most, q->h[t]);
             others += q->h[t] > form->strong ? 0 : q->h[t];

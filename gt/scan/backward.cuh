@@ -1,16 +1,13 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.
  *
- * grid as forward, of fewer strands; block as forward.  A block walks a segment backwards, one checkpoint at a time: it rolls
- * h forward through the leaves of LEAF tokens, parks the state before each in a scratch of its own
- * (global, small enough to stay in L2), then goes back through them; in each it first rolls h through
- * the tokens once more, keeping the state before every token in shared memory.
- * registers: h, A, G and the sum for dA, STATES values each.
- * shared: u, Delta, its slope, dy and three sums [LEAF][CHANNELS], B, C, the states [LEAF][STATES] of
- * every thread, the warps' shares of dB and dC: 56 KB at N = 16.
- * arithmetic per token and state: about 75 instructions, three of them ex2.
- * bytes per token and channel, bf16: u, dt twice, dy, (z,) du, ddt (, dz) 2 each, B and C 6 N / CHANNELS,
- * shares of dB and dC 8 N / CHANNELS.
- * All sums are in fixed order: deterministic. */
+ * grid as forward, of fewer strands; block as forward.  A block walks a segment backwards, one checkpoint at a time: it
+ * rolls h forward through the sub-chunks of SUB_CHUNK tokens, parks the state before each in a scratch of its own
+ * (global, small enough to stay in L2), then goes back through them; in each it first rolls h through the tokens once
+ * more, keeping the state before every token in shared memory. registers: h, A, G and the sum for dA, STATES values
+ * each. shared: u, Delta, its slope, dy and three sums [SUB_CHUNK][CHANNELS], B, C, the states [SUB_CHUNK][STATES] of
+ * every thread, the warps' shares of dB and dC: 56 KB at N = 16. arithmetic per token and state: about 75 instructions,
+ * three of them ex2. bytes per token and channel, bf16: u, dt twice, dy, (z,) du, ddt (, dz) 2 each, B and C 6 N /
+ * CHANNELS, shares of dB and dC 8 N / CHANNELS.  All sums are in fixed order: deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 
@@ -22,7 +19,7 @@ namespace scan {
 struct BackwardParams {
     Problem in;
     const float *checkpoints, *dstate_out;
-    float* scratch;    /* [blocks,LEAVES,STATES/4,128] float4 */
+    float* scratch;    /* [blocks,SUB_CHUNKS,STATES/4,128] float4 */
     float* dstate_in;  /* NULL if not wanted, or shared */
     float* dstate_sum; /* [strands,D,N]: of all sequences of a strand; or NULL */
     void *du, *ddt, *dz;
@@ -56,26 +53,26 @@ GT_DEV void unpark(const float4* from, float (&h)[STATES]) {
     }
 }
 
-/* Shared cell of the thread's state elements 4 i .. 4 i + 3 before token t of the leaf. */
+/* Shared cell of the thread's state elements 4 i .. 4 i + 3 before token t of the sub-chunk. */
 template <class C>
 GT_DEV uint32_t state_cell(const Place<C>& s, int t, int i) {
     return s.cell(C::STATE + ((t * C::STATES / 4 + i) * THREADS + thread_id()) * 4);
 }
 
-/* u, Delta and B of a leaf; if BACKWARD also the slope, C, and dy without the gate.  The loads of
+/* u, Delta and B of a sub-chunk; if BACKWARD also the slope, C, and dy without the gate.  The loads of
  * channels are in flight while B and C are staged. */
 template <bool BACKWARD, class C>
-GT_DEV void stage_leaf(const Problem& in, const Place<C>& s, int64_t first, int tokens) {
-    using Part = Tile<C::LEAF, C::CHANNELS, THREADS>;
+GT_DEV void stage_sub_chunk(const Problem& in, const Place<C>& s, int64_t first, int tokens) {
+    using Part = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
     Part u, dt, dy, z;
     u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
     dt.load(dt_rows(in, s, first, tokens));
     if constexpr (BACKWARD) {
         dy.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
         if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
-        stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
     }
-    stage<C::LEAF, C::WIDTH, THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
     u.store(s.cell(C::U));
     store_delta<BACKWARD>(in, s, dt, tokens, C::DELTA, C::SLOPE);
     if constexpr (BACKWARD) {
@@ -88,10 +85,10 @@ GT_DEV void stage_leaf(const Problem& in, const Place<C>& s, int64_t first, int 
     }
 }
 
-/* Rolls h through the staged leaf; keeps the state before every token if asked. */
+/* Rolls h through the staged sub-chunk; keeps the state before every token if asked. */
 template <class C, bool KEEP>
-GT_DEV void roll_leaf(const Place<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
-    for (int t = 0; t < C::LEAF; t++) {
+GT_DEV void roll_sub_chunk(const Place<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
+    for (int t = 0; t < C::SUB_CHUNK; t++) {
         if constexpr (KEEP) {
             GT_UNROLL
             for (int i = 0; i < C::STATES; i += 4)
@@ -148,16 +145,16 @@ GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t
     for (int i = 0; i < HELD; i++) {
         const int value = neighbour * HELD + i;
         const int n = s.lane * STATES + value % STATES;
-        const int to = (warp_id() * C::LEAF + t) * 2 * C::WIDTH + value / STATES * C::WIDTH + n;
+        const int to = (warp_id() * C::SUB_CHUNK + t) * 2 * C::WIDTH + value / STATES * C::WIDTH + n;
         sts<float>(s.cell(C::SHARES + to), shares[i]);
     }
 }
 
-/* du, ddt and dz of a leaf, from SUMS. */
+/* du, ddt and dz of a sub-chunk, from SUMS. */
 template <class C>
 GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t first, int tokens,
                             ParameterSums<C::STATES>& sums) {
-    using Part = Tile<C::LEAF, C::CHANNELS, THREADS>;
+    using Part = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
     const Problem& in = p.in;
     Part z, dout;
     if (p.dz) {
@@ -188,7 +185,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t 
     sums.dbias.add(dbias);
 }
 
-/* The block's shares of dB and dC for a leaf: the sums over its warps. */
+/* The block's shares of dB and dC for a sub-chunk: the sums over its warps. */
 template <class C>
 GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t first, int tokens) {
     const Problem& in = p.in;
@@ -197,7 +194,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t fir
         float* out = i % (2 * C::WIDTH) < C::WIDTH ? p.dB : p.dC;
         if (!out || n >= in.N) continue;
         float sum = 0.0f;
-        for (int w = 0; w < 4; w++) sum += s.value(C::SHARES + w * C::LEAF * 2 * C::WIDTH + i);
+        for (int w = 0; w < 4; w++) sum += s.value(C::SHARES + w * C::SUB_CHUNK * 2 * C::WIDTH + i);
         out[(((s.b * in.sequences.T + first + t) * in.G + s.g) * in.tiles + s.tile) * in.N + n] = sum;
     }
 }
@@ -220,30 +217,30 @@ GT_DEV void backward_segment(const BackwardParams& p, const Place<C>& s, const S
     constexpr int STATES = C::STATES, PARKED = STATES / 4 * THREADS; /* float4 of a state */
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
-    float4* parked = reinterpret_cast<float4*>(p.scratch) + (int64_t)block_x() * C::LEAVES * PARKED;
+    float4* parked = reinterpret_cast<float4*>(p.scratch) + (int64_t)block_x() * C::SUB_CHUNKS * PARKED;
     float h[STATES];
     for (int64_t chunk = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT - 1; chunk >= 0; chunk--) {
         const int64_t start = span.first + chunk * CHECKPOINT;
         const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
-        const int leaves = (int)((left + C::LEAF - 1) / C::LEAF);
+        const int sub_chunks = (int)((left + C::SUB_CHUNK - 1) / C::SUB_CHUNK);
         float dA[STATES] = {};
         load_state(in, s, p.checkpoints + (s.b * slots + span.chunk_slot + chunk) * DN, h);
-        for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: h before each leaf */
-            park(parked + leaf * PARKED, h);
-            if (leaf + 1 == leaves) break;
-            stage_leaf<false>(in, s, start + leaf * C::LEAF, C::LEAF);
+        for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: h before each sub-chunk */
+            park(parked + sub_chunk * PARKED, h);
+            if (sub_chunk + 1 == sub_chunks) break;
+            stage_sub_chunk<false>(in, s, start + sub_chunk * C::SUB_CHUNK, C::SUB_CHUNK);
             sync_threads();
-            roll_leaf<C, false>(s, A, h);
+            roll_sub_chunk<C, false>(s, A, h);
             sync_threads();
         }
-        for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
-            const int64_t first = start + leaf * C::LEAF;
-            const int tokens = (int)(s.end - first < C::LEAF ? s.end - first : C::LEAF);
-            stage_leaf<true>(in, s, first, tokens);
-            unpark(parked + leaf * PARKED, h);
+        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: G after each sub-chunk */
+            const int64_t first = start + sub_chunk * C::SUB_CHUNK;
+            const int tokens = (int)(s.end - first < C::SUB_CHUNK ? s.end - first : C::SUB_CHUNK);
+            stage_sub_chunk<true>(in, s, first, tokens);
+            unpark(parked + sub_chunk * PARKED, h);
             sync_threads();
-            roll_leaf<C, true>(s, A, h);
-            for (int t = C::LEAF - 1; t >= 0; t--) {
+            roll_sub_chunk<C, true>(s, A, h);
+            for (int t = C::SUB_CHUNK - 1; t >= 0; t--) {
                 bool grows_far = false;
                 GT_UNROLL
                 for (int i = 0; i < C::STATES; i++)
@@ -317,10 +314,10 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         float G[STATES];
         TwoTermSum delta_sum;
         load_state(in, s, nullptr, G);
-        for (int64_t leaf = (span.end - span.first - 1) / C::LEAF; leaf >= 0; leaf--) {
-            const int64_t first = span.first + leaf * C::LEAF;
-            const int tokens = (int)(s.end - first < C::LEAF ? s.end - first : C::LEAF);
-            stage_leaf<true>(in, s, first, tokens);
+        for (int64_t sub_chunk = (span.end - span.first - 1) / C::SUB_CHUNK; sub_chunk >= 0; sub_chunk--) {
+            const int64_t first = span.first + sub_chunk * C::SUB_CHUNK;
+            const int tokens = (int)(s.end - first < C::SUB_CHUNK ? s.end - first : C::SUB_CHUNK);
+            stage_sub_chunk<true>(in, s, first, tokens);
             sync_threads();
             add_deltas(s, C::DELTA, tokens, delta_sum);
             for (int t = tokens - 1; t >= 0; t--) {

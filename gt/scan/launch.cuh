@@ -1,5 +1,5 @@
-/* gt/scan/launch.cuh - selective_scan on the current GPU: which kernels a call takes, its plans and their launches.  The
- * order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
+/* gt/scan/launch.cuh - selective_scan on the current GPU: which kernels a call takes, its plans and their launches.
+ * The order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
 #ifndef GT_SCAN_LAUNCH_CUH
 #define GT_SCAN_LAUNCH_CUH
 
@@ -176,7 +176,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;
     p.scratch = arena.take<float>(
-        dispatch_size(a.N, [&](auto traits) { return plan.blocks * traits.LEAVES * traits.STATES; }) * THREADS);
+        dispatch_size(a.N, [&](auto traits) { return plan.blocks * traits.SUB_CHUNKS * traits.STATES; }) * THREADS);
     const int64_t lanes = dispatch_size(a.N, [](auto traits) { return (int64_t)traits.LANES; });
     const int64_t shares = a.B * a.T * a.G * tiles * a.N;
     if (a.dBm) p.dB = arena.take<float>(shares);

@@ -29,16 +29,16 @@ struct Traits {
     static constexpr int F_C = F_B + TILE * WIDTH;        /* likewise */
     static constexpr int FORWARD_END = F_C + TILE * WIDTH;
     /* backward: tokens between parked states, staged together */
-    static constexpr int LEAF = WIDTH <= 32 ? 16 : 512 / WIDTH;
-    static constexpr int LEAVES = CHECKPOINT / LEAF;
-    static constexpr int CELLS = LEAF * CHANNELS;
+    static constexpr int SUB_CHUNK = WIDTH <= 32 ? 16 : 512 / WIDTH;
+    static constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
+    static constexpr int CELLS = SUB_CHUNK * CHANNELS;
     static constexpr int U = 0, DELTA = U + CELLS, SLOPE = DELTA + CELLS, DY = SLOPE + CELLS;
-    static constexpr int SUMS = DY + CELLS;                        /* <g,B>, <A,da>, <h,C>: [3][LEAF][CHANNELS] */
-    static constexpr int B = SUMS + 3 * CELLS;                     /* [LEAF][WIDTH] */
-    static constexpr int C = B + LEAF * WIDTH;                     /* likewise */
-    static constexpr int STATE = C + LEAF * WIDTH;                 /* [LEAF][STATES/4][THREADS] float4 */
-    static constexpr int SHARES = STATE + LEAF * STATES * THREADS; /* [4 warps][LEAF][2 WIDTH] */
-    static constexpr int BACKWARD_END = SHARES + 4 * LEAF * 2 * WIDTH;
+    static constexpr int SUMS = DY + CELLS;             /* <g,B>, <A,da>, <h,C>: [3][SUB_CHUNK][CHANNELS] */
+    static constexpr int B = SUMS + 3 * CELLS;          /* [SUB_CHUNK][WIDTH] */
+    static constexpr int C = B + SUB_CHUNK * WIDTH;     /* likewise */
+    static constexpr int STATE = C + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][STATES/4][THREADS] float4 */
+    static constexpr int SHARES = STATE + SUB_CHUNK * STATES * THREADS; /* [4 warps][SUB_CHUNK][2 WIDTH] */
+    static constexpr int BACKWARD_END = SHARES + 4 * SUB_CHUNK * 2 * WIDTH;
     static_assert(STATES % 4 == 0 && F_B % 4 == 0 && B % 4 == 0, "16-byte pieces");
     static_assert(4 * FORWARD_END <= 64 * 1024, "fits every architecture");
     static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");

@@ -1,11 +1,11 @@
 /* gt/wkv6/backward.cuh - backward of a chunk, on tensor cores: N = V in 32, 64, 128.
  *
- * All chunks of 64 tokens in parallel, from S before and G after each; four leaves a, b, ... of 16 tokens.
- * With c_t = -log2 of the decays before token t of its leaf, c_16 those of the whole leaf, E = 2^-c_16,
- *     R_t = r_t 2^-c_t (from the leaf's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
+ * All chunks of 64 tokens in parallel, from S before and G after each; four sub-chunks a, b, ... of 16 tokens.
+ * With c_t = -log2 of the decays before token t of its sub-chunk, c_16 those of the whole sub-chunk, E = 2^-c_16,
+ *     R_t = r_t 2^-c_t (from the sub-chunk's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
  *     C_ij = <dy_i, v_j>
  * where R (for a scale of y of 1) and K never exceed r and k,
- * a row of leaf a (of leaf b) is taken through the leaves between by one factor E each, as Horner's rule:
+ * a row of sub-chunk a (of sub-chunk b) is taken through the sub-chunks between by one factor E each, as Horner's rule:
  *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
  *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
  *     dr_i = 2^-c_i (2^c_16 X_i) + k_(i-1) C_(i,i-1) + u k_i C_ii
@@ -16,44 +16,44 @@
  * chunk's first token, and per token what begins and what ends,
  *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
  *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
- * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with
- * the same rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with
- * SLOW_LIMIT; a slice of a chunk with a leaf beyond it takes the slow form (backward_strong_decay.cuh), and so does
- * one with raw decays that differ too much (is_slow).
- * A scale s of y: R has it (2^-(c_t - log2 s)), and so have Z, A and, from the sweep, G; X has it not, so dr takes it with
- * its last factor; neighbours and C_tt have it by themselves, and so has u in the bonus.
- * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
- * its start to its end: half of dw's error, more than single heads may have.  bf16: of the sweep, which has G in
- * fp32, S before the chunk and that after it, with E = E_0..E_3,
+ * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with the same
+ * rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with STRONG_DECAY_LIMIT; a
+ * slice of a chunk with a sub-chunk beyond it takes the strong-decay path (backward_strong_decay.cuh), and so does one
+ * with raw decays that differ too much (is_strong).  A scale s of y: R has it (2^-(c_t - log2 s)), and so have Z, A
+ * and, from the reverse state pass, G; X has it not, so dr takes it with its last factor; neighbours and C_tt have it
+ * by themselves, and so has u in the bonus.  Rounding of S to bf16 is an error that dg of a slow channel has in common
+ * for the chunk, and that of G adds up from its start to its end: half of dw's error, more than single heads may have.
+ * bf16: of the reverse state pass, which has G in fp32, S before the chunk and that after it, with E = E_0..E_3,
  *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
  * are about what is missing from dg_64, and dg_64 with the rounding of another S.  So
  *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
- * with t of a part of a leaf, and E since what is before counts less, the faster a channel forgets.  end is not known
- * for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first if
- * S is 0 before it, which has no such error (and dg_0 = 0).
+ * with t of a part of a sub-chunk, and E since what is before counts less, the faster a channel forgets.  end is not
+ * known for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first
+ * if S is 0 before it, which has no such error (and dg_0 = 0).
  *
  * grid (chunk slots)*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
  * a barrier between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
- *   products  a warp a leaf for dv, another for X, then Z
+ *   products  a warp a sub-chunk for dv, another for X, then Z
  *   store     X and Z, over v, dy, S, G
- *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over leaves by shared memory; dw
+ *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over sub-chunks by shared memory; dw
  * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has them in one
  * slice where a block may have 227 KB: C and A are made once, and there are half as many barriers.  Where it may have
  * 99 KB, slices are of 32, and G is not in outputs, since dk of the first slice would come before G of the second.
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one
  *     slice: 128, 64, 96.
  * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
- *     that of the outputs); rowsums come from the sweep, where G is fp32.  f16: S is kept as fp32 and
- *     rounded here, G in the sweep, to f16 with a power of two a row; rowsum(S . G) is made here, of S as it is kept.
+ *     that of the outputs); rowsums come from the reverse state pass, where G is fp32.  f16: S is kept as fp32 and
+ *     rounded here, G in the reverse state pass, to f16 with a power of two a row; rowsum(S . G) is made here, of S as
+ *     it is kept.
  * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
  *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
  *     operand, two right ones (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
  *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of
  *     vectors; in four: 16, 12, 32, 16, 16 KB.
- * tensor cores per leaf, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
+ * tensor cores per sub-chunk, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
  * fp32 activations: backward_fp32.cuh says what differs. */
 #ifndef GT_WKV6_BACKWARD_CUH
@@ -68,7 +68,7 @@ namespace wkv6 {
 
 /* dv += (K . factor) G */
 template <class C>
-GT_DEV void add_from_G(const BackwardBlock<C>& me, LeafK<C>& left, float (&dv)[C::VALUE_TILES][4]) {
+GT_DEV void add_from_G(const BackwardBlock<C>& me, SubChunkK<C>& left, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     if constexpr (C::LARGE) {
@@ -101,10 +101,11 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, LeafK<C>& left, float (&dv)[C
     }
 }
 
-/* SUMS_A: A of leaf a > the warp's, with what the slices before add; false: others are to come. */
+/* SUMS_A: A of sub-chunk a > the warp's, with what the slices before add; false: others are to come. */
 template <class C>
 GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
-    const uint32_t cells = me.smem + C::KEPT_A + 4 * LEAF * LEAF * (a * (a - 1) / 2 + me.leaf) + 16 * lane_id();
+    const uint32_t cells =
+        me.smem + C::KEPT_A + 4 * SUB_CHUNK * SUB_CHUNK * (a * (a - 1) / 2 + me.sub_chunk) + 16 * lane_id();
     const bool is_last = me.slice0 + C::CHANNELS == C::N;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -117,20 +118,20 @@ GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     return is_last;
 }
 
-/* What the slice's channels add to dv of the leaf: rows g and g + 8 are tokens 2g and 2g + 1. */
-template <class C, bool SLOW>
+/* What the slice's channels add to dv of the sub-chunk: rows g and g + 8 are tokens 2g and 2g + 1. */
+template <class C, bool STRONG_DECAY>
 GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
-    const int b = me.leaf;
-    const uint32_t row = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
-    LeafK<C> left;
+    const int b = me.sub_chunk;
+    const uint32_t row = me.smem + C::K + cell_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
+    SubChunkK<C> left;
     float A[2][4];
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
         const float4 cell = lds<float4>(add_8(row, kk));
         left.K[kk][0] = cell.x, left.K[kk][1] = cell.z, left.K[kk][2] = cell.y, left.K[kk][3] = cell.w;
     }
-    if constexpr (SLOW) {
-        slow_pairs<C>(p, me, A);
+    if constexpr (STRONG_DECAY) {
+        strong_pairs<C>(p, me, A);
     } else {
         left.set_factor(TF32_MEAN);
         left.multiply_factor(me, C::GROWTH + 4 * b * C::CHANNELS);
@@ -139,7 +140,7 @@ GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, fl
     set_bonus<C>(me, A);
     add_dv<C>(me, A, b, dv);
     left.set_factor(TF32_MEAN);
-    for (int a = b + 1; a < LEAVES; a++) {
+    for (int a = b + 1; a < SUB_CHUNKS; a++) {
         pair_products<C>(me, left, a, A);
         if (!C::SUMS_A || sum_pairs<C>(me, a, A)) add_dv<C>(me, A, a, dv);
         left.multiply_factor(me, C::E + 4 * a * C::CHANNELS);
@@ -153,7 +154,7 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me, const 
     const int tokens = me.tokens();
     GT_UNROLL
     for (int half = 0; half < 2; half++) {
-        const int t = LEAF * me.leaf + 2 * me.g + half;
+        const int t = SUB_CHUNK * me.sub_chunk + 2 * me.g + half;
         if (!p.tensors[OF_DV].data || t >= tokens) continue;
         typename C::T* to = row_of<typename C::T>(p, me, OF_DV, t) + 2 * me.j;
         GT_UNROLL
@@ -164,12 +165,12 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me, const 
 
 /* ---- the end of a slice, and the kernel ---- */
 
-/* du of the slice, once its leaves have left theirs. */
+/* du of the slice, once its sub-chunks have left theirs. */
 template <class C>
 GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
     if (!p.du || thread_id() >= C::CHANNELS) return;
     float x = 0.0f;
-    for (int a = 0; a < LEAVES; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
+    for (int a = 0; a < SUB_CHUNKS; a++) x += lds<float>(me.smem + C::DU + 4 * (a * C::CHANNELS + thread_id()));
     p.du[(int64_t)lds<int>(me.smem + C::DU_ROW) * C::N + me.slice0 + thread_id()] = x;
 }
 
@@ -182,8 +183,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     using Raw = Pair<T>;
     constexpr int PART = C::PART;
     const int left = me.tokens() - own.t0, n = me.slice0 + own.channel;
-    const uint32_t leaf_cell = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
-    const float2 growth = lds<float2>(leaf_cell + C::GROWTH);
+    const uint32_t sub_chunk_cell = me.smem + 4 * (own.sub_chunk * C::CHANNELS + own.channel);
+    const float2 growth = lds<float2>(sub_chunk_cell + C::GROWTH);
     const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     float h[PART][2], c[2], total[2];
     own.decays(p, w, h, c, total);
@@ -204,7 +205,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             const int t = own.t0 + i + e;
             const auto rows = [=](float4 x) { return e ? float2{x.z, x.w} : float2{x.x, x.y}; };
             const auto columns = [=](float4 x) { return e ? float2{x.y, x.w} : float2{x.x, x.z}; };
-            const float2 R = C::SPLIT ? columns(R2) : rows(R2), K = C::SPLIT ? columns(K2) : rows(K2);
+            const float2 R = C::TF32X3 ? columns(R2) : rows(R2), K = C::TF32X3 ? columns(K2) : rows(K2);
             const float2 X = columns(X2), Z = columns(Z2);
             const Raw k = raw.k(i + e), r_next = raw.r(i + e + 1);
             const float2 next = lds<float2>(near_cell(me, t + 1)); /* for the last: its second is 0 */
@@ -234,7 +235,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         }
     }
     sum = {sum.x * growth.x, sum.y * growth.y};
-    float2 before = {0.0f, 0.0f}; /* sum of the leaf's parts before; `sum`: and this */
+    float2 before = {0.0f, 0.0f}; /* sum of the sub-chunk's parts before; `sum`: and this */
     for (int bit = C::LANES; bit < 32; bit *= 2) {
         du.x += shfl_xor(du.x, bit);
         du.y += shfl_xor(du.y, bit);
@@ -243,8 +244,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         sum = {sum.x + x.x, sum.y + x.y};
         before = {before.x + x.x, before.y + x.y};
     }
-    if (own.part == 0) sts<float2>(leaf_cell + C::DU, du);
-    if (own.part == C::LEAF_PARTS - 1) sts<float2>(leaf_cell + C::LEAF_SUMS, sum);
+    if (own.part == 0) sts<float2>(sub_chunk_cell + C::DU, du);
+    if (own.part == C::SUB_CHUNK_PARTS - 1) sts<float2>(sub_chunk_cell + C::SUB_CHUNK_SUMS, sum);
     float2 sums[C::SUMS] = {};
     GT_UNROLL
     for (int i = 0; i < C::SUM_PARTS; i++) {
@@ -254,14 +255,14 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     }
     float2 first = sums[0], decay = {1.0f, 1.0f}; /* first: dg of the chunk's first token, then of the part's */
     GT_UNROLL
-    for (int a = LEAVES - 1; a >= 0; a--) { /* Horner from the last leaf */
+    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner from the last sub-chunk */
         const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
         const float2 E = lds<float2>(cell + C::E), x = lds<float2>(cell + C::FIRST);
         first.x = fma_rn(first.x, E.x, x.x);
         first.y = fma_rn(first.y, E.y, x.y);
         decay = {decay.x * E.x, decay.y * E.y};
     }
-    float2 end; /* what dg of the chunk's end is beyond what the leaves will have summed */
+    float2 end; /* what dg of the chunk's end is beyond what the sub-chunks will have summed */
     if constexpr (C::KEEPS_BF16) {
         const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
         const float share = 1.0f / CHECKPOINT * (float)own.t0;
@@ -275,10 +276,10 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     store_du<C>(p, me);
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
-    for (int a = 0; a < (C::KEEPS_BF16 ? LEAVES : LEAVES - 1); a++) {
-        const float2 x = lds<float2>(me.smem + 4 * (a * C::CHANNELS + own.channel) + C::LEAF_SUMS);
+    for (int a = 0; a < (C::KEEPS_BF16 ? SUB_CHUNKS : SUB_CHUNKS - 1); a++) {
+        const float2 x = lds<float2>(me.smem + 4 * (a * C::CHANNELS + own.channel) + C::SUB_CHUNK_SUMS);
         if (C::KEEPS_BF16) end = {end.x - x.x, end.y - x.y};
-        if (a < own.leaf) first = {first.x + x.x, first.y + x.y};
+        if (a < own.sub_chunk) first = {first.x + x.x, first.y + x.y};
     }
     if (C::KEEPS_BF16) first = {fma_rn(decay.x, end.x, first.x), fma_rn(decay.y, end.y, first.y)};
     W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
@@ -297,26 +298,26 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
 }
 
 /* dv of the slice; X and Z of it in shared memory, for which the caller waits. */
-template <class C, bool SLOW>
+template <class C, bool STRONG_DECAY>
 GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
                           float (&dv)[C::VALUE_TILES][4]) {
-    if constexpr (C::SPLIT) {
-        fp32_products<C, SLOW>(p, me, states, dv);
+    if constexpr (C::TF32X3) {
+        fp32_products<C, STRONG_DECAY>(p, me, states, dv);
     } else if (me.makes_dv()) {
-        if (p.tensors[OF_DV].data) add_slice_dv<C, SLOW>(p, me, dv);
+        if (p.tensors[OF_DV].data) add_slice_dv<C, STRONG_DECAY>(p, me, dv);
         if (me.slice0 + C::CHANNELS == C::N) store_dv<C>(p, me, dv);
         sync_threads();
     } else {
         Sums<C> X, Z;
-        make_X<C, SLOW>(p.scale, me, X);
-        make_Z<C, SLOW>(me, Z);
+        make_X<C, STRONG_DECAY>(p.scale, me, X);
+        make_Z<C, STRONG_DECAY>(me, Z);
         sync_threads(); /* v, dy, S, G are read */
         store_sums<C>(me, C::X, X);
         store_sums<C>(me, C::Z, Z);
     }
 }
 
-/* dv of the warp's leaf, over the slices; of one slice it is not kept. */
+/* dv of the warp's sub-chunk, over the slices; of one slice it is not kept. */
 template <class C, bool KEPT = (C::SLICES > 1)>
 struct ChunkValues {
     float dv[C::VALUE_TILES][4];
@@ -324,30 +325,32 @@ struct ChunkValues {
 template <class C>
 struct ChunkValues<C, false> {};
 
-template <class C, bool SLOW>
+template <class C, bool STRONG_DECAY>
 GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
                        ChunkValues<C>& values) {
     if constexpr (C::SLICES > 1) {
-        make_products<C, SLOW>(p, me, states, values.dv);
+        make_products<C, STRONG_DECAY>(p, me, states, values.dv);
     } else {
         ChunkValues<C, true> own = {};
-        make_products<C, SLOW>(p, me, states, own.dv);
+        make_products<C, STRONG_DECAY>(p, me, states, own.dv);
     }
 }
 
-/* All of a slice in the slow form.  A function of its own, so that it takes no registers from the usual one. */
+/* All of a slice in the strong-decay path.  A function of its own, so that it takes no registers from the usual one. */
 template <class C>
-GT_DEV_CALL ChunkValues<C> slow_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
-    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* leaves; N = 32 has threads to spare */
+GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
+    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* sub-chunks; N = 32 has threads to spare */
     const int first = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
     StateRows<C> states;
     GT_NO_UNROLL
-    for (int leaf = first; leaf < LEAVES; leaf += TOGETHER) prepare_slow_column<C>(p, me, leaf, channel);
+    for (int sub_chunk = first; sub_chunk < SUB_CHUNKS; sub_chunk += TOGETHER)
+        prepare_strong_column<C>(p, me, sub_chunk, channel);
     sync_threads();
     make_slice<C, true>(p, me, states, values);
     sync_threads();
     GT_NO_UNROLL
-    for (int leaf = first; leaf < LEAVES; leaf += TOGETHER) finish_slow_column<C>(p, me, leaf, channel);
+    for (int sub_chunk = first; sub_chunk < SUB_CHUNKS; sub_chunk += TOGETHER)
+        finish_strong_column<C>(p, me, sub_chunk, channel);
     sync_threads();
     store_du<C>(p, me);
     return values;
@@ -357,15 +360,15 @@ template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 #if GT_SM80_KERNELS
-    if (C::SPLIT) wait_for_chain(); /* else where S and G are read */
+    if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
     BackwardBlock<C> me;
     ChannelPart<C> own;
     me.smem = smem_base();
-    me.leaf = me.leaf_of_warp();
+    me.sub_chunk = me.sub_chunk_of_warp();
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
-    own.place();
-    if (C::SPLIT && thread_id() == 0) {
+    own.set_addresses();
+    if (C::TF32X3 && thread_id() == 0) {
         mbarrier_init(me.smem + C::S_READ, C::THREADS);
         mbarrier_init(me.smem + C::G_HERE, C::THREADS / 2);
     }
@@ -375,13 +378,13 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         typename ChannelPart<C>::Decays w;
         StateRows<C> states;
         {
-            const ChunkPlace here = find_chunk<C>(p);
+            const ChunkCoordinates here = find_chunk<C>(p);
             if (here.chunk.sequence < 0) { /* if all do so, those after them still come after those before */
                 wait_for_chain();
                 return;
             }
             me.index = here.index, me.G_index = here.G_index;
-            if constexpr (C::SPLIT) { /* r, k, w in registers, while the rest is copied */
+            if constexpr (C::TF32X3) { /* r, k, w in registers, while the rest is copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
                     return global_row<float>(p, here, tensor, own.t0) + me.slice0 + own.channel;
@@ -400,7 +403,7 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
                 round_states<C>(p, me, here);
             }
         }
-        if constexpr (!C::SPLIT) {
+        if constexpr (!C::TF32X3) {
             cp_async_wait<1>();
             sync_threads(); /* r, k, w are there, and where the chunk is */
             own.load(p, me, w);
@@ -408,9 +411,9 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         }
         cp_async_wait<0>();
         sync_threads();
-        const uint4 x = lds<uint4>(me.smem + C::SLOW), y = lds<uint4>(me.smem + C::SLOW + 16);
+        const uint4 x = lds<uint4>(me.smem + C::STRONG_DECAY), y = lds<uint4>(me.smem + C::STRONG_DECAY + 16);
         if (x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w) {
-            values = slow_slice<C>(p, me, values);
+            values = strong_decay_slice<C>(p, me, values);
             continue;
         }
         make_slice<C, false>(p, me, states, values);

@@ -1,6 +1,6 @@
 /* gt/wkv6/backward_fp32.cuh - backward of a chunk (backward.cuh): the products of fp32 activations.
  *
- * Every product is three, as in forward (SPLIT), made from operands that are split as they are read.  What differs
+ * Every product is three, as in forward (TF32X3), made from operands that are split as they are read.  What differs
  * from 16 bits:
  *   - X and Z lie tokens by channels: states, tokens, R and K are right operands there, and left ones where dv is
  *     made (values by tokens), so that each is read in the order of its registers.  C is made once, by the warps of
@@ -13,7 +13,7 @@
  *     indices j and j + 4 are neighbours.  Tiles 2m and 2m + 1 of X and Z have the even and the odd channels from
  *     16m on: a lane has 4 neighbours, 4j.. of 16.
  * shared, N = 64: R, K 32 KB, v, dy 32 KB, S and then G 16 KB, C 10 KB, vectors 9 KB: 98 KB.
- * tensor cores per leaf, N = 64: 3 x (64 + 64 S dy, G v; 40 C; 80 X, Z; 40 A; 40 + 64 dv) m16n8k8.
+ * tensor cores per sub-chunk, N = 64: 3 x (64 + 64 S dy, G v; 40 C; 80 X, Z; 40 A; 40 + 64 dv) m16n8k8.
  * bytes: as in 16 bits at 4 bytes each, r, k, w and G once more from L2: 3.3 KB per token and head. */
 #ifndef GT_WKV6_BACKWARD_FP32_CUH
 #define GT_WKV6_BACKWARD_FP32_CUH
@@ -26,12 +26,12 @@ namespace wkv6 {
 /* ---- operands in two terms ---------------------------------------------------------------------------------- */
 
 template <int COUNT>
-struct Split {
-    float part[COUNT], rest[COUNT]; /* what the tensor core takes, what that leaves */
+struct HiLo {
+    float hi[COUNT], lo[COUNT]; /* what the tensor core takes, what that leaves */
 
     GT_METHOD void set(int i, float x) {
-        part[i] = tf32_part(x);
-        rest[i] = x - part[i];
+        hi[i] = tf32_hi(x);
+        lo[i] = x - hi[i];
     }
     GT_METHOD void set4(int i, float4 x) { set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w); }
 
@@ -39,17 +39,17 @@ struct Split {
      * its place for every product, since it knows what the tensor core drops. */
     GT_METHOD void reorder4(int i, float4 x) {
         set4(i, x);
-        part[i] = x.x - rest[i], part[i + 1] = x.y - rest[i + 1];
-        part[i + 2] = x.z - rest[i + 2], part[i + 3] = x.w - rest[i + 3];
+        hi[i] = x.x - lo[i], hi[i + 1] = x.y - lo[i + 1];
+        hi[i + 2] = x.z - lo[i + 2], hi[i + 3] = x.w - lo[i + 3];
     }
 };
 
 /* Operands of two steps of 8: [4 step + e], [2 step + e]. */
-using SplitLeft = Split<8>;
-using SplitRight = Split<4>;
+using HiLoLeft = HiLo<8>;
+using HiLoRight = HiLo<4>;
 
 /* sum = a b.  The small products first: tensor cores cut a sum off at the size that it has. */
-GT_DEV void mma_16(float (&sum)[4], const SplitLeft& a, const SplitRight& b) {
+GT_DEV void mma_16(float (&sum)[4], const HiLoLeft& a, const HiLoRight& b) {
     const auto add = [&](const float(&x)[8], const float(&y)[4]) {
         GT_UNROLL
         for (int s = 0; s < 2; s++) {
@@ -59,13 +59,13 @@ GT_DEV void mma_16(float (&sum)[4], const SplitLeft& a, const SplitRight& b) {
     };
     GT_UNROLL
     for (int e = 0; e < 4; e++) sum[e] = 0.0f;
-    add(a.rest, b.part);
-    add(a.part, b.rest);
-    add(a.part, b.part);
+    add(a.lo, b.hi);
+    add(a.hi, b.lo);
+    add(a.hi, b.hi);
 }
 
 /* c += a b */
-GT_DEV void add_mma_16(float (&c)[4], const SplitLeft& a, const SplitRight& b) {
+GT_DEV void add_mma_16(float (&c)[4], const HiLoLeft& a, const HiLoRight& b) {
     float sum[4];
     mma_16(sum, a, b);
     GT_UNROLL
@@ -73,7 +73,7 @@ GT_DEV void add_mma_16(float (&c)[4], const SplitLeft& a, const SplitRight& b) {
 }
 
 /* Two neighbouring rows as left operand of 16 kk.., a lane's 4 in a row; first: the lane's piece of 16 bytes. */
-GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, SplitLeft& a) {
+GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, HiLoLeft& a) {
     const float4 x = lds<float4>(row0), y = lds<float4>(row1);
     a.reorder4(0, {x.x, y.x, x.y, y.y});
     a.reorder4(4, {x.z, y.z, x.w, y.w});
@@ -81,7 +81,7 @@ GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, SplitLeft& a) {
 
 /* ---- X and Z ------------------------------------------------------------------------------------------------ */
 
-/* X or Z of a leaf. */
+/* X or Z of a sub-chunk. */
 template <class C>
 struct RowSums {
     float tile[C::GROUPS][2][4];
@@ -91,19 +91,19 @@ struct RowSums {
 template <class C>
 GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& sum) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
-    const uint32_t tokens = me.smem + from + 4 * C::N * (LEAF * me.leaf + 2 * me.g);
+    const uint32_t tokens = me.smem + from + 4 * C::N * (SUB_CHUNK * me.sub_chunk + 2 * me.g);
     const uint32_t state = me.smem + C::S + 4 * C::N * 2 * me.g;
     sum = {};
     GT_NO_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
         const int even = swap0 ^ 64 * kk, odd = 4 * C::N + (swap1 ^ 64 * kk);
-        SplitLeft a;
+        HiLoLeft a;
         load_two_rows(tokens + even, tokens + odd, a);
         GT_UNROLL
         for (int m = 0; m < C::GROUPS; m++) {
             GT_UNROLL
             for (int e = 0; e < 2; e++) {
-                SplitRight b;
+                HiLoRight b;
                 b.set4(0, lds<float4>(state + (e ? odd : even) + 64 * C::N * m));
                 add_mma_16(sum.tile[m][e], a, b);
             }
@@ -111,41 +111,41 @@ GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& s
     }
 }
 
-/* c = products of dy of the warp's tokens with v of those of another leaf: tile e, column c is token 8e + c. */
+/* c = products of dy of the warp's tokens with v of those of another sub-chunk: tile e, column c is token 8e + c. */
 template <class C>
-GT_DEV void row_products(const BackwardBlock<C>& me, int leaf, float (&c)[2][4]) {
+GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2][4]) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
-    const uint32_t left = me.smem + C::DY + 4 * C::N * (LEAF * me.leaf + 2 * me.g);
-    const uint32_t right = me.smem + C::VALUES + 4 * C::N * (LEAF * leaf + me.g);
+    const uint32_t left = me.smem + C::DY + 4 * C::N * (SUB_CHUNK * me.sub_chunk + 2 * me.g);
+    const uint32_t right = me.smem + C::VALUES + 4 * C::N * (SUB_CHUNK * sub_chunk + me.g);
     const int swap = 16 * (me.j ^ fp32_swap(me.g));
     GT_UNROLL
     for (int x = 0; x < 8; x++) c[x / 4][x % 4] = 0.0f;
     GT_NO_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
-        SplitLeft a;
+        HiLoLeft a;
         load_two_rows(left + (swap0 ^ 64 * kk), left + 4 * C::N + (swap1 ^ 64 * kk), a);
         GT_UNROLL
         for (int e = 0; e < 2; e++) { /* 8 rows on, another swap */
-            SplitRight b;
+            HiLoRight b;
             b.set4(0, lds<float4>(right + 32 * C::N * e + (swap ^ 64 * e ^ 64 * kk)));
             add_mma_16(c[e], a, b);
         }
     }
 }
 
-/* sum = sum . E of the leaf + c times its rows of R or K */
+/* sum = sum . E of the sub-chunk + c times its rows of R or K */
 template <class C>
-GT_DEV void add_rows(const BackwardBlock<C>& me, const SplitLeft& c, int from, int leaf, RowSums<C>& sum) {
-    const uint32_t rows = me.smem + from + cell_of<C>(LEAF / 2 * leaf + me.j, 2 * me.g);
-    const uint32_t rows8 = me.smem + from + cell_of<C>(LEAF / 2 * leaf + 4 + me.j, 2 * me.g);
+GT_DEV void add_rows(const BackwardBlock<C>& me, const HiLoLeft& c, int from, int sub_chunk, RowSums<C>& sum) {
+    const uint32_t rows = me.smem + from + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + me.j, 2 * me.g);
+    const uint32_t rows8 = me.smem + from + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 + me.j, 2 * me.g);
     GT_UNROLL
     for (int m = 0; m < C::GROUPS; m++) {
-        const float4 E = lds<float4>(me.smem + C::E + 4 * (leaf * C::CHANNELS + 16 * m + 4 * me.j));
+        const float4 E = lds<float4>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + 16 * m + 4 * me.j));
         const float4 x = lds<float4>(rows + 128 * m), y = lds<float4>(rows8 + 128 * m);
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             float added[4];
-            SplitRight b;
+            HiLoRight b;
             b.set4(0, e ? float4{x.z, x.w, y.z, y.w} : float4{x.x, x.y, y.x, y.y});
             mma_16(added, c, b);
             GT_UNROLL
@@ -158,18 +158,18 @@ GT_DEV void add_rows(const BackwardBlock<C>& me, const SplitLeft& c, int from, i
     }
 }
 
-/* store_leaf_sum() of these */
+/* store_sub_chunk_sum() of these */
 template <class C>
-GT_DEV void store_leaf_rows(const BackwardBlock<C>& me, const RowSums<C>& sum, int of, int to) {
+GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& sum, int of, int to) {
     constexpr int COUNT = 4 * C::GROUPS;
-    const float carries = of == C::R && me.leaf == 0 && me.g == 0 ? 0.0f : 1.0f;
+    const float carries = of == C::R && me.sub_chunk == 0 && me.g == 0 ? 0.0f : 1.0f;
     float first[COUNT];
     GT_UNROLL
     for (int m = 0; m < C::GROUPS; m++) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) { /* two channels */
             const float4 R =
-                lds<float4>(me.smem + of + cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i));
+                lds<float4>(me.smem + of + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i));
             const float(&x)[2][4] = sum.tile[m];
             first[4 * m + 2 * i] = fma_rn(R.y, x[0][2 + i], R.x * x[0][i] * carries);
             first[4 * m + 2 * i + 1] = fma_rn(R.w, x[1][2 + i], R.z * x[1][i] * carries);
@@ -186,25 +186,25 @@ GT_DEV void store_leaf_rows(const BackwardBlock<C>& me, const RowSums<C>& sum, i
 }
 
 /* Products as left operand, rows as they are. */
-GT_DEV void split_products(const float (&c)[2][4], SplitLeft& a) {
+GT_DEV void products_to_hi_lo(const float (&c)[2][4], HiLoLeft& a) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) a.reorder4(4 * e, {c[e][0], c[e][2], c[e][1], c[e][3]});
 }
 
 /* make_X() of fp32; leaves C */
-template <class C, bool SLOW>
+template <class C, bool STRONG_DECAY>
 GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, RowSums<C>& X) {
-    const int a = me.leaf;
+    const int a = me.sub_chunk;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     rows_times_state<C>(me, C::DY, X);
     mbarrier_arrive(me.smem + C::S_READ);
-    store_leaf_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
+    store_sub_chunk_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
     mbarrier_wait(me.smem + C::S_READ, me.slice0 / C::CHANNELS % 2);
-    constexpr int ROWS = C::CHANNELS / LEAVES;
+    constexpr int ROWS = C::CHANNELS / SUB_CHUNKS;
     copy_state_rows<C>(me, G_rows<C>(p, me), ROWS * a, ROWS * (a + 1));
     cp_async_commit();
-    if (a == 0 && corner) sts<float>(near_cell(me, 0) + 4, 0.0f);                        /* is in S */
-    if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    if (a == 0 && corner) sts<float>(near_cell(me, 0) + 4, 0.0f);                            /* is in S */
+    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
     GT_NO_UNROLL
     for (int b = 0; b <= a; b++) {
         float c[2][4];
@@ -214,34 +214,35 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
             for (int x = 0; x < 8; x++) {
                 const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
                 float& cell = c[x / 4][x % 4];
-                if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), p.scale * cell);
+                if (j == i || j + 1 == i)
+                    sts<float>(near_cell(me, SUB_CHUNK * a + i) + (j == i ? 0 : 4), p.scale * cell);
                 if (j + 1 >= i) cell = 0.0f;
             }
         } else if (b == a - 1 && corner) {
-            sts<float>(near_cell(me, LEAF * a) + 4, p.scale * c[1][1]);
+            sts<float>(near_cell(me, SUB_CHUNK * a) + 4, p.scale * c[1][1]);
             c[1][1] = 0.0f;
         }
         GT_UNROLL
         for (int e = 0; e < 2; e++)
             sts<float4>(C_cell(me, a, b, me.g, 4 * e + me.j), {c[e][0], c[e][1], c[e][2], c[e][3]});
-        if (SLOW && b == a) break;
-        SplitLeft left;
-        split_products(c, left);
+        if (STRONG_DECAY && b == a) break;
+        HiLoLeft left;
+        products_to_hi_lo(c, left);
         add_rows<C>(me, left, C::K, b, X);
-        if (SLOW && b < a - 1) store_leaf_rows<C>(me, X, C::R, slow_ends<C>(b + 1, a));
+        if (STRONG_DECAY && b < a - 1) store_sub_chunk_rows<C>(me, X, C::R, strong_ends<C>(b + 1, a));
     }
 }
 
 /* make_Z() of fp32 */
-template <class C, bool SLOW>
+template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
     rows_times_state<C>(me, C::VALUES, Z);
-    if (SLOW) store_leaf_rows<C>(me, Z, C::K, C::SLOW_BEGINS + 4 * me.leaf * C::CHANNELS);
+    if (STRONG_DECAY) store_sub_chunk_rows<C>(me, Z, C::K, C::STRONG_DECAY_BEGINS + 4 * me.sub_chunk * C::CHANNELS);
     GT_NO_UNROLL
-    for (int a = LEAVES - 1; a >= me.leaf + SLOW; a--) {
-        SplitLeft left;
-        left.set4(0, lds<float4>(C_cell(me, a, me.leaf, me.j, me.g)));
-        left.set4(4, lds<float4>(C_cell(me, a, me.leaf, 4 + me.j, me.g)));
+    for (int a = SUB_CHUNKS - 1; a >= me.sub_chunk + STRONG_DECAY; a--) {
+        HiLoLeft left;
+        left.set4(0, lds<float4>(C_cell(me, a, me.sub_chunk, me.j, me.g)));
+        left.set4(4, lds<float4>(C_cell(me, a, me.sub_chunk, 4 + me.j, me.g)));
         add_rows<C>(me, left, C::R, a, Z);
     }
 }
@@ -254,7 +255,7 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
         const float(&x)[2][4] = sum.tile[m];
         GT_UNROLL
         for (int i = 0; i < 2; i++)
-            sts<float4>(me.smem + to + cell_of<C>(LEAF / 2 * me.leaf + me.g, 16 * m + 4 * me.j + 2 * i),
+            sts<float4>(me.smem + to + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i),
                         {x[0][i], x[0][2 + i], x[1][i], x[1][2 + i]});
     }
 }
@@ -269,7 +270,9 @@ struct StateRows {
     static constexpr bool EARLY = C::N < 128;
     float4 G[ROWS][PIECES];
 
-    GT_METHOD int row0(const BackwardBlock<C>& me) const { return C::CHANNELS / LEAVES * me.leaf + lane_id() / 8; }
+    GT_METHOD int row0(const BackwardBlock<C>& me) const {
+        return C::CHANNELS / SUB_CHUNKS * me.sub_chunk + lane_id() / 8;
+    }
 
     GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me) {
         const SliceRows<float> rows = G_rows<C>(p, me);
@@ -308,13 +311,13 @@ struct StateRows {
     }
 };
 
-/* dv += rows of dy or G, transposed, times b; rows: of the lane in both steps.  dv of the warp's leaf is values by
+/* dv += rows of dy or G, transposed, times b; rows: of the lane in both steps.  dv of the warp's sub-chunk is values by
  * tokens: tile 2m + e, rows g and g + 8 are values 16m + 2g and the next, column c token 2c + e. */
 template <class C>
-GT_DEV void add_columns(const uint32_t (&rows)[4], const SplitRight (&b)[2], float (&dv)[C::VALUE_TILES][4]) {
+GT_DEV void add_columns(const uint32_t (&rows)[4], const HiLoRight (&b)[2], float (&dv)[C::VALUE_TILES][4]) {
     GT_UNROLL
     for (int m = 0; m < C::N / 16; m++) {
-        SplitLeft a;
+        HiLoLeft a;
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const float2 x = lds<float2>((rows[i] ^ 64 * (m % 2)) + 128 * (m / 2));
@@ -332,11 +335,11 @@ GT_DEV uint32_t column_address(const BackwardBlock<C>& me, int from, int row) {
     return me.smem + from + fp32_piece<C::N>(row, me.g / 2) + 8 * (me.g % 2);
 }
 
-/* The factors that R or K of other leaves is to be used with, one for each channel, by the warp's leaf. */
+/* The factors that R or K of other sub-chunks is to be used with, one for each channel, by the warp's sub-chunk. */
 template <class C>
 GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     constexpr int COUNT = C::CHANNELS / 32;
-    const uint32_t to = me.smem + C::DU + 4 * (me.leaf * C::CHANNELS + lane_id());
+    const uint32_t to = me.smem + C::DU + 4 * (me.sub_chunk * C::CHANNELS + lane_id());
     sync_warp();
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -346,12 +349,12 @@ GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     sync_warp();
 }
 
-/* The slice's part of dv of the leaf b.  A^T = K_b (R_a . factors)^T: tile e, column c is token 2c + e of leaf a,
- * as column of K G^T of leaf b. */
-template <class C, bool SLOW>
+/* The slice's part of dv of the sub-chunk b.  A^T = K_b (R_a . factors)^T: tile e, column c is token 2c + e of
+ * sub-chunk a, as column of K G^T of sub-chunk b. */
+template <class C, bool STRONG_DECAY>
 GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
-    const int b = me.leaf;
-    const uint32_t K = me.smem + C::K + cell_of<C>(LEAF / 2 * b + me.g, 2 * me.j);
+    const int b = me.sub_chunk;
+    const uint32_t K = me.smem + C::K + cell_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
     const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
     const auto scaled = [&](uint32_t cell,
                             int kk) { /* channels 8 kk on */
@@ -361,12 +364,12 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
     };
     set_factors<C>(me, -1);
     GT_NO_UNROLL
-    for (int a = b; a < LEAVES; a++) {
-        const uint32_t R = me.smem + C::R + cell_of<C>(LEAF / 2 * a + me.g, 2 * me.j);
+    for (int a = b; a < SUB_CHUNKS; a++) {
+        const uint32_t R = me.smem + C::R + cell_of<C>(SUB_CHUNK / 2 * a + me.g, 2 * me.j);
         float A[2][4] = {};
-        const bool runs = SLOW && a == b; /* running products */
+        const bool runs = STRONG_DECAY && a == b; /* running products */
         if (runs) {
-            slow_pairs<C>(p, me, A);
+            strong_pairs<C>(p, me, A);
         } else if (a == b) {
             set_factors<C>(me, C::GROWTH + 4 * b * C::CHANNELS);
         } else if (a == b + 1) {
@@ -376,8 +379,8 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
         }
         GT_NO_UNROLL
         for (int kk = 0; kk < C::TILES && !runs; kk += 2) {
-            SplitLeft left;
-            SplitRight right[2];
+            HiLoLeft left;
+            HiLoRight right[2];
             left.set4(0, lds<float4>(add_8(K, kk)));
             left.set4(4, lds<float4>(add_8(K, kk + 1)));
             const float4 x = scaled(R, kk), y = scaled(R, kk + 1);
@@ -388,21 +391,21 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
         }
         if (a == b) set_bonus<C>(me, A);
         /* inner index: tokens 4j + e and 4j + 2 + e of tile e */
-        SplitRight right[2];
+        HiLoRight right[2];
         GT_UNROLL
         for (int x = 0; x < 8; x++) right[x / 4].set(x % 4, A[x % 4 / 2][x / 4 * 2 + x % 2]);
-        const int t = LEAF * a + 4 * me.j;
+        const int t = SUB_CHUNK * a + 4 * me.j;
         const uint32_t rows[4] = {column_address<C>(me, C::DY, t), column_address<C>(me, C::DY, t + 2),
                                   column_address<C>(me, C::DY, t + 1), column_address<C>(me, C::DY, t + 3)};
         add_columns<C>(rows, right, dv);
     }
-    set_factors<C>(me, b == LEAVES - 1 ? -1 : C::E + 4 * (LEAVES - 1) * C::CHANNELS);
+    set_factors<C>(me, b == SUB_CHUNKS - 1 ? -1 : C::E + 4 * (SUB_CHUNKS - 1) * C::CHANNELS);
     mbarrier_wait(me.smem + C::G_HERE, me.slice0 / C::CHANNELS % 2);
     GT_NO_UNROLL
     for (int kk = 0; kk < C::TILES; kk += 2) {
         const int n = 8 * kk + 2 * me.j;
         const float4 x = scaled(K, kk), y = scaled(K, kk + 1);
-        SplitRight right[2];
+        HiLoRight right[2];
         right[0].set4(0, {x.x, x.y, y.x, y.y});
         right[1].set4(0, {x.z, x.w, y.z, y.w});
         const uint32_t rows[4] = {column_address<C>(me, C::G, n), column_address<C>(me, C::G, n + 1),
@@ -417,7 +420,7 @@ GT_DEV void store_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me
     const int tokens = me.tokens();
     GT_UNROLL
     for (int x = 0; x < 4; x++) {
-        const int e = x / 2, c = x % 2, t = LEAF * me.leaf + 2 * (2 * me.j + c) + e;
+        const int e = x / 2, c = x % 2, t = SUB_CHUNK * me.sub_chunk + 2 * (2 * me.j + c) + e;
         if (!p.tensors[OF_DV].data || t >= tokens) continue;
         float* to = row_of<float>(p, me, OF_DV, t) + 2 * me.g;
         GT_UNROLL
@@ -425,24 +428,24 @@ GT_DEV void store_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me
     }
 }
 
-template <class C, bool SLOW>
+template <class C, bool STRONG_DECAY>
 GT_DEV void fp32_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
                           float (&dv)[C::VALUE_TILES][4]) {
     const int slice = me.slice0 / C::CHANNELS;
     if (me.makes_dv()) {
-        if (!states.EARLY || SLOW) states.load(p, me);
+        if (!states.EARLY || STRONG_DECAY) states.load(p, me);
         states.sum(me);
         mbarrier_arrive(me.smem + C::S_READ);
-        if (p.tensors[OF_DV].data) add_dv_columns<C, SLOW>(p, me, dv);
+        if (p.tensors[OF_DV].data) add_dv_columns<C, STRONG_DECAY>(p, me, dv);
         if (slice + 1 == C::SLICES) store_dv_columns<C>(p, me, dv);
         sync_threads();
     } else {
         RowSums<C> X, Z;
-        make_X_rows<C, SLOW>(p, me, X);
+        make_X_rows<C, STRONG_DECAY>(p, me, X);
         cp_async_wait<0>();
         mbarrier_arrive(me.smem + C::G_HERE);
         mbarrier_wait(me.smem + C::G_HERE, slice % 2);
-        make_Z_rows<C, SLOW>(me, Z);
+        make_Z_rows<C, STRONG_DECAY>(me, Z);
         sync_threads(); /* v, dy, G are read */
         store_rows<C>(me, C::X, X);
         store_rows<C>(me, C::Z, Z);

@@ -24,15 +24,15 @@ struct BackwardParams {
     Sequences sequences;
     bool raw;                /* decay = exp(-exp(w)) */
     float scale, log2_scale; /* of y: see backward.cuh */
-    /* G after the last chunk of every sequence is 0, so its block needs nothing from the sweep: these blocks come first
-     * and run beside it, on multiprocessors that it leaves free.  The others wait. */
+    /* G after the last chunk of every sequence is 0, so its block needs nothing from the reverse state pass: these
+     * blocks come first and run beside it, on multiprocessors that it leaves free.  The others wait. */
     bool last_first;
     const float* u;
     const void* S_checkpoints; /* [B,H,chunk slots,N,V] */
     const void* G_checkpoints; /* [B,H,chunk slots,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
     const float* rowsums;      /* bf16: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
     float* du;                 /* [B,chunk slots,H,N] or NULL */
-    const float* G_undo;       /* f16: [B,H,chunk slots,G_PARTS,N], Fit::undo of G */
+    const float* G_inverse;    /* f16: [B,H,chunk slots,G_PARTS,N], RowScale::inverse of G */
 };
 
 /* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
@@ -42,8 +42,8 @@ struct BackwardTraits {
     using W = W_;
     using State = StateOf<T>;
     using Gradient = GradientOf<T>;
-    static constexpr bool SPLIT = std::is_same<T, float>::value; /* products of fp32 operands */
-    static constexpr bool ROUNDED = std::is_same<T, f16>::value; /* S kept as fp32, used as f16 */
+    static constexpr bool TF32X3 = std::is_same<T, float>::value; /* products of fp32 operands */
+    static constexpr bool ROUNDED = std::is_same<T, f16>::value;  /* S kept as fp32, used as f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     static constexpr int SIZE = sizeof(T); /* of an element of v, dy, S, G */
     static constexpr int N = N_, CHANNELS = CHANNELS_;
@@ -51,59 +51,60 @@ struct BackwardTraits {
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* the second's G is not in dk */
     static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64;          /* of S or G side by side in memory */
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
-    static constexpr int THREADS = 2 * 32 * LEAVES;
-    static constexpr bool PAIRED = !SPLIT && N > 32; /* where it is faster, see leaf_of_warp() */
-    static_assert(!PAIRED || LEAVES == 4, "leaf_of_warp()");
+    static constexpr int THREADS = 2 * 32 * SUB_CHUNKS;
+    static constexpr bool PAIRED = !TF32X3 && N > 32; /* where it is faster, see sub_chunk_of_warp() */
+    static_assert(!PAIRED || SUB_CHUNKS == 4, "sub_chunk_of_warp()");
     /* on a multiprocessor; with three f16 would spill */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
-    /* outside the products: 2 channels of PART tokens a thread, half a slice of a leaf a warp */
-    static constexpr int LANES = CHANNELS / 4, LEAF_PARTS = 32 / LANES, PART = LEAF / LEAF_PARTS;
+    /* outside the products: 2 channels of PART tokens a thread, half a slice of a sub-chunk a warp */
+    static constexpr int LANES = CHANNELS / 4, SUB_CHUNK_PARTS = 32 / LANES, PART = SUB_CHUNK / SUB_CHUNK_PARTS;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
-    static constexpr int PER_LEAF = 4 * LEAVES * CHANNELS; /* fp32 [4,CHANNELS] */
+    static constexpr int PER_SUB_CHUNK = 4 * SUB_CHUNKS * CHANNELS; /* fp32 [4,CHANNELS] */
     /* offsets in bytes */
     static constexpr int R = 0, K = R + FP32_ROWS;
     static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* of 16 bits; fp32: no room */
-    static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + (SPLIT ? 0 : RAW_ROWS);
-    static constexpr int RAW_W = RAW_K + (SPLIT ? 0 : RAW_ROWS);
+    static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + (TF32X3 ? 0 : RAW_ROWS);
+    static constexpr int RAW_W = RAW_K + (TF32X3 ? 0 : RAW_ROWS);
     static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? RAW_ROWS : 0);
     static constexpr int DY = VALUES + SIZE * CHECKPOINT * N;
-    static constexpr int S = DY + SIZE * CHECKPOINT * N, G = SPLIT ? S : S + SIZE * CHANNELS * N;
+    static constexpr int S = DY + SIZE * CHECKPOINT * N, G = TF32X3 ? S : S + SIZE * CHANNELS * N;
     static constexpr int STATES_END = G + SIZE * CHANNELS * N;
     /* X and Z, once the products are made: over v, dy, S, G; N = 128: over S, G */
     static constexpr int X = N == 128 ? S : VALUES, Z = X + FP32_ROWS;
     static constexpr int E = STATES_END > Z + FP32_ROWS ? STATES_END : Z + FP32_ROWS;
-    static constexpr int GROWTH = E + PER_LEAF;     /* 2^c_16 */
-    static constexpr int FIRST = GROWTH + PER_LEAF; /* sum_i R_i (S dy_i) */
-    static constexpr int DU = FIRST + PER_LEAF;
-    static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the sweep */
+    static constexpr int GROWTH = E + PER_SUB_CHUNK;     /* 2^c_16 */
+    static constexpr int FIRST = GROWTH + PER_SUB_CHUNK; /* sum_i R_i (S dy_i) */
+    static constexpr int DU = FIRST + PER_SUB_CHUNK;
+    static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the reverse state pass */
     static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
-    static constexpr int LEAF_SUMS = DU + PER_LEAF; /* of dg */
-    static constexpr int SUMS = KEEPS_BF16 ? SWEEP_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
-    static constexpr int ROWSUM = LEAF_SUMS + PER_LEAF, U = ROWSUM + 4 * SUM_PARTS * N;
+    static constexpr int SUB_CHUNK_SUMS = DU + PER_SUB_CHUNK; /* of dg */
+    static constexpr int SUMS = KEEPS_BF16 ? REVERSE_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
+    static constexpr int ROWSUM = SUB_CHUNK_SUMS + PER_SUB_CHUNK, U = ROWSUM + 4 * SUM_PARTS * N;
     static constexpr int BONUS = U + 4 * N;             /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + (ROUNDED ? 4 * CHANNELS : 0);
-    static constexpr int PLACE = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* of the chunk in every tensor */
-    static constexpr int TOKENS = PLACE + 8 * TENSORS, DU_ROW = TOKENS + 4, SLOW = DU_ROW + 4;
-    static constexpr int FLAGS_END = SLOW + 4 * 2 * LEAVES;
-    /* fp32: C of two leaves, 10 times; else of a leaf with itself, 4 times, in the slow form */
-    static constexpr int C_CELLS = SPLIT ? FLAGS_END : RAW_R;
-    static constexpr int C_END = SPLIT ? C_CELLS + 10 * 4 * LEAF * LEAF : FLAGS_END;
+    static constexpr int ADDRESSES = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* of the chunk in every tensor */
+    static constexpr int TOKENS = ADDRESSES + 8 * TENSORS, DU_ROW = TOKENS + 4, STRONG_DECAY = DU_ROW + 4;
+    static constexpr int FLAGS_END = STRONG_DECAY + 4 * 2 * SUB_CHUNKS;
+    /* fp32: C of two sub-chunks, 10 times; else of a sub-chunk with itself, 4 times, in the strong-decay path */
+    static constexpr int C_CELLS = TF32X3 ? FLAGS_END : RAW_R;
+    static constexpr int C_END = TF32X3 ? C_CELLS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
     /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
-     * TwoTerms, and LeafRows are kept.  SUMS_A, besides: A of two leaves is summed over the slices before it meets
-     * dy. */
+     * TwoTerms, and SubChunkRows are kept.  SUMS_A, besides: A of two sub-chunks is summed over the slices before it
+     * meets dy. */
     static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
-    static constexpr int KEPT_A = G_HERE + 8, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * LEAF * LEAF : 0);
+    static constexpr int KEPT_A = G_HERE + 8, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
-    static_assert(SLOW % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
-    /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_slow() */
-    static constexpr float STRONG = SPLIT ? 5.0f : 8.0f, STRONG_SHARE = SPLIT ? 1.0f / 8 : 1.0f / 64;
-    /* the slow form: sums of leaves where it needs neither 2^c_16 nor those of dg */
-    static constexpr int SLOW_ENDS = LEAF_SUMS, SLOW_BEGINS = GROWTH;
-    static_assert(LEAVES >= 3 && (SPLIT || VALUES - RAW_R >= 4 * LEAVES * LEAF * LEAF), "room for the slow form");
+    static_assert(STRONG_DECAY % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
+    /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_strong() */
+    static constexpr float STRONG = TF32X3 ? 5.0f : 8.0f, STRONG_SHARE = TF32X3 ? 1.0f / 8 : 1.0f / 64;
+    /* the strong-decay path: sums of sub-chunks where it needs neither 2^c_16 nor those of dg */
+    static constexpr int STRONG_DECAY_ENDS = SUB_CHUNK_SUMS, STRONG_DECAY_BEGINS = GROWTH;
+    static_assert(SUB_CHUNKS >= 3 && (TF32X3 || VALUES - RAW_R >= 4 * SUB_CHUNKS * SUB_CHUNK * SUB_CHUNK),
+                  "room for the strong-decay path");
     static constexpr uint32_t MINUS_INFINITIES = std::is_same<W, bf16>::value ? 0xff80ff80u : 0xfc00fc00u;
-    static_assert(CHANNELS < 128 || LARGE, "G and the slow form of others are by slices");
+    static_assert(CHANNELS < 128 || LARGE, "G and the strong-decay path of others are by slices");
     static_assert(SMEM <= (CHANNELS == 128 ? HOPPER_KB
                            : SLICES == 2   ? AMPERE_KB
                                            : LEAST_KB) *
@@ -114,20 +115,20 @@ struct BackwardTraits {
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int index;   /* of the chunk in [B,H,chunk slots] */
-    int G_index; /* in G_checkpoints; below 0: in outputs */
-    int leaf;    /* of the warp, in products */
-    int slice0;  /* first channel of the slice */
-    int g, j;    /* lane / 4, lane % 4 */
+    int index;     /* of the chunk in [B,H,chunk slots] */
+    int G_index;   /* in G_checkpoints; below 0: in outputs */
+    int sub_chunk; /* of the warp, in products */
+    int slice0;    /* first channel of the slice */
+    int g, j;      /* lane / 4, lane % 4 */
 
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
 
-    /* In products a warp makes dv of a leaf, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler and
-     * its instruction cache, run the same code, for leaves 0 and 3 or 1 and 2: of dv the first leaf takes most, the
-     * last least. */
-    GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < LEAVES; }
-    GT_METHOD static int leaf_of_warp() {
-        if (!C::PAIRED) return warp_id() % LEAVES;
+    /* In products a warp makes dv of a sub-chunk, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler
+     * and its instruction cache, run the same code, for sub-chunks 0 and 3 or 1 and 2: of dv the first sub-chunk takes
+     * most, the last least. */
+    GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < SUB_CHUNKS; }
+    GT_METHOD static int sub_chunk_of_warp() {
+        if (!C::PAIRED) return warp_id() % SUB_CHUNKS;
         return warp_id() < 4 ? warp_id() & 1 : 3 - (warp_id() & 1);
     }
 };
@@ -166,7 +167,7 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 /* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
 
 /* The chunk of this block; sequence < 0: none. */
-struct ChunkPlace {
+struct ChunkCoordinates {
     int b, h, slot;
     int index;     /* in [B,H,chunk slots] */
     int G_index;   /* in G_checkpoints; below 0: in outputs */
@@ -177,8 +178,8 @@ struct ChunkPlace {
 };
 
 template <class C>
-GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
-    ChunkPlace at;
+GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p) {
+    ChunkCoordinates at;
     int head; /* of the batch */
     at.slot = divide(block_x(), p.heads, &head);
     at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
@@ -197,7 +198,7 @@ GT_DEV ChunkPlace find_chunk(const BackwardParams& p) {
 /* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in
  * every tensor, its number of tokens and its row of p.du. */
 template <class C>
-GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int i = lane_id();
     if (i == TENSORS) {
         sts<int>(me.smem + C::TOKENS, here.tokens());
@@ -205,7 +206,7 @@ GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, con
     }
     if (i >= TENSORS) return;
     const BackwardParams::Tensor& x = p.tensors[i];
-    sts<char*>(me.smem + C::PLACE + 8 * i,
+    sts<char*>(me.smem + C::ADDRESSES + 8 * i,
                static_cast<char*>(x.data) + at(x.at, here.b, here.chunk.first, here.h) * x.element);
 }
 
@@ -213,12 +214,12 @@ GT_DEV void store_place(const BackwardParams& p, const BackwardBlock<C>& me, con
 template <class T, class C>
 GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
     const int bytes = (int)p.tensors[tensor].at.t * (int)sizeof(T);
-    return global_pointer<T>(lds<char*>(me.smem + C::PLACE + 8 * tensor) + (int64_t)t * bytes);
+    return global_pointer<T>(lds<char*>(me.smem + C::ADDRESSES + 8 * tensor) + (int64_t)t * bytes);
 }
 
 /* The same before that is known to all. */
 template <class T>
-GT_DEV T* global_row(const BackwardParams& p, const ChunkPlace& here, int tensor, int t) {
+GT_DEV T* global_row(const BackwardParams& p, const ChunkCoordinates& here, int tensor, int t) {
     const BackwardParams::Tensor& x = p.tensors[tensor];
     return static_cast<T*>(x.data) + at(x.at, here.b, here.chunk.first + t, here.h);
 }
@@ -245,7 +246,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
     return {output(tensor), (int)p.tensors[tensor].at.t};
 }
 
-/* The same where store_place() is done. */
+/* The same where store_addresses() is done. */
 template <class C>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
     return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
@@ -267,7 +268,7 @@ GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 2 * 64) + kk 
 /* Of an element within a cell of R or K, and of X or Z. */
 template <class C>
 GT_DEV int operand_in_cell(int token, int channel) {
-    return 4 * (C::SPLIT ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
+    return 4 * (C::TF32X3 ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
 }
 
 GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) + token % 2); }
@@ -292,16 +293,16 @@ GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
 
 /* ---- the channels of a thread ------------------------------------------------------------------------------- */
 
-/* What a thread has of a slice outside the products: 2 channels of PART tokens of a leaf. */
+/* What a thread has of a slice outside the products: 2 channels of PART tokens of a sub-chunk. */
 template <class C>
 struct ChannelPart {
-    int leaf, part, t0; /* part: of the leaf; t0: its first token */
-    int channel;        /* of the slice */
+    int sub_chunk, part, t0; /* part: of the sub-chunk; t0: its first token */
+    int channel;             /* of the slice */
 
-    GT_METHOD void place() {
-        leaf = warp_id() / 2;
+    GT_METHOD void set_addresses() {
+        sub_chunk = warp_id() / 2;
         part = lane_id() / C::LANES;
-        t0 = LEAF * leaf + C::PART * part;
+        t0 = SUB_CHUNK * sub_chunk + C::PART * part;
         channel = warp_id() % 2 * (C::CHANNELS / 2) + lane_id() % C::LANES * 2;
     }
 
@@ -328,7 +329,7 @@ struct ChannelPart {
         }
     }
 
-    /* h = -log2 of the decays; c = their sum from the leaf's start to the part; total = that of the leaf */
+    /* h = -log2 of the decays; c = their sum from the sub-chunk's start to the part; total = that of the sub-chunk */
     GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
                           float (&total)[2]) const {
         if (p.raw) { /* a branch, since all lanes take the same */
@@ -346,10 +347,10 @@ struct ChannelPart {
         for (int i = 1; i < C::PART; i++) sum[0] += h[i][0], sum[1] += h[i][1];
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            if constexpr (C::LEAF_PARTS == 1) {
+            if constexpr (C::SUB_CHUNK_PARTS == 1) {
                 total[e] = sum[e];
                 c[e] = 0.0f;
-            } else if constexpr (C::LEAF_PARTS == 2) {
+            } else if constexpr (C::SUB_CHUNK_PARTS == 2) {
                 const float other = shfl_xor(sum[e], 16);
                 total[e] = sum[e] + other;
                 c[e] = part ? other : 0.0f;
@@ -359,13 +360,13 @@ struct ChannelPart {
         }
     }
 
-    /* What c_16 cannot exceed without is_slow(). */
-    GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : SLOW_LIMIT; }
+    /* What c_16 cannot exceed without is_strong(). */
+    GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : STRONG_DECAY_LIMIT; }
 
-    /* Whether a leaf of raw decays takes the slow form.  Where a few tokens decay far more than the others, their h,
-     * too, would show the rounding of sums that dg is the difference of. */
-    GT_METHOD bool is_slow(const float (&h)[C::PART][2], const float (&total)[2]) const {
-        bool slow = false;
+    /* Whether a sub-chunk of raw decays takes the strong-decay path.  Where a few tokens decay far more than the
+     * others, their h, too, would show the rounding of sums that dg is the difference of. */
+    GT_METHOD bool is_strong(const float (&h)[C::PART][2], const float (&total)[2]) const {
+        bool strong = false;
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             float most = 0.0f, others = 0.0f;
@@ -378,14 +379,14 @@ struct ChannelPart {
                 most = fmaxf(most, shfl_xor(most, lane));
                 others += shfl_xor(others, lane);
             }
-            slow |= !(total[e] < SLOW_LIMIT) || (most > C::STRONG && others < most * C::STRONG_SHARE);
+            strong |= !(total[e] < STRONG_DECAY_LIMIT) || (most > C::STRONG && others < most * C::STRONG_SHARE);
         }
-        return slow;
+        return strong;
     }
 };
 
 /* r and k of a part: of its token i and, of k, of the one before.  16-bit: where the copies are. */
-template <class C, bool SPLIT = C::SPLIT>
+template <class C, bool TF32X3 = C::TF32X3>
 struct RawPart {
     using Raw = Pair<typename C::T>;
     const ChannelPart<C>& own;
@@ -461,7 +462,7 @@ GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, ui
 
 /* Two warps, this as `lane` of theirs: the same of the elements from `column` on of a tensor. */
 template <int COUNT, class Cell>
-GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkPlace& here, int tensor, int column,
+GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinates& here, int tensor, int column,
                         uint32_t none, const Cell& cell) {
     constexpr int PIECES = COUNT / 8;
     const BackwardParams::Tensor& x = p.tensors[tensor];
@@ -485,8 +486,8 @@ GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf1
 
 /* A warp: half of the chunk's tokens of v or dy as fp32 rows; 0 beyond the sequence. */
 template <class C>
-GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here, int tensor,
-                           int half, int to) {
+GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here,
+                           int tensor, int half, int to) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
     const BackwardParams::Tensor& x = p.tensors[tensor];
     const int piece = lane_id() % PIECES, first = CHECKPOINT / 2 * half + lane_id() / PIECES;
@@ -511,7 +512,7 @@ GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& 
 
 /* A warp: u of a slice, LARGE: of all. */
 template <class C>
-GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     GT_UNROLL
     for (int i = 0; i < (C::LARGE ? C::N : C::CHANNELS) / 32; i++) {
         const int n = me.slice0 + 32 * i + lane_id();
@@ -523,16 +524,17 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* bf16: the same of the sweep's sums in parts; f16 has rowsum(S . G) from round_states(), fp32 from sum_states(). */
+/* bf16: the same of the reverse state pass's sums in parts; f16 has rowsum(S . G) from round_states(), fp32 from
+ * sum_states(). */
 template <class C>
-GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
     const float* sums = p.rowsums + (int64_t)here.index * C::SUM_PARTS * C::N + me.slice0;
     GT_UNROLL
     for (int i = 0; i < C::SUM_PARTS * COUNT; i += 4 * 32) {
-        const int at = i + 4 * lane_id(), part = at / COUNT, place = part * C::N + at % COUNT;
+        const int at = i + 4 * lane_id(), part = at / COUNT, offset = part * C::N + at % COUNT;
         if (part < C::SUM_PARTS)
-            cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + place), sums + place, here.is_early ? 0 : 16);
+            cp_async<16>(me.smem + C::ROWSUM + 4 * (me.slice0 + offset), sums + offset, here.is_early ? 0 : 16);
     }
 }
 
@@ -545,16 +547,16 @@ GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
 /* Starts the copies of a slice, two warps a tensor: r, k, w and u, for which all wait, and as a second group the rest.
  * Of these only S, G and rowsum(S . G) come from kernels of the chain. */
 template <class C>
-GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
-    const bool is_first = me.slice0 == 0, wants_rest = is_first || !C::LARGE; /* u, rowsums */
+    const bool is_first = me.slice0 == 0, wants_u_and_rowsums = is_first || !C::LARGE; /* u, rowsums */
     if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K)) {
         const uint32_t to = raw_rows(me, tensor);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
                                  [=](int t, int n) { return to + raw_cell<C>(t, n); });
     }
-    if (warp == 6 && wants_rest) copy_u<C>(p, me, here);
-    if (warp == 7 && is_first) store_place<C>(p, me, here);
+    if (warp == 6 && wants_u_and_rowsums) copy_u<C>(p, me, here);
+    if (warp == 7 && is_first) store_addresses<C>(p, me, here);
     cp_async_commit();
     if (tensor < 2) {
         const uint32_t to = me.smem + (tensor ? C::DY : C::VALUES);
@@ -575,14 +577,14 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
                 }
             }
         }
-        if (C::KEEPS_BF16 && warp == 7 && wants_rest && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
+        if (C::KEEPS_BF16 && warp == 7 && wants_u_and_rowsums && p.tensors[OF_DW].data) copy_rowsums<C>(p, me, here);
     }
     cp_async_commit();
 }
 
 /* fp32: u; the rest is waited for later, r, k, w are in registers. */
 template <class C>
-GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id();
     if (warp < 4 && me.slice0 == 0)
         copy_half_rows<C>(p, me, here, warp / 2 ? OF_DY : OF_V, warp % 2, warp / 2 ? C::DY : C::VALUES);
@@ -591,42 +593,42 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
                            C::CHANNELS * (warp - 3) / 3);
     if (warp == 7) {
         copy_u<C>(p, me, here);
-        if (me.slice0 == 0) store_place<C>(p, me, here);
+        if (me.slice0 == 0) store_addresses<C>(p, me, here);
     }
     cp_async_commit();
     if (warp == 7) cp_async_wait<0>();
 }
 
-/* A slice of S, kept as fp32, as f16 rows, each times what Fit has for it; and of G, whose parts of a row have a power
- * of two each, all by the largest of these.  What undoes that, and rowsum(S . G).  By all threads; all loads come
- * first. */
+/* A slice of S, kept as fp32, as f16 rows, each times what RowScale has for it; and of G, whose parts of a row have a
+ * power of two each, all by the largest of these.  What undoes that, and rowsum(S . G).  By all threads; all loads
+ * come first. */
 template <class C>
-GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkPlace& here) {
+GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES; /* of a part */
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
     const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data + COUNT * lane;
     const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
     const SliceRows<f16> rows = G_rows<C>(p, me, output);
     const f16* G_from = rows.data + n * (int64_t)rows.pitch + COUNT * lane;
-    const float* undo_from = p.G_undo + (int64_t)here.index * (PARTS * C::N) + me.slice0 + n;
+    const float* inverse_from = p.G_inverse + (int64_t)here.index * (PARTS * C::N) + me.slice0 + n;
     Vec<float, 4> S[PARTS][COUNT / 4];
     Vec<f16, COUNT> G[PARTS];
-    float undo[PARTS], largest = 0.0f, G_largest = 0.0f, sum = 0.0f;
+    float inverse[PARTS], largest = 0.0f, G_largest = 0.0f, sum = 0.0f;
     GT_UNROLL
     for (int i = 0; i < PARTS; i++) {
         GT_UNROLL
         for (int e = 0; e < COUNT; e += 4) S[i][e / 4] = ldg<Vec<float, 4>>(S_from + COUNT * LANES * i + e);
         G[i] = ldg<Vec<f16, COUNT>>(G_from + COUNT * LANES * i);
-        undo[i] = ldg<float>(undo_from + C::N * i);
+        inverse[i] = ldg<float>(inverse_from + C::N * i);
     }
     GT_UNROLL
     for (int i = 0; i < PARTS; i++) {
-        G_largest = fmaxf(G_largest, undo[i]);
+        G_largest = fmaxf(G_largest, inverse[i]);
         GT_UNROLL
         for (int e = 0; e < COUNT; e++) {
             const float x = S[i][e / 4].get(e % 4);
             largest = fmaxf(largest, fabsf(x));
-            sum = fma_rn(x, G[i].get(e) * undo[i], sum);
+            sum = fma_rn(x, G[i].get(e) * inverse[i], sum);
         }
     }
     GT_UNROLL
@@ -634,10 +636,10 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
         largest = fmaxf(largest, shfl_xor(largest, mask));
         sum += shfl_xor(sum, mask);
     }
-    const Fit fit = fit_f16(largest);
+    const RowScale row_scale = row_scale_f16(largest);
     const float G_scale = as_float((254u << 23) - as_uint(G_largest)); /* 1 / G_largest */
     if (lane == 0) {
-        sts<float>(me.smem + C::S_SCALE + 4 * n, fit.undo);
+        sts<float>(me.smem + C::S_SCALE + 4 * n, row_scale.inverse);
         sts<float>(me.smem + C::G_SCALE + 4 * n, G_largest);
         sts<float>(me.smem + C::ROWSUM + 4 * (me.slice0 + n), sum);
     }
@@ -645,10 +647,11 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
     for (int i = 0; i < PARTS; i++) {
         const int column = COUNT * (lane + LANES * i);
         const uint32_t cell = me.smem + row_piece<C::N>(n, column / 8) + 2 * (column % 8);
-        const float by = undo[i] * G_scale;
+        const float by = inverse[i] * G_scale;
         float scaled[COUNT], united[COUNT];
         GT_UNROLL
-        for (int e = 0; e < COUNT; e++) scaled[e] = S[i][e / 4].get(e % 4) * fit.scale, united[e] = G[i].get(e) * by;
+        for (int e = 0; e < COUNT; e++)
+            scaled[e] = S[i][e / 4].get(e % 4) * row_scale.scale, united[e] = G[i].get(e) * by;
         Vec<f16, COUNT> rounded;
         rounded.set(scaled);
         sts<Vec<f16, COUNT>>(cell + C::S, rounded);
@@ -663,7 +666,7 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
  * with them. */
 template <class C>
 GT_DEV float chunk_operand(float x) {
-    return C::SPLIT ? x : exact_tf32(x);
+    return C::TF32X3 ? x : exact_tf32(x);
 }
 
 /* R, K, E, growth and bonus of the thread's part of a slice. */
@@ -675,9 +678,9 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     u = {p.scale * u.x, p.scale * u.y};
     own.decays(p, w, h, c, total);
-    bool slow = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
-    if (slow && p.raw) slow = warp_any(own.is_slow(h, total)); /* a closer look */
-    if (lane_id() == 0) sts<uint32_t>(me.smem + C::SLOW + 4 * warp_id(), slow);
+    bool strong = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
+    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* a closer look */
+    if (lane_id() == 0) sts<uint32_t>(me.smem + C::STRONG_DECAY + 4 * warp_id(), strong);
     float R[4], K[4]; /* a cell */
     const float end[2] = {total[0] - p.log2_scale, total[1] - p.log2_scale};
     c[0] -= p.log2_scale, c[1] -= p.log2_scale;
@@ -687,7 +690,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
         const float r_[2] = {r.lo(), r.hi()}, k_[2] = {k.lo(), k.hi()};
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            const int in_cell = C::SPLIT ? 2 * e + i % 2 : 2 * (i % 2) + e;
+            const int in_cell = C::TF32X3 ? 2 * e + i % 2 : 2 * (i % 2) + e;
             R[in_cell] = chunk_operand<C>(r_[e] * ex2_approx(-c[e]));
             c[e] += h[i][e];
             K[in_cell] = chunk_operand<C>(k_[e] * ex2_approx(c[e] - end[e]));
@@ -698,9 +701,10 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
         sts<float4>(cell + C::R, {R[0], R[1], R[2], R[3]});
         sts<float4>(cell + C::K, {K[0], K[1], K[2], K[3]});
     }
-    const uint32_t scales = me.smem + 4 * (own.leaf * C::CHANNELS + own.channel);
-    if (own.part == 0) sts<float2>(scales + C::E, {leaf_decay(total[0]), leaf_decay(total[1])});
-    if (own.part == C::LEAF_PARTS - 1) sts<float2>(scales + C::GROWTH, {ex2_approx(total[0]), ex2_approx(total[1])});
+    const uint32_t scales = me.smem + 4 * (own.sub_chunk * C::CHANNELS + own.channel);
+    if (own.part == 0) sts<float2>(scales + C::E, {sub_chunk_decay(total[0]), sub_chunk_decay(total[1])});
+    if (own.part == C::SUB_CHUNK_PARTS - 1)
+        sts<float2>(scales + C::GROWTH, {ex2_approx(total[0]), ex2_approx(total[1])});
     if constexpr (C::PART == 16) halve_sums<8>(bonus, 16);
     if constexpr (C::PART >= 8) halve_sums<4>(bonus, 8);
     halve_sums<2>(bonus, 4);

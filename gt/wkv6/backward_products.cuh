@@ -22,7 +22,7 @@ GT_DEV uint32_t right_piece() {
     return row_piece<N>(lane_id() / 16 * 8 + lane_id() % 8, lane_id() / 8 % 2);
 }
 
-/* Sums of a leaf, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
+/* Sums of a sub-chunk, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
  * column c token 8e + c.  So a lane's part of two tiles is a cell. */
 template <class C>
 struct Sums {
@@ -32,7 +32,7 @@ struct Sums {
 /* sum = a state's slice times the warp's tokens */
 template <class C>
 GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>& sum) {
-    const uint32_t tokens = me.smem + from + add_16_rows<C::N>(right_piece<C::N>(), me.leaf);
+    const uint32_t tokens = me.smem + from + add_16_rows<C::N>(right_piece<C::N>(), me.sub_chunk);
     const uint32_t rows = me.smem + state + row_piece<C::N>(lane_id() % 8 * 2 + lane_id() / 8 % 2, lane_id() / 16);
     sum = {};
     GT_UNROLL
@@ -51,12 +51,12 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
 
 /* The warp's tokens of v or dy as left operands: read again and again, but where there are registers to keep them. */
 template <class C>
-struct LeafRows {
+struct SubChunkRows {
     uint32_t left;
     uint32_t kept[C::LARGE ? C::N / 16 : 1][4];
 
-    GT_METHOD LeafRows(const BackwardBlock<C>& me, int from)
-        : left(me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.leaf)) {
+    GT_METHOD SubChunkRows(const BackwardBlock<C>& me, int from)
+        : left(me.smem + from + add_16_rows<C::N>(left_piece<C::N>(), me.sub_chunk)) {
         if constexpr (C::LARGE) {
             GT_UNROLL
             for (int kk = 0; kk < C::N / 16; kk++) ldmatrix_x4(kept[kk], add_16(left, kk));
@@ -73,11 +73,13 @@ struct LeafRows {
     }
 };
 
-/* c = products of the warp's tokens, rows, with those of another leaf, at `other`: tile e, column c is token 8e + c. */
+/* c = products of the warp's tokens, rows, with those of another sub-chunk, at `other`: tile e, column c is token
+ * 8e + c. */
 template <class C>
-GT_DEV void token_products(const BackwardBlock<C>& me, const LeafRows<C>& own, int other, int leaf, float (&c)[2][4]) {
+GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& own, int other, int sub_chunk,
+                           float (&c)[2][4]) {
     constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
-    const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), leaf);
+    const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), sub_chunk);
     float sums[SUMS][2][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::N / 16; kk++) {
@@ -99,15 +101,15 @@ GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
     a[0] = to_tf32(c[0]), a[1] = to_tf32(c[2]), a[2] = to_tf32(c[1]), a[3] = to_tf32(c[3]);
 }
 
-/* sum += (R or K of a leaf)^T c^T */
+/* sum += (R or K of a sub-chunk)^T c^T */
 template <class C>
-GT_DEV void add_leaf(const BackwardBlock<C>& me, const float (&c)[2][4], int from, int leaf, Sums<C>& sum) {
+GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], int from, int sub_chunk, Sums<C>& sum) {
     float b[2][4];
     GT_UNROLL
     for (int x = 0; x < 8; x++) b[x / 4][x % 4] = to_tf32(c[x / 4][x % 4]);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const uint32_t cell = me.smem + from + cell_of<C>(LEAF / 2 * leaf + 4 * e + me.j, 2 * me.g);
+        const uint32_t cell = me.smem + from + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float4 x = lds<float4>(cell + 128 * q);
@@ -120,10 +122,10 @@ GT_DEV void add_leaf(const BackwardBlock<C>& me, const float (&c)[2][4], int fro
 
 /* ---- X and Z ------------------------------------------------------------------------------------------------ */
 
-/* Where, in the slow form, the sums of pairs are that begin before leaf a and end in leaf c > a > 0. */
+/* Strong-decay path: where the sums of pairs are that begin before sub-chunk a and end in sub-chunk c > a > 0. */
 template <class C>
-GT_DEV int slow_ends(int a, int c) {
-    return C::SLOW_ENDS + 4 * (a + c - 3) * C::CHANNELS;
+GT_DEV int strong_ends(int a, int c) {
+    return C::STRONG_DECAY_ENDS + 4 * (a + c - 3) * C::CHANNELS;
 }
 
 /* Channels by a vector in shared memory. */
@@ -143,30 +145,30 @@ GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
 }
 
-/* The cell of C of leaves a >= b: two tokens of a by two of b.  16 bits: a = b. */
+/* The cell of C of sub-chunks a >= b: two tokens of a by two of b.  16 bits: a = b. */
 template <class C>
 GT_DEV uint32_t C_cell(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
-    const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::SPLIT ? a * (a + 1) / 2 + b : a;
-    return me.smem + C::C_CELLS + 4 * LEAF * LEAF * block + 128 * pair_a + 16 * (pair_b ^ swap);
+    const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::TF32X3 ? a * (a + 1) / 2 + b : a;
+    return me.smem + C::C_CELLS + 4 * SUB_CHUNK * SUB_CHUNK * block + 128 * pair_a + 16 * (pair_b ^ swap);
 }
 
 template <class C>
-GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int leaf, int i, int j) {
-    return C_cell(me, leaf, leaf, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
+GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int sub_chunk, int i, int j) {
+    return C_cell(me, sub_chunk, sub_chunk, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
 }
 
-/* What the leaf's R_i x_i or K_j x_j, `of` which, sum up to, to [channels] at `to`: of S dy, its part of dg_0.  The
- * chunk's first token carries no decay. */
+/* What the sub-chunk's R_i x_i or K_j x_j, `of` which, sum up to, to [channels] at `to`: of S dy, its part of dg_0.
+ * The chunk's first token carries no decay. */
 template <class C>
-GT_DEV void store_leaf_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
+GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
     constexpr int COUNT = 2 * C::GROUPS;
-    const float carries = of == C::R && me.leaf == 0 && me.j == 0 ? 0.0f : 1.0f;
+    const float carries = of == C::R && me.sub_chunk == 0 && me.j == 0 ? 0.0f : 1.0f;
     float first[COUNT];
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
         const uint32_t cell = me.smem + of + 128 * q;
-        const float4 R0 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + me.j, 2 * me.g));
-        const float4 R1 = lds<float4>(cell + cell_of<C>(LEAF / 2 * me.leaf + 4 + me.j, 2 * me.g));
+        const float4 R0 = lds<float4>(cell + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.j, 2 * me.g));
+        const float4 R1 = lds<float4>(cell + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 + me.j, 2 * me.g));
         const float(&x)[2][4] = sum.tile[q];
         first[2 * q] = fma_rn(R1.z, x[1][1], fma_rn(R1.x, x[1][0], fma_rn(R0.z, x[0][1], R0.x * x[0][0] * carries)));
         first[2 * q + 1] =
@@ -181,17 +183,18 @@ GT_DEV void store_leaf_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int o
     }
 }
 
-/* X of the leaf, but for its last factor 2^c_16; its products near the diagonal, times the scale of y, its part of dg_0.  In the slow form
- * X of what comes before the leaf, from its start; C of the leaf, and what pairs that end here sum up to. */
-template <class C, bool SLOW>
+/* X of the sub-chunk, but for its last factor 2^c_16; its products near the diagonal, times the scale of y, its part of
+ * dg_0.  In the strong-decay path X of what comes before the sub-chunk, from its start; C of the sub-chunk, and what
+ * pairs that end here sum up to. */
+template <class C, bool STRONG_DECAY>
 GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
-    const int a = me.leaf;
+    const int a = me.sub_chunk;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
     float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
     times_state<C>(me, C::DY, C::S, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
-    store_leaf_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
-    const LeafRows<C> dy(me, C::DY);
+    store_sub_chunk_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
+    const SubChunkRows<C> dy(me, C::DY);
     for (int b = 0; b < a; b++) {
         token_products<C>(me, dy, C::VALUES, b, c);
         if (b == a - 1 && corner) {
@@ -199,42 +202,42 @@ GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
             c[1][1] = 0.0f;
         }
         scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
-        add_leaf<C>(me, c, C::K, b, sum);
-        if (SLOW && b < a - 1) store_leaf_sum<C>(me, sum, C::R, slow_ends<C>(b + 1, a));
+        add_sub_chunk<C>(me, c, C::K, b, sum);
+        if (STRONG_DECAY && b < a - 1) store_sub_chunk_sum<C>(me, sum, C::R, strong_ends<C>(b + 1, a));
     }
-    if (corner) sts<float>(near_cell(me, LEAF * a) + 4, scale * before);
-    if (a == LEAVES - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    if (corner) sts<float>(near_cell(me, SUB_CHUNK * a) + 4, scale * before);
+    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
     token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
         float& cell = c[x / 4][x % 4];
-        if (j == i || j + 1 == i) sts<float>(near_cell(me, LEAF * a + i) + (j == i ? 0 : 4), scale * cell);
-        if (SLOW) sts<float>(C_element(me, a, i, j), cell);
+        if (j == i || j + 1 == i) sts<float>(near_cell(me, SUB_CHUNK * a + i) + (j == i ? 0 : 4), scale * cell);
+        if (STRONG_DECAY) sts<float>(C_element(me, a, i, j), cell);
         if (j + 1 >= i) cell = 0.0f;
     }
-    if (SLOW) return;
+    if (STRONG_DECAY) return;
     scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
-    add_leaf<C>(me, c, C::K, a, sum);
+    add_sub_chunk<C>(me, c, C::K, a, sum);
 }
 
-/* Z of the leaf, but for its last factor 2^c_16.  In the slow form of what comes after the leaf, from its end; and what
- * pairs of the leaf and G sum up to. */
-template <class C, bool SLOW>
+/* Z of the sub-chunk, but for its last factor 2^c_16.  In the strong-decay path of what comes after the sub-chunk, from
+ * its end; and what pairs of the sub-chunk and G sum up to. */
+template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
-    const int b = me.leaf;
+    const int b = me.sub_chunk;
     float c[2][4];
     times_state<C>(me, C::VALUES, C::G, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::G_SCALE, sum);
-    if (SLOW) store_leaf_sum<C>(me, sum, C::K, C::SLOW_BEGINS + 4 * b * C::CHANNELS);
-    const LeafRows<C> v(me, C::VALUES);
-    for (int a = LEAVES - 1; a > b; a--) {
+    if (STRONG_DECAY) store_sub_chunk_sum<C>(me, sum, C::K, C::STRONG_DECAY_BEGINS + 4 * b * C::CHANNELS);
+    const SubChunkRows<C> v(me, C::VALUES);
+    for (int a = SUB_CHUNKS - 1; a > b; a--) {
         token_products<C>(me, v, C::DY, a, c);
         if (a == b + 1 && me.g == 7 && me.j == 0) c[0][2] = 0.0f;
         scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
-        add_leaf<C>(me, c, C::R, a, sum);
+        add_sub_chunk<C>(me, c, C::R, a, sum);
     }
-    if (SLOW) return;
+    if (STRONG_DECAY) return;
     token_products<C>(me, v, C::DY, b, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
@@ -242,15 +245,15 @@ GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
         if (i <= j + 1) c[x / 4][x % 4] = 0.0f;
     }
     scale_channels<C>(me, C::E + 4 * b * C::CHANNELS, sum);
-    add_leaf<C>(me, c, C::R, b, sum);
+    add_sub_chunk<C>(me, c, C::R, b, sum);
 }
 
-/* X or Z of the leaf to shared memory; a cell has the two tokens of its first channel, then of its second. */
+/* X or Z of the sub-chunk to shared memory; a cell has the two tokens of its first channel, then of its second. */
 template <class C>
 GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const uint32_t cell = me.smem + to + cell_of<C>(LEAF / 2 * me.leaf + 4 * e + me.j, 2 * me.g);
+        const uint32_t cell = me.smem + to + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float(&x)[4] = sum.tile[q][e];
@@ -294,14 +297,14 @@ struct TwoTerms {
     }
 };
 
-/* dv += (A^T as a left operand, tile e, column c: token 2c + e of leaf a) dy_a */
+/* dv += (A^T as a left operand, tile e, column c: token 2c + e of sub-chunk a) dy_a */
 template <class C>
-GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf, float (&dv)[C::VALUE_TILES][4]) {
+GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int sub_chunk, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int matrix = lane_id() / 8, i = lane_id() % 8;
     if constexpr (C::LARGE) { /* its halves: even and odd tokens */
         const uint32_t rows = me.smem + C::DY + row_piece<C::N>(2 * i + matrix % 2, matrix / 2);
-        TwoTerms(A[0], A[1]).multiply(dv, add_16_rows<C::N>(rows, leaf));
+        TwoTerms(A[0], A[1]).multiply(dv, add_16_rows<C::N>(rows, sub_chunk));
     } else {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
@@ -311,7 +314,7 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
             GT_UNROLL
             for (int x = 0; x < C::N / 32; x++) {
                 uint32_t b[4];
-                ldmatrix_x4_trans(b, add_16(add_16_rows<C::N>(rows, leaf), 2 * x));
+                ldmatrix_x4_trans(b, add_16(add_16_rows<C::N>(rows, sub_chunk), 2 * x));
                 GT_UNROLL
                 for (int y = 0; y < 4; y++) mma_tf32(dv[4 * x + y], a, Unpack::lo(b[y]), Unpack::hi(b[y]));
             }
@@ -319,12 +322,12 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int leaf,
     }
 }
 
-/* K of a leaf as left operands, and factors of the channels that it is to be used with.  The tensor core drops
+/* K of a sub-chunk as left operands, and factors of the channels that it is to be used with.  The tensor core drops
  * bits; the factors start from TF32_MEAN, so that it does not make products smaller in the mean. */
 constexpr float TF32_MEAN = 1.0f + 0.69f / 2048.0f;
 
 template <class C>
-struct LeafK {
+struct SubChunkK {
     float K[C::TILES][4];
     float2 factor[C::TILES];
 
@@ -353,10 +356,10 @@ struct LeafK {
     }
 };
 
-/* A^T = K_b R_a^T: tile e, column c is token 2c + e of leaf a */
+/* A^T = K_b R_a^T: tile e, column c is token 2c + e of sub-chunk a */
 template <class C>
-GT_DEV void pair_products(const BackwardBlock<C>& me, const LeafK<C>& left, int leaf, float (&A)[2][4]) {
-    const uint32_t row = me.smem + C::R + cell_of<C>(LEAF / 2 * leaf + me.g, 2 * me.j);
+GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, int sub_chunk, float (&A)[2][4]) {
+    const uint32_t row = me.smem + C::R + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + me.g, 2 * me.j);
     GT_UNROLL
     for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
     GT_UNROLL
@@ -369,10 +372,10 @@ GT_DEV void pair_products(const BackwardBlock<C>& me, const LeafK<C>& left, int 
     }
 }
 
-/* A of the leaf itself, transposed as pair_products() has it: later tokens, and the bonus. */
+/* A of the sub-chunk itself, transposed as pair_products() has it: later tokens, and the bonus. */
 template <class C>
 GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
-    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (LEAF * me.leaf + 2 * me.g));
+    const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (SUB_CHUNK * me.sub_chunk + 2 * me.g));
     const float bonus[2] = {parts.x + parts.y, parts.z + parts.w};
     GT_UNROLL
     for (int x = 0; x < 8; x++) {

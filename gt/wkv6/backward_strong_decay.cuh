@@ -1,17 +1,18 @@
-/* gt/wkv6/backward_strong_decay.cuh - backward of a chunk (backward.cuh): the slow form of a slice.
+/* gt/wkv6/backward_strong_decay.cuh - backward of a chunk (backward.cuh): the strong-decay path of a slice.
  *
- * Only 2^c_16 overflows: between leaves all factors are below 1 already.  So X and Z stop at the leaf's own borders,
- *     X_a = S dy_a + what leaves before add, from the leaf's start
- *     Z_b = G v_b + what leaves after add, from its end
- * and what happens within the leaf is made by running products, as backward_chunk_kernel makes it.  With
- * e_ij = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a leaf
+ * Only 2^c_16 overflows: between sub-chunks all factors are below 1 already.  So X and Z stop at the borders of
+ * the sub-chunk,
+ *     X_a = S dy_a + what sub-chunks before add, from the sub-chunk's start
+ *     Z_b = G v_b + what sub-chunks after add, from its end
+ * and what happens within the sub-chunk is made by running products, as backward_chunk_kernel makes it.  With
+ * e_ij = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a sub-chunk
  *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
  *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
  * and no difference is taken: a channel's few hard resets may stand beside decays close to 1.  Pairs that cross all of
- * leaf a, from leaves b < a (or S) to leaves c > a (or G):
- *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before leaf a's part)_i
+ * sub-chunk a, from sub-chunks b < a (or S) to sub-chunks c > a (or G):
+ *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before sub-chunk a's part)_i
  *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
- * A thread has a channel of a leaf.  r, k, w are read from memory again (L2). */
+ * A thread has a channel of a sub-chunk.  r, k, w are read from memory again (L2). */
 #ifndef GT_WKV6_BACKWARD_STRONG_DECAY_CUH
 #define GT_WKV6_BACKWARD_STRONG_DECAY_CUH
 
@@ -21,20 +22,20 @@ namespace gt {
 namespace wkv6 {
 
 template <class C>
-struct SlowColumn {
+struct StrongColumn {
     using T = typename C::T;
     using W = typename C::W;
     const BackwardParams& p;
-    int t0, tokens;   /* of the leaf: its first token in the chunk, what the chunk has of it */
+    int t0, tokens;   /* of the sub-chunk: its first token in the chunk, what the chunk has of it */
     const T *r0, *k0; /* that token's */
     const W* w0;
 
-    GT_METHOD SlowColumn(const BackwardParams& p_, const BackwardBlock<C>& me, int leaf, int channel)
-        : p(p_), t0(LEAF * leaf), tokens(me.tokens() - LEAF * leaf),
+    GT_METHOD StrongColumn(const BackwardParams& p_, const BackwardBlock<C>& me, int sub_chunk, int channel)
+        : p(p_), t0(SUB_CHUNK * sub_chunk), tokens(me.tokens() - SUB_CHUNK * sub_chunk),
           r0(row_of<T>(p, me, OF_R, t0) + me.slice0 + channel), k0(row_of<T>(p, me, OF_K, t0) + me.slice0 + channel),
           w0(row_of<W>(p, me, OF_W, t0) + me.slice0 + channel) {}
 
-    /* Of token t of the leaf, or of a neighbour in the chunk, else 0.  h: -log2 of its decay. */
+    /* Of token t of the sub-chunk, or of a neighbour in the chunk, else 0.  h: -log2 of its decay. */
     template <class E>
     GT_METHOD float load(const E* from, int tensor, int t) const {
         const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
@@ -48,14 +49,14 @@ struct SlowColumn {
     }
 };
 
-/* R, K and E again: the sums to the leaf's end only add, since they may be infinite. */
+/* R, K and E again: the sums to the sub-chunk's end only add, since they may be infinite. */
 template <class C>
-GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
-    const SlowColumn<C> own(p, me, leaf, channel);
+GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
+    const StrongColumn<C> own(p, me, sub_chunk, channel);
     float before = -p.log2_scale, after = 0.0f;
     GT_NO_UNROLL
-    for (int i = 0; i < LEAF; i++) {
-        const int j = LEAF - 1 - i;
+    for (int i = 0; i < SUB_CHUNK; i++) {
+        const int j = SUB_CHUNK - 1 - i;
         const auto cell = [&](int t) {
             return me.smem + cell_of<C>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
         };
@@ -64,27 +65,27 @@ GT_DEV void prepare_slow_column(const BackwardParams& p, const BackwardBlock<C>&
         before += own.h(i);
         after += own.h(j);
     }
-    sts<float>(me.smem + C::E + 4 * (leaf * C::CHANNELS + channel), leaf_decay(after));
+    sts<float>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + channel), sub_chunk_decay(after));
 }
 
-/* A of the leaf, as pair_products() has it.  A lane runs down row i of every other channel. */
+/* A of the sub-chunk, as pair_products() has it.  A lane runs down row i of every other channel. */
 template <class C>
-GT_DEV void slow_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
-    const int i = lane_id() % LEAF;
-    float a[LEAF] = {};
+GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
+    const int i = lane_id() % SUB_CHUNK;
+    float a[SUB_CHUNK] = {};
     GT_NO_UNROLL
-    for (int channel = lane_id() / LEAF; channel < C::CHANNELS; channel += 2) {
-        const SlowColumn<C> own(p, me, me.leaf, channel);
+    for (int channel = lane_id() / SUB_CHUNK; channel < C::CHANNELS; channel += 2) {
+        const StrongColumn<C> own(p, me, me.sub_chunk, channel);
         float product = p.scale * own.r(i);
         GT_UNROLL
-        for (int j = LEAF - 2; j >= 0; j--) {
+        for (int j = SUB_CHUNK - 2; j >= 0; j--) {
             const float k = own.k(j), decay = ex2_approx(-own.h(j));
             a[j] = fma_rn(j < i ? product : 0.0f, k, a[j]);
             product *= j < i ? decay : 1.0f;
         }
     }
     GT_UNROLL
-    for (int j = 0; j < LEAF; j++) a[j] += shfl_xor(a[j], LEAF);
+    for (int j = 0; j < SUB_CHUNK; j++) a[j] += shfl_xor(a[j], SUB_CHUNK);
     GT_UNROLL
     for (int x = 0; x < 8; x++) { /* token j of row i to the lane that has it as operand */
         const int row = 4 * me.j + 2 * (x % 2) + x / 4;
@@ -96,20 +97,20 @@ GT_DEV void slow_pairs(const BackwardParams& p, const BackwardBlock<C>& me, floa
     }
 }
 
-/* Sums over the channel's pairs that cross the whole leaf, and what mends dg there. */
+/* Sums over the channel's pairs that cross the whole sub-chunk, and what mends dg there. */
 template <class C>
-GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
+GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int channel) {
     const auto of = [&](int vector) { return lds<float>(me.smem + vector + 4 * channel); };
     const auto E = [&](int a) { return of(C::E + 4 * a * C::CHANNELS); };
     float sum = 0.0f, end = 0.0f, decay = 1.0f, sums[C::SUMS] = {}; /* end: dg of the chunk's end */
-    for (int c = leaf + 1; c < LEAVES; c++) {
+    for (int c = sub_chunk + 1; c < SUB_CHUNKS; c++) {
         decay *= E(c - 1);
-        sum = fma_rn(decay, of(leaf == 0 ? C::FIRST + 4 * c * C::CHANNELS : slow_ends<C>(leaf, c)), sum);
+        sum = fma_rn(decay, of(sub_chunk == 0 ? C::FIRST + 4 * c * C::CHANNELS : strong_ends<C>(sub_chunk, c)), sum);
     }
     decay = 1.0f;
-    for (int b = LEAVES - 1; b >= 0; b--) { /* b: of leaves before; decay from its end on */
-        const float begins = of(C::SLOW_BEGINS + 4 * b * C::CHANNELS);
-        if (b < leaf) sum = fma_rn(decay, begins, sum);
+    for (int b = SUB_CHUNKS - 1; b >= 0; b--) { /* b: of sub-chunks before; decay from its end on */
+        const float begins = of(C::STRONG_DECAY_BEGINS + 4 * b * C::CHANNELS);
+        if (b < sub_chunk) sum = fma_rn(decay, begins, sum);
         end = fma_rn(decay, begins, end);
         decay *= E(b);
     }
@@ -119,45 +120,45 @@ GT_DEV float slow_crossing(const BackwardBlock<C>& me, int leaf, int channel) {
     if constexpr (C::KEEPS_BF16) {
         const float lost = decay * sums[1];
         end = sums[2] - fma_rn(decay, sums[0], end) - lost;
-        sum = fma_rn(lost, (float)leaf / LEAVES, sum);
+        sum = fma_rn(lost, (float)sub_chunk / SUB_CHUNKS, sum);
         if (sums[2] != 0.0f) sum = fma_rn(0.5f * decay, end, sum);
     }
     return sum;
 }
 
-/* dr, dk, dw and du of a channel of a leaf.  Inner loops go over what is in registers, outer ones stay loops. */
+/* dr, dk, dw and du of a channel of a sub-chunk.  Inner loops go over what is in registers, outer ones stay loops. */
 template <class C>
-GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& me, int leaf, int channel) {
+GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
     using T = typename C::T;
     using W = typename C::W;
-    const SlowColumn<C> own(p, me, leaf, channel);
+    const StrongColumn<C> own(p, me, sub_chunk, channel);
     const int n = me.slice0 + channel;
     const float u = lds<float>(me.smem + C::U + 4 * (me.slice0 + channel));
     const auto near = [&](int t) { return lds<float2>(near_cell(me, own.t0 + t)); };
     const auto sum_at = [&](int of, int t) {
         return lds<float>(me.smem + of + cell_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
     };
-    float d[LEAF], x[LEAF], dg[LEAF], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
+    float d[SUB_CHUNK], x[SUB_CHUNK], dg[SUB_CHUNK], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
     GT_UNROLL
-    for (int t = 0; t < LEAF; t++) {
+    for (int t = 0; t < SUB_CHUNK; t++) {
         d[t] = ex2_approx(-own.h(t));
         x[t] = own.k(t);
         dg[t] = 0.0f;
     }
     GT_NO_UNROLL
-    for (int i = 0; i < LEAF; i++) { /* pairs that end at i */
+    for (int i = 0; i < SUB_CHUNK; i++) { /* pairs that end at i */
         const float r = p.scale * own.r(i), k = own.k(i), from_start = ex2_approx(-decayed) * sum_at(C::X, i);
         const float2 products = near(i);
-        float term[LEAF], within = 0.0f, decay = 1.0f, crossing = from_start;
+        float term[SUB_CHUNK], within = 0.0f, decay = 1.0f, crossing = from_start;
         GT_UNROLL
-        for (int j = LEAF - 2; j >= 0; j--) {
+        for (int j = SUB_CHUNK - 2; j >= 0; j--) {
             const bool is_pair = j < i - 1;
             decay *= is_pair ? d[j + 1] : 1.0f;
-            term[j] = is_pair ? decay * lds<float>(C_element(me, leaf, i, j)) * x[j] : 0.0f;
+            term[j] = is_pair ? decay * lds<float>(C_element(me, sub_chunk, i, j)) * x[j] : 0.0f;
             within += term[j];
         }
         GT_UNROLL
-        for (int t = 0; t < LEAF - 1; t++) {
+        for (int t = 0; t < SUB_CHUNK - 1; t++) {
             dg[t] = fma_rn(t < i ? r : 0.0f, crossing, dg[t]);
             crossing += term[t];
         }
@@ -166,30 +167,30 @@ GT_DEV void finish_slow_column(const BackwardParams& p, const BackwardBlock<C>& 
         du = fma_rn(products.x * own.r(i), k, du);
         decayed += own.h(i);
     }
-    sts<float>(me.smem + C::DU + 4 * (leaf * C::CHANNELS + channel), du);
-    const float all = slow_crossing(me, leaf, channel);
+    sts<float>(me.smem + C::DU + 4 * (sub_chunk * C::CHANNELS + channel), du);
+    const float all = strong_crossing(me, sub_chunk, channel);
     GT_UNROLL
-    for (int t = 0; t < LEAF; t++) {
+    for (int t = 0; t < SUB_CHUNK; t++) {
         x[t] = p.scale * own.r(t);
         dg[t] += all;
     }
     decayed = 0.0f;
     GT_NO_UNROLL
-    for (int j = LEAF - 1; j >= 0; j--) { /* those that begin at j */
+    for (int j = SUB_CHUNK - 1; j >= 0; j--) { /* those that begin at j */
         const float k = own.k(j), to_end = ex2_approx(-decayed) * sum_at(C::Z, j);
         float within = 0.0f;
         GT_UNROLL
-        for (int i = LEAF - 1; i >= 2; i--)
-            if (i >= j + 2) within = fma_rn(lds<float>(C_element(me, leaf, i, j)), x[i], within) * d[i - 1];
+        for (int i = SUB_CHUNK - 1; i >= 2; i--)
+            if (i >= j + 2) within = fma_rn(lds<float>(C_element(me, sub_chunk, i, j)), x[i], within) * d[i - 1];
         GT_UNROLL
-        for (int t = 1; t < LEAF; t++) dg[t] = fma_rn(t > j ? k : 0.0f, to_end, dg[t]);
+        for (int t = 1; t < SUB_CHUNK; t++) dg[t] = fma_rn(t > j ? k : 0.0f, to_end, dg[t]);
         const float dk = fma_rn(u * own.r(j), near(j).x, fma_rn(own.r(j + 1), near(j + 1).y, to_end + within));
         if (p.tensors[OF_DK].data && j < own.tokens) Element<T>::store(row_of<T>(p, me, OF_DK, own.t0 + j), n, dk);
         decayed += own.h(j);
     }
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
-    for (int t = 0; t < LEAF; t++) {
+    for (int t = 0; t < SUB_CHUNK; t++) {
         /* h may be infinite where no decay is left */
         const float dw = d[t] == 0.0f ? 0.0f : p.raw ? -LN_2 * own.h(t) * dg[t] : dg[t];
         if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), n, dw);

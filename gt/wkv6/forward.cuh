@@ -1,43 +1,49 @@
 /* gt/wkv6/forward.cuh - forward on tensor cores: N = V in 32, 64, 128.
  *
- * In a leaf, with c_t = -log2 of the product of the decays before token t,
- *     R_t = r_t 2^-c_t        K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
- *     y = R S + A v           S <- E . (S + K^T v)       E = 2^-c_16
- * One pair of operands serves the pairs inside the leaf, the output and the state.  2^c grows, but it
- * is bounded: a group of 16 channels in which some c_16 reaches SLOW_LIMIT (a hard reset, or 16 decays
- * under 2^-4) takes the slow form for that leaf: K holds k_t prod_{m>t} d_m, its part of A is made by
- * running products, and S is scaled before the update.  No decay is clamped in either form.
+ * In a sub-chunk, with c_t = -log2 of the product of the decays before token t,
+ *     R_t = r_t 2^-c_t                    K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
+ *     y   = scale (R S + A v)             S <- E . (S + K^T v)       E = 2^-c_16
+ * One pair of operands serves the pairs inside the sub-chunk, the output and the state.  2^c grows, but it is bounded.
+ * Where some c_16 of a group of 16 channels reaches STRONG_DECAY_LIMIT (a hard reset, or 16 decays under 2^-4), the
+ * group takes the strong-decay path for that sub-chunk: K holds k_t prod_{m>t} d_m, the group's share of A is made by
+ * running products, and S is scaled before the update.  No decay is clamped on either path.
  * Compute capability 9.0 has a kernel of its own for N = 128 in 16 bits: forward_hopper_kernel.
  *
- * grid ceil(sequences*H*segments/HEADS).  Block: GROUPS preparing warps a head, 16 channels each (a lane has 2 channels
- * of 4 consecutive tokens, so that the running sums cross lanes twice); and N / COLUMNS state warps a
- * head.  They hand over two buffers, each with two mbarriers (FULL: the preparing warps arrive, EMPTY: the
- * state warps); cp.async runs AHEAD leaves ahead.
- * state warp: S^T as accumulators, MT x NT tiles of 16 x 8 (64 registers); an accumulator pair is the
- *     B operand of R S as it stands, with the inner index permuted alike in R.  tf32 operands: their
- *     error of 2^-12 vanishes under the rounding of y (fp32: below), their range is that of fp32.
- * columns of a state warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane
- *     ends with 2 TILES neighbouring outputs.  v is stored permuted.
- * rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as cells of 16 bytes, two
- *     tokens by two channels, each a lane's left operand as the tensor core wants it.
- * shared, per head and buffer: R [8, N/2+4] cells, K [16, N+8] fp32 (columns xor 24 in rows with bit 2
- *     set: no bank conflicts in any access), v [16, N+8], E [N], bonus [16,GROUPS], slow groups'
- *     pairs: 16 KB at N = 64; two buffers and the rings: 70 KB.
- * tensor cores per leaf and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
+ * grid ceil(sequences*H*segments/HEADS).  A block has for each of its HEADS heads
+ *   GROUPS producer warps, 16 channels each: they copy the inputs (cp.async, AHEAD sub-chunks ahead) and make R, K, E
+ *     and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
+ *   N / COLUMNS consumer warps, which have the state and make A, y and the new state.
+ * They hand over two buffers, each with two mbarriers: at FULL the producers arrive, at EMPTY the consumers.
+ *
+ * Lanes: g = lane / 4 and j = lane % 4, as device.cuh has them for fragments.
+ * S^T of a consumer warp is in accumulators, MT x NT tiles of 16 x 8: 64 registers, 32 at N = 32.  A pair of them is
+ *     the B operand of R S as it stands, with the inner index permuted alike in R.
+ * Products are of tf32, 11 bits with the range of fp32.  R, K and A are rounded to that (2^-11), S is cut off (2^-10),
+ *     and 16-bit v is exact.  For bf16, whose own rounding of y is 2^-8, that is little; for f16 it is as much as its
+ *     rounding of y.  fp32: below.
+ * Columns of a consumer warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane ends with
+ *     2 TILES neighbouring outputs.  v is stored permuted.
+ * Rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as cells of 16 bytes, two tokens by two
+ *     channels, each a lane's left operand as the tensor core wants it.
+ * shared, per head and buffer: R [8, N/2+4] cells; K [16, N+8] fp32, columns xor 24 in rows with bit 2 set, so that no
+ *     access has bank conflicts; v [16, N+8]; E [N]; bonus [16,GROUPS]; A of strong-decay groups: 16 KB at N = 64.  Two
+ *     buffers and the rings: 70 KB.
+ * tensor cores per sub-chunk and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order.
  *
- * fp32 activations (SPLIT): every product is three.  x = its upper 11 bits + rest, both tf32, and
- *     a b ~ a b + a_rest b + a b_rest
+ * fp32 activations (TF32X3): every product is three.  x = hi + lo, its upper 11 bits and what is left, both tf32, and
+ *     a b ~ a b + a_lo b + a b_lo
  * drops 2^-21 of a b.  The tensor core cuts off what is below tf32: as operand, x stands for its upper bits.
  *   - operands lie in shared memory once, in fp32, and are split where they are used: a mask and a
  *     subtraction, the same for S.  Twice the shared memory would save a tenth of the instructions.
  *   - tensor cores round sums towards zero.  So the small products have accumulators of their own, and S is
- *     none from leaf to leaf: what a leaf adds is summed from zero and added as fp32 does (update_state_split).
- *   - E near 1 as keep and factor (Scale), not rounded to fp32: a state of 4096 leaves would show it.
+ *     none from sub-chunk to sub-chunk: what a sub-chunk adds is summed from zero and added as fp32 does
+ *     (update_state_3xtf32).
+ *   - E near 1 as keep and factor (Scale), not rounded to fp32: a state of 4096 sub-chunks would show it.
  *   - c below 64 is off by 2^-19 at most, and with it 2^c by 2e-6, where products of R and K are as small; the
  *     sums of neighbours, whose products are not, share all but the last roundings.  Seen: 7e-7 of y and of states.
  * v lies in cells as R does (value_cell), in the order of a left operand.
- * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 leaves deep: 74 KB; N = 128: 108 KB.
+ * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 sub-chunks deep: 74 KB; N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
 #ifndef GT_WKV6_FORWARD_CUH
 #define GT_WKV6_FORWARD_CUH
@@ -47,11 +53,11 @@
 namespace gt {
 namespace wkv6 {
 
-/* ---- state warps -------------------------------------------------------------------------------------------- */
+/* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* A state warp: its columns of S^T, and where it stands. */
+/* A consumer warp: its columns of S^T, and where it stands. */
 template <class C>
-struct StateWarp {
+struct ConsumerWarp {
     float S[C::MT][C::NT][4];
     int g, j;    /* lane / 4, lane % 4 */
     int column0; /* first of its values */
@@ -62,32 +68,32 @@ struct StateWarp {
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
     uint32_t full, empty; /* mbarriers */
 
-    /* Of tokens, in the update.  fp32: not j, or the compiler would read v once, for two operands that need
-     * it in different registers. */
-    GT_METHOD int pair() const { return C::SPLIT ? 3 - j : j; }
+    /* Which pair of tokens the lane has in the update.  fp32: not j, or the compiler would read v once, for two
+     * operands that need it in different registers. */
+    GT_METHOD int token_pair() const { return C::TF32X3 ? 3 - j : j; }
 
-    GT_METHOD void place(uint32_t buffer0) {
+    GT_METHOD void set_addresses(uint32_t buffer0) {
         g = lane_id() / 4;
         j = lane_id() % 4;
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             row[i] = buffer0 + C::K + 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0)));
-            column[i] = buffer0 + C::K + 4 * (2 * pair() * C::PITCH + g + 8 * (i ^ (pair() & 2 ? 3 : 0)));
+            column[i] = buffer0 + C::K + 4 * (2 * token_pair() * C::PITCH + g + 8 * (i ^ (token_pair() & 2 ? 3 : 0)));
         }
         cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
         /* matrices of 8 tokens by 8 values, in the order of a left operand and of right ones */
         const int matrix = lane_id() / 8, s = lane_id() % 8;
-        if constexpr (C::SPLIT) {
-            values_left = buffer0 + C::VALUES + value_cell<C>(2 * pair(), column0) + 16 * g;
+        if constexpr (C::TF32X3) {
+            values_left = buffer0 + C::VALUES + value_cell<C>(2 * token_pair(), column0) + 16 * g;
             values_right = buffer0 + C::VALUES + value_cell<C>(2 * j, column0) + 16 * g;
         } else {
             values_left = buffer0 + C::VALUES + 2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
             values_right = buffer0 + C::VALUES + 2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
         }
         bonus = buffer0 + C::BONUS + 4 * 2 * g * C::GROUPS;
-        scales = buffer0 + C::SCALE + (C::SPLIT ? 16 : 8) * j;
-        pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
-        flags = buffer0 + C::SLOW;
+        scales = buffer0 + C::SCALE + (C::TF32X3 ? 16 : 8) * j;
+        pairs = buffer0 + C::PAIRS + 4 * (SUB_CHUNK * 2 * g + 2 * j);
+        flags = buffer0 + C::STRONG_DECAY;
         full = buffer0 + C::FULL;
         empty = buffer0 + C::EMPTY;
     }
@@ -119,17 +125,17 @@ struct StateWarp {
     }
 
     /* The same as bf16: a lane gets channel 8 nt + g of every tile, and neighbours in it, by transposing. */
-    GT_METHOD void store(bf16* state, bool rests = false) const {
+    GT_METHOD void store(bf16* state, bool of_lo = false) const {
         state += g * C::N + column0 + 2 * C::TILES * j;
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             struct alignas(4 * C::TILES) {
-                uint32_t pairs[C::TILES];
+                uint32_t words[C::TILES]; /* two neighbours each */
             } row;
             GT_UNROLL
             for (int i = 0; i < C::TILES; i++) {
                 const float lo = S[i / 2][nt][2 * (i % 2)], hi = S[i / 2][nt][2 * (i % 2) + 1];
-                row.pairs[i] = movmatrix_trans(rests ? rests_of(lo, hi) : pack_bf16(lo, hi));
+                row.words[i] = movmatrix_trans(of_lo ? bf16_lo_pair(lo, hi) : pack_bf16(lo, hi));
             }
             stg(state + 8 * nt * C::N, row);
         }
@@ -141,15 +147,15 @@ struct StateWarp {
         for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
     }
 
-    /* The same of fp32, to full accuracy: S <- E . (S + added), or with `after` S <- E . S + added; E in
+    /* The same of fp32, to full accuracy: S <- E . (S + added), or, if S is scaled first, S <- E . S + added.  E is in
      * two terms, as Scale has it. */
-    GT_METHOD void rescale_and_add(int nt, float4 scale, const float (&added)[C::MT][4], bool after) {
+    GT_METHOD void rescale_and_add(int nt, float4 scale, const float (&added)[C::MT][4], bool scale_first) {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) {
             const float factor = x % 2 ? scale.y : scale.x, keep = x % 2 ? scale.w : scale.z;
             float& cell = S[x / 4][nt][x % 4];
             const float add = added[x / 4][x % 4];
-            cell = after ? rescale(keep, factor, cell, add) : rescale(keep, factor, cell + add, 0.0f);
+            cell = scale_first ? rescale(keep, factor, cell, add) : rescale(keep, factor, cell + add, 0.0f);
         }
     }
 
@@ -164,11 +170,11 @@ struct StateWarp {
     }
 };
 
-/* Which groups have the slow form.  fp32: in one register, since there are none to spare. */
-struct SlowMask {
+/* Which groups take the strong-decay path.  fp32: in one register, since there are none to spare. */
+struct StrongMask {
     uint32_t bits;
     template <int COUNT>
-    GT_METHOD SlowMask(const uint32_t (&flags)[COUNT]) : bits(0) {
+    GT_METHOD StrongMask(const uint32_t (&flags)[COUNT]) : bits(0) {
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) bits |= flags[i] << i;
     }
@@ -176,7 +182,7 @@ struct SlowMask {
 };
 
 template <class C>
-using SlowGroups = typename std::conditional<C::SPLIT, SlowMask, const uint32_t (&)[C::GROUPS]>::type;
+using StrongGroups = typename std::conditional<C::TF32X3, StrongMask, const uint32_t (&)[C::GROUPS]>::type;
 
 /* Matrices of v, transposed, as left operands: 8 tokens each. */
 template <class T>
@@ -193,11 +199,11 @@ GT_DEV void unpack_left(const uint32_t (&x)[4], float (&v)[2][4]) {
 
 /* ---- the update of the state -------------------------------------------------------------------------------- */
 
-/* S^T <- (S^T + v^T K) . E, or with SLOW, for groups that are, S^T . E + v^T K.  v is read again where
- * state_leaf has read it: as the left operand it needs other registers side by side, and a read is
+/* S^T <- (S^T + v^T K) . E, or with STRONG_DECAY, for groups that are, S^T . E + v^T K.  v is read again where
+ * state_sub_chunk has read it: as the left operand it needs other registers side by side, and a read is
  * cheaper than the moves. */
-template <class C, bool SLOW>
-GT_DEV void update_state_rounded(StateWarp<C>& me, int offset, SlowGroups<C> slow) {
+template <class C, bool STRONG_DECAY>
+GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
     float v[C::MT][2][4];
     GT_UNROLL
     for (int mt = 0; mt < C::MT; mt++) {
@@ -208,7 +214,7 @@ GT_DEV void update_state_rounded(StateWarp<C>& me, int offset, SlowGroups<C> slo
     GT_UNROLL
     for (int nt = 0; nt < C::NT; nt++) {
         const float2 scale = lds<float2>(me.scales + offset + 32 * nt);
-        if (SLOW && slow[nt / 2]) me.scale(nt, scale);
+        if (STRONG_DECAY && strong[nt / 2]) me.scale(nt, scale);
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
             const uint32_t cell = me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
@@ -216,33 +222,33 @@ GT_DEV void update_state_rounded(StateWarp<C>& me, int offset, SlowGroups<C> slo
             GT_UNROLL
             for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
         }
-        if (!SLOW || !slow[nt / 2]) me.scale(nt, scale);
+        if (!STRONG_DECAY || !strong[nt / 2]) me.scale(nt, scale);
     }
 }
 
-/* What a leaf adds to a tile of an fp32 state.  It is summed by itself, the small products first: tensor cores
- * round sums towards zero, which over the leaves of a long memory would take away far more than fp32 does. */
+/* What a sub-chunk adds to a tile of an fp32 state.  It is summed by itself, the small products first: tensor cores
+ * round sums towards zero, which over the sub-chunks of a long memory would take away far more than fp32 does. */
 template <int MT>
-GT_DEV void multiply_split(float (&added)[MT][4], const float (&v)[MT][2][4], const float (&rest)[MT][2][4],
-                           const float (&k)[2][2]) {
+GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], const float (&lo)[MT][2][4],
+                            const float (&k)[2][2]) {
     GT_UNROLL
     for (int i = 0; i < 2 * MT; i++) {
         const int mt = i % MT, half = i / MT;
-        mma_tf32(added[mt], rest[mt][half], k[half][0], k[half][1]);
-        mma_tf32(added[mt], v[mt][half], tf32_rest(k[half][0]), tf32_rest(k[half][1]));
+        mma_tf32(added[mt], lo[mt][half], k[half][0], k[half][1]);
+        mma_tf32(added[mt], v[mt][half], tf32_lo(k[half][0]), tf32_lo(k[half][1]));
     }
     GT_UNROLL
     for (int i = 0; i < 2 * MT; i++) mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
 }
 
 /* The same of fp32, where nothing is rounded to tf32. */
-template <class C, bool SLOW>
-GT_DEV void update_state_split(StateWarp<C>& me, int offset, SlowGroups<C> slow) {
-    float v[C::MT][2][4], rest[C::MT][2][4];
+template <class C, bool STRONG_DECAY>
+GT_DEV void update_state_3xtf32(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
+    float v[C::MT][2][4], lo[C::MT][2][4];
     GT_UNROLL
     for (int i = 0; i < 2 * C::MT; i++) {
         lds_words(v[i / 2][i % 2], me.values_left + offset + value_cell<C>(8 * (i % 2), 4 * (i / 2)));
-        set_rests<true>(v[i / 2][i % 2], rest[i / 2][i % 2]);
+        set_lo<true>(v[i / 2][i % 2], lo[i / 2][i % 2]);
     }
     GT_UNROLL
     for (int nt = 0; nt < C::NT; nt++) {
@@ -251,30 +257,31 @@ GT_DEV void update_state_split(StateWarp<C>& me, int offset, SlowGroups<C> slow)
         for (int i = 0; i < 4; i++)
             k[i / 2][i % 2] =
                 lds<float>(me.column[nt % 4] + offset + 128 * (nt / 4) + 4 * C::PITCH * (8 * (i / 2) + i % 2));
-        multiply_split<C::MT>(added, v, rest, k);
+        multiply_3xtf32<C::MT>(added, v, lo, k);
         const float4 scale = lds<float4>(me.scales + offset + 64 * nt);
-        me.rescale_and_add(nt, scale, added, SLOW && slow[nt / 2]);
+        me.rescale_and_add(nt, scale, added, STRONG_DECAY && strong[nt / 2]);
     }
 }
 
-template <class C, bool SLOW>
-GT_DEV void update_state_warp(StateWarp<C>& me, int offset, SlowGroups<C> slow) {
-    if constexpr (C::SPLIT) {
-        update_state_split<C, SLOW>(me, offset, slow);
+template <class C, bool STRONG_DECAY>
+GT_DEV void update_state_warp(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
+    if constexpr (C::TF32X3) {
+        update_state_3xtf32<C, STRONG_DECAY>(me, offset, strong);
     } else {
-        update_state_rounded<C, SLOW>(me, offset, slow);
+        update_state_rounded<C, STRONG_DECAY>(me, offset, strong);
     }
 }
 
 /* ---- the output --------------------------------------------------------------------------------------------- */
 
-/* The part of a slow group in A: tokens 2g, 2g + 1 by 8i + 2j, + 1 in A[i]. */
-GT_DEV void add_slow_pairs(uint32_t pairs, float (&A)[2][4]) {
+/* Adds what a strong-decay group has made of A, at `pairs` in shared memory.  A[i]: tokens 2g, 2g + 1 by 8i + 2j and
+ * the next. */
+GT_DEV void add_strong_pairs(uint32_t pairs, float (&A)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tile e / 2, token 2g + e % 2 */
-        const float2 pair = lds<float2>(pairs + 4 * (LEAF * (e % 2) + 8 * (e / 2)));
-        A[e / 2][2 * (e % 2)] += pair.x;
-        A[e / 2][2 * (e % 2) + 1] += pair.y;
+        const float2 two = lds<float2>(pairs + 4 * (SUB_CHUNK * (e % 2) + 8 * (e / 2)));
+        A[e / 2][2 * (e % 2)] += two.x;
+        A[e / 2][2 * (e % 2) + 1] += two.y;
     }
 }
 
@@ -299,10 +306,10 @@ GT_DEV void scale_y(float scale, float (&y)[TILES][4]) {
     for (int i = 0; i < 4 * TILES; i++) y[i / 4][i % 4] *= scale;
 }
 
-/* One leaf of a state warp: y of 16 tokens into y[tile][4], S to the next leaf.  SLOW: some groups have
- * the slow form. */
-template <class C, bool SLOW>
-GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow, float (&y)[C::TILES][4]) {
+/* One sub-chunk of a consumer warp: y of 16 tokens into y[tile][4], S to the next sub-chunk.  STRONG_DECAY: some groups
+ * take the strong-decay path. */
+template <class C, bool STRONG_DECAY>
+GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong, float (&y)[C::TILES][4]) {
     using E = Element<typename C::T>;
 
     /* A = R K^T and y = R S, then y += A v */
@@ -311,44 +318,44 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow, float (
     for (int kk = 0; kk < C::NT; kk++) {
         const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
         const float r[4] = {cell.x, cell.y, cell.z, cell.w};
-        float r_rest[4];
-        set_rests<C::SPLIT>(r, r_rest);
-        if (!SLOW || !slow[kk / 2]) {
+        float r_lo[4];
+        set_lo<C::TF32X3>(r, r_lo);
+        if (!STRONG_DECAY || !strong[kk / 2]) {
             const uint32_t row = me.row[kk % 4] + offset + 128 * (kk / 4);
             const float2 k0 = lds<float2>(row), k1 = lds<float2>(row + 8 * C::PITCH * 4);
-            mma_split<C::SPLIT>(A[0], A_low[0], r, r_rest, k0.x, k0.y);
-            mma_split<C::SPLIT>(A[1], A_low[1], r, r_rest, k1.x, k1.y);
+            mma_3xtf32<C::TF32X3>(A[0], A_low[0], r, r_lo, k0.x, k0.y);
+            mma_3xtf32<C::TF32X3>(A[1], A_low[1], r, r_lo, k1.x, k1.y);
         }
         GT_UNROLL
         for (int i = 0; i < C::TILES; i++)
-            mma_split<C::SPLIT>(y[i], y_low[i], r, r_rest, me.S[i / 2][kk][2 * (i % 2)],
-                                me.S[i / 2][kk][2 * (i % 2) + 1]);
+            mma_3xtf32<C::TF32X3>(y[i], y_low[i], r, r_lo, me.S[i / 2][kk][2 * (i % 2)],
+                                  me.S[i / 2][kk][2 * (i % 2) + 1]);
     }
     GT_UNROLL
-    for (int i = 0; C::SPLIT && i < 8; i++) A[i / 4][i % 4] += A_low[i / 4][i % 4];
+    for (int i = 0; C::TF32X3 && i < 8; i++) A[i / 4][i % 4] += A_low[i / 4][i % 4];
     GT_UNROLL
-    for (int i = 0; SLOW && i < C::GROUPS; i++)
-        if (slow[i]) add_slow_pairs(me.pairs + offset + 4 * LEAF * LEAF * i, A);
+    for (int i = 0; STRONG_DECAY && i < C::GROUPS; i++)
+        if (strong[i]) add_strong_pairs(me.pairs + offset + 4 * SUB_CHUNK * SUB_CHUNK * i, A);
     float words[2 * C::GROUPS], bonus[2] = {0.0f, 0.0f};
     lds_words(words, me.bonus + offset);
     GT_UNROLL
     for (int i = 0; i < 2 * C::GROUPS; i++) bonus[i / C::GROUPS] += words[i];
     complete_pairs<C>(me.g, me.j, bonus, A);
     const float left[2][4] = {{A[0][0], A[0][2], A[0][1], A[0][3]}, {A[1][0], A[1][2], A[1][1], A[1][3]}};
-    if constexpr (C::SPLIT) {
+    if constexpr (C::TF32X3) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            float rest[4];
-            set_rests<true>(left[i], rest);
+            float lo[4];
+            set_lo<true>(left[i], lo);
             GT_UNROLL
             for (int mt = 0; mt < C::MT; mt++) {
                 float x[4];
                 lds_words(x, me.values_right + offset + value_cell<C>(8 * i, 4 * mt));
                 GT_UNROLL
                 for (int e = 0; e < 2; e++) {
-                    const float b0 = tf32_part(x[e]), b1 = tf32_part(x[e + 2]);
+                    const float b0 = tf32_hi(x[e]), b1 = tf32_hi(x[e + 2]);
                     mma_tf32(y[2 * mt + e], left[i], b0, b1);
-                    mma_tf32(y_low[2 * mt + e], rest, b0, b1);
+                    mma_tf32(y_low[2 * mt + e], lo, b0, b1);
                     mma_tf32(y_low[2 * mt + e], left[i], x[e] - b0, x[e + 2] - b1);
                 }
             }
@@ -364,18 +371,18 @@ GT_DEV void state_leaf(StateWarp<C>& me, int offset, SlowGroups<C> slow, float (
             for (int i = 0; i < 4; i++) mma_tf32(y[2 * mt + i / 2], left[i % 2], E::lo(x[i]), E::hi(x[i]));
         }
     }
-    update_state_warp<C, SLOW>(me, offset, slow);
+    update_state_warp<C, STRONG_DECAY>(me, offset, strong);
 }
 
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
 template <class C>
-GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
+GT_DEV void consume(const TensorParams& p, uint32_t smem) {
     using E = Element<typename C::T>;
-    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
-    StateWarp<C> me;
+    const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
+    ConsumerWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
-    me.place(smem + sub * C::HEAD_BUFFER);
+    me.set_addresses(smem + sub * C::HEAD_BUFFER);
     const HeadSpan span = span_of<C, false>(p, sub);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
@@ -383,47 +390,47 @@ GT_DEV void state_role(const TensorParams& p, uint32_t smem) {
     typename C::T* y_out =
         static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
 
-    constexpr int STEP = C::SPLIT && C::N == 64 ? 1 : 2; /* two leaves side by side would spill there */
-    for (int leaf = 0; leaf < span.leaves; leaf += STEP) {
-        if (checkpoints && leaf % LEAVES == 0) {
-            typename C::State* checkpoint = checkpoints + leaf / LEAVES * C::N * C::N;
+    constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* two sub-chunks side by side would spill there */
+    for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
+        if (checkpoints && sub_chunk % SUB_CHUNKS == 0) {
+            typename C::State* checkpoint = checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N;
             me.store(checkpoint);
-            if constexpr (C::KEEPS_REST) me.store(checkpoint + p.lo_terms, true);
+            if constexpr (C::KEEPS_LO) me.store(checkpoint + p.lo_terms, true);
         }
         GT_UNROLL
-        for (int i = 0; i < STEP; i++) {
-            if (leaf + i >= span.leaves) break;
-            const int buffer = STEP == 1 ? leaf % 2 : i;
+        for (int i = 0; i < UNROLLED; i++) {
+            if (sub_chunk + i >= span.sub_chunks) break;
+            const int buffer = UNROLLED == 1 ? sub_chunk % 2 : i;
             float y[C::TILES][4] = {};
-            mbarrier_wait(me.full + buffer * C::BUFFER, leaf / 2 % 2);
-            uint32_t slow[C::GROUPS], any = 0;
-            lds_words(slow, me.flags + buffer * C::BUFFER);
+            mbarrier_wait(me.full + buffer * C::BUFFER, sub_chunk / 2 % 2);
+            uint32_t strong[C::GROUPS], any = 0;
+            lds_words(strong, me.flags + buffer * C::BUFFER);
             GT_UNROLL
-            for (int k = 0; k < C::GROUPS; k++) any |= slow[k];
+            for (int k = 0; k < C::GROUPS; k++) any |= strong[k];
             if (any) {
-                state_leaf<C, true>(me, buffer * C::BUFFER, slow, y);
+                state_sub_chunk<C, true>(me, buffer * C::BUFFER, strong, y);
             } else {
-                state_leaf<C, false>(me, buffer * C::BUFFER, slow, y);
+                state_sub_chunk<C, false>(me, buffer * C::BUFFER, strong, y);
             }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
             scale_y(p.in.scale, y);
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
-                const int t = (leaf + i) * LEAF + 2 * me.g + half;
-                if constexpr (C::SPLIT) {
+                const int t = (sub_chunk + i) * SUB_CHUNK + 2 * me.g + half;
+                if constexpr (C::TF32X3) {
                     float x[2 * C::TILES];
                     GT_UNROLL
                     for (int k = 0; k < 2 * C::TILES; k++) x[k] = y[k / 2][2 * half + k % 2];
                     if (t < span.tokens) store_row<C::TILES>(y_out + t * p.y_at.t, x);
                 } else {
-                    uint32_t pairs[C::TILES];
+                    uint32_t words[C::TILES];
                     GT_UNROLL
-                    for (int k = 0; k < C::TILES; k++) pairs[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
+                    for (int k = 0; k < C::TILES; k++) words[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
                     if (t >= span.tokens) continue;
                     if constexpr (C::TILES == 4) {
-                        stg<uint4>(y_out + t * p.y_at.t, {pairs[0], pairs[1], pairs[2], pairs[3]});
+                        stg<uint4>(y_out + t * p.y_at.t, {words[0], words[1], words[2], words[3]});
                     } else {
-                        stg<uint2>(y_out + t * p.y_at.t, {pairs[0], pairs[1]});
+                        stg<uint2>(y_out + t * p.y_at.t, {words[0], words[1]});
                     }
                 }
             }
@@ -439,10 +446,10 @@ forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     init_mbarriers<C>(smem_base());
     wait_for_chain();
-    if (warp_id() < C::PREP_WARPS) {
-        prepare_role<C, false>(p, smem_base());
+    if (warp_id() < C::PRODUCER_WARPS) {
+        produce<C, false>(p, smem_base());
     } else {
-        state_role<C>(p, smem_base());
+        consume<C>(p, smem_base());
     }
 #else
     (void)p;

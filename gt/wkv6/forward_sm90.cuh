@@ -1,26 +1,27 @@
 /* gt/wkv6/forward_sm90.cuh - forward on compute capability 9.0: 16-bit activations, N = V = 128.
  *
- * Block, leaves, operands and what a state warp has are those of forward_tensor_kernel, but
- *     S^T += v^T K      by wgmma, twice a leaf: a warpgroup of 4 state warps has 64 values.  Its accumulators are
- *         StateWarp::S as it stands, v^T comes from registers, K from shared memory, read once for all four.
+ * Block, sub-chunks, operands and what a consumer warp has are those of forward_tensor_kernel, but
+ *     S^T += v^T K      by wgmma, twice a sub-chunk: a warpgroup of 4 consumer warps has 64 values.  Its accumulators
+ *         are ConsumerWarp::S as it stands, v^T comes from registers, K from shared memory, read once for all four.
  *         Meanwhile the warps add A v to y and store it.
  *     y = R S           stays with mma_tf32, for which an accumulator pair of S is a right operand.  As left operand
  *         of wgmma it would have to be moved into another order, into registers that there are not.
- *     A                 is made once a leaf, by the preparing warps in turn, each a leaf after it has prepared its own
- *         part, so that it does not wait for the others.  Four buffers keep state warps from waiting for it; a third
- *         mbarrier of each, A_FULL, hands it over.
- *     E                 is owed: R and K of the leaves that follow have it, 2^-(owed + c_t) and 2^(owed + c_(t+1)),
- *         until a checkpoint, the end of the walk, or OWED_LIMIT in a channel of a group; then all of S is scaled.
- *         That is once in four leaves, but under strong decay.  The slow form scales S by what is owed, too.
+ *     A                 is made once a sub-chunk, by the producer warps in turn, each a sub-chunk after it has prepared
+ *         its own part, so that it does not wait for the others.  Four buffers keep consumer warps from waiting for
+ *         it; a third mbarrier of each, A_FULL, hands it over.
+ *     E                 is deferred: S is not scaled yet.  R and K of the sub-chunks that follow have it instead,
+ *         2^-(deferred + c_t) and 2^(deferred + c_(t+1)), until a checkpoint, the end of the pass, or DEFERRED_LIMIT
+ *         in a channel of a group.  Then all of S is scaled.  That is once in four sub-chunks, but under strong decay.
+ *         The strong-decay path scales S by what is deferred, too.
  * K lies as wgmma wants it without swizzle: 8 channels by 4 tokens are 128 bytes, 144 bytes apart, which makes the
- * stores of a preparing lane (4 tokens of 2 channels) and the reads for A free of bank conflicts.  A preparing warp
+ * stores of a producer lane (4 tokens of 2 channels) and the reads for A free of bank conflicts.  A producer warp
  * hands it to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
  *
- * registers: S is 64 of 128.  Addresses are kept (kept()), or a third of the preparing warp's instructions would
+ * registers: S is 64 of 128.  Addresses are kept (kept()), or a third of the producer warp's instructions would
  *     make them again.
- * shared: 32.4 KB a buffer, with the rings 205 KB, or 226 KB if w is fp32.  Wavefronts a leaf and head: 1560, of
+ * shared: 32.4 KB a buffer, with the rings 205 KB, or 226 KB if w is fp32.  Wavefronts a sub-chunk and head: 1560, of
  *     which 512 are R (forward_tensor_kernel: 2544).
- * tensor cores per leaf and head: 32 + 8 x 36 m16n8k8 and 4 m64n128k8.
+ * tensor cores per sub-chunk and head: 32 + 8 x 36 m16n8k8 and 4 m64n128k8.
  * issue slots per token and head, counted: 246 (forward_tensor_kernel: 370).
  * bytes: as forward_tensor_kernel. */
 #ifndef GT_WKV6_FORWARD_SM90_CUH
@@ -34,30 +35,31 @@ namespace wkv6 {
 template <class T_, class W_>
 struct HopperTraits : TensorTraits<T_, W_, 128> {
     using Base = TensorTraits<T_, W_, 128>;
-    static constexpr int N = 128, GROUPS = Base::GROUPS, PREP_WARPS = Base::PREP_WARPS;
+    static constexpr int N = 128, GROUPS = Base::GROUPS, PRODUCER_WARPS = Base::PRODUCER_WARPS;
     static constexpr int AHEAD = 4, BUFFERS = 4;
     /* of K: 8 channels by 4 tokens, and all channels by 4 tokens; 16 bytes too many, against bank conflicts */
     static constexpr int BLOCK = 128 + 16, PLANE = N / 8 * BLOCK + 16;
-    static constexpr int VALUES = Base::K + LEAF / 4 * PLANE, A = VALUES + LEAF * Base::PITCH * 2;
-    /* by which S is scaled after the update, and in the slow form before */
-    static constexpr int SCALE = A + LEAF * LEAF * 4, SLOW_SCALE = SCALE + 4 * N;
-    static constexpr int BONUS = SLOW_SCALE + 4 * N, SLOW = BONUS + 4 * LEAF * GROUPS;
-    static constexpr int FULL = SLOW + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8, PAIRS = SLOW + 64;
-    static constexpr int HEAD_BUFFER = PAIRS + 4 * LEAF * LEAF * GROUPS, BUFFER = HEAD_BUFFER;
-    static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PREP_WARPS * AHEAD * Base::STAGE;
-    static_assert(!Base::SPLIT && PREP_WARPS % 4 == 0 && Base::STATE_WARPS % 4 == 0, "warpgroups");
+    static constexpr int VALUES = Base::K + SUB_CHUNK / 4 * PLANE, A = VALUES + SUB_CHUNK * Base::PITCH * 2;
+    /* by which S is scaled after the update, and in the strong-decay path before */
+    static constexpr int SCALE = A + SUB_CHUNK * SUB_CHUNK * 4, STRONG_DECAY_SCALE = SCALE + 4 * N;
+    static constexpr int BONUS = STRONG_DECAY_SCALE + 4 * N, STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS;
+    static constexpr int FULL = STRONG_DECAY + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8,
+                         PAIRS = STRONG_DECAY + 64;
+    static constexpr int HEAD_BUFFER = PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * GROUPS, BUFFER = HEAD_BUFFER;
+    static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PRODUCER_WARPS * AHEAD * Base::STAGE;
+    static_assert(!Base::TF32X3 && PRODUCER_WARPS % 4 == 0 && Base::CONSUMER_WARPS % 4 == 0, "warpgroups");
     static_assert(FULL % 8 == 0 && A_FULL + 8 <= PAIRS && BUFFER % 16 == 0, "flags, then mbarriers");
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
 /* ---- what a group owes -------------------------------------------------------------------------------------- */
 
-constexpr float OWED_LIMIT = 16.0f; /* of the decay that a state may lack, log2 */
+constexpr float DEFERRED_LIMIT = 16.0f; /* of the decay that a state may lack, log2 */
 
-/* Of a group in a leaf: S is scaled before the update, or after it. */
-constexpr uint32_t IS_SLOW = 1, IS_SCALED = 2;
+/* Of a group in a sub-chunk: S is scaled before the update, or after it. */
+constexpr uint32_t IS_STRONG_DECAY = 1, IS_SCALED = 2;
 
-/* Those of all groups, as they lie at SLOW: 16 bits each. */
+/* Those of all groups, as they lie at STRONG_DECAY: 16 bits each. */
 template <class C>
 struct GroupFlags {
     uint32_t words[C::GROUPS / 2];
@@ -68,30 +70,30 @@ struct GroupFlags {
         for (int i = 0; i < C::GROUPS / 2; i++) any |= words[i];
         return any | any >> 16;
     }
-    /* Whether a group is slow. */
-    GT_METHOD bool operator[](int group) const { return words[group / 2] >> 16 * (group % 2) & IS_SLOW; }
+    /* Whether a group takes the strong-decay path. */
+    GT_METHOD bool operator[](int group) const { return words[group / 2] >> 16 * (group % 2) & IS_STRONG_DECAY; }
 };
 
 /* x, of which the compiler does not know how it was made: it keeps it in a register, where it would make it again
- * in every leaf. */
+ * in every sub-chunk. */
 GT_DEV uint32_t kept(uint32_t x) { return shfl_idx(x, lane_id()); }
 
 /* x, which is the same in all lanes.  Now the compiler knows: it prepares for no divergence where x decides. */
 GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
 
-/* ---- preparing warps ---------------------------------------------------------------------------------------- */
+/* ---- producer warps ---------------------------------------------------------------------------------------- */
 
 template <class C>
-struct HopperPreparer : Preparer<C> {
-    float owed[2];  /* of the channels' decay, log2: by which the state has not been scaled */
-    uint32_t flags; /* the group's, in buffer 0 */
+struct HopperProducer : Producer<C> {
+    float deferred[2]; /* of the channels' decay, log2: by which the state has not been scaled */
+    uint32_t flags;    /* the group's, in buffer 0 */
     /* in stage 0: what the lane reads of r and k, and of w; to where and from which token it copies */
     uint32_t read_at, w_read_at, copy_at, w_copy_at, v_at;
     int copy_row, w_copy_row, v_copy_row;
 };
 
 template <class C>
-GT_DEV void place_preparer(HopperPreparer<C>& me, uint32_t smem) {
+GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
     constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
     const int lane = lane_id();
     me.group = uniform(warp_id());
@@ -102,10 +104,10 @@ GT_DEV void place_preparer(HopperPreparer<C>& me, uint32_t smem) {
     me.r_cell = kept(smem + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2));
     me.k_row = kept(smem + C::K + me.quad * C::PLANE + me.channel / 8 * C::BLOCK + me.channel % 8 * 16);
     me.values = kept(smem + C::VALUES + 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0))));
-    /* 2 channels of a tile, then of the next, as the state warps read them; one of the lane's two */
+    /* 2 channels of a tile, then of the next, as the consumer warps read them; one of the lane's two */
     me.scale = kept(smem + C::SCALE + 64 * me.group + 16 * (lane % 4) + 8 * (lane / 4 % 2) + 4 * (me.quad % 2));
-    me.bonus = kept(smem + C::BONUS + 4 * (LEAF * me.group + 4 * me.quad + bonus_token()));
-    me.flags = kept(smem + C::SLOW + 2 * me.group);
+    me.bonus = kept(smem + C::BONUS + 4 * (SUB_CHUNK * me.group + 4 * me.quad + bonus_token()));
+    me.flags = kept(smem + C::STRONG_DECAY + 2 * me.group);
 
     const int own = ring_at<C>(4 * me.quad) + lane % 8 * 2;
     me.read_at = me.w_read_at = kept(me.ring + SIZE * own);
@@ -122,28 +124,28 @@ GT_DEV void place_preparer(HopperPreparer<C>& me, uint32_t smem) {
     me.v_copy_row = kept(me.v_row(0));
 }
 
-/* Starts the copies of a leaf, leaf after leaf; beyond the span they write zeros, which nobody reads. */
+/* Starts the copies of a sub-chunk, sub-chunk after sub-chunk; beyond the span they write zeros, which nobody reads. */
 template <class C>
-GT_DEV void copy_leaf(HopperPreparer<C>& me, int leaf) {
-    const uint32_t to = leaf % C::AHEAD * C::STAGE;
-    const int left = me.tokens - leaf * LEAF;
+GT_DEV void copy_sub_chunk(HopperProducer<C>& me, int sub_chunk) {
+    const uint32_t to = sub_chunk % C::AHEAD * C::STAGE;
+    const int left = me.tokens - sub_chunk * SUB_CHUNK;
     me.r[0].copy(me.copy_at + to + C::RING_R, true, me.copy_row < left);
     me.k[0].copy(me.copy_at + to + C::RING_K, true, me.copy_row < left);
     me.v[0].copy(me.v_at + to, true, me.v_copy_row < left);
     GT_UNROLL
-    for (int i = 0; i < me.W_PIECES; i++) { /* half a leaf further each */
-        const int half = i * ring_at<C>(LEAF / 2) * (int)sizeof(typename C::W);
-        me.w[i].copy(me.w_copy_at + to + C::RING_W + half, true, me.w_copy_row + i * LEAF / 2 < left);
+    for (int i = 0; i < me.W_PIECES; i++) { /* half a sub-chunk further each */
+        const int half = i * ring_at<C>(SUB_CHUNK / 2) * (int)sizeof(typename C::W);
+        me.w[i].copy(me.w_copy_at + to + C::RING_W + half, true, me.w_copy_row + i * SUB_CHUNK / 2 < left);
     }
     cp_async_commit();
 }
 
-/* The lane's part of a leaf that has arrived. */
+/* The lane's part of a sub-chunk that has arrived. */
 template <class C>
-GT_DEV RawLeaf<C> read_leaf(const HopperPreparer<C>& me, int stage) {
+GT_DEV RawSubChunk<C> read_sub_chunk(const HopperProducer<C>& me, int stage) {
     constexpr int ROW = sizeof(typename C::T) * C::WIDTH, W_ROW = sizeof(typename C::W) * C::WIDTH;
     const uint32_t from = stage * C::STAGE;
-    RawLeaf<C> x = {};
+    RawSubChunk<C> x = {};
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         x.r[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_R + ROW * i);
@@ -154,22 +156,23 @@ GT_DEV RawLeaf<C> read_leaf(const HopperPreparer<C>& me, int stage) {
     return x;
 }
 
-/* As prepare_leaf, for a state that has not been scaled by what is owed. */
+/* As prepare_sub_chunk, for a state that has not been scaled by what is deferred. */
 template <class C>
-GT_DEV void hopper_prepare_leaf(HopperPreparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer, int stage) {
+GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>& x, int sub_chunk, int buffer,
+                                     int stage) {
     const int offset = buffer * C::BUFFER;
     float h[4][2], c[2], end[2], bonus[4], k[2][4]; /* k: 4 tokens of a channel */
-    decay_bits<C>(me, x, leaf, h);
+    decay_bits<C>(me, x, sub_chunk, h);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &end[e]) + me.owed[e];
-        end[e] += me.owed[e];
+        c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &end[e]) + me.deferred[e];
+        end[e] += me.deferred[e];
     }
-    bool scaled = exceeds(end, OWED_LIMIT);
-    const bool slow = scaled && exceeds(end, SLOW_LIMIT);
-    scaled |= leaf % LEAVES == LEAVES - 1 || (leaf + 1) * LEAF >= me.tokens;
+    bool scaled = exceeds(end, DEFERRED_LIMIT);
+    const bool strong = scaled && exceeds(end, STRONG_DECAY_LIMIT);
+    scaled |= sub_chunk % SUB_CHUNKS == SUB_CHUNKS - 1 || (sub_chunk + 1) * SUB_CHUNK >= me.tokens;
     GT_UNROLL
-    for (int e = 0; e < 2; e++) me.owed[e] = scaled ? 0.0f : end[e];
+    for (int e = 0; e < 2; e++) me.deferred[e] = scaled ? 0.0f : end[e];
 
     make_operands<C>(me, x, h, c, buffer, bonus, [&](int i, float2 pair) {
         k[0][i] = pair.x;
@@ -177,51 +180,51 @@ GT_DEV void hopper_prepare_leaf(HopperPreparer<C>& me, const RawLeaf<C>& x, int 
     });
     GT_UNROLL
     for (int e = 0; e < 2; e++) sts<float4>(me.k_row + offset + 16 * e, {k[e][0], k[e][1], k[e][2], k[e][3]});
-    if (slow) { /* its own K over the other */
-        prepare_slow<C>(me, x, h, buffer, stage, [&](int i, float2 pair) {
+    if (strong) { /* its own K over the other */
+        prepare_strong_decay<C>(me, x, h, buffer, stage, [&](int i, float2 pair) {
             sts<float>(me.k_row + offset + 4 * i, pair.x);
             sts<float>(me.k_row + offset + 4 * i + 16, pair.y);
         });
     }
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + offset, sum);
-    const uint32_t flags = (slow ? IS_SLOW : 0) | (scaled ? IS_SCALED : 0);
+    const uint32_t flags = (strong ? IS_STRONG_DECAY : 0) | (scaled ? IS_SCALED : 0);
     if (lane_id() == 0) sts<uint16_t>(me.flags + offset, (uint16_t)flags);
     if (me.quad < 2) { /* a channel each; 1 where only other groups are scaled */
-        const float decay = scaled ? leaf_decay(me.quad ? end[1] : end[0]) : 1.0f;
-        sts<float>(me.scale + offset, slow ? 1.0f : decay);
-        if (slow) sts<float>(me.scale + offset + C::SLOW_SCALE - C::SCALE, decay);
+        const float decay = scaled ? sub_chunk_decay(me.quad ? end[1] : end[0]) : 1.0f;
+        sts<float>(me.scale + offset, strong ? 1.0f : decay);
+        if (strong) sts<float>(me.scale + offset + C::STRONG_DECAY_SCALE - C::SCALE, decay);
     }
     static_assert(value_column<C>(4) == value_column<C>(0) + 2, "every other pair is a neighbour");
     sts<uint2>(me.values + offset + 2 * value_column<C>(0), {x.v[0].x, x.v[0].z});
     sts<uint2>(me.values + offset + 2 * value_column<C>(2), {x.v[0].y, x.v[0].w});
 }
 
-/* ---- A of a leaf -------------------------------------------------------------------------------------------- */
+/* ---- A of a sub-chunk -------------------------------------------------------------------------------------------- */
 
-/* A preparing warp as that which makes A of a leaf: lane (g, j) has tokens 2g, 2g + 1.  Addresses in buffer 0. */
+/* A producer warp as that which makes A of a sub-chunk: lane (g, j) has tokens 2g, 2g + 1.  Addresses in buffer 0. */
 template <class C>
 struct PairsWarp {
     int g, j;
     uint32_t cells, columns, bonus, pairs, to; /* of R, K; to: A, as left operands */
 
-    GT_METHOD void place(uint32_t buffer0) {
+    GT_METHOD void set_addresses(uint32_t buffer0) {
         g = lane_id() / 4;
         j = lane_id() % 4;
         cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
         columns = buffer0 + C::K + g / 4 * C::PLANE + g % 4 * 4 + 32 * j;
         bonus = buffer0 + C::BONUS + 4 * 2 * g;
-        pairs = buffer0 + C::PAIRS + 4 * (LEAF * 2 * g + 2 * j);
+        pairs = buffer0 + C::PAIRS + 4 * (SUB_CHUNK * 2 * g + 2 * j);
         to = buffer0 + C::A + 16 * lane_id();
     }
 };
 
-template <class C, bool SLOW>
-GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& slow) {
+template <class C, bool STRONG_DECAY>
+GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& strong) {
     float A[2][4] = {}, bonus[2] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::NT; kk++) {
-        if (SLOW && slow[kk / 2]) continue;
+        if (STRONG_DECAY && strong[kk / 2]) continue;
         const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
         const float r[4] = {cell.x, cell.y, cell.z, cell.w};
         GT_UNROLL
@@ -231,11 +234,11 @@ GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& 
         }
     }
     GT_UNROLL
-    for (int i = 0; SLOW && i < C::GROUPS; i++)
-        if (slow[i]) add_slow_pairs(me.pairs + offset + 4 * LEAF * LEAF * i, A);
+    for (int i = 0; STRONG_DECAY && i < C::GROUPS; i++)
+        if (strong[i]) add_strong_pairs(me.pairs + offset + 4 * SUB_CHUNK * SUB_CHUNK * i, A);
     GT_UNROLL
     for (int i = 0; i < C::GROUPS; i++) {
-        const float2 part = lds<float2>(me.bonus + offset + 4 * LEAF * i);
+        const float2 part = lds<float2>(me.bonus + offset + 4 * SUB_CHUNK * i);
         bonus[0] += part.x;
         bonus[1] += part.y;
     }
@@ -245,12 +248,12 @@ GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& 
 }
 
 template <class C>
-GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int leaf) {
-    const int offset = leaf % C::BUFFERS * C::BUFFER;
-    mbarrier_wait(buffer0 + offset + C::FULL, leaf / C::BUFFERS % 2);
+GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int sub_chunk) {
+    const int offset = sub_chunk % C::BUFFERS * C::BUFFER;
+    mbarrier_wait(buffer0 + offset + C::FULL, sub_chunk / C::BUFFERS % 2);
     GroupFlags<C> flags;
-    lds_words(flags.words, buffer0 + offset + C::SLOW);
-    if (flags.any() & IS_SLOW) {
+    lds_words(flags.words, buffer0 + offset + C::STRONG_DECAY);
+    if (flags.any() & IS_STRONG_DECAY) {
         make_pairs<C, true>(me, offset, flags);
     } else {
         make_pairs<C, false>(me, offset, flags);
@@ -259,48 +262,48 @@ GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int leaf) {
 }
 
 template <class C>
-GT_DEV void hopper_prepare_role(const TensorParams& p, uint32_t smem) {
-    HopperPreparer<C> me;
+GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem) {
+    HopperProducer<C> me;
     PairsWarp<C> pairs;
-    place_preparer<C>(me, smem);
-    pairs.place(smem);
+    init_producer<C>(me, smem);
+    pairs.set_addresses(smem);
     const HeadSpan span = span_of<C, false>(p, 0);
-    me.open(p.in, span, span.start, LEAF);
-    me.owed[0] = me.owed[1] = 0.0f;
-    const int leaves = uniform(span.leaves), turn_after = (me.group + 1) % C::PREP_WARPS;
-    for (int leaf = 0; leaf < C::AHEAD; leaf++) copy_leaf<C>(me, leaf);
-    for (int leaf = 0; leaf <= leaves; leaf++) {
-        if (leaf < leaves) {
-            const int buffer = leaf % C::BUFFERS, stage = leaf % C::AHEAD;
+    me.open(p.in, span, span.start, SUB_CHUNK);
+    me.deferred[0] = me.deferred[1] = 0.0f;
+    const int sub_chunks = uniform(span.sub_chunks), turn_after = (me.group + 1) % C::PRODUCER_WARPS;
+    for (int sub_chunk = 0; sub_chunk < C::AHEAD; sub_chunk++) copy_sub_chunk<C>(me, sub_chunk);
+    for (int sub_chunk = 0; sub_chunk <= sub_chunks; sub_chunk++) {
+        if (sub_chunk < sub_chunks) {
+            const int buffer = sub_chunk % C::BUFFERS, stage = sub_chunk % C::AHEAD;
             cp_async_wait<C::AHEAD - 1>();
             sync_warp();
-            const RawLeaf<C> x = read_leaf<C>(me, stage);
-            mbarrier_wait(smem + buffer * C::BUFFER + C::EMPTY, (leaf / C::BUFFERS + 1) % 2);
-            hopper_prepare_leaf<C>(me, x, leaf, buffer, stage);
+            const RawSubChunk<C> x = read_sub_chunk<C>(me, stage);
+            mbarrier_wait(smem + buffer * C::BUFFER + C::EMPTY, (sub_chunk / C::BUFFERS + 1) % 2);
+            hopper_prepare_sub_chunk<C>(me, x, sub_chunk, buffer, stage);
             fence_async_proxy();
             mbarrier_arrive(smem + buffer * C::BUFFER + C::FULL);
             sync_warp(); /* the stage is read */
-            copy_leaf<C>(me, leaf + C::AHEAD);
+            copy_sub_chunk<C>(me, sub_chunk + C::AHEAD);
         }
-        /* A a leaf later, when it waits for no other warp */
-        if (leaf > 0 && leaf % C::PREP_WARPS == turn_after) make_pairs_of<C>(pairs, smem, leaf - 1);
+        /* A a sub-chunk later, when it waits for no other warp */
+        if (sub_chunk > 0 && sub_chunk % C::PRODUCER_WARPS == turn_after) make_pairs_of<C>(pairs, smem, sub_chunk - 1);
     }
     cp_async_wait<0>();
 }
 
-/* ---- state warps, and the kernel ---------------------------------------------------------------------------- */
+/* ---- consumer warps, and the kernel ---------------------------------------------------------------------------- */
 
 template <class C>
-struct HopperStateWarp : StateWarp<C> {
+struct HopperStateWarp : ConsumerWarp<C> {
     uint32_t k, left, a_full; /* in buffer 0: K, A, and the mbarrier of A */
 
-    GT_METHOD void place(uint32_t smem) {
-        StateWarp<C>::place(smem);
+    GT_METHOD void set_addresses(uint32_t smem) {
+        ConsumerWarp<C>::set_addresses(smem);
         k = smem + C::K;
         left = kept(smem + C::A + 16 * lane_id());
         a_full = smem + C::A_FULL;
         this->cells = kept(this->cells);
-        /* as in StateWarp, but a lane's pair of tokens is 4 apart: K has them in their order */
+        /* as in ConsumerWarp, but a lane's pair of tokens is 4 apart: K has them in their order */
         const int matrix = lane_id() / 8, token = lane_id() % 8 / 2 + lane_id() % 2 * 4;
         this->values_left =
             smem + C::VALUES + 2 * ((token + matrix / 2 * 8) * C::PITCH + this->column0 + matrix % 2 * 8);
@@ -355,20 +358,20 @@ GT_DEV void add_pairs(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]
 }
 
 template <class C>
-GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
+GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem) {
     using E = Element<typename C::T>;
     HopperStateWarp<C> me;
-    me.column0 = (warp_id() - C::PREP_WARPS) * C::COLUMNS;
-    me.place(smem);
+    me.column0 = (warp_id() - C::PRODUCER_WARPS) * C::COLUMNS;
+    me.set_addresses(smem);
     const HeadSpan span = span_of<C, false>(p, 0);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
     typename C::T* y_row = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start + 2 * me.g, span.h) +
                            me.column0 + 2 * C::TILES * me.j;
-    for (int leaf = 0; leaf < span.leaves; leaf++) {
-        if (checkpoints && leaf % LEAVES == 0) me.store(checkpoints + leaf / LEAVES * C::N * C::N);
-        const int offset = leaf % C::BUFFERS * C::BUFFER, parity = leaf / C::BUFFERS % 2;
+    for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
+        if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
+        const int offset = sub_chunk % C::BUFFERS * C::BUFFER, parity = sub_chunk / C::BUFFERS % 2;
         float y[2][4] = {}, v[2][4];
         GroupFlags<C> flags;
         mbarrier_wait(me.full + offset, parity);
@@ -376,8 +379,8 @@ GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
         const uint32_t any = flags.any();
         multiply_state<C>(me, offset, y);
         GT_UNROLL
-        for (int i = 0; (any & IS_SLOW) && i < C::GROUPS; i++)
-            if (flags[i]) me.scale_group(i, me.scales + offset + C::SLOW_SCALE - C::SCALE);
+        for (int i = 0; (any & IS_STRONG_DECAY) && i < C::GROUPS; i++)
+            if (flags[i]) me.scale_group(i, me.scales + offset + C::STRONG_DECAY_SCALE - C::SCALE);
         start_update<C>(me, offset, v);
 
         mbarrier_wait(me.a_full + offset, parity);
@@ -388,8 +391,8 @@ GT_DEV void hopper_state_role(const TensorParams& p, uint32_t smem) {
             /* as one number: the compiler would store two one by one */
             const uint32_t low = E::pack(y[0][2 * half], y[0][2 * half + 1]);
             const uint64_t high = E::pack(y[1][2 * half], y[1][2 * half + 1]);
-            if (leaf * LEAF + 2 * me.g + half < span.tokens) stg<uint64_t>(y_row, high << 32 | low);
-            y_row += half ? (LEAF - 1) * p.y_at.t : p.y_at.t;
+            if (sub_chunk * SUB_CHUNK + 2 * me.g + half < span.tokens) stg<uint64_t>(y_row, high << 32 | low);
+            y_row += half ? (SUB_CHUNK - 1) * p.y_at.t : p.y_at.t;
         }
         wgmma_wait<0>();
         GT_UNROLL
@@ -408,16 +411,16 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     const uint32_t smem = smem_base();
     if (thread_id() < C::BUFFERS) {
         const uint32_t buffer = smem + thread_id() * C::BUFFER;
-        mbarrier_init(buffer + C::FULL, 32 * C::PREP_WARPS);
+        mbarrier_init(buffer + C::FULL, 32 * C::PRODUCER_WARPS);
         mbarrier_init(buffer + C::A_FULL, 32);
-        mbarrier_init(buffer + C::EMPTY, 32 * C::STATE_WARPS);
+        mbarrier_init(buffer + C::EMPTY, 32 * C::CONSUMER_WARPS);
     }
     sync_threads();
     wait_for_chain();
-    if (uniform(warp_id()) < C::PREP_WARPS) {
-        hopper_prepare_role<C>(p, smem);
+    if (uniform(warp_id()) < C::PRODUCER_WARPS) {
+        hopper_produce<C>(p, smem);
     } else {
-        hopper_state_role<C>(p, smem);
+        hopper_consume<C>(p, smem);
     }
 #else
     (void)p;

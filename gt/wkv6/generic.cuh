@@ -141,10 +141,10 @@ GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int
         bf16* to = static_cast<bf16*>(p.checkpoints) + index;
         move_column<SLICES, true>(to, in, slice, column, s);
         if (!p.lo_terms) return;
-        float rest[32];
+        float lo[32];
         GT_UNROLL
-        for (int i = 0; i < 32; i++) rest[i] = rest_of(s[i]);
-        move_column<SLICES, true>(to + p.lo_terms, in, slice, column, rest);
+        for (int i = 0; i < 32; i++) lo[i] = bf16_lo(s[i]);
+        move_column<SLICES, true>(to + p.lo_terms, in, slice, column, lo);
     } else {
         move_column<SLICES, true>(static_cast<float*>(p.checkpoints) + index, in, slice, column, s);
     }
@@ -195,14 +195,14 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
- * A fixed number of blocks of 256 threads; each takes chunks of 4 leaves in turn, all chunks being
+ * A fixed number of blocks of 256 threads; each takes chunks of 4 sub-chunks in turn, all chunks being
  * independent once S before and G after each are known.  For one chunk:
- *   1 what needs the states, COLUMNS columns of them at a time: roll S forward through the leaves, park
- *     the state before each, then walk back through them with G.  Leaves in the block's scratch
+ *   1 what needs the states, COLUMNS columns of them at a time: roll S forward through the sub-chunks, park
+ *     the state before each, then go back through them with G.  Leaves in the block's scratch
  *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
- *     SG[leaf,n] = rowsum(S . G)
- *   2 leaf by leaf, the pairs of tokens inside the leaf; every gradient is written once.
- * shared, 1: one state [N, COLUMNS+4] (S, then G), the leaf's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
+ *     SG[sub-chunk,n] = rowsum(S . G)
+ *   2 sub-chunk by sub-chunk, the pairs of tokens inside the sub-chunk; every gradient is written once.
+ * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
  *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
  *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv
  *     are read where they are in global memory.
@@ -223,45 +223,45 @@ struct ChunkParams {
     int rows;                  /* N rounded up to 4 */
 };
 
-constexpr int SWEEP_THREADS = 256;
+constexpr int STATES_THREADS = 256;
 
-/* Offsets in floats of the sweep's shared memory. */
-struct SweepLayout {
+/* Offsets in floats of the shared memory of part 1. */
+struct StatesLayout {
     int state, Qk, Pr, v, dy, keep, factor, end;
 };
 
-GT_HD SweepLayout sweep_layout(int rows, int columns, int pitch) {
-    SweepLayout at;
+GT_HD StatesLayout states_layout(int rows, int columns, int pitch) {
+    StatesLayout at;
     at.state = 0;
     at.Qk = at.state + rows * pitch;
-    at.Pr = at.Qk + LEAF * rows;
-    at.v = at.Pr + LEAF * rows;
-    at.dy = at.v + LEAF * columns;
-    at.keep = at.dy + LEAF * columns;
+    at.Pr = at.Qk + SUB_CHUNK * rows;
+    at.v = at.Pr + SUB_CHUNK * rows;
+    at.dy = at.v + SUB_CHUNK * columns;
+    at.keep = at.dy + SUB_CHUNK * columns;
     at.factor = at.keep + rows;
     at.end = at.factor + rows;
     return at;
 }
 
-struct SweepBlock { /* where a block stands */
+struct StatesBlock { /* where a block stands */
     uint32_t smem;
-    SweepLayout at;
+    StatesLayout at;
     int64_t b, h, start; /* first token of the chunk */
     int tokens, tile, column0;
     float *parked, *Sdy, *Gv, *Gk, *SG; /* parts of its scratch */
 };
 
-/* Q.k, P.r, v, dy and the scales of the leaf that starts at `first`. */
-GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t first) {
+/* Q.k, P.r, v, dy and the scales of the sub-chunk that starts at `first`. */
+GT_DEV void load_states_sub_chunk(const ChunkParams& p, const StatesBlock& s, int64_t first) {
     const Problem& in = p.in;
-    for (int n = thread_id(); n < p.rows; n += SWEEP_THREADS) {
+    for (int n = thread_id(); n < p.rows; n += STATES_THREADS) {
         const int left = n < in.N ? s.tokens - (int)(first - s.start) : 0;
-        float g[LEAF], r[LEAF], k[LEAF], product = 1.0f, sum = 0.0f;
+        float g[SUB_CHUNK], r[SUB_CHUNK], k[SUB_CHUNK], product = 1.0f, sum = 0.0f;
         load_column(g, in.w, in.w_dtype, at(in.w_at, s.b, first, s.h) + n, in.w_at.t, left);
         load_column(r, in.r, in.dtype, at(in.r_at, s.b, first, s.h) + n, in.r_at.t, left);
         load_column(k, in.k, in.dtype, at(in.k_at, s.b, first, s.h) + n, in.k_at.t, left);
         GT_UNROLL
-        for (int t = 0; t < LEAF; t++) {
+        for (int t = 0; t < SUB_CHUNK; t++) {
             g[t] = t < left ? log_decay(in, g[t]) : 0.0f;
             sts<float>(s.smem + 4 * (s.at.Pr + t * p.rows + n), in.scale * r[t] * product);
             sum += g[t];
@@ -270,7 +270,7 @@ GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t f
         }
         product = 1.0f;
         GT_UNROLL
-        for (int t = LEAF - 1; t >= 0; t--) {
+        for (int t = SUB_CHUNK - 1; t >= 0; t--) {
             sts<float>(s.smem + 4 * (s.at.Qk + t * p.rows + n), k[t] * product);
             product *= g[t];
         }
@@ -278,7 +278,7 @@ GT_DEV void load_sweep_leaf(const ChunkParams& p, const SweepBlock& s, int64_t f
         sts<float>(s.smem + 4 * (s.at.keep + n), scale.keep);
         sts<float>(s.smem + 4 * (s.at.factor + n), scale.factor);
     }
-    for (int i = thread_id(); i < 4 * p.columns; i += SWEEP_THREADS) {
+    for (int i = thread_id(); i < 4 * p.columns; i += STATES_THREADS) {
         const int column = i % p.columns, token = i / p.columns * 4, j = s.column0 + column;
         const int64_t t = first + token;
         const int left = j < in.V ? s.tokens - (int)(t - s.start) : 0;
@@ -302,9 +302,9 @@ GT_DEV float dot4(float4 a, float4 b, float sum) {
 }
 
 /* out[t,n] = sum_j state[n,j] x[t,j] over the block's columns; a thread makes 4 tokens of a row. */
-GT_DEV void state_times_tokens(const ChunkParams& p, const SweepBlock& s, int64_t first, int x, float* out) {
+GT_DEV void state_times_tokens(const ChunkParams& p, const StatesBlock& s, int64_t first, int x, float* out) {
     const Problem& in = p.in;
-    for (int i = thread_id(); i < p.rows * (LEAF / 4); i += SWEEP_THREADS) {
+    for (int i = thread_id(); i < p.rows * (SUB_CHUNK / 4); i += STATES_THREADS) {
         const int n = i % p.rows, t0 = i / p.rows * 4;
         float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int j = 0; j < p.columns; j += 4) {
@@ -323,9 +323,9 @@ GT_DEV void state_times_tokens(const ChunkParams& p, const SweepBlock& s, int64_
 }
 
 /* Gk[t,j] = sum_n G[n,j] Qk[t,n]; a thread makes 4 columns of a token. */
-GT_DEV void tokens_times_state(const ChunkParams& p, const SweepBlock& s, int64_t first) {
+GT_DEV void tokens_times_state(const ChunkParams& p, const StatesBlock& s, int64_t first) {
     const Problem& in = p.in;
-    for (int i = thread_id(); i < LEAF * (p.columns / 4); i += SWEEP_THREADS) {
+    for (int i = thread_id(); i < SUB_CHUNK * (p.columns / 4); i += STATES_THREADS) {
         const int t = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
         float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int n = 0; n < p.rows; n++) {
@@ -344,10 +344,10 @@ GT_DEV void tokens_times_state(const ChunkParams& p, const SweepBlock& s, int64_
 }
 
 /* SG[n] = sum_j S[n,j] G[n,j] with S from the scratch; 4 lanes a row. */
-GT_DEV void rowsum_states(const ChunkParams& p, const SweepBlock& s, int leaf) {
+GT_DEV void rowsum_states(const ChunkParams& p, const StatesBlock& s, int sub_chunk) {
     const Problem& in = p.in;
-    const float* S = s.parked + (int64_t)leaf * p.rows * p.columns;
-    for (int i = thread_id(); i < (p.rows * 4 + 31) / 32 * 32; i += SWEEP_THREADS) {
+    const float* S = s.parked + (int64_t)sub_chunk * p.rows * p.columns;
+    for (int i = thread_id(); i < (p.rows * 4 + 31) / 32 * 32; i += STATES_THREADS) {
         const int n = i / 4;
         float sum = 0.0f;
         for (int j = i % 4 * 4; n < p.rows && j < p.columns; j += 16)
@@ -356,19 +356,19 @@ GT_DEV void rowsum_states(const ChunkParams& p, const SweepBlock& s, int leaf) {
         sum += shfl_xor(sum, 1);
         sum += shfl_xor(sum, 2);
         if (i % 4 == 0 && n < in.N) {
-            float& cell = s.SG[leaf * in.N + n];
+            float& cell = s.SG[sub_chunk * in.N + n];
             cell = s.tile ? cell + sum : sum;
         }
     }
 }
 
 /* state <- E . state + sum_t left_t right_t^T; a thread owns 4 x 4 elements at a time. */
-GT_DEV void update_state(const ChunkParams& p, const SweepBlock& s, int left, int right) {
-    for (int i = thread_id(); i < (p.rows / 4) * (p.columns / 4); i += SWEEP_THREADS) {
+GT_DEV void update_state(const ChunkParams& p, const StatesBlock& s, int left, int right) {
+    for (int i = thread_id(); i < (p.rows / 4) * (p.columns / 4); i += STATES_THREADS) {
         const int n = i / (p.columns / 4) * 4, j = i % (p.columns / 4) * 4;
         float sum[4][4] = {};
         GT_UNROLL
-        for (int t = 0; t < LEAF; t++) {
+        for (int t = 0; t < SUB_CHUNK; t++) {
             const float4 a = lds<float4>(s.smem + 4 * (left + t * p.rows + n));
             const float4 b = lds<float4>(s.smem + 4 * (right + t * p.columns + j));
             const float x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
@@ -392,8 +392,8 @@ GT_DEV void update_state(const ChunkParams& p, const SweepBlock& s, int left, in
 }
 
 /* Shared state <- its columns of the checkpoint [N,V] at `first`, 0 outside. */
-GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const void* from, gt_dtype dtype, int64_t first) {
-    for (int i = thread_id(); i < p.rows * p.columns; i += SWEEP_THREADS) {
+GT_DEV void load_state(const ChunkParams& p, const StatesBlock& s, const void* from, gt_dtype dtype, int64_t first) {
+    for (int i = thread_id(); i < p.rows * p.columns; i += STATES_THREADS) {
         const int n = i / p.columns, j = i % p.columns;
         const bool inside = n < p.in.N && s.column0 + j < p.in.V;
         sts<float>(s.smem + 4 * (s.at.state + n * p.pitch + j),
@@ -403,83 +403,83 @@ GT_DEV void load_state(const ChunkParams& p, const SweepBlock& s, const void* fr
 }
 
 /* Part 1 for one tile of columns. */
-GT_DEV void sweep_tile(const ChunkParams& p, const SweepBlock& s, int leaves, int64_t state) {
+GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks, int64_t state) {
     const int64_t parked = (int64_t)p.rows * p.columns;
     load_state(p, s, p.S_checkpoints, p.S_dtype, state);
-    for (int leaf = 0; leaf < leaves; leaf++) { /* forwards: S before each leaf */
-        const int64_t first = s.start + leaf * LEAF;
-        for (int i = thread_id(); i < p.rows * (p.columns / 4); i += SWEEP_THREADS) {
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: S before each sub-chunk */
+        const int64_t first = s.start + sub_chunk * SUB_CHUNK;
+        for (int i = thread_id(); i < p.rows * (p.columns / 4); i += STATES_THREADS) {
             const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
-            stg<float4>(s.parked + leaf * parked + n * p.columns + j,
+            stg<float4>(s.parked + sub_chunk * parked + n * p.columns + j,
                         lds<float4>(s.smem + 4 * (s.at.state + n * p.pitch + j)));
         }
-        load_sweep_leaf(p, s, first);
+        load_states_sub_chunk(p, s, first);
         state_times_tokens(p, s, first, s.at.dy, s.Sdy);
         sync_threads();
-        if (leaf + 1 < leaves) update_state(p, s, s.at.Qk, s.at.v);
+        if (sub_chunk + 1 < sub_chunks) update_state(p, s, s.at.Qk, s.at.v);
     }
     load_state(p, s, p.G_checkpoints, p.G_dtype, state);
-    for (int leaf = leaves - 1; leaf >= 0; leaf--) { /* backwards: G after each leaf */
-        const int64_t first = s.start + leaf * LEAF;
-        load_sweep_leaf(p, s, first);
+    for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: G after each sub-chunk */
+        const int64_t first = s.start + sub_chunk * SUB_CHUNK;
+        load_states_sub_chunk(p, s, first);
         state_times_tokens(p, s, first, s.at.v, s.Gv);
         tokens_times_state(p, s, first);
-        rowsum_states(p, s, leaf);
+        rowsum_states(p, s, sub_chunk);
         sync_threads();
-        if (leaf > 0) update_state(p, s, s.at.Pr, s.at.dy);
+        if (sub_chunk > 0) update_state(p, s, s.at.Pr, s.at.dy);
     }
 }
 
-/* Part 2: where a block stands in a leaf. */
-struct LeafBlock {
+/* Part 2: where a block stands in a sub-chunk. */
+struct SubChunkBlock {
     uint32_t smem;
     int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
     int64_t b, h, first;
-    int tokens, leaf;
-    const float* sweep; /* what part 1 left of the chunk: Sdy, Gv, Gk, SG */
+    int tokens, sub_chunk;
+    const float* products; /* what part 1 left of the chunk: Sdy, Gv, Gk, SG */
 };
 
-GT_HD int leaf_smem(int N, int V, bool wide) {
-    return 4 * (LEAF * (3 * N + (wide ? 0 : 2 * (N > V ? N : V))) + 2 * LEAF * LEAF);
+GT_HD int sub_chunk_smem(int N, int V, bool wide) {
+    return 4 * (SUB_CHUNK * (3 * N + (wide ? 0 : 2 * (N > V ? N : V))) + 2 * SUB_CHUNK * SUB_CHUNK);
 }
 
-static_assert(4 * (LEAF * 3 * MAX_SIZE + 2 * LEAF * LEAF) <= SHARED_BYTES, "the wide form fits");
+static_assert(4 * (SUB_CHUNK * 3 * MAX_SIZE + 2 * SUB_CHUNK * SUB_CHUNK) <= SHARED_BYTES, "the wide form fits");
 
-GT_DEV float cell(const LeafBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
+GT_DEV float cell(const SubChunkBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
 
 /* Sdy and Gv at x = token * N + n. */
 template <bool WIDE>
-GT_DEV float Sdy_at(const ChunkParams& p, const LeafBlock& s, int x) {
-    return WIDE ? s.sweep[s.leaf * LEAF * p.in.N + x] : cell(s, s.Sdy + x);
+GT_DEV float Sdy_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
+    return WIDE ? s.products[s.sub_chunk * SUB_CHUNK * p.in.N + x] : cell(s, s.Sdy + x);
 }
 
 template <bool WIDE>
-GT_DEV float Gv_at(const ChunkParams& p, const LeafBlock& s, int x) {
-    return WIDE ? s.sweep[(CHECKPOINT + s.leaf * LEAF) * p.in.N + x] : cell(s, s.Gv + x);
+GT_DEV float Gv_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
+    return WIDE ? s.products[(CHECKPOINT + s.sub_chunk * SUB_CHUNK) * p.in.N + x] : cell(s, s.Gv + x);
 }
 
-/* v and dy of a token of the leaf. */
+/* v and dy of a token of the sub-chunk. */
 template <bool WIDE>
-GT_DEV float v_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
+GT_DEV float v_at(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
     return WIDE ? load_as(p.in.v, p.in.dtype, at(p.in.v_at, s.b, s.first + token, s.h) + j)
                 : cell(s, s.v + token * p.in.V + j);
 }
 
 template <bool WIDE>
-GT_DEV float dy_at(const ChunkParams& p, const LeafBlock& s, int token, int j) {
+GT_DEV float dy_at(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
     return WIDE ? load_as(p.in.dy, p.in.dtype, at(p.in.dy_at, s.b, s.first + token, s.h) + j)
                 : cell(s, s.dy + token * p.in.V + j);
 }
 
 /* Four tokens of a column of a [16, size] tile. */
-GT_DEV void store_column(const LeafBlock& s, int offset, int size, int token, int column, const float (&x)[4]) {
+GT_DEV void store_column(const SubChunkBlock& s, int offset, int size, int token, int column, const float (&x)[4]) {
     GT_UNROLL
     for (int i = 0; i < 4; i++) sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
 }
 
-/* r times the scale of y, k, d, v, dy of the leaf; tokens beyond it have 0, 0, 1, 0, 0. */
+/* r times the scale of y, k, d, v, dy of the sub-chunk; tokens beyond it have 0, 0, 1, 0, 0. */
 template <bool WIDE>
-GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
+GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
         const int n = i % in.N, token = i / in.N * 4;
@@ -508,16 +508,16 @@ GT_DEV void load_leaf(const ChunkParams& p, const LeafBlock& s) {
     sync_threads();
 }
 
-/* Sdy and Gv of the leaf, where v and dy were. */
-GT_DEV void load_sweep(const ChunkParams& p, const LeafBlock& s) {
+/* Sdy and Gv of the sub-chunk, where v and dy were. */
+GT_DEV void load_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     sync_threads();
     for (int i = thread_id(); i < 4 * in.N; i += 256) {
         const int n = i % in.N, token = i / in.N * 4;
-        const int index = (s.leaf * LEAF + token) * in.N + n;
+        const int index = (s.sub_chunk * SUB_CHUNK + token) * in.N + n;
         float Sdy[4], Gv[4];
-        load_column(Sdy, s.sweep, GT_F32, index, in.N, 4);
-        load_column(Gv, s.sweep, GT_F32, CHECKPOINT * in.N + index, in.N, 4);
+        load_column(Sdy, s.products, GT_F32, index, in.N, 4);
+        load_column(Gv, s.products, GT_F32, CHECKPOINT * in.N + index, in.N, 4);
         store_column(s, s.Sdy, in.N, token, n, Sdy);
         store_column(s, s.Gv, in.N, token, n, Gv);
     }
@@ -527,19 +527,19 @@ GT_DEV void load_sweep(const ChunkParams& p, const LeafBlock& s) {
 /* C_ij = <dy_i, v_j> for j <= i, one pair a thread; A_ij by 16 lanes a row i, which share the sum
  * over n. */
 template <bool WIDE>
-GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
+GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
-    const int i = thread_id() / LEAF, j = thread_id() % LEAF;
+    const int i = thread_id() / SUB_CHUNK, j = thread_id() % SUB_CHUNK;
     float c = 0.0f;
     const bool pair = j <= i && (!WIDE || i < s.tokens);
     for (int x = 0; pair && x < in.V; x++) c = fma_rn(dy_at<WIDE>(p, s, i, x), v_at<WIDE>(p, s, j, x), c);
     sts<float>(s.smem + 4 * (s.C + thread_id()), c);
 
-    float a[LEAF] = {};
-    for (int n = j; n < in.N; n += LEAF) {
+    float a[SUB_CHUNK] = {};
+    for (int n = j; n < in.N; n += SUB_CHUNK) {
         float product = cell(s, s.r + i * in.N + n); /* r_i D_ij as j runs down from i-1 */
         GT_UNROLL
-        for (int m = LEAF - 1; m >= 0; m--) {
+        for (int m = SUB_CHUNK - 1; m >= 0; m--) {
             const float k = cell(s, s.k + m * in.N + n);
             if (m == i && in.u) a[m] = fma_rn(product * in.u[s.h * in.N + n], k, a[m]);
             if (m < i) {
@@ -549,34 +549,34 @@ GT_DEV void pair_products(const ChunkParams& p, const LeafBlock& s) {
         }
     }
     GT_UNROLL
-    for (int m = 0; m < LEAF; m++) {
-        for (int mask = 1; mask < LEAF; mask <<= 1) a[m] += shfl_xor(a[m], mask);
-        if (j == m) sts<float>(s.smem + 4 * (s.A + i * LEAF + m), a[m]);
+    for (int m = 0; m < SUB_CHUNK; m++) {
+        for (int mask = 1; mask < SUB_CHUNK; mask <<= 1) a[m] += shfl_xor(a[m], mask);
+        if (j == m) sts<float>(s.smem + 4 * (s.A + i * SUB_CHUNK + m), a[m]);
     }
     sync_threads();
 }
 
 /* dv_j = Gk_j + sum_{i >= j} A_ij dy_i */
 template <bool WIDE>
-GT_DEV void leaf_dv(const ChunkParams& p, const LeafBlock& s) {
+GT_DEV void sub_chunk_dv(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
         const int t = x / in.V, j = x % in.V;
-        float dv = s.sweep[2 * CHECKPOINT * in.N + (s.leaf * LEAF + t) * in.V + j];
-        for (int i = t; i < s.tokens; i++) dv = fma_rn(cell(s, s.A + i * LEAF + t), dy_at<WIDE>(p, s, i, j), dv);
+        float dv = s.products[2 * CHECKPOINT * in.N + (s.sub_chunk * SUB_CHUNK + t) * in.V + j];
+        for (int i = t; i < s.tokens; i++) dv = fma_rn(cell(s, s.A + i * SUB_CHUNK + t), dy_at<WIDE>(p, s, i, j), dv);
         store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
     }
 }
 
 template <bool WIDE>
-GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
+GT_DEV void sub_chunk_dr(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
         const int i = x / in.N, n = x % in.N;
         const float u = in.u ? in.u[s.h * in.N + n] : 0.0f;
-        float dr = u * cell(s, s.k + x) * cell(s, s.C + i * LEAF + i), product = 1.0f;
+        float dr = u * cell(s, s.k + x) * cell(s, s.C + i * SUB_CHUNK + i), product = 1.0f;
         for (int j = i - 1; j >= 0; j--) {
-            dr = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.k + j * in.N + n), dr);
+            dr = fma_rn(product * cell(s, s.C + i * SUB_CHUNK + j), cell(s, s.k + j * in.N + n), dr);
             product *= cell(s, s.d + j * in.N + n);
         }
         dr = fma_rn(product, Sdy_at<WIDE>(p, s, x), dr);
@@ -585,14 +585,14 @@ GT_DEV void leaf_dr(const ChunkParams& p, const LeafBlock& s) {
 }
 
 template <bool WIDE>
-GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
+GT_DEV void sub_chunk_dk(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
         const int j = x / in.N, n = x % in.N;
         const float u = in.u ? in.u[s.h * in.N + n] : 0.0f;
-        float dk = u * cell(s, s.r + x) * cell(s, s.C + j * LEAF + j), product = 1.0f;
+        float dk = u * cell(s, s.r + x) * cell(s, s.C + j * SUB_CHUNK + j), product = 1.0f;
         for (int i = j + 1; i < s.tokens; i++) {
-            dk = fma_rn(product * cell(s, s.C + i * LEAF + j), cell(s, s.r + i * in.N + n), dk);
+            dk = fma_rn(product * cell(s, s.C + i * SUB_CHUNK + j), cell(s, s.r + i * in.N + n), dk);
             product *= cell(s, s.d + i * in.N + n);
         }
         dk = fma_rn(product, Gv_at<WIDE>(p, s, x), dk);
@@ -602,36 +602,36 @@ GT_DEV void leaf_dk(const ChunkParams& p, const LeafBlock& s) {
 
 /* dg of all tokens of channel n, by sums alone. */
 template <bool WIDE>
-GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)[LEAF]) {
+GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, float (&dg)[SUB_CHUNK]) {
     const Problem& in = p.in;
-    float k[LEAF], all = 1.0f;
+    float k[SUB_CHUNK], all = 1.0f;
     GT_UNROLL
-    for (int t = 0; t < LEAF; t++) {
+    for (int t = 0; t < SUB_CHUNK; t++) {
         k[t] = cell(s, s.k + t * in.N + n);
         dg[t] = 0.0f;
     }
     /* sum_{j<t} k_j Q_j (G v_j): Q needs the product from the right, so Horner from the left */
-    float left = s.sweep[CHECKPOINT * (2 * in.N + in.V) + s.leaf * in.N + n];
-    float Qk[LEAF];
+    float left = s.products[CHECKPOINT * (2 * in.N + in.V) + s.sub_chunk * in.N + n];
+    float Qk[SUB_CHUNK];
     GT_UNROLL
-    for (int t = LEAF - 1; t >= 0; t--) {
+    for (int t = SUB_CHUNK - 1; t >= 0; t--) {
         Qk[t] = k[t] * all * Gv_at<WIDE>(p, s, t * in.N + n);
         all *= cell(s, s.d + t * in.N + n);
     }
     left *= all;
     GT_UNROLL
-    for (int t = 0; t < LEAF; t++) {
+    for (int t = 0; t < SUB_CHUNK; t++) {
         dg[t] += left;
         left += Qk[t];
     }
     /* for every i: the pairs (S, i), (0, i) ... (t-1, i) all span t < i */
     GT_UNROLL
-    for (int i = 1; i < LEAF; i++) {
+    for (int i = 1; i < SUB_CHUNK; i++) {
         if (i < s.tokens) {
-            float term[LEAF], product = cell(s, s.r + i * in.N + n);
+            float term[SUB_CHUNK], product = cell(s, s.r + i * in.N + n);
             GT_UNROLL
             for (int j = i - 1; j >= 0; j--) {
-                term[j] = product * k[j] * cell(s, s.C + i * LEAF + j);
+                term[j] = product * k[j] * cell(s, s.C + i * SUB_CHUNK + j);
                 product *= cell(s, s.d + j * in.N + n);
             }
             float sum = product * Sdy_at<WIDE>(p, s, i * in.N + n);
@@ -645,14 +645,14 @@ GT_DEV void leaf_dg(const ChunkParams& p, const LeafBlock& s, int n, float (&dg)
 }
 
 template <bool WIDE>
-GT_DEV void leaf_dw(const ChunkParams& p, const LeafBlock& s) {
+GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < in.N; n += 256) {
-        float dg[LEAF], w[LEAF];
+        float dg[SUB_CHUNK], w[SUB_CHUNK];
         load_column(w, in.w, in.w_dtype, at(in.w_at, s.b, s.first, s.h) + n, in.w_at.t, s.tokens);
-        leaf_dg<WIDE>(p, s, n, dg);
+        sub_chunk_dg<WIDE>(p, s, n, dg);
         GT_UNROLL
-        for (int t = 0; t < LEAF; t++) {
+        for (int t = 0; t < SUB_CHUNK; t++) {
             if (t >= s.tokens) break;
             float dw = dg[t];
             if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
@@ -663,10 +663,11 @@ GT_DEV void leaf_dw(const ChunkParams& p, const LeafBlock& s) {
 }
 
 /* sum_t C_tt r_t k_t of channel n */
-GT_DEV float leaf_du(const ChunkParams& p, const LeafBlock& s, int n) {
+GT_DEV float sub_chunk_du(const ChunkParams& p, const SubChunkBlock& s, int n) {
     float du = 0.0f;
     for (int t = 0; t < s.tokens; t++)
-        du = fma_rn(cell(s, s.C + t * LEAF + t) * cell(s, s.r + t * p.in.N + n), cell(s, s.k + t * p.in.N + n), du);
+        du =
+            fma_rn(cell(s, s.C + t * SUB_CHUNK + t) * cell(s, s.r + t * p.in.N + n), cell(s, s.k + t * p.in.N + n), du);
     return du;
 }
 
@@ -675,25 +676,25 @@ GT_KERNEL(256, 2)
 backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     wait_for_chain();
     const Problem& in = p.in;
-    SweepBlock s;
-    LeafBlock l;
+    StatesBlock s;
+    SubChunkBlock l;
     s.smem = l.smem = smem_base();
-    s.at = sweep_layout(p.rows, p.columns, p.pitch);
+    s.at = states_layout(p.rows, p.columns, p.pitch);
     s.parked = p.scratch + (int64_t)block_x() * p.scratch_size;
-    s.Sdy = s.parked + LEAVES * p.rows * p.columns;
-    l.sweep = s.Sdy;
+    s.Sdy = s.parked + SUB_CHUNKS * p.rows * p.columns;
+    l.products = s.Sdy;
     s.Gv = s.Sdy + CHECKPOINT * in.N;
     s.Gk = s.Gv + CHECKPOINT * in.N;
     s.SG = s.Gk + CHECKPOINT * in.V;
     l.r = 0;
-    l.k = l.r + LEAF * in.N;
-    l.d = l.k + LEAF * in.N;
-    l.v = l.d + LEAF * in.N;
-    l.dy = l.v + LEAF * in.V;
+    l.k = l.r + SUB_CHUNK * in.N;
+    l.d = l.k + SUB_CHUNK * in.N;
+    l.v = l.d + SUB_CHUNK * in.N;
+    l.dy = l.v + SUB_CHUNK * in.V;
     l.Sdy = l.v;
-    l.Gv = l.Sdy + LEAF * in.N;
-    l.C = l.v + (WIDE ? 0 : 2 * LEAF * (in.N > in.V ? in.N : in.V));
-    l.A = l.C + LEAF * LEAF;
+    l.Gv = l.Sdy + SUB_CHUNK * in.N;
+    l.C = l.v + (WIDE ? 0 : 2 * SUB_CHUNK * (in.N > in.V ? in.N : in.V));
+    l.A = l.C + SUB_CHUNK * SUB_CHUNK;
 
     const int64_t items = in.sequences.B * in.H * p.chunk_slots;
     for (int64_t item = block_x(); item < items; item += grid_x()) {
@@ -703,25 +704,25 @@ backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
         const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
         if (chunk.sequence < 0) continue;
         s.start = chunk.first, s.tokens = (int)(chunk.last - chunk.first);
-        const int leaves = (s.tokens + LEAF - 1) / LEAF;
+        const int sub_chunks = (s.tokens + SUB_CHUNK - 1) / SUB_CHUNK;
         for (s.tile = 0; s.tile < p.tiles; s.tile++) {
             s.column0 = s.tile * p.columns;
-            sweep_tile(p, s, leaves, item * in.N * in.V);
+            roll_tile(p, s, sub_chunks, item * in.N * in.V);
         }
         sync_threads();
         float du = 0.0f; /* of channel thread_id(); N is at most 256 */
-        for (int leaf = 0; leaf < leaves; leaf++) {
-            l.first = s.start + leaf * LEAF;
-            l.tokens = s.tokens - leaf * LEAF < LEAF ? s.tokens - leaf * LEAF : LEAF;
-            l.leaf = leaf;
-            load_leaf<WIDE>(p, l);
+        for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) {
+            l.first = s.start + sub_chunk * SUB_CHUNK;
+            l.tokens = s.tokens - sub_chunk * SUB_CHUNK < SUB_CHUNK ? s.tokens - sub_chunk * SUB_CHUNK : SUB_CHUNK;
+            l.sub_chunk = sub_chunk;
+            load_sub_chunk<WIDE>(p, l);
             pair_products<WIDE>(p, l);
-            if (p.dv) leaf_dv<WIDE>(p, l);
-            if (!WIDE) load_sweep(p, l);
-            if (p.dr) leaf_dr<WIDE>(p, l);
-            if (p.dk) leaf_dk<WIDE>(p, l);
-            if (p.dw) leaf_dw<WIDE>(p, l);
-            if (thread_id() < in.N) du += leaf_du(p, l, thread_id());
+            if (p.dv) sub_chunk_dv<WIDE>(p, l);
+            if (!WIDE) load_products(p, l);
+            if (p.dr) sub_chunk_dr<WIDE>(p, l);
+            if (p.dk) sub_chunk_dk<WIDE>(p, l);
+            if (p.dw) sub_chunk_dw<WIDE>(p, l);
+            if (thread_id() < in.N) du += sub_chunk_du(p, l, thread_id());
             sync_threads();
         }
         if (p.du && thread_id() < in.N) p.du[((l.b * p.chunk_slots + slot) * in.H + l.h) * in.N + thread_id()] = du;

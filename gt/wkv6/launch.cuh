@@ -1,5 +1,5 @@
-/* gt/wkv6/launch.cuh - wkv6 on the current GPU: its plans and their launches.  Which kernels a call takes is path.cuh's;
- * the order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
+/* gt/wkv6/launch.cuh - wkv6 on the current GPU: its plans and their launches.  Which kernels a call takes is
+ * path.cuh's; the order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
 #ifndef GT_WKV6_LAUNCH_CUH
 #define GT_WKV6_LAUNCH_CUH
 
@@ -61,7 +61,7 @@ static Pass pass_of(const gt_wkv6_args& a, bool on_tensor_cores, const Segments&
     p.state_in_shared = !REVERSE && a.state_in_shared;
     p.checkpoints = checkpoints;
     p.chunk_slots = chunk_slots_of(a);
-    p.lo_terms = keeps_rest(a.dtype, a.N, a.V) ? a.B * a.H * p.chunk_slots * a.N * a.V : 0;
+    p.lo_terms = keeps_lo(a.dtype, a.N, a.V) ? a.B * a.H * p.chunk_slots * a.N * a.V : 0;
     pass.any.checkpoint_dtype = REVERSE ? GT_F32 : state_dtype(a.dtype, a.N, a.V);
     pass.tensor.segments = cut;
     pass.tensor.items = (int)(most_sequences(p.in.sequences) * a.H * cut.count);
@@ -102,7 +102,7 @@ static gt_status launch_tensor(const TensorParams& p, Chain& stream) {
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks, States::THREADS,
                    States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
-    if constexpr (!REVERSE && N == 128 && !C::SPLIT) {
+    if constexpr (!REVERSE && N == 128 && !C::TF32X3) {
         using Hopper = HopperTraits<T, W>;
         static Answers known = {};
         void (*const kernel)(TensorParams) = forward_hopper_kernel<Hopper>;
@@ -153,7 +153,7 @@ static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dty
 static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
     const int64_t states = a.B * a.H * chunk_slots_of(a);
     return take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), states,
-                            keeps_rest(a.dtype, a.N, a.V) ? states * a.N * a.V : 0);
+                            keeps_lo(a.dtype, a.N, a.V) ? states * a.N * a.V : 0);
 }
 
 /* Segments, where there are kernels for them. */
@@ -238,11 +238,11 @@ inline gt_status BackwardPlan::finish_chunks(const Device&, Chain& stream) const
             using K = decltype(types);
             return launch_chunks<typename K::T, typename K::W, K::N>(*this, stream);
         });
-    const int states_smem = 4 * sweep_layout(any.rows, any.columns, any.pitch).end;
-    const bool wide = leaf_smem(in.N, in.V, false) > SHARED_BYTES;
-    const int pairs_smem = leaf_smem(in.N, in.V, wide);
+    const int states_smem = 4 * states_layout(any.rows, any.columns, any.pitch).end;
+    const bool wide = sub_chunk_smem(in.N, in.V, false) > SHARED_BYTES;
+    const int pairs_smem = sub_chunk_smem(in.N, in.V, wide);
     return run("wkv6 backward_chunk_kernel", wide ? backward_chunk_kernel<true> : backward_chunk_kernel<false>, blocks,
-               SWEEP_THREADS, states_smem > pairs_smem ? states_smem : pairs_smem, stream, any);
+               STATES_THREADS, states_smem > pairs_smem ? states_smem : pairs_smem, stream, any);
 }
 
 /* Of the kernel for any size: how it cuts a state, and its scratch. */
@@ -252,12 +252,12 @@ static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
     c.rows = (int)(a.N + 3) / 4 * 4;
     c.columns = (int)(a.V + 3) / 4 * 4;
     int limit = 64;
-    while (4 * sweep_layout(c.rows, limit, limit + 4).end > SHARED_BYTES) limit /= 2;
+    while (4 * states_layout(c.rows, limit, limit + 4).end > SHARED_BYTES) limit /= 2;
     if (c.columns > limit) c.columns = limit;
     c.pitch = c.columns + 4;
     c.tiles = (int)(a.V + c.columns - 1) / c.columns;
     c.chunk_slots = chunk_slots_of(a);
-    c.scratch_size = LEAVES * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + LEAVES * a.N;
+    c.scratch_size = SUB_CHUNKS * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + SUB_CHUNKS * a.N;
     c.scratch_size = (c.scratch_size + 63) / 64 * 64;
     c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
     c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
@@ -286,7 +286,7 @@ static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
     return p;
 }
 
-/* bf16 and f16: value tiles of a state warp, each of which leaves its own sums or scales. */
+/* bf16 and f16: value tiles of a consumer warp, each of which leaves its own sums or scales. */
 static inline int value_tiles(const gt_wkv6_args& a) {
     return a.N == 32   ? StatesTraits<bf16, bf16, 32>::PARTS
            : a.N == 64 ? StatesTraits<bf16, bf16, 64>::PARTS
@@ -332,15 +332,15 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
         } else if (G_in_outputs) {
             t.G_rows[0] = {a.dv, a.dv_stride};
         }
-        if (a.dtype == GT_BF16) p.rowsums = arena.take<float>(chunks * SWEEP_SUMS * value_tiles(a) * a.N);
-        if (a.dtype == GT_F16) t.G_undo = arena.take<float>(chunks * value_tiles(a) * a.N);
+        if (a.dtype == GT_BF16) p.rowsums = arena.take<float>(chunks * REVERSE_SUMS * value_tiles(a) * a.N);
+        if (a.dtype == GT_F16) t.G_inverse = arena.take<float>(chunks * value_tiles(a) * a.N);
         if (a.dw && p.rowsums) t.S = S, t.rowsums = const_cast<float*>(p.rowsums);
         t.S_copies = a.N < 128 || plan.slice >= 64 ? 2 : 1;
         t.S_starts_zero = !a.state_in;
         t.last_apart = p.last_first = last_first;
         p.S_checkpoints = S, p.G_checkpoints = G;
         p.G_in_outputs = G_in_outputs;
-        p.G_undo = t.G_undo;
+        p.G_inverse = t.G_inverse;
         p.du = du;
     }
     ChunkParams& c = plan.any;

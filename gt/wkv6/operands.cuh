@@ -8,14 +8,14 @@
 namespace gt {
 namespace wkv6 {
 
-constexpr float SLOW_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
+constexpr float STRONG_DECAY_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
 
 /* Of numbers that f16 is to hold: the power of two that brings the largest next to 2^15, and what undoes it. */
-struct Fit {
-    float scale, undo;
+struct RowScale {
+    float scale, inverse;
 };
 
-GT_DEV Fit fit_f16(float largest) {
+GT_DEV RowScale row_scale_f16(float largest) {
     int exponent = (int)(as_uint(largest) >> 23) - 127 - 14;
     if (exponent < -126) exponent = -126;
     return {as_float((uint32_t)(127 - exponent) << 23), as_float((uint32_t)(exponent + 127) << 23)};
@@ -41,8 +41,8 @@ GT_DEV float bits_of_raw(float w) {
     return ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E));
 }
 
-/* 2^-bits, rounded well where it is near 1: a state meets it once per leaf of its life */
-GT_DEV float leaf_decay(float bits) {
+/* 2^-bits, rounded well where it is near 1: a state meets it once per sub-chunk of its life */
+GT_DEV float sub_chunk_decay(float bits) {
     return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
 }
 
@@ -50,30 +50,30 @@ GT_DEV float to_tf32(float x) { return as_float(as_uint(x) + 0x1000u); } /* near
 GT_DEV float exact_tf32(float x) { return as_float((as_uint(x) + 0x1000u) & 0xffffe000u); }
 
 /* What the tensor core takes of x, and what it leaves, exactly. */
-GT_DEV float tf32_part(float x) { return as_float(as_uint(x) & 0xffffe000u); }
-GT_DEV float tf32_rest(float x) { return x - tf32_part(x); }
+GT_DEV float tf32_hi(float x) { return as_float(as_uint(x) & 0xffffe000u); }
+GT_DEV float tf32_lo(float x) { return x - tf32_hi(x); }
 
 /* x as an operand in shared memory: rounded, or as it is if it will be split where it is used. */
 template <class C>
 GT_DEV float stored_operand(float x) {
-    return C::SPLIT ? x : to_tf32(x);
+    return C::TF32X3 ? x : to_tf32(x);
 }
 
-template <bool SPLIT, int COUNT>
-GT_DEV void set_rests(const float (&x)[COUNT], float (&rest)[COUNT]) {
+template <bool TF32X3, int COUNT>
+GT_DEV void set_lo(const float (&x)[COUNT], float (&lo)[COUNT]) {
     GT_UNROLL
-    for (int i = 0; SPLIT && i < COUNT; i++) rest[i] = tf32_rest(x[i]);
+    for (int i = 0; TF32X3 && i < COUNT; i++) lo[i] = tf32_lo(x[i]);
 }
 
-/* c += a b.  SPLIT: in three products, of which `low` gets the small ones: c is rounded (towards zero, by
+/* c += a b.  TF32X3: in three products, of which `low` gets the small ones: c is rounded (towards zero, by
  * tensor cores) once less, and the two chains of products run side by side. */
-template <bool SPLIT>
-GT_DEV void mma_split(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_rest)[4], float b0,
-                      float b1) {
+template <bool TF32X3>
+GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_lo)[4], float b0,
+                       float b1) {
     mma_tf32(c, a, b0, b1);
-    if constexpr (SPLIT) {
-        mma_tf32(low, a_rest, b0, b1);
-        mma_tf32(low, a, tf32_rest(b0), tf32_rest(b1));
+    if constexpr (TF32X3) {
+        mma_tf32(low, a_lo, b0, b1);
+        mma_tf32(low, a, tf32_lo(b0), tf32_lo(b1));
     }
 }
 

@@ -1,5 +1,5 @@
-/* gt/wkv6/prepare.cuh - the preparing warps of a walk: they copy r, k, w and v of the leaves ahead and turn a leaf into
- * the operands of the state warps.  forward.cuh says what these are. */
+/* gt/wkv6/prepare.cuh - the producer warps of a pass: they copy r, k, w and v of the sub-chunks ahead and turn a
+ * sub-chunk into the operands of the consumer warps.  forward.cuh says what these are. */
 #ifndef GT_WKV6_PREPARE_CUH
 #define GT_WKV6_PREPARE_CUH
 
@@ -10,29 +10,29 @@ namespace wkv6 {
 
 /* ---- copies ------------------------------------------------------------------------------------------------- */
 
-/* What a preparing lane has of a step: 2 channels of TOKENS tokens, and pieces of v. */
+/* What a producer lane has of a step: 2 channels of TOKENS tokens, and pieces of v. */
 template <class C>
-struct RawLeaf {
+struct RawSubChunk {
     Pair<typename C::T> r[C::TOKENS], k[C::TOKENS];
     Pair<typename C::W> w[C::TOKENS];
     uint4 v[C::template Copies<typename C::T>::PIECES];
 };
 
-/* A tensor as a preparing lane copies it: 16 bytes of one token of the next leaf or step. */
+/* A tensor as a producer lane copies it: 16 bytes of one token of the next sub-chunk or step. */
 struct Source {
-    const char* before; /* those of the leaf before: moved first, it is in no copy's way */
-    int64_t leaf_bytes;
+    const char* before; /* those of the sub-chunk before: moved first, it is in no copy's way */
+    int64_t sub_chunk_bytes;
 
-    /* first: token of the first leaf; tokens: from one copied to the next.  NULL stays NULL. */
+    /* first: token of the first sub-chunk; tokens: from one copied to the next.  NULL stays NULL. */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int64_t first, int row,
                        int column, int tokens) {
-        leaf_bytes = data ? tokens * at_.t * element : 0;
+        sub_chunk_bytes = data ? tokens * at_.t * element : 0;
         before = static_cast<const char*>(data);
-        if (before) before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - leaf_bytes;
+        if (before) before += (b * at_.b + h * at_.h + (first + row) * at_.t + column) * element - sub_chunk_bytes;
     }
 
     GT_METHOD void copy(uint32_t to, bool exists, bool inside) {
-        before += leaf_bytes;
+        before += sub_chunk_bytes;
         if (exists) cp_async<16>(to, before, inside ? 16 : 0);
     }
 };
@@ -43,9 +43,9 @@ GT_DEV int ring_at(int token) {
     return token * C::WIDTH + token / C::TOKENS * 16;
 }
 
-/* A preparing lane's place. */
+/* Where a lane of a producer warp stands. */
 template <class C>
-struct Preparer {
+struct Producer {
     int quad, channel; /* tokens from TOKENS quad on, channels channel, channel + 1 of the head */
     int group;         /* channel / 16 */
     uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
@@ -56,9 +56,9 @@ struct Preparer {
     static constexpr int PIECES = C::template Copies<T>::PIECES, W_PIECES = C::template Copies<W>::PIECES;
     Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
     float u0, u1;
-    float bits[2], bits_rest[2]; /* of decay so far, log2; what their sums have rounded off */
-    bool raw;                    /* decay = exp(-exp(w)) */
-    float log2_scale;            /* reverse: of r */
+    float neg_log2[2], neg_log2_lo[2]; /* of decay so far, log2; what their sums have rounded off */
+    bool raw;                          /* decay = exp(-exp(w)) */
+    float log2_scale;                  /* reverse: of r */
 
     /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
     GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
@@ -82,11 +82,11 @@ struct Preparer {
         log2_scale = in.log2_scale;
     }
 
-    /* Starts the copies of a leaf, leaf after leaf in the direction of the sources; zeros beyond the
+    /* Starts the copies of a sub-chunk, sub-chunk after sub-chunk in the direction of the sources; zeros beyond the
      * span. */
-    GT_METHOD void copy(int leaf, bool exists, int stage) {
+    GT_METHOD void copy(int sub_chunk, bool exists, int stage) {
         const uint32_t to = ring + stage * C::STAGE;
-        const int left = tokens - leaf * C::STEP;
+        const int left = tokens - sub_chunk * C::STEP;
         if (C::STATES || exists) { /* a source that is moved past the end costs less than not moving it */
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
@@ -119,28 +119,30 @@ struct Preparer {
     GT_METHOD int v_cell(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
     /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
-    GT_METHOD float log2_decay(int e) const { return C::SPLIT && bits[e] < 1e30f ? -bits[e] - bits_rest[e] : -bits[e]; }
+    GT_METHOD float log2_decay(int e) const {
+        return C::TF32X3 && neg_log2[e] < 1e30f ? -neg_log2[e] - neg_log2_lo[e] : -neg_log2[e];
+    }
 
     /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a cell. */
     GT_METHOD int v_row(int i) const {
-        if constexpr (!C::SPLIT) return (32 * group + lane_id()) / (C::N / 8) + LEAF * i;
+        if constexpr (!C::TF32X3) return (32 * group + lane_id()) / (C::N / 8) + SUB_CHUNK * i;
         const int second = lane_id() / 8 % 2;
         if constexpr (C::N == 32) return 8 * group + lane_id() / 16 * 4 + second + 2 * i;
         return 256 / C::N * group + second + (C::N == 64 ? 2 * i : 0);
     }
     GT_METHOD int v_column(int i) const {
-        if constexpr (!C::SPLIT) return (32 * group + lane_id()) % (C::N / 8) * 8;
+        if constexpr (!C::TF32X3) return (32 * group + lane_id()) % (C::N / 8) * 8;
         if constexpr (C::N == 32) return lane_id() % 8 * 4;
         return (lane_id() % 8 + lane_id() / 16 * 8) * 4 + (C::N == 128 ? 64 * i : 0);
     }
 
-    /* The lane's part of a leaf that has arrived. */
-    GT_METHOD RawLeaf<C> read(int stage) const {
+    /* The lane's part of a sub-chunk that has arrived. */
+    GT_METHOD RawSubChunk<C> read(int stage) const {
         const uint32_t from = ring + stage * C::STAGE;
         constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
         const int own = ring_at<C>(C::TOKENS * quad) + (C::STATES ? 16 * group : 0) + lane_id() % 8 * 2;
         const uint32_t rows = from + SIZE * own, w_rows = from + C::RING_W + W_SIZE * own;
-        RawLeaf<C> x = {};
+        RawSubChunk<C> x = {};
         GT_UNROLL
         for (int i = 0; i < C::TOKENS; i++) {
             if (!C::STATES) x.r[i] = lds<Pair<typename C::T>>(rows + C::RING_R + SIZE * C::WIDTH * i);
@@ -152,17 +154,17 @@ struct Preparer {
     }
 
     /* STATES: later, since by then registers are free. */
-    GT_METHOD void read_values(RawLeaf<C>& x, int stage) const {
+    GT_METHOD void read_values(RawSubChunk<C>& x, int stage) const {
         GT_UNROLL
         for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(ring + stage * C::STAGE + C::RING_V + v_cell(i));
     }
 };
 
-/* ---- decays, and sums over a leaf --------------------------------------------------------------------------- */
+/* ---- decays, and sums over a sub-chunk --------------------------------------------------------------------------- */
 
 /* -log2 of a lane's decays; 0 for tokens beyond the sequence. */
 template <class C>
-GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, float (&h)[C::TOKENS][2]) {
+GT_DEV void decay_bits(const Producer<C>& me, const RawSubChunk<C>& x, int sub_chunk, float (&h)[C::TOKENS][2]) {
     if (me.raw) {
         GT_UNROLL
         for (int i = 0; i < C::TOKENS; i++) {
@@ -176,7 +178,7 @@ GT_DEV void decay_bits(const Preparer<C>& me, const RawLeaf<C>& x, int leaf, flo
             h[i][1] = -x.w[i].hi() * LOG2_E;
         }
     }
-    const int left = me.tokens - leaf * C::STEP;
+    const int left = me.tokens - sub_chunk * C::STEP;
     if (left < C::STEP) {
         GT_UNROLL
         for (int i = 0; i < C::TOKENS; i++)
@@ -214,12 +216,12 @@ GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 
 /* ---- operands of forward ------------------------------------------------------------------------------------ */
 
-/* The slow form of one group: K with decays after the token, for store_key, and the group's part of A.  r and k
+/* The strong-decay path of one group: K with decays after the token, for store_key, and the group's part of A.  r and k
  * are read again from the ring, where the decays take the room of w and v. */
 template <class C, class StoreKey>
-GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2], int buffer, int stage,
-                         StoreKey store_key) {
-    static_assert(C::STAGE - C::RING_W >= 4 * LEAF * LEAF, "room for the decays");
+GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], int buffer,
+                                 int stage, StoreKey store_key) {
+    static_assert(C::STAGE - C::RING_W >= 4 * SUB_CHUNK * SUB_CHUNK, "room for the decays");
     using E = Element<typename C::T>;
     constexpr int SIZE = sizeof(typename C::T);
     const uint32_t from = me.ring + stage * C::STAGE, decays = from + C::RING_W;
@@ -235,19 +237,19 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
         store_key(i, k);
         after[0] += h[i][0];
         after[1] += h[i][1];
-        sts<float2>(decays + 4 * (LEAF * (4 * me.quad + i) + lane_id() % 8 * 2),
+        sts<float2>(decays + 4 * (SUB_CHUNK * (4 * me.quad + i) + lane_id() % 8 * 2),
                     {ex2_approx(-h[i][0]), ex2_approx(-h[i][1])});
     }
     sync_warp();
-    const uint32_t pairs = me.buffer0 + buffer * C::BUFFER + C::PAIRS + 4 * LEAF * LEAF * me.group;
-    for (int pair = lane_id(); pair < LEAF * LEAF; pair += 32) {
-        const int i = pair / LEAF, j = pair % LEAF;
+    const uint32_t pairs = me.buffer0 + buffer * C::BUFFER + C::PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * me.group;
+    for (int pair = lane_id(); pair < SUB_CHUNK * SUB_CHUNK; pair += 32) {
+        const int i = pair / SUB_CHUNK, j = pair % SUB_CHUNK;
         float sum = 0.0f;
-        for (int n = 0; j < i && n < LEAF; n++) {
+        for (int n = 0; j < i && n < SUB_CHUNK; n++) {
             const typename C::T r = lds<typename C::T>(from + C::RING_R + SIZE * (ring_at<C>(i) + n));
             const typename C::T k = lds<typename C::T>(from + C::RING_K + SIZE * (ring_at<C>(j) + n));
             float product = E::load(&r, 0) * E::load(&k, 0);
-            for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (LEAF * m + n));
+            for (int m = j + 1; m < i; m++) product *= lds<float>(decays + 4 * (SUB_CHUNK * m + n));
             sum += product;
         }
         sts<float>(pairs + 4 * pair, sum);
@@ -255,14 +257,14 @@ GT_DEV void prepare_slow(const Preparer<C>& me, const RawLeaf<C>& x, const float
 }
 
 template <class C>
-GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const float (&total)[2], int buffer) {
+GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, const float (&total)[2], int buffer) {
     /* values are permuted: see value_column */
-    if constexpr (C::SPLIT) {
+    if constexpr (C::TF32X3) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            const float sum = me.bits[e] + total[e];
-            me.bits_rest[e] += total[e] - (sum - me.bits[e]);
-            me.bits[e] = sum;
+            const float sum = me.neg_log2[e] + total[e];
+            me.neg_log2_lo[e] += total[e] - (sum - me.neg_log2[e]);
+            me.neg_log2[e] = sum;
         }
         if (me.quad < 2) { /* one of the lane's channels each */
             const Scale scale = scale_of_log(-(me.quad ? total[1] : total[0]) * LN_2);
@@ -281,12 +283,12 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
             }
         }
     } else {
-        me.bits[0] += total[0];
-        me.bits[1] += total[1];
-        if (me.quad < 2) sts<float>(me.scale + buffer * C::BUFFER, leaf_decay(me.quad ? total[1] : total[0]));
+        me.neg_log2[0] += total[0];
+        me.neg_log2[1] += total[1];
+        if (me.quad < 2) sts<float>(me.scale + buffer * C::BUFFER, sub_chunk_decay(me.quad ? total[1] : total[0]));
         GT_UNROLL
         for (int piece = 0; piece < me.PIECES; piece++) {
-            const uint32_t to = me.values + buffer * C::BUFFER + 2 * LEAF * C::PITCH * piece;
+            const uint32_t to = me.values + buffer * C::BUFFER + 2 * SUB_CHUNK * C::PITCH * piece;
             const uint32_t pairs[4] = {x.v[piece].x, x.v[piece].y, x.v[piece].z, x.v[piece].w};
             GT_UNROLL
             for (int i = 0; i < 4; i++) sts<uint32_t>(to + 2 * value_column<C>(2 * i), pairs[i]);
@@ -297,8 +299,8 @@ GT_DEV void store_scale_and_values(Preparer<C>& me, const RawLeaf<C>& x, const f
 /* The operands R, stored, and K, whose two channels of token i are for store_key(i, k); c: before the lane's first
  * token; bonus: its channels' part. */
 template <class C, class StoreKey>
-GT_DEV void make_operands(const Preparer<C>& me, const RawLeaf<C>& x, const float (&h)[4][2], float (&c)[2], int buffer,
-                          float (&bonus)[4], StoreKey store_key) {
+GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], float (&c)[2],
+                          int buffer, float (&bonus)[4], StoreKey store_key) {
     float4 cell;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -328,20 +330,20 @@ GT_DEV bool exceeds(const float (&decay)[2], float limit) {
     return warp_any(!(fabsf(decay[0]) < limit && fabsf(decay[1]) < limit));
 }
 
-/* Turns a leaf into the operands of the state warps. */
+/* Turns a sub-chunk into the operands of the consumer warps. */
 template <class C>
-GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buffer, int stage) {
+GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[4][2], total[2], c[2], bonus[4];
-    decay_bits<C>(me, x, leaf, h);
+    decay_bits<C>(me, x, sub_chunk, h);
     GT_UNROLL
     for (int e = 0; e < 2; e++) c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &total[e]);
-    const bool slow = exceeds(total, SLOW_LIMIT);
+    const bool strong = exceeds(total, STRONG_DECAY_LIMIT);
     const auto store_key = [&](int i, float2 k) { sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k); };
     make_operands<C>(me, x, h, c, buffer, bonus, store_key);
-    if (slow) prepare_slow<C>(me, x, h, buffer, stage, store_key); /* its own K over the other */
+    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* its own K over the other */
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
-    if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::SLOW + 4 * me.group, slow);
+    if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::STRONG_DECAY + 4 * me.group, strong);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
@@ -349,15 +351,15 @@ GT_DEV void prepare_leaf(Preparer<C>& me, const RawLeaf<C>& x, int leaf, int buf
 
 /* STATES: two tokens of K, from the lane's i-th on, as a cell of two tokens by two channels, a left operand. */
 template <class C>
-GT_DEV void store_cell(const Preparer<C>& me, int i, const float (&k)[2][2], int buffer) {
+GT_DEV void store_cell(const Producer<C>& me, int i, const float (&k)[2][2], int buffer) {
     sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
 }
 
-/* The same where only states are wanted: K with decays after the token, as the slow form has it. */
+/* The same where only states are wanted: K with decays after the token, as the strong-decay path has it. */
 template <class C>
-GT_DEV void prepare_states(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
+GT_DEV void prepare_states(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], after[2];
-    decay_bits<C>(me, x, leaf, h);
+    decay_bits<C>(me, x, sub_chunk, h);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const float sum = sum_of(h, e);
@@ -382,9 +384,9 @@ GT_DEV void prepare_states(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer,
 
 /* The same for G backwards in time: K holds scale r_t 2^-c_t, always in range. */
 template <class C>
-GT_DEV void prepare_reverse(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer, int stage) {
+GT_DEV void prepare_reverse(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], c[2];
-    decay_bits<C>(me, x, leaf, h);
+    decay_bits<C>(me, x, sub_chunk, h);
     GT_UNROLL
     for (int e = 0; e < 2; e++) c[e] = scan_quads(sum_of(h, e), me.quad, &total[e]) - me.log2_scale;
     GT_UNROLL
@@ -403,7 +405,7 @@ GT_DEV void prepare_reverse(Preparer<C>& me, RawLeaf<C>& x, int leaf, int buffer
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* ---- what a preparing warp does ----------------------------------------------------------------------------- */
+/* ---- what a producer warp does ----------------------------------------------------------------------------- */
 
 template <class C>
 GT_DEV int steps_of(const HeadSpan& span) {
@@ -411,8 +413,8 @@ GT_DEV int steps_of(const HeadSpan& span) {
 }
 
 template <class C, bool REVERSE>
-GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
-    Preparer<C> me;
+GT_DEV void produce(const TensorParams& p, uint32_t smem) {
+    Producer<C> me;
     const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
     const int turn = warp_id() / (C::HEADS * C::GROUPS);
     me.group = warp_id() % C::GROUPS;
@@ -427,27 +429,27 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
                (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
     me.values = me.buffer0 + C::VALUES +
-                (!C::SPLIT   ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
+                (!C::TF32X3  ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
                  : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
                              : value_cell<C>(me.v_row(0), me.v_column(0)));
     /* fp32: both terms of two channels; STATES: 2 channels of a group, then of the next, as StatePart reads them */
     me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
-               (C::SPLIT    ? 8 * me.channel
+               (C::TF32X3   ? 8 * me.channel
                 : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
                             : 4 * me.channel);
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
     const HeadSpan span = span_of<C, REVERSE>(p, sub);
     const int steps = steps_of<C>(span), direction = REVERSE ? -C::TURNS : C::TURNS;
-    const auto leaf_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
-    me.open(p.in, span, span.start + leaf_at(turn) * C::STEP, direction * C::STEP);
-    me.bits[0] = me.bits[1] = me.bits_rest[0] = me.bits_rest[1] = 0.0f;
+    const auto sub_chunk_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
+    me.open(p.in, span, span.start + sub_chunk_at(turn) * C::STEP, direction * C::STEP);
+    me.neg_log2[0] = me.neg_log2[1] = me.neg_log2_lo[0] = me.neg_log2_lo[1] = 0.0f;
 
-    /* copies go FIRST leaves ahead; a team's to the stage that it has read before, a warp's to that which it has
+    /* copies go FIRST sub-chunks ahead; a team's to the stage that it has read before, a warp's to that which it has
      * just read */
     constexpr int FIRST = C::STATES ? C::AHEAD - 1 : C::AHEAD;
     const auto copy_next = [&](int step) {
         const int next = step + C::TURNS * FIRST;
-        me.copy(leaf_at(next), next < steps, next / C::TURNS % C::AHEAD);
+        me.copy(sub_chunk_at(next), next < steps, next / C::TURNS % C::AHEAD);
     };
     const auto prepare = [&](int step, int buffer) {
         const int stage = step / C::TURNS % C::AHEAD;
@@ -458,14 +460,14 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         } else {
             sync_warp();
         }
-        RawLeaf<C> x = me.read(stage);
+        RawSubChunk<C> x = me.read(stage);
         mbarrier_wait(me.buffer0 + buffer * C::BUFFER + C::EMPTY, (step / 2 + 1) % 2);
         if constexpr (!C::STATES) {
-            prepare_leaf<C>(me, x, leaf_at(step), buffer, stage);
+            prepare_sub_chunk<C>(me, x, sub_chunk_at(step), buffer, stage);
         } else if constexpr (REVERSE) {
-            prepare_reverse<C>(me, x, leaf_at(step), buffer, stage);
+            prepare_reverse<C>(me, x, sub_chunk_at(step), buffer, stage);
         } else {
-            prepare_states<C>(me, x, leaf_at(step), buffer, stage);
+            prepare_states<C>(me, x, sub_chunk_at(step), buffer, stage);
         }
         mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
         if constexpr (!C::STATES) {
@@ -473,7 +475,7 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
             copy_next(step);
         }
     };
-    for (int i = 0; i < FIRST; i++) me.copy(leaf_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
+    for (int i = 0; i < FIRST; i++) me.copy(sub_chunk_at(turn + C::TURNS * i), turn + C::TURNS * i < steps, i);
     if constexpr (C::TURNS == 2) {
         for (int step = turn; step < steps; step += 2) prepare(step, turn);
     } else {
@@ -483,10 +485,10 @@ GT_DEV void prepare_role(const TensorParams& p, uint32_t smem) {
         }
     }
     if (p.local && span.exists && me.quad == 0) {
-        float* bits = p.segments.decays + ((span.slot * 2 + turn) * p.in.H + span.h) * C::N + me.channel;
-        bits[0] = me.log2_decay(0);
-        bits[1] = me.log2_decay(1);
-        if (C::TURNS == 1) bits[p.in.H * C::N] = bits[p.in.H * C::N + 1] = 0.0f;
+        float* neg_log2 = p.segments.decays + ((span.slot * 2 + turn) * p.in.H + span.h) * C::N + me.channel;
+        neg_log2[0] = me.log2_decay(0);
+        neg_log2[1] = me.log2_decay(1);
+        if (C::TURNS == 1) neg_log2[p.in.H * C::N] = neg_log2[p.in.H * C::N + 1] = 0.0f;
     }
 }
 

@@ -9,9 +9,9 @@ namespace wkv6 {
 
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
-constexpr int LEAF = 16;       /* tokens handled together */
+constexpr int SUB_CHUNK = 16;  /* tokens handled together */
 constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves for backward */
-constexpr int LEAVES = CHECKPOINT / LEAF;
+constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
 constexpr int MAX_SIZE = 256;           /* of N and V */
 constexpr int SHARED_BYTES = 64 * 1024; /* that a block may have on every architecture */
 /* from 8.0 on: on all; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0 */
@@ -28,26 +28,26 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
 
 /* Whether S is kept in two bf16 terms, its rests behind all checkpoints: in rowsum(S . G) the rounding of S is an error
  * that dw of a slow channel has in common for a chunk.  N = 32, where a checkpoint is small and a row short. */
-GT_HD bool keeps_rest(gt_dtype dtype, int64_t N, int64_t V) { return state_dtype(dtype, N, V) == GT_BF16 && N == 32; }
+GT_HD bool keeps_lo(gt_dtype dtype, int64_t N, int64_t V) { return state_dtype(dtype, N, V) == GT_BF16 && N == 32; }
 
-/* G, which the sweep leaves for the chunks, has elements of the activations' type; f16 with a power of two for every
- * part of a row that a warp of the sweep has (Fit). */
+/* G, which the reverse state pass leaves for the chunks, has elements of the activations' type; f16 with a power of two
+ * for every part of a row that a warp of the reverse state pass has (RowScale). */
 template <class T>
 using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
 
-/* Whether it may lie where the chunk that reads it will write dk and dv.  fp32, N = 128: a warp of the sweep has all
- * rows, half of which would lie in dk and half in dv. */
+/* Whether it may lie where the chunk that reads it will write dk and dv.  fp32, N = 128: a warp of the reverse state
+ * pass has all rows, half of which would lie in dk and half in dv. */
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
-/* bf16: what the sweep sums over the rows of a chunk's states, of which the chunk mends what rounding does to dg: see
- * there. */
-constexpr int SWEEP_SUMS = 3;
+/* bf16: what the reverse state pass sums over the rows of a chunk's states, of which the chunk mends what rounding does
+ * to dg: see there. */
+constexpr int REVERSE_SUMS = 3;
 
 /* What bf16 leaves of a number, or of both of a pair. */
-GT_HD float rest_of(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
+GT_HD float bf16_lo(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 
-GT_HD uint32_t rests_of(float lo, float hi) {
+GT_HD uint32_t bf16_lo_pair(float lo, float hi) {
     const uint32_t pair = pack_bf16(lo, hi);
     return pack_bf16(lo - unpack_bf16_lo(pair), hi - unpack_bf16_hi(pair));
 }
@@ -73,7 +73,7 @@ struct PassParams {
     const float* state_in;
     float* state_out;
     void* checkpoints;   /* [B,H,chunk slots,N,V] */
-    int64_t lo_terms;    /* elements from a checkpoint of S to its lo terms (keeps_rest); 0: none */
+    int64_t lo_terms;    /* elements from a checkpoint of S to its lo terms (keeps_lo); 0: none */
     int64_t chunk_slots; /* of a head */
     int state_in_shared;
 };

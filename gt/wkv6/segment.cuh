@@ -1,6 +1,6 @@
-/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward: what a piece of a sequence makes of a zero state, or of
- * a zero gradient, and the log of its decay.  On tensor cores: the local pass over segments, and a scan for the end.  Else
- * the token by token kernels, and the kernel below. */
+/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward: what a piece of a sequence makes of a zero state,
+ * or of a zero gradient, and the log of its decay.  On tensor cores: the local pass over segments, and a scan for the
+ * end.  Else the token by token kernels, and the kernel below. */
 #ifndef GT_WKV6_SEGMENT_CUH
 #define GT_WKV6_SEGMENT_CUH
 
@@ -41,7 +41,7 @@ GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
     p.out[head * in.N + n] = sum.value();
 }
 
-/* ---- plans and launches -------------------------------------------------------------------------------------------- */
+/* ---- plans and launches ------------------------------------------------------------------------------------------ */
 
 /* The arguments without what the pass does not read or write, which must not keep it from tensor cores. */
 template <bool REVERSE>

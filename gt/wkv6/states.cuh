@@ -1,17 +1,18 @@
 /* gt/wkv6/states.cuh - states only, on tensor cores: G backwards in time, S of segments.
  *
- * The block, roles and buffers of forward.cuh, but two teams of a head, each the preparing warps of a leaf, take leaves
- * in turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled before it
- * is added to, which needs no growing factor.  So two leaves may be one step (STEP): their decays are scanned, and the
- * state is scaled, once.  Below, a leaf is a step.  Forward
+ * The block, roles and buffers of forward.cuh, but two teams of a head, each the producer warps of a sub-chunk, take
+ * sub-chunks in turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled
+ * before it is added to, which needs no growing factor.  So two sub-chunks may be one step (STEP): their decays are
+ * scanned, and the state is scaled, once.  Below, a sub-chunk is a step.  Forward
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
- * REVERSE: (k, v) are (r, dy), the leaves come last to first, and
+ * REVERSE: (k, v) are (r, dy), the sub-chunks come last to first, and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
- * Leaves the state before, reverse after, every chunk (the checkpoints) and that which the walk ends with.
+ * Leaves the state before, reverse after, every chunk (the checkpoints) and that which the pass ends with.
  *
- * state warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: nothing is made from the state here,
- *     so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A checkpoint is
- *     stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied for itself.
+ * consumer warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: nothing is made from the
+ *     state here, so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A
+ *     checkpoint is stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied
+ *     for itself.
  * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
@@ -19,10 +20,10 @@
  *     N = 128: 76.6 KB, and 64 KB.  S_COPIES = 1, where a block may have 99 KB: S after a chunk is there from the
  *     checkpoint before, and once its sums are made, S before the chunk takes its place, which is waited for.
  * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
- *     its rests if it has any, but not where it is known to be 0.
+ *     its lo terms if it has any, but not where it is known to be 0.
  * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
  *     read it and writes them.  What a head and chunk have of them no other reads or writes.
- *     f16: times a power of two for a warp's part of each channel (Fit), which goes to G_undo.
+ *     f16: times a power of two for a warp's part of each channel (RowScale), which goes to G_inverse.
  *     Where that cannot be (fp32 with N = 128; dv or dk is not wanted or not aligned) G goes to workspace. */
 #ifndef GT_WKV6_STATES_CUH
 #define GT_WKV6_STATES_CUH
@@ -32,32 +33,33 @@
 namespace gt {
 namespace wkv6 {
 
-/* ---- state warps -------------------------------------------------------------------------------------------- */
+/* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* Of a state warp: its share of S, ROWS channels by COLUMNS values, and where it stands.  Tile q, rows g and g + 8 are
- * channels 16 q + 2g and the next.  Values are permuted as in forward, but for fp32. */
+/* Of a consumer warp: its share of S, ROWS channels by COLUMNS values, and where it stands.  Tile q, rows g and g + 8
+ * are channels 16 q + 2g and the next.  Values are permuted as in forward, but for fp32. */
 template <class C>
 struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
     /* of the 2 NT values that a lane has of a channel: neighbours in a piece */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
-    static constexpr int BYTES = 2 * PIECE;                     /* of a copy of S, bf16 */
-    static constexpr int REST = C::S_COPY / C::STATE_WARPS / 2; /* from where copies of S go to where its rests do */
+    static constexpr int BYTES = 2 * PIECE; /* of a copy of S, bf16 */
+    static constexpr int LO =
+        C::S_COPY / C::CONSUMER_WARPS / 2; /* from where copies of S go to where its lo terms do */
     float S[MT][NT][4];
     uint32_t cells, values, scales; /* in buffer 0 */
     uint32_t full, empty;           /* mbarriers */
 
-    GT_METHOD void place(uint32_t buffer0, int share) {
+    GT_METHOD void set_addresses(uint32_t buffer0, int share) {
         const int g = lane_id() / 4, j = lane_id() % 4;
         const int column0 = share % C::PARTS * C::COLUMNS, channel = share / C::PARTS * C::ROWS + 2 * g;
         cells = buffer0 + C::K + j * C::PAIR_PITCH + 8 * channel;
-        if constexpr (C::SPLIT) {
+        if constexpr (C::TF32X3) {
             values = buffer0 + C::VALUES + 4 * (2 * j * C::VALUE_PITCH + column0 + g);
         } else { /* matrices of 8 tokens by the 8 values of a tile */
             values = buffer0 + C::VALUES + 2 * (lane_id() % 8 * C::PITCH + column0 + lane_id() / 8 * 8);
         }
-        scales = buffer0 + C::SCALE + (C::SPLIT ? 8 * channel : 4 * channel + 8 * g);
+        scales = buffer0 + C::SCALE + (C::TF32X3 ? 8 * channel : 4 * channel + 8 * g);
         full = buffer0 + C::FULL;
         empty = buffer0 + C::EMPTY;
     }
@@ -89,14 +91,14 @@ struct StatePart {
 
     /* pitch: elements from a row to the next */
     template <class To>
-    GT_METHOD void store(To* state, int pitch, bool rests = false) const {
+    GT_METHOD void store(To* state, int pitch, bool of_lo = false) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
             float x[2 * NT];
             To* to = state + channel_at(i) * (int64_t)pitch;
             row(i, x);
             GT_UNROLL
-            for (int k = 0; rests && k < 2 * NT; k++) x[k] = rest_of(x[k]);
+            for (int k = 0; of_lo && k < 2 * NT; k++) x[k] = bf16_lo(x[k]);
             GT_UNROLL
             for (int k = 0; k < PIECES; k++) {
                 float piece[PIECE];
@@ -108,7 +110,7 @@ struct StatePart {
     }
 
     /* The same as f16; undo: of this part, from the lane's first channel on. */
-    GT_METHOD void store_fit(f16* state, int pitch, float* undo) const {
+    GT_METHOD void store_scaled(f16* state, int pitch, float* inverse) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
             float x[2 * NT], largest = 0.0f;
@@ -117,13 +119,13 @@ struct StatePart {
             for (int k = 0; k < 2 * NT; k++) largest = fmaxf(largest, fabsf(x[k]));
             largest = fmaxf(largest, shfl_xor(largest, 1));
             largest = fmaxf(largest, shfl_xor(largest, 2));
-            const Fit fit = fit_f16(largest);
-            if (lane_id() % 4 == 0) undo[channel_at(i)] = fit.undo;
+            const RowScale row_scale = row_scale_f16(largest);
+            if (lane_id() % 4 == 0) inverse[channel_at(i)] = row_scale.inverse;
             GT_UNROLL
             for (int k = 0; k < PIECES; k++) {
                 float piece[PIECE];
                 GT_UNROLL
-                for (int e = 0; e < PIECE; e++) piece[e] = x[PIECE * k + e] * fit.scale;
+                for (int e = 0; e < PIECE; e++) piece[e] = x[PIECE * k + e] * row_scale.scale;
                 store_row<C::PERMUTED>(state + channel_at(i) * (int64_t)pitch + value_at(k), piece);
             }
         }
@@ -142,7 +144,7 @@ struct StatePart {
      * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and those of their rests are one left
      * operand, and what a lane has of G and S are operands as it is. */
     struct RowSum {
-        float all, rest;
+        float all, lo;
     };
     static GT_METHOD bool has_sums() { return lane_id() % 4 == lane_id() / 8; }
 
@@ -159,23 +161,23 @@ struct StatePart {
             GT_UNROLL
             for (int e = 0; e < 4; e += 2) {
                 a[e] = pack_bf16(x[k + e], x[k + e + 1]);
-                a[e + 1] = rests_of(x[k + e], x[k + e + 1]);
+                a[e + 1] = bf16_lo_pair(x[k + e], x[k + e + 1]);
             }
             GT_UNROLL
             for (int c = 0; c < COUNT; c++) {
                 const uint2 b = lds<uint2>(copies[c] + at);
                 mma_bf16(sum[c], a, b.x, b.y);
-                if constexpr (C::KEEPS_REST) {
-                    const uint2 rest = lds<uint2>(copies[c] + REST + at);
-                    mma_bf16(sum[c], a, rest.x, rest.y);
+                if constexpr (C::KEEPS_LO) {
+                    const uint2 lo = lds<uint2>(copies[c] + LO + at);
+                    mma_bf16(sum[c], a, lo.x, lo.y);
                 }
             }
         }
         const int odd = lane_id() / 4 % 2;
         GT_UNROLL
         for (int c = 0; c < COUNT; c++) {
-            sums[c].rest = odd ? sum[c][3] : sum[c][2];
-            sums[c].all = (odd ? sum[c][1] : sum[c][0]) + sums[c].rest;
+            sums[c].lo = odd ? sum[c][3] : sum[c][2];
+            sums[c].all = (odd ? sum[c][1] : sum[c][0]) + sums[c].lo;
         }
     }
 
@@ -189,7 +191,7 @@ struct StatePart {
             if (!has_sums()) continue;
             float* to = sums + channel_at(i);
             to[0] = x[0].all;
-            to[C::PARTS * C::N] = is_last ? 0.0f : x[1].rest - x[0].rest;
+            to[C::PARTS * C::N] = is_last ? 0.0f : x[1].lo - x[0].lo;
             to[2 * C::PARTS * C::N] = knows_after ? x[1].all : 0.0f;
         }
     }
@@ -203,23 +205,23 @@ struct StatePart {
             multiply_row(i, {copy}, x);
             if (!has_sums()) continue;
             float* to = sums + channel_at(i);
-            const uint32_t rest = kept + 4 * 8 * i;
+            const uint32_t lo = kept + 4 * 8 * i;
             if (is_after) {
                 to[2 * C::PARTS * C::N] = knows_after ? x[0].all : 0.0f;
-                sts<float>(rest, x[0].rest);
+                sts<float>(lo, x[0].lo);
             } else {
                 to[0] = x[0].all;
-                to[C::PARTS * C::N] = is_last ? 0.0f : lds<float>(rest) - x[0].rest;
+                to[C::PARTS * C::N] = is_last ? 0.0f : lds<float>(lo) - x[0].lo;
             }
         }
     }
 };
 
-/* ---- a leaf ------------------------------------------------------------------------------------------------- */
+/* ---- a sub-chunk ------------------------------------------------------------------------------------------------- */
 
-/* S <- E . S + K^T v of a leaf */
+/* S <- E . S + K^T v of a sub-chunk */
 template <class C>
-GT_DEV void add_leaf_rounded(StatePart<C>& me, int offset) {
+GT_DEV void add_sub_chunk_rounded(StatePart<C>& me, int offset) {
     using E = Element<typename C::T>;
     GT_UNROLL
     for (int q = 0; q < me.MT; q += 2) {
@@ -245,15 +247,15 @@ GT_DEV void add_leaf_rounded(StatePart<C>& me, int offset) {
     }
 }
 
-/* The same of fp32, in three products that are summed by themselves: see multiply_split. */
+/* The same of fp32, in three products that are summed by themselves: see multiply_3xtf32. */
 template <class C>
-GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
-    float v[2][2][2], v_rest[2][2][2]; /* of a half, a tile and a token */
+GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
+    float v[2][2][2], v_lo[2][2][2]; /* of a half, a tile and a token */
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int half = x / 4, i = x / 2 % 2, e = x % 2;
         v[half][i][e] = lds<float>(me.values + offset + 4 * ((8 * half + e) * C::VALUE_PITCH + 8 * i));
-        v_rest[half][i][e] = tf32_rest(v[half][i][e]);
+        v_lo[half][i][e] = tf32_lo(v[half][i][e]);
     }
     static_assert(StatePart<C>::NT == 2, "tiles of v");
     GT_UNROLL
@@ -261,13 +263,13 @@ GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
         float k[2][4], added[2][4] = {};
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
-            float rest[4];
+            float lo[4];
             lds_words(k[half], me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
-            set_rests<true>(k[half], rest);
+            set_lo<true>(k[half], lo);
             GT_UNROLL
             for (int i = 0; i < 2; i++) {
-                mma_tf32(added[i], rest, v[half][i][0], v[half][i][1]);
-                mma_tf32(added[i], k[half], v_rest[half][i][0], v_rest[half][i][1]);
+                mma_tf32(added[i], lo, v[half][i][0], v[half][i][1]);
+                mma_tf32(added[i], k[half], v_lo[half][i][0], v_lo[half][i][1]);
             }
         }
         GT_UNROLL
@@ -285,15 +287,15 @@ GT_DEV void add_leaf_split(StatePart<C>& me, int offset) {
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
 template <class C, bool REVERSE>
-GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
+GT_DEV void consume_states(const TensorParams& p, uint32_t smem) {
     using State = typename C::State;
     using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
     constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* of a chunk */
-    const int warp = warp_id() - C::PREP_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
+    const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
     StatePart<C> me;
-    me.place(smem + sub * C::HEAD_BUFFER, share);
+    me.set_addresses(smem + sub * C::HEAD_BUFFER, share);
     const HeadSpan span = span_of<C, REVERSE>(p, sub);
     const int steps = steps_of<C>(span);
     /* of the next checkpoint */
@@ -312,25 +314,25 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
     }
     /* the lane's first in [B,H,chunk slots,PARTS,N], bf16: [B,H,chunk slots,3,PARTS,N], of the next checkpoint */
     const auto own_part = [&](float* parts) {
-        constexpr int SUMS = C::KEEPS_BF16 ? SWEEP_SUMS : 1;
+        constexpr int SUMS = C::KEEPS_BF16 ? REVERSE_SUMS : 1;
         return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
     };
     const auto leave = [&](Left* to, int to_pitch) {
-        if constexpr (REVERSE && C::FITS_G) {
-            me.store_fit(to, to_pitch, own_part(p.G_undo));
+        if constexpr (REVERSE && C::SCALES_G) {
+            me.store_scaled(to, to_pitch, own_part(p.G_inverse));
         } else {
             me.store(to, to_pitch);
         }
     };
 
     /* S of the next checkpoint and that before, or the latter alone: a lane copies what it reads, and waits for none */
-    const uint32_t copies = smem + C::SMEM + C::S_COPY / C::STATE_WARPS * warp + StatePart<C>::BYTES * lane_id();
+    const uint32_t copies = smem + C::SMEM + C::S_COPY / C::CONSUMER_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
     const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
     const auto fetch = [&](int at, bool wanted) {
         const bf16* S = static_cast<const bf16*>(p.S) + element(at);
         me.copy(S, copy_of(at), wanted);
-        if constexpr (C::KEEPS_REST) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::REST, wanted);
+        if constexpr (C::KEEPS_LO) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::LO, wanted);
         cp_async_commit();
     };
     const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* of the chunk that S is 0 before */
@@ -354,7 +356,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             }
         }
         leave(to, to_pitch);
-        if constexpr (C::KEEPS_REST && !REVERSE) me.store(to + p.lo_terms, C::N, true);
+        if constexpr (C::KEEPS_LO && !REVERSE) me.store(to + p.lo_terms, C::N, true);
         checkpoint += REVERSE ? -(in_outputs ? (int64_t)pitch * CHECKPOINT : NN) : NN;
         chunk += REVERSE ? -1 : 1;
         if (wants_rowsums && C::S_COPIES == 2 && step >= STEPS) fetch(chunk, step - STEPS >= zero_steps);
@@ -371,7 +373,7 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
         pass_checkpoint(steps - 1, apart ? static_cast<Left*>(p.checkpoints) + element(span.head) : checkpoint,
                         apart ? C::N : pitch, span.ends);
     }
-    for (int last = steps - 1; last >= 0; last -= 2) { /* the step to come, if the walk is reverse */
+    for (int last = steps - 1; last >= 0; last -= 2) { /* the step to come, if the pass is reverse */
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
             if (last - buffer < 0) break;
@@ -379,10 +381,10 @@ GT_DEV void states_role(const TensorParams& p, uint32_t smem) {
             const bool at_checkpoint = REVERSE ? (step + 1) % STEPS == 0 && step < steps - 1 : step % STEPS == 0;
             if (has_checkpoints && at_checkpoint) pass_checkpoint(step, checkpoint, pitch, false);
             mbarrier_wait(me.full + buffer * C::BUFFER, (steps - 1 - last) / 2 % 2);
-            if constexpr (C::SPLIT) {
-                add_leaf_split<C>(me, buffer * C::BUFFER);
+            if constexpr (C::TF32X3) {
+                add_sub_chunk_3xtf32<C>(me, buffer * C::BUFFER);
             } else {
-                add_leaf_rounded<C>(me, buffer * C::BUFFER);
+                add_sub_chunk_rounded<C>(me, buffer * C::BUFFER);
             }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
         }
@@ -399,11 +401,11 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
 states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     init_mbarriers<C>(smem_base());
-    if (warp_id() < C::PREP_WARPS) {
-        prepare_role<C, REVERSE>(p, smem_base());
+    if (warp_id() < C::PRODUCER_WARPS) {
+        produce<C, REVERSE>(p, smem_base());
     } else {
         wait_for_chain(); /* the others read what no kernel of the chain has written */
-        states_role<C, REVERSE>(p, smem_base());
+        consume_states<C, REVERSE>(p, smem_base());
     }
 #else
     (void)p;

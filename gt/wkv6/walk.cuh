@@ -19,33 +19,35 @@ struct TensorTraits {
     using State = StateOf<T>;
     using Gradient = GradientOf<T>;
     static constexpr int N = N_;
-    static constexpr bool SPLIT = std::is_same<T, float>::value;          /* products of fp32 operands */
-    static constexpr bool FITS_G = !std::is_same<Gradient, State>::value; /* f16, by Fit */
-    static constexpr int HEADS = N == 32 ? 2 : 1;                         /* per block */
+    static constexpr bool TF32X3 = std::is_same<T, float>::value;           /* products of fp32 operands */
+    static constexpr bool SCALES_G = !std::is_same<Gradient, State>::value; /* f16, by RowScale */
+    static constexpr int HEADS = N == 32 ? 2 : 1;                           /* per block */
     static constexpr bool STATES = STATES_;
-    static constexpr int TILES = (N == 128 && !STATES) || (STATES && SPLIT) ? 2 : 4;
-    /* of a state warp: values, channels */
-    static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || SPLIT ? N : N == 128 ? 64 : 32;
+    static constexpr int TILES = (N == 128 && !STATES) || (STATES && TF32X3) ? 2 : 4;
+    /* of a consumer warp: values, channels */
+    static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || TF32X3 ? N : N == 128 ? 64 : 32;
     static constexpr int MT = TILES / 2, NT = N / 8;
     /* tiles of which a lane's values are neighbours; STATES: 16 bytes of them, as G has them */
-    static constexpr int PERMUTED = !STATES ? TILES : SPLIT ? 1 : 4;
+    static constexpr int PERMUTED = !STATES ? TILES : TF32X3 ? 1 : 4;
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
-    static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* preparing warps of a group that take leaves in turn */
-    static constexpr int PREP_WARPS = TURNS * HEADS * GROUPS, STATE_WARPS = HEADS * SHARES;
-    static constexpr int THREADS = 32 * (PREP_WARPS + STATE_WARPS);
+    static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* producer warps of a group that take sub-chunks in turn
+                                                              * */
+    static constexpr int PRODUCER_WARPS = TURNS * HEADS * GROUPS, CONSUMER_WARPS = HEADS * SHARES;
+    static constexpr int THREADS = 32 * (PRODUCER_WARPS + CONSUMER_WARPS);
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     /* Tokens that are prepared together, and of these a lane's.  STATES: no factor grows, so there may be more than a
-     * leaf: N = 64 in 16 bits, where it is faster and two blocks still share the memory of 9.0. */
-    static constexpr int STEP = STATES && !SPLIT && N == 64 && sizeof(W) == 2 ? 2 * LEAF : LEAF, TOKENS = STEP / 4;
-    /* A ring of leaves in flight: r, k, w by rows, v by lanes.  Each preparing warp has its own, with rows of its
-     * 16 channels; STATES: each team, of the warps of a head that prepare a leaf, with whole rows.  N = 128 in 16 bits:
-     * as many leaves as 99 KB hold; STATES: beside two S, which need more, four. */
+     * sub-chunk: N = 64 in 16 bits, where it is faster and two blocks still share the memory of 9.0. */
+    static constexpr int STEP = STATES && !TF32X3 && N == 64 && sizeof(W) == 2 ? 2 * SUB_CHUNK : SUB_CHUNK,
+                         TOKENS = STEP / 4;
+    /* A ring of sub-chunks in flight: r, k, w by rows, v by lanes.  Each producer warp has its own, with rows of its 16
+     * channels; STATES: each team, of the warps of a head that prepare a sub-chunk, with whole rows.  N = 128 in 16
+     * bits: as many sub-chunks as 99 KB hold; STATES: beside two S, which need more, four. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
-    static constexpr int AHEAD = STATES     ? (N < 128 || SPLIT ? 2
-                                               : S_COPIES_ == 2 ? 4
-                                               : sizeof(W) == 2 ? 3
-                                                                : 2)
-                                 : N != 128 ? (SPLIT ? 2 : 4)
+    static constexpr int AHEAD = STATES     ? (N < 128 || TF32X3 ? 2
+                                               : S_COPIES_ == 2  ? 4
+                                               : sizeof(W) == 2  ? 3
+                                                                 : 2)
+                                 : N != 128 ? (TF32X3 ? 2 : 4)
                                             : (sizeof(W) == 2 ? 2 : 1);
     static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16;                            /* elements: see ring_at */
     static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
@@ -62,27 +64,27 @@ struct TensorTraits {
     static_assert(STEP / 2 * PAIR_PITCH <= STEP * PITCH * 4, "within K");
     /* offsets in bytes within the buffer of one head */
     static constexpr int CELLS = N / 2 + 4; /* of R in a row */
-    static constexpr int R = 0, K = STATES ? 0 : LEAF / 2 * CELLS * 16, VALUES = K + STEP * PITCH * 4;
+    static constexpr int R = 0, K = STATES ? 0 : SUB_CHUNK / 2 * CELLS * 16, VALUES = K + STEP * PITCH * 4;
     static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
     static constexpr int VALUE_PITCH = 2 * VALUE_CELLS;
-    static constexpr int SCALE = VALUES + (SPLIT ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
-    static constexpr int BONUS = SCALE + (SPLIT ? 8 : 4) * N;
-    static constexpr int SLOW = BONUS + 4 * LEAF * GROUPS, FULL = SLOW + 32, EMPTY = FULL + 8;
-    static constexpr int PAIRS = SLOW + 64;
-    static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * LEAF * LEAF * GROUPS);
+    static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
+    static constexpr int BONUS = SCALE + (TF32X3 ? 8 : 4) * N;
+    static constexpr int STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS, FULL = STRONG_DECAY + 32, EMPTY = FULL + 8;
+    static constexpr int PAIRS = STRONG_DECAY + 64;
+    static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * SUB_CHUNK * SUB_CHUNK * GROUPS);
     static constexpr int BUFFER = HEADS * HEAD_BUFFER;
     static constexpr int RING = 2 * BUFFER;
-    static constexpr int SMEM = RING + PREP_WARPS / TEAM * AHEAD * STAGE;
+    static constexpr int SMEM = RING + PRODUCER_WARPS / TEAM * AHEAD * STAGE;
     /* reverse, behind all that: bf16, S of a checkpoint of each head, once or twice; once, a sum of each row, too */
-    static constexpr bool KEEPS_REST = KEEPS_BF16 && N == 32; /* keeps_rest() */
+    static constexpr bool KEEPS_LO = KEEPS_BF16 && N == 32; /* keeps_lo() */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
-    static constexpr int S_COPY = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_REST ? 2 : 1) : 0;
+    static constexpr int S_COPY = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_LO ? 2 : 1) : 0;
     static constexpr int S_COPIES = S_COPIES_, KEPT = SMEM + S_COPY;
-    static constexpr int S_BYTES = S_COPIES == 2 ? 2 * S_COPY : S_COPY + 4 * ROWS * STATE_WARPS;
-    static constexpr bool NEEDS_ROOM = N == 128 && (STATES ? KEEPS_BF16 && S_COPIES == 2 : SPLIT);
+    static constexpr int S_BYTES = S_COPIES == 2 ? 2 * S_COPY : S_COPY + 4 * ROWS * CONSUMER_WARPS;
+    static constexpr bool NEEDS_ROOM = N == 128 && (STATES ? KEEPS_BF16 && S_COPIES == 2 : TF32X3);
     static_assert(SMEM + S_BYTES <= (NEEDS_ROOM ? AMPERE_KB : LEAST_KB) * 1024,
                   "fits every architecture, or sm_80 and sm_90");
-    static_assert(GROUPS * 4 <= FULL - SLOW && FULL % 8 == 0, "slow flags, then mbarriers");
+    static_assert(GROUPS * 4 <= FULL - STRONG_DECAY && FULL % 8 == 0, "strong-decay flags, then mbarriers");
 };
 
 /* Column of the stored tile for value v (even): tile i, columns 2j, 2j + 1. */
@@ -107,7 +109,7 @@ using StatesTraits = TensorTraits<T, W, N, true>;
 
 /* ---- parameters ------------------------------------------------------------------------------------------- */
 
-/* A sequence may be cut into segments, each walked by a block of its own: first every segment from a zero
+/* A sequence may be cut into segments, each run through by a block of its own: first every segment from a zero
  * state (see Local), but for that which the pass ends with; then scan_segments_kernel, then again from
  * the states found.  Segments: states [slot][H,N,N], decays [slot][2][H,N], log2 in two terms. */
 struct TensorParams : PassParams {
@@ -127,7 +129,7 @@ struct TensorParams : PassParams {
     int local;       /* a Local; if it is one, segments.states and segments.decays are written, nothing else */
     bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
     bool S_starts_zero; /* reverse: before the first chunk of every sequence */
-    float* G_undo;      /* reverse, f16: [B,H,chunk slots,PARTS,N], Fit::undo of G */
+    float* G_inverse;   /* reverse, f16: [B,H,chunk slots,PARTS,N], RowScale::inverse of G */
 };
 
 /* ---- the tokens of a block ---------------------------------------------------------------------------------- */
@@ -140,7 +142,7 @@ struct HeadSpan {
     int slot;          /* of the segment */
     int64_t b;
     int64_t chunk; /* its first, in [B,H,chunk slots] */
-    int start, tokens, leaves;
+    int start, tokens, sub_chunks;
 };
 
 template <bool REVERSE>
@@ -159,7 +161,7 @@ GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
     s.slot = (int)span.segment_slot;
     s.start = (int)span.first;
     s.tokens = s.exists ? (int)(span.end - span.first) : 0;
-    s.leaves = (s.tokens + LEAF - 1) / LEAF;
+    s.sub_chunks = (s.tokens + SUB_CHUNK - 1) / SUB_CHUNK;
     s.chunk = (span.b * p.in.H + s.h) * p.chunk_slots + span.chunk_slot;
     return s;
 }
@@ -178,7 +180,8 @@ GT_DEV float* segment_state(const TensorParams& p, const HeadSpan& span) {
     return p.segments.states + (span.slot * p.in.H + span.h) * (C::N * C::N);
 }
 
-/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero.  See gt::first_state. */
+/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero.  See
+ * gt::first_state. */
 template <class C>
 GT_DEV const float* first_state(const TensorParams& p, const HeadSpan& span, int64_t row) {
     if (!span.exists || p.local) return nullptr;
