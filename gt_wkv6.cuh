@@ -39,7 +39,7 @@
  *     table.h              describes the operator (plain C, shared with the stubs and the CPU twin)
  *     problem.cuh          what every kernel knows
  *     generic.cuh          the kernels for any N and V
- *     operands.cuh, walk.cuh, prepare.cuh
+ *     operands.cuh, pass.cuh, prepare.cuh
  *                          what the kernels on tensor cores share
  *     forward.cuh, forward_sm90.cuh
  *                          forward on tensor cores; the same on compute capability 9.0

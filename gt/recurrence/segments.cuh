@@ -4,8 +4,10 @@
  *     S <- decay . S + key x value
  * so that over any run of tokens   S after = (product of decays) . S before + (what a zero state would become).
  * A call with few heads and long sequences cuts each sequence into segments and makes three launches:
- *     local   every segment by a block of its own from a zero state: leaves its end state and the log of its decay
- *     scan    segment after segment, every state element by itself: the state that each segment starts from
+ *     local   every segment but the last, by a block of its own, from a zero state: leaves its end state and the log of
+ *             its decay
+ *     scan    segment after segment, every state element by itself: in place, the end state of a segment gives way to
+ *             the state that it starts from
  *     final   every segment again, from its start state: the outputs
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
  * A piece of a sequence of which others have the rest (gt_OP_segment) takes the first two alone: local, of every segment,
@@ -91,18 +93,19 @@ struct Segments {
 /* Tokens of a segment, whole chunks, in a sequence of so many. */
 template <class Int>
 GT_HD Int segment_tokens(Int tokens, Int count, int chunk) {
-    const Int each = (tokens + count - 1) / count, size = (Int)chunk;
-    return each > size ? (each + size - 1) / size * size : size;
+    const Int least = (tokens + count - 1) / count, size = (Int)chunk;
+    return least > size ? (least + size - 1) / size * size : size;
 }
 
 /* Segments of such a sequence; one if it has no tokens. */
 template <class Int>
-GT_HD Int segments_in(Int tokens, Int each) {
-    return tokens > each ? (tokens + each - 1) / each : 1;
+GT_HD Int segments_in(Int tokens, Int tokens_per_segment) {
+    return tokens > tokens_per_segment ? (tokens + tokens_per_segment - 1) / tokens_per_segment : 1;
 }
 
-/* The same of a sequence of a call.  Lengths of packed ones have 32 bits: a division of 64 takes a microsecond's half. */
-GT_DEV int64_t tokens_each(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
+/* segment_tokens() of a sequence of a call.  Lengths of packed ones have 32 bits: a division of 64 bits takes half a
+ * microsecond. */
+GT_DEV int64_t segment_length(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
     return q.cu_seqlens ? segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk) : cut.tokens;
 }
 
@@ -133,15 +136,15 @@ struct Span {
 /* Segment `segment`, below count, of sequence s, below sequence_count(). */
 GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t s, int64_t segment) {
     const Sequence seq = sequence_at(q, chunk, s);
-    const int64_t each = tokens_each(q, cut, chunk, seq.tokens);
-    const int64_t start = segment * each, left = seq.tokens - start;
+    const int64_t length = segment_length(q, cut, chunk, seq.tokens);
+    const int64_t start = segment * length, left = seq.tokens - start;
     return {segment == 0 || left > 0,
             segment == 0,
-            left <= each,
+            left <= length,
             s,
             seq.b,
             seq.first + start,
-            seq.first + start + (left < each ? left : each),
+            seq.first + start + (left < length ? left : length),
             seq.slot + start / chunk,
             first_segment_slot(q, cut.count, s, seq.slot) + segment};
 }
@@ -205,8 +208,10 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
  * S <- state_in;   for every segment but the last, in order:   S <- decay . S + its end state,   which is what the next
  * one starts from.  REVERSE: from the last segment to the first, from dstate_out.
  * ENDS: of every segment, from zero; S and the log of the whole decay are left, segments.states stay as they are.
- * grid strands * ceil(state_size/128), block 4 warps, which know nothing of each other; a state element a thread; a
- * strand takes sequences in turn.  All of its time is latency, so the sums of 64 segments come by cp.async at once.
+ * In place: where a segment had left its end state, the state that it starts from is written.
+ * grid strands * ceil(state_size/128), block 4 warps, which know nothing of each other; a state element a thread.  A
+ * strand is the blocks of one set of sequences: the s-th takes sequences s, s + strands, ...  so that the grid need not
+ * grow with seq_capacity.  All of its time is latency, so the sums of 64 segments come by cp.async at once.
  * WHOLE_WARPS: the 32 elements of a warp decay alike.  Meanwhile its lanes make the scales of a segment or two each;
  * else every lane makes its own, 8 at a time.
  * shared, a warp: 64 sums of each element, 64 scales: 34 KB a block.  bytes: the segment states once each way. */

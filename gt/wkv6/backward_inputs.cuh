@@ -3,7 +3,7 @@
 #ifndef GT_WKV6_BACKWARD_INPUTS_CUH
 #define GT_WKV6_BACKWARD_INPUTS_CUH
 
-#include "walk.cuh"
+#include "pass.cuh"
 
 namespace gt {
 namespace wkv6 {

@@ -5,7 +5,7 @@
 
 #include "../base/built.cuh"
 #include "../base/path.cuh"
-#include "walk.cuh"
+#include "pass.cuh"
 
 namespace gt {
 namespace wkv6 {

@@ -3,7 +3,7 @@
 #ifndef GT_WKV6_PREPARE_CUH
 #define GT_WKV6_PREPARE_CUH
 
-#include "walk.cuh"
+#include "pass.cuh"
 
 namespace gt {
 namespace wkv6 {

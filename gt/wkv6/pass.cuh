@@ -1,8 +1,8 @@
-/* gt/wkv6/walk.cuh - a pass through time on tensor cores, forward or backwards: how its kernels are compiled
+/* gt/wkv6/pass.cuh - a pass through time on tensor cores, forward or backwards: how its kernels are compiled
  * (TensorTraits), their parameters, which tokens a block has, which state it starts from and where it leaves the
  * last. */
-#ifndef GT_WKV6_WALK_CUH
-#define GT_WKV6_WALK_CUH
+#ifndef GT_WKV6_PASS_CUH
+#define GT_WKV6_PASS_CUH
 
 #include "operands.cuh"
 
