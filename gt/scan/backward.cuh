@@ -1,13 +1,15 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.
  *
- * grid as forward, of fewer strands; block as forward.  A block walks a segment backwards, one checkpoint at a time: it
- * rolls h forward through the sub-chunks of SUB_CHUNK tokens, parks the state before each in a scratch of its own
- * (global, small enough to stay in L2), then goes back through them; in each it first rolls h through the tokens once
- * more, keeping the state before every token in shared memory. registers: h, A, G and the sum for dA, STATES values
- * each. shared: u, Delta, its slope, dy and three sums [SUB_CHUNK][CHANNELS], B, C, the states [SUB_CHUNK][STATES] of
- * every thread, the warps' shares of dB and dC: 56 KB at N = 16. arithmetic per token and state: about 75 instructions,
- * three of them ex2. bytes per token and channel, bf16: u, dt twice, dy, (z,) du, ddt (, dz) 2 each, B and C 6 N /
- * CHANNELS, shares of dB and dC 8 N / CHANNELS.  All sums are in fixed order: deterministic. */
+ * grid as forward, of fewer strands; block as forward.  A block goes through a segment backwards, one checkpoint at a
+ * time: it rolls h forward through the sub-chunks of SUB_CHUNK tokens and parks the state before each in a scratch of
+ * its own (global, small enough to stay in L2).  Then it goes back through them; in each it first rolls h through the
+ * tokens once more, keeping the state before every token in shared memory.
+ * registers: h, A, G and the sum for dA, STATES values each.
+ * shared: u, Delta, its slope, dy and three sums [SUB_CHUNK][CHANNELS], B, C, the states [SUB_CHUNK][STATES] of every
+ * thread, the warps' shares of dB and dC: 56 KB at N = 16.
+ * arithmetic per token and state: about 75 instructions, three of them ex2.
+ * bytes per token and channel, bf16: u, dt twice, dy, (z,) du, ddt (, dz) 2 each, B and C 6 N / CHANNELS, shares of dB
+ * and dC 8 N / CHANNELS.  All sums are in fixed order: deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 

@@ -17,13 +17,14 @@
  *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
  *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
  * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with the same
- * rounded operands: it leaves as it came, to fp32's rounding.  2^c_16 is what forward bounds with STRONG_DECAY_LIMIT; a
- * slice of a chunk with a sub-chunk beyond it takes the strong-decay path (backward_strong_decay.cuh), and so does one
- * with raw decays that differ too much (is_strong).  A scale s of y: R has it (2^-(c_t - log2 s)), and so have Z, A
- * and, from the reverse state pass, G; X has it not, so dr takes it with its last factor; neighbours and C_tt have it
- * by themselves, and so has u in the bonus.  Rounding of S to bf16 is an error that dg of a slow channel has in common
- * for the chunk, and that of G adds up from its start to its end: half of dw's error, more than single heads may have.
- * bf16: of the reverse state pass, which has G in fp32, S before the chunk and that after it, with E = E_0..E_3,
+ * rounded operands: it leaves as it came, to fp32's rounding.
+ * 2^c_16 is what forward bounds with STRONG_DECAY_LIMIT.  A slice of a chunk with a sub-chunk beyond it takes the
+ * strong-decay path (backward_strong_decay.cuh), and so does one with raw decays that differ too much (is_strong).
+ * A scale s of y: R has it (2^-(c_t - log2 s)), and so have Z, A and, from the reverse state pass, G.  X has it not, so
+ * dr takes it with its last factor.  Neighbours and C_tt have it by themselves, and so has u in the bonus.
+ * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
+ * its start to its end: half of dw's error, more than single heads may have.  bf16: of the reverse state pass, which
+ * has G in fp32, S before the chunk and that after it, with E = E_0..E_3,
  *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
  * are about what is missing from dg_64, and dg_64 with the rounding of another S.  So
  *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
