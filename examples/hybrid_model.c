@@ -224,7 +224,8 @@ struct hy_model {
     int accumulate; /* of that backward */
     float loss_scale;
     int64_t steps;
-    int judged; /* 1: hy_model_result has seen the last step */
+    int judged;                                   /* 1: hy_model_result has seen the last step */
+    enum { UNTOUCHED, TOUCHED, UNKNOWN } weights; /* since then */
 };
 
 const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
@@ -1634,6 +1635,7 @@ static gt_status update_params(hy_model *m) {
                            .copy_dtype = m->be->dtype,
                            .copy = m->copies};
     TRY(grad_norm(m));
+    m->weights = TOUCHED;
     return m->be->adamw(m->be, &adamw);
 }
 
@@ -1669,6 +1671,7 @@ static gt_status gradient_uploaded(void *model) {
 }
 
 static gt_status train_uploaded(void *model) {
+    ((hy_model *)model)->weights = UNTOUCHED;
     TRY(gradient_uploaded(model));
     return update_params(model);
 }
@@ -1705,7 +1708,15 @@ gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targ
     TRY(upload_keep(m, keep));
     m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
     TRY(upload_control(m, optimizer));
+    m->weights = UNKNOWN; /* as a replay does not tell how far it came */
     return run_uploaded(m, SLOT_TRAIN, train_uploaded);
+}
+
+int hy_model_take_back(hy_model *m) {
+    if (m->weights != UNTOUCHED || m->config.stateful) return 0;
+    m->steps -= !m->judged;
+    m->judged = 1;
+    return 1;
 }
 
 gt_status hy_model_result(hy_model *m, hy_result *r) {
@@ -1724,6 +1735,7 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
         r->ratio = r->norm[HY_RWKV] / r->norm[HY_MAMBA];
     if (r->skipped && !m->judged) m->steps--; /* AdamW counts the steps that it took */
     m->judged = 1;
+    m->weights = UNTOUCHED;
     return GT_OK;
 }
 

@@ -135,6 +135,10 @@ typedef struct hy_result {
 gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                          const hy_optimizer *optimizer);
 
+/* After hy_model_train failed: 1 if the weights and AdamW's moments are still those of the step before, and
+ * then the model is as if it had not been called; 0 if that is not known, or if states are carried. */
+int hy_model_take_back(hy_model *model);
+
 /* Waits for the last step, or forward, and tells its numbers (the norms: of the last step).  An
  * evaluation or probe in between overwrites all but the norms. */
 gt_status hy_model_result(hy_model *model, hy_result *result);

@@ -48,7 +48,8 @@ typedef struct trainer {
     hy_model *model;
     hy_batch batch, first; /* the one at hand; the run's first, unless it is resumed */
     hy_tracks tracks;
-    uint64_t random; /* state of the generator that places windows */
+    uint64_t random; /* state of the generator that places windows ... */
+    uint64_t before; /* ... and what it was before the batch at hand */
     hy_log log;
     hy_screen screen;
     double start, shown; /* times of the first step and of the last progress line, in seconds */
@@ -64,6 +65,7 @@ typedef struct trainer {
     int64_t scale_steps; /* good steps at this scale */
     double first_loss, held_out;
     int64_t saved;                /* step of the last model file; 0: none yet */
+    int64_t resumed;              /* step of the file of --resume */
     char older[HY_PATH_MAX + 16]; /* name that the file got that was there before; "": none */
     char not_saved[640];          /* why the last attempt failed; "": it did not */
     char text_sum[65];            /* SHA-256 of the text, if model files are written or resumed */
@@ -366,6 +368,7 @@ static double learning_rate(const hy_options *o, int64_t step) {
 }
 
 static void next_batch(trainer *t) {
+    t->before = t->random;
     if (t->options.stateful)
         hy_batch_tracks(&t->batch, &t->text, &t->tracks);
     else
@@ -621,7 +624,7 @@ static gt_status load_run(trainer *t) {
     gt_status status = hy_load_run(&t->file, &run);
     const hy_progress *p = &run.progress;
     if (status != GT_OK) return status;
-    t->steps = t->saved = p->steps;
+    t->steps = t->saved = t->resumed = p->steps;
     t->tokens = p->tokens;
     t->random = p->random;
     t->loss_scale = t->backend->dtype == GT_F16 ? p->loss_scale : 1;
@@ -671,6 +674,27 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     return status;
 }
 
+/* A device that failed: what there is to go on with.  in_step: the step after t->steps was begun. */
+static gt_status lose_device(trainer *t, gt_status status, int in_step) {
+    const hy_options *o = &t->options;
+    char reason[480], way[HY_TEXT_MAX + 64] = "";
+    if (status != GT_ERROR_CUDA) return status;
+    snprintf(reason, sizeof reason, "%s", hy_last_error());
+    end_progress(t);
+    if (t->steps && hy_model_take_back(t->model)) {
+        if (in_step) t->random = t->before;
+        save(t);
+    }
+    const char *file = t->saved ? o->save : o->resume;
+    if (*file)
+        snprintf(way, sizeof way, "; %s goes on from step %lld%s", file, (long long)(t->saved ? t->saved : t->resumed),
+                 strcmp(o->device, "auto") ? "" : ", on the CPU with --device cpu --resume");
+    else if (!strcmp(o->device, "auto"))
+        snprintf(way, sizeof way, "; --device cpu runs on the CPU");
+    return hy_fail(status, "step %lld on %.60s: %.300s%.250s", (long long)t->steps + in_step, t->backend->device,
+                   reason, way);
+}
+
 static gt_status train(trainer *t) {
     const hy_options *o = &t->options;
     hy_result result;
@@ -679,7 +703,7 @@ static gt_status train(trainer *t) {
     if (t->steps == 0) {
         next_batch(t);
         status = keep_first(t);
-        if (status == GT_OK) status = gates_before(t);
+        if (status == GT_OK) status = lose_device(t, gates_before(t), 1);
         if (status == GT_OK) status = print_gates(t, "before training, on the first batch", 0);
         t->gates_at_start = t->gate_count;
         if (status != GT_OK || (o->gates_strict && count_gates(t, HY_FAIL))) return status;
@@ -688,10 +712,14 @@ static gt_status train(trainer *t) {
     for (int last = 0; !last && status == GT_OK;) {
         double lr = learning_rate(o, t->steps + 1);
         if (t->steps) next_batch(t);
+        const int64_t done = t->steps;
         status = train_step(t, lr, &result);
-        if (status != GT_OK) break;
+        if (status != GT_OK) {
+            status = lose_device(t, status, t->steps == done);
+            break;
+        }
         last = t->steps == o->steps || interrupted || (o->gates_strict && count_gates(t, HY_FAIL) > 0);
-        status = report_step(t, &result, lr, last);
+        status = lose_device(t, report_step(t, &result, lr, last), 0);
     }
     end_progress(t);
     return status;

@@ -1,0 +1,50 @@
+/* A device that fails, for the trainer's tests: the CPU backend as hy_backend_cuda.  HY_FAULT="OPERATION N" lets the N-th
+ * call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow. */
+#include "hybrid_ops.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static hy_backend working; /* the CPU's */
+static const char *operation = "", *end = "";
+static long left;
+static int is_dead;
+
+static gt_status fault(const char *name, const char *call) {
+    if (!strcmp(name, operation) && --left == 0) {
+        is_dead = !strcmp(end, "for good");
+        return hy_fail(GT_ERROR_CUDA, "%s: an illegal memory access was encountered", call);
+    }
+    return is_dead ? hy_fail(GT_ERROR_CUDA, "%s: the device is lost", call) : GT_OK;
+}
+
+static gt_status faulty_gemm(hy_backend *be, const hy_gemm_args *a) {
+    gt_status status = fault("gemm", "cublasLtMatmul");
+    return status == GT_OK ? working.gemm(be, a) : status;
+}
+
+static gt_status faulty_adamw(hy_backend *be, const hy_adamw_args *a) {
+    gt_status status = fault("adamw", "cuda adamw");
+    return status == GT_OK ? working.adamw(be, a) : status;
+}
+
+static gt_status faulty_read(hy_backend *be, double *host, const void *from, gt_dtype dtype, int64_t n) {
+    gt_status status = fault("read", "cudaMemcpyAsync");
+    return status == GT_OK ? working.read(be, host, from, dtype, n) : status;
+}
+
+gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype) {
+    static char name[16], rest[16];
+    const char *fault_at = getenv("HY_FAULT");
+    gt_status status = hy_backend_cpu(backend);
+    (void)dtype; /* it computes in fp32 */
+    if (status != GT_OK) return status;
+    if (fault_at && sscanf(fault_at, "%15s %ld %15[a-z ]", name, &left, rest) >= 2) operation = name, end = rest;
+    working = **backend;
+    (*backend)->name = "faulty";
+    snprintf((*backend)->device, sizeof working.device, "a device that fails");
+    (*backend)->gemm = faulty_gemm;
+    (*backend)->adamw = faulty_adamw;
+    (*backend)->read = faulty_read;
+    return GT_OK;
+}
