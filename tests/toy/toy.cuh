@@ -42,7 +42,7 @@ GT_API const gt_op *gt_op_toy(void) {
                              tensors,
                              gt_toy_resolve,
                              GT_CALLS(toy, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0}};
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT
