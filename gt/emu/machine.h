@@ -160,11 +160,23 @@ struct BulkSide {
             visit(bytes, addr, count);
             return;
         }
+        const int per_piece = 16 / tensor.element;
         uint32_t byte = 0;
-        for (int z = 0; z < tensor.box[2]; z++)
-            for (int y = 0; y < tensor.box[1]; y++)
-                for (int x = 0; x < tensor.box[0]; x++, byte += (uint32_t)tensor.element)
-                    visit(element(x, y, z), place(addr, byte), (uint32_t)tensor.element);
+        for (int z = 0; z < tensor.box[2]; z++) {
+            for (int y = 0; y < tensor.box[1]; y++) {
+                for (int x = 0; x < tensor.box[0]; x += per_piece, byte += 16) {
+                    char* first = element(x, y, z);
+                    if (first && element(x + per_piece - 1, y, z)) {
+                        visit(first, place(addr, byte), 16u);
+                        continue;
+                    }
+                    for (int e = 0; e < per_piece; e++) {
+                        const uint32_t bytes = (uint32_t)tensor.element;
+                        visit(element(x + e, y, z), place(addr, byte + (uint32_t)e * bytes), bytes);
+                    }
+                }
+            }
+        }
     }
 };
 
