@@ -356,7 +356,7 @@ struct RelayParams {
 };
 
 /* Known when it is compiled for a GPU, which so gets no branches between its products. */
-GT_DEV Slip slip_of(const RelayParams& p) {
+[[maybe_unused]] GT_DEV Slip slip_of(const RelayParams& p) {
 #ifdef GT_EMU
     return p.slip;
 #else
