@@ -49,9 +49,10 @@ sm_ ssd::backward_sweep_kernel<[12],.4> 24 140 at 168 registers three blocks sha
 sm_ scan::backward_kernel<4,.4> 64 300 the same
 sm_ ssd::forward_kernel<8,.4> 72 320 at 128 registers four blocks share a multiprocessor; what spills are addresses of a leaf
 sm_ ssd::forward_tensor_kernel<.*,.128> 16 40 two blocks of 8 warps leave 128 registers a thread, 64 of them the state; what spills are addresses of a chunk
-sm_ ssd::states_tensor_kernel<.*,.128,.*> 48 300 the same; a few numbers of a checkpoint, too, which comes once in two chunks
+sm_ ssd::states_tensor_kernel<.*,.128,.*> 40 240 the same; a few numbers of a checkpoint, too, which comes once in two chunks
 sm_ ssd::states_tensor_kernel<.*,.64,.*> 8 16 the same
-sm_ ssd::chunk_gradient_kernel<128,.*> 32 80 dB and dC of all heads take 64 of 255 registers, S and the sum of W 32; what spills are addresses of a head
+sm_ ssd::chunk_gradient_kernel<128,.*,.false> 56 112 dB and dC of all heads take 64 of 255 registers, S and the sum of W 32; what spills are addresses of a head
+sm_ ssd::chunk_gradient_kernel<128,.*,.true> 112 440 the same, and those of z and of shares, with one stage; with two it is 40 and 80
 sm_ ssd::chunk_gradient_kernel<64,.*> 8 24 the same
 sm_ wkv6::backward_chunk_kernel 24 140 at 128 registers two blocks share a multiprocessor, which is 1.5 times faster (docs/performance.md); what spills are addresses, outside of the inner loops
 sm_ wkv6::forward_tensor_kernel<.*,.128,.false,.*> 40 150 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a sub-chunk

@@ -86,7 +86,7 @@ compile() { configure && ninja -C "$build" "$@"; }
 build() {
     local targets=()
     if asked gpu memcheck modes racecheck initcheck; then
-        targets+=(tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops
+        targets+=(tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_ssd_hard_gpu tests/test_hybrid_ops
                   tests/test_gpu_large)
     fi
     if asked gpu; then targets+=(tests/test_train tests/test_kernels_gpu_ptx); fi
@@ -126,10 +126,10 @@ sanitize() {
                    "test_hybrid_ops device")
         # Hard cases and large tensors are long for racecheck, large ones for initcheck too: fewer and shorter.
         case $tool in
-        memcheck) commands+=(test_wkv6_hard_gpu) ;;
-        racecheck) commands+=("test_wkv6_hard_gpu --short" "test_gpu_large --short") ;;
+        memcheck) commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short") ;;
+        racecheck) commands+=("test_wkv6_hard_gpu --short" "test_ssd_hard_gpu --short" "test_gpu_large --short") ;;
         initcheck)
-            commands+=(test_wkv6_hard_gpu "test_gpu_large --short")
+            commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short" "test_gpu_large --short")
             preload=$build/clear_products.so # says why
             cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
             cc -shared -fPIC -I"$cuda/include" -o "$preload" "$root/tests/clear_products.c" -L"$cuda/lib64" -lcudart \
@@ -139,7 +139,7 @@ sanitize() {
     else
         commands+=(test_gpu_large)
     fi
-    compile tests/test_kernels_gpu tests/test_wkv6_hard_gpu tests/test_hybrid_ops tests/test_gpu_large \
+    compile tests/test_kernels_gpu tests/test_{wkv6,ssd}_hard_gpu tests/test_hybrid_ops tests/test_gpu_large \
         examples/hybrid_train || return
     for i in "${!commands[@]}"; do
         # shellcheck disable=SC2086 # a command and its options

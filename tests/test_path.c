@@ -120,7 +120,12 @@ static void test_ssd(void) {
     a = good, a.dtype = GT_F32;
     expect_ssd(&a, "forward: forward_kernel;");
     a = good, a.N = 256;
+    expect_ssd(&a, "forward: forward_tensor_kernel (2 times);");
+    expect_ssd(&a, "chunk_gradient_kernel (2 times)");
+    a = good, a.N = 250;
     expect_ssd(&a, "forward: forward_kernel;");
+    a = good, a.z = memory; /* dz, and states for the others, by forward's kernel */
+    expect_ssd(&a, "backward: forward_tensor_kernel, states_tensor_kernel, chunk_gradient_kernel, reduce_rows");
     a = good, a.decay_out = memory, a.z = apart;
     expect_ssd(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: reverse_states_kernel, ");
 }

@@ -16,13 +16,19 @@ struct ChunkGradientParams {
     uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_at, ddt_at, dBm_at, dCm_at;
+    /* what launches before gave of dx, by block, step and, 16 numbers each, thread, and of ddt [B,T,H]; NULL: there is but
+     * one, or not wanted */
+    float *dx_share, *ddt_share;
+    int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
     float *dA, *dbias, *dskip;
 };
 
-template <int N_, int STAGES_>
+/* MORE: with z, or with shares; what does not need them keeps its registers. */
+template <int N_, int STAGES_, bool MORE_ = false>
 struct ChunkGradientTraits {
     static constexpr int N = N_, STAGES = STAGES_;
+    static constexpr bool MORE = MORE_;
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
     static constexpr int COLUMNS = N / 2; /* of dC or dB, of a warp: with 32 rows */
     static constexpr int PASS = COLUMNS < 32 ? COLUMNS : 32, PASSES = COLUMNS / PASS, TILES = PASS / 8;
@@ -137,7 +143,7 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t off
     using S = TileShape<C::N>;
     constexpr int STEP = C::THREADS / S::PIECES; /* rows at a time */
     const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
-    const int rows = !states.values || 8 * piece >= in.N ? 0 : in.P - p0;
+    const int rows = !states.values || 8 * piece >= in.columns ? 0 : in.P - p0;
     /* for zeros any address does */
     const f16* from = states.values ? states.values + offset + row0 * in.N + 8 * piece : static_cast<const f16*>(in.x);
     GT_UNROLL
@@ -161,10 +167,39 @@ GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>&
         copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour(), h) + p0, from.t,
                   me.neighbour_tokens, columns);
     }
-    const int64_t state = (((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P * in.N + p0 * in.N;
+    const int64_t state = ((((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P + p0) * in.N;
     copy_state<C>(in, p.h, state, p0, stage + C::H);
     copy_state<C>(in, p.G, state, p0, stage + C::G);
     cp_async_commit();
+}
+
+/* z of what a lane converts: of the chunk's dy, and of the neighbour's. */
+struct Gates {
+    uint4 own[RowLanes<64>::PIECES], neighbour[RowLanes<64>::PIECES];
+};
+
+/* Rows as copy_rows; zeros outside. */
+GT_DEV void load_gate(const Problem& in, int warp, int64_t first, int rows, int columns,
+                      uint4 (&z)[RowLanes<64>::PIECES]) {
+    const RowLanes<64> at;
+    const int row = warp * RowLanes<64>::ROWS + at.row;
+    const uint16_t* from = static_cast<const uint16_t*>(in.z) + first + row * in.z_at.t + 8 * at.piece;
+    GT_UNROLL
+    for (int i = 0; i < RowLanes<64>::PIECES; i++) {
+        const int column = 8 * RowLanes<64>::LANES * i;
+        z[i] = row < rows && column + 8 * at.piece < columns ? ldg<uint4>(from + column) : uint4{0, 0, 0, 0};
+    }
+}
+
+template <class C>
+GT_DEV void load_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, Gates& gates) {
+    const Problem& in = p.in;
+    if (!C::MORE || !in.z) return;
+    const int h = me.head(p, step), p0 = me.p0(p, step);
+    load_gate(in, me.warp, at(in.z_at, me.b, me.first, h) + p0, me.tokens, in.P - p0, gates.own);
+    if (!me.second && me.makes_state())
+        load_gate(in, me.warp, at(in.z_at, me.b, me.neighbour(), h) + p0, me.neighbour_tokens, in.P - p0,
+                  gates.neighbour);
 }
 
 /* The warp's 8 rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
@@ -172,14 +207,9 @@ template <class T>
 GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
     uint4 x[RowLanes<64>::PIECES];
-    uint32_t most = 0;
     GT_UNROLL
-    for (int i = 0; i < RowLanes<64>::PIECES; i++) {
-        x[i] = lds<uint4>(tile + at.cell(warp, i));
-        most = larger_pair<T>(larger_pair<T>(most, x[i].x), x[i].y);
-        most = larger_pair<T>(larger_pair<T>(most, x[i].z), x[i].w);
-    }
-    const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(most));
+    for (int i = 0; i < RowLanes<64>::PIECES; i++) x[i] = lds<uint4>(tile + at.cell(warp, i));
+    const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(larger_of<T>(x)));
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++)
         sts<uint4>(tile + at.cell(warp, i), {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
@@ -187,8 +217,43 @@ GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     return power.inverse;
 }
 
-GT_DEV float convert_rows(gt_dtype dtype, int warp, uint32_t tile) {
-    return dtype == GT_BF16 ? convert_rows_of<bf16>(warp, tile) : convert_rows_of<f16>(warp, tile);
+/* The same of dy silu(z). */
+template <class T>
+GT_DEV float convert_gated_rows_of(int warp, uint32_t tile, const uint4 (&z)[RowLanes<64>::PIECES]) {
+    using E = Element<T>;
+    constexpr int PIECES = RowLanes<64>::PIECES;
+    const RowLanes<64> at;
+    float x[8 * PIECES], largest = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++) {
+        const uint4 dy = lds<uint4>(tile + at.cell(warp, i));
+        const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z[i].x, z[i].y, z[i].z, z[i].w};
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            x[8 * i + 2 * e] = E::lo(left[e]) * silu(E::lo(right[e]));
+            x[8 * i + 2 * e + 1] = E::hi(left[e]) * silu(E::hi(right[e]));
+        }
+    }
+    GT_UNROLL
+    for (int i = 0; i < 8 * PIECES; i++) largest = fmaxf(largest, fabsf(x[i]));
+    GT_UNROLL
+    for (int mask = 1; mask < RowLanes<64>::LANES; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+    const Power power = power_of(finite(largest));
+    const auto pair = [&](int i) { return pack_f16(x[i] * power.value, x[i + 1] * power.value); };
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++)
+        sts<uint4>(tile + at.cell(warp, i), {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)});
+    return power.inverse;
+}
+
+GT_DEV float convert_rows(const Problem& in, int warp, uint32_t tile) {
+    return in.dtype == GT_BF16 ? convert_rows_of<bf16>(warp, tile) : convert_rows_of<f16>(warp, tile);
+}
+
+template <bool MORE>
+GT_DEV float convert_dy(const Problem& in, int warp, uint32_t tile, const uint4 (&z)[RowLanes<64>::PIECES]) {
+    if (!MORE || !in.z) return convert_rows(in, warp, tile);
+    return in.dtype == GT_BF16 ? convert_gated_rows_of<bf16>(warp, tile, z) : convert_gated_rows_of<f16>(warp, tile, z);
 }
 
 /* Over the 8 rows of which lanes 4 i have one each. */
@@ -209,16 +274,19 @@ GT_DEV float rows_largest(float x) {
 
 /* The warp's rows of what came for a step. */
 template <class C>
-GT_DEV void convert_step(gt_dtype dtype, const ChunkGradientBlock<C>& me, int step) {
+GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int step, const Gates& gates) {
     const RowLanes<64> at;
     const uint32_t stage = me.stage(step);
     const int row = me.warp * RowLanes<64>::ROWS + at.row;
-    const float x = convert_rows(dtype, me.warp, stage + C::X), dy = convert_rows(dtype, me.warp, stage + C::DY);
+    const float x = convert_rows(in, me.warp, stage + C::X),
+                dy = convert_dy<C::MORE>(in, me.warp, stage + C::DY, gates.own);
     const float bound = rows_largest(dy * me.value(C::C_INVERSE + row));
     float weight = 0.0f;
-    if (me.makes_state())
-        weight = convert_rows(dtype, me.warp, stage + C::NEXT) * me.value(C::NEXT_INVERSE + row) *
-                 me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
+    if (me.makes_state()) {
+        const float next = me.second ? convert_rows(in, me.warp, stage + C::NEXT)
+                                     : convert_dy<C::MORE>(in, me.warp, stage + C::NEXT, gates.neighbour);
+        weight = next * me.value(C::NEXT_INVERSE + row) * me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
+    }
     const float sum = rows_sum(weight);
     if (at.piece == 0) {
         sts<float>(me.cell(me.row_inverse(step, false) + row), x);

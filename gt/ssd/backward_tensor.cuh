@@ -26,6 +26,10 @@
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and about 760
  *     ldmatrix_x4; 2800 instructions a warp in all.
  * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from L2.
+ *     With z it is read beside dy: 128, and the neighbour's.
+ * Z: dy stands for dy silu(z) everywhere: it is multiplied as it becomes f16, so that nothing is rounded twice.
+ * N > 128: a launch for every 128 columns of the states, for all that is made is a sum over them: dB and dC of these columns,
+ *     and shares of dx, ddt, dA and ddt_bias.  The first leave those of dx and ddt in fp32, the last adds them.
  * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_TENSOR_CUH
 #define GT_SSD_BACKWARD_TENSOR_CUH
@@ -382,6 +386,17 @@ GT_DEV float2 skips_of(const Problem& in, int h, int p) {
     return {p < in.P ? skip[p] : 0.0f, p + 1 < in.P ? skip[p + 1] : 0.0f};
 }
 
+/* Of dx: what launches before gave is added; it is left for those that follow. */
+GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, float (&dx)[4]) {
+    float* const cell =
+        p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * block_threads() + thread_id()) * 4;
+    if (p.has_share) {
+        const float4 before = ldg<float4>(cell);
+        dx[0] += before.x, dx[1] += before.y, dx[2] += before.z, dx[3] += before.w;
+    }
+    if (p.leaves_share) stg<float4>(cell, {dx[0], dx[1], dx[2], dx[3]});
+}
+
 template <class C>
 GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -411,6 +426,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
             const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
             const float by_pairs = me.value(C::M_INVERSE + s), delta = me.value(me.factor(step, Factors::DELTA) + s);
             float dot = 0.0f;
+            [[maybe_unused]] float dx[4];
             GT_UNROLL
             for (int n = 0; n < 2; n++) {
                 const uint32_t cell = tile_cell<64>(s, 2 * part + n) + 4 * j;
@@ -427,7 +443,17 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                 dx1 = fma_rn(skips[n].y, dy1, dx1);
                 dskip[2 * n] = fma_rn(dy0, x0 * x_inverse, dskip[2 * n]);
                 dskip[2 * n + 1] = fma_rn(dy1, x1 * x_inverse, dskip[2 * n + 1]);
-                sts<uint32_t>(stage + C::X + cell, pack_as(in.dtype, dx0, dx1)); /* over x, which is read no more */
+                if constexpr (C::MORE)
+                    dx[2 * n] = dx0, dx[2 * n + 1] = dx1;
+                else /* over x, which is read no more */
+                    sts<uint32_t>(stage + C::X + cell, pack_as(in.dtype, dx0, dx1));
+            }
+            if constexpr (C::MORE) {
+                if (p.dx_share) add_share(p, me.steps, step, 2 * m + e, dx);
+                GT_UNROLL
+                for (int n = 0; n < 2; n++)
+                    sts<uint32_t>(stage + C::X + tile_cell<64>(s, 2 * part + n) + 4 * j,
+                                  pack_as(in.dtype, dx[2 * n], dx[2 * n + 1]));
             }
             direct[2 * m + e] = dot * x_inverse;
         }
@@ -436,7 +462,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     sts<float>(me.cell(me.sums(step, C::DIRECT) + CHUNK * part + 32 * rows + 8 * j + g), direct[0]);
     if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * rows + 16 * part));
     sync_warp();
-    if (!p.dx) return;
+    if (!p.dx || (C::MORE && p.leaves_share)) return;
     uint16_t* to = static_cast<uint16_t*>(p.dx) + at(p.dx_at, me.b, me.first, h) + p0;
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -525,7 +551,7 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
         const int t = 32 * place.rows + (32 * i + lane_id()) / PIECES, piece = piece0 + (32 * i + lane_id()) % PIECES;
-        if (t < me.tokens && 8 * piece < p.in.N)
+        if (t < me.tokens && 8 * piece < p.in.columns)
             stg<uint4>(to + t * out_at.t + 8 * piece, lds<uint4>(tile + tile_cell<C::N>(t, piece)));
     }
 }
@@ -567,10 +593,11 @@ template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
     const bool finishes = me.warp == 4, makes_factors = me.warp == 5; /* they have no pairs */
-    const uint32_t neighbour_tile = me.smem + C::STAGE0 + C::H;
+    /* a stage is free until step 0 comes, the other until step 1 does */
+    const uint32_t neighbour_tile = me.smem + C::STAGE0 + (C::STAGES - 1) * C::STAGE + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
         load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g),
-                                       stride.t, tokens, in.N);
+                                       stride.t, tokens, in.columns);
     };
     copy_group(me.smem + C::B, in.Bm, in.Bm_at, me.first, me.tokens);
     copy_group(me.smem + C::C, in.Cm, in.Cm_at, me.first, me.tokens);
@@ -578,7 +605,8 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
         copy_group(neighbour_tile, me.second ? in.Bm : in.Cm, me.second ? in.Bm_at : in.Cm_at, me.neighbour(),
                    me.neighbour_tokens);
     cp_async_commit();
-    cp_async_wait<0>();
+    if (C::STAGES > 1) copy_step(p, me, 0);
+    cp_async_wait<C::STAGES - 1>();
     sync_threads();
     const auto convert_group = [&](uint32_t tile, int inverses) {
         if (in.dtype == GT_BF16)
@@ -602,12 +630,14 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     make_S(me, S);
     if (me.makes_state()) read_neighbour(me, neighbour_tile, neighbour);
     sync_threads();
-    copy_step(p, me, 0);
+    if (C::STAGES == 1) copy_step(p, me, 0);
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const bool follows = step + 1 < me.steps;
+        Gates gates;
+        load_gates(p, me, step, gates);
         cp_async_wait<0>();
-        convert_step(in.dtype, me, step);
+        convert_step(in, me, step, gates);
         sync_threads(); /* 1 */
         if (C::STAGES > 1 && follows) copy_step(p, me, step + 1);
         if (C::COPIES == 1) {
@@ -635,10 +665,10 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     finish_groups(p, me, W, sums);
 }
 
-template <int N, int STAGES>
+template <int N, int STAGES, bool MORE>
 GT_KERNEL(256, 1)
 chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
-    using C = ChunkGradientTraits<N, STAGES>;
+    using C = ChunkGradientTraits<N, STAGES, MORE>;
     wait_for_chain();
     const ChunkGradientBlock<C> me = find_chunk<C>(p);
     if (me.tokens <= 0) {

@@ -73,11 +73,13 @@ template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
     if (me.makes_state()) neighbour_factors(p, me, step, dt);
-    const int which = lane_id() / 4, i = lane_id() % 4, blocks = (int)row_tiles(in.P), block = me.p0(p, step) / 16 + i;
+    const int which = lane_id() / 4, row = me.p0(p, step) + lane_id() % 4 * 16;
     if (which > 1) return;
     const Checkpoints& states = which ? p.G : p.h;
-    const int64_t at = ((me.b * in.H + me.head(p, step)) * p.slots + me.slot) * blocks + block;
-    const float inverse = states.values && block < blocks ? states.powers[at] : 0x1p-100f;
+    const int64_t slot = (me.b * in.H + me.head(p, step)) * p.slots + me.slot;
+    const float inverse = states.values && row < in.P
+                              ? states.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row, 0)]
+                              : 0x1p-100f;
     sts<float>(me.cell(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
@@ -188,7 +190,16 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         /* the slope first: the sum without it may overflow */
         float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
         if (delta.slope == 0.0f) ddt = 0.0f;
-        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
+        if (C::MORE && p.ddt_share) {
+            float* share = p.ddt_share + (me.b * in.sequences.T + me.first + t) * in.H + h;
+            const float all = p.has_share ? *share + ddt : ddt;
+            if (p.leaves_share)
+                *share = all;
+            else
+                store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), all);
+        } else if (p.ddt) {
+            store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
+        }
         dA = fma_rn(delta.value, da_t, dA);
         dbias += ddt;
     }

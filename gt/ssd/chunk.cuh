@@ -5,9 +5,9 @@
  * eight rows' pieces of one column lie in different banks: tile_cell() says where a piece lies.
  *
  * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own, which
- * brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to B and C in
- * place, exactly, and leaves the powers' inverses, which go into the decay factors; row_maxima() finds the largest
- * magnitudes of the rows of x and dy, from which power_of() of a bound makes the power of a tile.
+ * brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to the rows of a
+ * tile in place, exactly, and leaves the powers' inverses, which go into the decay factors; power_of() of a bound makes
+ * the power of what is computed.
  *
  * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
  * additions alone; no quotient of factors is formed.  With blocks of 16 tokens and their halves of 8:
@@ -130,11 +130,6 @@ GT_DEV float row_maximum(uint32_t most) {
     return largest;
 }
 
-template <class T>
-GT_DEV uint32_t larger_pair(uint32_t most, uint32_t pair) { /* moving to larger_magnitudes */
-    return larger_magnitudes<T>(most, pair);
-}
-
 /* The largest magnitudes of pieces of a row, as a pair. */
 template <class T, int COUNT>
 GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
@@ -147,25 +142,25 @@ GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
     return larger_magnitudes<T>(even, odd);
 }
 
-/* maxima[row] <- the largest magnitude of a row, of 64 rows, by `warps` warps, of which the caller is number `warp`;
- * AT_ONCE * ROWS * warps rows at a time.  maxima: shared, fp32. */
-template <class T, int COLUMNS, int AT_ONCE = 1>
-GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int warp, int warps) {
-    using Lanes = RowLanes<COLUMNS>;
-    const Lanes at;
+/* At least |silu(z)| of every z up to `most`, and little more: it is 0.2785 at z = -1.278, and falls from there on. */
+GT_DEV float gate_bound(float most) {
+    if (most > -1.28f) return fmaxf(most, 0.2785f);
+    const float z = fmaxf(most, -100.0f); /* and so infinity meets no 0 */
+    return -z * ex2_approx(z * LOG2_E);
+}
+
+/* The largest number of row `row` of a tile. */
+template <class T>
+GT_DEV float largest_in_row(uint32_t tile, int row) {
+    using E = Element<T>;
+    float most = -INFINITY;
     GT_NO_UNROLL
-    for (int block = warp; block < CHUNK / Lanes::ROWS; block += AT_ONCE * warps) {
-        uint4 x[AT_ONCE][Lanes::PIECES];
-        GT_UNROLL
-        for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
-            x[i / Lanes::PIECES][i % Lanes::PIECES] =
-                lds<uint4>(tile + at.cell(block + i / Lanes::PIECES * warps, i % Lanes::PIECES));
-        GT_UNROLL
-        for (int k = 0; k < AT_ONCE; k++) {
-            const float largest = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
-            if (at.piece == 0) sts<float>(maxima + 4 * ((block + k * warps) * Lanes::ROWS + at.row), largest);
-        }
+    for (int piece = 0; piece < TileShape<64>::PIECES; piece++) {
+        const uint4 x = lds<uint4>(tile + tile_cell<64>(row, piece));
+        most = fmaxf(most, fmaxf(fmaxf(fmaxf(E::lo(x.x), E::hi(x.x)), fmaxf(E::lo(x.y), E::hi(x.y))),
+                                 fmaxf(fmaxf(E::lo(x.z), E::hi(x.z)), fmaxf(E::lo(x.w), E::hi(x.w)))));
     }
+    return most;
 }
 
 /* A pair of T times a power of two, as f16. */

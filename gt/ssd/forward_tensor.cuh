@@ -1,23 +1,27 @@
-/* gt/ssd/forward_tensor.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16 up to 128, rows of 16-byte
+/* gt/ssd/forward_tensor.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16, rows of whole 16-byte
  * pieces.
  *
- * grid strands*G*pairs, block 4 warps: two units (64 rows of a head's state each, see state.cuh) of one group.  A block walks
- * a segment of a sequence chunk by chunk (chunk.cuh).  A chunk:
+ * grid strands*G*pairs, block 8 warps: two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each.
+ * A block walks a segment of a sequence chunk by chunk (chunk.cuh).  A chunk:
  *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors
- *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 2 or 3 a warp, once for both units;
+ *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units;
  *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
  *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): twice 32 tokens x 16 rows a warp, 16 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
  *     4  H <- E H + (x Delta suf)^T B
  * x and B of the next chunk are under way from the end of 1 on, its C (one stage) from the end of 3.
  *
- * registers: H 128 at N = 128, y 64 (3); v 32, sums 32 (4); 128 threads, two blocks a multiprocessor.
- * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (y and checkpoints pass through it), factors 8 KB: 98 KB.
- * wavefronts of shared memory a chunk and block, N = 128: copies 384, conversion 512, S 300, M 80 + 160, C 512, B 512, x 384,
- *     y 256: 3100, of 128 bytes; 1550 a head and chunk.
- * tensor cores: 336 m16n8k16 a warp and chunk.
+ * N > 128: a launch for every 128 columns of the state.  The first leave their share of y in fp32, the last adds it.
+ * BACKWARD, with z: dz = dy y silu'(z) by the same kernel, instead of y; where forward left no checkpoints, it does so then.
+ *
+ * registers: H 64 at N = 128, y 16 (3); v 16, sums 16 (4); 256 threads, two blocks a multiprocessor.
+ * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 8 KB: 98 KB.
+ * wavefronts of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024, B 1024,
+ *     x 384: 4560, of 128 bytes; 2280 a head and chunk.
+ * tensor cores: 168 m16n8k16 a warp and chunk.
  * bytes per token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2, checkpoints
- *     P N / 64.  Every sum has one fixed order: deterministic. */
+ *     P N / 64; shares 4 P written and read for each 128 columns but the first; dz: dy 2 P more.
+ * Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_TENSOR_CUH
 #define GT_SSD_FORWARD_TENSOR_CUH
 
@@ -34,6 +38,9 @@ struct TensorParams {
     float* state_out;
     int state_in_shared;
     Checkpoints checkpoints;
+    float* share;                /* [B,T,H,P], of y: what launches before gave; NULL: there is but one */
+    int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
+    int makes_dz;                /* backward: y is dz */
 };
 
 /* Where things lie in shared memory, in bytes. */
@@ -52,8 +59,9 @@ struct ForwardTile {
     static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
     static constexpr int DT = B_INVERSE; /* [UNITS], of the next chunk, once B's inverses are used */
     static constexpr int C_INVERSE = DT + UNITS * 4 * CHUNK;
-    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK; /* [UNITS] */
-    static constexpr int WALK = X_INVERSE + UNITS * 4 * CHUNK;
+    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;      /* [UNITS] */
+    static constexpr int BOUNDS = X_INVERSE + UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
+    static constexpr int WALK = BOUNDS + 4 * WARPS;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
@@ -82,10 +90,11 @@ template <class T, int NP>
 GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile, const Walk& walk,
                        int chunk) {
     const T* first = static_cast<const T*>(data) + at(stride, walk.b(), walk.token(chunk), walk.group());
-    load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.N);
+    load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.columns);
 }
 
-/* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth. */
+/* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what the
+ * state gives, which may be much larger, must not overflow. */
 template <class Tile>
 GT_DEV Power pair_power(uint32_t smem, int unit) {
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
@@ -99,7 +108,9 @@ GT_DEV Power pair_power(uint32_t smem, int unit) {
         right = fmaxf(right, shfl_xor(right, mask));
         left = fmaxf(left, shfl_xor(left, mask));
     }
-    return power_of(finite(left * right * lds<float>(cells + 4 * Factors::GROWTH) * (0x1p28f * Tile::NP)));
+    const float4 states = lds<float4>(smem + Tile::BOUNDS + 4 * PARTS * unit);
+    right = fmaxf(right * 0x1p14f, fmaxf(fmaxf(states.x, states.y), fmaxf(states.z, states.w)) * 0x1p-106f);
+    return power_of(finite(left * right * lds<float>(cells + 4 * Factors::GROWTH) * (0x1p14f * Tile::NP)));
 }
 
 /* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
@@ -242,6 +253,24 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
     const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
     GT_UNROLL
     for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] *= undo;
+    const int64_t token = walk.token(chunk) + 32 * round + g;
+    const int tokens = walk.tokens(chunk) - 32 * round - g;
+    if (p.share) {
+        float* share = p.share + ((walk.b() * in.sequences.T + token) * in.H + h) * in.P + row0 + 2 * j;
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) {
+            float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
+            if (8 * (i / 2) >= tokens || row0 + 8 * (i % 2) >= in.P) continue;
+            float* cell = share + 8 * (i / 2) * in.H * in.P + 8 * (i % 2);
+            if (p.has_share) {
+                const float2 before = ldg<float2>(cell);
+                to[0] += before.x;
+                to[1] += before.y;
+            }
+            if (p.leaves_share) stg<float2>(cell, {to[0], to[1]});
+        }
+        if (p.leaves_share) return;
+    }
     if (in.Dskip) {
         float2 skip[2];
         GT_UNROLL
@@ -268,21 +297,32 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
             }
         }
     }
-    const int64_t token = walk.token(chunk) + 32 * round + g;
-    const int tokens = walk.tokens(chunk) - 32 * round - g;
-    if (in.z) {
-        const T* z = static_cast<const T*>(in.z) + at(in.z_at, walk.b(), token, h) + row0 + 2 * j;
-        uint32_t gate[4][2];
+    const auto load = [&](const void* data, const gt_stride& stride, uint32_t(&values)[8]) {
+        const T* from = static_cast<const T*>(data) + at(stride, walk.b(), token, h) + row0 + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 8; i++)
-            gate[i / 2][i % 2] = 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P
-                                     ? ldg<uint32_t>(z + 8 * (i / 2) * in.z_at.t + 8 * (i % 2))
-                                     : 0;
+            values[i] = 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P
+                            ? ldg<uint32_t>(from + 8 * (i / 2) * stride.t + 8 * (i % 2))
+                            : 0;
+    };
+    if (in.z) {
+        uint32_t values[8];
+        load(in.z, in.z_at, values);
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
-            to[0] *= silu(E::lo(gate[i / 2][i % 2]));
-            to[1] *= silu(E::hi(gate[i / 2][i % 2]));
+            const float z[2] = {E::lo(values[i]), E::hi(values[i])};
+            to[0] *= p.makes_dz ? dsilu(z[0]) : silu(z[0]);
+            to[1] *= p.makes_dz ? dsilu(z[1]) : silu(z[1]);
+        }
+        if (p.makes_dz) {
+            load(in.dy, in.dy_at, values);
+            GT_UNROLL
+            for (int i = 0; i < 8; i++) {
+                float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
+                to[0] *= E::lo(values[i]);
+                to[1] *= E::hi(values[i]);
+            }
         }
     }
     const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
@@ -347,7 +387,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         walk.enter(in, span, item);
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < walk.units();
-        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in.P, in.N);
+        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
     }
     const int chunks = walk.chunks();
     if (chunks > 0) {
@@ -373,10 +413,9 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
             deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         }
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
-            const int64_t slot = unit_slot(in, walk, unit, chunk);
-            state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P),
-                       staging, walk.row0(unit) + 16 * part, in.P, in.N);
+            state.keep(p.checkpoints, unit_slot(in, walk, unit, chunk), staging, walk.row0(unit) + 16 * part, in);
         }
+        if (lane_id() == 0) sts<float>(smem + Tile::BOUNDS + 4 * warp, state.bound);
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
@@ -429,7 +468,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
     if (unit < walk.units() && p.state_out && same.ends)
-        state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 16 * part, in.P, in.N);
+        state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 16 * part, in);
     return walk.item();
 }
 

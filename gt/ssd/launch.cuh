@@ -135,6 +135,7 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
     Arena plain(nullptr), tensor(nullptr);
     take_segments(plain, a, segments_for(a, device));
     take_segments(tensor, a, tensor_segments(a, device));
+    if (has_f16_checkpoints(a)) take_share(tensor, a);
     return plain.bytes() > tensor.bytes() ? plain.bytes() : tensor.bytes();
 }
 
@@ -242,11 +243,11 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, cons
 
 /* Of the kernels that the call takes: rows of pointers that are not known yet (NULL) count as aligned. */
 static inline size_t backward_workspace(const gt_ssd_args& a, const Device& device) {
-    return takes_tensor_backward(a, device) ? plan_tensor_backward(a, device).bytes : plan_backward(a, device).bytes;
+    return takes_tensor_cores(a, device) ? plan_tensor_backward(a, device).bytes : plan_backward(a, device).bytes;
 }
 
 static inline gt_status backward(const gt_ssd_args& a, const Device& device, gt_stream stream) {
-    if (takes_tensor_backward(a, device))
+    if (takes_tensor_cores(a, device))
         return launch_tensor_backward(a, plan_tensor_backward(a, device), device, stream);
     BackwardPlan plan = plan_backward(a, device);
     return launch_backward(a, plan, device, stream);
@@ -274,6 +275,7 @@ static inline gt_status forward_tensor(const gt_ssd_args& a, const Device& devic
     size_t bytes;
     p.in = problem_of(a);
     p.in.segments = take_segments(arena, a, tensor_segments(a, device));
+    p.share = take_share(arena, a);
     p.y = a.y;
     p.y_at = a.y_stride;
     p.state_in = a.state_in;

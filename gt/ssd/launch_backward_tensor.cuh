@@ -2,8 +2,8 @@
 #ifndef GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
+#include "../base/reduce.cuh"
 #include "backward_tensor.cuh"
-#include "finish.cuh"
 #include "launch_tensor.cuh"
 
 namespace gt {
@@ -12,15 +12,13 @@ namespace ssd {
 /* The pieces of the workspace, and what the kernels are given. */
 struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
+    TensorParams gate;             /* dz, and h then */
     ChunkGradientParams chunks;
     int64_t blocks, strands; /* of the passes over states */
-    bool makes_h, makes_G;
+    bool makes_h, makes_G, makes_dz;
+    int64_t rows; /* of the sums of a slab */
     size_t bytes;
 };
-
-static inline bool takes_tensor_backward(const gt_ssd_args& a, const Device& device) {
-    return takes_tensor_cores(a, device) && !a.z;
-}
 
 /* problem: with its segments, which lie in the arena already. */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Problem& problem,
@@ -36,25 +34,36 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     const bool one_slot = a.T <= CHECKPOINT;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
     plan.makes_G = !one_slot || a.dstate_out || a.dstate_in;
+    plan.makes_dz = a.z && a.dz;
     if (plan.makes_h) c.h = take_checkpoints(arena, a);
     if (plan.makes_G) c.G = take_checkpoints(arena, a);
-    const int64_t rows = a.B * c.slots * 2;
+    plan.rows = a.B * c.slots * 2;
+    const int64_t rows = plan.rows * slabs((int)a.N);
     if (a.dA) c.dA = arena.take<float>(rows * a.H);
     if (a.ddt_bias) c.dbias = arena.take<float>(rows * a.H);
-    if (a.dDskip) c.dskip = arena.take<float>(rows * a.H * (a.Dskip_per_channel ? a.P : 1));
+    if (a.dDskip) c.dskip = arena.take<float>(plan.rows * a.H * (a.Dskip_per_channel ? a.P : 1));
     const bool shared = a.dstate_in && a.state_in_shared;
     if (shared) plan.reverse.state_sum = arena.take<float>(plan.strands * a.H * a.P * a.N);
+    if ((a.dx || plan.makes_dz) &&
+        slabs((int)a.N) > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
+        c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
+    if (a.ddt && slabs((int)a.N) > 1) c.ddt_share = arena.take<float>(a.B * a.T * a.H);
     plan.bytes = arena.bytes();
 
-    plan.forward.in = plan.reverse.in = c.in;
-    plan.forward.state_in = a.state_in;
-    plan.forward.state_in_shared = a.state_in_shared;
-    plan.forward.checkpoints = c.h;
+    plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
+    plan.forward.state_in = plan.gate.state_in = a.state_in;
+    plan.forward.state_in_shared = plan.gate.state_in_shared = a.state_in_shared;
+    plan.forward.checkpoints = plan.gate.checkpoints = c.h;
+    plan.gate.y = a.dz;
+    plan.gate.y_at = a.dz_stride;
+    plan.gate.share = c.dx_share; /* before dx needs it */
+    plan.gate.makes_dz = 1;
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
     plan.reverse.checkpoints = c.G;
     size_t bytes;
     if (a.saved) c.h = checkpoints_in(a.saved, a, &bytes);
+    if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
     c.dx_at = a.dx_stride, c.ddt_at = a.ddt_stride, c.dBm_at = a.dBm_stride, c.dCm_at = a.dCm_stride;
     return plan;
@@ -62,14 +71,17 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
 
 template <int N, int STAGES>
 static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) {
+    using C = ChunkGradientTraits<N, STAGES>;
     const int64_t blocks = p.in.sequences.B * p.slots * p.in.G * 2;
-    return run("ssd chunk_gradient_kernel", chunk_gradient_kernel<N, STAGES>, blocks,
-               ChunkGradientTraits<N, STAGES>::THREADS, ChunkGradientTraits<N, STAGES>::SMEM, chain, p);
+    const bool has_more = p.in.z || p.in.N > SLAB;
+    return run("ssd chunk_gradient_kernel",
+               has_more ? chunk_gradient_kernel<N, STAGES, true> : chunk_gradient_kernel<N, STAGES, false>, blocks,
+               C::THREADS, C::SMEM, chain, p);
 }
 
 /* With two stages where the device has room for them. */
-static inline gt_status launch_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
-    const int N = p.in.N;
+static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
+    const int N = p.in.columns;
     if (N <= 16) return launch_chunks_with<16, 2>(p, chain);
     if (N <= 32) return launch_chunks_with<32, 2>(p, chain);
     if (N <= 64)
@@ -79,27 +91,54 @@ static inline gt_status launch_chunks(const ChunkGradientParams& p, const Device
                                                                     : launch_chunks_with<128, 1>(p, chain);
 }
 
+/* rows: of the sums of a slab. */
+static inline void take_slab(ChunkGradientParams& p, int slab, int64_t rows) {
+    take_slab(p.in, slab);
+    take_slab(p.h, slab);
+    take_slab(p.G, slab);
+    if (p.dBm) p.dBm = static_cast<uint16_t*>(p.dBm) + slab * SLAB;
+    if (p.dCm) p.dCm = static_cast<uint16_t*>(p.dCm) + slab * SLAB;
+    if (p.dA) p.dA += slab * rows * p.in.H;
+    if (p.dbias) p.dbias += slab * rows * p.in.H;
+    p.has_share = slab > 0;
+    p.leaves_share = slab + 1 < slabs(p.in.N);
+    if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
+}
+
+static inline gt_status launch_chunks(const ChunkGradientParams& all, int64_t rows, const Device& device,
+                                      Chain& chain) {
+    gt_status status = GT_OK;
+    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
+        ChunkGradientParams p = all;
+        take_slab(p, slab, rows);
+        status = launch_slab_chunks(p, device, chain);
+    }
+    return status;
+}
+
 static inline gt_status launch_tensor_backward(const gt_ssd_args& a, const TensorBackwardPlan& plan,
                                                const Device& device, gt_stream stream) {
     const ChunkGradientParams& c = plan.chunks;
-    const int64_t skips = a.H * (a.Dskip_per_channel ? a.P : 1);
     ClearParams unused = {};
     add_output(unused, a.dx, a.dx_stride, a.dtype, a.H, a.P);
+    add_output(unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
     add_output(unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
     add_output(unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);
     add_output(unused, a.dCm, a.dCm_stride, a.dtype, a.G, a.N);
     Chain chain = {stream};
-    FinishParams finish = {};
-    finish.rows = a.B * c.slots * 2;
-    finish.accumulate = a.accumulate;
-    add_sum(finish, c.dA, a.dA, a.H);
-    add_sum(finish, c.dbias, a.ddt_bias, a.H);
-    add_sum(finish, c.dskip, a.dDskip, skips);
+    RowSums sums;
+    const int64_t rows = plan.rows * slabs((int)a.N);
+    if (a.dA) sums.add(c.dA, a.dA, rows, a.H);
+    if (a.ddt_bias) sums.add(c.dbias, a.ddt_bias, rows, a.H);
+    if (a.dDskip) sums.add(c.dskip, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
     gt_status status = clear_unused("ssd clear_unused_kernel", unused, c.in.sequences, device, stream);
-    if (status == GT_OK && plan.makes_h) status = launch_states_tensor<false>(plan.forward, plan.blocks, device, chain);
+    if (status == GT_OK && plan.makes_dz)
+        status = launch_forward_tensor(plan.gate, device, chain);
+    else if (status == GT_OK && plan.makes_h)
+        status = launch_states_tensor<false>(plan.forward, plan.blocks, device, chain);
     if (status == GT_OK && plan.makes_G) status = launch_states_tensor<true>(plan.reverse, plan.blocks, device, chain);
-    if (status == GT_OK) status = launch_chunks(c, device, chain);
-    if (status == GT_OK) status = finish_sums(finish, chain);
+    if (status == GT_OK) status = launch_chunks(c, plan.rows, device, chain);
+    if (status == GT_OK) status = reduce_rows(sums, a.accumulate, chain);
     if (status != GT_OK || !plan.reverse.state_sum) return status;
     return reduce_rows(plan.reverse.state_sum, a.dstate_in, plan.strands, a.H * a.P * a.N, a.accumulate, chain);
 }

@@ -59,7 +59,7 @@ static gt_status launch_states_tensor_with(const StatesParams& p, int64_t blocks
 
 template <class T>
 static gt_status launch_forward_tensor_as(const TensorParams& p, int64_t blocks, Chain& chain) {
-    const int N = p.in.N;
+    const int N = p.in.columns;
     return N <= 16   ? launch_forward_tensor_with<T, 16>(p, blocks, chain)
            : N <= 32 ? launch_forward_tensor_with<T, 32>(p, blocks, chain)
            : N <= 64 ? launch_forward_tensor_with<T, 64>(p, blocks, chain)
@@ -68,17 +68,57 @@ static gt_status launch_forward_tensor_as(const TensorParams& p, int64_t blocks,
 
 template <class T, bool REVERSE>
 static gt_status launch_states_tensor_as(const StatesParams& p, int64_t blocks, Chain& chain) {
-    const int N = p.in.N;
+    const int N = p.in.columns;
     return N <= 16   ? launch_states_tensor_with<T, 16, REVERSE>(p, blocks, chain)
            : N <= 32 ? launch_states_tensor_with<T, 32, REVERSE>(p, blocks, chain)
            : N <= 64 ? launch_states_tensor_with<T, 64, REVERSE>(p, blocks, chain)
                      : launch_states_tensor_with<T, 128, REVERSE>(p, blocks, chain);
 }
 
+/* Makes p what the launch of slab `slab` gets: all that has columns of states begins with the first of the launch's. */
+static inline void take_slab(Problem& in, int slab) {
+    const auto move = [&](const void* rows) { /* of 16-bit elements */
+                                              return rows ? static_cast<const uint16_t*>(rows) + slab * SLAB : nullptr;
+    };
+    in.columns = in.N - slab * SLAB < SLAB ? in.N - slab * SLAB : SLAB;
+    in.Bm = move(in.Bm);
+    in.Cm = move(in.Cm);
+    if (in.segments.states) in.segments.states += slab * SLAB;
+}
+
+static inline void take_slab(Checkpoints& checkpoints, int slab) {
+    if (!checkpoints.values) return;
+    checkpoints.values += slab * SLAB;
+    checkpoints.powers += slab;
+}
+
+static inline void take_slab(StatesParams& p, int slab) {
+    take_slab(p.in, slab);
+    take_slab(p.checkpoints, slab);
+    if (p.state_in) p.state_in += slab * SLAB;
+    if (p.state_out) p.state_out += slab * SLAB;
+    if (p.state_sum) p.state_sum += slab * SLAB;
+}
+
+static inline void take_slab(TensorParams& p, int slab) {
+    take_slab(p.in, slab);
+    take_slab(p.checkpoints, slab);
+    if (p.state_in) p.state_in += slab * SLAB;
+    if (p.state_out) p.state_out += slab * SLAB;
+    p.has_share = slab > 0;
+    p.leaves_share = slab + 1 < slabs(p.in.N);
+}
+
 template <bool REVERSE>
-static gt_status launch_states_once(const StatesParams& p, int64_t blocks, Chain& chain) {
-    return p.in.dtype == GT_BF16 ? launch_states_tensor_as<bf16, REVERSE>(p, blocks, chain)
-                                 : launch_states_tensor_as<f16, REVERSE>(p, blocks, chain);
+static gt_status launch_states_once(const StatesParams& all, int64_t blocks, Chain& chain) {
+    gt_status status = GT_OK;
+    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
+        StatesParams p = all;
+        take_slab(p, slab);
+        status = p.in.dtype == GT_BF16 ? launch_states_tensor_as<bf16, REVERSE>(p, blocks, chain)
+                                       : launch_states_tensor_as<f16, REVERSE>(p, blocks, chain);
+    }
+    return status;
 }
 
 /* The states that segments start from, in segments.states, where there are several. */
@@ -102,12 +142,21 @@ static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
     return tensor_strands(in, room) * in.G * group_pairs(in);
 }
 
-static inline gt_status launch_forward_tensor(const TensorParams& p, const Device& device, Chain& chain) {
-    const int64_t blocks = tensor_blocks(p.in, device);
-    const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, blocks, device, chain);
-    if (status != GT_OK) return status;
-    return p.in.dtype == GT_BF16 ? launch_forward_tensor_as<bf16>(p, blocks, chain)
-                                 : launch_forward_tensor_as<f16>(p, blocks, chain);
+/* What several launches hand on of y or dx; NULL for one. */
+static inline float* take_share(Arena& arena, const gt_ssd_args& a) {
+    return slabs((int)a.N) > 1 ? arena.take<float>(a.B * a.T * a.H * a.P) : nullptr;
+}
+
+static inline gt_status launch_forward_tensor(const TensorParams& all, const Device& device, Chain& chain) {
+    const int64_t blocks = tensor_blocks(all.in, device);
+    gt_status status = start_segments<false>(all.in, all.state_in, all.state_in_shared, blocks, device, chain);
+    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
+        TensorParams p = all;
+        take_slab(p, slab);
+        status = p.in.dtype == GT_BF16 ? launch_forward_tensor_as<bf16>(p, blocks, chain)
+                                       : launch_forward_tensor_as<f16>(p, blocks, chain);
+    }
+    return status;
 }
 
 /* Checkpoints of h (state_in: the initial states), or REVERSE of G and dstate_in (state_in: dstate_out).

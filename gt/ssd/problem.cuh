@@ -62,22 +62,34 @@ struct Problem {
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
     gt_stride x_at, dt_at, Bm_at, Cm_at, z_at, dy_at;
-    int tiles; /* of 64 rows of P */
+    int tiles;   /* of 64 rows of P */
+    int columns; /* kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB */
 };
 
+/* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and the
+ * sums are sums over the columns, so that each adds its share. */
+constexpr int SLAB = 128;
+
 /* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16 and
- * behind all of them, for the same slots, a float for every 16 rows, which their values are to be multiplied by. */
+ * behind all of them, for the same slots, [P/16][N/128] floats, which 16 rows' values are to be multiplied by. */
 struct Checkpoints {
     float* plain;
     f16* values;
     float* powers;
 };
 
-GT_HD int64_t row_tiles(int64_t P) { return (P + 15) / 16; }
+GT_HD int row_tiles(int P) { return (int)(((uint32_t)P + 15) / 16); }
+GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
+
+/* Floats of a slot's powers, and the place of one. */
+GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
+GT_HD int power_cell(int N, int row, int column) {
+    return (int)((uint32_t)row / 16) * slabs(N) + (int)((uint32_t)column / SLAB);
+}
 
 /* Whether they are f16: whichever kernels write and read them. */
 static inline bool has_f16_checkpoints(const gt_ssd_args& a) {
-    return a.dtype != GT_F32 && a.N % 16 == 0 && a.N <= 128 && a.P % 8 == 0;
+    return a.dtype != GT_F32 && a.N % 16 == 0 && a.P % 8 == 0;
 }
 
 static inline int64_t checkpoint_slots(const gt_ssd_args& a) {
@@ -90,7 +102,7 @@ static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
     Checkpoints c = {nullptr, nullptr, nullptr};
     if (has_f16_checkpoints(a)) {
         c.values = arena.take<f16>(slots * a.P * a.N);
-        c.powers = arena.take<float>(slots * row_tiles(a.P));
+        c.powers = arena.take<float>(slots * slot_powers((int)a.P, (int)a.N));
     } else {
         c.plain = arena.take<float>(slots * a.P * a.N);
     }
@@ -465,8 +477,9 @@ GT_DEV void store_checkpoint(const Problem& in, const Place<C>& s, const Checkpo
             if (s.row(i) < s.rows && s.n0 + n < in.N) values[n].bits = f32_to_f16(state[i][n] * power.value);
         values += i == 3 ? 29 * in.N : in.N;
     }
-    if (thread_id() < 4 && s.p0 + 16 * thread_id() < in.P)
-        to.powers[slot * row_tiles(in.P) + s.p0 / 16 + thread_id()] = power.inverse;
+    const int row = s.p0 + thread_id() % 4 * 16, column = thread_id() / 4 * SLAB;
+    if (row < in.P && column < in.N)
+        to.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row, column)] = power.inverse;
 }
 
 template <class C>
@@ -475,13 +488,14 @@ GT_DEV void load_checkpoint(const Problem& in, const Place<C>& s, const Checkpoi
     const int64_t size = (int64_t)in.P * in.N;
     if (from.plain) return load_state(in, s, from.plain + slot * size, state);
     const f16* values = from.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
-    const float* powers = from.powers + slot * row_tiles(in.P) + s.p0 / 16;
+    const float* powers = from.powers + slot * slot_powers(in.P, in.N);
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         GT_UNROLL
         for (int n = 0; n < C::RN; n++)
-            state[i][n] =
-                s.row(i) < s.rows && s.n0 + n < in.N ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16] : 0.0f;
+            state[i][n] = s.row(i) < s.rows && s.n0 + n < in.N
+                              ? f16_to_f32(values[n].bits) * powers[power_cell(in.N, s.p0 + s.row(i), s.n0)]
+                              : 0.0f;
         values += i == 3 ? 29 * in.N : in.N;
     }
 }

@@ -68,16 +68,16 @@ struct WarpState {
         bound = most * power.inverse;
     }
 
-    /* 16 rows from row0 on of a state [P,N]; NULL: zeros. */
-    GT_METHOD void load(const float* from, int row0, int P, int N) {
+    /* 16 rows from row0 on of the launch's columns of a state [P,N], of which `from` is the first; NULL: zeros. */
+    GT_METHOD void load(const float* from, int row0, const Problem& in) {
         power = {1.0f, 1.0f};
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
-        if (from) from += (int64_t)row * N + column;
+        if (from) from += (int64_t)row * in.N + column;
         GT_UNROLL
         for (int i = 0; i < TILES * 2; i++) {
             const int n = i % TILES, half = i / TILES;
-            const bool exists = from && row + 8 * half < P && 8 * n + column < N;
-            const float2 x = exists ? ldg<float2>(from + 8 * half * N + 8 * n) : float2{0.0f, 0.0f};
+            const bool exists = from && row + 8 * half < in.P && 8 * n + column < in.columns;
+            const float2 x = exists ? ldg<float2>(from + 8 * half * in.N + 8 * n) : float2{0.0f, 0.0f};
             H[n][2 * half] = x.x;
             H[n][2 * half + 1] = x.y;
         }
@@ -87,14 +87,14 @@ struct WarpState {
         for (int i = 0; i < TILES * 4; i++) H[i / 4][i % 4] *= power.value;
     }
 
-    GT_METHOD void store(float* to, int row0, int P, int N, bool adds = false) const {
+    GT_METHOD void store(float* to, int row0, const Problem& in, bool adds = false) const {
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
-        to += (int64_t)row * N + column;
+        to += (int64_t)row * in.N + column;
         GT_UNROLL
         for (int i = 0; i < TILES * 2; i++) {
             const int n = i % TILES, half = i / TILES;
-            if (row + 8 * half >= P || 8 * n + column >= N) continue;
-            float* at = to + 8 * half * N + 8 * n;
+            if (row + 8 * half >= in.P || 8 * n + column >= in.columns) continue;
+            float* at = to + 8 * half * in.N + 8 * n;
             float2 x = {H[n][2 * half] * power.inverse, H[n][2 * half + 1] * power.inverse};
             if (adds) {
                 const float2 before = ldg<float2>(at);
@@ -104,13 +104,15 @@ struct WarpState {
         }
     }
 
-    /* To a checkpoint, by way of STAGING bytes of shared memory that no other warp uses. */
-    GT_METHOD void keep(f16* values, float* powers, uint32_t shared, int row0, int P, int N) {
+    /* To checkpoint `slot`, by way of STAGING bytes of shared memory that no other warp uses. */
+    GT_METHOD void keep(const Checkpoints& checkpoints, int64_t slot, uint32_t shared, int row0, const Problem& in) {
         measure();
         constexpr int PIECES = STAGED / 8, STEP = 32 / PIECES;
         const int lane = here(), g = lane / 4, j = lane % 4;
         const int row = lane / PIECES, piece = lane % PIECES; /* of the first it stores; rows STEP further follow */
-        f16* to = values + (int64_t)(row0 + row) * N + 8 * piece;
+        if (lane == 0 && row0 < in.P)
+            checkpoints.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row0, 0)] = power.inverse;
+        f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
         GT_UNROLL
         for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows, STAGED columns at a time */
             const int half = i % 2, n0 = i / 2 * PIECES;
@@ -119,15 +121,14 @@ struct WarpState {
                 sts<uint32_t>(shared + tile_cell<STAGED>(g, n) + 4 * j,
                               pack_f16(H[n0 + n][2 * half], H[n0 + n][2 * half + 1]));
             sync_warp();
-            if (row0 + 8 * half < P && row < 8 && 8 * (n0 + piece) < N) {
+            if (row0 + 8 * half < in.P && row < 8 && 8 * (n0 + piece) < in.columns) {
                 GT_UNROLL
                 for (int k = 0; k < 8; k += STEP)
-                    stg<uint4>(to + (8 * half + k) * N + 8 * n0,
+                    stg<uint4>(to + (8 * half + k) * in.N + 8 * n0,
                                lds<uint4>(shared + tile_cell<STAGED>(row + k, piece)));
             }
             sync_warp();
         }
-        if (lane == 0 && row0 < P) powers[row0 / 16] = power.inverse;
     }
 
     /* The chunk's part of H.  left: x or dy as f16, of whose 64 columns the warp has pair `part`; right: B or C as f16.

@@ -3,7 +3,8 @@
  *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T     what a segment makes of a state of zeros (local), or the
  *               checkpoints that forward did not leave
  *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T            from the last chunk to the first: local, or the gradient of the
- *               state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in
+ *               state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in.  With z,
+ *               dy silu(z) for dy, formed as v is; its power of two from bounds of both
  *
  * grid and block as forward_tensor_kernel.  A chunk: both tiles become f16, decay factors; then the update.
  * registers: H or G NP, v 32, sums 32.
@@ -40,8 +41,7 @@ struct StatesTile {
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [UNITS] */
     static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK; /* [UNITS] */
-    static constexpr int GATE_MAXIMA = LEFT_INVERSE + UNITS * 4 * CHUNK;
-    static constexpr int WALK = GATE_MAXIMA + UNITS * 4 * CHUNK;
+    static constexpr int WALK = LEFT_INVERSE + UNITS * 4 * CHUNK;
     static constexpr int BYTES = WALK + Walk::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
@@ -72,7 +72,7 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
         const float* start = nullptr;
         if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < walk.units();
-        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in.P, in.N);
+        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
     }
     const int chunks = walk.chunks();
     const auto load = [&](int i) {
@@ -102,16 +102,14 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
         if (active && part == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
-            const int64_t slot = unit_slot(in, walk, unit, chunk);
-            state.keep(p.checkpoints.values + slot * in.P * in.N, p.checkpoints.powers + slot * row_tiles(in.P),
-                       smem + Tile::STAGING + warp * WarpState<NP>::STAGING, walk.row0(unit) + 16 * part, in.P, in.N);
+            state.keep(p.checkpoints, unit_slot(in, walk, unit, chunk),
+                       smem + Tile::STAGING + warp * WarpState<NP>::STAGING, walk.row0(unit) + 16 * part, in);
         }
         cp_async_wait<0>();
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
         if (active && part == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
-        const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit,
-                       gate_maxima = smem + Tile::GATE_MAXIMA + 4 * CHUNK * unit;
+        const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit;
         if (part >= 2) {
             rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + part - 2, 2 * UNITS);
         } else if (active) {
@@ -119,16 +117,16 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
                 make_factors(cells, delta, in.A[walk.head(unit)]);
             } else {
                 rows_to_f16<T, 64, 2>(x, inverses, 0, 1);
-                if (gated) row_maxima<T, 64, 4>(z, gate_maxima, 0, 1);
             }
         }
         sync_threads();
         if (active && part == 3) {
             const float2 weight = update_weight(cells, inverses, smem + Tile::INVERSE, REVERSE);
             float2 most = update_bounds(weight);
-            if (gated) { /* |silu(z)| <= |z| */
-                const float2 gates = lds<float2>(gate_maxima + 8 * here());
-                most = {finite(most.x * gates.x), finite(most.y * gates.y)};
+            if (gated) {
+                const int t = 2 * here();
+                most = {finite(most.x * gate_bound(largest_in_row<T>(z, t))),
+                        finite(most.y * gate_bound(largest_in_row<T>(z, t + 1)))};
             }
             make_weights(weights, weight, most);
         }
@@ -145,11 +143,11 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
     const int row0 = walk.row0(unit) + 16 * part;
     if (unit < walk.units() && p.is_local) {
-        state.store(in.segments.states + unit_state(in, walk, unit, same.segment_slot), row0, in.P, in.N);
+        state.store(in.segments.states + unit_state(in, walk, unit, same.segment_slot), row0, in);
         if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
     } else if (unit < walk.units() && (REVERSE ? same.starts : same.ends)) {
-        if (p.state_out) state.store(p.state_out + unit_state(in, walk, unit, same.sequence), row0, in.P, in.N);
-        if (p.state_sum) state.store(p.state_sum + unit_state(in, walk, unit, unit_strand(in)), row0, in.P, in.N, true);
+        if (p.state_out) state.store(p.state_out + unit_state(in, walk, unit, same.sequence), row0, in);
+        if (p.state_sum) state.store(p.state_sum + unit_state(in, walk, unit, unit_strand(in)), row0, in, true);
     }
     return walk.item();
 }
@@ -162,8 +160,8 @@ GT_DEV void clear_sum(const StatesParams& p) {
     const int unit = warp_id() / PARTS, row0 = walk.row0(unit) + warp_id() % PARTS * 16;
     if (unit >= walk.units()) return;
     WarpState<Tile::NP> zeros;
-    zeros.load(nullptr, row0, p.in.P, p.in.N);
-    zeros.store(p.state_sum + unit_state(p.in, walk, unit, unit_strand(p.in)), row0, p.in.P, p.in.N);
+    zeros.load(nullptr, row0, p.in);
+    zeros.store(p.state_sum + unit_state(p.in, walk, unit, unit_strand(p.in)), row0, p.in);
 }
 
 template <class T, int NP, bool REVERSE>

@@ -1,0 +1,285 @@
+/* ssd where the numbers are hard: the kernels, forward and backward, with and without `saved`, against the double twin on
+ * the same rounded inputs, and against the limits that are promised.  Two programs: on a GPU (kernels_gpu.cu), and emulated
+ * (kernels_emu.cpp), with less of everything. */
+#include "test_kernels.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the kernels as runners ------------------------------------------------------------------ */
+
+static void add_pass(machine_job *job, const test_op *op, gt_pass pass, gt_ssd_args a, const gt_workspace *need) {
+    a.workspace_bytes = pass == GT_FORWARD ? need->forward : need->backward;
+    job->pass[job->passes] = op->table()->calls.pass[pass];
+    job->args[job->passes++].ssd = a;
+}
+
+/* With saved, backward follows the forward call that fills it. */
+static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
+                             size_t bytes) {
+    const machine_mode *mode = (const machine_mode *)r->context;
+    gt_ssd_args a = *(const gt_ssd_args *)args, forward;
+    machine_job job;
+    gt_workspace need;
+    gt_status status = gt_ssd_workspace(&a, &need);
+    if (status != GT_OK) return status;
+    char *block = machine_allocate(bytes, 1), *y = machine_allocate(bytes, 1);
+    char *saved = machine_allocate(need.saved + 1, 1);
+    char *workspace = machine_allocate(need.forward + need.backward + 1, 1);
+    memset(&job, 0, sizeof job);
+    machine_copy(block, memory, bytes);
+    test_relocate(op->table(), &a, memory, bytes, block);
+    a.workspace = workspace;
+    if (mode->gives_saved) a.saved = saved, a.saved_bytes = need.saved;
+    forward = a;
+    forward.y = y; /* backward does not have it */
+    forward.y_stride = forward.x_stride;
+    forward.state_out = NULL;
+    if (mode->gives_saved && pass == GT_BACKWARD) add_pass(&job, op, GT_FORWARD, forward, &need);
+    add_pass(&job, op, pass, a, &need);
+    status = machine_run(&job, 1, mode);
+    machine_copy(memory, block, bytes);
+    machine_release(block), machine_release(y), machine_release(saved), machine_release(workspace);
+    return status;
+}
+
+static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
+static const test_runner runners[] = {{.name = "the kernel", .run = run_kernels, .context = &plain_mode},
+                                      {.name = "the kernel, with saved", .run = run_kernels, .context = &saved_mode}};
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+/* What is promised of a tensor, in l2, by dtype; of a single head with 256 tokens or more; of a sum over tokens, beside the
+ * sum of the magnitudes of its terms; of a state. */
+static const double tensor_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 2.5e-3, [GT_F16] = 1e-3};
+static const double head_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
+static const double sum_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 1e-3, [GT_F16] = 1e-3};
+static const double state_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 5e-4, [GT_F16] = 5e-4};
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+typedef struct hard_case {
+    test_case c;
+    void (*change)(const test_case *c, test_values *in); /* what the case draws; or NULL */
+    int good_heads;                                      /* heads from this one on are judged alone, too */
+    int good_tokens;                                     /* so are the first tokens of head 0, forward */
+} hard_case;
+
+static double *array_of(const test_case *c, const test_values *values, const char *tensor) {
+    return values->of[test_find(test_table(c), tensor)];
+}
+
+/* The sums of squares of the error and of the truth over the indices below `limits` and from `firsts` on. */
+static void add_up(const double *got, const double *truth, const int64_t size[4], const int64_t first[4],
+                   const int64_t end[4], double *error, double *sum) {
+    *error = *sum = 0;
+    for (int64_t i = first[0]; i < end[0]; i++)
+        for (int64_t j = first[1]; j < end[1]; j++)
+            for (int64_t k = first[2]; k < end[2]; k++)
+                for (int64_t l = first[3]; l < end[3]; l++) {
+                    const int64_t at = ((i * size[1] + j) * size[2] + k) * size[3] + l;
+                    const double e = got[at] - truth[at];
+                    *error += e * e;
+                    *sum += truth[at] * truth[at];
+                }
+}
+
+static void check_part(const hard_case *k, const test_runner *r, gt_pass pass, const gt_tensor *t, const double *got,
+                       const double *truth, const int64_t size[4], const int64_t first[4], const int64_t end[4],
+                       const char *what, double limit) {
+    double error, sum;
+    add_up(got, truth, size, first, end, &error, &sum);
+    error = sqrt(error), sum = sqrt(sum);
+    test_check(error <= limit * sum, "%s: %s of %s, %s: error %.2e of %.2e: %.2e, at most %.1e",
+               test_describe(&k->c, pass), t->name, r->name, what, error, sum, error / sum, limit);
+}
+
+/* NaN fails, too. */
+static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass, const test_values *got,
+                          const test_values *truth, const test_values *magnitudes) {
+    const test_case *c = &k->c;
+    for (int i = 0; test_table(c)->tensors[i].name; i++) {
+        const gt_tensor *t = &test_table(c)->tensors[i];
+        const gt_dtype dtype = c->args.ssd.dtype;
+        const double *x = got->of[i], *y = truth->of[i];
+        int64_t size[4] = {1, 1, 1, 1}, first[4] = {0, 0, 0, 0}, end[4];
+        char head[32];
+        if (!x || !y) continue;
+        test_shape(c, pass, t, size);
+        memcpy(end, size, sizeof end);
+        if (t->use[GT_BACKWARD] == 'g') {
+            const double *terms = magnitudes->of[i];
+            for (int64_t h = 0; h < size[0] * size[1]; h++)
+                test_check(fabs(x[h] - y[h]) <= sum_limit[dtype] * fabs(terms[h]) + 0x1p-126,
+                           "%s: %s of %s, %lld: %.9g, truth %.9g, terms %.9g", test_describe(c, pass), t->name, r->name,
+                           (long long)h, x[h], y[h], terms[h]);
+            continue;
+        }
+        check_part(k, r, pass, t, x, y, size, first, end, "all",
+                   t->stride_offset ? tensor_limit[dtype] : state_limit[dtype]);
+        const int axis = test_axis(c, t, 'H');
+        for (int64_t h = k->good_heads; t->stride_offset && axis >= 0 && size[1] >= 256 && h < size[axis]; h++) {
+            first[axis] = h, end[axis] = h + 1;
+            snprintf(head, sizeof head, "head %d", (int)h);
+            check_part(k, r, pass, t, x, y, size, first, end, head, head_limit[dtype]);
+        }
+        if (pass != GT_FORWARD || !k->good_tokens || !t->stride_offset) continue;
+        first[axis] = 0, end[axis] = 1, end[1] = k->good_tokens;
+        check_part(k, r, pass, t, x, y, size, first, end, "the first tokens", head_limit[dtype]);
+    }
+}
+
+static int is_short; /* emulated, or by --short: for racecheck */
+static int turn;     /* then, half of the passes are run with saved, half without */
+
+static void check_case(const hard_case *k) {
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        test_values in, truth, got, magnitudes = {{NULL}};
+        test_inputs(&k->c, (gt_pass)pass, &in);
+        if (k->change) k->change(&k->c, &in);
+        for (int i = 0; test_table(&k->c)->tensors[i].name; i++) {
+            const gt_tensor *t = &test_table(&k->c)->tensors[i];
+            const int64_t count = test_count(&k->c, (gt_pass)pass, t);
+            for (int64_t j = 0; in.of[i] && t->kind != 'i' && j < count; j++)
+                in.of[i][j] = test_round(in.of[i][j], test_dtype_of(&k->c, t));
+        }
+        test_run(&test_truth, &k->c, (gt_pass)pass, &in, TEST_ALL, &truth);
+        if (pass == GT_BACKWARD) test_magnitudes(&k->c, &in, &magnitudes);
+        for (int i = 0; i < 2; i++) {
+            if (is_short && i != (turn + pass) % 2) continue;
+            if (test_run(&runners[i], &k->c, (gt_pass)pass, &in, TEST_ALL, &got))
+                check_tensors(k, &runners[i], (gt_pass)pass, &got, &truth, &magnitudes);
+            test_free(&got);
+        }
+        test_free(&in), test_free(&truth), test_free(&magnitudes);
+    }
+    turn++;
+}
+
+#define SSD(...) .op = "ssd", .args.ssd = {.B = 1, .softplus = 1, __VA_ARGS__}
+
+static void check_dtype(hard_case k, gt_dtype dtype) {
+    test_set_dtype(&k.c, dtype, GT_DTYPE_DEFAULT);
+    check_case(&k);
+}
+
+/* ---- decays ---------------------------------------------------------------------------------- */
+
+static double bias;
+
+/* Heads of every speed. */
+static void set_speeds(const test_case *c, test_values *in) {
+    static const double A[] = {-1, -256, 0, -16};
+    for (int64_t h = 0; h < c->args.ssd.H; h++) {
+        array_of(c, in, "A")[h] = A[h % 4];
+        array_of(c, in, "dt_bias")[h] = bias;
+    }
+}
+
+static void check_decays(void) {
+    static const struct {
+        int P, N;
+        const char *absent;
+    } sizes[] = {{64, 128, NULL}, {64, 64, "z dz"},  {64, 256, "z dz"},
+                 {32, 16, NULL},  {64, 128, "z dz"}, {64, 256, NULL}};
+    int n = 0;
+    for (bias = -8; bias <= 4; bias += 4) {
+        for (int i = 0; i < 6; i++, n++) {
+            if (is_short && i != n / 6 % 6 && i != (n / 6 + 3) % 6) continue;
+            const hard_case k = {.c = {SSD(.T = is_short ? 260 : 1000, .H = 4, .P = sizes[i].P, .N = sizes[i].N),
+                                       .name = "decays", .absent = sizes[i].absent, .seed = (uint64_t)n},
+                                 .change = set_speeds};
+            check_dtype(k, GT_BF16);
+            if (!is_short || i % 2) check_dtype(k, GT_F16);
+        }
+    }
+    test_group("ssd", "A from 0 to -256, dt_bias from -8 to 4");
+}
+
+/* ---- scales ---------------------------------------------------------------------------------- */
+
+/* Eight tokens of each chunk decay fast, the others hardly. */
+static void mix_scales(const test_case *c, test_values *in) {
+    const gt_ssd_args *a = &c->args.ssd;
+    for (int64_t i = 0; i < a->T * a->H; i++) {
+        const int64_t t = i / a->H, h = i % a->H;
+        array_of(c, in, "dt")[i] = (t + 16 * h) % 64 < 8 ? 4 : -9;
+        array_of(c, in, "dt_bias")[h] = 0;
+        array_of(c, in, "A")[h] = h % 2 ? -1000 : -1;
+    }
+}
+
+static void check_scales(void) {
+    const hard_case k = {.c = {SSD(.T = 300, .H = 2, .P = 64, .N = 64), .name = "mixed scales"}, .change = mix_scales};
+    check_dtype(k, GT_BF16);
+    check_dtype(k, GT_F16);
+    test_group("ssd", "fast tokens among slow ones in a chunk");
+}
+
+static const char *huge_tensor;
+
+/* Token 100 is 1e30, all others 1e-30 times what they were; of x and dy, in head 0 only. */
+static void make_huge(const test_case *c, test_values *in) {
+    const gt_ssd_args *a = &c->args.ssd;
+    const int is_group = !strcmp(huge_tensor, "Bm");
+    const int64_t heads = is_group ? a->G : a->H, width = is_group ? a->N : a->P;
+    double *values = array_of(c, in, huge_tensor);
+    for (int64_t i = 0; values && i < a->T * heads * width; i++)
+        if (i / width % heads == 0) values[i] *= i / (width * heads) == 100 ? 1e30 : 1e-30;
+}
+
+static void check_huge(void) {
+    static const char *const tensors[] = {"x", "dy", "Bm"};
+    for (int i = 0; i < 3; i++) {
+        huge_tensor = tensors[i];
+        const int has_groups = i == 2;
+        hard_case k = {.c = {SSD(.T = 260, .H = 2, .P = 64, .N = 64, .G = has_groups ? 2 : 1), .name = "a huge token",
+                             .absent = "z dz state_in dstate_out"},
+                       .change = make_huge,
+                       .good_heads = 1,
+                       .good_tokens = 64};
+        check_dtype(k, GT_BF16);
+    }
+    test_group("ssd", "one huge token among tiny ones");
+}
+
+/* Far below 0 silu(z) is tiny beside z. */
+static void check_closed(void) {
+    const hard_case k = {
+        .c = {SSD(.T = 300, .H = 2, .P = 64, .N = 128), .name = "closed gates", .fill = {{"z", -25, 1, 0, 0}}}};
+    check_dtype(k, GT_BF16);
+    test_group("ssd", "gates that are nearly closed");
+}
+
+/* ---- accumulation ---------------------------------------------------------------------------- */
+
+static void set_flat(const test_case *c, test_values *in) {
+    for (int64_t h = 0; h < c->args.ssd.H; h++) {
+        array_of(c, in, "A")[h] = 0;
+        array_of(c, in, "dt_bias")[h] = -6;
+    }
+}
+
+/* Nothing decays and everything has one sign: tensor cores add towards zero, and a state that they added to in place would
+ * lack more and more. */
+static void check_accumulation(void) {
+    const hard_case k = {
+        .c = {SSD(.T = is_short ? 20000 : 1 << 20, .H = 1, .P = 8, .N = 16, .segments = 1), .name = "accumulation",
+              .absent = "z dz",
+              .fill = {{"x", 1, 0.3, 0, 0}, {"Bm", 1, 0.3, 0, 0}, {"Cm", 1, 0.3, 0, 0}, {"dy", 1, 0.3, 0, 0}}},
+        .change = set_flat};
+    check_dtype(k, GT_BF16);
+    test_group("ssd", "A = 0 over a long time");
+}
+
+int main(int argc, char **argv) {
+    const int status = machine_start();
+    if (status) return status;
+    is_short = machine_is_slow || (argc > 1 && strcmp(argv[1], "--short") == 0);
+    check_decays();
+    check_scales();
+    check_huge();
+    check_closed();
+    check_accumulation();
+    return test_finish();
+}
