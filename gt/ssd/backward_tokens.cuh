@@ -15,30 +15,12 @@ struct StepTimes {
     float own[2] = {}, other[2] = {};
 };
 
-GT_DEV void load_dt(const Problem& in, int64_t b, int64_t first, int h, int tokens, float (&dt)[2]) {
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int t = 2 * lane_id() + i;
-        dt[i] = t < tokens ? load_as(in.dt, in.dt_dtype, at(in.dt_at, b, first + t, h)) : 0.0f;
-    }
-}
-
-/* Delta of the same tokens, 0 beyond the last. */
-GT_DEV void make_deltas(const Problem& in, int h, int tokens, const float (&dt)[2], Delta (&delta)[2]) {
-    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        delta[i] = delta_of(in.rule, dt[i] + bias);
-        if (2 * lane_id() + i >= tokens) delta[i] = {0.0f, 0.0f};
-    }
-}
-
 template <class C>
 GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, StepTimes& dt) {
     const Problem& in = p.in;
     const int h = me.head(p, step);
-    load_dt(in, me.b, me.first, h, me.tokens, dt.own);
-    if (me.makes_state()) load_dt(in, me.b, me.neighbour(), h, me.neighbour_tokens, dt.other);
+    load_dt(in, at(in.dt_at, me.b, me.first, h), me.tokens, dt.own);
+    if (me.makes_state()) load_dt(in, at(in.dt_at, me.b, me.neighbour(), h), me.neighbour_tokens, dt.other);
 }
 
 /* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
@@ -47,9 +29,9 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
                               const StepTimes& dt) {
     const Problem& in = p.in;
     const int lane = lane_id(), h = me.head(p, step), cells = C::MADE + step % 2 * C::MADE_FLOATS;
-    Delta delta[2];
-    make_deltas(in, h, me.neighbour_tokens, dt.other, delta);
-    const float A = in.A[h] * LOG2_E, l0 = delta[0].value * A, l1 = delta[1].value * A;
+    float delta[2];
+    deltas_of(in, h, me.neighbour_tokens, dt.other, delta);
+    const float A = in.A[h] * LOG2_E, l0 = delta[0] * A, l1 = delta[1] * A;
     float upto = l0 + l1, from = upto;
     GT_UNROLL
     for (int d = 1; d < 32; d *= 2) {
@@ -61,8 +43,7 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
     before = lane > 0 ? before : 0.0f;
     after = lane < 31 ? after : 0.0f;
     if (me.second)
-        sts<float2>(me.cell(cells + 2 * lane),
-                    {delta[0].value * exp2_finite(after + l1), delta[1].value * exp2_finite(after)});
+        sts<float2>(me.cell(cells + 2 * lane), {delta[0] * exp2_finite(after + l1), delta[1] * exp2_finite(after)});
     else
         sts<float2>(me.cell(cells + 2 * lane), {exp2_finite(before + l0), exp2_finite(before + l0 + l1)});
     if (lane == 0) sts<float>(me.cell(cells + CHUNK), exp2_finite(from));
@@ -88,10 +69,9 @@ template <class C>
 GT_DEV void own_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
     const int h = me.head(p, step);
-    Delta delta[2];
-    make_deltas(in, h, me.tokens, dt.own, delta);
-    const float values[2] = {delta[0].value, delta[1].value};
-    make_factors(me.cell(me.factor(step, 0)), values, in.A[h]);
+    float delta[2];
+    deltas_of(in, h, me.tokens, dt.own, delta);
+    make_factors(me.cell(me.factor(step, 0)), delta, in.A[h]);
 }
 
 /* Sums of pairs of tokens over this and the later tokens. */
@@ -134,8 +114,8 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     const float A = in.A[h];
     float dt[2];
     Delta deltas[2];
-    load_dt(in, me.b, me.first, h, me.tokens, dt);
-    make_deltas(in, h, me.tokens, dt, deltas);
+    load_dt(in, at(in.dt_at, me.b, me.first, h), me.tokens, dt);
+    deltas_of(in, h, me.tokens, dt, deltas);
     float2 da = sums_from(plus(pair(C::E), pair(C::E + CHUNK)));
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */

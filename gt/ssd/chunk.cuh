@@ -219,30 +219,29 @@ GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f 
 /* The factor between blocks `t` > `s` as a place in Factors. */
 GT_DEV int between_cell(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s); }
 
-/* Delta of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, 0 beyond; first: the chunk's first element of dt. */
-GT_DEV void load_deltas(const Problem& in, int h, int64_t first, int tokens, Delta (&delta)[2]) {
-    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-    const int first_t = 2 * here();
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int t = first_t + i;
-        delta[i] = {0.0f, 0.0f};
-        if (t < tokens) delta[i] = delta_of(in.rule, load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) + bias);
-    }
-}
-
-/* The same in two steps, for a chunk that comes later: dt as it is in memory, and Delta of it. */
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
     const int t = 2 * here();
     dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) : 0.0f;
     dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_at.t) : 0.0f;
 }
 
-GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
+/* Delta of them, 0 beyond. */
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], Delta (&delta)[2]) {
     const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
     const int t = 2 * here();
-    delta[0] = t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f;
-    delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        delta[i] = {0.0f, 0.0f};
+        if (t + i < tokens) delta[i] = delta_of(in.rule, dt[i] + bias);
+    }
+}
+
+/* Without the slopes. */
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
+    Delta both[2];
+    deltas_of(in, h, tokens, dt, both);
+    delta[0] = both[0].value, delta[1] = both[1].value;
 }
 
 /* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
