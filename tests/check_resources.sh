@@ -46,6 +46,7 @@ trap 'rm -rf "$out"' EXIT
 # of stack frame, most bytes of spill stores and loads, and the reason.
 cat >"$out/allowed" <<'END'
 sm_ ssd::backward_sweep_kernel<[12],.4> 24 140 at 168 registers three blocks share a multiprocessor; what spills are addresses
+sm_ ssd::backward_sweep_kernel<8,.8> 8 28 an address of a checkpoint, read once in 128 tokens
 sm_ scan::backward_kernel<4,.4> 64 300 the same
 sm_ ssd::forward_kernel<8,.4> 72 320 at 128 registers four blocks share a multiprocessor; what spills are addresses of a leaf
 sm_ ssd::forward_tensor_kernel<.*,.128> 16 40 two blocks of 8 warps leave 128 registers a thread, 64 of them the state; what spills are addresses of a chunk
@@ -53,7 +54,8 @@ sm_ ssd::states_tensor_kernel<.*,.128,.*> 40 240 the same; a few numbers of a ch
 sm_ ssd::states_tensor_kernel<.*,.64,.*> 8 16 the same
 sm_ ssd::chunk_gradient_kernel<128,.*,.false> 56 112 dB and dC of all heads take 64 of 255 registers, S and the sum of W 32; what spills are addresses of a head
 sm_ ssd::chunk_gradient_kernel<128,.*,.true> 112 440 the same, and those of z and of shares, with one stage; with two it is 40 and 80
-sm_ ssd::chunk_gradient_kernel<64,.*> 8 24 the same
+sm_ ssd::chunk_gradient_kernel<64,.*,.false> 8 24 the same
+sm_ ssd::chunk_gradient_kernel<64,.*,.true> 16 28 the same
 sm_ wkv6::backward_chunk_kernel 24 140 at 128 registers two blocks share a multiprocessor, which is 1.5 times faster (docs/performance.md); what spills are addresses, outside of the inner loops
 sm_ wkv6::forward_tensor_kernel<.*,.128,.false,.*> 40 150 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a sub-chunk
 sm_ wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 24 60 as many warps as fit leave no register idle; what spills are addresses of a checkpoint, written once in 64 tokens

@@ -58,9 +58,8 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
     if (which > 1) return;
     const Checkpoints& states = which ? p.G : p.h;
     const int64_t slot = (me.b * in.H + me.head(p, step)) * p.slots + me.slot;
-    const float inverse = states.values && row < in.P
-                              ? states.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row, 0)]
-                              : 0x1p-100f;
+    const float inverse =
+        states.values && row < in.P ? states.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row)] : 0x1p-100f;
     sts<float>(me.cell(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 

@@ -81,11 +81,9 @@ struct Checkpoints {
 GT_HD int row_tiles(int P) { return (int)(((uint32_t)P + 15) / 16); }
 GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
 
-/* Floats of a slot's powers, and the place of one. */
+/* Floats of a slot's powers, and the place of that of a row in the first 128 columns. */
 GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
-GT_HD int power_cell(int N, int row, int column) {
-    return (int)((uint32_t)row / 16) * slabs(N) + (int)((uint32_t)column / SLAB);
-}
+GT_HD int power_cell(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
 
 /* Whether they are f16: whichever kernels write and read them. */
 static inline bool has_f16_checkpoints(const gt_ssd_args& a) {
@@ -477,9 +475,9 @@ GT_DEV void store_checkpoint(const Problem& in, const Place<C>& s, const Checkpo
             if (s.row(i) < s.rows && s.n0 + n < in.N) values[n].bits = f32_to_f16(state[i][n] * power.value);
         values += i == 3 ? 29 * in.N : in.N;
     }
-    const int row = s.p0 + thread_id() % 4 * 16, column = thread_id() / 4 * SLAB;
-    if (row < in.P && column < in.N)
-        to.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row, column)] = power.inverse;
+    constexpr int SLABS = (C::WIDTH + SLAB - 1) / SLAB; /* of every N that this width is for */
+    if (thread_id() < 4 * SLABS && s.p0 + thread_id() / SLABS * 16 < in.P)
+        to.powers[(slot * row_tiles(in.P) + s.p0 / 16) * SLABS + thread_id()] = power.inverse;
 }
 
 template <class C>
@@ -488,13 +486,15 @@ GT_DEV void load_checkpoint(const Problem& in, const Place<C>& s, const Checkpoi
     const int64_t size = (int64_t)in.P * in.N;
     if (from.plain) return load_state(in, s, from.plain + slot * size, state);
     const f16* values = from.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
-    const float* powers = from.powers + slot * slot_powers(in.P, in.N);
+    constexpr int SLABS = (C::WIDTH + SLAB - 1) / SLAB;
+    const float* powers = from.powers + (slot * row_tiles(in.P) + s.p0 / 16) * SLABS;
+    if (SLABS > 1) powers += s.n0 / SLAB;
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         GT_UNROLL
         for (int n = 0; n < C::RN; n++)
             state[i][n] = s.row(i) < s.rows && s.n0 + n < in.N
-                              ? f16_to_f32(values[n].bits) * powers[power_cell(in.N, s.p0 + s.row(i), s.n0)]
+                              ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16 * SLABS]
                               : 0.0f;
         values += i == 3 ? 29 * in.N : in.N;
     }

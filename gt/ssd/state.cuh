@@ -111,7 +111,7 @@ struct WarpState {
         const int lane = here(), g = lane / 4, j = lane % 4;
         const int row = lane / PIECES, piece = lane % PIECES; /* of the first it stores; rows STEP further follow */
         if (lane == 0 && row0 < in.P)
-            checkpoints.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row0, 0)] = power.inverse;
+            checkpoints.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row0)] = power.inverse;
         f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
         GT_UNROLL
         for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows, STAGED columns at a time */
