@@ -31,11 +31,14 @@
  *     rmsnorm_linear_product.cuh    its products, for any size, dtype and alignment
  *     rmsnorm_linear_sums.cuh       its backward but for them
  *     rmsnorm_linear_tiles.cuh      its products of aligned 16-bit rows, on tensor cores
- *     rmsnorm_linear_cublaslt.cuh   the same by the caller's cuBLASLt, with GT_WITH_CUBLASLT
+ *     rmsnorm_linear_sm90.cuh       the same products by wgmma
+ *     rmsnorm_linear_whole_sm90.cuh y from whole rows in shared memory, D <= 512
+ *     rmsnorm_linear_cublaslt.cuh   the products by the caller's cuBLASLt, with GT_WITH_CUBLASLT
  *     rmsnorm_linear_rows.cuh       what is done around these
  *     norm.cuh                      what the kernels of norm_mix and norm_gate share
  *     norm_mix.cuh, norm_gate.cuh   these
- *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh, norm_launch.cuh
+ *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh,
+ *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh
  *                                   plans and launches
  * This file has the C functions. */
 #ifndef GT_FUSED_CUH

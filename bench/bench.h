@@ -61,9 +61,11 @@ double bench_median(double *values, int count); /* sorts them */
 
 /* Where calls run.  What fails here ends the program; what a call answers is returned. */
 typedef struct bench_machine {
-    const char *impl; /* who computes there: ref = the CPU twins; gt, gt_ptx = the kernels */
+    const char *impl; /* who computes there: ref = the CPU twins; gt... = the kernels */
     int has_saved;    /* calls take saved and workspace */
+    int is_part;      /* part of an operator is computed: there is nothing to compare */
     int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
+    void *cublaslt;   /* handle that rmsnorm_linear is given, or NULL */
     int warm_ups, least_runs;
     double budget_ms; /* for the timed runs of a row */
 
@@ -86,6 +88,8 @@ typedef struct bench_machine {
 extern const bench_machine bench_host;
 /* NULL, and the reason, if this computer or this build has none. */
 const bench_machine *bench_gpu(const char *impl, const char **reason);
+/* The products of rmsnorm_linear alone, by cuBLASLt; NULL in other programs than gt_bench_cublaslt. */
+const bench_machine *bench_products(void);
 
 /* ---- one call -------------------------------------------------------------------------------- */
 

@@ -41,6 +41,7 @@ void bench_open(bench_call *c, const bench_machine *machine, const test_case *ro
     c->pass = pass;
     c->is_inference = is_inference;
     c->args = c->row.args;
+    if (!strcmp(row->op, "rmsnorm_linear")) c->args.rmsnorm_linear.cublaslt = machine->cublaslt;
     status = gt_prepare(c->op, GT_QUERY, GT_HOST, &c->args, &c->filled, &c->dims);
     if (status != GT_OK) fail(row->op, status);
     describe_shape(c);

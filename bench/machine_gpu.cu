@@ -4,6 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#ifdef GT_WITH_CUBLASLT
+#include <cublasLt.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,16 +183,113 @@ double copy_bandwidth() {
     return 2.0 * static_cast<double>(bytes) / bench_median(ms, RUNS);
 }
 
-bench_machine gpu = {"",       1,       1,    4,      10,   200,    describe, copy_bandwidth, available,
-                     allocate, release, fill, poison, copy, gather, run,      time_run};
+bench_machine gpu = {"",        1,        0,       1,    nullptr, 4,    10,     200, describe, copy_bandwidth,
+                     available, allocate, release, fill, poison,  copy, gather, run, time_run};
+
+/* ---- the products of rmsnorm_linear alone ----------------------------------------------------- */
+
+#ifdef GT_WITH_CUBLASLT
+constexpr size_t PRODUCT_BYTES = size_t(32) << 20;
+
+void must(cublasStatus_t status, const char *what) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", what, cublasLtGetStatusString(status));
+    exit(2);
+}
+
+cublasLtHandle_t the_handle() {
+    static cublasLtHandle_t handle;
+    if (!handle) must(cublasLtCreate(&handle), "cublasLtCreate");
+    return handle;
+}
+
+/* As cuBLASLt sees it, by columns. */
+struct Factor {
+    const void *data;
+    int64_t rows, columns;
+    bool is_transposed;
+};
+
+/* C [rows, columns] by columns = A B, by the heuristic's first algorithm. */
+void multiply(cudaDataType_t type, Factor a, Factor b, void *c, cudaDataType_t c_type, int64_t rows, int64_t columns) {
+    static void *workspace = allocate(PRODUCT_BYTES);
+    const cublasOperation_t operations[] = {CUBLAS_OP_N, CUBLAS_OP_T};
+    const float one = 1, zero = 0;
+    const size_t bytes = PRODUCT_BYTES;
+    cublasLtMatmulDescOpaque_t product = {};
+    cublasLtMatrixLayoutOpaque_t of_a = {}, of_b = {}, of_c = {};
+    cublasLtMatmulPreferenceOpaque_t wishes = {};
+    cublasLtMatmulHeuristicResult_t found = {};
+    int count = 0;
+    must(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+    must(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &operations[a.is_transposed],
+                                        sizeof *operations),
+         "cublasLtMatmulDescSetAttribute");
+    must(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &operations[b.is_transposed],
+                                        sizeof *operations),
+         "cublasLtMatmulDescSetAttribute");
+    must(cublasLtMatrixLayoutInit(&of_a, type, uint64_t(a.rows), uint64_t(a.columns), a.rows),
+         "cublasLtMatrixLayoutInit");
+    must(cublasLtMatrixLayoutInit(&of_b, type, uint64_t(b.rows), uint64_t(b.columns), b.rows),
+         "cublasLtMatrixLayoutInit");
+    must(cublasLtMatrixLayoutInit(&of_c, c_type, uint64_t(rows), uint64_t(columns), rows), "cublasLtMatrixLayoutInit");
+    must(cublasLtMatmulPreferenceInit(&wishes), "cublasLtMatmulPreferenceInit");
+    must(cublasLtMatmulPreferenceSetAttribute(&wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
+         "cublasLtMatmulPreferenceSetAttribute");
+    must(cublasLtMatmulAlgoGetHeuristic(the_handle(), &product, &of_a, &of_b, &of_c, &of_c, &wishes, 1, &found, &count),
+         "cublasLtMatmulAlgoGetHeuristic");
+    must(cublasLtMatmul(the_handle(), &product, &one, a.data, &of_a, b.data, &of_b, &zero, c, &of_c, c, &of_c,
+                        &found.algo, workspace, bytes, nullptr),
+         "cublasLtMatmul");
+}
+
+/* x in place of what it is normalised to: y = x weight^T, or dx = dy weight and dweight = dy^T x. */
+void run_products(gt_pass pass, const gt_rmsnorm_linear_args &a) {
+    const cudaDataType_t type = a.dtype == GT_F32 ? CUDA_R_32F : a.dtype == GT_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    if (pass == GT_FORWARD) {
+        multiply(type, {a.weight, a.D, a.O, true}, {a.x, a.D, a.M, false}, a.y, type, a.O, a.M);
+        return;
+    }
+    multiply(type, {a.weight, a.D, a.O, false}, {a.dy, a.O, a.M, false}, a.dx, type, a.D, a.M);
+    multiply(type, {a.x, a.D, a.M, false}, {a.dy, a.O, a.M, true}, a.dweight, CUDA_R_32F, a.D, a.O);
+}
+
+gt_status time_products(const test_op *, gt_pass pass, const void *args, double *ms) {
+    const Clock &clock = the_clock();
+    must(cudaMemsetAsync(clock.flush, 0, FLUSH_BYTES), "cudaMemset");
+    must(cudaEventRecord(clock.start), "cudaEventRecord");
+    run_products(pass, *static_cast<const gt_rmsnorm_linear_args *>(args));
+    must(cudaEventRecord(clock.stop), "cudaEventRecord");
+    *ms = elapsed_ms(clock);
+    return GT_OK;
+}
+#endif
 
 } /* namespace */
+
+const bench_machine *bench_products(void) {
+#ifdef GT_WITH_CUBLASLT
+    static bench_machine products = gpu;
+    products.impl = "cublaslt";
+    products.has_saved = 0;
+    products.is_part = 1;
+    products.cublaslt = nullptr;
+    products.time = time_products;
+    return &products;
+#else
+    return nullptr;
+#endif
+}
 
 const bench_machine *bench_gpu(const char *impl, const char **reason) {
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error == cudaSuccess && devices == 0) error = cudaErrorNoDevice;
     gpu.impl = impl;
+#ifdef GT_WITH_CUBLASLT
+    if (error == cudaSuccess) gpu.cublaslt = the_handle();
+#endif
     if (error == cudaSuccess) return &gpu;
     *reason = cudaGetErrorString(error);
     cudaGetLastError(); /* it has been dealt with */

@@ -130,4 +130,6 @@ const bench_machine *bench_gpu(const char *impl, const char **reason) {
     *reason = "built without CUDA";
     return NULL;
 }
+
+const bench_machine *bench_products(void) { return NULL; }
 #endif

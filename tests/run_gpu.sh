@@ -91,7 +91,7 @@ build() {
     fi
     if asked gpu; then targets+=(tests/test_train tests/test_kernels_gpu_ptx); fi
     if asked gpu train memcheck modes racecheck initcheck; then targets+=(examples/hybrid_train); fi
-    if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx); fi
+    if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx bench/gt_bench_cublaslt); fi
     if asked suites; then targets=(); fi
     compile "${targets[@]}"
 }
@@ -167,15 +167,17 @@ train() {
         --lr 0.004 --weight-decay 1
 }
 
-# The rows of both programs in one file.
+# The rows of all programs in one file.
 bench() {
-    local program status=0
-    compile bench/gt_bench bench/gt_bench_ptx || return
-    for program in gt_bench gt_bench_ptx; do
+    local program status=0 programs=(gt_bench gt_bench_ptx gt_bench_cublaslt)
+    local csvs=("${programs[@]/#/$out/}")
+    csvs=("${csvs[@]/%/.csv}")
+    compile "${programs[@]/#/bench/}" || return
+    for program in "${programs[@]}"; do
         "$build/bench/$program" --csv "$out/$program.csv" ${PEERS:+--peers "$PEERS"} || status=$?
     done
-    awk '!/^op,/ || !heads++' "$out/gt_bench.csv" "$out/gt_bench_ptx.csv" >"$out/bench.csv" &&
-        rm "$out/gt_bench.csv" "$out/gt_bench_ptx.csv" && return $status
+    awk '!/^op,/ || !heads++' "${csvs[@]}" >"$out/bench.csv" || return
+    rm "${csvs[@]}" && return $status
 }
 
 {

@@ -1,4 +1,4 @@
-/* Tensors of more than 2^31 elements: the last batch element of a call gives the bits that it gives
+/* Tensors of more than 2^31 elements: the last batch element of a call, or the last row, gives the bits that it gives
  * alone.  All others hold NaN, which shows if any of them is read for it.  What the GPU has no
  * memory for is left out.
  *
@@ -40,7 +40,14 @@ static bool is_used(const Call &k, const gt_tensor *t) {
     return t->use[k.pass] != '-' && t->use[k.pass] != 'g' && t->kind != 'i' && t->shape[0] != 'S' && t->shape[0] != 'Q';
 }
 
-static bool has_batch(const gt_tensor *t) { return t->shape[0] == 'B'; }
+/* What there is much of: batch elements, or rows. */
+static char batch_letter(const test_case *c) {
+    for (const gt_size *size = test_table(c)->sizes; size->letter; size++)
+        if (size->letter == 'B') return 'B';
+    return 'M';
+}
+
+static bool has_batch(const gt_tensor *t) { return t->shape[0] == 'B' || t->shape[0] == 'M'; }
 
 /* From its first element to the end of its last. */
 static size_t bytes_of(const Call &k, const gt_tensor *t) {
@@ -53,7 +60,7 @@ static size_t bytes_of(const Call &k, const gt_tensor *t) {
 /* Random values in the last batch element (short: the same in the first), or in all of a parameter. */
 static void fill(const Call &k, const gt_tensor *t, char *memory) {
     const gt_view v = gt_view_of(test_table(k.c), t, &k.filled, &k.dims);
-    const int64_t count = v.count / (has_batch(t) ? k.dims.n['B' - 'A'] : 1);
+    const int64_t count = v.count / (has_batch(t) ? k.dims.n[batch_letter(k.c) - 'A'] : 1);
     std::vector<char> host((size_t)(count * v.element));
     test_random random = {(uint64_t)t->offset};
     test_map map;
@@ -71,7 +78,7 @@ static void prepare(Call *k) { must(gt_prepare(test_table(k->c), GT_QUERY, GT_HO
 
 static void size_call(Call *k, int64_t batch) {
     test_case c = *k->c;
-    test_set_size(&c, 'B', batch);
+    test_set_size(&c, batch_letter(&c), batch);
     k->args = c.args;
     prepare(k);
 }
@@ -82,7 +89,7 @@ static void move_apart(Call *two, const Call &one, int64_t batch) {
         if (!has_batch(t) || !t->stride_offset) continue;
         const gt_view v = gt_view_of(test_table(one.c), t, &one.filled, &one.dims);
         const gt_stride s = {v.count * (batch - 1), 0, 0};
-        memcpy((char *)&two->args + t->stride_offset, &s, sizeof s);
+        memcpy((char *)&two->args + t->stride_offset, &s, batch_letter(two->c) == 'M' ? sizeof(int64_t) : sizeof s);
     }
     prepare(two);
 }
@@ -130,7 +137,7 @@ static bool fits(const Call &k) {
 /* Returns whether there was memory for it. */
 static bool check_case(const test_case *c, gt_pass pass) {
     const gt_op *op = test_table(c);
-    const int64_t batch = test_get_size(c, 'B');
+    const int64_t batch = test_get_size(c, batch_letter(c));
     Call all = {c, pass, {}, {}, {}, {}}, one = all;
     size_call(&all, is_short ? 2 : batch);
     size_call(&one, 1);
@@ -158,7 +165,7 @@ static bool check_case(const test_case *c, gt_pass pass) {
         machine_copy(a.data(), from_all + bytes_of(all, t) - bytes, bytes);
         machine_copy(b.data(), from_one, bytes);
         for (size_t i = 0; i < bytes; i += 2) nan += (a[i + 1] & 0x7f) == 0x7f && (a[i] & 0x80);
-        test_check(a == b && nan == 0, "%s: %s of the last batch element: %s", test_describe(c, pass), t->name,
+        test_check(a == b && nan == 0, "%s: %s of the last one: %s", test_describe(c, pass), t->name,
                    nan ? "NaN" : "not what it is alone");
     }
     release(&all);
@@ -167,7 +174,7 @@ static bool check_case(const test_case *c, gt_pass pass) {
 }
 
 int main(int argc, char **argv) {
-    test_case wkv6 = {}, conv1d = {};
+    test_case wkv6 = {}, conv1d = {}, linear = {}, mix = {}, gate = {};
     bool any = false;
     is_short = argc == 2 && !strcmp(argv[1], "--short");
     if (argc > 1 + is_short) {
@@ -188,7 +195,16 @@ int main(int argc, char **argv) {
     conv1d.args.conv1d.D = 1024;
     conv1d.args.conv1d.W = 4;
     conv1d.args.conv1d.activation = GT_ACT_SILU;
-    for (test_case *c : {&wkv6, &conv1d}) {
+    linear.op = "rmsnorm_linear";
+    linear.args.rmsnorm_linear.M = 4200000;
+    linear.args.rmsnorm_linear.D = linear.args.rmsnorm_linear.O = 512;
+    mix.op = "norm_mix";
+    mix.args.norm_mix.M = 4200000;
+    mix.args.norm_mix.D = 512;
+    gate.op = "norm_gate";
+    gate.args.norm_gate.M = 4200000;
+    gate.args.norm_gate.D = 512;
+    for (test_case *c : {&wkv6, &conv1d, &linear, &mix, &gate}) {
         c->name = "large";
         test_set_dtype(c, GT_BF16, GT_DTYPE_DEFAULT);
         any |= check_case(c, GT_FORWARD);

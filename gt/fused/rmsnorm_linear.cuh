@@ -15,6 +15,9 @@
  *     gradient_kernel    dx from dn, and xhat in 16 bits, which takes the place of dn
  *     finish_kernel      dweight = G . gamma + dbias beta^T
  *                        dgamma = sum_o weight . G          dbeta = sum_o weight dbias
+ * and on 9.0 alone:
+ *     hopper_tiles_kernel   the products of tiles_kernel
+ *     hopper_whole_kernel   mean and rstd, and y, for D <= 512: n stays in shared memory
  * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.
  * All sums have a fixed order. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUH
@@ -93,13 +96,15 @@ GT_DEV ScaledMoments scaled_moments(Row& row, const Input& in, float scale) {
     return s;
 }
 
+/* A warp may have several rows, of 8 lanes or more. */
 template <class Row>
 GT_DEV Moments moments_of(Row& row, const Input& in) {
     float scale = 1.0f;
     ScaledMoments s = scaled_moments(row, in, scale);
-    if (!(s.square < INFINITY)) { /* squares or the sum overflow, but the result need not */
-        scale = 0x1p-80f;
-        s = scaled_moments(row, in, scale);
+    const bool overflows = !(s.square < INFINITY); /* squares or the sum do, but the result need not */
+    if (warp_any(overflows)) {
+        const ScaledMoments smaller = scaled_moments(row, in, 0x1p-80f);
+        if (overflows) s = smaller, scale = 0x1p-80f;
     }
     const float eps = fmaxf(in.eps * scale * scale, 0x1p-126f);
     const float rstd = 1.0f / sqrtf(s.square / (float)in.D + eps);

@@ -5,6 +5,7 @@
 
 #include "rmsnorm_linear_cublaslt.cuh"
 #include "rmsnorm_linear_launch_any.cuh"
+#include "rmsnorm_linear_launch_sm90.cuh"
 #include "rmsnorm_linear_rows.cuh"
 
 namespace gt {
@@ -13,10 +14,12 @@ namespace rmsnorm_linear {
 /* ---- rmsnorm_linear: which calls, and their workspace ----------------------------------------- */
 
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
+constexpr int64_t MOST_STRIDE = (int64_t)1 << 38;             /* of what tile_load takes */
 
 /* Pointers that are NULL count as aligned. */
 static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& device) {
     if (a.dtype == GT_F32 || device.compute_capability < 80 || !uses_tensor_cores(a, device)) return false;
+    if (a.x_stride > MOST_STRIDE || a.dy_stride > MOST_STRIDE) return false;
     if (a.D % 8 || a.O % 8 || a.M > MOST_OF_TILES || a.D > MOST_OF_TILES || a.O > MOST_OF_TILES) return false;
     const int64_t m = ceil_div(a.M, 128), d = ceil_div(a.D, 128), o = ceil_div(a.O, 128);
     return m * (d > o ? d : o) <= MOST_OF_TILES && o * d <= MOST_OF_TILES / MOST_SLICES &&
@@ -37,9 +40,19 @@ static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const De
  * bits for it, and dn in fp16, which may need its powers of two. */
 static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt; }
 
+/* Whether one kernel makes y from x, where the handle is not to. */
+static inline bool uses_whole_rows(const gt_rmsnorm_linear_args& a) {
+    return !has_handle(a) && fits_whole_rows(a) && has_hopper_kernels(a.dtype);
+}
+
+/* The same for dx from dy. */
+static inline bool uses_whole_dx(const gt_rmsnorm_linear_args& a, const Device& device) {
+    return !has_handle(a) && fits_whole_dx(a, device) && has_hopper_kernels(a.dtype);
+}
+
 struct ForwardPlan {
     Moments* moments;
-    void* n;         /* [M,D] in 16 bits */
+    void* n;         /* [M,D] in 16 bits, or NULL: whole rows */
     void* workspace; /* of the handle's product */
     size_t bytes;
 };
@@ -48,7 +61,7 @@ static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const De
     ForwardPlan plan = {};
     Arena arena(a.workspace);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
-    if (forward_uses_tiles(a, device)) {
+    if (forward_uses_tiles(a, device) && !uses_whole_rows(a)) {
         plan.n = arena.take<uint16_t>(a.M * a.D);
         if (has_handle(a)) plan.workspace = arena.take<char>(HANDLE_BYTES);
     }
@@ -70,17 +83,19 @@ static inline int64_t resident_blocks(int across, const Device& device) {
     return (across == 4 ? 1 : 2) * device.multiprocessors;
 }
 
-/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, 1500 to begin and end one; for the slices'
- * sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
+/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma; 1500 to begin and end one;
+ * for the slices' sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
-    const int across = warps_across_dweight(a);
+    const bool is_hopper = device.compute_capability == 90;
+    const int across = warps_across_dweight(a), unit = is_hopper ? 64 : TILE_K;
     const int64_t tiles = ceil_div(a.O, 128) * ceil_div(a.D, 64 * across);
-    const int64_t resident = resident_blocks(across, device);
-    int64_t best = ceil_div(a.M, TILE_K) * TILE_K;
+    const int64_t resident = is_hopper ? device.multiprocessors : resident_blocks(across, device);
+    const double row = is_hopper ? (double)hopper_step(64 * across) / 64 : 33;
+    int64_t best = ceil_div(a.M, unit) * unit;
     double least = INFINITY;
     for (int64_t slices = 1; slices <= MOST_SLICES && slices <= ceil_div(a.M, 128); slices++) {
-        const int64_t slice = ceil_div(ceil_div(a.M, slices), TILE_K) * TILE_K, count = ceil_div(a.M, slice);
-        const double time = (double)ceil_div(tiles * count, resident) * (33 * (double)slice + 1500) +
+        const int64_t slice = ceil_div(ceil_div(a.M, slices), unit) * unit, count = ceil_div(a.M, slice);
+        const double time = (double)ceil_div(tiles * count, resident) * (row * (double)slice + 1500) +
                             (double)count * (double)a.O * (double)a.D * 8 / 2400 +
                             (double)ceil_div(count, SLICES_AT_ONCE) * 1500;
         if (time < least) least = time, best = slice;
@@ -108,7 +123,7 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     Arena arena(a.workspace);
     plan.wants_g = a.dweight || a.dgamma;
     plan.wants_dbias = a.dbias || a.dbeta || (a.dweight && a.beta);
-    plan.slice = has_handle(a) ? ceil_div(a.M, TILE_K) * TILE_K : dweight_slice(a, device);
+    plan.slice = has_handle(a) ? ceil_div(a.M, 64) * 64 : dweight_slice(a, device);
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
@@ -136,6 +151,7 @@ static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Devic
     p.tiles_m = (int)ceil_div(p.M, C::BM);
     p.tiles_n = (int)ceil_div(p.N, C::BN);
     p.tiles = (int)(p.tiles_m * slices) * p.tiles_n;
+    p.group = 8;
     const int64_t resident = resident_blocks(C::BN / 64, device);
     return run("rmsnorm_linear tiles_kernel", tiles_kernel<C>, p.tiles < resident ? p.tiles : resident, C::THREADS,
                C::SMEM, chain, p);
@@ -144,6 +160,8 @@ static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Devic
 template <class T, Product P>
 static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device, Chain& chain) {
     if constexpr (is_built_for<T>()) {
+        const gt_dtype dtype = std::is_same<T, bf16>::value ? GT_BF16 : GT_F16;
+        if (has_hopper_kernels(dtype)) return launch_hopper_tiles<T, P>(p, slices, device, chain);
         if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, chain);
         return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
     }
@@ -175,21 +193,26 @@ static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, con
     p.out = a.y, p.out_stride = a.y_stride;
     p.bias = a.bias;
     p.M = (int)a.M, p.N = (int)a.O, p.K = (int)a.D;
-    p.slice = (int)ceil_div(a.D, TILE_K) * TILE_K;
+    p.slice = p.K;
     return launch_tiles<OUTPUT>(a, p, warps_across(a.M, a.O, device), 1, a.bias ? nullptr : plan.workspace, device,
                                 chain);
 }
 
 /* dn = dy weight */
-static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
-                                           const Device& device, Chain& chain) {
+static inline TilesParams dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan) {
     TilesParams p = {};
     p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
     p.b = {a.weight, a.D, (int)a.O, (int)a.D};
     p.out = plan.rows, p.out_stride = a.D;
     p.scales = plan.scales;
     p.M = (int)a.M, p.N = (int)a.D, p.K = (int)a.O;
-    p.slice = (int)ceil_div(a.O, TILE_K) * TILE_K;
+    p.slice = p.K;
+    return p;
+}
+
+static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan,
+                                           const Device& device, Chain& chain) {
+    const TilesParams p = dnorm_tiles(a, plan);
     return launch_tiles<DNORM>(a, p, warps_across(a.M, a.D, device), 1, plan.scales ? nullptr : plan.workspace, device,
                                chain);
 }
@@ -216,6 +239,7 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
 static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const ForwardPlan& plan,
                                              const Device& device, gt_stream stream) {
     Chain chain = {stream};
+    if (!plan.n) return launch_whole_rows(a, in, device, chain);
     const NormaliseParams p = {in, 0, plan.n};
     const gt_status status = GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
     return status != GT_OK ? status : launch_output_tiles(a, plan, device, chain);
@@ -233,8 +257,9 @@ static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, c
     if (!is_saved)
         status = run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0,
                      chain, in);
-    if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, chain);
     const GradientParams p = {in, plan.rows, plan.scales, a.dx, a.dx_stride, plan.wants_g};
+    if (status == GT_OK && uses_whole_dx(a, device)) return launch_hopper_dx(dnorm_tiles(a, plan), p, device, chain);
+    if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, chain);
     if (status != GT_OK) return status;
     return GT_RUN_16(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
 }

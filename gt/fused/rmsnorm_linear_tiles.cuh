@@ -45,9 +45,9 @@ struct TilesParams {
     int M, N, K;
     int slice;                   /* of K, a multiple of BK; each has an output of its own, [M,N] */
     int tiles_m, tiles_n, tiles; /* down, across, and of all slices */
+    int group;                   /* tiles below one another that are taken together */
 };
 
-constexpr int GROUP = 8;   /* tiles below one another that are taken together */
 constexpr int TILE_K = 32; /* at a time */
 
 template <class T, Product P, int ACROSS>
@@ -110,8 +110,8 @@ struct TilePlace {
     GT_METHOD void set(const TilesParams& p, int tile, int rows, int columns) {
         const int in_slice = p.tiles_m * p.tiles_n;
         slice = tile / in_slice;
-        const int at = tile % in_slice, group = at / (GROUP * p.tiles_n) * GROUP;
-        const int left = p.tiles_m - group, high = left < GROUP ? left : GROUP;
+        const int at = tile % in_slice, group = at / (p.group * p.tiles_n) * p.group;
+        const int left = p.tiles_m - group, high = left < p.group ? left : p.group;
         const int in_group = at - group * p.tiles_n;
         m0 = (group + in_group % high) * rows;
         n0 = in_group / high * columns;
@@ -186,6 +186,39 @@ GT_DEV void load_fragments(Fragments& f, uint32_t stage, int k) {
     }
 }
 
+/* Lane j of four has word t of 4 x 4; afterwards it has word j of lane t. */
+GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
+    GT_UNROLL
+    for (int t = 0; t < 4; t += 2) {
+        const uint32_t other = shfl_xor(j & 1 ? word[t] : word[t + 1], 1);
+        if (j & 1)
+            word[t] = other;
+        else
+            word[t + 1] = other;
+    }
+    GT_UNROLL
+    for (int t = 0; t < 2; t++) {
+        const uint32_t other = shfl_xor(j & 2 ? word[t] : word[t + 2], 2);
+        if (j & 2)
+            word[t] = other;
+        else
+            word[t + 2] = other;
+    }
+}
+
+/* By how much 64 neighbours of a row are multiplied so that the largest is about 2^15 and they fit fp16, a power of two,
+ * and its inverse.  `most` is the largest magnitude of those that a lane has; four lanes share the row. */
+struct Scale {
+    float down, up;
+};
+
+GT_DEV Scale scale_of(float most) {
+    most = fmaxf(most, shfl_xor(most, 1));
+    most = fmaxf(most, shfl_xor(most, 2));
+    const uint32_t exponent = as_uint(fmaxf(most, 0x1p-110f)) >> 23; /* from 14 to 254 in what follows */
+    return {as_float((268 - exponent) << 23), as_float((exponent - 14) << 23)};
+}
+
 /* What a warp computes: 64 x 64, in 16 x 8 tiles. */
 template <class C>
 struct TileResults {
@@ -222,8 +255,7 @@ struct TileResults {
         }
     }
 
-    /* Multiplies the 64 neighbours of each row by a power of two that makes the largest about 2^15, and leaves the
-     * inverse: they fit fp16. */
+    /* Multiplies the 64 neighbours of each row by their scale, and leaves the inverse. */
     GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
         const int groups = (p.N + 63) / 64;
         GT_UNROLL
@@ -231,15 +263,11 @@ struct TileResults {
             float most = 0.0f;
             GT_UNROLL
             for (int j = 0; j < 16; j++) most = fmaxf(most, fabsf(c[i / 2][j / 2][i % 2 * 2 + j % 2]));
-            most = fmaxf(most, shfl_xor(most, 1));
-            most = fmaxf(most, shfl_xor(most, 2));
-            /* exponents: from 14 to 254 of the largest */
-            const uint32_t exponent = as_uint(fmaxf(most, 0x1p-110f)) >> 23;
-            const float down = as_float((268 - exponent) << 23), up = as_float((exponent - 14) << 23);
+            const Scale scale = scale_of(most);
             GT_UNROLL
-            for (int j = 0; j < 16; j++) c[i / 2][j / 2][i % 2 * 2 + j % 2] *= down;
+            for (int j = 0; j < 16; j++) c[i / 2][j / 2][i % 2 * 2 + j % 2] *= scale.down;
             const int row = m + 8 * i + lane_id() / 4;
-            if (lane_id() % 4 == 0 && row < p.M && n < p.N) p.scales[(int64_t)row * groups + n / 64] = up;
+            if (lane_id() % 4 == 0 && row < p.M && n < p.N) p.scales[(int64_t)row * groups + n / 64] = scale.up;
         }
     }
 
@@ -256,7 +284,7 @@ struct TileResults {
                 const float(&x)[4] = c[i / 4][first + t];
                 four.word[t] = Element<T>::pack(x[2 * half], x[2 * half + 1]);
             }
-            transpose(four.word, j);
+            transpose_words(four.word, j);
             const int row = i / 2 * 8;
             if (m + row + lane_id() / 4 < p.M && n + 8 * first + 8 * j < p.N)
                 stg(out + row * p.out_stride + 8 * first, four);
@@ -275,26 +303,6 @@ struct TileResults {
                 const Vec<float, 2> pair = {{x[i % 2 * 2], x[i % 2 * 2 + 1]}};
                 if (row0 + 8 * i < p.M && column0 + 8 * j < p.N) stg(out + 8 * i * p.out_stride + 8 * j, pair);
             }
-        }
-    }
-
-    /* Lane j of four has word t of 4 x 4; afterwards it has word j of lane t. */
-    GT_DEV void transpose(uint32_t (&word)[4], int j) {
-        GT_UNROLL
-        for (int t = 0; t < 4; t += 2) {
-            const uint32_t other = shfl_xor(j & 1 ? word[t] : word[t + 1], 1);
-            if (j & 1)
-                word[t] = other;
-            else
-                word[t + 1] = other;
-        }
-        GT_UNROLL
-        for (int t = 0; t < 2; t++) {
-            const uint32_t other = shfl_xor(j & 2 ? word[t] : word[t + 2], 2);
-            if (j & 2)
-                word[t] = other;
-            else
-                word[t + 2] = other;
         }
     }
 };

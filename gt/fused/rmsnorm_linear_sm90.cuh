@@ -1,0 +1,375 @@
+/* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: products of 16-bit matrices on compute capability 9.0.
+ *
+ * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 64 of K at a time, by wgmma: y, dn and G.
+ * Operands and results as in rmsnorm_linear_tiles.cuh; of dn with whole rows in a tile (D <= 256) the end makes dx.
+ *
+ * grid: a block a multiprocessor, each takes every grid-th tile; block 384 threads: two warpgroups multiply, 64 rows
+ *     of the tile each; a warp of the third has the tiles of both operands loaded (tile_load).
+ * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh): of
+ *     64 k where k is the last index in memory, else of 64 of M or N, which wgmma transposes.
+ *     A stage is FULL when its bytes have landed, EMPTY when both warpgroups have multiplied it.
+ * registers: 128 results of 240.
+ * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
+ * shared memory cycles of a stage: 640 read by wgmma, 384 written by loads.
+ * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
+ * Results leave as 16 bytes a thread, as in rmsnorm_linear_tiles.cuh.
+ * K is summed in order, slices of it by finish_kernel: deterministic. */
+#ifndef GT_FUSED_RMSNORM_LINEAR_SM90_CUH
+#define GT_FUSED_RMSNORM_LINEAR_SM90_CUH
+
+#include "../base/bulk.cuh"
+#include "../base/wgmma.cuh"
+#include "rmsnorm_linear_rows.cuh"
+#include "rmsnorm_linear_tiles.cuh"
+
+namespace gt {
+namespace rmsnorm_linear {
+
+template <class T, Product P, int COLUMNS>
+struct HopperTile {
+    typedef T Type;
+    static constexpr Product PRODUCT = P;
+    static constexpr Major MAJOR_A = P == DWEIGHT ? Major::MN : Major::K, MAJOR_B = P == OUTPUT ? Major::K : Major::MN;
+    static constexpr int BM = 128, BN = COLUMNS, BK = 64;
+    static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
+    static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
+    static constexpr int STAGES = BN == 256 ? 4 : 6;
+    static constexpr int FULL = STAGES * STAGE, EMPTY = FULL + 8 * STAGES, SMEM = EMPTY + 8 * STAGES;
+    static_assert(SMEM <= 227 * 1024, "fits sm_90");
+};
+
+constexpr int PANEL = 128 * 64; /* bytes of 64 rows of 128 */
+
+/* ---- loads ------------------------------------------------------------------------------------ */
+
+/* Of a product; boxes are panels of 128-byte rows: EXTENT of M or N by 64 k, or 64 k by 64 of M or N. */
+struct HopperParams {
+    TilesParams tiles;
+    TensorMap a, b;
+};
+
+template <Major MAJOR, int EXTENT>
+static inline TensorShape panels_of(const Matrix& of) {
+    return {{of.columns, of.rows, 1}, {of.stride, of.stride}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
+}
+
+/* EXTENT of M or N from mn on, 64 of K from k on. */
+template <Major MAJOR, int EXTENT>
+GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, uint32_t barrier) {
+    if constexpr (MAJOR == Major::K) {
+        tile_load(to, from, k, mn, 0, barrier);
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < EXTENT / 64; i++) tile_load(to + PANEL * i, from, mn + 64 * i, k, 0, barrier);
+    }
+}
+
+/* The stage that a role has come to. */
+template <int STAGES>
+struct Turn {
+    int stage = 0, parity;
+    GT_METHOD explicit Turn(int parity) : parity(parity) {}
+    GT_METHOD void next() {
+        if (++stage < STAGES) return;
+        stage = 0;
+        parity ^= 1;
+    }
+};
+
+template <class C>
+GT_DEV void load_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, uint32_t smem) {
+    Turn<C::STAGES> turn(1);
+    GT_NO_UNROLL
+    for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
+        TilePlace at;
+        at.set(p, tile, C::BM, C::BN);
+        GT_NO_UNROLL
+        for (int k = at.first; k < at.end; k += C::BK) {
+            const uint32_t stage = smem + turn.stage * C::STAGE, full = smem + C::FULL + 8 * turn.stage;
+            mbarrier_wait(smem + C::EMPTY + 8 * turn.stage, turn.parity);
+            mbarrier_arrive_expect(full, C::STAGE);
+            load_panels<C::MAJOR_A, C::BM>(stage, a, at.m0, k, full);
+            load_panels<C::MAJOR_B, C::BN>(stage + C::BYTES_A, b, at.n0, k, full);
+            turn.next();
+        }
+    }
+}
+
+/* ---- results ---------------------------------------------------------------------------------- */
+
+/* What a warp has of 64 x 8 TILES results: 16 rows, in the registers of mma. */
+template <class T, int TILES>
+struct WarpRows {
+    float c[TILES][4];
+
+    /* Adds bias[n] to column n. */
+    GT_METHOD void add_to_columns(const float* bias, int n, int columns) {
+        GT_UNROLL
+        for (int j = 0; j < TILES; j++) {
+            const int at = made_here(n) + 8 * j + lane_id() % 4 * 2; /* else all of bias would be loaded at once */
+            Vec<float, 2> two = {};
+            if (at < columns) two = {{bias[at], bias[at + 1]}};
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) c[j][e] += two.word[e % 2];
+        }
+    }
+
+    /* As TileResults::scale_rows. */
+    GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
+        const int groups = (p.N + 63) / 64;
+        GT_UNROLL
+        for (int i = 0; i < TILES / 4; i++) { /* halves of 64 columns */
+            float most = 0.0f;
+            GT_UNROLL
+            for (int j = 0; j < 16; j++) most = fmaxf(most, fabsf(c[i / 2 * 8 + j / 2][i % 2 * 2 + j % 2]));
+            const Scale scale = scale_of(most);
+            GT_UNROLL
+            for (int j = 0; j < 16; j++) c[i / 2 * 8 + j / 2][i % 2 * 2 + j % 2] *= scale.down;
+            const int row = m + i % 2 * 8 + lane_id() / 4, column = n + i / 2 * 64;
+            if (lane_id() % 4 == 0 && row < p.M && column < p.N)
+                p.scales[(int64_t)row * groups + column / 64] = scale.up;
+        }
+    }
+
+    /* As 16-bit numbers to rows from m and columns from n on. */
+    GT_METHOD void store(const TilesParams& p, int m, int n) const {
+        const int j = lane_id() % 4;
+        T* out = static_cast<T*>(p.out) + (int64_t)(m + lane_id() / 4) * p.out_stride + n + 8 * j;
+        GT_UNROLL
+        for (int i = 0; i < TILES / 2; i++) { /* 8 rows by 32 columns */
+            const int half = i % 2, first = i / 2 * 4;
+            Vec<uint32_t, 4> four;
+            GT_UNROLL
+            for (int t = 0; t < 4; t++)
+                four.word[t] = Element<T>::pack(c[first + t][2 * half], c[first + t][2 * half + 1]);
+            transpose_words(four.word, j);
+            if (m + 8 * half + lane_id() / 4 < p.M && n + 8 * first + 8 * j < p.N)
+                stg(out + 8 * half * p.out_stride + 8 * first, four);
+        }
+    }
+
+    /* As fp32. */
+    GT_METHOD void store_sums(const TilesParams& p, int slice, int m, int n) const {
+        const int row0 = m + lane_id() / 4, column0 = n + lane_id() % 4 * 2;
+        float* out = static_cast<float*>(p.out) + ((int64_t)slice * p.M + row0) * p.out_stride + column0;
+        GT_UNROLL
+        for (int j = 0; j < TILES; j++) {
+            GT_UNROLL
+            for (int half = 0; half < 2; half++) {
+                const Vec<float, 2> pair = {{c[j][2 * half], c[j][2 * half + 1]}};
+                if (row0 + 8 * half < p.M && column0 + 8 * j < p.N) stg(out + 8 * half * p.out_stride + 8 * j, pair);
+            }
+        }
+    }
+};
+
+/* ---- the products ----------------------------------------------------------------------------- */
+
+/* The warpgroup's operands in stage 0. */
+template <class C>
+struct TileOperands {
+    uint64_t a, b;
+    GT_METHOD explicit TileOperands(uint32_t smem) {
+        a = wgmma_tile<128, C::MAJOR_A>(smem + warp_id() / 4 * PANEL, PANEL);
+        b = wgmma_tile<128, C::MAJOR_B>(smem + C::BYTES_A, PANEL);
+    }
+};
+
+/* before_end(results, place) and end(results, place) of every tile, the first while it is still multiplied. */
+template <class C, class BeforeEnd, class End>
+GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before_end, End end) {
+    typedef typename C::Type T;
+    const TileOperands<C> operands(smem);
+    const uint32_t full = smem + C::FULL, empty = smem + C::EMPTY;
+    Turn<C::STAGES> turn(0);
+    GT_NO_UNROLL
+    for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
+        WarpRows<T, C::BN / 8> results;
+        TilePlace at;
+        at.set(p, tile, C::BM, C::BN);
+        int before = -1; /* the stage before */
+        GT_NO_UNROLL
+        for (int left = at.end - at.first; left > 0; left -= C::BK) {
+            mbarrier_wait(full + 8 * turn.stage, turn.parity);
+            wgmma_fence();
+            const uint64_t a = wgmma_step(operands.a, turn.stage * C::STAGE);
+            const uint64_t b = wgmma_step(operands.b, turn.stage * C::STAGE);
+            GT_UNROLL
+            for (int k = 0; k < C::BK; k += 16)
+                wgmma<T, C::MAJOR_A, C::MAJOR_B>(results.c, wgmma_step(a, k_bytes<128, C::MAJOR_A>(k)),
+                                                 wgmma_step(b, k_bytes<128, C::MAJOR_B>(k)), k > 0 || before >= 0);
+            wgmma_commit();
+            if (before >= 0) {
+                wgmma_wait<1>();
+                mbarrier_arrive(empty + 8 * before);
+            }
+            before = turn.stage;
+            turn.next();
+        }
+        before_end(at);
+        wgmma_wait<0>();
+        wgmma_pin(results.c);
+        mbarrier_arrive(empty + 8 * before);
+        end(results, at);
+    }
+}
+
+/* Barriers, and who does what. */
+template <class C, class BeforeEnd, class End>
+GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, BeforeEnd before_end, End end) {
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < C::STAGES) {
+        mbarrier_init(smem + C::FULL + 8 * thread_id(), 32);
+        mbarrier_init(smem + C::EMPTY + 8 * thread_id(), C::MULTIPLIERS);
+    }
+    sync_warp();
+    fence_async_proxy();
+    sync_threads();
+    wait_for_chain();
+    const int warp = shfl_idx(warp_id(), 0) - C::MULTIPLIERS / 32;
+    if (warp >= 0) {
+        give_registers<24>();
+        if (warp == 0) load_tiles<C>(p, a, b, smem);
+    } else {
+        take_registers<240>();
+        multiply_tiles<C>(p, smem, before_end, end);
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
+#if GT_SM90A
+    typedef WarpRows<typename C::Type, C::BN / 8> Results;
+    const TilesParams& p = params.tiles;
+    run_tiles<C>(
+        p, params.a, params.b, [](const TilePlace&) {},
+        [&](Results& results, const TilePlace& at) {
+            const int m = at.m0 + 16 * warp_id(), n = at.n0;
+            if constexpr (C::PRODUCT == DWEIGHT) {
+                results.store_sums(p, at.slice, m, n);
+            } else {
+                if (C::PRODUCT == OUTPUT && p.bias) results.add_to_columns(p.bias, n, p.N);
+                if (C::PRODUCT == DNORM && std::is_same<typename C::Type, f16>::value) results.scale_rows(p, m, n);
+                results.store(p, m, n);
+            }
+        });
+#else
+    (void)params;
+    __trap();
+#endif
+}
+
+/* ---- dx from whole rows of dn --------------------------------------------------------------------
+ * hopper_tiles_kernel of dn where a tile has all columns, D <= 256: dn stays in registers, fp32, and leaves as dx, with
+ * xhat beside it.
+ * registers: 32 more for 8 of the warp's rows of x, the first of which are loaded while the last products run. */
+struct DxParams {
+    HopperParams product;
+    GradientParams gradient; /* rows: xhat */
+};
+
+/* 8 of a warp's 16 rows of x in the registers of mma: pair[i] are row lane / 4, 2 columns of tile i of 8. */
+template <class T, int TILES>
+struct XRows {
+    uint32_t pair[TILES];
+    Moments s;
+
+    GT_METHOD void load(const Input& in, int m0) {
+        const int m = m0 + lane_id() / 4, j = lane_id() % 4;
+        const T* x = static_cast<const T*>(in.x) + m * in.stride + 8 * j;
+        s = {};
+        if (m < in.M) s = ldg<Moments>(in.moments + m);
+        GT_UNROLL
+        for (int i = 0; i < TILES; i += 4) {
+            Vec<uint32_t, 4> four = {};
+            if (m < in.M && 8 * i + 8 * j < in.D) four = ldg<Vec<uint32_t, 4>>(x + 8 * i);
+            transpose_words(four.word, j);
+            GT_UNROLL
+            for (int t = 0; t < 4; t++) pair[i + t] = four.word[t];
+        }
+    }
+
+    GT_METHOD float xhat(int i, int e) const {
+        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* else xhat of all would be kept */
+        return xhat_of(s, e ? Element<T>::hi(two) : Element<T>::lo(two));
+    }
+};
+
+/* The 8 rows from m0 on, of which dn has HALF of the warp's. */
+template <int HALF, class T, int TILES>
+GT_DEV void store_dx(const GradientParams& p, WarpRows<T, TILES>& dn, const XRows<T, TILES>& x, int m0) {
+    const int D = (int)p.in.D, j = lane_id() % 4, m = m0 + lane_id() / 4;
+    float mean = 0.0f, slope = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < TILES; i++) {
+        const int d = made_here(2 * j) + 8 * i; /* else gamma would be loaded for all i at once */
+        Vec<float, 2> gamma = {{1.0f, 1.0f}};
+        if (p.in.gamma && d < D) gamma = ldg<Vec<float, 2>>(p.in.gamma + d);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            float& dxhat = dn.c[i][2 * HALF + e]; /* 0 beyond D */
+            dxhat *= gamma.word[e];
+            mean += dxhat;
+            slope = fma_rn(dxhat, x.xhat(i, e), slope);
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 4; mask *= 2) {
+        mean += shfl_xor(mean, mask);
+        slope += shfl_xor(slope, mask);
+    }
+    mean = p.in.norm == GT_NORM_RMS ? 0.0f : mean / (float)D;
+    slope /= (float)D;
+    T* dx = static_cast<T*>(p.dx) + m * p.dx_stride + 8 * j;
+    T* rows = static_cast<T*>(p.rows) + (int64_t)m * D + 8 * j;
+    GT_UNROLL
+    for (int i = 0; i < TILES; i += 4) {
+        Vec<uint32_t, 4> of_dx, of_xhat;
+        GT_UNROLL
+        for (int t = 0; t < 4; t++) {
+            float two[2], xhat[2];
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                xhat[e] = x.xhat(i + t, e);
+                two[e] = x.s.rstd * (dn.c[i + t][2 * HALF + e] - mean - xhat[e] * slope);
+            }
+            of_dx.word[t] = Element<T>::pack(two[0], two[1]);
+            of_xhat.word[t] = Element<T>::pack(xhat[0], xhat[1]);
+        }
+        transpose_words(of_dx.word, j);
+        transpose_words(of_xhat.word, j);
+        if (m >= p.in.M || 8 * i + 8 * j >= D) continue;
+        stg(dx + 8 * i, of_dx);
+        if (p.wants_xhat) stg(rows + 8 * i, of_xhat);
+    }
+}
+
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+hopper_dx_kernel(const GT_GRID_CONSTANT DxParams p) {
+#if GT_SM90A
+    typedef typename C::Type T;
+    typedef WarpRows<T, C::BN / 8> Results;
+    XRows<T, C::BN / 8> first;
+    run_tiles<C>(
+        p.product.tiles, p.product.a, p.product.b,
+        [&](const TilePlace& at) { first.load(p.gradient.in, at.m0 + 16 * warp_id()); },
+        [&](Results& dn, const TilePlace& at) {
+            const int m = at.m0 + 16 * warp_id();
+            store_dx<0>(p.gradient, dn, first, m);
+            XRows<T, C::BN / 8> second;
+            second.load(p.gradient.in, m + 8);
+            store_dx<1>(p.gradient, dn, second, m + 8);
+        });
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace rmsnorm_linear */
+} /* namespace gt */
+
+#endif

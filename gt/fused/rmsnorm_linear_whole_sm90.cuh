@@ -1,0 +1,288 @@
+/* gt/fused/rmsnorm_linear_whole_sm90.cuh - rmsnorm_linear forward on compute capability 9.0, D <= 512: one kernel.
+ *
+ * y = n weight^T + bias, n made in shared memory of 128 whole rows of x, where it stays for all of their y: x is read
+ * once and n never stored.
+ *
+ * grid: a block a multiprocessor, each takes every grid-th unit: 128 rows and all of O, or an equal part of it where
+ *     there are few rows.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
+ *     multiply them, the third has x and weight loaded.
+ * shared: the rows, 16 KB for 64 of D; the rest are stages of weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512,
+ *     5 with 256.  All in panels of 128-byte rows with swizzle.
+ * 64 of D of the rows are loaded anew when the last tile of y has used them, so that the next rows come while these are
+ *     multiplied.
+ * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply.
+ * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
+ * To normalise: a warp has 16 rows, four at a time, of 8 lanes each, which keep them in registers (32) between the sums
+ *     and what is written back in place.
+ * bytes: x once, y once; weight M/128 times from the second-level cache.
+ * Sums of a row: a lane's elements, 8 by 8, then a butterfly: deterministic. */
+#ifndef GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
+#define GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
+
+#include "rmsnorm_linear_sm90.cuh"
+
+namespace gt {
+namespace rmsnorm_linear {
+
+struct WholeParams {
+    Input in;
+    TensorMap x, weight; /* boxes: 64 of D by 128 rows, by 256 */
+    void* y;
+    int64_t y_stride;
+    const float* bias; /* or NULL */
+    int M, O;
+    int k_blocks; /* of 64 of D */
+    int stages;   /* of weight, at most as many as a unit has tiles times k_blocks */
+    int tiles;    /* of 256 of O, in a unit */
+    int parts;    /* units with the same rows */
+    int units;
+};
+
+/* K_BLOCKS: the most of 64 of D. */
+template <class T, int K_BLOCKS_>
+struct WholeTile {
+    typedef T Type;
+    static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 256, BK = 64;
+    static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
+    static constexpr int ROWS = 2 * BM * BK, STAGE = 2 * BN * BK; /* bytes of 64 of D */
+    static constexpr int MOST_STAGES = 6;
+    static constexpr int ROWS_FULL = 7 * STAGE, FULL = ROWS_FULL + 8;
+    static constexpr int EMPTY = FULL + 8 * MOST_STAGES;
+    static constexpr int SMEM = EMPTY + 8 * MOST_STAGES;
+    static_assert(SMEM <= 227 * 1024, "fits sm_90");
+    static_assert(ROWS * K_BLOCKS + 3 * STAGE <= ROWS_FULL, "at least three stages");
+    static constexpr int stages(int k_blocks) {
+        const int fit = (ROWS_FULL - k_blocks * ROWS) / STAGE;
+        return fit < MOST_STAGES ? fit : MOST_STAGES;
+    }
+};
+
+/* ---- loads ------------------------------------------------------------------------------------ */
+
+/* Where a unit is. */
+struct WholePlace {
+    int m0, n0;
+    GT_METHOD WholePlace(const WholeParams& p, int unit) {
+        m0 = unit / p.parts * 128;
+        n0 = unit % p.parts * p.tiles * 256;
+    }
+};
+
+/* 64 of D of the rows of a unit. */
+template <class C>
+GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block) {
+    const uint32_t full = smem + C::ROWS_FULL;
+    if (k_block == 0) mbarrier_arrive_expect(full, p.k_blocks * C::ROWS);
+    tile_load(smem + k_block * C::ROWS, p.x, 64 * k_block, WholePlace(p, unit).m0, 0, full);
+}
+
+template <class C>
+GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
+    const int steps = p.tiles * p.k_blocks; /* of a unit */
+    const uint32_t weights = smem + p.k_blocks * C::ROWS;
+    int stage = 0, parity = 1;
+    if (block_x() < p.units)
+        for (int i = 0; i < p.k_blocks; i++) load_rows<C>(p, smem, block_x(), i);
+    GT_NO_UNROLL
+    for (int unit = block_x(); unit < p.units; unit += grid_x()) {
+        const bool is_first = unit == block_x(), has_next = unit + grid_x() < p.units;
+        int n = WholePlace(p, unit).n0, k_block = 0;
+        GT_NO_UNROLL
+        for (int step = 0; step < steps; step++) {
+            const uint32_t full = smem + C::FULL + 8 * stage;
+            mbarrier_wait(smem + C::EMPTY + 8 * stage, parity);
+            mbarrier_arrive_expect(full, C::STAGE);
+            tile_load(weights + stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
+            if (++stage == p.stages) stage = 0, parity ^= 1;
+            if (++k_block == p.k_blocks) k_block = 0, n += C::BN;
+            /* The step p.stages before this one has been multiplied: if it was of the last tile of its unit, its
+             * k-block of the rows is free for the unit after that. */
+            const int of_last = step - p.stages + (step < p.stages ? p.k_blocks : p.k_blocks - steps);
+            if (of_last < 0) continue;
+            if (step >= p.stages && has_next) load_rows<C>(p, smem, unit + grid_x(), of_last);
+            if (step < p.stages && !is_first) load_rows<C>(p, smem, unit, of_last);
+        }
+    }
+}
+
+/* ---- normalised rows -------------------------------------------------------------------------- */
+
+/* 8 lanes have a row of shared memory, each a piece of every 64 elements. */
+template <class T, int K_BLOCKS>
+struct WholeRow {
+    Vec<T, 8> v[K_BLOCKS];
+    int D;
+
+    GT_METHOD void load(uint32_t at, int k_blocks) {
+        GT_UNROLL
+        for (int i = 0; i < K_BLOCKS; i++)
+            if (i == 0 || i < k_blocks) v[i] = lds<Vec<T, 8>>(at + i * (2 * PANEL));
+    }
+
+    GT_METHOD bool has(int i) const { return 64 * i + lane_id() % 8 * 8 < D; }
+
+    /* Sum over the row of f(x), the same in its lanes. */
+    template <class Function>
+    GT_METHOD float sum(Function f) const {
+        float sum = 0.0f;
+        GT_UNROLL
+        for (int i = 0; i < K_BLOCKS; i++) {
+            float part = 0.0f;
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) part += f(v[i].get(e));
+            if (has(i)) sum += part;
+        }
+        GT_UNROLL
+        for (int mask = 1; mask < 8; mask *= 2) sum += shfl_xor(sum, mask);
+        return sum;
+    }
+};
+
+/* x of the warp's 16 rows becomes n, in place, four rows at a time, and their moments are written. */
+template <class C>
+GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool writes) {
+    typedef typename C::Type T;
+    const int piece = lane_id() % 8;
+    WholeRow<T, C::K_BLOCKS> x;
+    x.D = (int)p.in.D;
+    GT_NO_UNROLL
+    for (int row = 16 * warp_id() + lane_id() / 8, i = 0; i < 4; i++, row += 4) {
+        const uint32_t at = smem + panel_at<128>(row, piece);
+        x.load(at, p.k_blocks);
+        const Moments s = moments_of(x, p.in);
+        if (writes && piece == 0 && m0 + row < p.M) stg(p.in.moments + m0 + row, s);
+        GT_UNROLL
+        for (int k_block = 0; k_block < C::K_BLOCKS; k_block++) {
+            if (!x.has(k_block)) continue;
+            float gamma[8], beta[8], n[8];
+            const int d = made_here(8 * piece) + 64 * k_block; /* else gamma and beta of all would be kept */
+            load_8(gamma, p.in.gamma, d, 1.0f);
+            load_8(beta, p.in.beta, d, 0.0f);
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, x.v[k_block].get(e)), gamma[e], beta[e]);
+            Vec<T, 8> eight;
+            eight.set(n);
+            sts(at + k_block * (2 * PANEL), eight);
+        }
+    }
+}
+
+/* ---- products --------------------------------------------------------------------------------- */
+
+/* A tile of y of which only the 16 bits are kept: 16 rows of a warp by 8 TILES. */
+template <class T, int TILES>
+struct HeldRows {
+    uint32_t pair[TILES][2]; /* rows lane / 4 and 8 more, 2 columns */
+
+    GT_METHOD void take(const float (&c)[TILES][4]) {
+        GT_UNROLL
+        for (int i = 0; i < 2 * TILES; i++)
+            pair[i / 2][i % 2] = Element<T>::pack(c[i / 2][i % 2 * 2], c[i / 2][i % 2 * 2 + 1]);
+    }
+
+    /* Parts first ... end - 1 of TILES / 2: 8 rows by 32 columns each; to rows from m and columns from n on. */
+    GT_METHOD void store(const WholeParams& p, int m, int n, int first, int end) const {
+        const int j = lane_id() % 4;
+        GT_UNROLL
+        for (int i = 0; i < TILES / 2; i++) {
+            if (i < first || i >= end) continue;
+            const int half = i % 2, tile = i / 2 * 4;
+            Vec<uint32_t, 4> four;
+            GT_UNROLL
+            for (int t = 0; t < 4; t++) four.word[t] = pair[tile + t][half];
+            transpose_words(four.word, j);
+            /* addresses are made here: there are no registers to keep them in */
+            const int row = made_here(m) + 16 * warp_id() + 8 * half + lane_id() / 4;
+            const int column = made_here(n) + 8 * tile + 8 * j;
+            if (row < p.M && column < p.O) stg(static_cast<T*>(p.y) + row * p.y_stride + column, four);
+        }
+    }
+};
+
+GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stages : stage) - 1; }
+
+template <class C>
+GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
+    typedef typename C::Type T;
+    constexpr int TILES = C::BN / 8;
+    const int group = shfl_idx(warp_id(), 0) / 4;
+    const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
+    const uint64_t b0 = wgmma_tile<128, Major::K>(smem + p.k_blocks * C::ROWS);
+    const uint32_t full = smem + C::FULL, empty = smem + C::EMPTY;
+    int stage = 0, parity = 0, rows_parity = 0;
+    GT_NO_UNROLL
+    for (int unit = block_x(); unit < p.units; unit += grid_x()) {
+        const WholePlace at(p, unit);
+        HeldRows<T, TILES> held; /* of the tile before */
+        int n = at.n0 - C::BN;   /* of it */
+        mbarrier_wait(smem + C::ROWS_FULL, rows_parity);
+        rows_parity ^= 1;
+        normalise_rows<C>(p, smem, at.m0, at.n0 == 0);
+        fence_async_proxy();
+        bar_sync(1 + group, 128);
+        GT_NO_UNROLL
+        for (int tile = 0; tile < p.tiles; tile++) {
+            WarpRows<T, TILES> results;
+            GT_UNROLL
+            for (int i = 0; i < C::K_BLOCKS; i++) {
+                if (i == 0 || i < p.k_blocks) {
+                    mbarrier_wait(full + 8 * stage, parity);
+                    wgmma_fence();
+                    const uint64_t a = wgmma_step(a0, i * C::ROWS), b = wgmma_step(b0, stage * C::STAGE);
+                    GT_UNROLL
+                    for (int k = 0; k < C::BK; k += 16)
+                        wgmma<T>(results.c, wgmma_step(a, 2 * k), wgmma_step(b, 2 * k), i > 0 || k > 0);
+                    wgmma_commit();
+                    if (i > 0) {
+                        wgmma_wait<1>();
+                        mbarrier_arrive(empty + 8 * before(p, stage));
+                    }
+                    if (++stage == p.stages) stage = 0, parity ^= 1;
+                }
+                if (tile > 0)
+                    held.store(p, at.m0, n, i * (TILES / 2) / C::K_BLOCKS, (i + 1) * (TILES / 2) / C::K_BLOCKS);
+            }
+            wgmma_wait<0>();
+            wgmma_pin(results.c);
+            mbarrier_arrive(empty + 8 * before(p, stage));
+            n += C::BN;
+            if (p.bias) results.add_to_columns(p.bias, n, p.O);
+            held.take(results.c);
+        }
+        held.store(p, at.m0, n, 0, TILES / 2);
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+hopper_whole_kernel(const GT_GRID_CONSTANT WholeParams p) {
+#if GT_SM90A
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < p.stages) {
+        mbarrier_init(smem + C::FULL + 8 * thread_id(), 32);
+        mbarrier_init(smem + C::EMPTY + 8 * thread_id(), C::MULTIPLIERS);
+    }
+    if (thread_id() == 0) mbarrier_init(smem + C::ROWS_FULL, 32);
+    sync_warp();
+    fence_async_proxy();
+    sync_threads();
+    wait_for_chain();
+    const int warp = shfl_idx(warp_id(), 0) - C::MULTIPLIERS / 32;
+    if (warp >= 0) {
+        give_registers<24>();
+        if (warp == 0) load_units<C>(p, smem);
+    } else {
+        take_registers<240>();
+        multiply_units<C>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace rmsnorm_linear */
+} /* namespace gt */
+
+#endif
