@@ -204,7 +204,9 @@ GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stag
 template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
-    constexpr int TILES = C::BN / 8;
+    /* parts of a tile of y, in each of which HeldRows stores 32 columns: with each 64 of D, and those that are held; the
+     * last are stored at once where registers are short */
+    constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
     const uint64_t b0 = wgmma_tile<128, Major::K>(smem + p.k_blocks * C::ROWS);
@@ -239,8 +241,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
                     }
                     if (++stage == p.stages) stage = 0, parity ^= 1;
                 }
-                if (tile > 0)
-                    held.store(p, at.m0, n, i * (TILES / 2) / C::K_BLOCKS, (i + 1) * (TILES / 2) / C::K_BLOCKS);
+                if (tile > 0 && i * PARTS < HELD) held.store(p, at.m0, n, i * PARTS, (i + 1) * PARTS);
             }
             wgmma_wait<0>();
             wgmma_pin(results.c);
@@ -248,8 +249,9 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
             n += C::BN;
             if (p.bias) results.add_to_columns(p.bias, n, p.O);
             held.take(results.c);
+            held.store(p, at.m0, n, HELD, TILES / 2);
         }
-        held.store(p, at.m0, n, 0, TILES / 2);
+        held.store(p, at.m0, n, 0, HELD);
     }
 }
 
