@@ -1,9 +1,12 @@
-/* gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6 gives. */
+/* What is asked without a launch.  gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6 gives.
+ * gt_OP_workspace: how long the answer takes at any seq_capacity. */
+#define _POSIX_C_SOURCE 199309L
 #include "gt_test.h"
 #include "test_kernels.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* Nothing but sizes and flags is given: all that is noted would fault if it ran. */
 static void check_case(const test_case *c) {
@@ -150,6 +153,42 @@ static void test_errors(void) {
                gt_last_error());
 }
 
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Under a millisecond, the fastest of some, whatever the capacities; and what T tokens can need bounds what is needed. */
+static void check_queries(const test_op *op) {
+    static const int64_t capacities[] = {1, 64, 65536, 16000000, INT32_MAX - 1};
+    gt_workspace need, first = {0, 0, 0, 0, 0};
+    for (int i = 0; i < 5; i++) {
+        for (int is_long = 0; is_long < 2; is_long++) {
+            test_case c = op->sizes[0];
+            double fastest = 1;
+            gt_status status = GT_OK;
+            test_set_size(&c, 'B', 1);
+            test_set_size(&c, 'T', is_long ? INT32_MAX / 4 : 1000);
+            test_set_sequences(&c, 1, capacities[i]);
+            for (int k = 0; k < 20; k++) {
+                const double start = seconds();
+                status = op->table()->calls.workspace(&c.args, &need);
+                const double taken = seconds() - start;
+                if (taken < fastest) fastest = taken;
+            }
+            test_check(status == GT_OK || status == GT_ERROR_SIZE, "%s, capacity %lld: %s", op->name,
+                       (long long)capacities[i], gt_last_error());
+            test_check(fastest < 1e-3, "%s, capacity %lld: a query takes %.2e s", op->name, (long long)capacities[i],
+                       fastest);
+            if (status != GT_OK) continue; /* more than 2^48 in all */
+            if (!is_long && capacities[i] == 65536) first = need;
+            if (!is_long && capacities[i] > 65536)
+                test_check(need.saved == first.saved, "%s: saved of 1000 tokens grows with the capacity", op->name);
+        }
+    }
+}
+
 int main(void) {
     if (machine_start()) return 77;
     for (int i = 0; test_ops[i]; i++) {
@@ -157,6 +196,9 @@ int main(void) {
         for (const test_case *c = test_ops[i]->packed; c && c->op; c++) check_case(c);
     }
     test_group("all", "paths");
+    for (int i = 0; test_ops[i]; i++)
+        if (test_takes_packed(test_ops[i])) check_queries(test_ops[i]);
+    test_group("all", "queries at any capacity");
     test_wkv6();
     test_errors();
     test_group("wkv6", "reasons");
