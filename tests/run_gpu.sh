@@ -91,7 +91,7 @@ build() {
     fi
     if asked gpu; then targets+=(tests/test_train tests/test_kernels_gpu_ptx); fi
     if asked gpu train memcheck modes racecheck initcheck; then targets+=(examples/hybrid_train); fi
-    if asked bench; then targets+=(bench/gt_bench bench/gt_bench_ptx bench/gt_bench_cublaslt); fi
+    if asked bench; then configure && mapfile -t -O ${#targets[@]} targets < <(bench_programs); fi
     if asked suites; then targets=(); fi
     compile "${targets[@]}"
 }
@@ -167,14 +167,21 @@ train() {
         --lr 0.004 --weight-decay 1
 }
 
+# Those that this build has: one needs cuBLASLt.
+bench_programs() {
+    local name
+    for name in gt_bench gt_bench_ptx gt_bench_cublaslt; do
+        [ ! -d "$build/bench/$name.p" ] || echo "bench/$name"
+    done
+}
+
 # The rows of all programs in one file.
 bench() {
-    local program status=0 programs=(gt_bench gt_bench_ptx gt_bench_cublaslt)
-    local csvs=("${programs[@]/#/$out/}")
-    csvs=("${csvs[@]/%/.csv}")
-    compile "${programs[@]/#/bench/}" || return
+    local program status=0 programs csvs=()
+    configure && mapfile -t programs < <(bench_programs) && compile "${programs[@]}" || return
     for program in "${programs[@]}"; do
-        "$build/bench/$program" --csv "$out/$program.csv" ${PEERS:+--peers "$PEERS"} || status=$?
+        csvs+=("$out/${program#bench/}.csv")
+        "$build/$program" --csv "${csvs[-1]}" ${PEERS:+--peers "$PEERS"} || status=$?
     done
     awk '!/^op,/ || !heads++' "${csvs[@]}" >"$out/bench.csv" || return
     rm "${csvs[@]}" && return $status
