@@ -237,11 +237,12 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2]
     }
 }
 
-/* Without the slopes. */
+/* Without the slopes: in as few registers. */
 GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
-    Delta both[2];
-    deltas_of(in, h, tokens, dt, both);
-    delta[0] = both[0].value, delta[1] = both[1].value;
+    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    const int t = 2 * here();
+    delta[0] = t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f;
+    delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
 }
 
 /* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
