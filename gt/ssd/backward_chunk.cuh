@@ -287,7 +287,7 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
                                      : convert_dy<C::MORE>(in, me.warp, stage + C::NEXT, gates.neighbour);
         weight = next * me.value(C::NEXT_INVERSE + row) * me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
     }
-    const float sum = rows_sum(weight);
+    const float sum = rows_sum(fabsf(weight)); /* Delta may be below 0 */
     if (at.piece == 0) {
         sts<float>(me.cell(me.row_inverse(step, false) + row), x);
         sts<float>(me.cell(me.row_inverse(step, true) + row), dy);
