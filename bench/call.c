@@ -29,6 +29,8 @@ static void describe_shape(bench_call *c) {
     snprintf(c->shape + used, sizeof c->shape - used, "%s%s", *c->row.name ? " " : "", c->row.name);
 }
 
+static void set_pointer(test_args *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
+
 void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype, gt_pass pass,
                 int is_inference) {
     gt_status status;
@@ -41,7 +43,8 @@ void bench_open(bench_call *c, const bench_machine *machine, const test_case *ro
     c->pass = pass;
     c->is_inference = is_inference;
     c->args = c->row.args;
-    if (!strcmp(row->op, "rmsnorm_linear")) c->args.rmsnorm_linear.cublaslt = machine->cublaslt;
+    if (!strcmp(row->op, "rmsnorm_linear"))
+        set_pointer(&c->args, offsetof(gt_rmsnorm_linear_args, cublaslt), machine->cublaslt);
     status = gt_prepare(c->op, GT_QUERY, GT_HOST, &c->args, &c->filled, &c->dims);
     if (status != GT_OK) fail(row->op, status);
     describe_shape(c);
@@ -53,8 +56,6 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 }
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
-
-static void set_pointer(test_args *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return t->use[pass] == 's'; }
 
