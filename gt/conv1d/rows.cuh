@@ -78,11 +78,10 @@ GT_DEV Chunk<T> load_chunk(const T* row, int64_t t, int64_t first, int64_t end) 
     return chunk;
 }
 
-/* e[0 ... J-1] = the inputs before a thread's chunk `own`, of token t; `earlier` is that of the last lane in the pass
- * before. */
+/* e[0 ... J-1] = the inputs before a thread's chunk `own`; `earlier` is that of the last lane in the pass before. */
 template <class T, int W, int COUNT>
-GT_DEV void inputs_before(float (&e)[COUNT], const Problem& in, const Segment<T>& me, bool is_last_lane,
-                          const Chunk<T>& own, const Chunk<T>& earlier, int64_t t) {
+GT_DEV void inputs_before(float (&e)[COUNT], const Segment<T>& me, bool is_last_lane, const Chunk<T>& own,
+                          const Chunk<T>& earlier) {
     constexpr int N = Segment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;
     uint32_t mine[WORDS], theirs[WORDS], got[WORDS] = {};
     memcpy(mine, &own, 16);
@@ -93,19 +92,6 @@ GT_DEV void inputs_before(float (&e)[COUNT], const Problem& in, const Segment<T>
     memcpy(&chunk, got, 16);
     GT_UNROLL
     for (int i = 0; i < W - 1; i++) e[i] = chunk.get(N - (W - 1) + i);
-    if (in.state_in && t == 0) {
-        GT_UNROLL
-        for (int i = 0; i < W - 1; i++) e[i] = state_input(in, me.b, me.d, i - (W - 1));
-    }
-}
-
-/* The filter on e[n] and the W - 1 after it. */
-template <int W, int COUNT>
-GT_DEV float filtered(const Filter<W, 1>& filter, const float (&e)[COUNT], int n) {
-    float window[W][1];
-    GT_UNROLL
-    for (int k = 0; k < W; k++) window[k][0] = e[n + k];
-    return filter.sum(window, 0);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -129,11 +115,18 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     for (int pass = 0; pass < p.rows.passes; pass++, t += step) {
         const Chunk<T> after = load_chunk(x, t + 2 * step, 0, end);
         float e[N + J], out[N];
-        inputs_before<T, W>(e, in, me, is_last_lane, own, earlier, t);
+        inputs_before<T, W>(e, me, is_last_lane, own, earlier);
+        if (in.state_in && t == 0) {
+            GT_UNROLL
+            for (int i = 0; i < J; i++) e[i] = state_input(in, me.b, me.d, i - J);
+        }
         GT_UNROLL
         for (int n = 0; n < N; n++) {
             e[n + J] = own.get(n);
-            out[n] = output_of_sum<T>(in.has_silu, filtered<W>(filter, e, n));
+            float window[W][1];
+            GT_UNROLL
+            for (int k = 0; k < W; k++) window[k][0] = e[n + k];
+            out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
         }
         if (t < end) {
             Chunk<T> packed;
@@ -203,14 +196,21 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         float carried[J], out[N];
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
-        inputs_before<T, W>(e, in, me, is_last_lane, own, next, t);
+        inputs_before<T, W>(e, me, is_last_lane, own, next);
+        if (in.state_in && t == 0) {
+            GT_UNROLL
+            for (int i = 0; i < J; i++) e[i] = state_input(in, me.b, me.d, i - J);
+        }
         GT_UNROLL
         for (int i = 0; i < J; i++) q[i] = 0.0f;
         if (t < end) {
             GT_UNROLL
             for (int n = 0; n < N; n++) {
                 e[n + J] = own.get(n);
-                q[n] = gradient_of_sum<T>(in.has_silu, filtered<W>(filter, e, n), own_dy.get(n));
+                float window[W][1];
+                GT_UNROLL
+                for (int k = 0; k < W; k++) window[k][0] = e[n + k];
+                q[n] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), own_dy.get(n));
                 GT_UNROLL
                 for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(e[n + k], q[n], sums.tap[k][0]);
                 sums.tap[W][0] += q[n];
