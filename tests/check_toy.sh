@@ -1,6 +1,7 @@
 # check_toy.sh TOY_BENCH: the toy operator has its rows in the bench, and no file names it but its own (SOURCE/tests/toy) and
 # the build's.
 set -eu
+bench=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$SOURCE"
 fail() {
     echo "FAIL: $1"
@@ -8,9 +9,9 @@ fail() {
 }
 for row in 'fwd,ref,f32' 'bwd,ref,f32' 'fwd,ref,bf16' 'bwd,ref,bf16'; do
     pass=${row%%,*} dtype=${row##*,}
-    "$1" --quick --filter "toy $pass ref $dtype" | grep -Eq "^$pass +ref +$dtype +M256 D64 +[0-9.]+ " || fail "no row $row"
+    "$bench" --quick --filter "toy $pass ref $dtype" | grep -Eq "^$pass +ref +$dtype +M256 D64 +[0-9.]+ " || fail "no row $row"
 done
-"$1" --list | grep -qx 'toy,bwd,gt,bf16,M65536 D512' || fail 'no row for GPUs'
+"$bench" --list | grep -qx 'toy,bwd,gt,bf16,M65536 D512' || fail 'no row for GPUs'
 named=$(grep -rlE 'gt_(ref_)?toy|test_op_toy' gt tests bench reference gt_*.cuh gt_kernels.h | grep -v '^tests/toy/' |
     grep -vx tests/check_toy.sh || true)
 [ -z "$named" ] || fail "named by $named"

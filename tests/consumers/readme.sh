@@ -41,10 +41,11 @@ sed -n "s/^option('\([a-z_]*\)'.*/\1/p" "$SOURCE/meson_options.txt" | sort >opti
 grep -o -e '-D[a-z_]*=' "$SOURCE/README.md" | sed 's/-D\(.*\)=/\1/' | sort -u >named
 [ -s options ] && cmp options named || fail 'README.md does not name just the options of meson_options.txt'
 
-# Files in backquotes from the source tree on, and links from the document's own folder on.
+# Files in backquotes from the source tree on (OP stands for an operator: wkv6, or what its files are named after), and
+# links from the document's own folder on.
 for document in README.md $(cd "$SOURCE" && ls docs/*.md); do
     (cd "$SOURCE" && grep -oE '`(bench|docs|examples|gt|reference|tests|tools)/[A-Za-z0-9_./*-]*`' "$document") |
-        tr -d '`' >paths || true
+        tr -d '`' | sed 's|reference/gt_OP|reference/gt_wkv6|; s|/OP|/wkv6|' >paths || true
     (cd "$SOURCE" && grep -oE ']\([^):#]+\)' "$document") | sed "s|](\(.*\))|$(dirname "$document")/\1|" >>paths || true
     while read -r path; do
         ls -d "$SOURCE"/$path >/dev/null 2>&1 || fail "$document names $path, which is not there"
