@@ -49,6 +49,8 @@ sm_ ssd::backward_sweep_kernel<[12],.4> 24 140 at 168 registers three blocks sha
 sm_ ssd::backward_sweep_kernel<8,.8> 8 28 an address of a checkpoint, read once in 128 tokens
 sm_ scan::backward_kernel<4,.4> 64 300 the same
 sm_ ssd::forward_kernel<8,.4> 72 320 at 128 registers four blocks share a multiprocessor; what spills are addresses of a leaf
+sm_90a? ssd::forward_hopper_kernel<.*,.128,.2,.false> 32 80 two states take 128 of 216 registers a consumer; what spills are a few of their numbers, around the loop
+sm_90a? ssd::forward_hopper_kernel<.*,.128,.2,.true> 144 640 the same, with z beside them
 sm_ ssd::forward_tensor_kernel<.*,.128> 16 40 two blocks of 8 warps leave 128 registers a thread, 64 of them the state; what spills are addresses of a chunk
 sm_ ssd::states_tensor_kernel<.*,.128,.*> 40 240 the same; a few numbers of a checkpoint, too, which comes once in two chunks
 sm_ ssd::states_tensor_kernel<.*,.64,.*> 8 16 the same

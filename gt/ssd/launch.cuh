@@ -6,6 +6,7 @@
 #include "backward.cuh"
 #include "forward.cuh"
 #include "launch_backward_tensor.cuh"
+#include "launch_sm90.cuh"
 #include "table.h"
 
 namespace gt {
@@ -130,13 +131,16 @@ static inline int64_t sweep_width(int64_t N) {
 }
 static inline int64_t sweep_warps(int64_t N) { return N <= 128 ? 4 : 8; }
 
-/* Enough for either kind of kernels. */
+/* Enough for any kind of kernels. */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {
-    Arena plain(nullptr), tensor(nullptr);
-    take_segments(plain, a, segments_for(a, device));
-    take_segments(tensor, a, tensor_segments(a, device));
-    if (has_f16_checkpoints(a)) take_share(tensor, a);
-    return plain.bytes() > tensor.bytes() ? plain.bytes() : tensor.bytes();
+    size_t most = 0;
+    for (const int64_t count : {segments_for(a, device), tensor_segments(a, device), hopper_segments(a, device)}) {
+        Arena arena(nullptr);
+        take_segments(arena, a, count);
+        if (has_f16_checkpoints(a)) take_share(arena, a);
+        if (arena.bytes() > most) most = arena.bytes();
+    }
+    return most;
 }
 
 /* The pieces of backward's workspace. */
@@ -274,7 +278,7 @@ static inline gt_status forward_tensor(const gt_ssd_args& a, const Device& devic
     Arena arena(a.workspace);
     size_t bytes;
     p.in = problem_of(a);
-    p.in.segments = take_segments(arena, a, tensor_segments(a, device));
+    p.in.segments = take_segments(arena, a, forward_segments(a, device));
     p.share = take_share(arena, a);
     p.y = a.y;
     p.y_at = a.y_stride;
@@ -283,7 +287,7 @@ static inline gt_status forward_tensor(const gt_ssd_args& a, const Device& devic
     p.state_in_shared = a.state_in_shared;
     if (a.saved) p.checkpoints = checkpoints_in(a.saved, a, &bytes);
     Chain chain = {stream};
-    return launch_forward_tensor(p, device, chain);
+    return launch_fastest_forward(a, p, device, chain);
 }
 
 static inline gt_status forward(const gt_ssd_args& a, bool is_step, const Device& device, gt_stream stream) {

@@ -1,0 +1,790 @@
+/* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0: what forward_tensor_kernel computes, of the same calls.
+ *
+ * grid strands*G*bundles, block 3 warpgroups; a block has 2 HEADS units (64 rows of a head's state each, see state.cuh)
+ * of one group and walks a segment of a sequence chunk by chunk (chunk.cuh), 64 tokens each.
+ *     producer     warpgroup 2.  It copies x, B and C of the chunks ahead, turns B and C into f16 in place, once for
+ *                  all units, makes each unit's decay factors, a warp a unit, and merges them with the powers of B and C.
+ *     consumers    warpgroups 0 and 1 with HEADS units each, whose states they hold as accumulators of products do, 16
+ *                  rows a warp.  A chunk:
+ *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
+ *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
+ *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
+ *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
+ *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does: see state.cuh
+ *            y goes over x in shared memory, and from there to memory in rows.
+ * Two mbarriers a stage of B, C and factors: FULL, by all threads of the producer, EMPTY, by all consumers.  x has
+ * three stages, so that its copies come from memory while the chunk before is prepared.  Pairs of tokens are products
+ * of f16, too: x with a power of two a token, from registers, M with one for all, from a bound.
+ *
+ * registers, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ * shared, N = 128, HEADS = 2: x 3 x 32 KB, B, C 2 x 32 KB, M 32 KB, factors 2 x 15 KB: 226 KB.
+ * issue slots per token and head, N = 128, HEADS = 2: 86 measured before x was converted, of which the producer had a
+ *     fifth; its one warp a scheduler takes as long for a chunk as the consumers do.
+ * tensor cores, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
+ * bytes per token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
+ *     checkpoints P N / 64.  Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_FORWARD_SM90_CUH
+#define GT_SSD_FORWARD_SM90_CUH
+
+#include "../base/wgmma.cuh"
+#include "forward_tensor.cuh"
+
+namespace gt {
+namespace ssd {
+
+constexpr int WARPGROUP = 128, CONSUMERS = 2, X_STAGES = 3;
+constexpr int MEASURED_SLOTS = 8; /* the bound of a state becomes its maximum where so many checkpoints are written */
+
+/* ---- factors as the consumers read them ------------------------------------------------------------------------- */
+
+/* The cells of Factors once finish_factors() has merged them with the powers of B and C: */
+struct Merged {
+    static constexpr int RIGHT = Factors::DELTA; /* [s] Delta / powers of B and x */
+    static constexpr int PRE = Factors::PRE;     /* [t] pre / power of C */
+    static constexpr int ROW = Factors::U;       /* [t] U . power of M / power of C */
+    static constexpr int LEFT = Factors::V;      /* [t] power of M / power of C */
+    static constexpr int HALF = Factors::HALF; /* HALF . RIGHT of a block's first 8 tokens, HALF . LEFT of its last 8 */
+    static constexpr int DIAGONAL = Factors::DIAGONAL;
+    static constexpr int COUNT = 936;
+
+    /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
+    GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
+};
+static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");
+
+/* What the consumers need of a chunk and unit beside Merged, in floats: Weights, whose PAIRS is the inverse of the power of
+ * M, a bound of what C and decays make of states of 1, and the powers of x, by which its rows become f16. */
+struct Prepared {
+    static constexpr int WEIGHTS = 0, FROM_STATES = 67, X_POWERS = 68, COUNT = 132;
+};
+static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
+
+/* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  inverses: of
+ * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
+template <int NP>
+GT_DEV void finish_factors(uint32_t cells, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
+    const int lane = here(), t = 2 * lane, block = lane / 8;
+    const auto two = [&](int at) { return lds<float2>(cells + 4 * (at + t)); };
+    const auto put = [&](int at, float2 x) { sts<float2>(cells + 4 * (at + t), x); };
+    const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
+    const float2 x = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
+    const float2 delta = two(Factors::DELTA), suf = two(Factors::SUF);
+    const float2 pre = two(Factors::PRE), U = two(Factors::U), V = two(Factors::V), half = two(Factors::HALF);
+    const float between[2] = {lds<float>(cells + 4 * (Factors::BETWEEN + (block == 1 ? 1 : 0))),
+                              lds<float>(cells + 4 * (Factors::BETWEEN + 2))};
+    const float growth = lds<float>(cells + 4 * Factors::GROWTH);
+    const Power power_x = power_of(x.x), power_y = power_of(x.y);
+    const float2 plain = {delta.x * b.x, delta.y * b.y};
+    const float2 right = {plain.x * power_x.inverse, plain.y * power_y.inverse};
+    float most_right = fmaxf(fabsf(right.x), fabsf(right.y)), most_left = fmaxf(c.x, c.y);
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        most_right = fmaxf(most_right, shfl_xor(most_right, mask));
+        most_left = fmaxf(most_left, shfl_xor(most_left, mask));
+    }
+    const Power power = power_of(finite(most_right * most_left * growth * (0x1p28f * NP)));
+    const float2 left = {c.x * power.value, c.y * power.value};
+    const float2 weight = {plain.x * suf.x, plain.y * suf.y};
+    sync_warp(); /* all of it has been read */
+    put(Merged::RIGHT, right);
+    put(Merged::LEFT, left);
+    put(Merged::PRE, {finite(pre.x * c.x), finite(pre.y * c.y)});
+    put(Merged::ROW, {finite(U.x * left.x), finite(U.y * left.y)});
+    const float2 other = lane & 4 ? left : right;
+    put(Merged::HALF, {finite(half.x * other.x), finite(half.y * other.y)});
+    const float2 column = {finite(V.x * right.x), finite(V.y * right.y)};
+    if (block < 1) put(Merged::column(1), column);
+    if (block < 2) {
+        const float factor = block == 1 ? 1.0f : between[0];
+        put(Merged::column(2), {finite(column.x * factor), finite(column.y * factor)});
+    }
+    if (block < 3) {
+        const float factor = block == 2 ? 1.0f : block == 1 ? between[0] : between[1];
+        put(Merged::column(3), {finite(column.x * factor), finite(column.y * factor)});
+    }
+    sts<float2>(prepared + 4 * (Prepared::X_POWERS + t), {power_x.value, power_y.value});
+    make_weights(prepared + 4 * Prepared::WEIGHTS, weight,
+                 {finite(x.x * fabsf(weight.x)), finite(x.y * fabsf(weight.y))});
+    if (lane == 0) {
+        sts<float>(prepared + 4 * Weights::PAIRS, power.inverse);
+        sts<float>(prepared + 4 * Prepared::FROM_STATES, finite(most_left * growth * (0x1p14f * NP)));
+    }
+}
+
+/* ---- shared memory ---------------------------------------------------------------------------------------------- */
+
+/* Where things lie in shared memory, in bytes.  HAS_GATE: z may be given; without it registers do */
+template <class T_, int NP_, int HEADS_, bool HAS_GATE_>
+struct HopperTile {
+    using T = T_;
+    static constexpr bool HAS_GATE = HAS_GATE_;
+    static constexpr int NP = NP_, HEADS = HEADS_, UNITS = CONSUMERS * HEADS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int REGISTERS = HEADS * NP > 128 ? 216 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
+    static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
+    static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
+    static constexpr int M = X + X_STAGES * UNITS * TILE_X;                  /* [UNITS] */
+    static constexpr int B = M + UNITS * TILE_X;                             /* [2] */
+    static constexpr int C = B + 2 * TILE_B;                                 /* [2] */
+    static constexpr int FACTORS = C + 2 * TILE_B;                           /* [2][UNITS] */
+    static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
+    static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
+    static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
+    static constexpr int WALK = C_INVERSE + 4 * CHUNK;                          /* of each warpgroup */
+    static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 16; /* [2] */
+    static constexpr int BYTES = EMPTY + 16;
+    static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
+    static_assert(BYTES <= 227 * 1024, "fits sm_90");
+};
+
+/* Where a piece of a row of B or C lies. */
+template <class Tile>
+GT_DEV uint32_t group_cell(int row, int piece) {
+    return gt::tile_at<Tile::ROW>(row, piece, Tile::PANEL);
+}
+
+/* ---- where a block stands ---------------------------------------------------------------------------------------- */
+
+GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
+
+/* As Walk, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose results
+ * are not written: so nothing branches on them. */
+template <int UNITS>
+struct GroupWalk {
+    static constexpr int BYTES = 80;
+    static_assert(UNITS <= 4, "fits");
+    uint32_t cells;
+
+    /* All threads of a warpgroup; barrier: its number. */
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+        bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
+        if (thread_id() % WARPGROUP == 0) {
+            const int bundles = (int)group_bundles(in, UNITS), place = block_x() % ((int)in.G * bundles);
+            const int group = place / bundles, first = place % bundles * UNITS, all = (int)group_units(in);
+            sts<int64_t>(cells, span.b);
+            sts<int64_t>(cells + 8, span.first);
+            sts<int64_t>(cells + 16, span.end);
+            sts<int64_t>(cells + 24, span.chunk_slot);
+            sts<int64_t>(cells + 32, item);
+            sts<int>(cells + 40, group);
+            sts<int>(cells + 44, all - first < UNITS ? all - first : UNITS);
+            for (int i = 0; i < UNITS; i++) {
+                const int unit = first + i < all ? first + i : all - 1;
+                sts<int>(cells + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
+                sts<int>(cells + 64 + 4 * i, unit % in.tiles * TILE_P);
+            }
+        }
+        bar_sync(barrier, WARPGROUP);
+    }
+    GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(cells + 32); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
+    GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
+    GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
+    GT_METHOD int head(int unit) const { return lds<int>(cells + 48 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(cells + 64 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(cells + 40); }
+    GT_METHOD bool exists(int unit) const { return unit < lds<int>(cells + 44); }
+    /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+    GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
+        return (row * in.H + head(unit)) * in.P * in.N;
+    }
+    /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+    GT_METHOD int64_t slot(const Problem& in, int unit, int chunk) const {
+        return (b() * in.H + head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + chunk_slot() + chunk / SLOT_CHUNKS;
+    }
+};
+
+template <class Tile>
+GT_DEV int64_t bundle_strands(const Problem& in) {
+    return grid_x() / (in.G * group_bundles(in, Tile::UNITS));
+}
+template <class Tile>
+GT_DEV int64_t bundle_strand(const Problem& in) {
+    return block_x() / (in.G * group_bundles(in, Tile::UNITS));
+}
+
+/* ---- producer ---------------------------------------------------------------------------------------------------- */
+
+/* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
+template <int PIECES>
+struct CopiedRows {
+    static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
+    GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
+    GT_METHOD int piece() const { return thread_here() % PIECES; }
+    /* Where the thread's first row and piece lie.  first: row 0. */
+    template <class T>
+    GT_METHOD const T* own(const T* first, int64_t pitch) const {
+        return first + row() * pitch + 8 * piece();
+    }
+    /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
+    template <class T>
+    GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
+        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL); /* further ones differ by whole rows */
+        const int left = 8 * piece() < columns ? rows - row() : 0;
+        if (left > CHUNK - STEP) {
+            GT_UNROLL
+            for (int k = 0; k < CHUNK / STEP; k++) {
+                cp_async<16>(to + k * STEP * ROW, from);
+                from += STEP * pitch;
+            }
+            return;
+        }
+        const T* const first = from - row() * pitch - 8 * piece();
+        GT_UNROLL
+        for (int k = 0; k < CHUNK / STEP; k++) {
+            const bool exists = k * STEP < left;
+            cp_async<16>(to + k * STEP * ROW, exists ? from : first, exists ? 16 : 0);
+            from += STEP * pitch;
+        }
+    }
+};
+
+/* maxima[row] <- the largest magnitude of a row of a unit's x, of 64 rows, by one warp.  maxima: shared, fp32. */
+template <class T>
+GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
+    using Lanes = RowLanes<64>;
+    constexpr int AT_ONCE = 4;
+    const Lanes at;
+    GT_NO_UNROLL
+    for (int block = 0; block < CHUNK / Lanes::ROWS; block += AT_ONCE) {
+        uint4 x[AT_ONCE][Lanes::PIECES];
+        GT_UNROLL
+        for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
+            x[i / Lanes::PIECES][i % Lanes::PIECES] =
+                lds<uint4>(tile + at.cell(block + i / Lanes::PIECES, i % Lanes::PIECES));
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++) {
+            const float largest = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
+            if (at.piece == 0) sts<float>(maxima + 4 * ((block + k) * Lanes::ROWS + at.row), largest);
+        }
+    }
+}
+
+/* As rows_to_f16, for B or C: rows of panels, by four warps; a warp has AT_ONCE blocks of rows side by side. */
+template <class Tile>
+GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
+    using T = typename Tile::T;
+    using Lanes = RowLanes<Tile::NP>;
+    constexpr int ALL = CHUNK / Lanes::ROWS, AT_ONCE = ALL >= 8 ? 2 : 1, PIECES = Lanes::PIECES;
+    const Lanes at;
+    if (warp >= ALL) return;
+    uint4 x[AT_ONCE][PIECES];
+    const auto cell = [&](int block, int i) {
+        return tile + group_cell<Tile>((4 * block + warp) * Lanes::ROWS + at.row, at.piece + Lanes::LANES * i);
+    };
+    GT_UNROLL
+    for (int i = 0; i < AT_ONCE * PIECES; i++) x[i / PIECES][i % PIECES] = lds<uint4>(cell(i / PIECES, i % PIECES));
+    float largest[AT_ONCE];
+    GT_UNROLL
+    for (int k = 0; k < AT_ONCE; k++) largest[k] = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
+    GT_UNROLL
+    for (int k = 0; k < AT_ONCE; k++) {
+        const Power power = power_of(largest[k]);
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            sts<uint4>(cell(k, i), {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
+                                    scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
+        if (at.piece == 0) sts<float>(inverses + 4 * ((4 * k + warp) * Lanes::ROWS + at.row), power.inverse);
+    }
+}
+
+template <class Tile>
+GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
+    using T = typename Tile::T;
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS;
+    const Problem& in = p.in;
+    const GroupWalk<UNITS> walk = {smem + Tile::WALK + CONSUMERS * GroupWalk<UNITS>::BYTES};
+    const CopiedRows<8> of_units;
+    const CopiedRows<Tile::NP / 8> of_group;
+    const int warp = warp_id() % 4, unit = warp % UNITS;
+    const bool makes_factors = warp < UNITS, finds_maxima = UNITS == 4 || warp >= UNITS;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+        {
+            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            if (!span.exists) continue;
+            walk.enter(in, span, item, BARRIER);
+        }
+        const int chunks = walk.chunks();
+        /* addresses of the thread's first rows, and dt of tokens 2 lane, 2 lane + 1, in the chunk that is copied next */
+        const T *x, *B, *C;
+        const int64_t b = walk.b(), token = walk.token(0);
+        x = of_units.own(static_cast<const T*>(in.x) + at(in.x_at, b, token, 0), in.x_at.t); /* of head 0 */
+        B = of_group.own(static_cast<const T*>(in.Bm) + at(in.Bm_at, b, token, walk.group()), in.Bm_at.t);
+        C = of_group.own(static_cast<const T*>(in.Cm) + at(in.Cm_at, b, token, walk.group()), in.Cm_at.t);
+        int64_t times = at(in.dt_at, b, token, walk.head(unit));
+        float dt[2] = {0.0f, 0.0f};
+        const auto load_times = [&](int chunk) {
+            if (makes_factors && chunk < chunks) load_dt(in, times, walk.tokens(chunk), dt);
+            times += CHUNK * in.dt_at.t;
+        };
+        const auto load_x = [&](int chunk, int number) {
+            const uint32_t to = smem + Tile::X + number % X_STAGES * UNITS * Tile::TILE_X;
+            GT_UNROLL
+            for (int i = 0; chunk < chunks && i < UNITS; i++)
+                of_units.copy(to + i * Tile::TILE_X, x + walk.head(i) * in.x_at.h + walk.row0(i), in.x_at.t,
+                              walk.tokens(chunk), in.P - walk.row0(i));
+            x += CHUNK * in.x_at.t;
+            cp_async_commit();
+        };
+        load_x(0, n);
+        load_times(0);
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            const int stage = n % 2, tokens = walk.tokens(chunk);
+            const uint32_t B_tile = smem + Tile::B + stage * Tile::TILE_B,
+                           C_tile = smem + Tile::C + stage * Tile::TILE_B;
+            const uint32_t cells = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
+            const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
+            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            of_group.copy(B_tile, B, in.Bm_at.t, tokens, in.N);
+            of_group.copy(C_tile, C, in.Cm_at.t, tokens, in.N);
+            B += CHUNK * in.Bm_at.t, C += CHUNK * in.Cm_at.t;
+            cp_async_commit();
+            load_x(chunk + 1, n + 1);
+            if (makes_factors) {
+                const int t = 2 * here(), h = walk.head(unit);
+                const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+                const float delta[2] = {t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f,
+                                        t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f};
+                load_times(chunk + 1);
+                make_factors(cells, delta, in.A[h]);
+            }
+            cp_async_wait<2>();
+            bar_sync(BARRIER, WARPGROUP);
+            if (finds_maxima)
+                row_maxima<T>(smem + Tile::X + (n % X_STAGES * UNITS + unit) * Tile::TILE_X,
+                              prepared + 4 * Prepared::X_POWERS);
+            cp_async_wait<1>();
+            bar_sync(BARRIER, WARPGROUP);
+            group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
+            group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
+            bar_sync(BARRIER, WARPGROUP);
+            if (makes_factors)
+                finish_factors<Tile::NP>(cells, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
+            fence_async_proxy();
+            mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+        }
+        item = walk.item();
+    }
+}
+
+/* ---- consumers --------------------------------------------------------------------------------------------------- */
+
+/* M of a unit from S: the warp's rows 16 part + g, + 8, block by block up to the diagonal. */
+GT_DEV void store_pairs(uint32_t cells, uint32_t M, int part, const float (&S)[8][4]) {
+    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * part + g;
+    const auto value = [&](int at) { return lds<float>(cells + 4 * at); };
+    const auto two = [&](int at) { return lds<float2>(cells + 4 * at); };
+    const uint32_t to = by_rows<64>(M);
+    const float row[2] = {value(Merged::ROW + t), value(Merged::ROW + t + 8)};
+    const int columns = Merged::column(part) + 2 * j;
+    GT_UNROLL
+    for (int sb = 0; sb < BLOCKS; sb++) {
+        if (sb > part) break;
+        const float(&low)[4] = S[2 * sb], (&high)[4] = S[2 * sb + 1];
+        uint32_t pairs[4]; /* rows + 0, + 8 of columns + 0; then of + 8 */
+        if (sb < part) {
+            const float2 first = two(columns + BLOCK * sb), second = two(columns + BLOCK * sb + 8);
+            pairs[0] = pack_f16(low[0] * (row[0] * first.x), low[1] * (row[0] * first.y));
+            pairs[1] = pack_f16(low[2] * (row[1] * first.x), low[3] * (row[1] * first.y));
+            pairs[2] = pack_f16(high[0] * (row[0] * second.x), high[1] * (row[0] * second.y));
+            pairs[3] = pack_f16(high[2] * (row[1] * second.x), high[3] * (row[1] * second.y));
+        } else {
+            const int s = BLOCK * sb + 2 * j;
+            const float2 upper = two(Merged::DIAGONAL + 8 * t + 2 * j),
+                         lower = two(Merged::DIAGONAL + 8 * (t + 8) + 2 * j);
+            const float2 right[2] = {two(Merged::RIGHT + s), two(Merged::RIGHT + s + 8)},
+                         corner = two(Merged::HALF + s);
+            const float left[2] = {value(Merged::LEFT + t), value(Merged::LEFT + t + 8)};
+            const float below = value(Merged::HALF + t + 8);
+            pairs[0] =
+                pack_f16(low[0] * (left[0] * (right[0].x * upper.x)), low[1] * (left[0] * (right[0].y * upper.y)));
+            pairs[1] = pack_f16(low[2] * (below * corner.x), low[3] * (below * corner.y));
+            pairs[2] = 0;
+            pairs[3] =
+                pack_f16(high[2] * (left[1] * (right[1].x * lower.x)), high[3] * (left[1] * (right[1].y * lower.y)));
+        }
+        stmatrix_x4(tile_at<64>(to, part, sb), pairs);
+    }
+}
+
+/* Zeros above the diagonal of M, which nothing writes later. */
+GT_DEV void clear_pairs(uint32_t M, int part) {
+    const uint32_t to = by_rows<64>(M);
+    const uint32_t zeros[4] = {0, 0, 0, 0};
+    for (int sb = part + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, part, sb), zeros);
+}
+
+/* A warp's rows of a checkpoint, by way of its rows of a tile that nobody else uses meanwhile.  to: the first of them; rows,
+ * N: that exist. */
+template <int NP>
+GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], f16* to, int rows, int N) {
+    constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
+    const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
+    const uint32_t cell = by_rows<64>(tile);
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
+        GT_UNROLL
+        for (int k = 0; k < PIECES / 2; k++) {
+            const float(&low)[4] = H[n0 + 2 * k], (&high)[4] = H[n0 + 2 * k + 1];
+            const uint32_t values[4] = {pack_f16(low[0], low[1]), pack_f16(low[2], low[3]), pack_f16(high[0], high[1]),
+                                        pack_f16(high[2], high[3])};
+            stmatrix_x4(tile_at<64>(cell, part, k), values);
+        }
+        sync_warp();
+        f16* at = to + (int64_t)row * N + 8 * (n0 + piece);
+        const int left = 8 * (n0 + piece) < N ? rows - row : 0;
+        GT_UNROLL
+        for (int k = 0; k < 16; k += STEP) {
+            const uint4 values = lds<uint4>(tile + panel_at<128>(16 * part + row + k, piece));
+            if (k < left) stg<uint4>(at + k * N, values);
+        }
+        sync_warp();
+    }
+}
+
+/* z of a warp's 16 rows and 32 tokens as it lies in memory: pairs of rows 8 i + 2 j of token 8 k + g.  z: its first row of
+ * the first token; rows, tokens: that exist from there. */
+template <class T>
+GT_DEV void load_gate(const T* z, int64_t pitch, int rows, int tokens, uint32_t (&gate)[4][2]) {
+    const int g = here() / 4, j = here() % 4;
+    z += g * pitch + 2 * j;
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < 2; i++)
+            gate[k][i] = 8 * k + g < tokens && 8 * i + 2 * j < rows ? ldg<uint32_t>(z + 8 * i) : 0;
+        z += 8 * pitch;
+    }
+}
+
+/* 8 tokens of y times silu(z). */
+template <class T>
+GT_DEV void apply_gate(const uint32_t (&gate)[2], float (&y)[4]) {
+    using E = Element<T>;
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const uint32_t pair = movmatrix_trans(gate[i]);
+        y[2 * i] *= silu(E::lo(pair));
+        y[2 * i + 1] *= silu(E::hi(pair));
+    }
+}
+
+/* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers from
+ * the states.  n: number of the chunk among those of all segments. */
+template <class Tile>
+struct Consumer {
+    uint32_t smem;
+    GT_METHOD int group() const { return thread_here() / WARPGROUP; }
+    GT_METHOD int part() const { return thread_here() / 32 % 4; }
+    GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
+    GT_METHOD GroupWalk<Tile::UNITS> walk() const {
+        return {smem + Tile::WALK + group() * GroupWalk<Tile::UNITS>::BYTES};
+    }
+    GT_METHOD uint32_t x(int n, int i) const {
+        return smem + Tile::X + (made_here(n) % X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
+    }
+    GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
+    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t C(int n) const { return smem + Tile::C + made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t cells(int n, int i) const {
+        return smem + Tile::FACTORS + 4 * Merged::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
+    }
+    GT_METHOD uint32_t prepared(int n, int i) const {
+        return smem + Tile::PREPARED + 4 * Prepared::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
+    }
+    GT_METHOD void wait() const { bar_sync(2 + group(), WARPGROUP); } /* for the warpgroup */
+};
+
+/* Unit i of a consumer's: the state before a chunk, to its checkpoint. */
+template <class Tile>
+GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i, WarpState<Tile::NP>& state) {
+    const Problem& in = p.in;
+    const GroupWalk<Tile::UNITS> walk = me.walk();
+    const int unit = me.unit(i), part = me.part(), row0 = walk.row0(unit) + 16 * part;
+    if (!walk.exists(unit)) return;
+    const int64_t slot = walk.slot(in, unit, chunk);
+    state.power.inverse = inverse_of(state.power.value);
+    if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
+    store_checkpoint<Tile::NP>(me.M(i), part, state.H, p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0,
+                               in.N);
+    if (lane_id() == 0 && row0 < in.P) p.checkpoints.powers[slot * row_tiles(in.P) + row0 / 16] = state.power.inverse;
+    clear_pairs(me.M(i), part); /* it was used */
+}
+
+/* The accumulators of y again, if their shape is that of the sums of an update. */
+GT_DEV float (&sums_of(float (&y)[8][4], float (&)[8][4]))[8][4] { return y; }
+template <int WIDTH>
+GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
+    return few;
+}
+
+/* Unit i of a consumer's: y of a chunk to its tile of x, and the state. */
+template <class Tile>
+GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
+                         WarpState<Tile::NP>& state) {
+    using T = typename Tile::T;
+    using E = Element<T>;
+    const GroupWalk<Tile::UNITS> walk = me.walk();
+    const int unit = me.unit(i), part = me.part();
+    const uint32_t cells = me.cells(n, i), weights = me.prepared(n, i);
+    constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
+    constexpr int STEPS = NP / 16,
+                  AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all H do not fit: see below */
+    const Problem& in = p.in;
+    const int j = here() % 4;
+    const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
+                   M = wgmma_tile<128, Major::K>(me.M(i));
+    const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
+    /* y^T = H C^T, in two halves: with more registers for packed H ptxas lets products wait for each other (C7512) */
+    GT_UNROLL
+    for (int k0 = 0; k0 < STEPS; k0 += AT_ONCE) {
+        uint32_t H[AT_ONCE][4];
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float(&from)[4] = state.H[2 * (k0 + k) + e / 2];
+                H[k][e] = pack_f16(from[e % 2 * 2], from[e % 2 * 2 + 1]);
+            }
+        }
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++)
+            wgmma<f16>(y, H[k], wgmma_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
+    wgmma_pin(y);
+    uint32_t x[BLOCKS][4];
+    const uint32_t columns = by_columns<64>(me.x(n, i));
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part));
+    /* y is summed with the power of M, or with less: so that what the state gives, which may be much larger, fits; then
+     * pairs are nothing beside it */
+    const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
+    const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
+    const float power = fminf(inverse_of(inverse), fits), rest = power * inverse, unscale = inverse_of(power);
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + 8 * i + 2 * j));
+        const float2 factor = {finite(pre.x * undo) * power, finite(pre.y * undo) * power};
+        y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
+    }
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) { /* to f16 */
+        const uint32_t powers = weights + 4 * (Prepared::X_POWERS + 16 * k + 2 * j);
+        const float2 low = lds<float2>(powers), high = lds<float2>(powers + 32);
+        GT_UNROLL
+        for (int e = 0; e < 4; e++)
+            x[k][e] = pack_f16(E::lo(x[k][e]) * ((e < 2 ? low.x : high.x) * rest),
+                               E::hi(x[k][e]) * ((e < 2 ? low.y : high.y) * rest));
+    }
+    wgmma_pin(y);
+    wgmma_fence();
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], wgmma_step(M, k_bytes<128, Major::K>(16 * k)));
+    wgmma_commit();
+    const int row0 = walk.row0(unit) + 16 * part;
+    uint32_t gate[2][4][2];
+    const auto load_half = [&](int half) {
+        const int64_t first = at(in.z_at, walk.b(), walk.token(chunk) + 32 * half, walk.head(unit)) + row0;
+        load_gate<T>(static_cast<const T*>(in.z) + first, in.z_at.t, in.P - row0, walk.tokens(chunk) - 32 * half,
+                     gate[half]);
+    };
+    const bool gated = Tile::HAS_GATE && in.z;
+    if (gated) load_half(0);
+    const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
+    const float decay = chunk_decay(cells);
+    state.bound = finite(decay * state.bound + added_up.y);
+    state.power.value = power_of(state.bound).value;
+    const float factor = finite(decay * undo) * state.power.value, scale = added_up.x * state.power.value;
+    wgmma_wait<0>();
+    wgmma_pin(y);
+    float skip[2] = {0.0f, 0.0f};
+    if (in.Dskip) {
+        const float* from = in.Dskip + (int64_t)walk.head(unit) * (in.skip_per_channel ? in.P : 1);
+        const int row = in.skip_per_channel ? row0 + here() / 4 : 0, next = in.skip_per_channel ? row + 8 : 0;
+        skip[0] = row < in.P ? from[row] : 0.0f;
+        skip[1] = next < in.P ? from[next] : 0.0f;
+    }
+    uint32_t v[BLOCKS][4];
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) {
+        const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
+                     high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
+        ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part)); /* as it came */
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+            const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
+            v[k][e] = pack_f16(pair.x * (e < 2 ? low.x : high.x), pair.y * (e < 2 ? low.y : high.y));
+            float* to = &y[2 * k + e / 2][e % 2 * 2];
+            to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
+            to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
+        }
+        if (gated) {
+            if (k == 0) load_half(1);
+            apply_gate<T>(gate[k / 2][k % 2 * 2], y[2 * k]);
+            apply_gate<T>(gate[k / 2][k % 2 * 2 + 1], y[2 * k + 1]);
+        }
+        const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
+                                 E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
+        sync_warp(); /* other lanes have read x there */
+        stmatrix_x4_trans(tile_at<64>(columns, k, part), out);
+    }
+    constexpr int WIDTH = NP / 8 < 8 ? NP / 8 : 8;
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += WIDTH) {
+        float few[WIDTH][4];
+        float(&added)[WIDTH][4] = sums_of(y, few);
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++)
+            wgmma<f16, Major::MN>(
+                added, v[k],
+                wgmma_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)), k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(added);
+        GT_UNROLL
+        for (int i = 0; i < WIDTH * 4; i++) {
+            float& to = state.H[n0 + i / 4][i % 4];
+            to = fma_rn(added[i / 4][i % 4], scale, to * factor);
+        }
+    }
+}
+
+/* Rows of y from a tile to memory, by the warpgroup. */
+template <class T>
+GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int rows, int columns) {
+    const int thread = thread_here() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
+    T* to = first + row0 * pitch + 8 * piece;
+    if (8 * piece >= columns) rows = 0;
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        const int row = row0 + 16 * k;
+        const uint4 values = lds<uint4>(tile + panel_at<128>(row, piece));
+        if (row < rows) stg<uint4>(to, values);
+        to += 16 * pitch;
+    }
+}
+
+template <class Tile>
+GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
+    using T = typename Tile::T;
+    constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL, HEADS = Tile::HEADS;
+    const Problem& in = p.in;
+    const Consumer<Tile> me = {smem};
+    GT_UNROLL
+    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.part());
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+        WarpState<NP> state[HEADS];
+        {
+            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            if (!span.exists) continue;
+            me.walk().enter(in, span, item, 2 + me.group());
+            const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++)
+                state[i].load(start ? start + me.walk().state(in, me.unit(i), 0) : nullptr,
+                              me.walk().row0(me.unit(i)) + 16 * me.part(), in);
+        }
+        const int chunks = me.walk().chunks();
+        float S[8][4] =
+            {}; /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) { /* by way of M, which is free */
+                GT_UNROLL
+                for (int i = 0; i < HEADS; i++) keep_state<Tile>(p, me, chunk, i, state[i]);
+            }
+            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
+            {
+                const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
+                               right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
+                wgmma_fence();
+                GT_UNROLL
+                for (int k = 0; k < NP / 16; k++) {
+                    const uint32_t bytes = k_bytes<ROW, Major::K>(16 * k, PANEL);
+                    wgmma<f16>(S, wgmma_step(left, bytes), wgmma_step(right, bytes), k > 0);
+                }
+                wgmma_commit();
+                wgmma_wait<0>();
+                wgmma_pin(S);
+                GT_UNROLL
+                for (int i = 0; i < HEADS; i++) store_pairs(me.cells(n, i), me.M(i), me.part(), S);
+            }
+            fence_async_proxy();
+            me.wait();
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) {
+                [[maybe_unused]] float y[8][4];
+                if constexpr (HEADS * NP > 128)
+                    forward_unit<Tile>(p, me, chunk, n, i, S, state[i]);
+                else
+                    forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
+            }
+            me.wait(); /* y is there, and M free */
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) {
+                const GroupWalk<Tile::UNITS> walk = me.walk();
+                const int unit = me.unit(i), row0 = walk.row0(unit);
+                if (!walk.exists(unit)) continue;
+                store_rows(me.x(n, i),
+                           static_cast<T*>(p.y) + at(p.y_at, walk.b(), walk.token(chunk), walk.head(unit)) + row0,
+                           p.y_at.t, walk.tokens(chunk), in.P - row0);
+            }
+            mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+        }
+        item = me.walk().item();
+        const Span same =
+            span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+        if (p.state_out && same.ends) {
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) {
+                const GroupWalk<Tile::UNITS> walk = me.walk();
+                const int unit = me.unit(i);
+                if (!walk.exists(unit)) continue;
+                state[i].power.inverse = inverse_of(state[i].power.value);
+                state[i].store(p.state_out + walk.state(in, unit, same.sequence), walk.row0(unit) + 16 * me.part(), in);
+            }
+        }
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class T, int NP, int HEADS, bool HAS_GATE>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, HEADS, HAS_GATE>::THREADS) : 32, 1)
+forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM90A
+    using Tile = HopperTile<T, NP, HEADS, HAS_GATE>;
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < 2) {
+        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+    }
+    sync_threads();
+    wait_for_chain();
+    if (warp_id() / 4 == CONSUMERS) {
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        forward_producer<Tile>(p, smem);
+    } else {
+        take_registers<Tile::REGISTERS>();
+        forward_consumer<Tile>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
