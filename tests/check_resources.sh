@@ -58,6 +58,7 @@ sm_ ssd::chunk_gradient_kernel<128,.*,.false> 56 112 dB and dC of all heads take
 sm_ ssd::chunk_gradient_kernel<128,.*,.true> 112 440 the same, and those of z and of shares, with one stage; with two it is 40 and 80
 sm_ ssd::chunk_gradient_kernel<64,.*,.false> 8 24 the same
 sm_ ssd::chunk_gradient_kernel<64,.*,.true> 16 28 the same
+sm_90 ssd::chunk_gradient_hopper_kernel<.*> 80 280 dB, dC, S and the sum of W of all heads take 64 registers of a warpgroup each; what spills are addresses of a head, and what the preparing warps need once a head
 sm_ wkv6::backward_chunk_kernel 24 140 at 128 registers two blocks share a multiprocessor, which is 1.5 times faster (docs/performance.md); what spills are addresses, outside of the inner loops
 sm_ wkv6::forward_tensor_kernel<.*,.128,.false,.*> 40 150 sixteen warps leave 128 registers a thread, 64 of them the state; what spills are a few addresses of a sub-chunk
 sm_ wkv6::states_tensor_kernel<.*<float,.float,.(32|128),.*> 24 60 as many warps as fit leave no register idle; what spills are addresses of a checkpoint, written once in 64 tokens

@@ -50,7 +50,8 @@ void machine_report(void) {
 }
 
 int machine_launched(const char *kernel) {
-    if (emu::device.capability_major < 8) return 1; /* may have no such kernels */
+    /* may have no such kernels */
+    if (emu::device.capability_major < 8 || (strstr(kernel, "hopper") && emu::device.capability_major != 9)) return 1;
     for (const emu::KernelTraffic &k : emu::kernels())
         if (emu::symbol_name(k.kernel).find(kernel) != std::string::npos) return 1;
     return 0;

@@ -106,7 +106,7 @@ static void test_ssd_of(const char *fastest) {
     const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
     for (int i = 0; i < 3; i++) { /* aligned to 16, 8 and 4 bytes */
         const char *forward = i < 2 ? fastest : "forward: forward_kernel;";
-        const char *backward = i < 2 ? "chunk_gradient_kernel" : "backward_sweep_kernel";
+        const char *backward = i < 2 ? "chunk_gradient_hopper_kernel" : "backward_sweep_kernel";
         gt_ssd_args a = good;
         a.state_in = states[i];
         expect_ssd(&a, forward);
@@ -131,6 +131,13 @@ static void test_ssd_of(const char *fastest) {
     expect_ssd(&a, "backward: forward_tensor_kernel, states_tensor_kernel, chunk_gradient_kernel, reduce_rows");
     a = good, a.decay_out = memory, a.z = apart;
     expect_ssd(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: reverse_states_kernel, ");
+    a = good, a.N = 32;
+    expect_ssd(&a, "chunk_gradient_kernel");
+    a = good;
+    if (machine_choose("sm_86")) {
+        expect_ssd(&a, "chunk_gradient_kernel");
+        machine_choose("sm_90");
+    }
 }
 
 static void test_ssd(void) {

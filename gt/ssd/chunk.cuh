@@ -246,65 +246,79 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2]
 }
 
 /* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
- * synchronises. */
+ * synchronises.  PARTS: those asked for, where warps share the work. */
+constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* the last: with GROWTH */
+
+template <int PARTS = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS>
 GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
     const int lane = here(), in_half = lane % 4, block = lane / 8;
     const bool upper = lane & 4; /* the second half of a block */
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
-    /* sums over the lanes before and after in a half */
-    float upto = l0 + l1, from = upto;
-    GT_UNROLL
-    for (int d = 1; d < 4; d *= 2) {
-        const float left = shfl_up(upto, d), right = shfl_down(from, d);
-        upto += in_half >= d ? left : 0.0f;
-        from += in_half + d < 4 ? right : 0.0f;
-    }
-    float before = shfl_up(upto, 1), after = shfl_down(from, 1);
-    before = in_half > 0 ? before : 0.0f;
-    after = in_half < 3 ? after : 0.0f;
-    const float half = shfl_idx(upto, lane | 3), other = shfl_xor(half, 4), all = half + other;
-    const float block_before = upper ? other + before : before, block_after = upper ? after : other + after;
-    float total[BLOCKS], chunk_before = 0.0f, chunk_after = 0.0f;
-    GT_UNROLL
-    for (int i = 0; i < BLOCKS; i++) total[i] = shfl_idx(all, 8 * i);
-    GT_UNROLL
-    for (int i = 0; i < BLOCKS; i++) {
-        chunk_before += i < block ? total[i] : 0.0f;
-        chunk_after += i > block ? total[i] : 0.0f;
-    }
-    const auto put = [&](int at, float first, float second) {
-        sts<float2>(cells + 4 * (at + 2 * lane), {exp2_finite(first), exp2_finite(second)});
-    };
-    sts<float2>(cells + 4 * (Factors::DELTA + 2 * lane), {delta[0], delta[1]});
-    const float pre0 = block_before + l0, pre1 = pre0 + l1, suf0 = block_after + l1, suf1 = block_after;
-    put(Factors::U, pre0, pre1);
-    put(Factors::V, suf0, suf1);
-    put(Factors::HALF, upper ? before + l0 : after + l1, upper ? before + l0 + l1 : after);
-    put(Factors::PRE, chunk_before + pre0, chunk_before + pre1);
-    put(Factors::SUF, chunk_after + suf0, chunk_after + suf1);
-    float log[8];
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) { /* of token 2 lane + i */
-        const int t = 2 * in_half + i;
-        float sum = 0.0f, pair[8];
+    if constexpr (PARTS & SUM_FACTORS) {
+        /* sums over the lanes before and after in a half */
+        float upto = l0 + l1, from = upto;
         GT_UNROLL
-        for (int s = 7; s >= 0; s--) {
-            if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
-            pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
+        for (int d = 1; d < 4; d *= 2) {
+            const float left = shfl_up(upto, d), right = shfl_down(from, d);
+            upto += in_half >= d ? left : 0.0f;
+            from += in_half + d < 4 ? right : 0.0f;
         }
-        const uint32_t row = cells + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
-        sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
-        sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
+        float before = shfl_up(upto, 1), after = shfl_down(from, 1);
+        before = in_half > 0 ? before : 0.0f;
+        after = in_half < 3 ? after : 0.0f;
+        const float half = shfl_idx(upto, lane | 3), other = shfl_xor(half, 4), all = half + other;
+        const float block_before = upper ? other + before : before, block_after = upper ? after : other + after;
+        float total[BLOCKS], chunk_before = 0.0f, chunk_after = 0.0f;
+        GT_UNROLL
+        for (int i = 0; i < BLOCKS; i++) total[i] = shfl_idx(all, 8 * i);
+        GT_UNROLL
+        for (int i = 0; i < BLOCKS; i++) {
+            chunk_before += i < block ? total[i] : 0.0f;
+            chunk_after += i > block ? total[i] : 0.0f;
+        }
+        const auto put = [&](int at, float first, float second) {
+            sts<float2>(cells + 4 * (at + 2 * lane), {exp2_finite(first), exp2_finite(second)});
+        };
+        sts<float2>(cells + 4 * (Factors::DELTA + 2 * lane), {delta[0], delta[1]});
+        const float pre0 = block_before + l0, pre1 = pre0 + l1, suf0 = block_after + l1, suf1 = block_after;
+        put(Factors::U, pre0, pre1);
+        put(Factors::V, suf0, suf1);
+        put(Factors::HALF, upper ? before + l0 : after + l1, upper ? before + l0 + l1 : after);
+        put(Factors::PRE, chunk_before + pre0, chunk_before + pre1);
+        put(Factors::SUF, chunk_after + suf0, chunk_after + suf1);
+        if (lane == 0)
+            sts<float4>(cells + 4 * Factors::BETWEEN,
+                        {exp2_finite(total[1]), exp2_finite(total[2]), exp2_finite(total[1] + total[2]), 1.0f});
     }
-    const float sum = warp_sum(a0 + a1);
-    const float growth = warp_sum((l0 > 0.0f ? l0 : 0.0f) + (l1 > 0.0f ? l1 : 0.0f));
-    if (lane == 0) {
-        const Scale scale = scale_of_log(sum);
-        sts<float4>(cells + 4 * Factors::BETWEEN,
-                    {exp2_finite(total[1]), exp2_finite(total[2]), exp2_finite(total[1] + total[2]), 1.0f});
-        sts<float4>(cells + 4 * Factors::KEEP, {scale.keep, scale.factor, sum, exp2_finite(growth)});
+    if constexpr (PARTS & DIAGONAL_FACTORS) {
+        float log[8];
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) { /* of token 2 lane + i */
+            const int t = 2 * in_half + i;
+            float sum = 0.0f, pair[8];
+            GT_UNROLL
+            for (int s = 7; s >= 0; s--) {
+                if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
+                pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
+            }
+            const uint32_t row = cells + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
+            sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
+            sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
+        }
+    }
+    if constexpr (PARTS & (GROWTH_FACTOR | CHUNK_FACTORS)) {
+        const float growth = warp_sum((l0 > 0.0f ? l0 : 0.0f) + (l1 > 0.0f ? l1 : 0.0f));
+        if (lane == 0) sts<float>(cells + 4 * Factors::GROWTH, exp2_finite(growth));
+    }
+    if constexpr (PARTS & CHUNK_FACTORS) {
+        const float sum = warp_sum(a0 + a1);
+        if (lane == 0) {
+            const Scale scale = scale_of_log(sum);
+            sts<float2>(cells + 4 * Factors::KEEP, {scale.keep, scale.factor});
+            sts<float>(cells + 4 * Factors::LOG, sum);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
 #include "../base/reduce.cuh"
+#include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
 #include "launch_tensor.cuh"
 
@@ -79,9 +80,30 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
+/* Compute capability 9.0; N of more than 32, no z.  *taken: whether it was this kernel. */
+template <class T, int N>
+static gt_status launch_hopper_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain, bool* taken) {
+    using C = HopperGradientTraits<T, N>;
+    static Answers known = {};
+    void (*const kernel)(ChunkGradientParams) = chunk_gradient_hopper_kernel<T, N>;
+    *taken = device.shared_bytes >= C::SMEM && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
+    if (!*taken) return GT_OK;
+    return run("ssd chunk_gradient_hopper_kernel", kernel, p.in.sequences.B * p.slots * p.in.G * 2, C::THREADS, C::SMEM,
+               chain, p);
+}
+
 /* With two stages where the device has room for them. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
     const int N = p.in.columns;
+    if (N > 32 && p.in.N <= SLAB && !p.in.z) {
+        bool taken;
+        const bool is_bf16 = p.in.dtype == GT_BF16;
+        const gt_status status = N <= 64   ? is_bf16 ? launch_hopper_chunks<bf16, 64>(p, device, chain, &taken)
+                                                     : launch_hopper_chunks<f16, 64>(p, device, chain, &taken)
+                                   : is_bf16 ? launch_hopper_chunks<bf16, 128>(p, device, chain, &taken)
+                                           : launch_hopper_chunks<f16, 128>(p, device, chain, &taken);
+        if (taken) return status;
+    }
     if (N <= 16) return launch_chunks_with<16, 2>(p, chain);
     if (N <= 32) return launch_chunks_with<32, 2>(p, chain);
     if (N <= 64)

@@ -1,0 +1,381 @@
+/* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
+ * everything lies in shared memory, and the warpgroup that prepares: copies of a step's tiles, decay factors, the
+ * weights of the state that the chunk makes, da and ddt of steps that are done. */
+#ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
+#define GT_SSD_BACKWARD_SM90_BLOCK_CUH
+
+#include "../base/wgmma.cuh"
+#include "backward_tensor.cuh"
+
+namespace gt {
+namespace ssd {
+
+template <class T_, int N_>
+struct HopperGradientTraits {
+    using T = T_;
+    static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
+    static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
+    static constexpr int PREPARE_REGISTERS = 64, PAIRS_REGISTERS = 136, INPUTS_REGISTERS = 152, STATES_REGISTERS = 160;
+    static constexpr int STAGES = N == 64 ? 3 : 2;
+    /* of factors and sums by token, which are made a step earlier than tiles come, and read a step later */
+    static constexpr int COPIES = STAGES + 1;
+    static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<T, bf16>::value ? 2 : 1;
+    /* bytes */
+    static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
+    static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
+    static constexpr int STAGE0 = OTHER + STATE;
+    static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
+    static constexpr int STAGE = G + STATE;
+    static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
+    static constexpr int FLOATS = OUT + PANEL;
+    /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
+    static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
+    /* floats, from FLOATS */
+    static constexpr int FACTORS = 0;                              /* [STAGES] */
+    static constexpr int MADE = FACTORS + COPIES * Factors::COUNT; /* [2][64, E], neighbour_factors() */
+    static constexpr int MADE_FLOATS = CHUNK + 4;
+    static constexpr int WEIGHT = MADE + 2 * MADE_FLOATS;             /* [STAGES][64]: of the neighbour's rows */
+    static constexpr int KEPT = WEIGHT + STAGES * CHUNK;              /* [STAGES][4]: of 16 rows of the state before */
+    static constexpr int STATE_INVERSES = KEPT + 4 * STAGES;          /* [STAGES][h 4, G 4] */
+    static constexpr int READ_INVERSES = STATE_INVERSES + 8 * STAGES; /* [2][h 4, G 4]: as they came */
+    static constexpr int BOUND = READ_INVERSES + 16;                  /* [4]: of the preparing warps' rows */
+    static constexpr int B_INVERSE = BOUND + 4, C_INVERSE = B_INVERSE + CHUNK, OTHER_INVERSE = C_INVERSE + CHUNK;
+    static constexpr int POWER = OTHER_INVERSE + CHUNK; /* [2][64]: at the end, of dC and dB */
+    static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 4;
+    /* [STAGES + 2][Delta 64, its slope 64, exp(sum a)]: of the tokens of a step, until its da are made */
+    static constexpr int TIMES = W_MOST + 4, TIMES_FLOATS = 2 * CHUNK + 4;
+    static constexpr int HEAD_SUMS =
+        TIMES + (STAGES + 2) * TIMES_FLOATS; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
+    static constexpr int SUMS = HEAD_SUMS + 2 * CHUNK + 4;
+    /* from the step's SUMS */
+    static constexpr int ROW_SUMS = 0;                           /* Gamma: [blocks 0-2 of s][t] */
+    static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK;     /* [blocks 1-3 of t][s] */
+    static constexpr int DIAGONAL = COLUMN_SUMS + 3 * CHUNK;     /* [k] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;    /* [t] */
+    static constexpr int DIRECT = F + CHUNK;                     /* [s] */
+    static constexpr int Z = DIRECT + CHUNK, DSKIP_HEAD = Z + 4; /* [4 warps] */
+    static constexpr int DSKIP = DSKIP_HEAD + 4;                 /* [4 warps][p] */
+    static constexpr int SUMS_COUNT = DSKIP + 4 * CHUNK;
+    /* mbarriers, in bytes */
+    static constexpr int FULL = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT), EMPTY = FULL + 8 * STAGES;
+    static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
+    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, SMEM = M_EMPTY + 8 * M_BUFFERS;
+    static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
+    static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
+};
+
+/* Named barriers: of the preparing warps, of the pairs, of the state that is made, of S_MOST, of all that multiply. */
+enum { PREPARING_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
+
+/* ---- B and C ---------------------------------------------------------------------------------------------------- */
+
+/* 64 rows of B or C as f16 panels, a power of two a row; inverses[row] <- what undoes it.  16 warps, 4 rows each. */
+template <class C>
+GT_DEV void stage_group(const ChunkGradientBlock<C>& me, const Problem& in, const void* data, gt_stride stride,
+                        int64_t first, int tokens, uint32_t tile, int inverses) {
+    using T = typename C::T;
+    const int lane = lane_id(), row = 4 * me.warp + lane / 8, piece = lane % 8;
+    const uint16_t* from =
+        static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g) + row * stride.t + 8 * piece;
+    uint4 x[C::PANELS];
+    GT_UNROLL
+    for (int i = 0; i < C::PANELS; i++) {
+        x[i] = {0, 0, 0, 0};
+        if (row < tokens && 64 * i + 8 * piece < in.N) x[i] = ldg<uint4>(from + 64 * i);
+    }
+    const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x)));
+    GT_UNROLL
+    for (int i = 0; i < C::PANELS; i++)
+        sts<uint4>(tile + i * C::PANEL + panel_at<128>(row, piece),
+                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
+                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
+    if (piece == 0) sts<float>(me.cell(inverses + row), power.inverse);
+}
+
+/* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
+
+/* A warp's 16 rows of x, dy or the neighbour's: a lane has row lane / 8 of every four, piece lane % 8, from `from` on,
+ * and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
+GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
+    const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
+    const uint32_t cell = tile + panel_at<128>(row0, piece);
+    if (8 * piece >= columns) rows = 0;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        cp_async<16>((cell ^ (uint32_t)(i % 2 * 64)) + 512 * i, from, row0 + 4 * i < rows ? 16 : 0);
+        from += 4 * pitch;
+    }
+}
+
+/* A warp's 16 rows of a state: a lane has piece lane % PIECES of every 32 / PIECES rows. */
+template <class C>
+GT_DEV void copy_state_panels(int warp, uint32_t tile, const Problem& in, const Checkpoints& states, int64_t offset,
+                              int rows) {
+    constexpr int PIECES = C::N / 8, STEP = 32 / PIECES;
+    const int lane = here(), row0 = 16 * warp + lane / PIECES, piece = lane % PIECES;
+    /* for zeros any address does */
+    const f16* from = states.values ? states.values + offset : static_cast<const f16*>(in.x);
+    if (!states.values || 8 * piece >= in.N) rows = 0;
+    tile += piece / 8 * C::PANEL;
+    GT_UNROLL
+    for (int i = 0; i < 16 / STEP; i++)
+        cp_async<16>(tile + panel_at<128>(row0 + i * STEP, piece % 8), from + i * STEP * in.N,
+                     row0 + i * STEP < rows ? 16 : 0);
+}
+
+/* Where the first rows of a lane are in x, dy and states, in elements; of a step, and of the next. */
+template <class C>
+struct StepSource {
+    int64_t x, dy, state;
+    int tile;
+
+    GT_METHOD void place(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) {
+        const Problem& in = p.in;
+        const int lane = lane_id(), head = me.g * me.heads, row = 16 * warp + lane / 8, piece = lane % 8;
+        x = at(in.x_at, me.b, me.first + row, head) + 8 * piece;
+        dy = at(in.dy_at, me.b, me.first + row, head) + 8 * piece;
+        state = (((int64_t)me.b * in.H + head) * p.slots + me.slot) * in.P * in.N +
+                (16 * warp + lane / (C::N / 8)) * in.N + 8 * (lane % (C::N / 8));
+        tile = 0;
+    }
+    GT_METHOD void copy(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp, uint32_t stage) const {
+        const Problem& in = p.in;
+        const int rows = in.P - tile * TILE_P;
+        const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
+                       *dy_rows = static_cast<const uint16_t*>(in.dy) + dy;
+        copy_panel(warp, stage + C::X, x_rows, in.x_at.t, me.tokens, rows);
+        copy_panel(warp, stage + C::DY, dy_rows, in.dy_at.t, me.tokens, rows);
+        if (me.makes_state()) { /* 64 tokens before, or behind */
+            if (me.second)
+                copy_panel(warp, stage + C::NEXT, x_rows - CHUNK * in.x_at.t, in.x_at.t, me.neighbour_tokens, rows);
+            else
+                copy_panel(warp, stage + C::NEXT, dy_rows + CHUNK * in.dy_at.t, in.dy_at.t, me.neighbour_tokens, rows);
+        }
+        copy_state_panels<C>(warp, stage + C::H, in, p.h, state, rows);
+        copy_state_panels<C>(warp, stage + C::G, in, p.G, state, rows);
+        cp_async_commit();
+    }
+    GT_METHOD void advance(const ChunkGradientParams& p) {
+        const Problem& in = p.in;
+        if (++tile < in.tiles) {
+            x += TILE_P, dy += TILE_P, state += TILE_P * in.N;
+        } else {
+            const int columns = (in.tiles - 1) * TILE_P;
+            x += in.x_at.h - columns, dy += in.dy_at.h - columns, state += (p.slots * in.P - columns) * in.N;
+            tile = 0;
+        }
+    }
+};
+
+/* ---- the state that the chunk makes ----------------------------------------------------------------------------- */
+
+/* The largest magnitudes of the rows of NEXT that the lane has copied. */
+template <class C>
+GT_DEV void next_maxima(const ChunkGradientBlock<C>& me, int warp, int step, float (&most)[4]) {
+    const int lane = here();
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint4 x[1] = {
+            lds<uint4>(me.stage(step) + C::NEXT + panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8))};
+        most[i] = row_maximum<typename C::T, 8>(larger_of<typename C::T>(x));
+    }
+}
+
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T comes out times a power of two, which is within the
+ * factors of both: KEPT of the state before, by its 16 rows, and WEIGHT of the rows.  Two barriers of these warps. */
+template <class C>
+GT_DEV void weigh_state(const ChunkGradientBlock<C>& me, int warp, int step) {
+    const int lane = lane_id(), stage = step % C::STAGES, made = C::MADE + step % 2 * C::MADE_FLOATS;
+    const bool makes = me.makes_state();
+    float most[4], weight[4], sum = 0.0f;
+    if (makes) next_maxima(me, warp, step, most);
+    bar_sync(PREPARING_BARRIER, C::GROUP); /* the neighbour's factors, READ_INVERSES */
+    if (makes) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const int row = 16 * warp + lane / 8 + 4 * i;
+            weight[i] = me.value(made + row) * me.value(C::OTHER_INVERSE + row);
+            sum = fma_rn(most[i], weight[i], sum);
+        }
+        sum += shfl_xor(sum, 8);
+        sum += shfl_xor(sum, 16);
+        if (lane == 0) sts<float>(me.cell(C::BOUND + warp), sum);
+        bar_sync(PREPARING_BARRIER, C::GROUP);
+    }
+    const int read = C::READ_INVERSES + step % 2 * 8, from = read + (me.second ? 0 : 4);
+    Power power = {1.0f, 1.0f};
+    if (makes) {
+        const float4 sums = lds<float4>(me.cell(C::BOUND));
+        const float E = me.value(made + CHUNK);
+        /* no row of B or C exceeds 2^14, no state 2^16 */
+        power = power_of(fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.cell(from))),
+                                ((sums.x + sums.y) + (sums.z + sums.w)) * 0x1p14f));
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            if (lane % 8 == 0)
+                sts<float>(me.cell(C::WEIGHT + CHUNK * stage + 16 * warp + lane / 8 + 4 * i), weight[i] * power.value);
+        if (warp == 0 && lane < 4)
+            sts<float>(me.cell(C::KEPT + 4 * stage + lane), E * me.value(from + lane) * power.value);
+    }
+    if (warp == 0 && lane < 8) {
+        const bool is_made = makes && (lane < 4) == me.second;
+        sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane), is_made ? power.inverse : me.value(read + lane));
+    }
+}
+
+/* Lane 4 which + i: what undoes the power of rows 16 i ... of h (0) or G (1). */
+template <class C>
+GT_DEV float read_inverse(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    const int P = p.in.P, N = p.in.N, row = me.p0(p, step) + lane_id() % 4 * 16;
+    const Checkpoints& states = lane_id() / 4 % 2 ? p.G : p.h;
+    const int64_t slot = (me.b * p.in.H + me.head(p, step)) * p.slots + me.slot;
+    return states.values && row < P ? states.powers[slot * slot_powers(P, N) + power_cell(N, row)] : 0x1p-100f;
+}
+
+/* ---- da, ddt ---------------------------------------------------------------------------------------------------- */
+
+/* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip.  One warp. */
+template <class C>
+GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    const Problem& in = p.in;
+    const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
+    const auto pair = [&](int offset) { return lds<float2>(me.cell(me.sums(step, offset) + 2 * lane)); };
+    const int times = C::TIMES + step % (C::STAGES + 2) * C::TIMES_FLOATS;
+    const float A = in.A[h];
+    float2 da = sums_from(pair(C::E)), columns = {0.0f, 0.0f};
+    GT_UNROLL
+    for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
+        float2 row = {0.0f, 0.0f};
+        if (i < block) row = pair(C::ROW_SUMS + CHUNK * i);
+        row = sums_from(row);
+        if (i < block) da = plus(da, row);
+        if (i >= block) columns = plus(columns, pair(C::COLUMN_SUMS + CHUNK * i));
+    }
+    da = plus(da, sums_before<8>(columns)); /* s in the block of k, t in a later one */
+    da = plus(da, pair(C::DIAGONAL));       /* both in that of k */
+    da = plus(da, sums_before<32>(pair(C::F)));
+    const float4 z = lds<float4>(me.cell(me.sums(step, C::Z)));
+    const float EGh = me.value(times + 2 * CHUNK) * ((z.x + z.y) + (z.z + z.w));
+    da = plus(da, {EGh, EGh});
+    float2 direct = pair(C::DIRECT);
+    float dskip = 0.0f;
+    if (p.dskip && in.skip_per_channel) {
+        const float2 all = plus(plus(pair(C::DSKIP), pair(C::DSKIP + CHUNK)),
+                                plus(pair(C::DSKIP + 2 * CHUNK), pair(C::DSKIP + 3 * CHUNK)));
+        const int column = me.p0(p, step) + 2 * lane;
+        float* to = p.dskip + (me.row(p.slots) * in.H + h) * in.P + column;
+        if (column < in.P) to[0] = all.x;
+        if (column + 1 < in.P) to[1] = all.y;
+    } else if (p.dskip) {
+        const float4 warps = lds<float4>(me.cell(me.sums(step, C::DSKIP_HEAD)));
+        dskip = (warps.x + warps.y) + (warps.z + warps.w);
+    }
+    const uint32_t kept = me.cell(C::HEAD_SUMS + 2 * lane);
+    if (tile > 0) {
+        da = plus(lds<float2>(kept), da);
+        direct = plus(lds<float2>(kept + 4 * CHUNK), direct);
+        dskip += me.value(C::HEAD_SUMS + 2 * CHUNK);
+    }
+    if (tile + 1 < in.tiles) {
+        sync_warp();
+        sts<float2>(kept, da);
+        sts<float2>(kept + 4 * CHUNK, direct);
+        if (lane == 0) sts<float>(me.cell(C::HEAD_SUMS + 2 * CHUNK), dskip);
+        sync_warp();
+        return;
+    }
+    float dA = 0.0f, dbias = 0.0f;
+    const float2 values = lds<float2>(me.cell(times + 2 * lane)),
+                 slopes = lds<float2>(me.cell(times + CHUNK + 2 * lane));
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int t = 2 * lane + i;
+        const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
+        const Delta delta = {i ? values.y : values.x, i ? slopes.y : slopes.x};
+        if (t >= me.tokens) continue;
+        /* the slope first: the sum without it may overflow */
+        float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
+        if (delta.slope == 0.0f) ddt = 0.0f;
+        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
+        dA = fma_rn(delta.value, da_t, dA);
+        dbias += ddt;
+    }
+    dA = warp_sum(dA);
+    dbias = warp_sum(dbias);
+    if (lane > 0) return;
+    if (p.dA) p.dA[me.row(p.slots) * in.H + h] = dA;
+    if (p.dbias) p.dbias[me.row(p.slots) * in.H + h] = dbias;
+    if (p.dskip && !in.skip_per_channel) p.dskip[me.row(p.slots) * in.H + h] = dskip;
+}
+
+/* ---- the preparing warps ---------------------------------------------------------------------------------------- */
+
+/* Of step i: copies, and the weights of the state that the chunk makes; before the stage of step i + 1 is waited for,
+ * the decay factors of that step, by warps 0 to 2, and da and ddt of step i - STAGES, by warp 3. */
+template <class C>
+GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+    const int warp = me.warp - C::CONSUMERS / 32;
+    const Problem& in = p.in;
+    StepSource<C> source;
+    float inverse = 0.0f, dt[2] = {};
+    /* of the chunk's tokens warps 0 and 2, of the neighbour's warp 1 */
+    const bool makes_factors = warp == 0 || warp == 2 || (warp == 1 && me.makes_state());
+    const auto load_step = [&](int step) {
+        if (makes_factors && step < me.steps)
+            load_dt(in, at(in.dt_at, me.b, warp == 1 ? me.neighbour() : me.first, me.head(p, step)),
+                    warp == 1 ? me.neighbour_tokens : me.tokens, dt);
+    };
+    const auto make_factors_of = [&](int step) {
+        const int h = me.head(p, step);
+        const uint32_t cells = me.cell(me.factor(step, 0));
+        if (warp == 1) {
+            const StepTimes times = {{dt[0], dt[1]}, {dt[0], dt[1]}};
+            neighbour_factors(p, me, step, times);
+            return;
+        }
+        Delta delta[2];
+        deltas_of(in, h, me.tokens, dt, delta);
+        const float values[2] = {delta[0].value, delta[1].value};
+        if (warp == 2) {
+            make_factors<DIAGONAL_FACTORS>(cells, values, in.A[h]);
+            return;
+        }
+        const uint32_t times = me.cell(C::TIMES + step % (C::STAGES + 2) * C::TIMES_FLOATS);
+        make_factors<SUM_FACTORS | (C::M_TERMS > 1 ? 0 : GROWTH_FACTOR)>(cells, values, in.A[h]);
+        sts<float2>(times + 8 * lane_id(), {values[0], values[1]});
+        sts<float2>(times + 4 * CHUNK + 8 * lane_id(), {delta[0].slope, delta[1].slope});
+        sync_warp();
+        if (lane_id() == 0) sts<float>(times + 8 * CHUNK, me.value(me.factor(step, Factors::PRE + CHUNK - 1)));
+    };
+    source.place(p, me, warp);
+    load_step(0);
+    if (makes_factors) make_factors_of(0);
+    load_step(1);
+    if (warp == 3) inverse = read_inverse(p, me, 0);
+    GT_NO_UNROLL
+    for (int step = 0; step < me.steps + C::STAGES; step++) {
+        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
+        const bool follows = step + 1 < me.steps;
+        mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - parity);
+        if (step < me.steps) {
+            source.copy(p, me, warp, me.stage(step));
+            if (follows) source.advance(p);
+            if (warp == 3) {
+                if (lane_id() < 8) sts<float>(me.cell(C::READ_INVERSES + step % 2 * 8 + lane_id()), inverse);
+                if (follows) inverse = read_inverse(p, me, step + 1);
+            }
+            cp_async_wait<0>();
+            weigh_state(me, warp, step);
+            fence_async_proxy();
+            mbarrier_arrive(me.smem + C::FULL + 8 * stage);
+            if (makes_factors && follows) make_factors_of(step + 1);
+            load_step(step + 2);
+        }
+        if (warp == 3 && step >= C::STAGES) finish_hopper_step(p, me, step - C::STAGES);
+    }
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
