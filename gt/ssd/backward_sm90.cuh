@@ -403,7 +403,7 @@ GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
         const int t = at.row + 8 * e;
         decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
                          : me.value(me.factor(step, Factors::PRE) + t);
-        bound[e] = row_maximum<typename C::T, 4>(pairs) * decay[e] * largest;
+        bound[e] = row_maximum<typename C::T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
     if (warp_any(grows)) { /* with room for eight times as much */

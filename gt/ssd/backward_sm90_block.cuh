@@ -195,7 +195,7 @@ GT_DEV void weigh_state(const ChunkGradientBlock<C>& me, int warp, int step) {
         for (int i = 0; i < 4; i++) {
             const int row = 16 * warp + lane / 8 + 4 * i;
             weight[i] = me.value(made + row) * me.value(C::OTHER_INVERSE + row);
-            sum = fma_rn(most[i], weight[i], sum);
+            sum = fma_rn(most[i], fabsf(weight[i]), sum); /* Delta may be below 0 */
         }
         sum += shfl_xor(sum, 8);
         sum += shfl_xor(sum, 16);
