@@ -384,16 +384,16 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
 }
 
 /* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
- * power. */
+ * power.  Whether it holds all rows to 11 bits: heads before may have left a power that is too small for this one. */
 template <class C>
-GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
+GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
     using E = Element<typename C::T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
     const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
     const float largest = largest_of(inverses);
-    float decay[2], bound[2];
-    bool grows = false;
+    float decay[2], magnitude[2], bound[2];
+    bool grows = false, is_small = false;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         uint32_t pairs = 0;
@@ -403,7 +403,8 @@ GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
         const int t = at.row + 8 * e;
         decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
                          : me.value(me.factor(step, Factors::PRE) + t);
-        bound[e] = row_maximum<typename C::T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        magnitude[e] = row_maximum<typename C::T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        bound[e] = fmaxf(magnitude[e], largest * 0x1p-85f); /* power times largest is finite, of zeros too */
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
     if (warp_any(grows)) { /* with room for eight times as much */
@@ -426,6 +427,9 @@ GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
             a[k][i] = pack_f16(E::lo(a[k][i]) * f, E::hi(a[k][i]) * f);
         }
     }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) is_small |= magnitude[e] > 0.0f && magnitude[e] * share.power[e] < 0x1p-3f;
+    return !warp_any(is_small);
 }
 
 /* Starts dC += left h or dB += left G. */
@@ -511,23 +515,42 @@ GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) {
     if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
 }
 
-/* E_t = <pre dy_t, h C_t>, from the left operand of dC. */
+/* E_t = <pre dy_t, h C_t>, from the left operand of dC or, where that is not exact, from dy. */
 template <class C>
 GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const StateShare<C>& share,
-                    const uint32_t (&a)[4][4], const float (&Ch)[8][4]) {
+                    bool is_exact, const uint32_t (&a)[4][4], const float (&Ch)[8][4]) {
+    using T = typename C::T;
     float sums[2] = {}, odd[2] = {};
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) {
+    const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    if (is_exact) {
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const float* y = Ch[2 * k + i / 2] + i % 2 * 2;
-            sums[i % 2] = fma_rn(unpack_f16_lo(a[k][i]), y[0], sums[i % 2]);
-            odd[i % 2] = fma_rn(unpack_f16_hi(a[k][i]), y[1], odd[i % 2]);
+        for (int k = 0; k < 4; k++) {
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float* y = Ch[2 * k + i / 2] + i % 2 * 2;
+                sums[i % 2] = fma_rn(unpack_f16_lo(a[k][i]), y[0], sums[i % 2]);
+                odd[i % 2] = fma_rn(unpack_f16_hi(a[k][i]), y[1], odd[i % 2]);
+            }
         }
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) sums[e] = (sums[e] + odd[e]) * (c[e] * inverse_of(share.power[e]));
+    } else {
+        const uint32_t cells = at.cells(me.stage(step) + C::DY);
+        const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            uint32_t dy[4];
+            ldmatrix_x4(dy, cells ^ 32 * k);
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+                sums[i % 2] = fma_rn(Element<T>::lo(dy[i]), y[0] * f, sums[i % 2]);
+                sums[i % 2] = fma_rn(Element<T>::hi(dy[i]), y[1] * f, sums[i % 2]);
+            }
+        }
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) sums[e] *= me.value(me.factor(step, Factors::PRE) + at.row + 8 * e);
     }
-    sums[0] += odd[0], sums[1] += odd[1];
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) sums[e] *= me.value(C::C_INVERSE + at.row + 8 * e) * inverse_of(share.power[e]);
     store_row_sums(at, sums, me.cell(me.sums(step, C::E)));
 }
 
@@ -694,14 +717,14 @@ GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
         {
             uint32_t a[4][4];
             float Ch[8][4];
-            make_left(me, at, step, 0, share, a);
+            const bool is_exact = make_left(me, at, step, 0, share, a);
             wgmma_fence();
             multiply_rows<C>(Ch, me.smem + C::C, me.stage(step) + C::H);
             add_left(me, step, 0, share, a);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_pin(Ch);
-            store_E(me, at, step, share, a, Ch);
+            store_E(me, at, step, share, is_exact, a, Ch);
         }
         if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         make_inputs(p, me, at, step);
