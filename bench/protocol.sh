@@ -12,6 +12,7 @@ set -u
 cd "$(dirname "$0")/.." || exit
 hybrid=${HYBRID:-build/examples/hybrid_train} out=${OUT:-.} status=0
 file=$out/protocol.csv
+mkdir -p "$out" || exit
 GT_COMMIT=${GT_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
 export GT_COMMIT OMP_WAIT_POLICY=passive
 

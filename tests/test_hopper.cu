@@ -68,8 +68,9 @@ template <class T>
 class Shared {
   public:
     explicit Shared(size_t count) : count_(count) {
-        if (cudaMallocManaged(&data_, count * sizeof(T)) != cudaSuccess) {
-            printf("FAIL: no memory\n");
+        const cudaError_t status = cudaMallocManaged(&data_, count * sizeof(T));
+        if (status != cudaSuccess) { /* or a kernel before has failed */
+            printf("FAIL: no memory: %s\n", cudaGetErrorString(status));
             exit(1);
         }
         memset(static_cast<void*>(data_), 0, count * sizeof(T));
