@@ -154,7 +154,7 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t off
     }
 }
 
-/* Everything that a step reads, by the warps that multiply. */
+/* Starts the copies of x, dy, the neighbour's rows, h and G of a step.  All threads.  z: load_gates(). */
 template <class C>
 GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -323,7 +323,7 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
     }
 }
 
-/* The larger of four inverses. */
+/* The largest of four inverses. */
 GT_DEV float largest_of(float4 x) {
     const float a = x.x > x.y ? x.x : x.y, b = x.z > x.w ? x.z : x.w;
     return a > b ? a : b;
@@ -388,7 +388,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     if (thread_id() == 0) sts<float>(me.cell(C::MADE_INVERSE), made.inverse);
 }
 
-/* What undoes the powers of 16 rows of h (0) or G (1), and the largest of the tile. */
+/* What undoes the power of each 16 rows of h (0) or G (1). */
 template <class C>
 GT_DEV float4 state_inverses(const ChunkGradientBlock<C>& me, int step, int which) {
     if (me.makes_state() && which == (me.second ? 0 : 1)) {

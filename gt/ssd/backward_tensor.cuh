@@ -1,33 +1,37 @@
-/* gt/ssd/backward_tensor.cuh - ssd backward of a chunk on tensor cores: everything but the states.
+/* gt/ssd/backward_tensor.cuh - ssd backward of a chunk on tensor cores: every gradient but dz and dstate_in.  dz comes
+ * from forward_tensor_kernel, h from it or from states_tensor_kernel, G and dstate_in from the latter, reversed.
  *
  * A block has 64 tokens of one group and takes its heads, and their tiles of 64 rows p, one after another ("steps"), from
  * the states that forward and the reverse state pass left every CHECKPOINT = 128 tokens.  With h before the chunk and G
- * after it (gt_ssm.cuh), and everything that the heads of a group share made once or summed in registers:
- *     S = C B^T                      once                  dS = dy x^T                         a step
- *     W_ts = dS_ts L_ts Delta_s      summed over the heads, for   dC += W B   and   dB += W^T C   at the end
+ * after it, and everything that the heads of a group share made once or summed in registers (letters are this file's:
+ * S has no L here, M no Delta):
+ *     S = C B^T                      once a block          dS = dy x^T                         a step
+ *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps, for   dC += W B   and   dB += W^T C   at the end
  *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy
  *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers
- * and by token, with Gamma = W . S, E_t = <C_t, its share of dC>, F_s = <B_s, its share of dB>, Z = exp(sum a) <G, h>
+ * and by token, with Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s>, Z = exp(sum a) <G, h>
  *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z      ddt = slope (<x, U> + A da)
  * The rectangle sums of Gamma: rows and columns of 16 x 16 blocks, and within blocks on the diagonal suffixes of rows; all
  * by additions.  Of the two chunks of a checkpoint the second makes its h, the first its G: one state update a step.
  *
- * WARPS.  Eight multiply (mma.sync m16n8k16, f16).  Two of them, which have no pairs, make the decay factors of the next step,
- * and da and ddt of the last, while the others make pairs.  Three barriers a step:
+ * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one.  Warp 4
+ * makes da and ddt of the last step, warp 5 the decay factors: with two stages of the next step, while the others make
+ * pairs; with one stage of this step, between barriers 1 and 2, and a fourth barrier ends the step.  The barriers:
  *     x, dy and the neighbour's x or dy are turned into f16 in place, a power of two per row            -- barrier 1
  *     the neighbour's tokens go into h or G                                                             -- barrier 2
- *     S, W, Gamma, M: blocks of 16 s x 16 t, two a warp; dC and E by warps 0-3, dB and F by warps 4-7   -- barrier 3
- *     U, dx, <x, U>, Z: 32 s x 16 p a warp
+ *     dS, w, Gamma, M: blocks of 16 s x 16 t; dC and E by warps 0-3, dB and F by warps 4-7              -- barrier 3
+ *     U, dx, <x, U>, <G, h>: 32 s x 16 p a warp.  finish_step() makes Z.
  * All pairs are held transposed, rows s: M^T is then a left operand as it is stored.
  *
- * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 32 for the product at hand.
- * SHARED MEMORY (N = 128): B, C 32 KB; a stage x, dy, neighbour 24 KB and h, G 32 KB; factors and sums by token: 99 KB with
- *     one stage, 163 KB with two, where the next step's tiles come in during this one.  M^T lies over the neighbour's rows.
+ * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 32 for the product at hand, 40 for the
+ *     last phase; with z 16 while rows come in.
+ * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 11 or 18.6.
+ *     In all 99.0 with one stage, 162.6 with two: the next step comes in during this one.  M^T lies over the neighbour's rows.
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and about 760
  *     ldmatrix_x4; 2800 instructions a warp in all.
  * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from L2.
  *     With z it is read beside dy: 128, and the neighbour's.
- * Z: dy stands for dy silu(z) everywhere: it is multiplied as it becomes f16, so that nothing is rounded twice.
+ * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.
  * N > 128: a launch for every 128 columns of the states, for all that is made is a sum over them: dB and dC of these columns,
  *     and shares of dx, ddt, dA and ddt_bias.  The first leave those of dx and ddt in fp32, the last adds them.
  * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order: deterministic. */
@@ -41,8 +45,8 @@ namespace ssd {
 
 /* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
-/* The warp's pairs: tokens s of block S_BLOCK, tokens t of blocks 2 half, 2 half + 1 that are not before it.  Of the ten
- * blocks every scheduler (warps w and w + 4) has two or three. */
+/* The warp's pairs: tokens s of block s_block, t of blocks 2 half and 2 half + 1, but none before s_block.  Digit w (hex,
+ * from the right) of each constant is warp w's.  Of the ten blocks every scheduler (warps w and w + 4) has two or three. */
 struct PairPlace {
     int s_block, half;
     GT_METHOD explicit PairPlace(int warp) {
@@ -522,7 +526,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     }
 }
 
-/* The warp's part of dC or dB, through shared memory in rows of 16 bytes. */
+/* The warp's part of dC or dB, through shared memory in pieces of 16 bytes. */
 template <class C>
 GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, uint32_t tile,
                           const ProductSums<C>& sums) {

@@ -17,7 +17,7 @@
  *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end)
  *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8
  *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end)
- * Factors that fp32 cannot hold (A > 0 only) are its largest number: a state of zero stays zero under any growth. */
+ * Factors that fp32 cannot hold (Delta A > 0) are 2^127.99: a state of zero stays zero under any growth. */
 #ifndef GT_SSD_CHUNK_CUH
 #define GT_SSD_CHUNK_CUH
 
@@ -169,8 +169,9 @@ GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
     return pack_f16(Element<T>::lo(pair) * power, Element<T>::hi(pair) * power);
 }
 
-/* Turns the 64 rows of a tile into f16 in place, row times a power of two; inverses[row] <- what undoes it, for the
- * products.  Exact but for elements 2^-27 below their row's largest.  Warps as in row_maxima. */
+/* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- what undoes it, for the
+ * products.  Exact but for elements more than 2^27 times smaller than their row's largest.  The rows are shared out to
+ * `warps` warps, of which this is number `warp`. */
 template <class T, int COLUMNS, int AT_ONCE = 1>
 GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using Lanes = RowLanes<COLUMNS>;
@@ -213,7 +214,7 @@ struct Factors {
     static constexpr int COUNT = 904;
 };
 
-/* exp of a sum whose unit is log2(e); finite but for NaN. */
+/* 2^sum, at most 2^127.99; NaN stays. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
 /* The factor between blocks `t` > `s` as a place in Factors. */
