@@ -52,7 +52,7 @@ sm_ ssd::forward_kernel<8,.4> 72 320 at 128 registers four blocks share a multip
 sm_90a? ssd::forward_hopper_kernel<.*,.128,.2,.false> 32 80 two states take 128 of 216 registers a consumer; what spills are a few of their numbers, around the loop
 sm_90a? ssd::forward_hopper_kernel<.*,.128,.2,.true> 144 640 the same, with z beside them
 sm_ ssd::forward_tensor_kernel<.*,.128> 16 40 two blocks of 8 warps leave 128 registers a thread, 64 of them the state; what spills are addresses of a chunk
-sm_ ssd::states_tensor_kernel<.*,.128,.*> 40 240 the same; a few numbers of a checkpoint, too, which comes once in two chunks
+sm_ ssd::states_tensor_kernel<.*,.128,.*> 40 248 the same; a few numbers of a checkpoint, too, which comes once in two chunks
 sm_ ssd::states_tensor_kernel<.*,.64,.*> 8 16 the same
 sm_ ssd::chunk_gradient_kernel<128,.*,.false> 56 112 dB and dC of all heads take 64 of 255 registers, S and the sum of W 32; what spills are addresses of a head
 sm_ ssd::chunk_gradient_kernel<128,.*,.true> 112 440 the same, and those of z and of shares, with one stage; with two it is 40 and 80
