@@ -99,14 +99,15 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
     test_check(status == GT_OK && strstr(text, words), "ssd: '%s' is not in '%s' (%d)", words, text, status);
 }
 
-/* What tensor cores do not take goes to the kernels for any size.  fastest: the kernel of a forward that they take. */
-static void test_ssd_of(const char *fastest) {
+/* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward that
+ * they take, and of the chunks of its backward. */
+static void test_ssd_of(const char *fastest, const char *fastest_chunks) {
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
     const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
     for (int i = 0; i < 3; i++) { /* aligned to 16, 8 and 4 bytes */
         const char *forward = i < 2 ? fastest : "forward: forward_kernel;";
-        const char *backward = i < 2 ? "chunk_gradient_hopper_kernel" : "backward_sweep_kernel";
+        const char *backward = i < 2 ? fastest_chunks : "backward_sweep_kernel";
         gt_ssd_args a = good;
         a.state_in = states[i];
         expect_ssd(&a, forward);
@@ -133,21 +134,16 @@ static void test_ssd_of(const char *fastest) {
     expect_ssd(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: reverse_states_kernel, ");
     a = good, a.N = 32;
     expect_ssd(&a, "chunk_gradient_kernel");
-    a = good;
-    if (machine_choose("sm_86")) {
-        expect_ssd(&a, "chunk_gradient_kernel");
-        machine_choose("sm_90");
-    }
 }
 
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
-        test_ssd_of("forward: forward_");
+        test_ssd_of("forward: forward_", "chunk_gradient_");
         return;
     }
-    test_ssd_of("forward: forward_tensor_kernel;");
+    test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel");
     machine_choose("sm_90");
-    test_ssd_of("forward: forward_hopper_kernel;");
+    test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel");
     /* a block would have half of its warps idle */
     const gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_tensor_kernel;");
