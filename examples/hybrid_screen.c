@@ -67,12 +67,22 @@ void hy_print_wrapped(FILE *out, const char *text, int column, int indent, int w
     fputc('\n', out);
 }
 
+void hy_make_plain(char *text) {
+    unsigned char *at = (unsigned char *)text;
+    for (; *at; at++)
+        if (*at < 32 || *at == 127)
+            *at = '?';
+        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0)
+            at[0] = at[1] = '?';
+}
+
 void hy_screen_entry(const hy_screen *s, int indent, const char *label, const char *format, ...) {
     char text[4096];
     va_list list;
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    hy_make_plain(text);
     fprintf(s->out, "%-*s", indent, label);
     hy_print_wrapped(s->out, text, indent, indent, hy_screen_width(s));
 }

@@ -25,6 +25,10 @@ int hy_screen_width(const hy_screen *screen);
  * wrapped at spaces, further lines indented by `indent`.  Ends the line. */
 void hy_print_wrapped(FILE *out, const char *text, int column, int indent, int width);
 
+/* Puts '?' in the place of control characters, those of UTF-8 included: names and texts may come from a model file, and
+ * a terminal would obey them. */
+void hy_make_plain(char *text);
+
 /* An entry of a table: the label, and the text from column `indent` on. */
 #ifdef __GNUC__
 __attribute__((format(printf, 4, 5)))

@@ -607,6 +607,7 @@ static void save(trainer *t) {
         t->not_saved[0] = 0;
     } else {
         snprintf(t->not_saved, sizeof t->not_saved, "save: %.600s", hy_last_error());
+        hy_make_plain(t->not_saved);
         end_progress(t);
         fprintf(stderr, "hybrid_train: step %lld: %s; ", (long long)t->steps, t->not_saved);
         if (t->saved)
@@ -1256,6 +1257,7 @@ static int tell(int status) {
     static char told[640];
     char message[sizeof told];
     snprintf(message, sizeof message, "%s", hy_last_error());
+    hy_make_plain(message);
     if (strcmp(told, message)) fprintf(stderr, "hybrid_train: %s\n", message);
     memcpy(told, message, sizeof told);
     return status;

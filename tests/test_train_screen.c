@@ -313,6 +313,22 @@ static void test_text(void) {
     CHECK(!strcmp(hy_duration(-1).text, "0:00") && !strcmp(hy_duration(NAN).text, "0:00"));
 }
 
+/* What a file says of itself is shown, and not obeyed. */
+static void test_control_characters(void) {
+    char text[] = "a\033[31mb\x7f\r\n\xc2\x9bz \xce\xb1\xc2\xa0", *out;
+    hy_make_plain(text);
+    CHECK(!strcmp(text, "a?[31mb??\?"
+                        "??z \xce\xb1\xc2\xa0"));
+    CHECK(run_program(&out, "--resume no\033[31m.st") == 2 && strstr(out, "resume: no?[31m.st: No such file") &&
+          !strchr(out, '\033'));
+    free(out);
+    CHECK(run_program(&out,
+                      "--device cpu --data greek.txt --hidden 16 --layers 1 --batch 1 --seq 8 --steps 1 --sample 0 "
+                      "--save odd\033.st") == 0 &&
+          strstr(out, "odd?.st") && !strchr(out, '\033'));
+    free(out);
+}
+
 int main(int argc, char **argv) {
     int status = begin_tests(argc > 1 ? argv[1] : getenv("HYBRID_TRAIN"));
     if (status) return status;
@@ -323,5 +339,6 @@ int main(int argc, char **argv) {
     run_case("screen: no escapes", test_dumb);
     run_case("screen: colour", test_colour);
     run_case("screen: pipe", test_pipe);
+    run_case("screen: control characters", test_control_characters);
     return end_tests();
 }
