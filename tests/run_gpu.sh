@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # run_gpu.sh [STEP...]: builds, tests and benches on a machine with an NVIDIA GPU.
 #
-#   STEP       build suites gpu train memcheck modes racecheck initcheck bench; all of them if none is
-#              named.  "suites" are those that need no GPU.  "build" compiles what the steps named with
+#   STEP       build suites gpu train python protocol memcheck modes racecheck initcheck bench; all of them if none
+#              is named.  "suites" are those that need no GPU.  "build" compiles what the steps named with
 #              it need, or everything; without it each step compiles what it needs itself.
 #   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
 #   BUILD      build folder (build-gpu)
 #   TEXT       a text to train on in step train: 510 steps of 64 x 256 tokens
 #   PEERS      times to compare with in step bench: a CSV of bench/peers.py
+#   WHEELS     a folder of wheels that step python installs where there is no registry: meson-python, pytest, einops
+#              and what they need
+#   SOURCES    the public packages' repositories for step python: see python/tests/peers.py
 #   GPU_ARCHS  architectures to compile for (that of the first GPU)
 #   LIMIT      seconds that a sanitizer may take for one operator (900)
 #   GT_COMMIT  the commit that is tested, where there is no .git
@@ -20,7 +23,7 @@ mkdir -p "$out"
 summary=$out/summary.txt
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v meson >/dev/null || ! command -v ninja >/dev/null; then . "$root/tests/setup.sh"; fi
-steps=${*:-build suites gpu train memcheck modes racecheck initcheck bench}
+steps=${*:-build suites gpu train python protocol memcheck modes racecheck initcheck bench}
 mapfile -t operators < <(sed -n 's/^    X(\([a-z0-9_]*\)).*/\1/p' tests/ops/list.h)
 failed=0
 
@@ -90,7 +93,7 @@ build() {
                   tests/test_gpu_large)
     fi
     if asked gpu; then targets+=(tests/test_train tests/test_kernels_gpu_ptx); fi
-    if asked gpu train memcheck modes racecheck initcheck; then targets+=(examples/hybrid_train); fi
+    if asked gpu train protocol memcheck modes racecheck initcheck; then targets+=(examples/hybrid_train); fi
     if asked bench; then configure && mapfile -t -O ${#targets[@]} targets < <(bench_programs); fi
     if asked suites; then targets=(); fi
     compile "${targets[@]}"
@@ -167,6 +170,36 @@ train() {
         --lr 0.004 --weight-decay 1
 }
 
+# The package's tests, what a call costs, and with SOURCES the public packages' own tests and a training step beside
+# theirs.  One after the other: tests that run beside others that take much of the GPU's memory fail for want of it.
+python() {
+    local site=$build/python status=0 suite
+    rm -rf "$site"
+    [ -z "${WHEELS-}" ] ||
+        python3 -m pip -q install --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl || return
+    PYTHONPATH=$site PATH=$site/bin:$PATH python3 -m pip -q install --no-deps --no-build-isolation --target "$site" \
+        ${WHEELS:+--no-index} --config-settings=setup-args=-Dcuda=enabled \
+        "--config-settings=setup-args=-Dgpu_archs=${GPU_ARCHS:-$(architecture)}" "$root" || return
+    cd /tmp || return # not where the sources are: the tests are of what was installed
+    export PYTHONPATH=$site GT_TEST_BUILD=$build
+    python3 "$root/python/tests/run.py" || status=$?
+    python3 "$root/python/tests/overhead.py" cuda || status=$?
+    if [ -n "${SOURCES-}" ]; then
+        cd "$root/python/tests" || return
+        # Of the longest, one test in some, always the same.
+        for suite in causal-conv1d:40 selective_scan:1 selective_state_update:6 layernorm:1 rwkv6:1; do
+            timeout 150 python3 peers.py "$SOURCES" --suite ${suite%:*} --every ${suite#*:} || status=$?
+        done
+        timeout 150 python3 peers_step.py "$SOURCES" || status=$?
+    fi
+    return $status
+}
+
+# Whole models: $out/protocol.csv, and with TEXT a run of 5000 steps.
+protocol() {
+    compile examples/hybrid_train && HYBRID=$build/examples/hybrid_train OUT=$out bash "$root/bench/protocol.sh"
+}
+
 # Those that this build has: one needs cuBLASLt.
 bench_programs() {
     local name
@@ -197,6 +230,9 @@ step build build
 step suites suites --no-suite gpu
 step gpu gpu
 step train train
+# in a shell of its own, since it changes the folder and variables
+step python eval '(python)'
+step protocol protocol
 step memcheck sanitize memcheck --leak-check full -- --short --exact
 # One of the other ways to call has the caller's own CUDA call fail before.
 step modes sanitize memcheck --report-api-errors no -- --short --mode all
