@@ -88,12 +88,17 @@ static void check_exp(int features) {
 #define RUN(base, avx2) ((void)r, base(args))
 #endif
 
+#define PIECES(op) PASS(op, segment) PASS(op, segment_backward) PASS(op, join) PASS(op, join_backward)
+#define IN_PIECES(op) op##_segment, op##_segment_backward, op##_join, op##_join_backward
+
 PASS(wkv6, forward)
 PASS(wkv6, backward)
 PASS(wkv6, step)
+PIECES(wkv6)
 PASS(ssd, forward)
 PASS(ssd, backward)
 PASS(ssd, step)
+PIECES(ssd)
 PASS(selective_scan, forward)
 PASS(selective_scan, backward)
 PASS(selective_scan, step)
@@ -109,15 +114,15 @@ PASS(norm_gate, backward)
 
 static const struct {
     const char *op;
-    gt_status (*run[3])(const test_runner *r, const void *args);
+    gt_status (*run[GT_PASSES])(const test_runner *r, const void *args);
 } twins[] = {
-    {"wkv6", {wkv6_forward, wkv6_backward, wkv6_step}},
-    {"ssd", {ssd_forward, ssd_backward, ssd_step}},
+    {"wkv6", {wkv6_forward, wkv6_backward, wkv6_step, IN_PIECES(wkv6)}},
+    {"ssd", {ssd_forward, ssd_backward, ssd_step, IN_PIECES(ssd)}},
     {"selective_scan", {selective_scan_forward, selective_scan_backward, selective_scan_step}},
     {"conv1d", {conv1d_forward, conv1d_backward, conv1d_step}},
-    {"rmsnorm_linear", {rmsnorm_linear_forward, rmsnorm_linear_backward, NULL}},
-    {"norm_mix", {norm_mix_forward, norm_mix_backward, NULL}},
-    {"norm_gate", {norm_gate_forward, norm_gate_backward, NULL}},
+    {"rmsnorm_linear", {rmsnorm_linear_forward, rmsnorm_linear_backward}},
+    {"norm_mix", {norm_mix_forward, norm_mix_backward}},
+    {"norm_gate", {norm_gate_forward, norm_gate_backward}},
 };
 enum { TWINS = sizeof twins / sizeof twins[0], DRAWN = 40, DRAWN_SIZE = 20 };
 
@@ -125,7 +130,7 @@ static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass,
                           size_t bytes) {
     (void)memory, (void)bytes;
     for (int i = 0; i < TWINS; i++)
-        if (!strcmp(twins[i].op, op->table()->name)) return twins[i].run[pass](r, args);
+        if (!strcmp(twins[i].op, op->table()->name) && twins[i].run[pass]) return twins[i].run[pass](r, args);
     return GT_ERROR_UNSUPPORTED;
 }
 
