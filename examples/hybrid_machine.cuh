@@ -1,0 +1,223 @@
+/* What the kernels of hybrid_ops.cuh are written with: the device as a hy_backend, launches, and the two kernels that
+ * most operators are made of, element by element and sums over rows.
+ *
+ * Blocks have 8 warps.  Where rows are independent a warp takes a row.  Where rows are summed a
+ * warp takes 128 columns of some rows, a block adds up its warps in order, and reduce_rows adds up
+ * the blocks: no sum depends on anything but the sizes.  Arrays whose rows and addresses allow it
+ * are read four elements at a time. */
+#ifndef HYBRID_MACHINE_CUH
+#define HYBRID_MACHINE_CUH
+
+#include "gt/base/reduce.cuh"
+#include "hybrid_ops.h"
+
+namespace hy {
+
+using namespace gt;
+
+/* ---- the machine ----------------------------------------------------------------------------- */
+
+struct Machine : hy_backend {
+    cudaStream_t stream;
+    size_t workspace_want; /* bytes that the matrix product would like */
+    float* sums;           /* from scratch: partial sums of the operators ... */
+    int64_t sums_count;
+    void* workspace; /* ... and the matrix product's workspace */
+    size_t workspace_bytes;
+};
+
+static Machine& machine(hy_backend* be) { return *static_cast<Machine*>(be); }
+
+constexpr int WARPS = 8;
+constexpr int THREADS = 32 * WARPS;
+constexpr int64_t PARTS = 512; /* at most that many partial sums of a column */
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static size_t size_of(gt_dtype dtype) { return dtype == GT_BF16 || dtype == GT_F16 ? 2 : 4; }
+
+/* `y` counts columns or independent products. */
+template <class Params>
+static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Params), int64_t blocks, int64_t y,
+                         size_t smem, const Params& params) {
+    if (blocks == 0 || y == 0) return GT_OK;
+    if (blocks > INT32_MAX || y > 65535)
+        return hy_fail(GT_ERROR_SIZE, "cuda %s: %lld x %lld blocks exceed a grid", name, (long long)blocks,
+                       (long long)y);
+    const Grid grid = {(unsigned)blocks, (unsigned)y, 1};
+    const cudaError_t error = launch(kernel, grid, THREADS, smem, m.stream, params);
+    if (error == cudaSuccess) return GT_OK;
+    return hy_fail(GT_ERROR_CUDA, "cuda %s: %s", name, cudaGetErrorString(error));
+}
+
+/* What a kernel is compiled for: elements of type T, N of them at a time. */
+template <class T_, int N_>
+struct Layout {
+    using T = T_;
+    static constexpr int N = N_;
+};
+
+template <class F>
+static gt_status with_layout(gt_dtype dtype, bool fours, F f) {
+    if (dtype == GT_BF16) return fours ? f(Layout<bf16, 4>()) : f(Layout<bf16, 1>());
+    if (dtype == GT_F16) return fours ? f(Layout<f16, 4>()) : f(Layout<f16, 1>());
+    return fours ? f(Layout<float, 4>()) : f(Layout<float, 1>());
+}
+
+/* Rows of `columns` elements of all these arrays can be read four elements at a time. */
+template <class... Pointers>
+static bool in_fours(int64_t columns, Pointers... arrays) {
+    return columns % 4 == 0 && (... && ((uintptr_t)arrays % 16 == 0));
+}
+
+/* The number of partial sums of `columns` columns: `wanted`, or as many as there is room for. */
+static gt_status count_parts(const Machine& m, const char* name, int64_t wanted, int64_t columns, int64_t* parts) {
+    *parts = smaller(smaller(wanted, PARTS), m.sums_count / (columns ? columns : 1));
+    if (*parts > 0 || wanted == 0) return GT_OK;
+    return hy_fail(GT_ERROR_WORKSPACE, "cuda %s: %lld columns: scratch holds %lld numbers", name, (long long)columns,
+                   (long long)m.sums_count);
+}
+
+static gt_status reduce_parts(const Machine& m, float* out, int64_t parts, int64_t columns, int accumulate) {
+    const gt_status status = reduce_rows(m.sums, out, parts, columns, accumulate, m.stream);
+    return status == GT_OK ? GT_OK : hy_fail(status, "cuda reduce_rows: %s", gt_last_error());
+}
+
+/* ---- what the kernels share ------------------------------------------------------------------ */
+
+template <class T, int N>
+GT_DEV void load(float (&x)[N], const void* data, int64_t i) {
+    const Vec<T, N> v = ldg<Vec<T, N>>(static_cast<const T*>(data) + i);
+    GT_UNROLL
+    for (int j = 0; j < N; j++) x[j] = v.get(j);
+}
+
+template <class T, int N>
+GT_DEV void store(void* data, int64_t i, const float (&x)[N]) {
+    Vec<T, N> v;
+    v.set(x);
+    stg(static_cast<T*>(data) + i, v);
+}
+
+GT_DEV int64_t row_of_warp() { return (int64_t)block_x() * WARPS + warp_id(); }
+
+/* Sums `value` over the block, in one order; the sum is valid in thread 0.  8 bytes of shared
+ * memory per thread, which is free again afterwards. */
+GT_DEV double block_sum(double value) {
+    const uint32_t cell = smem_base() + 8 * thread_id();
+    sts<double>(cell, value);
+    for (int half = block_threads() / 2; half > 0; half /= 2) {
+        sync_threads();
+        if (thread_id() < half) sts<double>(cell, lds<double>(cell) + lds<double>(cell + 8 * half));
+    }
+    value = lds<double>(cell);
+    sync_threads();
+    return value;
+}
+
+/* Adds up what the block's warps hold of `N` columns each lane and of `COUNT` arrays, and writes it
+ * to out[i * D + column]; shared memory for 8 x COUNT x N x 32 floats. */
+template <int COUNT, int N>
+GT_DEV void write_block_sums(float* out, int64_t D, const float (&sum)[COUNT][N]) {
+    constexpr int WIDTH = 32 * N;
+    const uint32_t cells = smem_base();
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) {
+        GT_UNROLL
+        for (int j = 0; j < N; j++) {
+            const int column = lane_id() * N + j;
+            sts<float>(cells + 4 * ((warp_id() * COUNT + i) * WIDTH + column), sum[i][j]);
+        }
+    }
+    sync_threads();
+    for (int c = thread_id(); c < COUNT * WIDTH; c += THREADS) {
+        const int64_t column = (int64_t)block_y() * WIDTH + c % WIDTH;
+        if (column >= D) continue;
+        float total = 0.0f;
+        for (int w = 0; w < WARPS; w++) total += lds<float>(cells + 4 * (w * COUNT * WIDTH + c));
+        out[c / WIDTH * D + column] = total;
+    }
+}
+
+template <int COUNT, int N>
+constexpr size_t block_sums_bytes() {
+    return sizeof(float) * WARPS * COUNT * N * 32;
+}
+
+/* ---- element by element -----------------------------------------------------------------------
+ * out[i] = F::of(in[0][i], in[1][i], in[2][i]); F says how many inputs it has.
+ * grid ceil(n / 1024) or ceil(n / 256); reads and writes every element once. */
+struct EachParams {
+    const void* in[3];
+    void* out;
+    int64_t n;
+};
+
+template <class From, class To, int N, class F>
+GT_KERNEL(THREADS, 1)
+each_kernel(const GT_GRID_CONSTANT EachParams p) {
+    const int64_t i = ((int64_t)block_x() * THREADS + thread_id()) * N;
+    if (i >= p.n) return;
+    float x[3][N] = {}, y[N];
+    GT_UNROLL
+    for (int k = 0; k < F::INPUTS; k++) load<From>(x[k], p.in[k], i);
+    GT_UNROLL
+    for (int j = 0; j < N; j++) y[j] = F::of(x[0][j], x[1][j], x[2][j]);
+    store<To>(p.out, i, y);
+}
+
+template <class F>
+static gt_status each(const Machine& m, const char* name, gt_dtype dtype, EachParams p) {
+    const bool fours = in_fours(p.n, p.in[0], p.in[1], p.in[2], p.out);
+    return with_layout(dtype, fours, [&](auto l) {
+        using L = decltype(l);
+        return enqueue(m, name, each_kernel<typename L::T, typename L::T, L::N, F>, ceil_div(p.n, THREADS * L::N), 1, 0,
+                       p);
+    });
+}
+
+/* ---- sums over rows ---------------------------------------------------------------------------
+ * sums[part][d] = sum over the part's rows of weight[row] x[row][d]; weight NULL = 1.
+ * grid parts x ceil(D / 128); 4 KB of shared memory; reads x once. */
+struct ColumnsParams {
+    const void* x;
+    const float* weight;
+    float* sums;
+    int64_t M, D, rows; /* rows of a warp */
+};
+
+template <class T, int N>
+GT_KERNEL(THREADS, 1)
+columns_kernel(const GT_GRID_CONSTANT ColumnsParams p) {
+    const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
+    const int64_t first = row_of_warp() * p.rows;
+    const int64_t last = first + p.rows < p.M ? first + p.rows : p.M;
+    float sum[1][N] = {}, x[N];
+    GT_UNROLL
+    for (int64_t row = first; d < p.D && row < last; row++) {
+        const float weight = p.weight ? p.weight[row] : 1.0f;
+        load<T>(x, p.x, row * p.D + d);
+        GT_UNROLL
+        for (int j = 0; j < N; j++) sum[0][j] += weight * x[j];
+    }
+    write_block_sums(p.sums + block_x() * p.D, p.D, sum);
+}
+
+/* out[d] (+)= sum over rows of weight[row] x[row][d] */
+static gt_status sum_columns(const Machine& m, const char* name, gt_dtype dtype, int64_t M, int64_t D, const void* x,
+                             const float* weight, float* out, int accumulate) {
+    int64_t parts;
+    const gt_status status = count_parts(m, name, ceil_div(M, 8 * WARPS), D, &parts);
+    if (status != GT_OK) return status;
+    const ColumnsParams p = {x, weight, m.sums, M, D, parts ? ceil_div(M, parts * WARPS) : 0};
+    const gt_status summed = with_layout(dtype, in_fours(D, x), [&](auto l) {
+        using L = decltype(l);
+        return enqueue(m, name, columns_kernel<typename L::T, L::N>, parts, ceil_div(D, 32 * L::N),
+                       block_sums_bytes<1, L::N>(), p);
+    });
+    return summed == GT_OK ? reduce_parts(m, out, parts, D, accumulate) : summed;
+}
+
+} /* namespace hy */
+
+#endif

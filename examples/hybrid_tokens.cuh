@@ -1,0 +1,266 @@
+/* Kernels of what looks at tokens: embedding, and lerp, the token shift. */
+#ifndef HYBRID_TOKENS_CUH
+#define HYBRID_TOKENS_CUH
+
+#include "hybrid_machine.cuh"
+
+namespace hy {
+
+/* ---- embedding ------------------------------------------------------------------------------- */
+
+struct EmbeddingParams {
+    int64_t M, V, D;
+    const int32_t* token;
+    const void *table, *dy;
+    void* y;
+    float* sums;
+    int64_t rows; /* of a warp */
+};
+
+/* grid ceil(M/8), a warp per row */
+template <class T, int N>
+GT_KERNEL(THREADS, 1)
+embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
+    const int64_t row = row_of_warp();
+    if (row >= p.M) return;
+    const int64_t from = p.token[row] * p.D;
+    for (int64_t d = lane_id() * N; d < p.D; d += 32 * N) {
+        float x[N];
+        load<T>(x, p.table, from + d);
+        store<T>(p.y, row * p.D + d, x);
+    }
+}
+
+/* sums[part][v][d] = sum of dy[m][d] over the part's rows m with token v, m upwards in each warp.
+ * grid V x parts x ceil(D / 128) as x = v * parts + part; 4 KB of shared memory.  Every block looks
+ * at its part of the tokens, and reads only the rows that it adds. */
+template <class T, int N>
+GT_KERNEL(THREADS, 1)
+embedding_backward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
+    constexpr int AT_ONCE = 8; /* loads in flight */
+    const int64_t parts = grid_x() / p.V, v = block_x() / parts, part = block_x() % parts;
+    const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
+    const int64_t first = (part * WARPS + warp_id()) * p.rows;
+    const int64_t last = first + p.rows < p.M ? first + p.rows : p.M;
+    float sum[1][N] = {};
+    for (int64_t row = first; row < last; row += 32) {
+        const int32_t mine = row + lane_id() < last ? p.token[row + lane_id()] : -1;
+        if (!warp_any(mine == v)) continue;
+        for (int lane = 0; lane < 32; lane += AT_ONCE) {
+            float x[AT_ONCE][N] = {};
+            GT_UNROLL
+            for (int k = 0; k < AT_ONCE; k++)
+                if (shfl_idx(mine, lane + k) == v && d < p.D) load<T>(x[k], p.dy, (row + lane + k) * p.D + d);
+            GT_UNROLL
+            for (int k = 0; k < AT_ONCE; k++) {
+                GT_UNROLL
+                for (int j = 0; j < N; j++) sum[0][j] += x[k][j];
+            }
+        }
+    }
+    write_block_sums(p.sums + (part * p.V + v) * p.D, p.D, sum);
+}
+
+static gt_status embedding_forward(hy_backend* be, const hy_embedding_args* a) {
+    const EmbeddingParams p = {a->M, a->V, a->D, a->token, a->table, nullptr, a->y, nullptr, 0};
+    return with_layout(a->dtype, in_fours(a->D, a->table, a->y), [&](auto l) {
+        using L = decltype(l);
+        return enqueue(machine(be), "embedding", embedding_forward_kernel<typename L::T, L::N>, ceil_div(a->M, WARPS),
+                       1, 0, p);
+    });
+}
+
+static gt_status embedding_backward(hy_backend* be, const hy_embedding_args* a) {
+    const Machine& m = machine(be);
+    const int64_t wanted = smaller(16, ceil_div(a->M, 32 * WARPS));
+    int64_t parts;
+    gt_status status = count_parts(m, "embedding", wanted, a->V * a->D, &parts);
+    if (status != GT_OK) return status;
+    const int64_t rows = parts ? ceil_div(a->M, parts * WARPS) : 0;
+    const EmbeddingParams p = {a->M, a->V, a->D, a->token, nullptr, a->dy, nullptr, m.sums, rows};
+    status = with_layout(a->dtype, in_fours(a->D, a->dy), [&](auto l) {
+        using L = decltype(l);
+        return enqueue(m, "embedding", embedding_backward_kernel<typename L::T, L::N>, a->V * parts,
+                       ceil_div(a->D, 32 * L::N), block_sums_bytes<1, L::N>(), p);
+    });
+    if (status != GT_OK) return status;
+    return reduce_parts(m, a->dtable, parts, a->V * a->D, a->accumulate);
+}
+
+/* ---- lerp -------------------------------------------------------------------------------------
+ * COUNT of the lerps at once: the model's five, or one after the other. */
+
+struct LerpParams {
+    int64_t M, T, D;
+    int accumulate_dx;
+    const void *x, *m, *dy; /* m may be NULL */
+    const float *state_in, *mu;
+    void *y, *dx, *dm;       /* dx and dm may be NULL */
+    float *state_out, *sums; /* may be NULL */
+    int64_t rows;            /* of a warp */
+};
+
+/* x of the token before row `row`, which is number t of its sequence. */
+template <class T, int N>
+GT_DEV void load_before(float (&before)[N], const LerpParams& p, int64_t row, int64_t t, int64_t d) {
+    if (t > 0) {
+        load<T>(before, p.x, (row - 1) * p.D + d);
+        return;
+    }
+    GT_UNROLL
+    for (int j = 0; j < N; j++) before[j] = p.state_in ? p.state_in[row / p.T * p.D + d + j] : 0.0f;
+}
+
+/* w = mu[i] + m[i] at this row */
+template <class T, int N>
+GT_DEV void load_weight(float (&w)[N], const LerpParams& p, int i, int64_t row, int64_t d) {
+    load<float>(w, p.mu, i * p.D + d);
+    if (!p.m) return;
+    float m[N];
+    load<T>(m, p.m, (i * p.M + row) * p.D + d);
+    GT_UNROLL
+    for (int j = 0; j < N; j++) w[j] += m[j];
+}
+
+/* grid ceil(M/8), a warp per row.  The warp that reads a sequence's state_in also writes its
+ * state_out, as the two may be the same. */
+template <class T, int N, int COUNT>
+GT_KERNEL(THREADS, 1)
+lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
+    const int64_t row = row_of_warp(), t = row % p.T;
+    if (row >= p.M) return;
+    for (int64_t d = lane_id() * N; d < p.D; d += 32 * N) {
+        float x[N], before[N], w[COUNT][N], y[N];
+        load<T>(x, p.x, row * p.D + d);
+        load_before<T>(before, p, row, t, d);
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) load_weight<T>(w[i], p, i, row, d);
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            GT_UNROLL
+            for (int j = 0; j < N; j++) y[j] = fma_rn(before[j] - x[j], w[i][j], x[j]);
+            store<T>(p.y, (i * p.M + row) * p.D + d, y);
+        }
+        if (t == 0 && p.state_out) {
+            load<T>(x, p.x, (row + p.T - 1) * p.D + d);
+            store<float>(p.state_out, row / p.T * p.D + d, x);
+        }
+    }
+}
+
+/* A warp goes backwards through its rows, with what token t+1 adds to dx_t in `next`; it computes
+ * that for the row behind its last one too.
+ * grid parts x ceil(D / 128); reads x, and m and dy once (and 1/rows of them again), writes dx and
+ * dm; 20 KB of shared memory for the five. */
+template <class T, int N, int COUNT>
+GT_KERNEL(THREADS, 1)
+lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
+    const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
+    const int64_t first = row_of_warp() * p.rows;
+    const int64_t last = first + p.rows < p.M ? first + p.rows : p.M;
+    float dmu[COUNT][N] = {}, next[N] = {}, w[COUNT][N], g[COUNT][N];
+    if (d < p.D && last < p.M && first < last && last % p.T) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            load_weight<T>(w[i], p, i, last, d);
+            load<T>(g[i], p.dy, (i * p.M + last) * p.D + d);
+        }
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            GT_UNROLL
+            for (int j = 0; j < N; j++) next[j] = fma_rn(g[i][j], w[i][j], next[j]);
+        }
+    }
+    for (int64_t row = last - 1, t = (last - 1) % p.T; d < p.D && row >= first; row--) {
+        float x[N], before[N], dx[N] = {}, earlier[N] = {};
+        load<T>(x, p.x, row * p.D + d);
+        load_before<T>(before, p, row, t, d);
+        if (p.dx && p.accumulate_dx) load<T>(dx, p.dx, row * p.D + d);
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            load_weight<T>(w[i], p, i, row, d);
+            load<T>(g[i], p.dy, (i * p.M + row) * p.D + d);
+        }
+        GT_UNROLL
+        for (int j = 0; j < N; j++) dx[j] += next[j];
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            float dm[N];
+            GT_UNROLL
+            for (int j = 0; j < N; j++) {
+                dx[j] = fma_rn(g[i][j], 1.0f - w[i][j], dx[j]);
+                earlier[j] = fma_rn(g[i][j], w[i][j], earlier[j]);
+                dm[j] = g[i][j] * (before[j] - x[j]);
+                dmu[i][j] += dm[j];
+            }
+            if (p.dm) store<T>(p.dm, (i * p.M + row) * p.D + d, dm);
+        }
+        if (p.dx) store<T>(p.dx, row * p.D + d, dx);
+        GT_UNROLL
+        for (int j = 0; j < N; j++) next[j] = t > 0 ? earlier[j] : 0.0f;
+        t = t > 0 ? t - 1 : p.T - 1;
+    }
+    if (p.sums) write_block_sums(p.sums + (int64_t)block_x() * COUNT * p.D, p.D, dmu);
+}
+
+/* The parameters for the lerps from number i on. */
+static LerpParams lerps_from(const hy_lerp_args* a, int64_t i) {
+    const int64_t M = a->B * a->T, skip = i * M * a->D * (int64_t)size_of(a->dtype);
+    LerpParams p = {};
+    p.M = M, p.T = a->T, p.D = a->D;
+    p.accumulate_dx = a->accumulate_dx || i > 0;
+    p.x = a->x, p.state_in = a->state_in, p.mu = a->mu + i * a->D;
+    if (a->m) p.m = static_cast<const char*>(a->m) + skip;
+    if (a->y) p.y = static_cast<char*>(a->y) + skip;
+    if (a->dy) p.dy = static_cast<const char*>(a->dy) + skip;
+    if (a->dm) p.dm = static_cast<char*>(a->dm) + skip;
+    p.dx = a->dx;
+    return p;
+}
+
+template <int COUNT>
+static gt_status lerp_group_forward(const Machine& m, const hy_lerp_args* a, int64_t i) {
+    LerpParams p = lerps_from(a, i);
+    if (i + COUNT == a->count) p.state_out = a->state_out; /* no group reads state_in any more */
+    const bool fours = in_fours(p.D, p.x, p.m, p.mu, p.y, p.state_out);
+    return with_layout(a->dtype, fours, [&](auto l) {
+        using L = decltype(l);
+        return enqueue(m, "lerp", lerp_forward_kernel<typename L::T, L::N, COUNT>, ceil_div(p.M, WARPS), 1, 0, p);
+    });
+}
+
+template <int COUNT>
+static gt_status lerp_group_backward(const Machine& m, const hy_lerp_args* a, int64_t i) {
+    LerpParams p = lerps_from(a, i);
+    int64_t parts;
+    gt_status status = count_parts(m, "lerp", ceil_div(p.M, 8 * WARPS), COUNT * p.D, &parts);
+    if (status != GT_OK) return status;
+    p.rows = parts ? ceil_div(p.M, parts * WARPS) : 0;
+    p.sums = a->dmu ? m.sums : nullptr;
+    const bool fours = in_fours(p.D, p.x, p.m, p.mu, p.dy, p.dx, p.dm);
+    status = with_layout(a->dtype, fours, [&](auto l) {
+        using L = decltype(l);
+        return enqueue(m, "lerp", lerp_backward_kernel<typename L::T, L::N, COUNT>, parts, ceil_div(p.D, 32 * L::N),
+                       block_sums_bytes<COUNT, L::N>(), p);
+    });
+    if (status != GT_OK || !a->dmu) return status;
+    return reduce_parts(m, a->dmu + i * p.D, parts, COUNT * p.D, a->accumulate);
+}
+
+static gt_status lerp_forward(hy_backend* be, const hy_lerp_args* a) {
+    if (a->count == 5) return lerp_group_forward<5>(machine(be), a, 0);
+    gt_status status = GT_OK;
+    for (int64_t i = 0; i < a->count && status == GT_OK; i++) status = lerp_group_forward<1>(machine(be), a, i);
+    return status;
+}
+
+static gt_status lerp_backward(hy_backend* be, const hy_lerp_args* a) {
+    if (a->count == 5) return lerp_group_backward<5>(machine(be), a, 0);
+    gt_status status = GT_OK;
+    for (int64_t i = 0; i < a->count && status == GT_OK; i++) status = lerp_group_backward<1>(machine(be), a, i);
+    return status;
+}
+
+} /* namespace hy */
+
+#endif
