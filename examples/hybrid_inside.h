@@ -1,0 +1,270 @@
+/* What the files of the model share: its memory, its sizes, and how the layers are run.
+ *
+ * | file              | holds                                                               |
+ * |-------------------|---------------------------------------------------------------------|
+ * | hybrid_params.c   | configurations; parameters and their first values; tensors of files |
+ * | hybrid_memory.c   | what lies where, and how much that is; creation                     |
+ * | hybrid_args.h     | the operators' arguments, of each a function                        |
+ * | hybrid_layer.c    | forward and backward of a layer                                     |
+ * | hybrid_model.c    | of the whole model; the optimiser; decoding                         |
+ * | hybrid_probe.c    | what forward left, and what the gates look at                       | */
+#ifndef HYBRID_INSIDE_H
+#define HYBRID_INSIDE_H
+
+#include "hybrid_model.h"
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        gt_status status_ = (call);                                                                                    \
+        if (status_ != GT_OK) return status_;                                                                          \
+    } while (0)
+
+static inline gt_status check_number(const char *name, int64_t value, int64_t min, int64_t max) {
+    if (value >= min && value <= max) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "%s = %lld: must be %lld to %lld", name, (long long)value, (long long)min,
+                   (long long)max);
+}
+
+/* Sizes that the two papers' models share, whatever the width. */
+enum {
+    MIX_RANK = 32,  /* of the five data-dependent lerps */
+    DECAY_RANK = 64 /* of the decay */
+};
+enum { MIXES = 5 }; /* what the token shift feeds: w, then k v r g */
+enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
+
+/* ---- the model ----------------------------------------------------------------------------- */
+
+/* Indices of a layer's parameters; -1 where the variant has none. */
+typedef struct layer_params {
+    int norm;                                          /* [C] */
+    int mu_x, mu;                                      /* [C] [5,C] */
+    int mix_down, mix_up;                              /* [5*32,C] [5,C,32] */
+    int decay_base, decay_down, decay_up;              /* [C] [64,C] [C,64] */
+    int bonus, projections;                            /* [C] [4,C,C]: k v r g */
+    int head_gamma, head_beta, rwkv_out;               /* [C] [C] [C,C] */
+    int in, conv_weight, conv_bias;                    /* [2I+2S+Hm,C] [I+2S,W] [I+2S] */
+    int dt_bias, A_log, Dskip, mamba_norm, mamba_out;  /* [Hm] [Hm] [Hm] [I] [C,I] */
+    int select, dt;                                    /* Mamba-1: [2S+R,I] [I,R], and in [2I,C], conv_... [I,W] [I],
+                                                          dt_bias [I], A_log [I,S], Dskip [I], no norm */
+    int gain_a, gain_b, gate_weight, gate_bias, joint; /* [C] [C] [2,C] [1] [C,C] or [C,2C] */
+    int ffn_norm, up, down;                            /* [C] [F,C] [C,F] */
+} layer_params;
+enum { LAYER_PARAMS = sizeof(layer_params) / sizeof(int) };
+
+/* What forward keeps of one layer.  M rows; activations unless said otherwise. */
+typedef struct layer_acts {
+    void *x;               /* [M,C] what enters the layer */
+    void *norm;            /* [M,C] */
+    void *shifted;         /* [M,C] input of the lerps' low-rank pair, whose inner ... */
+    void *lora;            /* [M,5*32] ... and outer values are */
+    void *offsets;         /* [5,M,C] */
+    void *mixed;           /* [5,M,C] the five lerps: w, k, v, r, g */
+    void *decay_lora;      /* [M,64] */
+    float *decay;          /* [M,C] raw decay, fp32 */
+    void *kvrg;            /* [4,M,C] */
+    void *wkv, *wkv_gated; /* [M,C] */
+    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row.  Mamba-1: [M,2I]: z, x */
+    float *A;              /* [Hm]; Mamba-1: [I,S] */
+    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x */
+    void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C, and what dt is made from; [M,I] */
+    void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has the latter alone */
+    void *branches;        /* a and b, see branch_b */
+    float *gate;           /* [M] */
+    void *middle;          /* [M,C] after the mix */
+    void *up, *act;        /* [M,F] */
+    void *wkv_saved, *ssd_saved, *up_saved;
+} layer_acts;
+
+/* Gradients of activations, for one layer at a time. */
+typedef struct grad_acts {
+    void *x, *part;        /* [M,C] of the residual stream; of one contribution to it */
+    void *branches, *norm; /* as in layer_acts */
+    void *act;             /* [M,F] */
+    void *wkv_gated, *wkv; /* [M,C] */
+    void *kvrg;            /* [4,M,C] */
+    float *decay;          /* [M,C] fp32 */
+    void *decay_cast;      /* [M,C] the same as an activation */
+    void *decay_lora;      /* [M,64] */
+    void *mixed, *offsets; /* [5,M,C] */
+    void *lora, *shifted;  /* [M,5*32] [M,C] */
+    void *ssd_gated, *ssd; /* [M,I] */
+    void *conv, *in;       /* as in layer_acts */
+    void *select, *dt;
+    float *A;
+} grad_acts;
+
+/* Recurrent states of B sequences, all layers; fp32. */
+typedef struct state_set {
+    int64_t B;
+    float *wkv;   /* [L,B,H,N,N] */
+    float *ssd;   /* [L,B,Hm,P,S]; Mamba-1: [L,B,I,S] */
+    float *conv;  /* [L,B,conv_rows,W-1] */
+    float *shift; /* [L,B,C] */
+} state_set;
+
+/* How the layers are run. */
+typedef struct pass {
+    int64_t B, T, M;           /* M = B T */
+    const state_set *in, *out; /* NULL = from zero, and not wanted */
+    int keep_saved;            /* 1: a backward pass follows */
+    int step;                  /* 1: one token, states updated in place */
+} pass;
+
+/* Initial values of one parameter. */
+typedef struct param_info param_info;
+typedef struct random_state random_state;
+typedef void param_init(const hy_model *m, const param_info *p, random_state *r, double *x);
+struct param_info {
+    hy_param shown;
+    param_init *init;
+    double a, b; /* of init */
+    int layer;
+};
+
+struct hy_model {
+    hy_backend *be;
+    hy_config config;
+    int64_t V, B, T, M; /* vocabulary; batch as planned */
+    int64_t C, L, H, N; /* hidden, layers, RWKV heads and their size */
+    int64_t I, Hm, P;   /* Mamba inner width, heads and their size */
+    int64_t S, R, W;    /* Mamba state size; Mamba-1: rank of dt; width of the convolution */
+    int64_t F;          /* width of the FFN */
+    uint64_t seed;
+
+    param_info *params;
+    int param_count;
+    int64_t param_total;
+    int embedding, final_norm;
+    layer_params layer[HY_MAX_LAYERS];
+
+    void *memory;                  /* all of the following, of the backend */
+    float *values, *grads, *m, *v; /* [param_total] */
+    void *copies;                  /* [param_total] 16-bit weights; fp32: none */
+    hy_segments segments;
+    float *control, *norms, *total;   /* [HY_CONTROLS] [HY_GROUPS+1] [3] */
+    double *partial;                  /* [param_count] */
+    int32_t *tokens, *targets, *keep; /* [M] [M] [B] */
+    layer_acts acts[HY_MAX_LAYERS];
+    void *x_last, *logits; /* [M,C] [M,V] */
+    void *logits_saved;
+    float *lse, *loss, *entropy; /* [M] */
+    grad_acts grad;
+    state_set carried_in, carried_out, decoding;
+    void *workspace;
+    size_t workspace_bytes;
+    size_t wkv_saved_bytes, ssd_saved_bytes, up_saved_bytes, logits_saved_bytes;
+    void *scratch; /* the backend's own */
+    size_t scratch_bytes;
+
+    pass trained;   /* forward whose backward is still to come; M = 0: none */
+    int accumulate; /* of that backward */
+    float loss_scale;
+    int64_t steps;
+    int judged;                                   /* 1: hy_model_result has seen the last step */
+    enum { UNTOUCHED, TOUCHED, UNKNOWN } weights; /* since then */
+};
+
+static inline int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
+static inline int has_mamba(const hy_model *m) { return m->config.mix != HY_MIX_RWKV; }
+static inline int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
+static inline int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
+
+static inline int64_t in_rows(const hy_model *m) { return 2 * m->I + (is_mamba1(m) ? 0 : 2 * m->S + m->Hm); }
+/* Their length in memory: padded, so that each begins at a multiple of 16 bytes. */
+static inline int64_t in_row(const hy_model *m) { return (in_rows(m) + 7) / 8 * 8; }
+static inline int64_t conv_rows(const hy_model *m) { return m->I + (is_mamba1(m) ? 0 : 2 * m->S); }
+static inline int64_t select_row(const hy_model *m) { return 2 * m->S + m->R; }
+/* A and its logarithm. */
+static inline int64_t A_numbers(const hy_model *m) { return is_mamba1(m) ? m->I * m->S : m->Hm; }
+
+/* Numbers of a sequence's states in one layer. */
+static inline int64_t wkv_numbers(const hy_model *m) { return has_rwkv(m) ? m->H * m->N * m->N : 0; }
+static inline int64_t ssm_numbers(const hy_model *m) { return has_mamba(m) ? m->I * m->S : 0; }
+static inline int64_t conv_numbers(const hy_model *m) { return has_mamba(m) ? conv_rows(m) * (m->W - 1) : 0; }
+static inline int64_t shift_numbers(const hy_model *m) { return has_rwkv(m) ? m->C : 0; }
+
+static inline size_t act_bytes(const hy_model *m) { return m->be->dtype == GT_F32 ? m->be->fp32_bytes : 2; }
+
+/* Element `i` of an array of activations or of fp32 numbers. */
+static inline void *act_at(const hy_model *m, void *acts, int64_t i) {
+    return (char *)acts + i * (int64_t)act_bytes(m);
+}
+static inline float *fp32_at(const hy_model *m, float *numbers, int64_t i) {
+    return (float *)(void *)((char *)numbers + i * (int64_t)m->be->fp32_bytes);
+}
+
+/* The two branch outputs lie side by side in rows of 2C where one projection reads both, else one
+ * after the other.  A branch alone has them for itself. */
+static inline int64_t branch_row(const hy_model *m) { return m->config.mix == HY_MIX_CONCAT ? 2 * m->C : m->C; }
+static inline void *branch_b(const hy_model *m, const pass *p, void *branches) {
+    if (!has_rwkv(m)) return branches;
+    return act_at(m, branches, m->config.mix == HY_MIX_CONCAT ? m->C : p->M * m->C);
+}
+static inline int64_t branch_columns(const hy_model *m) { return is_single(m) ? m->C : 2 * m->C; }
+
+/* ---- where a parameter, or a state, is ------------------------------------------------------ */
+
+static inline float *value_of(const hy_model *m, int param) {
+    return fp32_at(m, m->values, m->params[param].shown.offset);
+}
+
+static inline float *grad_of(const hy_model *m, int param) {
+    return fp32_at(m, m->grads, m->params[param].shown.offset);
+}
+
+/* A projection weight, in the dtype of the activations. */
+static inline void *weight_of(const hy_model *m, int param) {
+    if (m->be->dtype == GT_F32) return value_of(m, param);
+    return act_at(m, m->copies, m->params[param].shown.offset);
+}
+
+/* State of layer l in a set; NULL without a set. */
+static inline float *wkv_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->wkv, l * s->B * wkv_numbers(m)) : NULL;
+}
+static inline float *ssd_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->ssd, l * s->B * ssm_numbers(m)) : NULL;
+}
+static inline float *conv_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->conv, l * s->B * conv_numbers(m)) : NULL;
+}
+static inline float *shift_state(const hy_model *m, const state_set *s, int l) {
+    return s ? fp32_at(m, s->shift, l * s->B * shift_numbers(m)) : NULL;
+}
+
+/* ---- ways of running the layers ------------------------------------------------------------- */
+
+static inline pass training_pass(const hy_model *m) {
+    int stateful = m->config.stateful;
+    return (pass){.B = m->B,
+                  .T = m->T,
+                  .M = m->M,
+                  .in = stateful ? &m->carried_in : NULL,
+                  .out = stateful ? &m->carried_out : NULL,
+                  .keep_saved = 1};
+}
+static inline pass evaluation_pass(const hy_model *m) { return (pass){.B = m->B, .T = m->T, .M = m->M}; }
+static inline pass decoding_pass(const hy_model *m, int64_t T) {
+    return (pass){.B = 1, .T = T, .M = T, .in = &m->decoding, .out = &m->decoding, .step = T == 1};
+}
+
+/* ---- what the files call of each other ------------------------------------------------------- */
+
+/* hybrid_params.c.  Rounding is that of the fp32 parameters to the copies that the projections read. */
+void hy_params_add(hy_model *m);
+gt_status hy_params_init(hy_model *m);
+gt_status hy_params_round(hy_model *m);
+
+/* hybrid_memory.c */
+gt_status hy_states_zero(const hy_model *m, const state_set *s);
+
+/* hybrid_layer.c; out: [M,C], what leaves the layer. */
+gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out);
+gt_status hy_layer_backward(const hy_model *m, int l);
+
+/* hybrid_model.c: from the uploaded tokens to the loss. */
+gt_status hy_batch_upload(hy_model *m, const int32_t *tokens, const int32_t *targets);
+gt_status hy_forward(const hy_model *m, const pass *p);
+
+#endif

@@ -1,0 +1,266 @@
+/* Forward and backward of a layer, as calls of a hy_backend. */
+#include "hybrid_args.h"
+
+/* ---- forward ------------------------------------------------------------------------------- */
+
+/* y = x weight^T + beta y */
+static gt_status linear_forward(const hy_model *m, const pass *p, linear k, float beta) {
+    hy_gemm_args g = {.M = p->M,
+                      .N = k.outputs,
+                      .K = k.inputs,
+                      .trans_b = 1,
+                      .dtype = m->be->dtype,
+                      .c_dtype = k.y_dtype,
+                      .alpha = 1,
+                      .beta = beta,
+                      .a = k.x,
+                      .b = weight_of(m, k.weight),
+                      .c = k.y,
+                      .lda = k.x_row,
+                      .ldc = k.y_row,
+                      .count = k.count,
+                      .a_step = k.x_step,
+                      .b_step = k.outputs * k.inputs,
+                      .c_step = k.y_step};
+    return m->be->gemm(m->be, &g);
+}
+
+static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    const layer_acts *a = &m->acts[l];
+    hy_lerp_args shift = shift_of(m, l, p), lerps = lerps_of(m, l, p);
+    hy_map_args tanh_lora = tanh_of(m, p->M * MIXES * MIX_RANK, a->lora, NULL);
+    hy_map_args tanh_decay = tanh_of(m, p->M * DECAY_RANK, a->decay_lora, NULL);
+    hy_bias_args decay_base = decay_base_of(m, l, p);
+    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
+    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    TRY(be->lerp_forward(be, &shift));
+    TRY(linear_forward(m, p, mix_down_of(m, l), 0));
+    TRY(be->map_forward(be, &tanh_lora));
+    TRY(linear_forward(m, p, mix_up_of(m, l, p), 0));
+    TRY(be->lerp_forward(be, &lerps));
+    TRY(linear_forward(m, p, projections_of(m, l, p), 0));
+    TRY(linear_forward(m, p, decay_down_of(m, l), 0));
+    TRY(be->map_forward(be, &tanh_decay));
+    TRY(linear_forward(m, p, decay_up_of(m, l), 0));
+    TRY(be->bias_forward(be, &decay_base));
+    TRY(p->step ? be->wkv6_step(be, &wkv6) : be->wkv6_forward(be, &wkv6));
+    TRY(be->norm_gate_forward(be, &head_norm));
+    return linear_forward(m, p, rwkv_out_of(m, l), 0);
+}
+
+static gt_status forward_scan(const hy_model *m, int l, const pass *p) {
+    gt_selective_scan_args scan = scan_of(m, l, p);
+    TRY(linear_forward(m, p, select_of(m, l), 0));
+    TRY(linear_forward(m, p, dt_of(m, l), 0));
+    return p->step ? m->be->selective_scan_step(m->be, &scan) : m->be->selective_scan_forward(m->be, &scan);
+}
+
+static gt_status forward_ssd(const hy_model *m, int l, const pass *p) {
+    gt_ssd_args ssd = ssd_of(m, l, p);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
+    TRY(p->step ? m->be->ssd_step(m->be, &ssd) : m->be->ssd_forward(m->be, &ssd));
+    return m->be->norm_gate_forward(m->be, &norm);
+}
+
+static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    hy_map_args A = A_of(m, l);
+    gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
+    TRY(p->step ? be->conv1d_step(be, &conv1d) : be->conv1d_forward(be, &conv1d));
+    TRY(be->map_forward(be, &A));
+    TRY(is_mamba1(m) ? forward_scan(m, l, p) : forward_ssd(m, l, p));
+    return linear_forward(m, p, mamba_out_of(m, l, p), 0);
+}
+
+/* middle = x + mix(a, b) */
+static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    const layer_acts *a = &m->acts[l];
+    if (m->config.mix == HY_MIX_NORM) {
+        gt_norm_mix_args mix = norm_mix_of(m, l, p);
+        return be->norm_mix_forward(be, &mix);
+    }
+    if (m->config.mix == HY_MIX_GATE || m->config.mix == HY_MIX_SCALAR) {
+        hy_gate_mix_args mix = gate_mix_of(m, l, p);
+        return be->gate_mix_forward(be, &mix);
+    }
+    TRY(be->copy(be, a->middle, a->x, (size_t)(p->M * m->C) * act_bytes(m)));
+    if (m->config.mix == HY_MIX_RESIDUAL || is_single(m)) {
+        hy_add_args add = {.n = p->M * m->C, .dtype = be->dtype, .x = a->branches, .y = a->middle};
+        TRY(be->add(be, &add));
+    }
+    if (is_single(m)) return GT_OK;
+    return linear_forward(m, p, joint_of(m, l, p), 1);
+}
+
+gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
+    hy_backend *be = m->be;
+    const layer_acts *a = &m->acts[l];
+    gt_norm_gate_args norm = norm_of(m, l, p);
+    gt_rmsnorm_linear_args up = up_of(m, l, p);
+    hy_map_args gelu = gelu_of(m, l, p);
+    TRY(be->norm_gate_forward(be, &norm));
+    if (has_rwkv(m)) TRY(forward_rwkv(m, l, p));
+    if (has_mamba(m)) TRY(forward_mamba(m, l, p));
+    TRY(forward_mix(m, l, p));
+    TRY(be->rmsnorm_linear_forward(be, &up));
+    TRY(be->map_forward(be, &gelu));
+    TRY(be->copy(be, out, a->middle, (size_t)(p->M * m->C) * act_bytes(m)));
+    return linear_forward(m, p, ffn_down_of(m, l, out), 1);
+}
+
+/* ---- backward ---------------------------------------------------------------------------------
+ * grad.x is the gradient of the residual stream, from the last layer's output back to the
+ * embedding.  Each function adds what its part of the layer contributes, in the reverse order of
+ * forward. */
+
+/* dx = dy weight + beta dx, and the gradient of the weight; dy and dx lie as y and x. */
+static gt_status linear_backward(const hy_model *m, linear k, const void *dy, void *dx, float beta) {
+    int64_t M = m->trained.M;
+    hy_gemm_args weight = {.M = k.outputs,
+                           .N = k.inputs,
+                           .K = M,
+                           .trans_a = 1,
+                           .dtype = m->be->dtype,
+                           .c_dtype = GT_F32,
+                           .alpha = 1,
+                           .beta = (float)m->accumulate,
+                           .a = dy,
+                           .b = k.x,
+                           .c = grad_of(m, k.weight),
+                           .lda = k.y_row,
+                           .ldb = k.x_row,
+                           .count = k.count,
+                           .a_step = k.y_step,
+                           .b_step = k.x_step,
+                           .c_step = k.outputs * k.inputs};
+    hy_gemm_args input = {.M = M,
+                          .N = k.inputs,
+                          .K = k.outputs,
+                          .dtype = m->be->dtype,
+                          .alpha = 1,
+                          .beta = beta,
+                          .a = dy,
+                          .b = weight_of(m, k.weight),
+                          .c = dx,
+                          .lda = k.y_row,
+                          .ldc = k.x_row,
+                          .count = k.count,
+                          .a_step = k.y_step,
+                          .b_step = k.outputs * k.inputs,
+                          .c_step = k.x_step};
+    TRY(m->be->gemm(m->be, &weight));
+    return m->be->gemm(m->be, &input);
+}
+
+static gt_status add_part(const hy_model *m) {
+    hy_add_args add = {.n = m->trained.M * m->C, .dtype = m->be->dtype, .x = m->grad.part, .y = m->grad.x};
+    return m->be->add(m->be, &add);
+}
+
+static gt_status backward_ffn(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    gt_rmsnorm_linear_args up = up_of(m, l, &m->trained);
+    hy_map_args gelu = gelu_of(m, l, &m->trained);
+    TRY(linear_backward(m, ffn_down_of(m, l, NULL), m->grad.x, m->grad.act, 0));
+    TRY(be->map_backward(be, &gelu));
+    TRY(be->rmsnorm_linear_backward(be, &up));
+    return add_part(m);
+}
+
+/* Gradients of a and b from that of `middle`, which is grad.x. */
+static gt_status backward_mix(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    const pass *p = &m->trained;
+    switch (m->config.mix) {
+    case HY_MIX_NORM: {
+        gt_norm_mix_args mix = norm_mix_of(m, l, p);
+        return be->norm_mix_backward(be, &mix);
+    }
+    case HY_MIX_GATE:
+    case HY_MIX_SCALAR: {
+        hy_gate_mix_args mix = gate_mix_of(m, l, p);
+        return be->gate_mix_backward(be, &mix);
+    }
+    case HY_MIX_CONCAT: return linear_backward(m, joint_of(m, l, p), m->grad.x, m->grad.branches, 0);
+    case HY_MIX_RESIDUAL:
+        TRY(linear_backward(m, joint_of(m, l, p), m->grad.x, branch_b(m, p, m->grad.branches), 0));
+        break;
+    case HY_MIX_RWKV:
+    case HY_MIX_MAMBA: break;
+    }
+    /* the branch that is added as it is */
+    return be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m));
+}
+
+static gt_status backward_scan(const hy_model *m, int l) {
+    const grad_acts *g = &m->grad;
+    gt_selective_scan_args scan = scan_of(m, l, &m->trained);
+    TRY(m->be->selective_scan_backward(m->be, &scan));
+    TRY(linear_backward(m, dt_of(m, l), g->dt, act_at(m, g->select, 2 * m->S), 0));
+    return linear_backward(m, select_of(m, l), g->select, g->conv, 1);
+}
+
+static gt_status backward_ssd(const hy_model *m, int l) {
+    gt_ssd_args ssd = ssd_of(m, l, &m->trained);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, &m->trained);
+    TRY(m->be->norm_gate_backward(m->be, &norm));
+    return m->be->ssd_backward(m->be, &ssd);
+}
+
+/* Writes grad.norm. */
+static gt_status backward_rwkv(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    const pass *p = &m->trained;
+    const layer_acts *a = &m->acts[l];
+    const grad_acts *g = &m->grad;
+    hy_lerp_args shift = shift_of(m, l, p), lerps = lerps_of(m, l, p);
+    hy_map_args tanh_lora = tanh_of(m, p->M * MIXES * MIX_RANK, a->lora, g->lora);
+    hy_map_args tanh_decay = tanh_of(m, p->M * DECAY_RANK, a->decay_lora, g->decay_lora);
+    hy_bias_args decay_base = decay_base_of(m, l, p);
+    hy_cast_args cast = {
+        .n = p->M * m->C, .from_dtype = GT_F32, .to_dtype = be->dtype, .from = g->decay, .to = g->decay_cast};
+    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
+    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    TRY(linear_backward(m, rwkv_out_of(m, l), g->branches, g->wkv_gated, 0));
+    TRY(be->norm_gate_backward(be, &head_norm));
+    TRY(be->wkv6_backward(be, &wkv6));
+    TRY(be->bias_backward(be, &decay_base));
+    if (cast.to != cast.from) TRY(be->cast(be, &cast));
+    TRY(linear_backward(m, decay_up_of(m, l), g->decay_cast, g->decay_lora, 0));
+    TRY(be->map_backward(be, &tanh_decay));
+    TRY(linear_backward(m, decay_down_of(m, l), g->decay_lora, g->mixed, 0));
+    TRY(linear_backward(m, projections_of(m, l, p), g->kvrg, act_at(m, g->mixed, p->M * m->C), 0));
+    TRY(be->lerp_backward(be, &lerps));
+    TRY(linear_backward(m, mix_up_of(m, l, p), g->offsets, g->lora, 0));
+    TRY(be->map_backward(be, &tanh_lora));
+    TRY(linear_backward(m, mix_down_of(m, l), g->lora, g->shifted, 0));
+    return be->lerp_backward(be, &shift);
+}
+
+/* Adds to grad.norm what RWKV's has written. */
+static gt_status backward_mamba(const hy_model *m, int l) {
+    hy_backend *be = m->be;
+    const pass *p = &m->trained;
+    const grad_acts *g = &m->grad;
+    hy_map_args A = A_of(m, l);
+    gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
+    TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* not a parameter, never added up */
+    TRY(is_mamba1(m) ? backward_scan(m, l) : backward_ssd(m, l));
+    TRY(be->map_backward(be, &A));
+    TRY(be->conv1d_backward(be, &conv1d));
+    return linear_backward(m, mamba_in_of(m, l), g->in, g->norm, has_rwkv(m) ? 1 : 0);
+}
+
+gt_status hy_layer_backward(const hy_model *m, int l) {
+    gt_norm_gate_args norm = norm_of(m, l, &m->trained);
+    TRY(backward_ffn(m, l));
+    TRY(backward_mix(m, l));
+    if (has_rwkv(m)) TRY(backward_rwkv(m, l));
+    if (has_mamba(m)) TRY(backward_mamba(m, l));
+    TRY(m->be->norm_gate_backward(m->be, &norm));
+    return add_part(m);
+}
