@@ -1,0 +1,105 @@
+/* Instead of training: the device against the CPU, measurements, memory as planned, the loss of a saved model. */
+#include "hybrid_bench.h"
+#include "hybrid_check.h"
+#include "hybrid_trainer.h"
+#include <string.h>
+
+/* ---- instead of training --------------------------------------------------------------------- */
+
+gt_status hy_check_device(trainer *t, int *failures) {
+    const hy_options *o = &t->options;
+    hy_backend *cpu;
+    if (!strcmp(t->backend->name, "cpu"))
+        return hy_fail(GT_ERROR_NO_DEVICE, "check: there is no other device than the CPU: %s", t->why);
+    gt_status status = hy_backend_cpu(&cpu);
+    if (status != GT_OK) return status;
+    status = hy_batch_create(&t->batch, o->batch, o->seq);
+    if (status == GT_OK) {
+        hy_batch_random(&t->batch, &t->text, &t->random);
+        status = hy_check(t->backend, cpu, &t->config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed,
+                          t->batch.input, t->batch.target, stdout, failures);
+    }
+    cpu->close(cpu);
+    return status;
+}
+
+/* For hy_bench_run. */
+static gt_status create_for_bench(hy_bench *b, const hy_config *config, hy_model **model, hy_plan *plan) {
+    trainer *t = b->trainer;
+    t->options.batch = b->options.batch;
+    t->options.seq = b->options.seq;
+    gt_status status = hy_create_model(t, config);
+    *model = t->model;
+    *plan = t->plan;
+    t->model = NULL; /* it is the bench's */
+    return status;
+}
+
+gt_status hy_bench_models(trainer *t) {
+    hy_bench b = {.backend = t->backend,
+                  .config = &t->config,
+                  .text = &t->text,
+                  .options = t->options,
+                  .random = &t->random,
+                  .create = create_for_bench,
+                  .trainer = t};
+    gt_status status = t->options.bench_cpu ? hy_backend_cpu(&b.cpu) : GT_OK;
+    if (status == GT_OK) status = hy_bench_run(&b);
+    if (b.cpu) b.cpu->close(b.cpu);
+    return status;
+}
+
+/* A row of a plan: one model, one batch, for training and for inference. */
+static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batch) {
+    const double tokens = (double)(batch * t->options.seq);
+    hy_config lean = *model;
+    hy_plan p, inference;
+    lean.inference = 1;
+    gt_status status = hy_model_plan(t->backend, model, t->text.vocab, (int)batch, (int)t->options.seq, &p);
+    if (status == GT_OK)
+        status = hy_model_plan(t->backend, &lean, t->text.vocab, (int)batch, (int)t->options.seq, &inference);
+    if (status != GT_OK) return status;
+    printf("%s,%s,%d,%d,%d,%lld,%lld,%lld", model->name, hy_dtype_names[t->backend->dtype], model->hidden,
+           model->layers, t->text.vocab, (long long)p.parameters, (long long)batch, (long long)t->options.seq);
+    const size_t parts[] = {p.weights, p.gradients, p.optimizer, p.activations,  p.backward,
+                            p.states,  p.workspace, p.total,     inference.total};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) printf(",%.1f", (double)parts[i] / MIB);
+    printf(",%.3f,%.3f\n", (double)p.total / 1024 / tokens, (double)inference.total / 1024 / tokens);
+    return hy_flush_report();
+}
+
+gt_status hy_plan_models(trainer *t) {
+    static const char *const sizes[] = {"model",   "hidden", "layers",     "heads",  "head-size",
+                                        "d-state", "expand", "mamba-head", "d-conv", "ffn"};
+    const hy_lengths *batches = &t->options.plan;
+    int is_one = 0, count;
+    const hy_config *list = hy_model_list(&count);
+    gt_status status = GT_OK;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) is_one |= hy_options_given(&t->options, sizes[i]);
+    printf("# MiB on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s\n"
+           "model,dtype,hidden,layers,vocab,parameters,batch,seq,weights,gradients,optimizer,activations,backward,"
+           "states,workspace,training,inference,training_kib_per_token,inference_kib_per_token\n",
+           t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated");
+    for (int i = 0; i < (is_one ? 1 : count); i++)
+        for (int k = 0; k < batches->count && status == GT_OK; k++)
+            status = plan_row(t, is_one ? &t->config : &list[i], batches->of[k]);
+    return status;
+}
+
+/* ---- a saved model --------------------------------------------------------------------------- */
+
+gt_status hy_print_held_out(trainer *t) {
+    const hy_config *c = hy_model_config(t->model);
+    const hy_text *x = &t->text;
+    gt_status status = hy_evaluate(t, 0, &t->held_out);
+    if (status != GT_OK) return status;
+    const hy_screen *s = &t->screen;
+    hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name, c->hidden,
+                    c->layers);
+    hy_screen_entry(s, FINAL, "device", "%s: %s", t->backend->device, t->why);
+    hy_screen_entry(s, FINAL, "data", "%s: %s %s, of which held out %s (%s)", t->data, hy_grouped(x->size).text,
+                    x->is_numbers || x->end_symbol >= 0 ? "tokens" : "bytes", hy_grouped(x->size - x->train).text,
+                    hy_part_of(x).text);
+    hy_print_loss(t);
+    return hy_flush_report();
+}

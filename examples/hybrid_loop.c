@@ -1,0 +1,431 @@
+/* A training run: signals, steps, gates, and the model file that is written. */
+#define _XOPEN_SOURCE 700 /* sigaction, clock_gettime */
+#include "hybrid_trainer.h"
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { G3_STEPS = 1000 };                         /* gate G3 looks at the training after this many steps */
+enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* see SCALE_PER_TOKEN */
+
+double hy_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- signals --------------------------------------------------------------------------------- */
+
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
+enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
+enum { PATIENCE = 2 };                    /* seconds until another signal is another request */
+static volatile sig_atomic_t interrupted; /* 0, or the first signal */
+static struct timespec interrupted_at;    /* by the first signal */
+
+/* One request to stop often comes as several signals: timeout signals its child and then the
+ * group, a closing terminal hangs up twice.  So only a later one ends the program, by itself: it is
+ * blocked until this returns. */
+static void on_interrupt(int number) {
+    int error = errno;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    if (!interrupted) {
+        interrupted_at = t;
+        interrupted = number;
+    } else if ((double)(t.tv_sec - interrupted_at.tv_sec) + 1e-9 * (double)(t.tv_nsec - interrupted_at.tv_nsec) >=
+               PATIENCE) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    errno = error;
+}
+
+/* What is ignored, as by nohup, stays so, but for Ctrl-C. */
+static void catch_signals(void) {
+    struct sigaction action, before;
+    memset(&action, 0, sizeof action);
+    sigemptyset(&action.sa_mask);
+    action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESTART; /* a write goes on, and does not fail */
+    for (int i = 0; i < STOP_SIGNALS; i++) sigaddset(&action.sa_mask, stop_signals[i]);
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        if (stop_signals[i] == SIGINT ||
+            (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(stop_signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a reader of the report that has gone is an error as any other */
+}
+
+int hy_interrupted(void) { return interrupted; }
+
+/* ---- training ------------------------------------------------------------------------------- */
+
+static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
+    int i = (int)(r->steps++ % HY_RECENT);
+    r->loss[i] = result->loss;
+    r->norm[i] = result->norm[HY_GROUPS];
+    r->ratio[i] = result->ratio;
+    r->tokens[i] = result->targets;
+    r->seconds[i] = seconds;
+}
+
+gt_status hy_evaluate(trainer *t, int64_t limit, double *loss) {
+    hy_batch batch;
+    double sum = 0;
+    int64_t count = 0, next = 0;
+    gt_status status = hy_batch_create(&batch, t->batch.rows, t->batch.length);
+    while (status == GT_OK && (!limit || count < limit) && hy_batch_held_out(&batch, &t->text, &next))
+        status = hy_model_eval(t->model, batch.input, batch.target, &sum, &count);
+    hy_batch_free(&batch);
+    *loss = sum / (double)count;
+    if (status == GT_OK && !isfinite(*loss))
+        status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)", (long long)t->steps, *loss);
+    return status;
+}
+
+int hy_count_gates(const trainer *t, hy_verdict verdict) {
+    int count = 0;
+    for (int i = 0; i < t->gate_count; i++) count += t->gates[i].verdict == verdict;
+    return count;
+}
+
+/* Linear warm-up, then a cosine from lr to min_lr; step counts from 1. */
+static double learning_rate(const hy_options *o, int64_t step) {
+    if (step <= o->warmup) return o->lr * (double)step / (double)o->warmup;
+    double done = (double)(step - o->warmup) / (double)(o->steps - o->warmup);
+    return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(acos(-1) * done));
+}
+
+static void next_batch(trainer *t) {
+    t->before = t->random;
+    if (t->options.stateful)
+        hy_batch_tracks(&t->batch, &t->text, &t->tracks);
+    else
+        hy_batch_random(&t->batch, &t->text, &t->random);
+}
+
+/* Refuses a step that went wrong, but for gradients that overflow in fp16: these are left out, and
+ * the loss scale follows. */
+static gt_status judge_step(trainer *t, const hy_result *result) {
+    int scaled = t->backend->dtype == GT_F16;
+    if (!isfinite(result->loss))
+        return hy_fail(GT_ERROR_VALUE, "step %lld: the loss is not finite (%g); a smaller lr may help",
+                       (long long)t->steps, result->loss);
+    if (result->skipped && (!scaled || t->loss_scale <= 1))
+        return hy_fail(GT_ERROR_VALUE, "step %lld: the gradient is not finite (loss %g); a smaller lr may help",
+                       (long long)t->steps, result->loss);
+    if (result->skipped) {
+        t->loss_scale /= 2;
+        t->scale_steps = 0;
+    } else if (scaled && ++t->scale_steps == SCALE_STEPS && t->loss_scale < SCALE_MAX) {
+        t->loss_scale *= 2;
+        t->scale_steps = 0;
+    }
+    return GT_OK;
+}
+
+/* Wall clock from step SPEED_FROM to SPEED_TO, without evaluations and samples. */
+static void measure_speed(trainer *t) {
+    if (t->steps == SPEED_FROM) {
+        t->speed_start = hy_now() - t->aside;
+        t->speed_tokens = t->tokens;
+    } else if (t->steps == SPEED_TO && t->speed_start > 0) { /* 0: resumed in between */
+        t->speed = (double)(t->tokens - t->speed_tokens) / (hy_now() - t->aside - t->speed_start);
+    }
+}
+
+/* One optimiser step on the batch at hand. */
+static gt_status train_step(trainer *t, double lr, hy_result *result) {
+    const hy_options *o = &t->options;
+    const hy_optimizer optimizer = {.lr = (float)lr,
+                                    .beta1 = 0.9f,
+                                    .beta2 = 0.95f,
+                                    .eps = 1e-8f,
+                                    .weight_decay = (float)o->weight_decay,
+                                    .max_norm = (float)o->clip,
+                                    .loss_scale = (float)t->loss_scale};
+    const int32_t *keep = o->stateful ? t->batch.keep : NULL;
+    double start = hy_now();
+    gt_status status = hy_model_train(t->model, t->batch.input, t->batch.target, keep, &optimizer);
+    if (status == GT_OK) status = hy_model_result(t->model, result);
+    if (status != GT_OK) return status;
+    t->steps++;
+    t->tokens += result->targets;
+    t->train_seconds += hy_now() - start;
+    measure_speed(t);
+    if ((status = judge_step(t, result)) != GT_OK) return status;
+    if (!result->skipped) recent_add(&t->recent, result, hy_now() - start);
+    if (t->steps == 1) t->first_loss = result->loss;
+    return GT_OK;
+}
+
+static void add_gate(trainer *t, hy_gate gate) { t->gates[t->gate_count++] = gate; }
+
+/* RWKV / Mamba ratio of the gradient's norms on the batch at hand, without an update.  fp16: at the
+ * first loss scale, from the run's downwards, that overflows nowhere. */
+static gt_status first_ratio(trainer *t, double *ratio) {
+    const int32_t *keep = t->options.stateful ? t->batch.keep : NULL;
+    hy_result result = {.skipped = 1};
+    gt_status status = GT_OK;
+    for (double scale = t->loss_scale; scale >= 1 && result.skipped && status == GT_OK; scale /= 2) {
+        status = hy_model_scale_loss(t->model, (float)scale);
+        if (status == GT_OK) status = hy_model_gradient(t->model, t->batch.input, t->batch.target, keep);
+        if (status == GT_OK) status = hy_model_grad_norm(t->model);
+        if (status == GT_OK) status = hy_model_result(t->model, &result);
+    }
+    *ratio = result.ratio;
+    return status;
+}
+
+/* The gates that look at the model before its first step. */
+static gt_status gates_before(trainer *t) {
+    double sum = 0;
+    int64_t counted = 0;
+    gt_status status = hy_model_eval(t->model, t->batch.input, t->batch.target, &sum, &counted);
+    add_gate(t, hy_gate_operators(t->backend));
+    if (status == GT_OK) status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
+    if (status == GT_OK) status = first_ratio(t, &t->ratio);
+    if (status != GT_OK) return status;
+    add_gate(t, hy_gate_forward(&t->probe, counted, t->batch.targets));
+    if (!*t->options.init) /* else it has learnt something */
+        add_gate(t, hy_gate_entropy(t->probe.entropy, t->text.vocab));
+    add_gate(t, hy_gate_states(&t->probe));
+    add_gate(t, hy_gate_balance(&t->probe, t->ratio));
+    return GT_OK;
+}
+
+/* Keeps the first batch, for G3 of a run that turns out short. */
+static gt_status keep_first(trainer *t) {
+    const size_t bytes = (size_t)(t->batch.rows * t->batch.length) * sizeof(int32_t);
+    gt_status status = hy_batch_create(&t->first, t->batch.rows, t->batch.length);
+    if (status != GT_OK) return status;
+    memcpy(t->first.input, t->batch.input, bytes);
+    memcpy(t->first.target, t->batch.target, bytes);
+    return GT_OK;
+}
+
+/* G3 of a run whose recent steps are not all after the first: on the first batch, again. */
+static gt_status add_short_training_gate(trainer *t) {
+    double sum = 0;
+    int64_t counted = 0;
+    gt_status status = hy_model_eval(t->model, t->first.input, t->first.target, &sum, &counted);
+    if (status == GT_OK)
+        add_gate(t, hy_gate_short_training(t->steps, t->first_loss, sum / (double)counted,
+                                           hy_recent_mean(&t->recent, t->recent.norm)));
+    return status;
+}
+
+/* G3 judges the recent steps, and so does G4. */
+static gt_status add_training_gate(trainer *t) {
+    const hy_recent *r = &t->recent;
+    if (r->steps <= HY_RECENT && t->first.input) return add_short_training_gate(t);
+    add_gate(t, hy_gate_training(r->steps, t->first_loss, hy_recent_mean(r, r->loss), hy_recent_mean(r, r->norm)));
+    return GT_OK;
+}
+
+/* The gates that look at the trained model; they probe it with the last batch. */
+static gt_status gates_after(trainer *t) {
+    gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
+    if (status != GT_OK) return status;
+    if (t->steps < G3_STEPS && (status = add_training_gate(t)) != GT_OK) return status;
+    add_gate(t, hy_gate_states(&t->probe));
+    t->ratio = hy_recent_mean(&t->recent, t->recent.ratio);
+    add_gate(t, hy_gate_balance(&t->probe, t->ratio));
+    return GT_OK;
+}
+
+static int due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+/* All that a model file gets. */
+static hy_run run_of(trainer *t, hy_options *options) {
+    const hy_config *c = hy_model_config(t->model);
+    *options = t->options;
+    options->hidden = c->hidden;
+    options->layers = c->layers;
+    options->heads = c->heads;
+    options->d_state = c->state;
+    options->expand = c->expand;
+    options->d_conv = c->conv;
+    options->mamba_head = c->mamba_head;
+    options->ffn = c->ffn;
+    hy_run run = {.model = t->model,
+                  .options = options,
+                  .text = &t->text,
+                  .tracks = options->stateful ? &t->tracks : NULL,
+                  .device = t->backend->name,
+                  .progress = {.steps = t->steps,
+                               .tokens = t->tokens,
+                               .random = t->random,
+                               .loss_scale = t->loss_scale,
+                               .scale_steps = t->scale_steps,
+                               .first_loss = t->first_loss,
+                               .held_out = t->held_out,
+                               .seconds = hy_now() - t->start,
+                               .train_seconds = t->train_seconds,
+                               .aside = t->aside,
+                               .recent = t->recent}};
+    memcpy(run.text_sum, t->text_sum, sizeof run.text_sum);
+    return run;
+}
+
+/* Writes the model file, if one is wanted.  If that fails the run goes on, and ends with status 1
+ * unless a later attempt succeeds. */
+static void save(trainer *t) {
+    static hy_options options;
+    double start = hy_now();
+    if (!*t->options.save || t->saved == t->steps) return;
+    hy_run run = run_of(t, &options);
+    if (hy_save(&run, t->options.save) == GT_OK) {
+        t->saved = t->steps;
+        t->not_saved[0] = 0;
+    } else {
+        snprintf(t->not_saved, sizeof t->not_saved, "save: %.600s", hy_last_error());
+        hy_make_plain(t->not_saved);
+        hy_end_progress(t);
+        fprintf(stderr, "hybrid_train: step %lld: %s; ", (long long)t->steps, t->not_saved);
+        if (t->saved)
+            fprintf(stderr, "the file of step %lld stays\n", (long long)t->saved);
+        else
+            fprintf(stderr, "nothing is saved yet\n");
+    }
+    t->aside += hy_now() - start;
+}
+
+gt_status hy_resume_run(trainer *t) {
+    static hy_options options;
+    hy_run run = run_of(t, &options);
+    gt_status status = hy_load_run(&t->file, &run);
+    const hy_progress *p = &run.progress;
+    if (status != GT_OK) return status;
+    t->steps = t->saved = t->resumed = p->steps;
+    t->tokens = p->tokens;
+    t->random = p->random;
+    t->loss_scale = t->backend->dtype == GT_F16 ? p->loss_scale : 1;
+    t->scale_steps = p->scale_steps;
+    t->first_loss = p->first_loss;
+    t->held_out = p->held_out;
+    t->earlier = p->seconds;
+    t->train_seconds = p->train_seconds;
+    t->aside = p->aside;
+    t->recent = p->recent;
+    if (strcmp(t->options.save, t->options.resume)) t->saved = 0;
+    return GT_OK;
+}
+
+/* What follows a step: gates, held-out loss, log, progress line, sample. */
+static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
+    const hy_options *o = &t->options;
+    double held_out = NAN, start = hy_now();
+    gt_status status = GT_OK;
+    hy_probe probe;
+    int probed = 0;
+    if (t->steps == G3_STEPS) status = add_training_gate(t);
+    if (last) save(t); /* before anything that takes time or can fail */
+    start = hy_now();
+    if (status == GT_OK && (last || due(t->steps, o->eval_every))) {
+        status = hy_evaluate(t, last ? 0 : o->eval_tokens, &held_out);
+        t->held_out = held_out;
+        t->aside += hy_now() - start;
+    }
+    if (status == GT_OK && t->log.file && !isnan(held_out)) {
+        start = hy_now();
+        status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
+        probed = status == GT_OK;
+        t->aside += hy_now() - start;
+    }
+    gt_status written = hy_write_log(t, result, held_out, lr, probed ? &probe : NULL);
+    if (status == GT_OK) status = written;
+    int show = t->screen.is_live ? hy_now() - t->shown > 0.1 : due(t->steps, o->log_every);
+    if (status == GT_OK && (show || !isnan(held_out))) status = hy_print_progress(t, held_out);
+    if (status == GT_OK && !last && due(t->steps, o->save_every)) save(t);
+    if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
+        hy_end_progress(t);
+        start = hy_now();
+        status = hy_print_sample(t);
+        t->aside += hy_now() - start;
+    }
+    return status;
+}
+
+/* A device that failed: what there is to go on with.  in_step: the step after t->steps was begun. */
+static gt_status lose_device(trainer *t, gt_status status, int in_step) {
+    const hy_options *o = &t->options;
+    char reason[480], way[HY_TEXT_MAX + 64] = "";
+    if (status != GT_ERROR_CUDA) return status;
+    snprintf(reason, sizeof reason, "%s", hy_last_error());
+    hy_end_progress(t);
+    if (t->steps && hy_model_take_back(t->model)) {
+        if (in_step) t->random = t->before;
+        save(t);
+    }
+    const char *file = t->saved ? o->save : o->resume;
+    if (*file)
+        snprintf(way, sizeof way, "; %s goes on from step %lld%s", file, (long long)(t->saved ? t->saved : t->resumed),
+                 strcmp(o->device, "auto") ? "" : ", on the CPU with --device cpu --resume");
+    else if (!strcmp(o->device, "auto"))
+        snprintf(way, sizeof way, "; --device cpu runs on the CPU");
+    return hy_fail(status, "step %lld on %.60s: %.300s%.250s", (long long)t->steps + in_step, t->backend->device,
+                   reason, way);
+}
+
+static gt_status train(trainer *t) {
+    const hy_options *o = &t->options;
+    hy_result result;
+    gt_status status = GT_OK;
+    if (t->steps) t->start = hy_now() - t->earlier;
+    if (t->steps == 0) {
+        next_batch(t);
+        status = keep_first(t);
+        if (status == GT_OK) status = lose_device(t, gates_before(t), 1);
+        if (status == GT_OK) status = hy_print_gates(t, "before training, on the first batch", 0);
+        t->gates_at_start = t->gate_count;
+        if (status != GT_OK || (o->gates_strict && hy_count_gates(t, HY_FAIL))) return status;
+        t->start = hy_now();
+    }
+    for (int last = 0; !last && status == GT_OK;) {
+        double lr = learning_rate(o, t->steps + 1);
+        if (t->steps) next_batch(t);
+        const int64_t done = t->steps;
+        status = train_step(t, lr, &result);
+        if (status != GT_OK) {
+            status = lose_device(t, status, t->steps == done);
+            break;
+        }
+        last = t->steps == o->steps || interrupted || (o->gates_strict && hy_count_gates(t, HY_FAIL) > 0);
+        status = lose_device(t, report_step(t, &result, lr, last), 0);
+    }
+    hy_end_progress(t);
+    return status;
+}
+
+/* A finished model stays when another run gets its name. */
+static gt_status keep_older(trainer *t) {
+    const hy_options *o = &t->options;
+    if (!*o->save || (*o->resume && hy_same_file(o->save, o->resume))) return GT_OK;
+    return hy_keep_older("save", o->save, t->older, sizeof t->older);
+}
+
+gt_status hy_run_training(trainer *t) {
+    catch_signals();
+    gt_status status = keep_older(t);
+    if (status != GT_OK) return status;
+    hy_print_start(t);
+    status = hy_flush_report();
+    if (status == GT_OK) status = train(t);
+    if (status == HY_ERROR_WRITE) save(t); /* the model is right, though nobody is told */
+    if (status != GT_OK) return status;
+    if (!t->steps) {
+        puts("ended by a gate, before the first update");
+        return hy_flush_report();
+    }
+    if (interrupted) puts("interrupted");
+    puts("");
+    if ((status = gates_after(t)) != GT_OK) return status;
+    status = hy_print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
+    if (status == GT_OK && t->options.sample) status = hy_print_sample(t);
+    if (status != GT_OK) return status;
+    hy_print_final(t);
+    return GT_OK;
+}

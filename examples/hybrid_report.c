@@ -1,0 +1,292 @@
+/* What hybrid_train prints: the start, progress, gates, samples, the end. */
+#include "hybrid_bench.h"
+#include "hybrid_trainer.h"
+#include <math.h>
+#include <string.h>
+
+gt_status hy_flush_report(void) { return hy_flush(stdout, "standard output"); }
+
+/* ---- numbers as text ------------------------------------------------------------------------ */
+
+hy_phrase hy_grouped(int64_t n) {
+    char digits[32];
+    hy_phrase out;
+    int length = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) out.text[at++] = ',';
+        out.text[at++] = digits[i];
+    }
+    out.text[at] = 0;
+    return out;
+}
+
+/* Memory in use, in MiB: on the CPU the largest the process has been, else what the model took. */
+static double memory_mib(const trainer *t) {
+    return strcmp(t->backend->name, "cpu") ? (double)t->plan.total / MIB : hy_peak_of_process();
+}
+
+/* ---- recent steps --------------------------------------------------------------------------- */
+
+int hy_recent_count(const hy_recent *r) { return r->steps < HY_RECENT ? (int)r->steps : HY_RECENT; }
+
+double hy_recent_mean(const hy_recent *r, const double *values) {
+    double sum = 0;
+    for (int i = 0; i < hy_recent_count(r); i++) sum += values[i];
+    return hy_recent_count(r) ? sum / hy_recent_count(r) : (double)NAN;
+}
+
+static double recent_speed(const hy_recent *r) { /* tokens per second */
+    int64_t tokens = 0;
+    double seconds = 0;
+    for (int i = 0; i < hy_recent_count(r); i++) tokens += r->tokens[i], seconds += r->seconds[i];
+    return (double)tokens / seconds;
+}
+
+/* ---- generated text ------------------------------------------------------------------------- */
+
+static gt_status generate(trainer *t, hy_printer *printer) {
+    const hy_options *o = &t->options;
+    const hy_sampling sampling = {.prompt = o->prompt,
+                                  .first = t->first_token,
+                                  .count = o->sample,
+                                  .temperature = o->temperature,
+                                  .top_k = o->top_k,
+                                  .seed = (uint64_t)o->seed + 1};
+    return hy_generate(t->model, &t->text, &sampling, printer);
+}
+
+/* A sample, between lines. */
+gt_status hy_print_sample(trainer *t) {
+    hy_printer printer = {.out = stdout};
+    puts("sample");
+    puts("----------------------------------------------------------------");
+    gt_status status = generate(t, &printer);
+    puts("\n----------------------------------------------------------------\n");
+    return status == GT_OK ? hy_flush_report() : status;
+}
+
+/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.
+ */
+gt_status hy_print_text(trainer *t) {
+    hy_printer printer = {.out = stdout, .raw = !t->screen.is_terminal};
+    if (t->screen.is_terminal) setvbuf(stdout, NULL, _IONBF, 0);
+    gt_status status = generate(t, &printer);
+    if (t->screen.is_terminal) puts("");
+    return status == GT_OK ? hy_flush_report() : status;
+}
+
+/* ---- what is printed before the first step -------------------------------------------------- */
+
+void hy_print_models(const trainer *t) {
+    const hy_screen *s = &t->screen;
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    hy_screen_entry(s, 0, "", "width x layers, parameters with the %d symbols of %s, and without the embedding",
+                    t->text.vocab, t->data);
+    puts("");
+    for (int i = 0; i < count; i++) {
+        char sizes[128];
+        hy_plan plan;
+        if (hy_model_plan(t->backend, list + i, t->text.vocab, 1, 1, &plan) != GT_OK) continue;
+        int length = snprintf(sizes, sizeof sizes, "  %-7s %3d x %d %10s %10s  ", list[i].name, list[i].hidden,
+                              list[i].layers, hy_grouped(plan.parameters).text, hy_grouped(plan.non_embedding).text);
+        hy_screen_entry(s, length, sizes, "%s", list[i].about);
+    }
+}
+
+static void print_memory_plan(const hy_screen *s, const hy_plan *p) {
+    const struct {
+        const char *name;
+        size_t bytes;
+    } parts[] = {{"weights", p->weights},         {"gradients", p->gradients}, {"optimiser", p->optimizer},
+                 {"activations", p->activations}, {"backward", p->backward},   {"states", p->states},
+                 {"workspace", p->workspace}};
+    char text[512] = "";
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s %.1f", i ? ", " : "", parts[i].name,
+                 (double)parts[i].bytes / MIB);
+    }
+    hy_screen_entry(s, START, "memory", "%.1f MiB: %s", (double)p->total / MIB, text);
+}
+
+static void print_groups(const hy_screen *s, const hy_plan *p) {
+    char text[256] = "";
+    for (int g = 0; g < HY_GROUPS; g++) {
+        size_t used = strlen(text);
+        if (g == HY_EMBED) continue;
+        snprintf(text + used, sizeof text - used, "%s%s %s", used ? ", " : "", hy_group_names[g],
+                 hy_grouped(p->group[g]).text);
+    }
+    hy_screen_entry(s, START, "parameters", "%s, without the embedding %s: %s", hy_grouped(p->parameters).text,
+                    hy_grouped(p->non_embedding).text, text);
+}
+
+static void print_saving(const trainer *t) {
+    const hy_screen *s = &t->screen;
+    const hy_options *o = &t->options;
+    if (!*o->save)
+        hy_screen_entry(s, START, "model file", "none: --save FILE keeps what is learnt");
+    else if (o->save_every)
+        hy_screen_entry(s, START, "model file", "%s, every %s steps and at the end", o->save,
+                        hy_grouped(o->save_every).text);
+    else
+        hy_screen_entry(s, START, "model file", "%s, at the end", o->save);
+    if (*t->older) hy_screen_entry(s, START, "", "the file that was there is kept as %s", t->older);
+}
+
+/* The sizes of a model, in words. */
+static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
+    struct sizes out;
+    char rwkv[64] = "", mamba[128] = "";
+    if (c->mix != HY_MIX_MAMBA) snprintf(rwkv, sizeof rwkv, ", RWKV heads %d x %d", c->heads, c->hidden / c->heads);
+    if (c->mix != HY_MIX_RWKV && c->mamba == 1)
+        snprintf(mamba, sizeof mamba, ", Mamba channels %d, state %d, convolution %d", c->expand * c->hidden, c->state,
+                 c->conv);
+    else if (c->mix != HY_MIX_RWKV)
+        snprintf(mamba, sizeof mamba, ", Mamba heads %d x %d, state %d, convolution %d",
+                 c->expand * c->hidden / c->mamba_head, c->mamba_head, c->state, c->conv);
+    snprintf(out.text, sizeof out.text, "%d channels, %d layers%s%s, FFN %d", c->hidden, c->layers, rwkv, mamba,
+             c->ffn * c->hidden);
+    return out;
+}
+
+hy_phrase hy_part_of(const hy_text *x) {
+    hy_phrase out;
+    if (x->pieces > 1)
+        snprintf(out.text, sizeof out.text, "the last tenth of %lld tracks", (long long)x->pieces);
+    else
+        snprintf(out.text, sizeof out.text, "the last tenth");
+    return out;
+}
+
+void hy_print_start(const trainer *t) {
+    const hy_options *o = &t->options;
+    const hy_text *x = &t->text;
+    const hy_screen *s = &t->screen;
+    const hy_config *c = hy_model_config(t->model);
+    hy_screen_entry(s, START, "model", "%s: %s; %s", c->name, c->about, sizes_of(c).text);
+    print_groups(s, &t->plan);
+    hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
+    print_memory_plan(s, &t->plan);
+    if (x->is_numbers || x->end_symbol >= 0)
+        hy_screen_entry(s, START, "data", "%s: %s tokens, vocabulary %d, %s documents", t->data,
+                        hy_grouped(x->size).text, x->vocab, hy_grouped(x->documents).text);
+    else
+        hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data,
+                        hy_grouped(x->size).text, x->vocab, hy_grouped(x->documents).text);
+    hy_screen_entry(s, START, "", "training %s, held out %s (%s)", hy_grouped(x->train).text,
+                    hy_grouped(x->size - x->train).text, hy_part_of(x).text);
+    hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f", x->entropy_train,
+                    x->entropy_held_out);
+    hy_screen_entry(s, START, "training",
+                    "%s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
+                    "seed %lld",
+                    hy_grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
+                    (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
+    if (t->steps) hy_screen_entry(s, START, "going on", "after step %s of %s", hy_grouped(t->steps).text, o->resume);
+    if (*o->init) hy_screen_entry(s, START, "weights", "from %s", o->init);
+    print_saving(t);
+    if (t->log.file) hy_screen_entry(s, START, "log", "%s%s%s", t->log.path, *t->log.note ? ": " : "", t->log.note);
+    puts("");
+}
+
+/* ---- progress ------------------------------------------------------------------------------- */
+
+/* held_out: of this step, NAN if it was not measured.  A line with it stays on the screen. */
+gt_status hy_print_progress(trainer *t, double held_out) {
+    const hy_recent *r = &t->recent;
+    int stays = !isnan(held_out);
+    double per_step = (hy_now() - t->start) / (double)t->steps; /* evaluations included */
+    if (t->screen.is_live && t->held_out >= 0) held_out = t->held_out;
+    t->shown = hy_now();
+    hy_screen_progress(&t->screen,
+                       &(hy_screen_row){.step = t->steps,
+                                        .steps = t->options.steps,
+                                        .loss = hy_recent_mean(r, r->loss),
+                                        .held_out = held_out,
+                                        .grad_norm = hy_recent_mean(r, r->norm),
+                                        .ratio = hy_recent_mean(r, r->ratio),
+                                        .tokens_per_s = recent_speed(r),
+                                        .memory_mib = memory_mib(t),
+                                        .seconds_left = per_step * (double)(t->options.steps - t->steps)},
+                       stays);
+    return hy_flush_report();
+}
+
+/* Ends the line that is refreshed in place: something else will be printed. */
+void hy_end_progress(trainer *t) { hy_screen_leave(&t->screen); }
+
+/* held_out: NAN if there was no evaluation after this step. */
+gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe) {
+    return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
+                                               .tokens = t->tokens,
+                                               .loss = result->loss,
+                                               .held_out = held_out,
+                                               .grad_norm = result->norm[HY_GROUPS],
+                                               .rwkv_norm = result->norm[HY_RWKV],
+                                               .mamba_norm = result->norm[HY_MAMBA],
+                                               .ratio = result->ratio,
+                                               .lr = lr,
+                                               .tokens_per_s = recent_speed(&t->recent),
+                                               .memory_mib = memory_mib(t),
+                                               .seconds = hy_now() - t->start,
+                                               .probe = probe});
+}
+
+/* ---- gates and results ----------------------------------------------------------------------- */
+
+/* What the branches do; it follows the gates. */
+static void print_branches(const trainer *t) {
+    const hy_probe *p = &t->probe;
+    if (!p->has[0] || !p->has[1]) {
+        hy_screen_entry(&t->screen, START, "branches", "%s alone: RMS %.3g", p->has[0] ? "RWKV" : "Mamba",
+                        p->branch_rms[p->has[0] ? 0 : 1]);
+        return;
+    }
+    hy_screen_entry(&t->screen, START, "branches",
+                    "RWKV, Mamba: RMS before the mix %.3g, %.3g; gains %.3f, %.3f; gradient ratio "
+                    "%.3f; cosine %.3f (independent under 0.3)",
+                    p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1], t->ratio,
+                    p->branch_cosine);
+}
+
+gt_status hy_print_gates(const trainer *t, const char *when, int first) {
+    hy_screen_entry(&t->screen, 0, "", "gates %s: verdict, gate, value, bounds", when);
+    hy_gates_print(&t->screen, t->gates + first, t->gate_count - first);
+    print_branches(t);
+    puts("");
+    return hy_flush_report();
+}
+
+/* The held-out loss, last, and what it means. */
+void hy_print_loss(const trainer *t) {
+    const hy_screen *s = &t->screen;
+    hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
+                    t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
+                    t->held_out < t->text.entropy_held_out ? "better" : "worse");
+    hy_screen_entry(s, FINAL, "held-out", "all %s tokens: %.4f bits per %s, perplexity %.4f",
+                    hy_grouped(t->text.size - t->text.train).text, t->held_out / log(2),
+                    t->text.is_numbers || t->text.end_symbol >= 0 ? "token" : "byte", exp(t->held_out));
+    printf("held-out loss %.4f\n", t->held_out);
+}
+
+void hy_print_final(const trainer *t) {
+    const hy_recent *r = &t->recent;
+    const hy_screen *s = &t->screen;
+    hy_screen_entry(s, FINAL, "steps", "%s of %s, %s tokens, %.2f times the training part", hy_grouped(t->steps).text,
+                    hy_grouped(t->options.steps).text, hy_grouped(t->tokens).text,
+                    (double)t->tokens / (double)t->text.train);
+    hy_screen_entry(s, FINAL, "time", "%s, of which training %.1f s: %s tokens/s",
+                    hy_duration(hy_now() - t->start).text, t->train_seconds,
+                    hy_grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
+    if (t->speed > 0)
+        hy_screen_entry(s, FINAL, "speed", "steps %d to %d: %s tokens/s by the clock, evaluations left out", SPEED_FROM,
+                        SPEED_TO, hy_grouped((int64_t)t->speed).text);
+    hy_screen_entry(s, FINAL, "memory", "%.1f MiB", memory_mib(t));
+    hy_screen_entry(s, FINAL, "gates", "%d PASS, %d WARN, %d FAIL", hy_count_gates(t, HY_PASS),
+                    hy_count_gates(t, HY_WARN), hy_count_gates(t, HY_FAIL));
+    hy_screen_entry(s, FINAL, "training loss", "%.4f, mean of the last %d steps", hy_recent_mean(r, r->loss),
+                    hy_recent_count(r));
+    hy_print_loss(t);
+}

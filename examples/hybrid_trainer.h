@@ -1,0 +1,128 @@
+/* What the files of hybrid_train share: the state of a run, and what they call of each other.
+ *
+ * | file             | holds                                                             |
+ * |------------------|-------------------------------------------------------------------|
+ * | hybrid_setup.c   | before the first step: device, model file, text, model            |
+ * | hybrid_loop.c    | signals, steps, gates, the model file that is written             |
+ * | hybrid_report.c  | what is printed                                                   |
+ * | hybrid_instead.c | what a run can be asked for instead of training                   |
+ * | hybrid_train.c   | main                                                              | */
+#ifndef HYBRID_TRAINER_H
+#define HYBRID_TRAINER_H
+
+#include "hybrid_config.h"
+#include "hybrid_data.h"
+#include "hybrid_gates.h"
+#include "hybrid_generate.h"
+#include "hybrid_log.h"
+#include "hybrid_save.h"
+#include "hybrid_screen.h"
+
+enum { SPEED_FROM = 100, SPEED_TO = 500 }; /* steps between which the speed is measured */
+enum { GATES_MAX = 16 };
+#define MIB (1024.0 * 1024.0)
+
+typedef struct trainer {
+    hy_options options;
+    hy_text text;
+    int32_t first_token;    /* of the text */
+    char data[HY_TEXT_MAX]; /* its path */
+    hy_file file;           /* the model file that is read; no path: none */
+    int data_is_files;      /* 1: it says where the text is */
+    hy_backend *backend;
+    char why[256]; /* why this device */
+    hy_config config;
+    hy_plan plan;
+    hy_model *model;
+    hy_batch batch, first; /* the one at hand; the run's first, unless it is resumed */
+    hy_tracks tracks;
+    uint64_t random; /* state of the generator that places windows ... */
+    uint64_t before; /* ... and what it was before the batch at hand */
+    hy_log log;
+    hy_screen screen;
+    double start, shown; /* times of the first step and of the last progress line, in seconds */
+    double earlier;      /* seconds of the run before it was resumed */
+
+    hy_recent recent;
+    int64_t steps, tokens;     /* done */
+    double train_seconds;      /* without evaluations and samples */
+    double aside;              /* seconds spent on these */
+    double speed_start, speed; /* between SPEED_FROM and SPEED_TO, tokens/s; 0: not reached */
+    int64_t speed_tokens;
+    double loss_scale;   /* of fp16, else 1 */
+    int64_t scale_steps; /* good steps at this scale */
+    double first_loss, held_out;
+    int64_t saved;                /* step of the last model file; 0: none yet */
+    int64_t resumed;              /* step of the file of --resume */
+    char older[HY_PATH_MAX + 16]; /* name that the file got that was there before; "": none */
+    char not_saved[640];          /* why the last attempt failed; "": it did not */
+    char text_sum[65];            /* SHA-256 of the text, if model files are written or resumed */
+    hy_gate gates[GATES_MAX];
+    int gate_count, gates_at_start;
+    hy_probe probe; /* the latest for the gates ... */
+    double ratio;   /* ... and the gradient ratio beside it */
+} trainer;
+
+/* ---- hybrid_setup.c -------------------------------------------------------------------------- */
+
+/* "f32", "bf16", "f16" */
+extern const char *const hy_dtype_names[];
+
+/* Everything before the first step; program: argv[0]. */
+gt_status hy_set_up(trainer *t, const char *program);
+
+/* A model for the options at hand, in t->model; says what it needs if there is no memory. */
+gt_status hy_create_model(trainer *t, const hy_config *config);
+
+/* ---- hybrid_loop.c --------------------------------------------------------------------------- */
+
+/* Training and what comes after it. */
+gt_status hy_run_training(trainer *t);
+
+double hy_now(void); /* seconds of a clock that only goes forward */
+
+/* The first signal that asked the run to end; 0: none. */
+int hy_interrupted(void);
+
+/* Sets the trainer to where the file's run was. */
+gt_status hy_resume_run(trainer *t);
+
+/* Mean loss over the held-out part, or over its first `limit` tokens (0: all) in whole windows. */
+gt_status hy_evaluate(trainer *t, int64_t limit, double *loss);
+
+int hy_count_gates(const trainer *t, hy_verdict verdict);
+
+/* ---- hybrid_report.c -------------------------------------------------------------------------- */
+
+typedef struct hy_phrase {
+    char text[64];
+} hy_phrase;
+
+hy_phrase hy_grouped(int64_t n);           /* 1234567 as 1,234,567 */
+hy_phrase hy_part_of(const hy_text *text); /* which part of a text is held out */
+int hy_recent_count(const hy_recent *r);
+double hy_recent_mean(const hy_recent *r, const double *values);
+gt_status hy_flush_report(void); /* all that is printed is out */
+
+enum { START = 12, FINAL = 15 }; /* where the entries of the first and the last table begin */
+
+void hy_print_models(const trainer *t);
+void hy_print_start(const trainer *t);
+gt_status hy_print_progress(trainer *t, double held_out); /* of this step, NAN if it was not measured */
+void hy_end_progress(trainer *t);                         /* something else will be printed */
+gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe);
+gt_status hy_print_gates(const trainer *t, const char *when, int first);
+gt_status hy_print_sample(trainer *t);
+gt_status hy_print_text(trainer *t); /* of --generate */
+void hy_print_loss(const trainer *t);
+void hy_print_final(const trainer *t);
+
+/* ---- hybrid_instead.c -------------------------------------------------------------------------- */
+
+/* One step on the device and on the CPU; *failures counts the tensors that differ. */
+gt_status hy_check_device(trainer *t, int *failures);
+gt_status hy_bench_models(trainer *t);
+gt_status hy_plan_models(trainer *t); /* of the model that the options describe, or else of all */
+gt_status hy_print_held_out(trainer *t);
+
+#endif
