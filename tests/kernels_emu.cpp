@@ -59,13 +59,17 @@ int machine_launched(const char *kernel) {
 
 char *machine_allocate(size_t bytes, int is_filled) {
     void *memory = operator new(bytes, std::align_val_t(256));
-    if (is_filled) memset(memory, 0xff, bytes);
+    if (is_filled) machine_poison(static_cast<char *>(memory), bytes);
     return static_cast<char *>(memory);
 }
 
 void machine_release(char *memory) { operator delete(memory, std::align_val_t(256)); }
 
 void machine_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+
+void machine_poison(char *memory, size_t bytes) { memset(memory, 0xff, bytes); }
+
+size_t machine_memory(size_t *total) { return *total = (size_t)1 << 40; }
 
 void *machine_cublaslt(void) {
 #ifdef GT_WITH_CUBLASLT

@@ -74,7 +74,7 @@ char *machine_allocate(size_t bytes, int is_filled) {
         best = &blocks.back();
     }
     best->is_free = false;
-    must(cudaMemset(best->memory, 0xff, bytes), "cudaMemset");
+    machine_poison(best->memory, bytes);
     return best->memory;
 }
 
@@ -89,6 +89,14 @@ void machine_release(char *memory) {
 
 void machine_copy(void *to, const void *from, size_t bytes) {
     must(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+void machine_poison(char *memory, size_t bytes) { must(cudaMemset(memory, 0xff, bytes), "cudaMemset"); }
+
+size_t machine_memory(size_t *total) {
+    size_t available;
+    must(cudaMemGetInfo(&available, total), "cudaMemGetInfo");
+    return available;
 }
 
 static gt_status enqueue(const machine_job *job, cudaStream_t stream) {

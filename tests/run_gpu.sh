@@ -102,7 +102,7 @@ build() {
 # Meson first compiles what the tests need.
 suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
-# Nothing may be skipped here.  Then wkv6 from PTX, which is without what only compute capability 9.0 has.
+# Nothing may be skipped here: neither tests, nor large tensors that the GPU has too little memory for.  Then wkv6 from PTX, which is without what only compute capability 9.0 has.
 gpu() {
     local started=$SECONDS
     suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&
@@ -130,9 +130,9 @@ sanitize() {
         # Hard cases and large tensors are long for racecheck, large ones for initcheck too: fewer and shorter.
         case $tool in
         memcheck) commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short") ;;
-        racecheck) commands+=("test_wkv6_hard_gpu --short" "test_ssd_hard_gpu --short" "test_gpu_large --short") ;;
+        racecheck) commands+=("test_wkv6_hard_gpu --short" "test_ssd_hard_gpu --short" "test_gpu_large --short bf16") ;;
         initcheck)
-            commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short" "test_gpu_large --short")
+            commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short" "test_gpu_large --short bf16")
             preload=$build/clear_products.so # says why
             cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
             cc -shared -fPIC -I"$cuda/include" -o "$preload" "$root/tests/clear_products.c" -L"$cuda/lib64" -lcudart \
@@ -140,7 +140,7 @@ sanitize() {
             ;;
         esac
     else
-        commands+=(test_gpu_large)
+        commands+=("test_gpu_large bf16")
     fi
     compile tests/test_kernels_gpu tests/test_{wkv6,ssd}_hard_gpu tests/test_hybrid_ops tests/test_gpu_large \
         examples/hybrid_train || return

@@ -49,6 +49,10 @@ char *machine_allocate(size_t bytes, int is_filled);
 void machine_release(char *memory);
 /* From and to machine memory and the host's. */
 void machine_copy(void *to, const void *from, size_t bytes);
+/* Makes machine memory NaN in every dtype. */
+void machine_poison(char *memory, size_t bytes);
+/* Bytes that are free, and all that the machine has. */
+size_t machine_memory(size_t *total);
 
 /* The handle that rmsnorm_linear is given: of cuBLASLt with GT_WITH_CUBLASLT, else NULL. */
 void *machine_cublaslt(void);

@@ -188,6 +188,7 @@ const test_op test_op_conv1d = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {CONV1D(.B = 1, .T = 300, .D = 256, .W = 4, .activation = GT_ACT_SILU)},
     .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
     /* the gradient of the state is added last, where one call adds that of each token in turn */

@@ -117,6 +117,7 @@ const test_op test_op_norm_gate = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {GATE(.M = 1, .D = 512)},
     .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
     .host_rows = host_rows,

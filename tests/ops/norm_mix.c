@@ -83,6 +83,7 @@ const test_op test_op_norm_mix = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {MIX(.M = 1, .D = 512)},
     .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
     .host_rows = host_rows,

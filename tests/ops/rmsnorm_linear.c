@@ -122,6 +122,7 @@ const test_op test_op_rmsnorm_linear = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
     .draw = draw,
     /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},

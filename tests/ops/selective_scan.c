@@ -179,6 +179,7 @@ const test_op test_op_selective_scan = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {SCAN(.B = 1, .T = 130, .D = 320, .N = 8, .softplus = 1, .segments = 1)},
     .draw = draw,
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,

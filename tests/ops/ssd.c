@@ -303,6 +303,7 @@ const test_op test_op_ssd = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .softplus = 1, .segments = 1)},
     .draw = draw,
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,

@@ -242,6 +242,7 @@ const test_op test_op_wkv6 = {
     .sizes = sizes,
     .many = many,
     .sums = sums,
+    .large = {WKV6(.B = 1, .T = 130, .H = 5, .N = 64, .segments = 1)},
     .draw = draw,
     .set_fill = set_fill,
     .set_regime = set_regime,
