@@ -43,8 +43,7 @@ void bench_open(bench_call *c, const bench_machine *machine, const test_case *ro
     c->pass = pass;
     c->is_inference = is_inference;
     c->args = c->row.args;
-    if (!strcmp(row->op, "rmsnorm_linear"))
-        set_pointer(&c->args, offsetof(gt_rmsnorm_linear_args, cublaslt), machine->cublaslt);
+    if (c->functions->handle) set_pointer(&c->args, c->functions->handle, machine->cublaslt);
     status = gt_prepare(c->op, GT_QUERY, GT_HOST, &c->args, &c->filled, &c->dims);
     if (status != GT_OK) fail(row->op, status);
     describe_shape(c);

@@ -164,6 +164,18 @@ typedef struct test_property {
     void (*check)(const test_runner *r, const test_case *c, double tolerance);
 } test_property;
 
+/* A case and what its inputs hold, as the formulas see them. */
+typedef struct formula {
+    const test_case *c;
+    const test_values *in;
+} formula;
+
+/* An element of an output, written out a second way: see ops/formula.h. */
+typedef struct test_formula {
+    const char *tensor; /* NULL ends a list */
+    double (*of)(const formula *f, int64_t i, int64_t j, int64_t k, int64_t l);
+} test_formula;
+
 /* ---- operators ------------------------------------------------------------------------------- */
 
 /* What tests and bench must know of an operator beyond its table: ops/OP.c. */
@@ -196,7 +208,8 @@ typedef struct test_op {
     /* NULL, or: how inputs are drawn that are not as others of their name; the n-th of the regimes of decays. */
     void (*set_fill)(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map);
     void (*set_regime)(test_case *c, int n);
-    test_tolerance kernels; /* what the kernels may lose */
+    test_tolerance kernels;       /* what the kernels may lose */
+    const test_formula *formulas; /* of every output of forward */
     /* What must hold of this operator alone; NULL or a list that ends with what NULL. */
     const test_property *properties;
     /* By dtype: what the time cut in two may change in the twins.  0: nothing. */

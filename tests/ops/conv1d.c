@@ -1,5 +1,5 @@
-/* conv1d: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* conv1d: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_OVER_TIME(conv1d)
 
@@ -148,6 +148,34 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+/* Input i of a sequence, i = 0 being the oldest before its first token. */
+static double input(const formula *f, formula_sequence q, int64_t i, int64_t d) {
+    const int64_t before = f->c->args.conv1d.W - 1;
+    return i < before ? formula_value(f, "state_in", q.row, d, i, 0)
+                      : formula_value(f, "x", q.b, q.first + i - before, d, 0);
+}
+
+static double y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
+    const formula_sequence q = formula_sequence_of_token(f, b, t);
+    double sum = formula_value(f, "bias", d, 0, 0, 0);
+    (void)unused;
+    if (q.row < 0) return 0;
+    for (int64_t j = 0; j < f->c->args.conv1d.W; j++)
+        sum += formula_value(f, "weight", d, j, 0, 0) * input(f, q, t - q.first + j, d);
+    return f->c->args.conv1d.activation == GT_ACT_SILU ? formula_silu(sum) : sum;
+}
+
+static double state_out(const formula *f, int64_t row, int64_t d, int64_t j, int64_t unused) {
+    (void)unused;
+    if (!formula_has_sequence(f, row)) return 0;
+    const formula_sequence q = formula_sequence_of_row(f, row);
+    return input(f, q, q.last - q.first + j, d);
+}
+
+static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, label, missing, ...)                                                                                \
@@ -181,19 +209,9 @@ static const test_bench_cut cuts[] = {{"D", 4}, {NULL, 0}};
 
 const test_op test_op_conv1d = {
     TEST_OVER_TIME(conv1d),
-    .fields = fields,
-    .bad_values = bad_values,
-    .cases = cases,
-    .packed = packed,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {CONV1D(.B = 1, .T = 300, .D = 256, .W = 4, .activation = GT_ACT_SILU)},
-    .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
     /* the gradient of the state is added last, where one call adds that of each token in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_cuts = cuts,
 };

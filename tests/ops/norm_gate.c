@@ -1,5 +1,5 @@
-/* norm_gate: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* norm_gate: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_OF_ROWS(norm_gate)
 
@@ -82,6 +82,28 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+static double silu_of_z(const formula *f, int64_t m, int64_t d) {
+    return formula_has(f, "z") ? formula_silu(formula_value(f, "z", m, d, 0, 0)) : 1;
+}
+
+/* What is normalised. */
+static double input(const formula *f, int64_t m, int64_t d) {
+    return formula_value(f, "x", m, d, 0, 0) * (f->c->args.norm_gate.gate_first ? silu_of_z(f, m, d) : 1);
+}
+
+static double y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j) {
+    const gt_norm_gate_args *a = &f->c->args.norm_gate;
+    const double normalised = formula_norm(f, input, m, d, a->D / (a->H ? a->H : 1), a->norm, a->eps) *
+                                  formula_value(f, "gamma", d, 0, 0, 0) +
+                              formula_value(f, "beta", d, 0, 0, 0);
+    (void)i, (void)j;
+    return normalised * (a->gate_first ? 1 : silu_of_z(f, m, d));
+}
+
+static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW_RMS(types, ...)                                                                                            \
@@ -110,17 +132,8 @@ static const test_bench_draw draws[] = {{"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0
 
 const test_op test_op_norm_gate = {
     TEST_OVER_ROWS(norm_gate),
-    .fields = fields,
-    .bad_values = bad_values,
     .optional_size = {AT(norm_gate, H), 2},
-    .cases = cases,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {GATE(.M = 1, .D = 512)},
-    .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
 };

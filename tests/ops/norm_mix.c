@@ -1,5 +1,5 @@
-/* norm_mix: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* norm_mix: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_OF_ROWS(norm_mix)
 
@@ -57,6 +57,22 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+static double a(const formula *f, int64_t m, int64_t d) { return formula_value(f, "a", m, d, 0, 0); }
+static double b(const formula *f, int64_t m, int64_t d) { return formula_value(f, "b", m, d, 0, 0); }
+
+static double y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j) {
+    const gt_norm_mix_args *args = &f->c->args.norm_mix;
+    const int64_t n = args->D / (args->H ? args->H : 1);
+    (void)i, (void)j;
+    return formula_value(f, "residual", m, d, 0, 0) +
+           formula_value(f, "gain_a", d, 0, 0, 0) * formula_norm(f, a, m, d, n, GT_NORM_RMS, args->eps) +
+           formula_value(f, "gain_b", d, 0, 0, 0) * formula_norm(f, b, m, d, n, GT_NORM_RMS, args->eps);
+}
+
+static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, ...)                                                                                                \
@@ -76,17 +92,8 @@ static const test_bench_draw draws[] = {{"gain_a gain_b", {0, 1, 0.3f}}, {NULL, 
 
 const test_op test_op_norm_mix = {
     TEST_OVER_ROWS(norm_mix),
-    .fields = fields,
-    .bad_values = bad_values,
     .optional_size = {AT(norm_mix, H), 2},
-    .cases = cases,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {MIX(.M = 1, .D = 512)},
-    .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
 };

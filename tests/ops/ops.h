@@ -1,5 +1,6 @@
-/* What the files of this folder share.  Each has one operator: its functions, how its inputs are drawn, its cases and
- * its rows of the bench, put together at its end in a test_op. */
+/* What the files of this folder share.  Each has one operator: its functions, how its inputs are drawn, its cases, its
+ * formula once more, and its rows of the bench, put together at its end in a test_op.  Beside it OP.spills, where an
+ * operator has one, says which of its kernels may spill registers: see check_resources.sh. */
 #ifndef TEST_OPS_H
 #define TEST_OPS_H
 
@@ -22,13 +23,15 @@
     TEST_TWINS_OVER_TIME(op)                                                                                           \
     TEST_TWIN(op, segment) TEST_TWIN(op, segment_backward) TEST_TWIN(op, join) TEST_TWIN(op, join_backward)
 
-/* What every test_op begins with. */
+/* What every test_op begins with; the lists are the file's own, by these names. */
 #define TEST_OP(op)                                                                                                    \
-    .name = #op, .table = gt_op_##op, .args_size = gt_##op##_args_size, .args_bytes = sizeof(gt_##op##_args)
+    .name = #op, .table = gt_op_##op, .args_size = gt_##op##_args_size, .args_bytes = sizeof(gt_##op##_args),          \
+    .fields = fields, .bad_values = bad_values, .cases = cases, .sizes = sizes, .many = many, .sums = sums,            \
+    .draw = draw, .formulas = formulas, .host_rows = host_rows, .gpu_rows = gpu_rows
 #define TEST_OVER_ROWS(op)                                                                                             \
     TEST_OP(op), .twin = {op##_forward, op##_backward, NULL}, .twin64 = {op##_forward64, op##_backward64, NULL}
 #define TEST_OVER_TIME(op)                                                                                             \
-    TEST_OP(op), .twin = {op##_forward, op##_backward, op##_step},                                                     \
+    TEST_OP(op), .packed = packed, .twin = {op##_forward, op##_backward, op##_step},                                   \
                  .twin64 = {op##_forward64, op##_backward64, op##_step64}
 
 #define TEST_PASSES_IN_PIECES(op, kind)                                                                                \
@@ -36,7 +39,8 @@
         op##_forward##kind, op##_backward##kind, op##_step##kind, op##_segment##kind, op##_segment_backward##kind,     \
             op##_join##kind, op##_join_backward##kind                                                                  \
     }
-#define TEST_IN_PIECES(op) TEST_OP(op), .twin = TEST_PASSES_IN_PIECES(op, ), .twin64 = TEST_PASSES_IN_PIECES(op, 64)
+#define TEST_IN_PIECES(op)                                                                                             \
+    TEST_OP(op), .packed = packed, .twin = TEST_PASSES_IN_PIECES(op, ), .twin64 = TEST_PASSES_IN_PIECES(op, 64)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 

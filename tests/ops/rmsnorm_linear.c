@@ -1,5 +1,5 @@
-/* rmsnorm_linear: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* rmsnorm_linear: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_OF_ROWS(rmsnorm_linear)
 
@@ -89,6 +89,23 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+static double x(const formula *f, int64_t m, int64_t d) { return formula_value(f, "x", m, d, 0, 0); }
+
+static double y(const formula *f, int64_t m, int64_t o, int64_t i, int64_t j) {
+    const gt_rmsnorm_linear_args *a = &f->c->args.rmsnorm_linear;
+    double sum = formula_value(f, "bias", o, 0, 0, 0);
+    (void)i, (void)j;
+    for (int64_t d = 0; d < a->D; d++)
+        sum += formula_value(f, "weight", o, d, 0, 0) *
+               (formula_norm(f, x, m, d, a->D, a->norm, a->eps) * formula_value(f, "gamma", d, 0, 0, 0) +
+                formula_value(f, "beta", d, 0, 0, 0));
+    return sum;
+}
+
+static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, ...)                                                                                                \
@@ -116,19 +133,10 @@ static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
 
 const test_op test_op_rmsnorm_linear = {
     TEST_OVER_ROWS(rmsnorm_linear),
-    .fields = fields,
-    .bad_values = bad_values,
-    .cases = cases,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
-    .draw = draw,
     /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
     .handle = AT(rmsnorm_linear, cublaslt),
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"MDO", 2, 4},

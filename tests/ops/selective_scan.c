@@ -1,5 +1,5 @@
-/* selective_scan: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* selective_scan: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_OVER_TIME(selective_scan)
 
@@ -137,6 +137,42 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, test_ssm_absent);
 }
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+static double delta(const formula *f, int64_t b, int64_t t, int64_t d) {
+    const double s = formula_value(f, "dt", b, t, d, 0) + formula_value(f, "dt_bias", d, 0, 0, 0);
+    return f->c->args.selective_scan.softplus ? log(1 + exp(s)) : s;
+}
+
+static double u(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
+    (void)unused;
+    return formula_value(f, "u", b, t, d, 0);
+}
+
+static double state_in(const formula *f, int64_t row, int64_t d, int64_t unused, int64_t n) {
+    (void)unused;
+    return formula_value(f, "state_in", row, d, n, 0);
+}
+
+static formula_ssm ssm_of(const formula *f) {
+    const gt_selective_scan_args *a = &f->c->args.selective_scan;
+    return (formula_ssm){a->D, a->G, a->N, delta, u, state_in};
+}
+
+static double y(const formula *f, int64_t b, int64_t t, int64_t d, int64_t unused) {
+    const formula_ssm s = ssm_of(f);
+    (void)unused;
+    return formula_ssm_y(f, &s, b, t, d, 0, formula_value(f, "Dskip", d, 0, 0, 0), formula_value(f, "z", b, t, d, 0));
+}
+
+static double state_out(const formula *f, int64_t row, int64_t d, int64_t n, int64_t unused) {
+    const formula_ssm s = ssm_of(f);
+    (void)unused;
+    return formula_ssm_state_out(f, &s, row, d, 0, n);
+}
+
+static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, label, missing, ...)                                                                                \
@@ -171,21 +207,11 @@ static const test_bench_cut cuts[] = {{"D", 4}, {"NB", 2}, {NULL, 0}};
 
 const test_op test_op_selective_scan = {
     TEST_OVER_TIME(selective_scan),
-    .fields = fields,
-    .bad_values = bad_values,
     .optional_size = {AT(selective_scan, G), 2},
-    .cases = cases,
-    .packed = packed,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {SCAN(.B = 1, .T = 130, .D = 320, .N = 8, .softplus = 1, .segments = 1)},
-    .draw = draw,
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
     .bench_cuts = cuts,
 };

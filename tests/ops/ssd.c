@@ -1,5 +1,5 @@
-/* ssd: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* ssd: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_IN_PIECES(ssd)
 
@@ -237,6 +237,40 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "reduce_rows_kernel",
                                        NULL};
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+static double delta(const formula *f, int64_t b, int64_t t, int64_t h) {
+    const gt_ssd_args *a = &f->c->args.ssd;
+    double s = formula_value(f, "dt", b, t, h, 0) + formula_value(f, "dt_bias", h, 0, 0, 0);
+    if (a->softplus) s = log(1 + exp(s));
+    return a->dt_limit ? fmin(fmax(s, a->dt_min), a->dt_max) : s;
+}
+
+static double x(const formula *f, int64_t b, int64_t t, int64_t h, int64_t p) {
+    return formula_value(f, "x", b, t, h, p);
+}
+
+static double state_in(const formula *f, int64_t row, int64_t h, int64_t p, int64_t n) {
+    return formula_value(f, "state_in", row, h, p, n);
+}
+
+static formula_ssm ssm_of(const formula *f) {
+    const gt_ssd_args *a = &f->c->args.ssd;
+    return (formula_ssm){a->H, a->G, a->N, delta, x, state_in};
+}
+
+static double y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t p) {
+    const formula_ssm s = ssm_of(f);
+    return formula_ssm_y(f, &s, b, t, h, p, formula_value(f, "Dskip", h, p, 0, 0), formula_value(f, "z", b, t, h, p));
+}
+
+static double state_out(const formula *f, int64_t row, int64_t h, int64_t p, int64_t n) {
+    const formula_ssm s = ssm_of(f);
+    return formula_ssm_state_out(f, &s, row, h, p, n);
+}
+
+static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, label, missing, ...)                                                                                \
@@ -295,16 +329,8 @@ static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 
 const test_op test_op_ssd = {
     TEST_IN_PIECES(ssd),
-    .fields = fields,
-    .bad_values = bad_values,
     .optional_size = {AT(ssd, G), 2},
-    .cases = cases,
-    .packed = packed,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .softplus = 1, .segments = 1)},
-    .draw = draw,
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
     /* what is promised: all products are of f16 numbers (11 bits), and so is what ddt is made of */
@@ -312,8 +338,6 @@ const test_op test_op_ssd = {
     .properties = properties,
     .more_times = more_times,
     .launched = launched,
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"BTHPN", 4, 12},

@@ -1,5 +1,5 @@
-/* wkv6: cases of the tests, and rows of the bench. */
-#include "ops.h"
+/* wkv6: cases of the tests, a second formula, and rows of the bench. */
+#include "formula.h"
 
 TEST_TWINS_IN_PIECES(wkv6)
 
@@ -203,6 +203,45 @@ static void zero_decay_is_flat(const test_runner *r, const test_case *c, double 
 static const test_property properties[] = {{"dw is 0 where the decay is", TEST_MEDIUM, zero_decay_is_flat},
                                            {NULL, TEST_TINY, NULL}};
 
+/* ---- the formula, written out a second way ---------------------------------------------------- */
+
+/* prod_{first <= m < last} d_m */
+static double decay_between(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h, int64_t n) {
+    double log_decay = 0;
+    for (int64_t m = first; m < last; m++) {
+        const double w = formula_value(f, "w", b, m, h, n);
+        log_decay += f->c->args.wkv6.decay == GT_DECAY_LOG ? w : -exp(w);
+    }
+    return exp(log_decay);
+}
+
+/* Element [n,j] of the state before token t. */
+static double state_before(const formula *f, formula_sequence q, int64_t t, int64_t h, int64_t n, int64_t j) {
+    double S = decay_between(f, q.b, q.first, t, h, n) * formula_value(f, "state_in", q.row, h, n, j);
+    for (int64_t s = q.first; s < t; s++)
+        S += decay_between(f, q.b, s + 1, t, h, n) * formula_value(f, "k", q.b, s, h, n) *
+             formula_value(f, "v", q.b, s, h, j);
+    return S;
+}
+
+static double y(const formula *f, int64_t b, int64_t t, int64_t h, int64_t j) {
+    const formula_sequence q = formula_sequence_of_token(f, b, t);
+    double sum = 0;
+    for (int64_t n = 0; n < f->c->args.wkv6.N && q.row >= 0; n++)
+        sum += formula_value(f, "r", b, t, h, n) *
+               (state_before(f, q, t, h, n, j) + formula_value(f, "u", h, n, 0, 0) * formula_value(f, "k", b, t, h, n) *
+                                                     formula_value(f, "v", b, t, h, j));
+    return f->c->args.wkv6.scale ? f->c->args.wkv6.scale * sum : sum;
+}
+
+static double state_out(const formula *f, int64_t row, int64_t h, int64_t n, int64_t j) {
+    if (!formula_has_sequence(f, row)) return 0;
+    const formula_sequence q = formula_sequence_of_row(f, row);
+    return state_before(f, q, q.last, h, n, j);
+}
+
+static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NULL, NULL}};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, missing, ...)                                                                                       \
@@ -234,16 +273,8 @@ static const test_bench_cut cuts[] = {{"H", 2}, {NULL, 0}};
 
 const test_op test_op_wkv6 = {
     TEST_IN_PIECES(wkv6),
-    .fields = fields,
-    .bad_values = bad_values,
     .optional_size = {AT(wkv6, V), 5},
-    .cases = cases,
-    .packed = packed,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
     .large = {WKV6(.B = 1, .T = 130, .H = 5, .N = 64, .segments = 1)},
-    .draw = draw,
     .set_fill = set_fill,
     .set_regime = set_regime,
     /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so are fp16's factors
@@ -251,8 +282,6 @@ const test_op test_op_wkv6 = {
      * channel) */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
     .properties = properties,
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"BTHNV", 4, 12},

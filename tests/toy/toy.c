@@ -1,5 +1,5 @@
-/* The toy: cases of the tests, and rows of the bench. */
-#include "../ops/ops.h"
+/* The toy: cases of the tests, a second formula, and rows of the bench. */
+#include "../ops/formula.h"
 
 TEST_TWINS_OF_ROWS(toy)
 
@@ -32,20 +32,19 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
+static double y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j) {
+    const double gamma = formula_value(f, "gamma", d, 0, 0, 0);
+    (void)i, (void)j;
+    return (f->c->args.toy.negate ? -gamma : gamma) * pow(formula_value(f, "x", m, d, 0, 0), 2) + f->c->args.toy.shift;
+}
+
+static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
+
 static const test_bench_row host_rows[] = {{{TOY(.M = 256, .D = 64), .name = ""}, TEST_F32 | TEST_BF16},
                                            {{.op = NULL}, 0}};
 static const test_bench_row gpu_rows[] = {{{TOY(.M = 65536, .D = 512), .name = ""}, TEST_BF16}, {{.op = NULL}, 0}};
 
 const test_op test_op_toy = {
     TEST_OVER_ROWS(toy),
-    .fields = fields,
-    .bad_values = bad_values,
-    .cases = cases,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
-    .draw = draw,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
 };
