@@ -87,6 +87,9 @@ static const row rows[] = {
     {"stateful", FLAG, AT(stateful), NULL, "no",
      .help = "cut the text into one track per window of the batch; each batch goes on where the last "
              "one ended, with its states; a document end resets them"},
+    {"recompute", FLAG, AT(recompute), NULL, "no",
+     .help = "keep each layer's input alone, and run the layer again for backward: a fraction of the memory, more "
+             "time, the same numbers"},
 
     {"Model files", .kind = SECTION},
     {"save", PATH, AT(save), "FILE", "",
@@ -545,7 +548,7 @@ static const char *const kept[] = {
     "stateful", "separator",
     /* the rest */
     "dtype", "data", "eval-every", "eval-tokens", "log-every", "sample", "sample-every", "prompt", "temperature",
-    "top-k", "gates-strict", "save-every", NULL};
+    "top-k", "gates-strict", "save-every", "recompute", NULL};
 enum { OF_MODEL = 11, OF_RESULT = 25 };
 
 const char *hy_options_kept(int i) { return kept[i]; }

@@ -26,7 +26,7 @@ typedef struct hy_options {
     int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn;
     int64_t steps, batch, seq, warmup, seed;
     double lr, min_lr, weight_decay, clip;
-    int stateful;
+    int stateful, recompute;
     char device[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;

@@ -158,6 +158,8 @@ struct hy_model {
     size_t scratch_bytes;
 
     pass trained;   /* forward whose backward is still to come; M = 0: none */
+    pass latest;    /* recompute: the forward that left the layers' inputs; M = 0: not known */
+    int held;       /* recompute: the layer whose activations are there; -1: not known */
     int accumulate; /* of that backward */
     float loss_scale;
     int64_t steps;
@@ -168,6 +170,8 @@ struct hy_model {
 static inline int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
 static inline int has_mamba(const hy_model *m) { return m->config.mix != HY_MIX_RWKV; }
 static inline int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
+/* Layers share their activations, but for their inputs. */
+static inline int recomputes(const hy_model *m) { return m->config.recompute && !m->config.inference; }
 static inline int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
 
 static inline int64_t in_rows(const hy_model *m) { return 2 * m->I + (is_mamba1(m) ? 0 : 2 * m->S + m->Hm); }
@@ -259,12 +263,14 @@ gt_status hy_params_round(hy_model *m);
 /* hybrid_memory.c */
 gt_status hy_states_zero(const hy_model *m, const state_set *s);
 
-/* hybrid_layer.c; out: [M,C], what leaves the layer. */
+/* hybrid_layer.c; out: [M,C], what leaves the layer; NULL: not wanted, and then the last product is left out. */
 gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out);
 gt_status hy_layer_backward(const hy_model *m, int l);
+/* Makes the activations of layer l those of the latest forward. */
+gt_status hy_layer_restore(hy_model *m, int l);
 
 /* hybrid_model.c: from the uploaded tokens to the loss. */
 gt_status hy_batch_upload(hy_model *m, const int32_t *tokens, const int32_t *targets);
-gt_status hy_forward(const hy_model *m, const pass *p);
+gt_status hy_forward(hy_model *m, const pass *p);
 
 #endif

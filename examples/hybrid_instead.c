@@ -52,19 +52,25 @@ gt_status hy_bench_models(trainer *t) {
 /* A row of a plan: one model, one batch, for training and for inference. */
 static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batch) {
     const double tokens = (double)(batch * t->options.seq);
-    hy_config lean = *model;
-    hy_plan p, inference;
-    lean.inference = 1;
-    gt_status status = hy_model_plan(t->backend, model, t->text.vocab, (int)batch, (int)t->options.seq, &p);
-    if (status == GT_OK)
-        status = hy_model_plan(t->backend, &lean, t->text.vocab, (int)batch, (int)t->options.seq, &inference);
-    if (status != GT_OK) return status;
+    hy_config lean = *model, again = *model;
+    hy_plan p, inference, recompute;
+    const struct {
+        const hy_config *config;
+        hy_plan *plan;
+    } plans[] = {{model, &p}, {&lean, &inference}, {&again, &recompute}};
+    lean.inference = 1, again.recompute = 1;
+    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+        gt_status status =
+            hy_model_plan(t->backend, plans[i].config, t->text.vocab, (int)batch, (int)t->options.seq, plans[i].plan);
+        if (status != GT_OK) return status;
+    }
     printf("%s,%s,%d,%d,%d,%lld,%lld,%lld", model->name, hy_dtype_names[t->backend->dtype], model->hidden,
            model->layers, t->text.vocab, (long long)p.parameters, (long long)batch, (long long)t->options.seq);
     const size_t parts[] = {p.weights, p.gradients, p.optimizer, p.activations,  p.backward,
                             p.states,  p.workspace, p.total,     inference.total};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) printf(",%.1f", (double)parts[i] / MIB);
-    printf(",%.3f,%.3f\n", (double)p.total / 1024 / tokens, (double)inference.total / 1024 / tokens);
+    printf(",%.3f,%.3f,%.1f\n", (double)p.total / 1024 / tokens, (double)inference.total / 1024 / tokens,
+           (double)recompute.total / MIB);
     return hy_flush_report();
 }
 
@@ -76,13 +82,17 @@ gt_status hy_plan_models(trainer *t) {
     const hy_config *list = hy_model_list(&count);
     gt_status status = GT_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) is_one |= hy_options_given(&t->options, sizes[i]);
-    printf("# MiB on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s\n"
+    printf("# MiB on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s%s\n"
            "model,dtype,hidden,layers,vocab,parameters,batch,seq,weights,gradients,optimizer,activations,backward,"
-           "states,workspace,training,inference,training_kib_per_token,inference_kib_per_token\n",
-           t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated");
+           "states,workspace,training,inference,training_kib_per_token,inference_kib_per_token,training_recompute\n",
+           t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated",
+           t->config.recompute ? "; layers are run again for backward" : "");
     for (int i = 0; i < (is_one ? 1 : count); i++)
-        for (int k = 0; k < batches->count && status == GT_OK; k++)
-            status = plan_row(t, is_one ? &t->config : &list[i], batches->of[k]);
+        for (int k = 0; k < batches->count && status == GT_OK; k++) {
+            hy_config model = is_one ? t->config : list[i];
+            model.recompute = t->config.recompute;
+            status = plan_row(t, &model, batches->of[k]);
+        }
     return status;
 }
 

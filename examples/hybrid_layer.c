@@ -4,26 +4,16 @@
 /* ---- forward ------------------------------------------------------------------------------- */
 
 /* y = x weight^T + beta y */
+/* clang-format off */
 static gt_status linear_forward(const hy_model *m, const pass *p, linear k, float beta) {
-    hy_gemm_args g = {.M = p->M,
-                      .N = k.outputs,
-                      .K = k.inputs,
-                      .trans_b = 1,
-                      .dtype = m->be->dtype,
-                      .c_dtype = k.y_dtype,
-                      .alpha = 1,
-                      .beta = beta,
-                      .a = k.x,
-                      .b = weight_of(m, k.weight),
-                      .c = k.y,
-                      .lda = k.x_row,
-                      .ldc = k.y_row,
-                      .count = k.count,
-                      .a_step = k.x_step,
-                      .b_step = k.outputs * k.inputs,
-                      .c_step = k.y_step};
+    hy_gemm_args g = {.M = p->M, .N = k.outputs, .K = k.inputs, .trans_b = 1,
+                      .dtype = m->be->dtype, .c_dtype = k.y_dtype, .alpha = 1, .beta = beta,
+                      .a = k.x, .b = weight_of(m, k.weight), .c = k.y, .lda = k.x_row,
+                      .ldc = k.y_row, .count = k.count, .a_step = k.x_step,
+                      .b_step = k.outputs * k.inputs, .c_step = k.y_step};
     return m->be->gemm(m->be, &g);
 }
+/* clang-format on */
 
 static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
@@ -107,8 +97,21 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     TRY(forward_mix(m, l, p));
     TRY(be->rmsnorm_linear_forward(be, &up));
     TRY(be->map_forward(be, &gelu));
+    if (!out) return GT_OK;
     TRY(be->copy(be, out, a->middle, (size_t)(p->M * m->C) * act_bytes(m)));
     return linear_forward(m, p, ffn_down_of(m, l, out), 1);
+}
+
+/* The same calls with the same arguments as in that forward, so that all bits are the same.  A pass whose states are
+ * updated in place cannot be run again. */
+gt_status hy_layer_restore(hy_model *m, int l) {
+    if (!recomputes(m) || m->held == l) return GT_OK;
+    if (!m->latest.M || m->latest.in == &m->decoding)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "recompute: the activations of layer %d are gone", l);
+    m->held = -1;
+    TRY(hy_layer_forward(m, l, &m->latest, NULL));
+    m->held = l;
+    return GT_OK;
 }
 
 /* ---- backward ---------------------------------------------------------------------------------
@@ -117,43 +120,23 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
  * forward. */
 
 /* dx = dy weight + beta dx, and the gradient of the weight; dy and dx lie as y and x. */
+/* clang-format off */
 static gt_status linear_backward(const hy_model *m, linear k, const void *dy, void *dx, float beta) {
     int64_t M = m->trained.M;
-    hy_gemm_args weight = {.M = k.outputs,
-                           .N = k.inputs,
-                           .K = M,
-                           .trans_a = 1,
-                           .dtype = m->be->dtype,
-                           .c_dtype = GT_F32,
-                           .alpha = 1,
-                           .beta = (float)m->accumulate,
-                           .a = dy,
-                           .b = k.x,
-                           .c = grad_of(m, k.weight),
-                           .lda = k.y_row,
-                           .ldb = k.x_row,
-                           .count = k.count,
-                           .a_step = k.y_step,
-                           .b_step = k.x_step,
+    hy_gemm_args weight = {.M = k.outputs, .N = k.inputs, .K = M, .trans_a = 1,
+                           .dtype = m->be->dtype, .c_dtype = GT_F32, .alpha = 1,
+                           .beta = (float)m->accumulate, .a = dy, .b = k.x,
+                           .c = grad_of(m, k.weight), .lda = k.y_row, .ldb = k.x_row,
+                           .count = k.count, .a_step = k.y_step, .b_step = k.x_step,
                            .c_step = k.outputs * k.inputs};
-    hy_gemm_args input = {.M = M,
-                          .N = k.inputs,
-                          .K = k.outputs,
-                          .dtype = m->be->dtype,
-                          .alpha = 1,
-                          .beta = beta,
-                          .a = dy,
-                          .b = weight_of(m, k.weight),
-                          .c = dx,
-                          .lda = k.y_row,
-                          .ldc = k.x_row,
-                          .count = k.count,
-                          .a_step = k.y_step,
-                          .b_step = k.outputs * k.inputs,
-                          .c_step = k.x_step};
+    hy_gemm_args input = {.M = M, .N = k.inputs, .K = k.outputs, .dtype = m->be->dtype, .alpha = 1,
+                          .beta = beta, .a = dy, .b = weight_of(m, k.weight), .c = dx,
+                          .lda = k.y_row, .ldc = k.x_row, .count = k.count, .a_step = k.y_step,
+                          .b_step = k.outputs * k.inputs, .c_step = k.x_step};
     TRY(m->be->gemm(m->be, &weight));
     return m->be->gemm(m->be, &input);
 }
+/* clang-format on */
 
 static gt_status add_part(const hy_model *m) {
     hy_add_args add = {.n = m->trained.M * m->C, .dtype = m->be->dtype, .x = m->grad.part, .y = m->grad.x};

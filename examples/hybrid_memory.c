@@ -68,11 +68,13 @@ static void take_activations(arena *a, hy_model *m) {
     m->targets = take(a, (size_t)m->M * sizeof *m->targets);
     m->keep = take(a, (size_t)m->B * sizeof *m->keep);
     take_layer(a, m, &m->acts[0]);
-    for (int l = 1; l < m->L; l++) /* a layer that is done with its input may write its output there */
-        if (m->config.inference)
+    for (int l = 1; l < m->L; l++) {
+        if (m->config.inference || recomputes(m)) /* inference: a layer may write its output where its input was */
             m->acts[l] = m->acts[0];
         else
             take_layer(a, m, &m->acts[l]);
+        if (recomputes(m)) m->acts[l].x = take_acts(a, m, m->M * m->C);
+    }
     m->x_last = m->config.inference ? m->acts[0].x : take_acts(a, m, m->M * m->C);
     m->logits = take_acts(a, m, m->M * m->V);
     m->logits_saved = take(a, m->logits_saved_bytes);
@@ -276,7 +278,7 @@ static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, 
     TRY(check_number("seq", T, 1, 1 << 20));
     hy_model *m = calloc(1, sizeof *m);
     if (!m) return hy_fail(GT_ERROR_MEMORY, "no memory for a model");
-    m->be = be, m->config = c, m->seed = seed, m->loss_scale = 1;
+    m->be = be, m->config = c, m->seed = seed, m->loss_scale = 1, m->held = -1;
     m->V = vocab, m->B = B, m->T = T, m->M = (int64_t)B * T;
     m->C = c.hidden, m->L = c.layers, m->H = c.heads, m->N = m->C / m->H;
     m->I = c.expand * m->C, m->P = c.mamba_head, m->Hm = m->I / m->P;

@@ -11,16 +11,18 @@ static gt_status in_layer(gt_status status, int l) {
 }
 
 /* From the uploaded tokens to the last residual stream. */
-static gt_status forward_layers(const hy_model *m, const pass *p) {
+static gt_status forward_layers(hy_model *m, const pass *p) {
     hy_embedding_args embedding = embedding_of(m, p);
+    m->latest = *p, m->held = -1;
     TRY(m->be->embedding_forward(m->be, &embedding));
     for (int l = 0; l < m->L; l++)
         TRY(in_layer(hy_layer_forward(m, l, p, l + 1 < m->L ? m->acts[l + 1].x : m->x_last), l));
+    m->held = (int)m->L - 1;
     return GT_OK;
 }
 
 /* ... and to the loss. */
-gt_status hy_forward(const hy_model *m, const pass *p) {
+gt_status hy_forward(hy_model *m, const pass *p) {
     gt_rmsnorm_linear_args head = head_of(m, p, 0);
     hy_cross_entropy_args loss = cross_entropy_of(m, p);
     TRY(forward_layers(m, p));
@@ -110,8 +112,11 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
     hy_embedding_args embedding = embedding_of(m, &m->trained);
     TRY(m->be->cross_entropy_backward(m->be, &loss));
     TRY(m->be->rmsnorm_linear_backward(m->be, &head));
-    for (int l = (int)m->L - 1; l >= 0; l--) TRY(in_layer(hy_layer_backward(m, l), l));
-    m->trained.M = 0;
+    for (int l = (int)m->L - 1; l >= 0; l--) {
+        TRY(in_layer(hy_layer_restore(m, l), l));
+        TRY(in_layer(hy_layer_backward(m, l), l));
+    }
+    m->trained.M = m->latest.M = 0; /* it used up what forward left */
     return m->be->embedding_backward(m->be, &embedding);
 }
 
@@ -178,7 +183,7 @@ enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS }; /* of hy_backend.run 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
 static gt_status infer_uploaded(void *model) {
-    const hy_model *m = model;
+    hy_model *m = model;
     pass p = evaluation_pass(m);
     gt_rmsnorm_linear_args head = head_of(m, &p, 0);
     TRY(forward_layers(m, &p));
@@ -201,7 +206,7 @@ static gt_status train_uploaded(void *model) {
 static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)) {
     m->accumulate = 0;
     gt_status status = m->be->run(m->be, slot, record, m);
-    m->trained.M = 0;
+    m->trained.M = m->latest.M = 0, m->held = -1;
     return status;
 }
 

@@ -52,6 +52,7 @@ typedef struct hy_config {
     int conv;       /* width of the convolution, 2 to 4: 4 */
     int ffn;        /* FFN width over hidden, 1 to 16: 4 */
     int inference;  /* 1: no gradients and no optimiser, and all layers share their activations: forward alone */
+    int recompute;  /* 1: forward keeps each layer's input alone; backward runs the layer again.  The same numbers */
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };

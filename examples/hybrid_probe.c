@@ -47,10 +47,12 @@ static int layer_activations(const hy_model *m, int l, activation *list) {
     return count;
 }
 
-int hy_model_activation_count(const hy_model *m) {
+static int layer_activation_count(const hy_model *m) {
     activation list[LAYER_ACTIVATIONS];
-    return (int)m->L * layer_activations(m, 0, list) + 1;
+    return layer_activations(m, 0, list);
 }
+
+int hy_model_activation_count(const hy_model *m) { return (int)m->L * layer_activation_count(m) + 1; }
 
 hy_activation hy_model_activation(const hy_model *m, int i) {
     activation list[LAYER_ACTIVATIONS], a = {"logits", m->logits, m->V, 0};
@@ -72,6 +74,7 @@ hy_activation hy_model_activation(const hy_model *m, int i) {
 gt_status hy_model_read_activation(hy_model *m, int i, double *numbers) {
     TRY(check_number("activation", i, 0, hy_model_activation_count(m) - 1));
     hy_activation a = hy_model_activation(m, i);
+    if (i < hy_model_activation_count(m) - 1) TRY(hy_layer_restore(m, i / layer_activation_count(m)));
     return m->be->read(m->be, numbers, a.data, a.dtype, a.count);
 }
 
@@ -157,9 +160,12 @@ static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     return GT_OK;
 }
 
-static gt_status probe_gains(hy_model *m, double *x, hy_probe *probe) {
+/* Of all layers; x: room for both. */
+static gt_status probe_layers(hy_model *m, double *x, hy_probe *probe) {
     for (int l = 0; l < m->L; l++) {
         double gain[2];
+        TRY(hy_layer_restore(m, l));
+        TRY(probe_layer(m, l, x, probe));
         TRY(layer_gains(m, l, x, gain));
         for (int k = 0; k < 2; k++) probe->branch_gain[k] += gain[k] / (double)m->L;
     }
@@ -212,9 +218,7 @@ gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targ
     probe->entropy = total[1] > 0 ? total[2] / total[1] : 0;
     if (!isfinite(probe->loss)) probe->finite = 0;
     TRY(new_numbers(&x, room + m->V));
-    gt_status status = GT_OK;
-    for (int l = 0; l < m->L && status == GT_OK; l++) status = probe_layer(m, l, x, probe);
-    if (status == GT_OK) status = probe_gains(m, x, probe);
+    gt_status status = probe_layers(m, x, probe);
     if (status == GT_OK) status = probe_states(m, tokens, x, x + states, x + room, probe);
     free(x);
     return status;

@@ -94,7 +94,7 @@ void hy_print_models(const trainer *t) {
     }
 }
 
-static void print_memory_plan(const hy_screen *s, const hy_plan *p) {
+static void print_memory_plan(const hy_screen *s, const hy_plan *p, int recompute) {
     const struct {
         const char *name;
         size_t bytes;
@@ -107,7 +107,8 @@ static void print_memory_plan(const hy_screen *s, const hy_plan *p) {
         snprintf(text + used, sizeof text - used, "%s%s %.1f", i ? ", " : "", parts[i].name,
                  (double)parts[i].bytes / MIB);
     }
-    hy_screen_entry(s, START, "memory", "%.1f MiB: %s", (double)p->total / MIB, text);
+    hy_screen_entry(s, START, "memory", "%.1f MiB: %s%s", (double)p->total / MIB, text,
+                    recompute ? "; layers are run again for backward" : "");
 }
 
 static void print_groups(const hy_screen *s, const hy_plan *p) {
@@ -168,7 +169,7 @@ void hy_print_start(const trainer *t) {
     hy_screen_entry(s, START, "model", "%s: %s; %s", c->name, c->about, sizes_of(c).text);
     print_groups(s, &t->plan);
     hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
-    print_memory_plan(s, &t->plan);
+    print_memory_plan(s, &t->plan, c->recompute);
     if (x->is_numbers || x->end_symbol >= 0)
         hy_screen_entry(s, START, "data", "%s: %s tokens, vocabulary %d, %s documents", t->data,
                         hy_grouped(x->size).text, x->vocab, hy_grouped(x->documents).text);

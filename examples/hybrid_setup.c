@@ -288,7 +288,7 @@ static gt_status choose_config(trainer *t) {
     if (o->d_conv) c->conv = (int)o->d_conv;
     if (o->mamba_head) c->mamba_head = (int)o->mamba_head;
     if (o->ffn) c->ffn = (int)o->ffn;
-    c->stateful = o->stateful;
+    c->stateful = o->stateful, c->recompute = o->recompute;
     return hy_config_resolve(c);
 }
 
@@ -303,24 +303,29 @@ static size_t available_memory(const trainer *t) {
  * as it is, and --generate has a batch of one. */
 static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     const hy_options *o = &t->options;
-    char batch[64] = "", length[64] = "";
+    char way[3][64];
+    int ways = 0;
     if (o->batch > 1 && !*o->resume && !*o->generate)
-        snprintf(batch, sizeof batch, "a smaller --batch (%lld)", (long long)o->batch);
+        snprintf(way[ways++], sizeof way[0], "a smaller --batch (%lld)", (long long)o->batch);
     if (o->bench.count && o->seq > 1)
-        snprintf(length, sizeof length, "shorter lengths than %lld in --bench", (long long)o->seq);
+        snprintf(way[ways++], sizeof way[0], "shorter lengths than %lld in --bench", (long long)o->seq);
     else if (o->seq > 1 && !*o->resume)
-        snprintf(length, sizeof length, "a smaller --seq (%lld)", (long long)o->seq);
-    if (*batch || *length)
-        snprintf(advice, size, "; less is needed with %s%s%s", batch, *batch && *length ? " or " : "", length);
-    else if (!*o->resume && !*o->init && !*o->eval && !*o->generate)
-        snprintf(advice, size, "; less is needed with a smaller --model");
-    else
-        *advice = 0;
+        snprintf(way[ways++], sizeof way[0], "a smaller --seq (%lld)", (long long)o->seq);
+    if (!o->recompute && !t->config.inference && t->config.layers > 1 && t->plan.activations > t->plan.total / 2)
+        snprintf(way[ways++], sizeof way[0], "--recompute");
+    if (!ways && !*o->resume && !*o->init && !*o->eval && !*o->generate)
+        snprintf(way[ways++], sizeof way[0], "a smaller --model");
+    *advice = 0;
+    for (int i = 0; i < ways; i++) {
+        const char *before = i == 0 ? "; less is needed with " : i + 1 < ways ? ", " : " or ";
+        const size_t used = strlen(advice);
+        snprintf(advice + used, size - used, "%s%s", before, way[i]);
+    }
 }
 
 /* there: bytes that can be had, 0 if that is not known. */
 static gt_status needs_memory(const trainer *t, size_t there) {
-    char how_much[64] = "which cannot be had", advice[192];
+    char how_much[64] = "which cannot be had", advice[320];
     if (there) snprintf(how_much, sizeof how_much, "%.0f are there", (double)there / MIB);
     advise_on_memory(t, advice, sizeof advice);
     return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s%s", (double)t->plan.total / MIB, how_much,

@@ -365,7 +365,8 @@ static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char
 
 /* Format 1 says nothing of heads and the other sizes: the heads are those of its weights. */
 static void test_older_format(void) {
-    static const char *const newer[][2] = {{"\"option.heads", "\"user.x_heads"},
+    static const char *const newer[][2] = {{"\"option.recompute", "\"user.x_recompute"},
+                                           {"\"option.heads", "\"user.x_heads"},
                                            {"\"option.d-state", "\"user.x_d-state"},
                                            {"\"option.expand", "\"user.x_expand"},
                                            {"\"option.d-conv", "\"user.x_d-conv"},
@@ -381,10 +382,17 @@ static void test_older_format(void) {
     int64_t sum = 8 + file.checksum_at;
     hy_file_close(&file);
     uint8_t *bytes = read_bytes("a.st", &size);
-    for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++)
+    for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++) {
         CHECK(rename_keys(bytes, size, newer[i][0], newer[i][1]) == 1);
-    memset(bytes + sum, '0', 64);
-    memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
+        memset(bytes + sum, '0', 64);
+        memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
+        if (i) continue;
+        write_file("old.st", bytes, size); /* of format 2, when there was no such option */
+        CHECK(hy_saved_open(&file, "old.st") == GT_OK && hy_saved_options(&file, HY_TAKE_STRICTLY, &o) == GT_OK);
+        CHECK(!o.recompute);
+        hy_file_close(&file);
+        memset(&o, 0, sizeof o);
+    }
     write_file("old.st", bytes, size);
     CHECK(hy_saved_open(&file, "old.st") == GT_OK && hy_saved_options(&file, HY_TAKE_STRICTLY, &o) == GT_OK);
     CHECK(o.heads == 1 && o.hidden == 16 && o.d_state == 0 && o.ffn == 0);

@@ -630,6 +630,88 @@ static void test_skipped_step(void) {
     hy_model_destroy(m);
 }
 
+/* ---- layers that are run again for backward -------------------------------------------------- */
+
+static size_t allocated; /* by the last alloc */
+static gt_status (*true_alloc)(hy_backend *, void **, size_t);
+static gt_status counting_alloc(hy_backend *be, void **memory, size_t bytes) {
+    allocated = bytes;
+    return true_alloc(be, memory, bytes);
+}
+
+/* A model that recomputes does all that the other does, bit for bit: activations, the probe, gradients, gradients that
+ * are added up, carried states and steps.  What it takes is what the plan says, and what it saves are the activations of
+ * all layers but one, without the inputs. */
+static void test_recompute(hy_backend *be, const char *variant, int stateful) {
+    enum { V = 11, B = 2, T = 9, LAYERS = 4 };
+    const int32_t keep[B] = {1, 0};
+    hy_config c = small_config(variant, 32, LAYERS, 2, stateful), again = c;
+    hy_model *m[2];
+    hy_plan plan[2];
+    hy_probe probe[2];
+    double *numbers[2];
+    int64_t n;
+    again.recompute = 1;
+    seed = 18;
+    batch b1 = new_batch(V, B * T, 1), b2 = new_batch(V, B * T, 0);
+    true_alloc = be->alloc;
+    for (int i = 0; i < 2; i++) {
+        NEED(hy_model_plan(be, i ? &again : &c, V, B, T, &plan[i]));
+        be->alloc = counting_alloc;
+        NEED(hy_model_create(be, i ? &again : &c, V, B, T, 1, &m[i]));
+        be->alloc = true_alloc;
+        check(allocated == plan[i].total, "%s: planned %zu bytes, allocated %zu", variant, plan[i].total, allocated);
+        seed = 19;
+        shake(m[i], 0.1);
+    }
+    const size_t layer = (plan[0].activations - plan[1].activations) / (LAYERS - 1); /* without its input */
+    check(plan[1].total == plan[0].total - (LAYERS - 1) * layer && plan[1].backward == plan[0].backward &&
+              plan[0].activations > LAYERS * layer && plan[1].activations < plan[0].activations / 2,
+          "%s: recomputing takes %zu of %zu bytes of activations", variant, plan[1].activations, plan[0].activations);
+    for (int i = 0; i < 2; i++) {
+        memset(&probe[i], 0, sizeof probe[i]);
+        NEED(hy_model_probe(m[i], b1.tokens, b1.targets, &probe[i]));
+        loss_of(m[i], &b1, NULL);
+    }
+    check(!memcmp(&probe[0], &probe[1], sizeof probe[0]), "%s: recompute: the probe differs", variant);
+    for (int i = hy_model_activation_count(m[0]) - 1; i >= 0; i -= 3) {
+        hy_activation a = hy_model_activation(m[0], i);
+        for (int k = 0; k < 2; k++) {
+            numbers[k] = malloc((size_t)a.count * sizeof(double));
+            NEED(hy_model_read_activation(m[k], i, numbers[k]));
+        }
+        check(!memcmp(numbers[0], numbers[1], (size_t)a.count * sizeof(double)), "%s: recompute: %s differs", variant,
+              a.name);
+        free(numbers[0]), free(numbers[1]);
+    }
+    for (int what = 0; what < 4; what++) {
+        static const char *const names[] = {"gradient", "sum of gradients", "weights", "weights after evaluation"};
+        for (int i = 0; i < 2; i++) {
+            double sum = 0;
+            int64_t counted = 0;
+            if (what == 1) loss_of(m[i], &b2, stateful ? keep : NULL);
+            if (what < 2) NEED(hy_model_backward(m[i], what));
+            for (int step = 0; what >= 2 && step < 3; step++) {
+                if (what == 3) NEED(hy_model_eval(m[i], b1.tokens, b1.targets, &sum, &counted));
+                NEED(hy_model_train(m[i], step ? b1.tokens : b2.tokens, step ? b1.targets : b2.targets,
+                                    stateful ? keep : NULL, &adam));
+            }
+            numbers[i] = read_all(m[i], what < 2 ? HY_GRADIENT : HY_VALUE, &n);
+        }
+        check(!memcmp(numbers[0], numbers[1], (size_t)n * sizeof(double)) && squares(numbers[0], n) > 0,
+              "%s %s%s: recompute: the %s differ", be->name, variant, stateful ? ", stateful" : "", names[what]);
+        free(numbers[0]), free(numbers[1]);
+    }
+    double *x = malloc((size_t)hy_model_activation(m[1], 0).count * sizeof *x);
+    NEED(hy_model_infer(m[1], b1.tokens)); /* a recording may have made it */
+    check_refusal(hy_model_read_activation(m[1], 0, x), "recompute: the activations of layer 0");
+    free(x);
+    free_batch(&b1);
+    free_batch(&b2);
+    hy_model_destroy(m[0]);
+    hy_model_destroy(m[1]);
+}
+
 /* ---- errors -------------------------------------------------------------------------------- */
 
 static void test_errors(void) {
@@ -661,6 +743,8 @@ static void test_errors(void) {
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads of 512 channels");
     c = good, c.inference = 2;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "inference");
+    c = good, c.recompute = 2;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "recompute");
     c = good, c.share = 1;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "share");
     check_refusal(hy_model_create(be32, &good, 0, B, T, 1, &m), "vocab");
@@ -703,6 +787,9 @@ int main(void) {
         test_decoding(be64, variants[i], 1e-11);
         test_decoding(be32, variants[i], 1e-4);
         test_carried_states(variants[i]);
+        test_recompute(be32, variants[i], i % 2);
+        test_recompute(be32, variants[i], 1 - i % 2);
+        test_recompute(be64, variants[i], i % 2);
         test_overfit(variants[i]);
     }
     test_gradient("HY", 1);

@@ -242,6 +242,26 @@ static void test_longer(void) {
     free(text);
 }
 
+/* Whether layers are run again is no part of a run: it may change where the run goes on. */
+static void test_recompute(void) {
+    static const char *const first[] = {"", "--recompute", "--recompute"}, *const then[] = {"--recompute", "",
+                                                                                            "--recompute=no"};
+    const char *options = SMALL "--layers 3 --stateful --lr 0.01 --min-lr 0.01 --warmup 1 --sample 0";
+    char *out;
+    remove("a.st");
+    CHECK(run_program(&out, "%s --steps 9 --save a.st", options) == 0);
+    free(out);
+    for (int i = 0; i < 3; i++) {
+        remove("b.st");
+        CHECK(run_program(&out, "%s --steps 4 --save b.st %s", options, first[i]) == 0);
+        free(out);
+        if (!CHECK(run_program(&out, "--resume b.st --save b.st --steps 9 %s", then[i]) == 0)) puts(out);
+        CHECK(differences("a.st", "b.st", "") == 0);
+        CHECK((strstr(out, "layers are") != NULL) == (i < 2));
+        free(out);
+    }
+}
+
 /* What changes the result cannot be changed; what does not can. */
 static void test_other_options(void) {
     static const char *const refused[][2] = {
@@ -739,6 +759,7 @@ static void test_all(void) {
     run_case("runs: resumed", test_resume);
     run_case("runs: sizes", test_sizes);
     run_case("runs: made longer", test_longer);
+    run_case("runs: recompute", test_recompute);
     run_case("runs: other options", test_other_options);
     run_case("files: init", test_init);
     run_case("files: eval", test_eval);

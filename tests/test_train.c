@@ -815,11 +815,13 @@ static void test_errors(void) {
     CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",step,4,1,"));
     CHECK(says(2, TINY "--data /dev/zero", "data file /dev/zero: no regular file", "1024 MiB"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000", "MiB of memory, ",
+               "; less is needed with a smaller --batch (65536), a smaller --seq (8000) or --recompute\n"));
+    CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000 --recompute", "MiB of memory, ",
                "; less is needed with a smaller --batch (65536) or a smaller --seq (8000)\n"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --bench 8000", "MiB of memory, ",
-               "with a smaller --batch (65536) or shorter lengths than 8000 in --bench\n"));
+               "with a smaller --batch (65536), shorter lengths than 8000 in --bench or --recompute\n"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 1 --hidden 8192 --layers 128", "MiB of memory, ",
-               "; less is needed with a smaller --batch (65536)\n"));
+               "; less is needed with a smaller --batch (65536) or --recompute\n"));
     CHECK(says(1, TINY_GREEK "--batch 1 --seq 1 --hidden 8192 --layers 128", "MiB of memory, ",
                "; less is needed with a smaller --model\n"));
     CHECK(says(2, TINY_GREEK "--prompt \\x01", "prompt: ", "does not occur"));
@@ -1059,6 +1061,76 @@ static void test_kinds_of_text(void) {
     free(out);
 }
 
+enum { PLAN_COLUMNS = 18 }; /* after name and dtype */
+enum { PLAN_TRAINING = 13, PLAN_RECOMPUTE = 17 };
+
+/* 0: the line is no row of a plan. */
+static int plan_row(const char *line, char dtype[16], double x[PLAN_COLUMNS]) {
+    int at = 0;
+    if (sscanf(line, "%*[^,],%15[^,]%n", dtype, &at) != 1 || !at) return 0;
+    for (int i = 0; i < PLAN_COLUMNS; i++) {
+        char *end;
+        if (line[at] != ',') return 0;
+        x[i] = strtod(line + at + 1, &end);
+        if (end == line + at + 1) return 0;
+        at = (int)(end - line);
+    }
+    return !line[at];
+}
+
+/* The row of a plan for one model and batch. */
+static void one_plan(const char *options, double x[PLAN_COLUMNS]) {
+    char *out, dtype[16], *row;
+    for (int i = 0; i < PLAN_COLUMNS; i++) x[i] = NAN;
+    CHECK(run_program(&out, "%s", options) == 0);
+    row = strstr(out, "\nHY,");
+    if (row) row[strcspn(row + 1, "\n") + 1] = 0;
+    CHECK(row && plan_row(row + 1, dtype, x));
+    free(out);
+}
+
+/* Of HY, 8 windows of 4096: at most 0.4 of the memory; and what one run plans, the other does. */
+static void test_plan_recompute(void) {
+    double x[PLAN_COLUMNS], again[PLAN_COLUMNS];
+    one_plan("--plan 8 --seq 4096 --model HY", x);
+    one_plan("--plan 8 --seq 4096 --model HY --recompute", again);
+    CHECK(x[PLAN_RECOMPUTE] <= 0.4 * x[PLAN_TRAINING] && again[PLAN_TRAINING] == x[PLAN_RECOMPUTE]);
+    CHECK(again[PLAN_RECOMPUTE] == x[PLAN_RECOMPUTE] && again[9] < 0.2 * x[9] && again[14] == x[14]);
+    printf("  %.1f of %.1f MiB\n", x[PLAN_RECOMPUTE], x[PLAN_TRAINING]);
+}
+
+/* Layers that are run again: the same run, in less memory, from the first gate to the sample. */
+static void check_recompute(const char *options) {
+    char *out[2], *numbers[2];
+    double memory[2];
+    int rows;
+    for (int k = 0; k < 2; k++) {
+        CHECK(run_program(&out[k], "%s --csv run.csv --steps 5 --eval-every 2 --sample 8 %s", options,
+                          k ? "--recompute" : "") == 0);
+        numbers[k] = numbers_of("run.csv", &rows);
+        const char *line = strstr(out[k], "\nmemory ");
+        CHECK(rows == 6 && line && sscanf(line, "\nmemory %lf", &memory[k]) == 1);
+    }
+    if (!CHECK(!strcmp(numbers[0], numbers[1]) && final_loss(out[0]) == final_loss(out[1])))
+        printf("  %s\n%s%s", options, numbers[0], numbers[1]);
+    CHECK(memory[1] < memory[0]);
+    const char *text[2] = {strstr(out[0], "\nsample\n"), strstr(out[1], "\nsample\n")};
+    CHECK(text[0] && text[1] && !strncmp(text[0], text[1], 140));
+    for (int k = 0; k < 2; k++) free(out[k]), free(numbers[k]);
+}
+
+static void test_recompute(void) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++) {
+        char options[256];
+        snprintf(options, sizeof options,
+                 "--device cpu --data greek.txt --model %s --hidden 32 --layers 3 --batch 4 --seq 32 %s", list[i].name,
+                 i % 2 ? "--stateful" : "");
+        check_recompute(options);
+    }
+}
+
 /* Memory without a GPU: it adds up, grows with the batch, and knows models that no machine here could hold. */
 static void test_plan(void) {
     char *out, *save;
@@ -1067,12 +1139,9 @@ static void test_plan(void) {
     CHECK(run_program(&out, "--plan 1,4 --seq 64 --dtype f16") == 0);
     double before = 0;
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        double x[17], sum = 0;
-        char name[16], dtype[16];
-        if (sscanf(line, "%15[^,],%15[^,],%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf,%lf", name,
-                   dtype, x, x + 1, x + 2, x + 3, x + 4, x + 5, x + 6, x + 7, x + 8, x + 9, x + 10, x + 11, x + 12,
-                   x + 13, x + 14, x + 15, x + 16) != 19)
-            continue;
+        double x[PLAN_COLUMNS], sum = 0;
+        char dtype[16];
+        if (!plan_row(line, dtype, x)) continue;
         for (int i = 6; i < 13; i++) sum += x[i];
         CHECK(!strcmp(dtype, "f16") && x[4] == (rows % 2 ? 4 : 1) && x[5] == 64 && fabs(sum - x[13]) < 0.5);
         CHECK(x[14] < x[13] && fabs(x[15] * x[4] * x[5] / 1024 - x[13]) < 0.1);
@@ -1137,6 +1206,25 @@ static void test_device_trains(void) {
     free(cpu);
 }
 
+/* Every model, in one dtype or another, and HY in all; then the comparison with the CPU. */
+static void test_device_recompute(void) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++) {
+        char options[256];
+        snprintf(options, sizeof options, ON_DEVICE "--layers 2 --model %s --dtype %s %s", list[i].name, dtypes[i % 3],
+                 i % 2 ? "--stateful" : "");
+        check_recompute(options);
+    }
+    for (int i = 0; i < 3; i++) {
+        char line[256];
+        snprintf(line, sizeof line, ON_DEVICE "--layers 3 --dtype %s --stateful", dtypes[i]);
+        check_recompute(line);
+    }
+    CHECK(says(0, ON_DEVICE "--hidden 64 --layers 2 --check --dtype f32 --recompute", "layers.0.rwkv.wkv",
+               "0 over the limit"));
+}
+
 /* Carried states, and every way to mix the branches. */
 static void test_device_models(void) {
     static const char *const models[] = {"HY", "GF", "WS", "RF", "CP"};
@@ -1170,6 +1258,8 @@ static void test_all(void) {
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);
     run_case("program: plan", test_plan);
+    run_case("program: plan, recompute", test_plan_recompute);
+    run_case("program: recompute", test_recompute);
     run_case("program: kinds of text", test_kinds_of_text);
     if (!is_short) {
         run_case("program: models", test_models);
@@ -1190,6 +1280,7 @@ static void test_all_on_device(void) {
     run_case("device: check", test_device_check);
     run_case("device: trains", test_device_trains);
     run_case("device: models", test_device_models);
+    run_case("device: recompute", test_device_recompute);
     run_case("device: bench", test_device_bench);
 }
 

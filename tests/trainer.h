@@ -15,6 +15,7 @@ extern char folder[64];    /* for files; the current directory while the tests r
 
 #define CHECK(condition) check((condition) != 0, __FILE__, __LINE__, #condition)
 int check(int ok, const char *file, int line, const char *condition);
+/* With GT_TEST_CASE in the environment only the cases whose names hold that text. */
 void run_case(const char *name, void (*test)(void));
 
 /* Enters a new folder, which gets greek.txt and short_greek.txt; 0, or the exit status of a wrong
