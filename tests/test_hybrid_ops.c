@@ -1164,13 +1164,14 @@ static void test_model(const char *name, int hidden, int layers, int B, int T) {
 }
 
 /* Parameters after some steps, each in one call (that a GPU records and replays) or in three. */
-static double *trained(int steps, int in_one, int64_t *count) {
+static double *trained(hy_config c, int steps, int in_one, int64_t *count) {
     enum { VOCAB = 61, B = 3, T = 20 };
     const int32_t keep[B] = {1, 0, 1};
     const hy_optimizer o = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
-    hy_config c = config_of("HY", 64, 1, 1);
     hy_model *m;
+    *count = 0;
     gt_status status = hy_model_create(device, &c, VOCAB, B, T, 1, &m);
+    if (!check(status == GT_OK, "training: %s", hy_last_error())) return calloc(1, sizeof(double));
     seed = 4;
     for (int step = 0; step < steps && status == GT_OK; step++) {
         int32_t *tokens = random_tokens(B * T, VOCAB), *targets = random_tokens(B * T, VOCAB);
@@ -1184,7 +1185,6 @@ static double *trained(int steps, int in_one, int64_t *count) {
         free(tokens);
         free(targets);
     }
-    *count = 0;
     for (int i = 0; i < hy_model_param_count(m); i++) *count += hy_model_param(m, i)->count;
     double *x = malloc((size_t)*count * sizeof *x), *at = x;
     for (int i = 0; i < hy_model_param_count(m) && status == GT_OK; i++) {
@@ -1197,13 +1197,29 @@ static double *trained(int steps, int in_one, int64_t *count) {
 }
 
 static void test_training(void) {
+    const hy_config c = config_of("HY", 64, 1, 1);
     int64_t n;
-    double *first = trained(4, 1, &n), *second = trained(4, 1, &n), *parts = trained(4, 0, &n);
+    double *first = trained(c, 4, 1, &n), *second = trained(c, 4, 1, &n), *parts = trained(c, 4, 0, &n);
     check(!memcmp(first, second, (size_t)n * sizeof *first), "%s: a second training differs", device->device);
     check(!memcmp(first, parts, (size_t)n * sizeof *first), "%s: a step in parts differs", device->device);
     for (int64_t i = 0; i < n; i++)
         if (!check(isfinite(first[i]), "%s: a parameter is %g", device->device, first[i])) break;
     free(first), free(second), free(parts);
+}
+
+/* Layers that are run again for backward: every model comes to the same weights.  A GPU replays the third step. */
+static void test_recompute(void) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++) {
+        hy_config c = config_of(list[i].name, 32, 2, 1), again = c;
+        int64_t n;
+        again.recompute = 1;
+        double *kept = trained(c, 3, 1, &n), *recomputed = trained(again, 3, 1, &n);
+        check(n > 0 && !memcmp(kept, recomputed, (size_t)n * sizeof *kept), "%s: %s: recompute differs", device->device,
+              list[i].name);
+        free(kept), free(recomputed);
+    }
 }
 
 /* ---- main ---------------------------------------------------------------------------------- */
@@ -1277,6 +1293,7 @@ static void test_dtype(gt_dtype dtype) {
     for (int i = 0; i < 5; i++) test_model(variants[i], 64, 1, 2, 17);
     test_model("HY", 64, 2, 1, 33);
     test_training();
+    test_recompute();
     free_block(&memory);
     device->close(device);
 }
