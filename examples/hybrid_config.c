@@ -124,6 +124,10 @@ static const row rows[] = {
      "--bench also trains N steps, at --lr throughout"},
     {"bench-cpu", FLAG, AT(bench_cpu), NULL, "no",
      .help = "--bench also runs inference on the CPU: how much slower it is, and the largest difference"},
+    {"profile", FLAG, AT(profile), NULL, "no",
+     .help = "no training: where a step goes, by part, operator and pass: time, graph nodes, bytes, share; prints CSV"},
+    {"synchronize", FLAG, AT(synchronize), NULL, "no",
+     .help = "wait for the device after every call, so that what it reports late names the call that failed; slow"},
     {"plan", LIST, AT(plan), "B,B,...", "", NULL, 1, 65536, 1,
      .help = "no training: the memory of each model on a CUDA device, which need not be there, with B windows of --seq "
              "tokens; with --model, --hidden and so on of that model alone; prints CSV"},

@@ -1,6 +1,7 @@
 /* Instead of training: the device against the CPU, measurements, memory as planned, the loss of a saved model. */
 #include "hybrid_bench.h"
 #include "hybrid_check.h"
+#include "hybrid_profile.h"
 #include "hybrid_trainer.h"
 #include <string.h>
 
@@ -94,6 +95,15 @@ gt_status hy_plan_models(trainer *t) {
             status = plan_row(t, &model, batches->of[k]);
         }
     return status;
+}
+
+gt_status hy_profile_step(trainer *t) {
+    if (t->options.stateful)
+        hy_batch_tracks(&t->batch, &t->text, &t->tracks);
+    else
+        hy_batch_random(&t->batch, &t->text, &t->random);
+    return hy_profile(t->backend, t->model, t->plan.parameters, t->batch.input, t->batch.target,
+                      t->options.stateful ? t->batch.keep : NULL, t->loss_scale);
 }
 
 /* ---- a saved model --------------------------------------------------------------------------- */

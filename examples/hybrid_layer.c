@@ -24,6 +24,7 @@ static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
     hy_bias_args decay_base = decay_base_of(m, l, p);
     gt_wkv6_args wkv6 = wkv6_of(m, l, p);
     gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    be->at.part = "rwkv";
     TRY(be->lerp_forward(be, &shift));
     TRY(linear_forward(m, p, mix_down_of(m, l), 0));
     TRY(be->map_forward(be, &tanh_lora));
@@ -57,6 +58,7 @@ static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     hy_map_args A = A_of(m, l);
     gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    be->at.part = "mamba";
     TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
     TRY(p->step ? be->conv1d_step(be, &conv1d) : be->conv1d_forward(be, &conv1d));
     TRY(be->map_forward(be, &A));
@@ -68,6 +70,7 @@ static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
 static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     const layer_acts *a = &m->acts[l];
+    be->at.part = "mix";
     if (m->config.mix == HY_MIX_NORM) {
         gt_norm_mix_args mix = norm_mix_of(m, l, p);
         return be->norm_mix_forward(be, &mix);
@@ -91,10 +94,12 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     gt_norm_gate_args norm = norm_of(m, l, p);
     gt_rmsnorm_linear_args up = up_of(m, l, p);
     hy_map_args gelu = gelu_of(m, l, p);
+    be->at.part = "norm";
     TRY(be->norm_gate_forward(be, &norm));
     if (has_rwkv(m)) TRY(forward_rwkv(m, l, p));
     if (has_mamba(m)) TRY(forward_mamba(m, l, p));
     TRY(forward_mix(m, l, p));
+    be->at.part = "ffn";
     TRY(be->rmsnorm_linear_forward(be, &up));
     TRY(be->map_forward(be, &gelu));
     if (!out) return GT_OK;
@@ -147,6 +152,7 @@ static gt_status backward_ffn(const hy_model *m, int l) {
     hy_backend *be = m->be;
     gt_rmsnorm_linear_args up = up_of(m, l, &m->trained);
     hy_map_args gelu = gelu_of(m, l, &m->trained);
+    be->at.part = "ffn";
     TRY(linear_backward(m, ffn_down_of(m, l, NULL), m->grad.x, m->grad.act, 0));
     TRY(be->map_backward(be, &gelu));
     TRY(be->rmsnorm_linear_backward(be, &up));
@@ -157,6 +163,7 @@ static gt_status backward_ffn(const hy_model *m, int l) {
 static gt_status backward_mix(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
+    be->at.part = "mix";
     switch (m->config.mix) {
     case HY_MIX_NORM: {
         gt_norm_mix_args mix = norm_mix_of(m, l, p);
@@ -207,6 +214,7 @@ static gt_status backward_rwkv(const hy_model *m, int l) {
         .n = p->M * m->C, .from_dtype = GT_F32, .to_dtype = be->dtype, .from = g->decay, .to = g->decay_cast};
     gt_wkv6_args wkv6 = wkv6_of(m, l, p);
     gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    be->at.part = "rwkv";
     TRY(linear_backward(m, rwkv_out_of(m, l), g->branches, g->wkv_gated, 0));
     TRY(be->norm_gate_backward(be, &head_norm));
     TRY(be->wkv6_backward(be, &wkv6));
@@ -230,6 +238,7 @@ static gt_status backward_mamba(const hy_model *m, int l) {
     const grad_acts *g = &m->grad;
     hy_map_args A = A_of(m, l);
     gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    be->at.part = "mamba";
     TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
     TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* not a parameter, never added up */
     TRY(is_mamba1(m) ? backward_scan(m, l) : backward_ssd(m, l));
@@ -244,6 +253,7 @@ gt_status hy_layer_backward(const hy_model *m, int l) {
     TRY(backward_mix(m, l));
     if (has_rwkv(m)) TRY(backward_rwkv(m, l));
     if (has_mamba(m)) TRY(backward_mamba(m, l));
+    m->be->at.part = "norm";
     TRY(m->be->norm_gate_backward(m->be, &norm));
     return add_part(m);
 }

@@ -361,6 +361,8 @@ static gt_status lose_device(trainer *t, gt_status status, int in_step) {
         save(t);
     }
     const char *file = t->saved ? o->save : o->resume;
+    if (strstr(reason, "a kernel: ") && !o->synchronize)
+        snprintf(reason + strlen(reason), sizeof reason - strlen(reason), "; --synchronize names the call");
     if (*file)
         snprintf(way, sizeof way, "; %s goes on from step %lld%s", file, (long long)(t->saved ? t->saved : t->resumed),
                  strcmp(o->device, "auto") ? "" : ", on the CPU with --device cpu --resume");

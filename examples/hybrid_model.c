@@ -14,6 +14,7 @@ static gt_status in_layer(gt_status status, int l) {
 static gt_status forward_layers(hy_model *m, const pass *p) {
     hy_embedding_args embedding = embedding_of(m, p);
     m->latest = *p, m->held = -1;
+    m->be->at = (hy_place){"forward", "embedding"};
     TRY(m->be->embedding_forward(m->be, &embedding));
     for (int l = 0; l < m->L; l++)
         TRY(in_layer(hy_layer_forward(m, l, p, l + 1 < m->L ? m->acts[l + 1].x : m->x_last), l));
@@ -26,12 +27,14 @@ gt_status hy_forward(hy_model *m, const pass *p) {
     gt_rmsnorm_linear_args head = head_of(m, p, 0);
     hy_cross_entropy_args loss = cross_entropy_of(m, p);
     TRY(forward_layers(m, p));
+    m->be->at.part = "head";
     TRY(m->be->rmsnorm_linear_forward(m->be, &head));
     return m->be->cross_entropy_forward(m->be, &loss);
 }
 
 /* carried_in = what the tracks that are kept left in carried_out */
 static gt_status carry_states(const hy_model *m) {
+    m->be->at = (hy_place){"forward", "states"};
     const state_set *from = &m->carried_out, *to = &m->carried_in;
     const struct {
         float *from, *to;
@@ -110,13 +113,17 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
     gt_rmsnorm_linear_args head = head_of(m, &m->trained, 0);
     hy_cross_entropy_args loss = cross_entropy_of(m, &m->trained);
     hy_embedding_args embedding = embedding_of(m, &m->trained);
+    m->be->at = (hy_place){"backward", "head"};
     TRY(m->be->cross_entropy_backward(m->be, &loss));
     TRY(m->be->rmsnorm_linear_backward(m->be, &head));
     for (int l = (int)m->L - 1; l >= 0; l--) {
+        m->be->at.pass = "recompute";
         TRY(in_layer(hy_layer_restore(m, l), l));
+        m->be->at.pass = "backward";
         TRY(in_layer(hy_layer_backward(m, l), l));
     }
     m->trained.M = m->latest.M = 0; /* it used up what forward left */
+    m->be->at.part = "embedding";
     return m->be->embedding_backward(m->be, &embedding);
 }
 
@@ -138,6 +145,7 @@ static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
 }
 
 static gt_status grad_norm(hy_model *m) {
+    m->be->at = (hy_place){"update", "optimiser"};
     hy_grad_norm_args norm = {
         .segments = m->segments, .grad = m->grads, .control = m->control, .partial = m->partial, .norm = m->norms};
     return m->be->grad_norm(m->be, &norm);
@@ -187,6 +195,7 @@ static gt_status infer_uploaded(void *model) {
     pass p = evaluation_pass(m);
     gt_rmsnorm_linear_args head = head_of(m, &p, 0);
     TRY(forward_layers(m, &p));
+    m->be->at.part = "head";
     return m->be->rmsnorm_linear_forward(m->be, &head);
 }
 

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
+#include <thread>
 #include <vector>
 
 namespace hy {
@@ -42,7 +44,9 @@ struct Recording {
 
 struct CudaMachine : Machine {
     cublasLtHandle_t cublas;
-    cudaEvent_t start, stop; /* of the clock */
+    cudaEvent_t start, stop;         /* of the clock */
+    std::vector<cudaEvent_t> events; /* of marks */
+    size_t events_used;
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
     char* staging; /* pinned; what is beyond staging_used is free */
@@ -191,17 +195,64 @@ static gt_status memory_taken(hy_backend* be, size_t* bytes) {
     return GT_OK;
 }
 
+static gt_status mark(hy_backend* be) {
+    CudaMachine& m = cuda(be);
+    if (m.events_used == m.events.size()) {
+        cudaEvent_t event;
+        TRY_CUDA(cudaEventCreate(&event));
+        m.events.push_back(event);
+    }
+    return check(cudaEventRecord(m.events[m.events_used++], m.stream), "cudaEventRecord");
+}
+
+static gt_status marks(hy_backend* be, double* seconds, int64_t count) {
+    CudaMachine& m = cuda(be);
+    const size_t used = m.events_used;
+    m.events_used = 0;
+    TRY(synchronize(be));
+    for (int64_t i = 0; i < count && (size_t)i + 1 < used; i++) {
+        float ms;
+        TRY_CUDA(cudaEventElapsedTime(&ms, m.events[i], m.events[i + 1]));
+        seconds[i] = 1e-3 * ms;
+    }
+    return GT_OK;
+}
+
+/* What the stream waits for on a thread of the driver. */
+static void CUDART_CB sleep_for(void* microseconds) {
+    std::this_thread::sleep_for(std::chrono::microseconds((intptr_t)microseconds));
+}
+
+static gt_status delay(hy_backend* be, double seconds) {
+    void* microseconds = reinterpret_cast<void*>((intptr_t)(1e6 * seconds));
+    return check(cudaLaunchHostFunc(cuda(be).stream, sleep_for, microseconds), "cudaLaunchHostFunc");
+}
+
 /* ---- recordings ------------------------------------------------------------------------------ */
 
-static gt_status record_graph(CudaMachine& m, cudaGraphExec_t* exec, gt_status (*record)(void* arg), void* arg) {
-    cudaGraph_t graph = nullptr;
+static gt_status capture(CudaMachine& m, cudaGraph_t* graph, gt_status (*record)(void* arg), void* arg) {
+    *graph = nullptr;
     TRY_CUDA(cudaStreamBeginCapture(m.stream, cudaStreamCaptureModeThreadLocal));
     const gt_status recorded = record(arg);
-    const cudaError_t ended = cudaStreamEndCapture(m.stream, &graph);
-    gt_status status = recorded;
-    if (recorded == GT_OK) status = check(ended, "recording a graph");
+    const cudaError_t ended = cudaStreamEndCapture(m.stream, graph);
+    return recorded == GT_OK ? check(ended, "recording a graph") : recorded;
+}
+
+static gt_status record_graph(CudaMachine& m, cudaGraphExec_t* exec, gt_status (*record)(void* arg), void* arg) {
+    cudaGraph_t graph;
+    gt_status status = capture(m, &graph, record, arg);
     if (status == GT_OK) status = check(cudaGraphInstantiate(exec, graph, 0), "making a graph");
     if (graph) (void)cudaGraphDestroy(graph);
+    return status;
+}
+
+static gt_status nodes(hy_backend* be, gt_status (*record)(void* arg), void* arg, int64_t* count) {
+    cudaGraph_t graph;
+    size_t nodes = 0;
+    gt_status status = capture(cuda(be), &graph, record, arg);
+    if (status == GT_OK) status = check(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
+    if (graph) (void)cudaGraphDestroy(graph);
+    *count = (int64_t)nodes;
     return status;
 }
 
@@ -378,6 +429,7 @@ static void close(hy_backend* be) {
     if (m.staging) (void)cudaFreeHost(m.staging);
     if (m.start) (void)cudaEventDestroy(m.start);
     if (m.stop) (void)cudaEventDestroy(m.stop);
+    for (cudaEvent_t event : m.events) (void)cudaEventDestroy(event);
     if (m.stream) (void)cudaStreamDestroy(m.stream);
     delete &m;
 }
@@ -447,6 +499,10 @@ static void set_machine(CudaMachine& m) {
     m.start_clock = start_clock;
     m.stop_clock = stop_clock;
     m.memory_taken = memory_taken;
+    m.mark = mark;
+    m.marks = marks;
+    m.delay = delay;
+    m.nodes = nodes;
     m.scratch = cuda_scratch;
     m.run = run;
     m.gemm = gemm;

@@ -226,6 +226,12 @@ typedef struct hy_carry_args {
  * leaves the reason in hy_last_error. */
 typedef struct hy_backend hy_backend;
 
+/* What the model is at, for people: in profiles, and in errors. */
+typedef struct hy_place {
+    const char *pass; /* "forward", "recompute", "backward", "update"; NULL: it has not begun */
+    const char *part; /* "embedding", "norm", "rwkv", "mamba", "mix", "ffn", "head", "states", "optimiser" */
+} hy_place;
+
 /* The largest sizes that will be asked for. */
 typedef struct hy_limits {
     int64_t M; /* rows of activations */
@@ -240,6 +246,7 @@ struct hy_backend {
     gt_dtype dtype;     /* of activations and of the copies of projection weights */
     size_t fp32_bytes;  /* bytes of an "fp32" number: 4; 8 in the tests that run in double */
     size_t memory_free; /* bytes that can still be allocated, 0 = not known */
+    hy_place at;        /* set by the model */
 
     void (*close)(hy_backend *);
 
@@ -260,6 +267,14 @@ struct hy_backend {
     gt_status (*start_clock)(hy_backend *);
     gt_status (*stop_clock)(hy_backend *, double *seconds);
     gt_status (*memory_taken)(hy_backend *, size_t *bytes);
+
+    /* For profiles; NULL as those.  mark: notes when the device comes to this place.  marks: waits, gives the seconds
+     * from each mark to the next, `count` of them, and forgets the marks.  delay: the device stands still so long.
+     * nodes: how many nodes of a recording record(arg) makes, without doing any of it. */
+    gt_status (*mark)(hy_backend *);
+    gt_status (*marks)(hy_backend *, double *seconds, int64_t count);
+    gt_status (*delay)(hy_backend *, double seconds);
+    gt_status (*nodes)(hy_backend *, gt_status (*record)(void *arg), void *arg, int64_t *count);
 
     /* Scratch of the operators below.  memory = NULL: sets *bytes to what is needed; else the
      * backend uses the memory (of *bytes) from now on, so it must live until other is given. */

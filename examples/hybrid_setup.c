@@ -1,6 +1,7 @@
 /* Before the first step: the device, the model file that is read, the text, the model. */
 #define _XOPEN_SOURCE 700 /* sysconf */
 #include "hybrid_trainer.h"
+#include "hybrid_calls.h"
 #include "hybrid_plan.h"
 #include <math.h>
 #include <stdlib.h>
@@ -118,9 +119,9 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
     const struct {
         const char *name;
         int is_given, trains;
-    } modes[] = {{"resume", *o->resume, 1},          {"init", *o->init, 1},     {"eval", *o->eval, 0},
-                 {"generate", *o->generate, 0},      {"check", o->check, 0},    {"bench", o->bench.count, 0},
-                 {"list-models", o->list_models, 0}, {"plan", o->plan.count, 0}};
+    } modes[] = {{"resume", *o->resume, 1},          {"init", *o->init, 1},      {"eval", *o->eval, 0},
+                 {"generate", *o->generate, 0},      {"check", o->check, 0},     {"bench", o->bench.count, 0},
+                 {"list-models", o->list_models, 0}, {"plan", o->plan.count, 0}, {"profile", o->profile, 0}};
     *mode = NULL;
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         if (!modes[i].is_given) continue;
@@ -347,6 +348,7 @@ gt_status hy_set_up(trainer *t, const char *program) {
     const hy_options *o = &t->options;
     gt_status status = open_file(t);
     if (status == GT_OK) status = open_backend(t);
+    if (status == GT_OK && o->synchronize) hy_calls_wait(t->backend);
     if (status == GT_OK) status = fill_options(t);
     if (status == GT_OK) status = *o->generate ? read_vocabulary(t) : load_text(t, program);
     if (status != GT_OK) return status;

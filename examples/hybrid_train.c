@@ -2,7 +2,8 @@
  *
  * From here: hybrid_trainer.h (the state of a run, and the files that work on it), hybrid_config (options), hybrid_data
  * (text and batches), hybrid_model (the model), hybrid_ops (what it computes with), hybrid_gates (health checks),
- * hybrid_check (GPU against CPU), hybrid_bench (measurements), hybrid_plan (memory on a GPU that is not there),
+ * hybrid_check (GPU against CPU), hybrid_bench (measurements), hybrid_calls and hybrid_profile (where a step goes),
+ * hybrid_plan (memory on a GPU that is not there),
  * hybrid_log (streams and the log), hybrid_screen (what is shown), hybrid_save (model files),
  * hybrid_generate (text from a model). */
 #define _XOPEN_SOURCE 700 /* setenv, execvp */
@@ -77,6 +78,7 @@ static int act(trainer *t) {
     }
     if (t->options.plan.count) return hy_plan_models(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (t->options.bench.count) return hy_bench_models(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (t->options.profile) return hy_profile_step(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.generate) return hy_print_text(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.eval) return hy_print_held_out(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (t->steps >= t->options.steps) {

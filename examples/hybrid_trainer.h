@@ -123,6 +123,7 @@ void hy_print_final(const trainer *t);
 gt_status hy_check_device(trainer *t, int *failures);
 gt_status hy_bench_models(trainer *t);
 gt_status hy_plan_models(trainer *t); /* of the model that the options describe, or else of all */
+gt_status hy_profile_step(trainer *t);
 gt_status hy_print_held_out(trainer *t);
 
 #endif

@@ -1,5 +1,6 @@
 /* A device that fails, for the trainer's tests: the CPU backend as hy_backend_cuda.  HY_FAULT="OPERATION N" lets the N-th
- * call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow. */
+ * call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow.  "late N": the
+ * N-th call of wkv6_backward goes wrong, which the next one that waits for the device tells, as a kernel's error is. */
 #include "hybrid_ops.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 static hy_backend working; /* the CPU's */
 static const char *operation = "", *end = "";
 static long left;
-static int is_dead;
+static int is_dead, is_late;
 
 static gt_status fault(const char *name, const char *call) {
     if (!strcmp(name, operation) && --left == 0) {
@@ -28,8 +29,19 @@ static gt_status faulty_adamw(hy_backend *be, const hy_adamw_args *a) {
     return status == GT_OK ? working.adamw(be, a) : status;
 }
 
+static gt_status faulty_wkv6(hy_backend *be, const gt_wkv6_args *a) {
+    if (!strcmp(operation, "late") && --left == 0) is_late = 1;
+    return working.wkv6_backward(be, a);
+}
+
+static gt_status faulty_synchronize(hy_backend *be) {
+    if (!is_late) return working.synchronize(be);
+    return hy_fail(GT_ERROR_CUDA, "a kernel: an illegal memory access was encountered");
+}
+
 static gt_status faulty_read(hy_backend *be, double *host, const void *from, gt_dtype dtype, int64_t n) {
-    gt_status status = fault("read", "cudaMemcpyAsync");
+    gt_status status = faulty_synchronize(be);
+    if (status == GT_OK) status = fault("read", "cudaMemcpyAsync");
     return status == GT_OK ? working.read(be, host, from, dtype, n) : status;
 }
 
@@ -46,5 +58,7 @@ gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype) {
     (*backend)->gemm = faulty_gemm;
     (*backend)->adamw = faulty_adamw;
     (*backend)->read = faulty_read;
+    (*backend)->wkv6_backward = faulty_wkv6;
+    (*backend)->synchronize = faulty_synchronize;
     return GT_OK;
 }

@@ -86,6 +86,24 @@ static void test_by_name(void) {
     free(out);
 }
 
+/* What a device tells late is of some call before; whoever waits for each knows which. */
+static void test_late(void) {
+    const char *late = "; --synchronize names the call",
+               *named = ": layer 0: backward, rwkv: wkv6_backward: a kernel: an illegal";
+    char *out;
+    double loss = whole_loss("");
+    setenv("HY_FAULT", "late 9", 1);
+    CHECK(run_program(&out, RUN "--device cuda") == 1);
+    CHECK(strstr(out, " on a device that fails: a kernel: an illegal") && strstr(out, late) && !strstr(out, "layer 0"));
+    free(out);
+    CHECK(run_program(&out, RUN "--device cuda --synchronize") == 1);
+    CHECK(strstr(out, named) && !strstr(out, late));
+    free(out);
+    unsetenv("HY_FAULT");
+    if (!CHECK(run_program(&out, RUN "--device cuda --synchronize") == 0 && final_loss(out) == loss)) puts(out);
+    free(out);
+}
+
 int main(int argc, char **argv) {
     int status = begin_tests(argc > 1 ? argv[1] : NULL);
     if (status) return status;
@@ -93,5 +111,6 @@ int main(int argc, char **argv) {
     run_case("faults: a lost device", test_lost);
     run_case("faults: what is not whole", test_not_whole);
     run_case("faults: by name", test_by_name);
+    run_case("faults: told late", test_late);
     return end_tests();
 }

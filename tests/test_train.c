@@ -1005,6 +1005,57 @@ static void check_bench(const char *device, double tolerance) {
 
 static void test_bench(void) { check_bench("--device cpu", 0); }
 
+/* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.  `element`:
+ * bytes of an activation. */
+static void check_profile(const char *options, int element, int recompute) {
+    enum { LAYERS = 3, M = 2 * 16, C = 32, F = 4 * C };
+    char *out, *save;
+    double part = 0, parts = 0, rows = 0, all[3] = {0}, step = 0;
+    int calls = 0, found = 0;
+    CHECK(run_program(&out, "%s --data greek.txt --model HY --hidden 32 --layers 3 --batch 2 --seq 16 --profile %s",
+                      options, recompute ? "--recompute" : "") == 0);
+    for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        char name[32], operator[32], pass[32], nodes[32] = "";
+        double x[5]; /* calls, ms, MiB, share, GB/s */
+        if (*line == '#' || !strncmp(line, "part,", 5)) continue;
+        if (!CHECK(sscanf(line, "%31[^,],%31[^,],%31[^,],%lf,%31[0-9]", name, operator, pass, x, nodes) >= 4)) break;
+        if (!CHECK(sscanf(strchr(line + strlen(name) + strlen(operator) + strlen(pass) + 3, ',') + 1 + strlen(nodes),
+                          ",%lf,%lf,%lf,%lf", x + 1, x + 2, x + 3, x + 4) == 4)) {
+            puts(line);
+            break;
+        }
+        CHECK(x[0] > 0 && x[1] > 0 && x[2] >= 0 && x[3] >= 0);
+        if (!strcmp(name, "step")) {
+            step = x[1];
+            CHECK(x[0] == all[0] && x[2] == all[2]);
+        } else if (!strcmp(name, "all")) {
+            memcpy(all, x, sizeof all);
+            CHECK(fabs(x[3] - 100) < 1e-9);
+        } else if (!strcmp(operator, "all")) {
+            CHECK(fabs(part - parts) < 0.002); /* of the part before */
+            part = x[2], parts = 0;
+        } else {
+            parts += x[2], rows += x[1], calls += (int)x[0];
+        }
+        const double mib = 1048576;
+        if (!strcmp(name, "ffn") && !strcmp(operator, "map") && !strcmp(pass, "forward"))
+            found += CHECK(x[0] == LAYERS && fabs(x[2] - LAYERS * 2.0 * M * F * element / mib) < 1e-3);
+        if (!strcmp(name, "rwkv") && !strcmp(operator, "wkv6"))
+            found += CHECK(x[0] == LAYERS - !strcmp(pass, "recompute"));
+        if (!strcmp(name, "mamba") && !strcmp(operator, "ssd") && !strcmp(pass, "backward")) found++;
+        if (!strcmp(operator, "adamw")) found += CHECK(x[0] == 1 && x[2] > 0.9 * 28 * 100000 / mib);
+        if (!strcmp(pass, "recompute") && !strcmp(name, "ffn")) found += CHECK(strcmp(operator, "gemm") != 0);
+    }
+    CHECK(found == (recompute ? 8 : 5) && calls == (int)all[0] && step > 0 && fabs(rows - all[1]) < 0.02 * all[1]);
+    free(out);
+}
+
+static void test_profile(void) {
+    check_profile("--device cpu", 4, 0);
+    check_profile("--device cpu --stateful", 4, 1);
+    CHECK(says(2, "--profile --save x.st", "--profile trains nothing: no --save with it", ""));
+}
+
 /* Token files, the symbol that ends a document, and the split of tracks, in whole runs with a model file. */
 static void test_kinds_of_text(void) {
     char *out;
@@ -1217,6 +1268,11 @@ static void test_device_recompute(void) {
                "0 over the limit"));
 }
 
+static void test_device_profile(void) {
+    check_profile("--device cuda --dtype f32", 4, 0);
+    check_profile("--device cuda --dtype bf16", 2, 1);
+}
+
 /* Carried states, and every way to mix the branches. */
 static void test_device_models(void) {
     static const char *const models[] = {"HY", "GF", "WS", "RF", "CP"};
@@ -1249,6 +1305,7 @@ static void test_all(void) {
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);
+    run_case("program: profile", test_profile);
     run_case("program: plan", test_plan);
     run_case("program: plan, recompute", test_plan_recompute);
     run_case("program: recompute", test_recompute);
@@ -1273,6 +1330,7 @@ static void test_all_on_device(void) {
     run_case("device: trains", test_device_trains);
     run_case("device: models", test_device_models);
     run_case("device: recompute", test_device_recompute);
+    run_case("device: profile", test_device_profile);
     run_case("device: bench", test_device_bench);
 }
 
