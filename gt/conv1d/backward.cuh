@@ -1,16 +1,20 @@
-/* gt/conv1d/backward.cuh - backward.
+/* gt/conv1d/backward.cuh - backward: with q_t = dy_t act'(pre_t),
+ *     dx_t = sum_{j<W} weight[j] q_{t+W-1-j}     dweight[j] = sum_t e_{t+j} q_t     dbias = sum_t q_t
  *
- * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do
- * not fit into shared memory).
- * Step t of the walk makes q_t = dy_t act'(pre_t) and finishes dx_{t-W+1}.  A run has W - 1 steps more, which make the
- * q that its last dx need; behind the end of a sequence these q are 0.
+ * Tiles, runs, units and stages: tile.cuh; a stage holds x and dy.
+ * grid tiles * (blocks of a tile), block 4 warps, fewer where their stages do not fit into shared memory.  All warps do
+ * the same; a lane has 4 channels (over time: 1).
+ * Step t makes q_t and finishes dx_{t-W+1}.  A run has W - 1 steps more, which make the q that its last dx need; after
+ * the end of a sequence these q are 0.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
- * shared: over channels 3 stages of 4 KB (fp32 too) a warp, over time 2 of 9 KB; then the parameter gradients.
- * bytes: x, dy and dx once; of every run 2 (W - 1) tokens of x and W - 1 of dy a second time, out of a cache.
- * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 adds, 11 of q, 2 unpack, half a one packs, then copies.
+ * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB; in the end, in their place, the sums for dweight
+ * and dbias.
+ * bytes: x, dy and dx once; a second time, out of a cache, the W - 1 tokens of x before every run, and of x and dy
+ * after it; of every block the sums, 4 (W + 1) a channel.
+ * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 FADD, 11 for q, 2 to unpack, half a one to pack; then copies.
  * dweight and dbias are summed over a run, then over the block's warps in order, then over blocks by reduce_rows:
- * deterministic.  dx has the bits that a packed sequence has alone. */
+ * deterministic.  The bits of dx in a packed sequence are those that it has alone. */
 #ifndef GT_CONV1D_BACKWARD_CUH
 #define GT_CONV1D_BACKWARD_CUH
 
@@ -37,8 +41,8 @@ constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* of shared m
 template <class L>
 constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
 
-/* What dstate_out adds to the gradient of the input of token t of a sequence that ends at `end`: row `row` of it
- * holds the last W-1 of them. */
+/* What dstate_out adds to the gradient of input t of a sequence that ends at `end`: the state is its last W - 1 inputs.
+ * row: the sequence's, in dstate_out. */
 GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int64_t end, int64_t d) {
     const int64_t J = p.in.W - 1, j = t - (end - J);
     return p.dstate_out && j >= 0 ? p.dstate_out[(row * p.in.D + d) * J + j] : 0.0f;
@@ -50,26 +54,26 @@ struct Sums {
     float tap[W + 1][VEC];
 };
 
-/* Sums over the warps of the block; all threads. */
+/* Adds the sums of the block's warps and stores them in row me.block; all threads. */
 template <class L, int W>
 GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::VEC>& sums) {
-    constexpr int VEC = L::VEC, CELLS = (W + 1) * VEC * 32;
-    static_assert(4 * CELLS <= BACKWARD_BYTES<L>, "in the place of a warp's stages");
+    constexpr int VEC = L::VEC, VALUES = (W + 1) * VEC * 32;
+    static_assert(4 * VALUES <= BACKWARD_BYTES<L>, "the sums fit where the warp's stages were");
     const Problem& in = p.in;
-    const uint32_t cells = smem_base();
+    const uint32_t values = smem_base();
     sync_threads(); /* all stages have been read */
     GT_UNROLL
     for (int k = 0; k <= W; k++) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++)
-            sts<float>(cells + 4 * (warp_id() * CELLS + (k * VEC + v) * 32 + lane_id()), sums.tap[k][v]);
+            sts<float>(values + 4 * (warp_id() * VALUES + (k * VEC + v) * 32 + lane_id()), sums.tap[k][v]);
     }
     sync_threads();
-    for (int i = thread_id(); i < CELLS; i += block_threads()) {
+    for (int i = thread_id(); i < VALUES; i += block_threads()) {
         const int k = i / 32 / VEC, v = i / 32 % VEC;
         const int64_t d = tile_channel<L>(me) + i % 32 * VEC + v;
         float sum = 0.0f;
-        for (int warp = 0; warp < p.cut.warps; warp++) sum += lds<float>(cells + 4 * (warp * CELLS + i));
+        for (int warp = 0; warp < p.cut.warps; warp++) sum += lds<float>(values + 4 * (warp * VALUES + i));
         if (d >= in.D) continue;
         if (k < W) {
             if (p.dweight) p.dweight[(me.block * in.D + d) * W + k] = sum;
@@ -79,16 +83,16 @@ GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::
     }
 }
 
-/* The walk of a lane. */
+/* What a lane keeps over a run: its parameters, their gradients, the last inputs and q. */
 template <class L, int W>
-struct BackwardWalk {
+struct BackwardLane {
     using T = typename L::T;
     static constexpr int VEC = L::VEC, UNIT = L::UNIT, J = W - 1;
     Filter<W, VEC> filter;
     Sums<W, VEC> sums;
     float e[W][VEC], q[W][VEC];
 
-    /* One token; dx is that of the token J before. */
+    /* One token; dx is of the token J earlier. */
     GT_METHOD void step(const Problem& in, const float (&x)[VEC], const float (&dy)[VEC], float (&dx)[VEC]) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
@@ -103,24 +107,27 @@ struct BackwardWalk {
         shift(q);
     }
 
-    /* Stores dx of the run's token t, which the stage holds, or the one before. */
-    GT_METHOD void store(const BackwardParams& p, const Stream<L>& out, uint32_t stage, int begin, int t,
+    /* Stores dx of the run's token t.  Over time it goes to the stage, which begins with token `begin` and has room for
+     * the last unit of the stage before. */
+    GT_METHOD void store(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int t,
                          const float (&dx)[VEC]) {
         if (!p.dx) return;
         if constexpr (L::OVER_TIME) {
             Vec<T, 1> packed;
             packed.set(dx);
-            sts(L::cell(stage, t - begin), packed);
+            sts(L::address(stage, t - begin), packed);
         } else {
             store_token(out, t, p.cut.is_whole, dx);
         }
     }
 
-    /* Tokens i ... i + UNIT - 1 of a stage, a ... of the run.  has_before: the J before are the piece's, too. */
-    GT_METHOD void unit(const BackwardParams& p, const Stream<L>& out, uint32_t stage, int i, int a, bool has_before) {
+    /* A unit: tokens i ... i + UNIT - 1 of a stage, which are a ... a + UNIT - 1 of the run.  has_before: the J tokens
+     * before belong to the same sequence and run. */
+    GT_METHOD void unit(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int i, int a,
+                        bool has_before) {
         if constexpr (L::OVER_TIME) {
-            const Vec<T, UNIT> xs = lds<Vec<T, UNIT>>(L::cell(stage, i));
-            const Vec<T, UNIT> dys = lds<Vec<T, UNIT>>(L::cell(stage + L::BYTES, i));
+            const Vec<T, UNIT> xs = lds<Vec<T, UNIT>>(L::address(stage, i));
+            const Vec<T, UNIT> dys = lds<Vec<T, UNIT>>(L::address(stage + L::BYTES, i));
             float dxs[UNIT];
             GT_UNROLL
             for (int n = 0; n < UNIT; n++) {
@@ -129,15 +136,15 @@ struct BackwardWalk {
                 step(p.in, x, dy, dx);
                 dxs[n] = dx[0];
             }
-            if (has_before) store_part<T, UNIT - J, 0, J>(L::cell(stage, i - UNIT), dxs);
-            store_part<T, 0, J, UNIT - J>(L::cell(stage, i), dxs);
+            if (has_before) store_part<T, UNIT - J, 0, J>(L::address(stage, i - UNIT), dxs);
+            store_part<T, 0, J, UNIT - J>(L::address(stage, i), dxs);
         } else {
             T* to = out.token(a - J);
             const bool stores = p.dx && out.me.channels;
             GT_UNROLL
             for (int n = 0; n < UNIT; n++) {
-                const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::cell(stage, i + n));
-                const Vec<T, VEC> dys = lds<Vec<T, VEC>>(L::cell(stage + L::BYTES, i + n));
+                const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::address(stage, i + n));
+                const Vec<T, VEC> dys = lds<Vec<T, VEC>>(L::address(stage + L::BYTES, i + n));
                 float x[VEC], dy[VEC], dx[VEC];
                 GT_UNROLL
                 for (int v = 0; v < VEC; v++) {
@@ -153,10 +160,10 @@ struct BackwardWalk {
         }
     }
 
-    GT_METHOD void token(const BackwardParams& p, const Stream<L>& out, uint32_t stage, int begin, int a,
+    GT_METHOD void token(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int a,
                          bool has_before) {
-        const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::cell(stage, a - begin));
-        const Vec<T, VEC> dys = lds<Vec<T, VEC>>(L::cell(stage + L::BYTES, a - begin));
+        const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::address(stage, a - begin));
+        const Vec<T, VEC> dys = lds<Vec<T, VEC>>(L::address(stage + L::BYTES, a - begin));
         float x[VEC], dy[VEC], dx[VEC];
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
@@ -167,18 +174,18 @@ struct BackwardWalk {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* The last J gradients of the piece of a sequence from the run's token `first` to a - 1.  What the sequence has
-     * behind it is in the stage, which begins with token a then. */
-    GT_METHOD void finish(const BackwardParams& p, const Stream<L>& out, const Piece& piece, uint32_t stage, int begin,
-                          int first, int a) {
+    /* The last J gradients of a sequence of which the run has tokens first ... a - 1.  If the sequence goes on after
+     * the run, the stage begins with token a. */
+    GT_METHOD void finish(const BackwardParams& p, const RunTensor<L>& out, const SequenceBounds& bounds,
+                          uint32_t stage, int begin, int first, int a) {
         GT_NO_UNROLL
         for (int t = a; t < a + J; t++) {
-            const bool inside = t < piece.end;
+            const bool inside = t < bounds.end;
             Vec<T, VEC> x = {}, dy = {};
             float dx[VEC];
             if (inside) {
-                x = lds<Vec<T, VEC>>(L::cell(stage, t - begin));
-                dy = lds<Vec<T, VEC>>(L::cell(stage + L::BYTES, t - begin));
+                x = lds<Vec<T, VEC>>(L::address(stage, t - begin));
+                dy = lds<Vec<T, VEC>>(L::address(stage + L::BYTES, t - begin));
             }
             GT_UNROLL
             for (int v = 0; v < VEC; v++) {
@@ -186,7 +193,7 @@ struct BackwardWalk {
                 q[J][v] = inside ? gradient_of_sum<T>(p.in.has_silu, filter.sum(e, v), dy.get(v)) : 0.0f;
                 dx[v] = filter.gradient(q, v);
                 if (!inside && v < out.me.channels)
-                    dx[v] += state_gradient(p, piece.sequence, t - J, piece.end, lane_channel<L>(out.me) + v);
+                    dx[v] += state_gradient(p, bounds.sequence, t - J, bounds.end, lane_channel<L>(out.me) + v);
             }
             if (t - J >= first) store(p, out, stage, begin, t - J, dx);
             shift(e);
@@ -202,22 +209,22 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     const Problem& in = p.in;
     const uint32_t base = smem_base() + warp_id() * BACKWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
-    const int all = stages + (used == me.tokens && me.readable > used); /* with one for what is behind the run */
-    const Stream<L> x(in.x, in.x_at, me), dy(p.dy, p.dy_at, me), dx(p.dx, p.dx_at, me);
+    const int all = stages + (used == me.tokens && me.readable > used); /* with one for the tokens after the run */
+    const RunTensor<L> x(in.x, in.x_at, me), dy(p.dy, p.dy_at, me), dx(p.dx, p.dx_at, me);
     clear_missing<L>(me, base, 2 * STAGES);
-    BackwardWalk<L, W> walk;
-    walk.sums = {};
-    Piece piece = {};
-    int a = 0, first = 0, stop = 0; /* tokens done; the piece of a sequence: tokens first ... stop - 1 */
-    const auto start_piece = [&] {
-        piece = piece_at(in, me, a, piece.sequence);
+    BackwardLane<L, W> lane;
+    lane.sums = {};
+    SequenceBounds bounds = {};
+    int a = 0, first = 0, stop = 0; /* tokens done; of the sequence at hand the run has tokens first ... stop - 1 */
+    const auto start_sequence = [&] {
+        bounds = bounds_at(in, me, a, bounds.sequence);
         first = a;
-        stop = piece.end < used ? piece.end : used;
-        load_window<L, W>(walk.e, in, x, piece, a);
+        stop = bounds.end < used ? bounds.end : used;
+        load_window<L, W>(lane.e, in, x, bounds, a);
         GT_UNROLL
         for (int i = 0; i < W; i++) {
             GT_UNROLL
-            for (int v = 0; v < L::VEC; v++) walk.q[i][v] = 0.0f;
+            for (int v = 0; v < L::VEC; v++) lane.q[i][v] = 0.0f;
         }
     };
     for (int k = 1 - STAGES; k < all; k++) { /* below 0: only copies */
@@ -233,50 +240,51 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         cp_async_commit();
         if (k < 0) { /* what else the first stage needs is on its way with it */
             if (k < -1 || stages == 0) continue;
-            walk.filter.load(in, lane_channel<L>(me), me.channels);
-            start_piece();
+            lane.filter.load(in, lane_channel<L>(me), me.channels);
+            start_sequence();
             continue;
         }
         const uint32_t stage = base + k % STAGES * STAGE;
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
-        if (k == stages && piece.end <= a) break; /* the last sequence ends with the run */
+        if (k == stages && bounds.end <= a) break; /* the last sequence ends with the run */
         for (;;) {
             if (a == stop) {
-                if (k < stages && a == used && piece.end > a) break;
-                if (a > 0) walk.finish(p, dx, piece, stage, begin, first, a);
+                if (k < stages && a == used && bounds.end > a) break;
+                if (a > 0) lane.finish(p, dx, bounds, stage, begin, first, a);
                 if (a == used) break;
-                start_piece();
+                start_sequence();
             }
             if (a == end) break;
             const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
             if (is_unit && (L::OVER_TIME || p.cut.is_whole)) {
-                walk.unit(p, dx, stage, a - begin, a, a > first);
+                lane.unit(p, dx, stage, a - begin, a, a > first);
                 a += UNIT;
             } else {
-                walk.token(p, dx, stage, begin, a, a - (W - 1) >= first);
+                lane.token(p, dx, stage, begin, a, a - (W - 1) >= first);
                 a++;
             }
         }
         if (L::OVER_TIME && p.dx) { /* the last UNIT tokens of a stage are not all there yet: the next one has them */
             sync_warp();
             dx.flush(stage, 0, begin - UNIT, a, granule);
-            const bool is_last = k == stages || (a == used && piece.end <= a);
+            const bool is_last = k == stages || (a == used && bounds.end <= a);
             if (is_last) {
                 for (int t = begin + TOKENS - UNIT; t < a && me.channels; t++)
-                    *dx.token(t) = lds<T>(L::cell(stage, t - begin));
+                    *dx.token(t) = lds<T>(L::address(stage, t - begin));
             } else {
-                sts(L::cell(base + (k + 1) % STAGES * STAGE, -UNIT), lds<Vec<T, UNIT>>(L::cell(stage, TOKENS - UNIT)));
+                sts(L::address(base + (k + 1) % STAGES * STAGE, -UNIT),
+                    lds<Vec<T, UNIT>>(L::address(stage, TOKENS - UNIT)));
             }
         }
     }
     if (p.dx && used < me.tokens) clear_tokens(dx, used);
-    sums = walk.sums;
+    sums = lane.sums;
 }
 
 template <class L, int W>
 GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>)
 backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    wait_for_chain(); /* for the kernel behind: it may take places that become free */
+    wait_for_chain(); /* lets blocks of the next kernel take free places */
     const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};
     if (me.exists) backward_run<L, W>(p, me, sums);

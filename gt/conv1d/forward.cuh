@@ -1,15 +1,18 @@
-/* gt/conv1d/forward.cuh - forward.
+/* gt/conv1d/forward.cuh - forward: y_t = act(bias + sum_{j<W} weight[j] e_{t+j}), e = the state's inputs, then x.
  *
- * Tiles, runs and stages as tile.cuh says.  grid tiles * blocks of a tile, block 4 warps (fewer where their stages do
- * not fit into shared memory).
- * registers: weights, the last W - 1 inputs, a unit of x as loaded: over channels 96 at most, so that five blocks
- * share a multiprocessor, over time 80 for six.
- * shared: over channels 4 stages of 2 KB (fp32 too) a warp, over time 2 of 4.5 KB.
- * bytes: x and y once; W - 1 tokens of every run a second time, out of a cache.
- * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 6 of SiLU, 1 unpacks, half a one packs, then copies.
- * Of a batch element the warps of the first run read the state, then write state_out, which may be the same; states of
- * packed sequences: state.cuh.
- * An output is summed by one thread, in the order of the taps: deterministic, and the same for a packed sequence. */
+ * Tiles, runs, units and stages: tile.cuh.
+ * grid tiles * (blocks of a tile), block 4 warps, fewer where their stages do not fit into shared memory.  All warps do
+ * the same; a lane has 4 channels (over time: 1).
+ * registers: weights, the last W - 1 inputs, a unit of x as loaded.  Over channels 96 at most, so that five blocks
+ * share a multiprocessor; over time 80, for six.
+ * shared, a warp: over channels 4 stages of 2 KB, over time 2 of 4.5 KB.
+ * bytes: x and y once; the W - 1 tokens before every run a second time, out of a cache; states and parameters.
+ * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 6 for SiLU, 1 to unpack, half a one to pack; then copies.
+ * One thread sums an output in the order of the taps: deterministic, and the bits of a packed sequence are those that
+ * it has alone.
+ *
+ * state_out of a batch element: the warps of its first run write it after they have read state_in, which may be the
+ * same memory.  state_out of packed sequences, and where T = 0: state.cuh. */
 #ifndef GT_CONV1D_FORWARD_CUH
 #define GT_CONV1D_FORWARD_CUH
 
@@ -33,7 +36,8 @@ constexpr int FORWARD_BYTES = FORWARD_STAGES<L>* L::BYTES; /* of shared memory, 
 template <class L>
 constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
 
-/* The last inputs; ascending, for state_in may be the same memory. */
+/* state_out of channel d: the last W - 1 inputs of batch element b.  With T < W - 1 some come from state_in, which may
+ * be the same memory: ascending j reads each before it is overwritten. */
 template <class T>
 GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t row, int64_t d) {
     const int J = in.W - 1;
@@ -45,9 +49,9 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     }
 }
 
-/* The walk of a lane. */
+/* What a lane keeps over a run: its parameters and the last inputs. */
 template <class L, int W>
-struct ForwardWalk {
+struct ForwardLane {
     using T = typename L::T;
     static constexpr int VEC = L::VEC, UNIT = L::UNIT;
     Filter<W, VEC> filter;
@@ -62,10 +66,10 @@ struct ForwardWalk {
         shift(e);
     }
 
-    /* Tokens i ... i + UNIT - 1 of a stage, a ... of the run. */
-    GT_METHOD void unit(const Problem& in, const Stream<L>& y_out, uint32_t stage, int i, int a) {
+    /* A unit: tokens i ... i + UNIT - 1 of a stage, which are a ... a + UNIT - 1 of the run. */
+    GT_METHOD void unit(const Problem& in, const RunTensor<L>& y_out, uint32_t stage, int i, int a) {
         if constexpr (L::OVER_TIME) {
-            const Vec<T, UNIT> loaded = lds<Vec<T, UNIT>>(L::cell(stage, i));
+            const Vec<T, UNIT> loaded = lds<Vec<T, UNIT>>(L::address(stage, i));
             float out[UNIT];
             GT_UNROLL
             for (int n = 0; n < UNIT; n++) {
@@ -74,12 +78,12 @@ struct ForwardWalk {
                 step(in, x, y);
                 out[n] = y[0];
             }
-            store_part<T, 0, 0, UNIT>(L::cell(stage, i), out);
+            store_part<T, 0, 0, UNIT>(L::address(stage, i), out);
         } else {
             T* to = y_out.token(a);
             GT_UNROLL
             for (int n = 0; n < UNIT; n++) {
-                const Vec<T, VEC> loaded = lds<Vec<T, VEC>>(L::cell(stage, i + n));
+                const Vec<T, VEC> loaded = lds<Vec<T, VEC>>(L::address(stage, i + n));
                 float x[VEC], y[VEC];
                 GT_UNROLL
                 for (int v = 0; v < VEC; v++) x[v] = loaded.get(v);
@@ -92,8 +96,8 @@ struct ForwardWalk {
         }
     }
 
-    GT_METHOD void token(const Problem& in, const Stream<L>& y_out, bool is_whole, uint32_t stage, int i, int a) {
-        const Vec<T, VEC> loaded = lds<Vec<T, VEC>>(L::cell(stage, i));
+    GT_METHOD void token(const Problem& in, const RunTensor<L>& y_out, bool is_whole, uint32_t stage, int i, int a) {
+        const Vec<T, VEC> loaded = lds<Vec<T, VEC>>(L::address(stage, i));
         float x[VEC], y[VEC];
         GT_UNROLL
         for (int v = 0; v < VEC; v++) x[v] = loaded.get(v);
@@ -101,7 +105,7 @@ struct ForwardWalk {
         if constexpr (L::OVER_TIME) {
             Vec<T, 1> packed;
             packed.set(y);
-            sts(L::cell(stage, i), packed);
+            sts(L::address(stage, i), packed);
         } else {
             store_token(y_out, a, is_whole, y);
         }
@@ -115,12 +119,12 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     const Problem& in = p.in;
     const uint32_t base = smem_base() + warp_id() * FORWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
-    const Stream<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
+    const RunTensor<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
     clear_missing<L>(me, base, STAGES);
-    ForwardWalk<L, W> walk;
-    walk.filter.load(in, lane_channel<L>(me), me.channels);
-    Piece piece = {};
-    int a = 0, stop = 0;                        /* tokens done; where the piece of a sequence ends */
+    ForwardLane<L, W> lane;
+    lane.filter.load(in, lane_channel<L>(me), me.channels);
+    SequenceBounds bounds = {};
+    int a = 0, stop = 0;                        /* tokens done; where the sequence at hand ends, in the run */
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
@@ -134,15 +138,15 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
         while (a < end) {
             if (a == stop) {
-                piece = piece_at(in, me, a, piece.sequence);
-                stop = piece.end < used ? piece.end : used;
-                load_window<L, W>(walk.e, in, x, piece, a);
+                bounds = bounds_at(in, me, a, bounds.sequence);
+                stop = bounds.end < used ? bounds.end : used;
+                load_window<L, W>(lane.e, in, x, bounds, a);
             }
             if ((L::OVER_TIME || p.cut.is_whole) && a % UNIT == 0 && a + UNIT <= stop) {
-                walk.unit(in, y, stage, a - begin, a);
+                lane.unit(in, y, stage, a - begin, a);
                 a += UNIT;
             } else {
-                walk.token(in, y, p.cut.is_whole, stage, a - begin, a);
+                lane.token(in, y, p.cut.is_whole, stage, a - begin, a);
                 a++;
             }
         }

@@ -30,13 +30,13 @@ static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 
 /* ---- how a call is cut ----------------------------------------------------------------------- */
 
-/* A tensor of the call; data is NULL if it has none of it. */
+/* A tensor of the call; data is NULL if the call lacks it. */
 struct View {
     const void* data;
     gt_stride at;
 };
 
-/* Whether time lies closer together than channels in all tensors. */
+/* Whether in all tensors the tokens of a channel are neighbours (t stride 1), and channels are not. */
 template <int COUNT>
 static bool is_over_time(const View (&views)[COUNT]) {
     for (const View& v : views)
@@ -44,7 +44,7 @@ static bool is_over_time(const View (&views)[COUNT]) {
     return true;
 }
 
-/* Bytes by which all tensors can be copied. */
+/* The largest number of bytes that copies of all tensors can move at once: 16, 4, or those of an element. */
 template <int COUNT>
 static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool over_time) {
     const int size = size_of(a.dtype);
@@ -61,8 +61,8 @@ static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool 
     return size;
 }
 
-/* Long runs read less twice, and short ones give more blocks: the runs with which blocks, of which `resident` are at
- * work at a time, end soonest.  A run costs what about 12 tokens do beside its own. */
+/* The length of runs with which all blocks are done soonest, if a multiprocessor works on `resident` at a time.  Long
+ * runs read less twice; short ones give more blocks.  A run costs as much as its tokens and about 12 more. */
 static inline Cut cut_for(int64_t B, int64_t T, int64_t D, int channels, int step, int bytes, int64_t resident,
                           const Device& device) {
     Cut cut = {};
@@ -95,22 +95,22 @@ static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
 /* Whether the kernels for whole rows serve a call. */
 template <int COUNT>
 static bool has_whole_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
-    const int chunk = 16 / size_of(a.dtype);
-    return a.seq_capacity == 0 && is_over_time(views) && granule_of(a, views, true) == 16 && a.T % chunk == 0 &&
-           a.T / chunk >= LEAST_CHUNKS;
+    const int unit = 16 / size_of(a.dtype);
+    return a.seq_capacity == 0 && is_over_time(views) && granule_of(a, views, true) == 16 && a.T % unit == 0 &&
+           a.T / unit >= LEAST_UNITS;
 }
 
-/* As cut_for; a segment costs what two passes do beside its own. */
+/* As cut_for; a segment costs as much as its passes and two more. */
 static inline RowsCut rows_cut_for(const gt_conv1d_args& a, int64_t resident, const Device& device) {
     RowsCut cut = {};
-    const int64_t chunks = (a.T + 16 / size_of(a.dtype) - 1) / (16 / size_of(a.dtype));
+    const int64_t units = (a.T + 16 / size_of(a.dtype) - 1) / (16 / size_of(a.dtype));
     cut.lanes = 1;
-    while (cut.lanes < chunks && cut.lanes < 32) cut.lanes *= 2;
+    while (cut.lanes < units && cut.lanes < 32) cut.lanes *= 2;
     resident *= device.multiprocessors;
     int64_t best = INT64_MAX;
     for (int passes = 1; passes <= MAX_PASSES; passes++) {
-        const int64_t chunks_of_segment = (int64_t)cut.lanes * passes;
-        const int64_t segments = (chunks + chunks_of_segment - 1) / chunks_of_segment;
+        const int64_t units_of_segment = (int64_t)cut.lanes * passes;
+        const int64_t segments = (units + units_of_segment - 1) / units_of_segment;
         const int64_t blocks = (a.B * a.D * segments * cut.lanes + ROWS_BLOCK - 1) / ROWS_BLOCK;
         const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (passes + 2);
         if (passes > 1 && cost >= best) continue;
@@ -122,7 +122,7 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, int64_t resident, co
     return cut;
 }
 
-/* Threads of a kernel over states that share a channel: sequences, or as many as fill the device. */
+/* Strands of a kernel over states: one a sequence, but no more than fill the device. */
 static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
     if (a.seq_capacity == 0) return a.B;
     const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
@@ -219,7 +219,7 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The pieces of backward's workspace, as large as any alignment and strides may need. */
+/* Backward's workspace, as large as any alignment and strides may need. */
 struct BackwardPlan {
     float *dweight, *dbias, *dstate;
     int64_t state_rows; /* of dstate */

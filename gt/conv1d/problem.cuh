@@ -29,7 +29,7 @@ struct Problem {
 
 GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
 
-/* The sigmoid of outputs stored in T: under the rounding of 16 bits the fast one will do. */
+/* The sigmoid for results stored as T: rounding to 16 bits hides the error of the fast one. */
 template <class T>
 GT_DEV float sigmoid_of(float x) {
     if constexpr (std::is_same<T, float>::value)
@@ -52,7 +52,7 @@ GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
     return has_silu ? dy * slope : dy;
 }
 
-/* The input t < 0, one of the W - 1 before the sequence, of row `row` of the states. */
+/* Input t < 0 of a sequence: one of the W - 1 that its state holds.  row: the sequence's, in state_in. */
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
@@ -106,8 +106,8 @@ GT_DEV void shift(float (&window)[ROWS][VEC]) {
 
 /* ---- packed sequences ------------------------------------------------------------------------ */
 
-/* The sequence that token t < used_tokens() belongs to; `low` is it, or one before it.  An eighth of those in question
- * is left after every step, whose loads are in flight together. */
+/* The sequence that token t < used_tokens() belongs to; it is `low` or a later one.  Every step leaves an eighth of the
+ * sequences in question; its loads are in flight together. */
 GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     constexpr int PARTS = 8;
     if (t < q.cu_seqlens[low + 1]) return low;
@@ -126,7 +126,7 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     return low;
 }
 
-/* A thread of a kernel over states: channel d of sequences first, first + strands, ... */
+/* A thread of a kernel over states: channel d of strand `first`, which takes sequences first, first + strands, ... */
 struct Strand {
     int64_t d, first;
     bool exists;

@@ -1,20 +1,21 @@
-/* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of whole rows.
+/* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of whole rows: what forward.cuh and backward.cuh do.
  *
- * A row is one channel of one batch element, and a segment of it up to MAX_PASSES passes.  In a pass `lanes`
- * neighbouring threads (a power of 2 up to 32) take 16 bytes each, side by side: memory is read and written in long
- * stretches, which the tiles of tile.cuh, 128 bytes of 32 rows, are not.  The inputs before a thread's own come from
- * the lane before, the q behind them from the lane behind, by shuffles; those of a pass's first and last lane from
- * the neighbouring pass.
- * Serves elements of a batch whose rows are whole numbers of 16 aligned bytes, LEAST_CHUNKS or more; tile.cuh the
- * others.
+ * A row is one channel of one batch element.  It is cut into segments of up to MAX_PASSES passes.  In a pass `lanes`
+ * neighbouring threads (a power of 2 up to 32) take a unit each, 16 bytes side by side: up to 512 bytes of a row at
+ * once, where tile.cuh takes 128 bytes of each of 32 rows.  A thread needs the inputs before its unit, and the q after
+ * it.  They come from the lanes before and after by shuffles; for the first and last lane, from the neighbouring pass.
+ * These kernels serve batch elements whose rows are whole numbers of aligned units, LEAST_UNITS or more; those of
+ * tile.cuh serve the others.
  *
- * grid ceil(B*D*segments*lanes / 128), block 128; no shared memory.
- * registers: weights and their gradients, x (and dy) of three passes: two are in flight while one is worked on.
- * bytes: every tensor once; at either end of a segment 16 bytes more.
+ * grid ceil(B*D*segments*lanes / 128), block 128, all warps alike; no shared memory.
+ * registers: weights (backward: and their gradients), x (and dy) of three passes: two are in flight while one is worked
+ * on.  64 at most, so that eight blocks share a multiprocessor; backward 80, for six.
+ * bytes: every tensor once; a second time the unit of x before every segment.  Backward also reads W - 1 tokens of x
+ * and dy after it twice, and stores 4 (W + 1) bytes of sums a segment.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for shuffles and
  * addresses.
- * Backward takes the passes of a segment last one first, so that q is there when dx needs it.  Sums over a segment go
- * through registers, then a butterfly over the lanes; over segments and batch by reduce_rows: deterministic. */
+ * Backward takes the last pass of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
+ * over a segment in registers, over its lanes by a butterfly, over segments and batch by reduce_rows: deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH
 #define GT_CONV1D_ROWS_CUH
 
@@ -25,7 +26,7 @@ namespace gt {
 namespace conv1d {
 
 constexpr int ROWS_BLOCK = 128, MAX_PASSES = 32;
-constexpr int LEAST_CHUNKS = 128;                                /* of a row: with fewer, tiles are faster */
+constexpr int LEAST_UNITS = 128;                                 /* of a row: with fewer, tiles are faster */
 constexpr int ROWS_FORWARD_BLOCKS = 8, ROWS_BACKWARD_BLOCKS = 6; /* on a multiprocessor */
 
 struct RowsCut {
@@ -44,14 +45,15 @@ struct BackwardRowsParams {
 };
 
 template <class T>
-using Chunk = Vec<T, 16 / (int)sizeof(T)>;
+using Unit = Vec<T, 16 / (int)sizeof(T)>;
 
-/* A thread's segment. */
+/* A thread's segment of a row, and its neighbours. */
 template <class T>
 struct Segment {
     static constexpr int N = 16 / (int)sizeof(T);
     int64_t b, d, segment, first, last; /* tokens first ... last - 1 */
-    int lane, before, behind;           /* lane: of the segment; lanes of the warp */
+    int lane;                           /* among those of the segment */
+    int lane_before, lane_after; /* of the warp; of the segment's first lane the last is before, and so on round */
     bool exists;
 
     GT_METHOD Segment(const Problem& p, const RowsCut& cut) {
@@ -62,36 +64,36 @@ struct Segment {
         d = item / cut.segments % p.D;
         b = item / cut.segments / p.D;
         lane = lane_id() % cut.lanes;
-        before = lane_id() - lane + (lane + cut.lanes - 1) % cut.lanes;
-        behind = lane_id() - lane + (lane + 1) % cut.lanes;
+        lane_before = lane_id() - lane + (lane + cut.lanes - 1) % cut.lanes;
+        lane_after = lane_id() - lane + (lane + 1) % cut.lanes;
         const int64_t tokens = (int64_t)cut.passes * cut.lanes * N;
         first = segment * tokens;
         last = first + tokens < p.T ? first + tokens : p.T;
     }
 };
 
-/* The chunk of token t of a row, 0 outside of first ... end - 1. */
+/* The unit that begins with token t of a row, 0 outside of first ... end - 1. */
 template <class T>
-GT_DEV Chunk<T> load_chunk(const T* row, int64_t t, int64_t first, int64_t end) {
-    Chunk<T> chunk = {};
-    if (t >= first && t < end) chunk = ldg<Chunk<T>>(row + t);
-    return chunk;
+GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t first, int64_t end) {
+    Unit<T> unit = {};
+    if (t >= first && t < end) unit = ldg<Unit<T>>(row + t);
+    return unit;
 }
 
-/* e[0 ... J-1] = the inputs before a thread's chunk `own`; `earlier` is that of the last lane in the pass before. */
+/* e[0 ... W-2] = the inputs before a thread's unit `own`.  earlier: the last lane's unit of the pass before. */
 template <class T, int W, int COUNT>
-GT_DEV void inputs_before(float (&e)[COUNT], const Segment<T>& me, bool is_last_lane, const Chunk<T>& own,
-                          const Chunk<T>& earlier) {
+GT_DEV void inputs_before(float (&e)[COUNT], const Segment<T>& me, bool is_last_lane, const Unit<T>& own,
+                          const Unit<T>& earlier) {
     constexpr int N = Segment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;
     uint32_t mine[WORDS], theirs[WORDS], got[WORDS] = {};
     memcpy(mine, &own, 16);
     memcpy(theirs, &earlier, 16);
     GT_UNROLL
-    for (int i = FIRST; i < WORDS; i++) got[i] = shfl_idx(is_last_lane ? theirs[i] : mine[i], me.before);
-    Chunk<T> chunk;
-    memcpy(&chunk, got, 16);
+    for (int i = FIRST; i < WORDS; i++) got[i] = shfl_idx(is_last_lane ? theirs[i] : mine[i], me.lane_before);
+    Unit<T> unit;
+    memcpy(&unit, got, 16);
     GT_UNROLL
-    for (int i = 0; i < W - 1; i++) e[i] = chunk.get(N - (W - 1) + i);
+    for (int i = 0; i < W - 1; i++) e[i] = unit.get(N - (W - 1) + i);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -108,12 +110,12 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     const bool is_last_lane = me.lane == p.rows.lanes - 1;
     const int64_t end = me.exists ? me.last : 0;
     int64_t t = me.first + me.lane * N;
-    Chunk<T> own = load_chunk(x, t, 0, end), next = load_chunk(x, t + step, 0, end), earlier = {};
-    if (is_last_lane && me.first > 0) earlier = load_chunk(x, me.first - N, 0, end);
+    Unit<T> own = load_unit(x, t, 0, end), next = load_unit(x, t + step, 0, end), earlier = {};
+    if (is_last_lane && me.first > 0) earlier = load_unit(x, me.first - N, 0, end);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);
     for (int pass = 0; pass < p.rows.passes; pass++, t += step) {
-        const Chunk<T> after = load_chunk(x, t + 2 * step, 0, end);
+        const Unit<T> after = load_unit(x, t + 2 * step, 0, end);
         float e[N + J], out[N];
         inputs_before<T, W>(e, me, is_last_lane, own, earlier);
         if (in.state_in && t == 0) {
@@ -129,7 +131,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
             out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
         }
         if (t < end) {
-            Chunk<T> packed;
+            Unit<T> packed;
             packed.set(out);
             stg(y + t, packed);
         }
@@ -143,7 +145,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* A thread's sums over its lanes, then stored by the first of them; all threads. */
+/* Adds the sums of a segment's lanes; its first lane stores them.  All threads. */
 template <class T, int W>
 GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Sums<W, 1>& sums) {
     const Problem& in = p.b.in;
@@ -152,18 +154,18 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Su
         for (int k = 0; k <= W; k++) sums.tap[k][0] += shfl_xor(sums.tap[k][0], mask);
     }
     if (!me.exists || me.lane != 0) return;
-    const int64_t cell = (me.b * p.rows.segments + me.segment) * in.D + me.d;
+    const int64_t to = (me.b * p.rows.segments + me.segment) * in.D + me.d;
     GT_UNROLL
     for (int k = 0; k < W; k++)
-        if (p.b.dweight) p.b.dweight[cell * W + k] = sums.tap[k][0];
-    if (p.b.dbias) p.b.dbias[cell] = sums.tap[W][0];
+        if (p.b.dweight) p.b.dweight[to * W + k] = sums.tap[k][0];
+    if (p.b.dbias) p.b.dbias[to] = sums.tap[W][0];
 }
 
 template <class T, int W>
 GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = Segment<T>::N, J = W - 1;
-    wait_for_chain(); /* for the kernel behind: it may take places that become free */
+    wait_for_chain(); /* lets blocks of the next kernel take free places */
     const Problem& in = p.b.in;
     const Segment<T> me(in, p.rows);
     const T* x = static_cast<const T*>(in.x) + at(in.x_at, me.b, 0, me.d);
@@ -172,17 +174,17 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const int step = p.rows.lanes * N;
     const bool is_last_lane = me.lane == p.rows.lanes - 1;
     const int64_t start = me.first + me.lane * N, end = me.exists ? me.last : 0;
-    /* of the passes before the first only the last lane's x is needed, and only of one */
+    /* before the segment only the last lane's x is needed, one unit of it */
     const int64_t earliest = is_last_lane && me.first > 0 ? me.first - N : me.first;
     int64_t t = start + (int64_t)(p.rows.passes - 1) * step;
-    const auto load_x = [&](int64_t from) { return load_chunk(x, from, earliest, end); };
-    const auto load_dy = [&](int64_t from) { return load_chunk(dy, from, me.first, end); };
-    Chunk<T> own = load_x(t), own_dy = load_dy(t), next = load_x(t - step), next_dy = load_dy(t - step);
+    const auto load_x = [&](int64_t from) { return load_unit(x, from, earliest, end); };
+    const auto load_dy = [&](int64_t from) { return load_unit(dy, from, me.first, end); };
+    Unit<T> own = load_x(t), own_dy = load_dy(t), next = load_x(t - step), next_dy = load_dy(t - step);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);
     float e[N + J], q[N + J];
     GT_UNROLL
-    for (int i = 0; i < J; i++) { /* the q behind the segment */
+    for (int i = 0; i < J; i++) { /* the q after the segment */
         float window[W][1];
         q[i] = 0.0f;
         if (end == 0 || me.last + i >= in.T) continue;
@@ -192,7 +194,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     }
     Sums<W, 1> sums = {};
     for (int pass = 0; pass < p.rows.passes; pass++, t -= step) {
-        const Chunk<T> after = load_x(t - 2 * step), after_dy = load_dy(t - 2 * step);
+        const Unit<T> after = load_x(t - 2 * step), after_dy = load_dy(t - 2 * step);
         float carried[J], out[N];
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
@@ -217,7 +219,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             }
         }
         GT_UNROLL
-        for (int i = 0; i < J; i++) q[N + i] = shfl_idx(me.lane == 0 ? carried[i] : q[i], me.behind);
+        for (int i = 0; i < J; i++) q[N + i] = shfl_idx(me.lane == 0 ? carried[i] : q[i], me.lane_after);
         if (t < end && p.b.dx) {
             GT_UNROLL
             for (int n = 0; n < N; n++) {
@@ -230,7 +232,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
                 GT_UNROLL
                 for (int i = N - J; i < N; i++) out[i] += state_gradient(p.b, me.b, t + i, in.T, me.d);
             }
-            Chunk<T> packed;
+            Unit<T> packed;
             packed.set(out);
             stg(dx + t, packed);
         }

@@ -1,12 +1,12 @@
-/* gt/conv1d/state.cuh - states of packed sequences, and the gradients of all states.
+/* gt/conv1d/state.cuh - state_out of packed sequences (and where T = 0), and dstate_in of all.
  *
- * grid ceil(D * strands / 256), block 256: a thread has one channel of sequences first, first + strands, ...  What a
- * call costs depends on the sequences that there are, not on seq_capacity: nothing is launched or stored for a
- * sequence that there may be.  The elements of a batch are B strands of one sequence each.
- * They run after the kernels that read state_in or dstate_out: what they write may be the same memory, of which a
- * thread reads all that is its own before it writes.
+ * grid ceil(D * strands / 256), block 256: a thread has one channel of one strand, which takes sequences first,
+ * first + strands, ...  The cost of a call depends on the number of sequences, not on seq_capacity.  The elements of a
+ * batch are B strands of one sequence each.
+ * These kernels run after those that read state_in and dstate_out.  What they write may be the same memory: a thread
+ * reads all that it needs of a sequence before it writes there.
  * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
- * Every sum is one thread's: deterministic. */
+ * One thread adds up a sum; those of a shared dstate_in go over strands by reduce_rows: deterministic. */
 #ifndef GT_CONV1D_STATE_CUH
 #define GT_CONV1D_STATE_CUH
 
@@ -25,7 +25,7 @@ GT_DEV Extent extent_of(const Sequences& q, int64_t s) {
     return {0, q.cu_seqlens[s], (int64_t)q.cu_seqlens[s + 1] - q.cu_seqlens[s]};
 }
 
-/* state_out of packed sequences, the inputs before the end of each.
+/* state_out: the last W - 1 inputs of each sequence.
  * bytes: up to 3 tokens of x and of state_in of every sequence; state_out once. */
 struct StateParams {
     Problem in;
@@ -57,7 +57,7 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
     }
 }
 
-/* The gradients of the states; of a shared one the sums over the sequences of each strand.
+/* dstate_in; of a shared state the sum over the sequences of each strand.
  * bytes: 3 tokens of x and dy, state_in and dstate_out of every sequence; dstate_in once. */
 struct BackwardStateParams {
     BackwardParams b;

@@ -1,11 +1,11 @@
-/* gt/conv1d/step.cuh - step: 1 to 16 new tokens, states in slots.
+/* gt/conv1d/step.cuh - step: forward for a few new tokens of every batch element; states lie in slots, in place.
  *
  * grid ceil(B * D / VEC / 256), block 256: a thread has VEC channels of one batch element; neighbours have neighbouring
- * channels.  Batches of BATCH tokens: their loads, then as many outputs.
+ * channels.  It takes BATCH tokens at a time: all their loads, then their outputs.
  * registers: weights, the last three inputs, BATCH tokens as loaded.  No shared memory.
- * bytes: x, y and the states once.
- * VEC = 4 or 2 elements lie together in x and y; VEC = 1 serves any strides.
- * The sums of forward, in its order. */
+ * bytes: x and y once, the states once each way, the parameters.
+ * VEC = 4 or 2 serves x and y whose channels lie side by side and aligned; VEC = 1 serves any strides.
+ * Sums have the order of forward: deterministic. */
 #ifndef GT_CONV1D_STEP_CUH
 #define GT_CONV1D_STEP_CUH
 

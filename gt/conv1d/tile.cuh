@@ -1,21 +1,22 @@
 /* gt/conv1d/tile.cuh - how forward and backward cut their work, and how they move it.
  *
- * A warp takes a tile of channels and a run of up to MAX_RUN tokens of one batch element, and walks through the run,
- * first token first.  What it reads comes through shared memory, by cp.async in STAGES stages of 2 KB or 4 KB a tensor,
- * so that bytes in flight cost no registers.  No stage is shared by two warps: they meet at no barrier on the way.
+ * A warp takes a tile of channels and a run: up to MAX_RUN tokens of one batch element.  It works through the run from
+ * the first token to the last.  Its inputs come through a ring of buffers in shared memory, called stages, which
+ * cp.async fills ahead: bytes in flight cost no registers.  Every warp has a ring of its own, so that warps meet at no
+ * barrier before the run is done.
  *
- * Lanes lie side by side over channels.  The two layouts differ in what one stage holds:
+ * Lanes lie side by side over channels.  The two layouts differ in what a stage holds of a tensor:
  *
- *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4)
- *   over time, [B,D,T]       a row per channel, one a lane: 128 bytes of tokens; rows are 144 bytes apart, so that 8
- *                            lanes that read 16 bytes each meet no bank twice.  Outputs take the place of what was
- *                            read and leave it as whole rows.
+ *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4): 2 KB
+ *   over time, [B,D,T]       a row per channel, one a lane; 128 bytes of tokens: 4.5 KB.  Rows are 144 bytes apart, so
+ *                            that 8 lanes that read 16 bytes each meet no bank twice.  Outputs overwrite the inputs
+ *                            in the stage, from where they are stored as whole rows.
  *
- * Both walk by units of 16 bytes of tokens of one channel.  A whole unit of one sequence has no tests inside; where a
- * sequence begins or ends within a unit, that unit goes token by token.  All lanes are at the same token, so that the
- * borders of packed sequences cost one branch a warp.
+ * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.
+ * Where a sequence begins or ends within a unit, that unit goes token by token.  All lanes are at the same token, so
+ * that the borders of packed sequences cost one branch a warp.
  *
- * Tensors of other alignments and strides are copied by 4 bytes, or one element at a time. */
+ * Tensors that 16-byte copies cannot move are copied by 4 bytes, or one element at a time. */
 #ifndef GT_CONV1D_TILE_CUH
 #define GT_CONV1D_TILE_CUH
 
@@ -25,7 +26,7 @@ namespace gt {
 namespace conv1d {
 
 constexpr int WARPS = 4;     /* of a block, at most */
-constexpr int MAX_RUN = 256; /* tokens that a thread walks through and adds up */
+constexpr int MAX_RUN = 256; /* tokens of a run; so many a thread adds up */
 
 template <class T_, bool OVER_TIME_>
 struct Layout {
@@ -38,12 +39,13 @@ struct Layout {
     static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT; /* of a stage */
     static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
-    static constexpr int LEAD = OVER_TIME ? 16 : 0; /* bytes before a row, for outputs of the stage before */
+    /* bytes before a row: backward, dx of the last unit of the stage before */
+    static constexpr int LEAD = OVER_TIME ? 16 : 0;
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
 
-    /* A lane's cell of token i of a stage, i >= -UNIT over time. */
-    GT_DEV uint32_t cell(uint32_t stage, int i) {
+    /* Where a stage has token i of the lane's channels; over time i >= -UNIT. */
+    GT_DEV uint32_t address(uint32_t stage, int i) {
         return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
 };
@@ -52,15 +54,15 @@ struct Layout {
 struct Cut {
     int run, warps, granule;     /* granule: bytes that all tensors can be copied by: 16, 4 or those of an element */
     int64_t tiles, runs, blocks; /* blocks: of a tile */
-    bool is_whole;               /* over channels: a lane's four are all or none, and stored together */
+    bool is_whole;               /* over channels: a lane has four channels or none, and stores them together */
 };
 
 /* A warp's work. */
 struct Run {
     int64_t b, first;     /* batch element; first token */
-    int tile, block;      /* of channels; of the tile's blocks */
-    int tokens, readable; /* of the run; with those behind it that it reads */
-    int width, channels;  /* of the tile; of the lane, 0 if it has none */
+    int tile, block;      /* index of the tile; of the block among those of the tile */
+    int tokens, readable; /* of the run; the same with those after it that it reads */
+    int width, channels;  /* channels of the tile; of the lane, perhaps 0 */
     bool exists;
 };
 
@@ -74,9 +76,9 @@ GT_DEV int64_t lane_channel(const Run& me) {
     return tile_channel<L>(me) + lane_id() * L::VEC;
 }
 
-/* behind: tokens that a run reads beyond its own. */
+/* lookahead: tokens that a run reads beyond its own. */
 template <class L>
-GT_DEV Run run_of(const Problem& p, const Cut& cut, int behind) {
+GT_DEV Run run_of(const Problem& p, const Cut& cut, int lookahead) {
     Run me;
     me.tile = block_x() % (int)cut.tiles; /* tiles * blocks is a grid's size */
     me.block = block_x() / (int)cut.tiles;
@@ -86,7 +88,7 @@ GT_DEV Run run_of(const Problem& p, const Cut& cut, int behind) {
     me.exists = me.b < p.B;
     const int64_t left = p.T - me.first;
     me.tokens = left < cut.run ? (int)left : cut.run;
-    me.readable = left < cut.run + behind ? (int)left : cut.run + behind;
+    me.readable = left < cut.run + lookahead ? (int)left : cut.run + lookahead;
     const int64_t width = p.D - tile_channel<L>(me);
     me.width = width < L::CHANNELS ? (int)width : L::CHANNELS;
     const int channels = me.width - lane_id() * L::VEC;
@@ -100,15 +102,15 @@ GT_DEV int used_of(const Problem& p, const Run& me) {
     return used < 0 ? 0 : used < me.tokens ? (int)used : me.tokens;
 }
 
-/* A sequence as a run sees it: its first token and the one behind its last, counted from the run's first.  Both are
- * exact if they lie in the run or up to HALO beyond. */
-struct Piece {
+/* Where a sequence begins and ends: its first token and the one after its last, counted from the run's first token.
+ * A border is exact if it lies in the run or at most HALO tokens outside; one farther away is only known to be far. */
+struct SequenceBounds {
     int64_t sequence;
     int begin, end;
 };
 
 /* The sequence of the run's token a; `low` is it, or one before it. */
-GT_DEV Piece piece_at(const Problem& p, const Run& me, int a, int64_t low) {
+GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t low) {
     constexpr int FAR = MAX_RUN + 64;
     const int64_t s = p.sequences.cu_seqlens ? sequence_of(p.sequences, me.first + a, low) : me.b;
     const int64_t begin = (p.sequences.cu_seqlens ? p.sequences.cu_seqlens[s] : 0) - me.first;
@@ -118,26 +120,26 @@ GT_DEV Piece piece_at(const Problem& p, const Run& me, int a, int64_t low) {
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Zeros in the cells of channels that there are not, of `count` stages: copies never write them, and lanes without a
- * channel compute with them, too. */
+/* Zeros for the channels that a tile lacks, in `count` stages: lanes compute with them, too.  Copies write nothing
+ * there, or zeros where 16 bytes hold the last channels that exist (fill_whole). */
 template <class L>
 GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     if (me.width == L::CHANNELS) return;
     GT_NO_UNROLL
     for (int i = 0; i < count * L::TOKENS && me.channels < L::VEC; i++)
-        sts(L::cell(stages + i / L::TOKENS * L::BYTES, i % L::TOKENS), Vec<typename L::T, L::VEC>{});
+        sts(L::address(stages + i / L::TOKENS * L::BYTES, i % L::TOKENS), Vec<typename L::T, L::VEC>{});
     sync_warp();
 }
 
 /* One tensor of a run. */
 template <class L>
-struct Stream {
+struct RunTensor {
     using T = typename L::T;
     T* from; /* the run's first token and the tile's first channel */
     const gt_stride& s;
     const Run& me;
 
-    GT_METHOD Stream(const void* data, const gt_stride& s_, const Run& me_)
+    GT_METHOD RunTensor(const void* data, const gt_stride& s_, const Run& me_)
         : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
           me(me_) {}
 
@@ -149,7 +151,8 @@ struct Stream {
     GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; } /* of the run */
     GT_METHOD int columns() const { return L::OVER_TIME ? me.readable : me.width; }
 
-    /* Copies stage k by 16 bytes at a time; cells outside of the run are not written. */
+    /* Copies the tokens of stage k, 16 bytes at a time.  Of 16 bytes that the tensor ends in, cp.async reads those that
+     * exist and writes zeros for the others; 16 bytes that lie outside as a whole are not written. */
     GT_METHOD void fill_whole(uint32_t stage, int k) const {
         constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW; /* STEP: rows at a time */
         const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
@@ -164,7 +167,7 @@ struct Stream {
         }
     }
 
-    /* The same by G bytes, one row after another. */
+    /* The same by G bytes: a lane copies one column, BATCH rows at a time. */
     template <int G>
     GT_METHOD void fill_rows(uint32_t stage, int k) const {
         constexpr int N = G / L::SIZE, BATCH = 8; /* rows whose loads are in flight together */
@@ -199,8 +202,8 @@ struct Stream {
             fill_rows<L::SIZE>(stage, k);
     }
 
-    /* Over time: stores the outputs that lie `offset` bytes into the rows of a stage, from the run's token `first` on;
-     * tokens before 0 and from `end` on are left out. */
+    /* Over time: stores the outputs that lie `offset` bytes into the rows of a stage.  They begin with the run's token
+     * `first`; tokens before 0 and from `end` on are left out. */
     GT_METHOD void flush_whole(uint32_t stage, int offset, int first, int end) const {
         constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW;
         const int r0 = lane_id() / PER_ROW, t = first + lane_id() % PER_ROW * N;
@@ -234,7 +237,7 @@ struct Stream {
             if (t + N <= end)
                 stg(target, lds<Vec<T, N>>(source));
             else
-                *target = lds<T>(source); /* one of two */
+                *target = lds<T>(source); /* the first of two 16-bit elements */
         }
     }
 
@@ -250,9 +253,9 @@ struct Stream {
 
 /* ---- single tokens --------------------------------------------------------------------------- */
 
-/* A lane's channels of one token, 0 where it has none. */
+/* Token t of a lane's channels, 0 for channels that do not exist. */
 template <class L>
-GT_DEV void load_token(float (&to)[L::VEC], const Stream<L>& in, int t) {
+GT_DEV void load_token(float (&to)[L::VEC], const RunTensor<L>& in, int t) {
     using T = typename L::T;
     const T* from = in.token(t);
     GT_UNROLL
@@ -260,7 +263,7 @@ GT_DEV void load_token(float (&to)[L::VEC], const Stream<L>& in, int t) {
 }
 
 template <class L>
-GT_DEV void store_token(const Stream<L>& out, int t, bool is_whole, const float (&y)[L::VEC]) {
+GT_DEV void store_token(const RunTensor<L>& out, int t, bool is_whole, const float (&y)[L::VEC]) {
     using T = typename L::T;
     T* to = out.token(t);
     if (is_whole) {
@@ -276,7 +279,7 @@ GT_DEV void store_token(const Stream<L>& out, int t, bool is_whole, const float 
 
 /* Zeros in the run's tokens from `first` on. */
 template <class L>
-GT_DEV void clear_tokens(const Stream<L>& out, int first) {
+GT_DEV void clear_tokens(const RunTensor<L>& out, int first) {
     using T = typename L::T;
     GT_NO_UNROLL
     for (int r = 0; r < (L::OVER_TIME ? out.rows() : out.me.channels); r++) {
@@ -288,7 +291,7 @@ GT_DEV void clear_tokens(const Stream<L>& out, int first) {
 
 /* ---- the operator on a lane's channels -------------------------------------------------------- */
 
-/* The parameters; those of channels that the lane has not are 0. */
+/* The parameters of a lane's channels, 0 for channels that do not exist. */
 template <int W, int VEC>
 struct Filter {
     float weight[W][VEC], bias[VEC];
@@ -321,19 +324,20 @@ struct Filter {
     }
 };
 
-/* window[0 ... W-2] = the inputs before the run's token t: earlier tokens of the sequence, or its state. */
+/* window[0 ... W-2] = the inputs before the run's token t: earlier tokens of its sequence; before those, its state. */
 template <class L, int W>
-GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const Stream<L>& x, const Piece& piece, int t) {
+GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunTensor<L>& x,
+                        const SequenceBounds& bounds, int t) {
     GT_UNROLL
     for (int i = 0; i < W - 1; i++) {
         const int past = t - (W - 1) + i;
-        if (past >= piece.begin) {
+        if (past >= bounds.begin) {
             load_token(window[i], x, past);
         } else {
             GT_UNROLL
             for (int v = 0; v < L::VEC; v++) {
                 const int64_t d = lane_channel<L>(x.me) + v;
-                window[i][v] = v < x.me.channels ? state_input(p, piece.sequence, d, past - piece.begin) : 0.0f;
+                window[i][v] = v < x.me.channels ? state_input(p, bounds.sequence, d, past - bounds.begin) : 0.0f;
             }
         }
     }
