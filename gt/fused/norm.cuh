@@ -1,4 +1,18 @@
-/* gt/fused/norm.cuh - what the kernels of norm_mix and norm_gate share. */
+/* gt/fused/norm.cuh - what the kernels of norm_mix and norm_gate share: how rows are cut, and sums over slices.
+ *
+ * A row of D elements has H slices of n = D / H, each normalised by itself.  A slice belongs to `lanes` threads, a
+ * power of 2, of which each holds 8 (or 16) elements:
+ *     up to 32 lanes   a block has some slices of some rows: up to 256 threads, 128 of 16 elements
+ *     more, up to 512  a block has one slice
+ *     wide slices      do not fit: a block of 256 threads reads the slice once per pass, 8 elements a thread in a round
+ * All warps do the same.  A block takes the rows of its group, one after another, so that parameters and the sums of
+ * their gradients stay in registers.
+ *
+ * Sums over a slice: a thread's elements in order, a butterfly over its warp, and over the warps another (slice_sum).
+ * Sums over rows: a thread's rows in order, then the block's rows in order (store_partials), then the groups by
+ * reduce_rows.  All orders are fixed: deterministic.
+ * registers: __launch_bounds__ of K::THREADS and the *_BLOCKS below: narrow slices of 8 elements a thread 80, backward
+ * 128; of 16 elements 128, backward 168 (norm_gate 255, but for RMS_GATE_FIRST); others 128 (wide and tiny ones 255). */
 #ifndef GT_FUSED_NORM_CUH
 #define GT_FUSED_NORM_CUH
 
@@ -10,19 +24,19 @@ namespace norm {
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-constexpr int ELEMENTS = 8; /* of a slice, in the registers of a thread; TINY in double */
-constexpr int MANY = 16;    /* the same where that lets one warp hold a slice */
+constexpr int ELEMENTS = 8; /* of a slice that a thread holds; in double TINY */
+constexpr int MANY = 16;    /* the same where it lets one warp hold a slice */
 constexpr int MAX_LANES = 512;
 constexpr int BLOCK = 256; /* threads, of several slices or of a wide one */
-constexpr int TINY = 4;    /* slices so small are computed in double */
+constexpr int TINY = 4;    /* slices of up to so many elements are computed in double */
 
-/* How a kernel is compiled: elements are Vec<T, VEC>, or of a dtype known at run time (T = Any); a thread holds E.
- * NARROW: a slice has at most 32 lanes.  WIDE: a slice does not fit into the registers of a block and is read once per
- * pass instead.  AHEAD: a thread loads its part of the next row before the sums of this one. */
+/* How a kernel is compiled.  T: type of the elements, loaded as Vec<T, VEC>; Any: the dtype is known at run time.
+ * E: elements of a thread.  NARROW: a slice has at most 32 lanes.  WIDE: a slice does not fit into the registers of a
+ * block.  AHEAD: a thread loads its elements of the next row before it sums this one. */
 struct Any {};
 
-/* Forms of norm_gate, known when it is compiled: any, or those that models have: silu(z) before RMSNorm without beta,
- * or behind LayerNorm. */
+/* Forms of norm_gate that have kernels of their own: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
+ * ANY_FORM reads the form from its parameters. */
 enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
 
 template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
@@ -34,7 +48,7 @@ struct Kind {
     static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : E_;
     static constexpr int COUNT = E / VEC;
     static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
-    static constexpr bool AHEAD = VEC == 8; /* loads the next row ahead: others would need too many registers */
+    static constexpr bool AHEAD = VEC == 8; /* 16 bits in whole vectors: others would need too many registers */
     static constexpr Form FORM = FORM_;
     static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK
                                    : !NARROW_                  ? MAX_LANES
@@ -46,34 +60,32 @@ struct Kind {
     static_assert(E % VEC == 0, "whole vectors");
 };
 
-/* How the rows are cut: `lanes` threads (a power of 2) have a slice.  Up to 32 lanes: a block holds
- * some slices of some rows.  More: a block is one slice.  A group of rows goes to the same block,
- * one after another, so that parameters stay in registers. */
+/* How the rows of a call are cut.  A tile is the slices of a block; a group is the rows that it takes. */
 struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
-    bool vectors;
+    bool vectors;            /* 16-byte accesses are aligned */
     int elements;            /* of a thread */
-    int lanes, slices, rows; /* slices and rows: in a block at a time */
+    int lanes, slices, rows; /* lanes of a slice; slices and rows that a block has at a time */
     int threads;
-    int64_t tiles, groups, chunks; /* of slices in a row; of rows; of a wide slice */
+    int64_t tiles, groups, rounds; /* tiles of a row; groups of rows; rounds of a wide slice, else 1 */
     float inverse;                 /* 1 / n */
     int smem;
 };
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-/* A thread's place. */
-struct Place {
-    int64_t column, first_row; /* first of its slice; first of the block */
-    int tile, group;           /* of slices, of rows */
-    int lane, row;             /* row: in the block */
-    bool exists;
-    uint32_t buffer; /* for the next sum over a block */
+/* What a thread works on. */
+struct Coordinates {
+    int64_t column, first_row; /* first column of its slice; first row of its block */
+    int tile, group;
+    int lane, row;   /* among those of its slice; among the block's rows */
+    bool exists;     /* whether there is such a slice */
+    uint32_t buffer; /* shared memory for the next sum over warps */
 };
 
-GT_DEV Place place_of(const Shape& s) {
-    Place me;
+GT_DEV Coordinates coordinates_of(const Shape& s) {
+    Coordinates me;
     const int threads_of_row = s.lanes * s.slices;
     me.tile = block_x() % (int)s.tiles; /* tiles * groups is a grid's size */
     me.group = block_x() / (int)s.tiles;
@@ -87,38 +99,39 @@ GT_DEV Place place_of(const Shape& s) {
     return me;
 }
 
-/* The row of a thread in the rows from `first` on; 0 where there is none, so that it can be loaded. */
-GT_DEV int64_t row_of(const Shape& s, const Place& me, int64_t first) {
+/* A thread's row among those from `first` on; 0, which can be loaded, where it has none. */
+GT_DEV int64_t row_of(const Shape& s, const Coordinates& me, int64_t first) {
     return me.exists && first + me.row < s.M ? first + me.row : 0;
 }
 
-/* Element e of a thread's chunk, within the slice. */
+/* Index in the slice of a thread's element e in a round. */
 template <class K>
-GT_DEV typename K::Index index_of(const Shape& s, const Place& me, int64_t chunk, int e) {
+GT_DEV typename K::Index index_of(const Shape& s, const Coordinates& me, int64_t round, int e) {
     using Index = typename K::Index;
-    const Index vector = ((Index)chunk * K::COUNT + e / K::VEC) * s.lanes + me.lane;
+    const Index vector = ((Index)round * K::COUNT + e / K::VEC) * s.lanes + me.lane;
     return vector * K::VEC + e % K::VEC;
 }
 
-/* A vector is inside or outside as a whole. */
+/* Whether the slice has that element.  A vector is inside or outside as a whole. */
 template <class K>
-GT_DEV bool is_inside(const Shape& s, const Place& me, int64_t chunk, int e) {
-    return index_of<K>(s, me, chunk, e - e % K::VEC) < (typename K::Index)s.n;
+GT_DEV bool is_inside(const Shape& s, const Coordinates& me, int64_t round, int e) {
+    return index_of<K>(s, me, round, e - e % K::VEC) < (typename K::Index)s.n;
 }
 
-/* A thread's elements as they lie in memory, 0 outside of the slice. */
+/* A thread's elements of row m, as they are in memory; 0 outside of the slice. */
 template <class K>
 struct Raw {
     Vec<typename K::T, K::VEC> vec[K::COUNT];
 
-    GT_METHOD void load(const Shape& s, const Place& me, const void* data, int64_t stride, int64_t m, int64_t chunk) {
+    GT_METHOD void load(const Shape& s, const Coordinates& me, const void* data, int64_t stride, int64_t m,
+                        int64_t round) {
         using T = typename K::T;
         const T* from = static_cast<const T*>(data) + m * stride + me.column;
         GT_UNROLL
         for (int c = 0; c < K::COUNT; c++) {
             const int e = c * K::VEC;
             vec[c] = {};
-            if (is_inside<K>(s, me, chunk, e)) vec[c] = ldg<Vec<T, K::VEC>>(from + index_of<K>(s, me, chunk, e));
+            if (is_inside<K>(s, me, round, e)) vec[c] = ldg<Vec<T, K::VEC>>(from + index_of<K>(s, me, round, e));
         }
     }
     GT_METHOD float get(int e) const { return vec[e / K::VEC].get(e % K::VEC); }
@@ -130,21 +143,22 @@ struct Raw<Kind<Any, VEC, Real, WIDE>> {
     static_assert(VEC == 1, "elements one by one");
     float value[K::E];
 
-    GT_METHOD void load(const Shape& s, const Place& me, const void* data, int64_t stride, int64_t m, int64_t chunk) {
-        const int64_t i = index_of<K>(s, me, chunk, 0);
+    GT_METHOD void load(const Shape& s, const Coordinates& me, const void* data, int64_t stride, int64_t m,
+                        int64_t round) {
+        const int64_t i = index_of<K>(s, me, round, 0);
         load_column(value, data, s.dtype, m * stride + me.column + i, s.lanes, (s.n - i + s.lanes - 1) / s.lanes);
     }
     GT_METHOD float get(int e) const { return value[e]; }
 };
 
 template <class K>
-GT_DEV void store_elements(const Shape& s, const Place& me, void* data, int64_t stride, int64_t m, int64_t chunk,
+GT_DEV void store_elements(const Shape& s, const Coordinates& me, void* data, int64_t stride, int64_t m, int64_t round,
                            const typename K::Real (&x)[K::E]) {
     const int64_t first = m * stride + me.column;
     GT_UNROLL
     for (int c = 0; c < K::COUNT; c++) {
-        if (!is_inside<K>(s, me, chunk, c * K::VEC)) break;
-        const int64_t i = first + index_of<K>(s, me, chunk, c * K::VEC);
+        if (!is_inside<K>(s, me, round, c * K::VEC)) break;
+        const int64_t i = first + index_of<K>(s, me, round, c * K::VEC);
         if constexpr (std::is_same<typename K::T, Any>::value) {
             store_as(data, s.dtype, i, (float)x[c]);
         } else {
@@ -158,22 +172,22 @@ GT_DEV void store_elements(const Shape& s, const Place& me, void* data, int64_t 
     }
 }
 
-/* A parameter [D] at a thread's elements. */
+/* A parameter [D] at a thread's elements; `missing` where data is NULL. */
 template <class K>
-GT_DEV void load_parameter(const Shape& s, const Place& me, const float* data, float missing, int64_t chunk,
+GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* data, float missing, int64_t round,
                            float (&to)[K::E]) {
     GT_UNROLL
     for (int e = 0; e < K::E; e++)
-        to[e] = data && is_inside<K>(s, me, chunk, e) ? data[me.column + index_of<K>(s, me, chunk, e)] : missing;
+        to[e] = data && is_inside<K>(s, me, round, e) ? data[me.column + index_of<K>(s, me, round, e)] : missing;
 }
 
-constexpr int SUMS = 6; /* at most, over a slice at a time */
+constexpr int SUMS = 6; /* most sums over a slice that are made together */
 constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32;
 
-/* Sums over the lanes of a slice, the same in all of them; all threads of the block.  Two buffers
- * take turns: who writes one again has passed the barrier after it was read. */
+/* Sums over the lanes of a slice; all get the same bits.  All threads of the block call it.  Two buffers take turns: a
+ * warp that writes one again has passed the barrier of the sum between, before which all had read it. */
 template <class K, int N>
-GT_DEV void slice_sum(const Shape& s, Place& me, float (&sums)[N]) {
+GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
     GT_UNROLL
     for (int mask = 1; mask < 32; mask <<= 1) {
         if (mask >= s.lanes) break;
@@ -200,9 +214,9 @@ GT_DEV void slice_sum(const Shape& s, Place& me, float (&sums)[N]) {
 }
 
 template <class K, int N>
-GT_DEV void slice_sum(const Shape&, Place&, double (&)[N]) {} /* only slices of one thread */
+GT_DEV void slice_sum(const Shape&, Coordinates&, double (&)[N]) {} /* only slices of one thread */
 
-/* Squares of v, and of v scaled down; sums[0] and sums[1]. */
+/* Adds v^2 to sums[0], and (2^-70 v)^2, which does not overflow, to sums[1]. */
 template <class Real>
 GT_DEV void add_square(Real* sums, Real v) {
     const Real small = v * (Real)0x1p-70f;
@@ -210,7 +224,8 @@ GT_DEV void add_square(Real* sums, Real v) {
     sums[1] += small * small;
 }
 
-/* `shift`: what the mean that was subtracted lacked */
+/* 1 / sqrt(mean square - shift^2 + eps) from add_square's sums.  shift: the mean of what was summed, which is what
+ * rounding left of the mean. */
 GT_DEV float rstd_of(const float* sums, float inverse, float shift, float eps) {
     if (sums[0] < 0x1p126f) {
         float x = fma_rn(sums[0], inverse, -shift * shift) + eps;
@@ -232,46 +247,46 @@ GT_DEV Real inverse_of(const Shape& s) {
         return s.inverse;
 }
 
-constexpr float PRODUCT_SCALE = 0x1p-32f; /* of the sum of d . v */
+constexpr float PRODUCT_SCALE = 0x1p-32f; /* keeps the sum of d . v from overflow */
 
-/* Sums of two parameter gradients over a block's rows, in order, into row `group` of each partial [groups, D]; all
- * threads.  Wide slices add to them as they go, by add_to_partial. */
+/* Stores two parameter gradients, summed over the block's rows in order, as row `group` of each partial [groups, D];
+ * all threads.  Wide slices do nothing here: add_to_partial has added every row. */
 template <class K>
-GT_DEV void store_partials(const Shape& s, Place me, float* partial, const float (&sums)[K::E], float* other_partial,
-                           const float (&other)[K::E]) {
+GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const float (&sums)[K::E],
+                           float* other_partial, const float (&other)[K::E]) {
     if (K::WIDE || (!partial && !other_partial)) return;
-    const uint32_t cells = smem_base();
+    const uint32_t values = smem_base();
     const int threads_of_row = s.lanes * s.slices;
     if (!K::NARROW) sync_threads(); /* earlier sums have been read */
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
-        if (partial) sts<float>(cells + 4 * (e * s.threads + thread_id()), sums[e]);
-        if (other_partial) sts<float>(cells + 4 * ((K::E + e) * s.threads + thread_id()), other[e]);
+        if (partial) sts<float>(values + 4 * (e * s.threads + thread_id()), sums[e]);
+        if (other_partial) sts<float>(values + 4 * ((K::E + e) * s.threads + thread_id()), other[e]);
     }
     sync_threads();
     const int first = partial ? 0 : K::E, last = other_partial ? 2 * K::E : K::E;
     for (int i = first * threads_of_row + thread_id(); i < last * threads_of_row; i += s.threads) {
-        const int cell = i / threads_of_row, e = cell % K::E, thread = i % threads_of_row;
+        const int which = i / threads_of_row, e = which % K::E, thread = i % threads_of_row;
         const int64_t slice = (int64_t)me.tile * s.slices + thread / s.lanes;
         me.lane = thread % s.lanes;
         float sum = 0.0f;
         for (int row = 0; row < s.rows; row++)
-            sum += lds<float>(cells + 4 * (cell * s.threads + row * threads_of_row + thread));
+            sum += lds<float>(values + 4 * (which * s.threads + row * threads_of_row + thread));
         if (slice < s.H && is_inside<K>(s, me, 0, e))
-            (cell < K::E ? partial : other_partial)[me.group * s.D + slice * s.n + index_of<K>(s, me, 0, e)] = sum;
+            (which < K::E ? partial : other_partial)[me.group * s.D + slice * s.n + index_of<K>(s, me, 0, e)] = sum;
     }
 }
 
 template <class K>
-GT_DEV void add_to_partial(const Shape& s, const Place& me, float* partial, int64_t chunk, bool is_first,
+GT_DEV void add_to_partial(const Shape& s, const Coordinates& me, float* partial, int64_t round, bool is_first,
                            const float (&added)[K::E]) {
     if (!partial) return;
-    float* cells = partial + me.group * s.D + me.column;
+    float* values = partial + me.group * s.D + me.column;
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
-        if (!is_inside<K>(s, me, chunk, e)) break;
-        const auto i = index_of<K>(s, me, chunk, e);
-        cells[i] = is_first ? added[e] : cells[i] + added[e];
+        if (!is_inside<K>(s, me, round, e)) break;
+        const auto i = index_of<K>(s, me, round, e);
+        values[i] = is_first ? added[e] : values[i] + added[e];
     }
 }
 

@@ -1,4 +1,11 @@
-/* gt/fused/norm_gate.cuh - norm_gate forward and backward. */
+/* gt/fused/norm_gate.cuh - norm_gate forward and backward.  With s = silu(z), 1 if z is NULL; for every slice of a row
+ *     norm first: v = x, y = n s      gate first: v = x s, y = n      n = gamma xhat + beta      xhat = (v - mean) rstd
+ *     rstd = 1 / sqrt(mean((v - mean)^2) + eps)           mean = mean(v), or 0 for RMSNorm
+ * and backward, with dn = dy s or, gate first, dn = dy; and d = gamma dn:
+ *     dv = rstd (d - mean(d) - xhat mean(d xhat))         without mean(d) for RMSNorm
+ *     dx = dv, ds = dy n      gate first: dx = dv s, ds = dv x        dz = ds silu'(z)
+ *     dgamma = sum over rows of dn xhat                   dbeta = sum over rows of dn
+ * Blocks, lanes, rounds, registers and the order of sums: norm.cuh. */
 #ifndef GT_FUSED_NORM_GATE_CUH
 #define GT_FUSED_NORM_GATE_CUH
 
@@ -8,9 +15,9 @@ namespace gt {
 namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
- * grid, block, shared memory and order of sums as norm_mix forward.
- * registers: 8 or 16 elements of x and z of two rows, and gamma and beta.
- * bytes: x, z and y once (wide slices: x and z twice, three times for LayerNorm). */
+ * grid and shared memory as norm_mix forward.
+ * registers: elements of x and z of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma, beta.
+ * bytes: x, z and y once (wide slices: x and z twice, with LayerNorm three times). */
 struct GateParams {
     Shape shape;
     const void *x, *z;
@@ -26,7 +33,7 @@ struct GateForwardParams {
     int64_t y_stride;
 };
 
-/* What the form of a kernel says, or the call. */
+/* The kernel's form says whether these hold; for ANY_FORM the call does. */
 template <class K>
 GT_DEV bool is_layer(const GateParams& p) {
     return K::FORM == ANY_FORM ? p.is_layer : K::FORM == LAYER_GATE_LAST;
@@ -41,9 +48,9 @@ GT_DEV bool has_gate(const GateParams& p) {
 }
 
 template <class K>
-constexpr bool HAS_BETA = K::FORM != RMS_GATE_FIRST;
+constexpr bool MAY_HAVE_BETA = K::FORM != RMS_GATE_FIRST;
 
-/* A thread's part of one row: x and z as loaded, sigmoid(z), and the input v of the norm. */
+/* A thread's elements of one row: x and z as loaded, sigmoid(z), and the input v of the norm. */
 template <class K>
 struct GateRow {
     using Real = typename K::Real;
@@ -51,12 +58,12 @@ struct GateRow {
     float sigmoid_z[K::E];
     Real v[K::E];
 
-    GT_METHOD void load(const GateParams& p, const Place& me, int64_t m, int64_t chunk) {
-        x.load(p.shape, me, p.x, p.x_stride, m, chunk);
-        if (has_gate<K>(p)) z.load(p.shape, me, p.z, p.z_stride, m, chunk);
+    GT_METHOD void load(const GateParams& p, const Coordinates& me, int64_t m, int64_t round) {
+        x.load(p.shape, me, p.x, p.x_stride, m, round);
+        if (has_gate<K>(p)) z.load(p.shape, me, p.z, p.z_stride, m, round);
     }
 
-    /* 16-bit results hide the error of the fast sigmoid */
+    /* Rounding to 16 bits hides the error of the fast sigmoid. */
     GT_METHOD void compute(const GateParams& p) {
         constexpr bool is_16_bit = std::is_same<typename K::T, bf16>::value || std::is_same<typename K::T, f16>::value;
         GT_UNROLL
@@ -66,10 +73,10 @@ struct GateRow {
         }
     }
 
-    GT_METHOD void center(const GateParams& p, const Place& me, int64_t chunk, Real mean) {
+    GT_METHOD void center(const GateParams& p, const Coordinates& me, int64_t round, Real mean) {
         GT_UNROLL
         for (int e = 0; e < K::E; e++)
-            if (is_layer<K>(p)) v[e] = is_inside<K>(p.shape, me, chunk, e) ? v[e] - mean : (Real)0;
+            if (is_layer<K>(p)) v[e] = is_inside<K>(p.shape, me, round, e) ? v[e] - mean : (Real)0;
     }
 
     GT_METHOD Real gate(const GateParams& p, int e) const {
@@ -77,16 +84,16 @@ struct GateRow {
     }
 };
 
-/* mean(v) of LayerNorm, else 0; the row is loaded and computed, unless it is wide. */
+/* mean(v) for LayerNorm, else 0.  The row is there, unless the slice is wide: then it is read here, round by round. */
 template <class K>
-GT_DEV typename K::Real gate_mean(const GateParams& p, Place& me, GateRow<K>& row, int64_t m,
+GT_DEV typename K::Real gate_mean(const GateParams& p, Coordinates& me, GateRow<K>& row, int64_t m,
                                   typename K::Real inverse) {
     const Shape& s = p.shape;
     typename K::Real sum[1] = {};
     if (!is_layer<K>(p)) return 0;
-    for (int64_t chunk = 0; chunk < (K::WIDE ? s.chunks : 1); chunk++) {
+    for (int64_t round = 0; round < (K::WIDE ? s.rounds : 1); round++) {
         if (K::WIDE) {
-            row.load(p, me, m, chunk);
+            row.load(p, me, m, round);
             row.compute(p);
         }
         GT_UNROLL
@@ -102,16 +109,16 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
-    const int64_t chunks = K::WIDE ? s.chunks : 1;
+    const int64_t rounds = K::WIDE ? s.rounds : 1;
     const Real inverse = inverse_of<Real>(s);
-    Place me = place_of(s);
+    Coordinates me = coordinates_of(s);
     const int64_t step = s.groups * s.rows;
     GateRow<K> next = {};
     if (K::AHEAD) next.load(in, me, row_of(s, me, me.first_row), 0);
     float gamma[K::E], beta[K::E];
     if (!K::WIDE) {
         load_parameter<K>(s, me, in.gamma, 1.0f, 0, gamma);
-        load_parameter<K>(s, me, HAS_BETA<K> ? in.beta : nullptr, 0.0f, 0, beta);
+        load_parameter<K>(s, me, MAY_HAVE_BETA<K> ? in.beta : nullptr, 0.0f, 0, beta);
     }
     for (int64_t first = me.first_row; first < s.M; first += step) {
         const bool active = me.exists && first + me.row < s.M;
@@ -124,13 +131,13 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
         }
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        Real sums[MAY_CENTER ? 3 : 2] = {}; /* of v - mean: as add_square, and plain */
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        Real sums[MAY_CENTER ? 3 : 2] = {}; /* of v - mean: the two of add_square, and its mean */
+        for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {
-                row.load(in, me, m, chunk);
+                row.load(in, me, m, round);
                 row.compute(in);
             }
-            row.center(in, me, chunk, mean);
+            row.center(in, me, round, mean);
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 add_square<Real>(sums, row.v[e]);
@@ -142,13 +149,13 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
         Real shift = 0;
         if constexpr (MAY_CENTER) shift = sums[2];
         const Real rstd = rstd_of(sums, inverse, shift, in.eps);
-        for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
+        for (int64_t round = 0; round < rounds && active; round++) {
             if (K::WIDE) {
-                row.load(in, me, m, chunk);
+                row.load(in, me, m, round);
                 row.compute(in);
-                row.center(in, me, chunk, mean);
-                load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
-                load_parameter<K>(s, me, in.beta, 0.0f, chunk, beta);
+                row.center(in, me, round, mean);
+                load_parameter<K>(s, me, in.gamma, 1.0f, round, gamma);
+                load_parameter<K>(s, me, in.beta, 0.0f, round, beta);
             }
             Real y[K::E];
             GT_UNROLL
@@ -156,16 +163,17 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
                 y[e] = (row.v[e] - shift) * rstd * gamma[e] + beta[e];
                 if (!gate_first<K>(in)) y[e] *= row.gate(in, e);
             }
-            store_elements<K>(s, me, p.y, p.y_stride, m, chunk, y);
+            store_elements<K>(s, me, p.y, p.y_stride, m, round, y);
         }
     }
 }
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
- * grid, block, shared memory and order of sums as norm_mix backward.
- * registers: 8 or 16 elements of x, z and dy of two rows, gamma, and the gradients of gamma and beta.
- * bytes: x, z, dy, dx, dz once (wide slices: what is read, twice; for LayerNorm x and z three
- * times). */
+ * grid and shared memory as norm_mix backward.
+ * registers: elements of x, z and dy of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma and
+ * the gradients of gamma and beta.  beta, where dz needs it, is read again with every row.
+ * bytes: x, z, dy, dx, dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times); partial sums 8 D a
+ * group (wide slices: read and written with every row). */
 struct GateBackwardParams {
     GateParams in;
     const void* dy;
@@ -174,52 +182,54 @@ struct GateBackwardParams {
     float *dgamma, *dbeta; /* partial sums [groups, D], NULL if not wanted */
 };
 
-/* What the sums over a slice amount to; shift: of the mean. */
+/* What follows from the sums over a slice.  shift: what rounding left of the mean in v - mean.  slope: mean(d xhat).
+ * mean_d: mean(d), 0 for RMSNorm. */
 template <class Real>
 struct GateSlice {
     Real shift, rstd, slope, mean_d;
 };
 
-/* A chunk: writes dx and dz, adds to dgamma and dbeta; row.v, the v - mean, is lost. */
+/* One round: writes dx and dz, adds to dgamma and dbeta.  row.v, which holds v - mean, is overwritten. */
 template <class K>
-GT_DEV void gate_chunk(const GateBackwardParams& p, const Place& me, GateRow<K>& row, const Raw<K>& dy,
-                       const GateSlice<typename K::Real>& slice, int64_t m, int64_t chunk, const float (&gamma)[K::E],
+GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateRow<K>& row, const Raw<K>& dy,
+                       const GateSlice<typename K::Real>& slice, int64_t m, int64_t round, const float (&gamma)[K::E],
                        float (&dgamma)[K::E], float (&dbeta)[K::E]) {
     using Real = typename K::Real;
     const GateParams& in = p.in;
     Real out[K::E];
-    float beta[K::E]; /* every row again: no registers are left to keep it */
-    load_parameter<K>(in.shape, me, !HAS_BETA<K> || gate_first<K>(in) || !p.dz ? nullptr : in.beta, 0.0f, chunk, beta);
+    float beta[K::E]; /* read again with every row: no registers are left to keep it */
+    load_parameter<K>(in.shape, me, !MAY_HAVE_BETA<K> || gate_first<K>(in) || !p.dz ? nullptr : in.beta, 0.0f, round,
+                      beta);
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
         const Real xhat = (row.v[e] - slice.shift) * slice.rstd;
         const Real dn = gate_first<K>(in) ? (Real)dy.get(e) : dy.get(e) * row.gate(in, e);
         const Real dv = slice.rstd * (dn * gamma[e] - slice.mean_d - xhat * slice.slope);
         dgamma[e] += (float)(dn * xhat);
-        if (HAS_BETA<K>) dbeta[e] += (float)dn;
+        if (MAY_HAVE_BETA<K>) dbeta[e] += (float)dn;
         out[e] = gate_first<K>(in) ? dv * row.gate(in, e) : dv;
         row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the other factor of ds */
     }
-    if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, chunk, out);
+    if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, round, out);
     if (!p.dz) return;
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
         const Real ds = row.v[e] * (gate_first<K>(in) ? row.x.get(e) : dy.get(e));
         out[e] = ds * silu_derivative(row.z.get(e), row.sigmoid_z[e]);
     }
-    store_elements<K>(in.shape, me, p.dz, p.dz_stride, m, chunk, out);
+    store_elements<K>(in.shape, me, p.dz, p.dz_stride, m, round, out);
 }
 
 template <class K>
 GT_KERNEL(K::THREADS, K::GATE_BLOCKS)
 gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
-    wait_for_chain(); /* for the kernel behind: it may take places that become free */
+    wait_for_chain(); /* lets blocks of the next kernel take free places */
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
-    const int64_t chunks = K::WIDE ? s.chunks : 1;
+    const int64_t rounds = K::WIDE ? s.rounds : 1;
     const Real inverse = inverse_of<Real>(s);
-    Place me = place_of(s);
+    Coordinates me = coordinates_of(s);
     const int64_t step = s.groups * s.rows;
     GateRow<K> next = {};
     Raw<K> next_dy = {};
@@ -247,15 +257,16 @@ gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
         GateSlice<Real> slice;
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        Real sums[MAY_CENTER ? 5 : 3] = {}; /* of v - mean: as add_square, its product with d; plain; d */
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        /* of v - mean: the two of add_square, its product with d, its mean; of d */
+        Real sums[MAY_CENTER ? 5 : 3] = {};
+        for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {
-                row.load(in, me, m, chunk);
-                dy.load(s, me, p.dy, p.dy_stride, m, chunk);
+                row.load(in, me, m, round);
+                dy.load(s, me, p.dy, p.dy_stride, m, round);
                 row.compute(in);
-                load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
+                load_parameter<K>(s, me, in.gamma, 1.0f, round, gamma);
             }
-            row.center(in, me, chunk, mean);
+            row.center(in, me, round, mean);
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 const Real v = row.v[e];
@@ -279,25 +290,25 @@ gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
         }
         slice.rstd = rstd_of(sums, inverse, slice.shift, in.eps);
         slice.slope = product * inverse * (slice.rstd * (Real)(1.0f / PRODUCT_SCALE));
-        for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
+        for (int64_t round = 0; round < rounds && active; round++) {
             if (K::WIDE) {
-                row.load(in, me, m, chunk);
-                dy.load(s, me, p.dy, p.dy_stride, m, chunk);
+                row.load(in, me, m, round);
+                dy.load(s, me, p.dy, p.dy_stride, m, round);
                 row.compute(in);
-                row.center(in, me, chunk, mean);
-                load_parameter<K>(s, me, in.gamma, 1.0f, chunk, gamma);
+                row.center(in, me, round, mean);
+                load_parameter<K>(s, me, in.gamma, 1.0f, round, gamma);
                 GT_UNROLL
                 for (int e = 0; e < K::E; e++) dgamma[e] = dbeta[e] = 0.0f;
             }
-            gate_chunk<K>(p, me, row, dy, slice, m, chunk, gamma, dgamma, dbeta);
+            gate_round<K>(p, me, row, dy, slice, m, round, gamma, dgamma, dbeta);
             if (K::WIDE) {
                 const bool is_first = first == me.first_row;
-                add_to_partial<K>(s, me, p.dgamma, chunk, is_first, dgamma);
-                add_to_partial<K>(s, me, p.dbeta, chunk, is_first, dbeta);
+                add_to_partial<K>(s, me, p.dgamma, round, is_first, dgamma);
+                add_to_partial<K>(s, me, p.dbeta, round, is_first, dbeta);
             }
         }
     }
-    store_partials<K>(s, me, p.dgamma, dgamma, HAS_BETA<K> ? p.dbeta : nullptr, dbeta);
+    store_partials<K>(s, me, p.dgamma, dgamma, MAY_HAVE_BETA<K> ? p.dbeta : nullptr, dbeta);
 }
 
 } /* namespace norm */

@@ -26,7 +26,7 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     s.lanes = 1;
     while (s.lanes < MAX_LANES && s.lanes * s.elements < s.n) s.lanes *= 2;
     if (s.lanes * s.elements < s.n) s.lanes = BLOCK;
-    s.chunks = (s.n + s.lanes * s.elements - 1) / (s.lanes * s.elements);
+    s.rounds = (s.n + s.lanes * s.elements - 1) / (s.lanes * s.elements);
     s.slices = s.rows = 1;
     if (s.lanes <= 32) {
         const int64_t most = (s.elements == MANY ? BLOCK / 2 : BLOCK) / s.lanes; /* slices of a block */
@@ -35,8 +35,9 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     }
     s.threads = (s.lanes * s.slices * s.rows + 31) / 32 * 32;
     s.tiles = (H + s.slices - 1) / s.slices;
-    /* Narrow slices: as many blocks as are at work at a time.  Backward: few groups, for each has a row of partial
-     * sums. */
+    /* Narrow slices: as many blocks as a multiprocessor works on at a time, by the register bounds of norm_mix.
+     * norm_gate backward of 16 elements a thread fits two blocks there, but for RMS_GATE_FIRST: every third one waits.
+     * Backward: few groups, for each has a row of partial sums. */
     using Narrow = Kind<bf16, 8, float, false, true>;
     using Longer = Kind<bf16, 8, float, false, true, MANY>;
     int64_t blocks = (pass == GT_FORWARD ? 2048 : 1024) / s.threads;
@@ -81,7 +82,7 @@ static gt_status with_kind_of(const Shape& s, Launch launch) {
 template <Form FORM, class Launch>
 static gt_status with_kind(const Shape& s, Launch launch) {
     if (s.n <= TINY) return launch(Kind<Any, 1, double>());
-    if (s.chunks > 1) return launch(Kind<Any, 1, float, true>());
+    if (s.rounds > 1) return launch(Kind<Any, 1, float, true>());
     if (s.dtype == GT_BF16) return with_kind_of<bf16, FORM>(s, launch);
     if (s.dtype == GT_F16) return with_kind_of<f16, FORM>(s, launch);
     return with_kind_of<float, FORM>(s, launch);

@@ -1,4 +1,8 @@
-/* gt/fused/norm_mix.cuh - norm_mix forward and backward. */
+/* gt/fused/norm_mix.cuh - norm_mix forward and backward.  For every slice of a row
+ *     y = residual + gain_a xhat_a + gain_b xhat_b     xhat_a = a rstd_a     rstd_a = 1 / sqrt(mean(a^2) + eps)
+ *     da = rstd_a (d - xhat_a mean(d xhat_a))          d = dy gain_a         dgain_a = sum over rows of dy xhat_a
+ * and likewise for b.
+ * Blocks, lanes, rounds, registers and the order of sums: norm.cuh. */
 #ifndef GT_FUSED_NORM_MIX_CUH
 #define GT_FUSED_NORM_MIX_CUH
 
@@ -7,26 +11,25 @@
 namespace gt {
 namespace norm {
 
-/* A thread's part of a row: a, b and residual or dy. */
+/* A thread's elements of a row: of a, b, and residual (forward) or dy (backward). */
 template <class K>
 struct MixRow {
     Raw<K> a, b, third;
 
     template <class Params>
-    GT_METHOD void load(const Params& p, const Place& me, const void* data, int64_t stride, int64_t m, int64_t chunk) {
-        a.load(p.shape, me, p.a, p.a_stride, m, chunk);
-        b.load(p.shape, me, p.b, p.b_stride, m, chunk);
-        if (data) third.load(p.shape, me, data, stride, m, chunk);
+    GT_METHOD void load(const Params& p, const Coordinates& me, const void* data, int64_t stride, int64_t m,
+                        int64_t round) {
+        a.load(p.shape, me, p.a, p.a_stride, m, round);
+        b.load(p.shape, me, p.b, p.b_stride, m, round);
+        if (data) third.load(p.shape, me, data, stride, m, round);
     }
 };
 
 /* ---- norm_mix forward ---------------------------------------------------------------------------
- * grid tiles * groups, block up to 256, or the lanes of one slice if more: up to 512.  A thread has
- * 8 or 16 elements of a, b and residual of two rows in registers, with their gains, and goes from row to row of its
- * group.
+ * grid tiles * groups.
+ * registers: elements of a, b and residual of one row as loaded, of 16-bit vectors also of the next; both gains.
  * shared: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
- * Sums over a slice: registers, butterfly, warps in order: deterministic.
  * y may be residual: a thread reads its elements of a row before it writes them. */
 struct MixForwardParams {
     Shape shape;
@@ -42,9 +45,9 @@ GT_KERNEL(K::THREADS, K::FORWARD_BLOCKS)
 mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
     using Real = typename K::Real;
     const Shape& s = p.shape;
-    const int64_t chunks = K::WIDE ? s.chunks : 1;
+    const int64_t rounds = K::WIDE ? s.rounds : 1;
     const Real inverse = inverse_of<Real>(s);
-    Place me = place_of(s);
+    Coordinates me = coordinates_of(s);
     const int64_t step = s.groups * s.rows;
     MixRow<K> next = {};
     if (K::AHEAD) next.load(p, me, p.residual, p.residual_stride, row_of(s, me, me.first_row), 0);
@@ -61,8 +64,8 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
         if (K::AHEAD && first + step < s.M)
             next.load(p, me, p.residual, p.residual_stride, row_of(s, me, first + step), 0);
         Real sums[4] = {};
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            if (K::WIDE) row.load(p, me, nullptr, 0, m, chunk);
+        for (int64_t round = 0; round < rounds; round++) {
+            if (K::WIDE) row.load(p, me, nullptr, 0, m, round);
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
                 add_square<Real>(&sums[0], row.a.get(e));
@@ -72,29 +75,28 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
         slice_sum<K>(s, me, sums);
         const Real rstd_a = rstd_of(&sums[0], inverse, 0, p.eps);
         const Real rstd_b = rstd_of(&sums[2], inverse, 0, p.eps);
-        for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
+        for (int64_t round = 0; round < rounds && active; round++) {
             if (K::WIDE) {
-                row.load(p, me, p.residual, p.residual_stride, m, chunk);
-                load_parameter<K>(s, me, p.gain_a, 1.0f, chunk, gain_a);
-                load_parameter<K>(s, me, p.gain_b, 1.0f, chunk, gain_b);
+                row.load(p, me, p.residual, p.residual_stride, m, round);
+                load_parameter<K>(s, me, p.gain_a, 1.0f, round, gain_a);
+                load_parameter<K>(s, me, p.gain_b, 1.0f, round, gain_b);
             }
             Real y[K::E];
             GT_UNROLL
             for (int e = 0; e < K::E; e++)
                 y[e] = (Real)row.a.get(e) * rstd_a * gain_a[e] + (Real)row.b.get(e) * rstd_b * gain_b[e] +
                        row.third.get(e);
-            store_elements<K>(s, me, p.y, p.y_stride, m, chunk, y);
+            store_elements<K>(s, me, p.y, p.y_stride, m, round, y);
         }
     }
 }
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
- * grid and block as in forward, fewer groups of rows.  Registers: 8 or 16 elements of a, b and dy of two rows, the
- * gains and their gradients.
- * shared: 16 or 32 floats a thread to add the rows of a block, 32 KB at most.
- * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice, and the partial sums per row).
- * dgain is summed over the rows of a group in order, then over groups by reduce_rows:
- * deterministic. */
+ * grid tiles * groups, of fewer groups than forward: each leaves a row of partial sums.
+ * registers: elements of a, b and dy of one row as loaded, of 16-bit vectors also of the next; gains, their gradients.
+ * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
+ * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice); partial sums 8 D a group (wide slices: read and
+ * written with every row). */
 struct MixBackwardParams {
     Shape shape;
     const void *a, *b, *dy;
@@ -105,18 +107,18 @@ struct MixBackwardParams {
     float eps;
 };
 
-/* The sums of one branch: squares, squares scaled down, d . x */
+/* Adds to the three sums of a branch: add_square's two, and PRODUCT_SCALE d x. */
 template <class Real>
 GT_DEV void add_branch(Real* sums, Real x, Real d) {
     add_square<Real>(sums, x);
     sums[2] += d * (x * (Real)PRODUCT_SCALE);
 }
 
-/* One branch of a chunk: writes dx, adds to dgain. */
+/* One branch in one round: writes dx, adds to dgain. */
 template <class K>
-GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const Raw<K>& dy, const typename K::Real* sums,
-                       typename K::Real inverse, float eps, const float (&gain)[K::E], void* dx, int64_t dx_stride,
-                       int64_t m, int64_t chunk, float (&dgain)[K::E]) {
+GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, const Raw<K>& dy,
+                       const typename K::Real* sums, typename K::Real inverse, float eps, const float (&gain)[K::E],
+                       void* dx, int64_t dx_stride, int64_t m, int64_t round, float (&dgain)[K::E]) {
     using Real = typename K::Real;
     const Real rstd = rstd_of(sums, inverse, 0, eps);
     const Real slope = sums[2] * inverse * (rstd * (Real)(1.0f / PRODUCT_SCALE));
@@ -127,18 +129,18 @@ GT_DEV void mix_branch(const Shape& s, const Place& me, const Raw<K>& x, const R
         dgain[e] += (float)(d * xhat);
         out[e] = rstd * (d * gain[e] - xhat * slope);
     }
-    if (dx) store_elements<K>(s, me, dx, dx_stride, m, chunk, out);
+    if (dx) store_elements<K>(s, me, dx, dx_stride, m, round, out);
 }
 
 template <class K>
 GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS)
 mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
-    wait_for_chain(); /* for the kernel behind: it may take places that become free */
+    wait_for_chain(); /* lets blocks of the next kernel take free places */
     using Real = typename K::Real;
     const Shape& s = p.shape;
-    const int64_t chunks = K::WIDE ? s.chunks : 1;
+    const int64_t rounds = K::WIDE ? s.rounds : 1;
     const Real inverse = inverse_of<Real>(s);
-    Place me = place_of(s);
+    Coordinates me = coordinates_of(s);
     const int64_t step = s.groups * s.rows;
     MixRow<K> next = {};
     if (K::AHEAD) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, me.first_row), 0);
@@ -155,11 +157,11 @@ mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
         if (!K::WIDE && !K::AHEAD) row.load(p, me, p.dy, p.dy_stride, m, 0);
         if (K::AHEAD && first + step < s.M) next.load(p, me, p.dy, p.dy_stride, row_of(s, me, first + step), 0);
         Real sums[6] = {};
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {
-                row.load(p, me, p.dy, p.dy_stride, m, chunk);
-                load_parameter<K>(s, me, p.gain_a, 1.0f, chunk, gain_a);
-                load_parameter<K>(s, me, p.gain_b, 1.0f, chunk, gain_b);
+                row.load(p, me, p.dy, p.dy_stride, m, round);
+                load_parameter<K>(s, me, p.gain_a, 1.0f, round, gain_a);
+                load_parameter<K>(s, me, p.gain_b, 1.0f, round, gain_b);
             }
             GT_UNROLL
             for (int e = 0; e < K::E; e++) {
@@ -168,20 +170,20 @@ mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
             }
         }
         slice_sum<K>(s, me, sums);
-        for (int64_t chunk = 0; chunk < chunks && active; chunk++) {
+        for (int64_t round = 0; round < rounds && active; round++) {
             if (K::WIDE) {
-                row.load(p, me, p.dy, p.dy_stride, m, chunk);
-                load_parameter<K>(s, me, p.gain_a, 1.0f, chunk, gain_a);
-                load_parameter<K>(s, me, p.gain_b, 1.0f, chunk, gain_b);
+                row.load(p, me, p.dy, p.dy_stride, m, round);
+                load_parameter<K>(s, me, p.gain_a, 1.0f, round, gain_a);
+                load_parameter<K>(s, me, p.gain_b, 1.0f, round, gain_b);
                 GT_UNROLL
                 for (int e = 0; e < K::E; e++) dgain_a[e] = dgain_b[e] = 0.0f;
             }
-            mix_branch<K>(s, me, row.a, dy, &sums[0], inverse, p.eps, gain_a, p.da, p.da_stride, m, chunk, dgain_a);
-            mix_branch<K>(s, me, row.b, dy, &sums[3], inverse, p.eps, gain_b, p.db, p.db_stride, m, chunk, dgain_b);
+            mix_branch<K>(s, me, row.a, dy, &sums[0], inverse, p.eps, gain_a, p.da, p.da_stride, m, round, dgain_a);
+            mix_branch<K>(s, me, row.b, dy, &sums[3], inverse, p.eps, gain_b, p.db, p.db_stride, m, round, dgain_b);
             if (K::WIDE) {
                 const bool is_first = first == me.first_row;
-                add_to_partial<K>(s, me, p.dgain_a, chunk, is_first, dgain_a);
-                add_to_partial<K>(s, me, p.dgain_b, chunk, is_first, dgain_b);
+                add_to_partial<K>(s, me, p.dgain_a, round, is_first, dgain_a);
+                add_to_partial<K>(s, me, p.dgain_b, round, is_first, dgain_b);
             }
         }
     }
