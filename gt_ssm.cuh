@@ -6,8 +6,9 @@
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)                     read after the update
  * In ssd A is one number per head, so a_t is too; in the scan it is one per channel and state.
  *
- * SSD IN LEAVES OF 16 TOKENS.  With h the state before the leaf, G the gradient of the state after it,
- * dy without the gate, and sums of a within the leaf
+ * SSD IN SUB-CHUNKS OF 16 TOKENS (docs/ssd.md has the form of the tensor-core kernels).  With h the state before the
+ * sub-chunk, G the gradient of the state after it, dy the gradient before the gate (dy . silu(z)), and sums of a within
+ * the sub-chunk
  *     pre_t = exp(sum_{m<=t} a_m)    suf_s = exp(sum_{m>s} a_m)    L_ts = exp(sum_{s<m<=t} a_m), s <= t
  *     S_ts = <C_t, B_s> L_ts         R_ts = <dy_t, x_s> L_ts       E = exp(sum a)
  * everything is a few small products:
@@ -16,7 +17,7 @@
  *     dC_t = pre_t dy_t^T h + sum_{s<=t} Delta_s R_ts B_s        (summed over the heads of a group)
  *     dB_s = Delta_s (suf_s x_s^T G + sum_{t>=s} R_ts C_t)       (likewise)
  *     h <- E h + sum_s Delta_s suf_s x_s B_s^T               G <- E G + sum_t pre_t dy_t C_t^T
- * With the shares that cross the borders of the leaf and those within it
+ * With the shares that cross the borders of the sub-chunk and those within it
  *     e_t = <C_t, pre_t dy_t^T h>    f_s = <B_s, suf_s x_s^T G>    c_ts = <C_t, B_s> L_ts <dy_t, x_s>
  *     dDelta_s = f_s + sum_{t>=s} c_ts + A da_s              dA = sum Delta da
  *     da_k = E <G, h> + sum_{t>=k} e_t + sum_{s<k} Delta_s f_s + sum_{t>=k>s} Delta_s c_ts
@@ -35,9 +36,9 @@
  *     as h + expm1(a) h unless the decay is strong (scale_of_log).
  *   - log(1 + exp(v)) is 0 for v < -17 while its slope is not: softplus goes by log1p.
  *   - Delta, its slope and the limits come from one function, so both passes agree on every limit.
- *   - Delta A > 0: exp may overflow while the state is 0 or small.  In ssd decays are kept finite.  In the scan, through a
- *     token whose growth exp may not hold although the state fits, it is applied in four steps (grow); and so it is
- *     through a segment (rescale_far).
+ *   - Delta A > 0: exp may overflow while the state is 0 or small.  In ssd decays are kept finite.  In the scan,
+ *     through a token whose growth exp may not hold although the state fits, it is applied in four steps (grow); and so
+ *     it is through a segment (rescale_far).
  *
  * SEQUENCES AND SEGMENTS.  Batch elements and packed sequences are one thing to the kernels, and long sequences are cut
  * into segments that run side by side: see gt/recurrence/sequences.cuh and segments.cuh.

@@ -208,8 +208,8 @@ static inline gt_status ref_sums(double **sums, int64_t count) {
 #endif
 static inline real ref_exp(real x) { return GT_REF_EXP(x); }
 
-/* exp(a).  A growth that a real may not hold although its product with a small state does, is a number below 0: minus its
- * fourth root, to be applied four times (ref_carry), kept finite, so that 0 stays 0. */
+/* exp(a).  A growth that a real may not hold although its product with a small state does, is a number below 0: minus
+ * its fourth root, to be applied four times (ref_carry), kept finite, so that 0 stays 0. */
 static inline real ref_decay(real a) {
     real d;
     if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);

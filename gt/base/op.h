@@ -205,7 +205,7 @@ GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass 
 
 static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == GT_JOIN_BACKWARD; }
 
-/* Sets R, the number of pieces.  A join has no tokens, but with T = 0 it counts as a call of one: it is no empty call. */
+/* Sets R, the number of pieces.  A join has no tokens: T = 0 counts as 1, so that the call is not taken for empty. */
 GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all

@@ -1,8 +1,8 @@
 /* gt/recurrence/driver.cuh - what a call of a recurrent operator does, in the order in which it does it.
  *
  *     forward    clear what no sequence has; the pass
- *     backward   clear; the states before all chunks, unless forward has saved them; G, the states' gradients, after all
- *                chunks; the chunks' gradients; sums over chunks
+ *     backward   clear; the states before all chunks, unless forward has saved them; G, the states' gradients, after
+ *                all chunks; the chunks' gradients; sums over chunks
  *     a pass     in one launch; or, of sequences in several segments: every segment from a zero state, the scan over
  *                segments, every segment from the state found
  *
@@ -17,8 +17,8 @@
  *     forward:   pass(device, stream)
  *     backward:  has_states (saved by forward), accumulate, sums;
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
- *   HAS_PIECES           whether there is plan_segment<REVERSE>(a, device), of a plan with `bytes` and run(device, stream)
- * Where one kernel takes G through the chunks and writes their gradients, too, it is the last launch of make_gradients(). */
+ * HAS_PIECES: whether there is plan_segment<REVERSE>(a, device), a plan with `bytes` and run(device, stream).
+ * Where one kernel takes G through the chunks and writes their gradients, too, make_gradients() launches it last. */
 #ifndef GT_RECURRENCE_DRIVER_CUH
 #define GT_RECURRENCE_DRIVER_CUH
 

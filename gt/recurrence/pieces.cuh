@@ -3,8 +3,8 @@
  * Of a piece gt_OP_segment leaves what it makes of a zero state, and the log of its decay (gt_OP_segment_backward: of a
  * zero gradient): the local pass over segments, and a scan with ENDS (segments.cuh; call_segment in driver.cuh).
  * gt_OP_join, below, makes of these what every piece starts from, gt_OP_join_backward the gradient that each ends with.
- * gt_kernels.h, at gt_wkv6_segment, has the mathematics.  An operator with pieces says how many rows with a decay each its
- * state has, rows(a), and how many numbers such a row has, columns(a). */
+ * gt_kernels.h, at gt_wkv6_segment, has the mathematics.  An operator with pieces says how many rows with a decay each
+ * its state has, rows(a), and how many numbers such a row has, columns(a). */
 #ifndef GT_RECURRENCE_PIECES_CUH
 #define GT_RECURRENCE_PIECES_CUH
 

@@ -10,12 +10,13 @@
  *             the state that it starts from
  *     final   every segment again, from its start state: the outputs
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
- * A piece of a sequence of which others have the rest (gt_OP_segment) takes the first two alone: local, of every segment,
- * and a scan that leaves what the piece ends with, and the log of its decay.
+ * A piece of a sequence of which others have the rest (gt_OP_segment) takes the first two alone: local, of every
+ * segment, and a scan that leaves what the piece ends with, and the log of its decay.
  *
  * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Decays: the logarithm of a
- * segment's decay, or what `unit` or `rate` turns into it, [segment slot][terms][decay_size]: the sum of `terms` numbers,
- * each a sum in two terms (TwoTermSum) or rounded; an entry serves state_size / decay_size neighbouring state elements. */
+ * segment's decay, or what `unit` or `rate` turns into it, [segment slot][terms][decay_size]: the sum of `terms`
+ * numbers, each a sum in two terms (TwoTermSum) or rounded; an entry serves state_size / decay_size neighbouring state
+ * elements. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
@@ -52,8 +53,8 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
     return sum;
 }
 
-/* The same through a whole segment, whose decay may be a growth (A > 0) that exp cannot hold although the product with a
- * small state fits: then keep = FAR, and the factor, a fourth of the way, is applied four times. */
+/* The same through a whole segment, whose decay may be a growth (A > 0) that exp cannot hold although the product with
+ * a small state fits: then keep = FAR, and the factor, a fourth of the way, is applied four times. */
 constexpr float FAR = 4.0f;
 
 GT_DEV Scale scale_of_segment(float log) {
@@ -155,8 +156,8 @@ GT_DEV Span span_at(const Sequences& q, const Segments& cut, int chunk, int64_t 
     return span_of(q, cut, chunk, item / cut.count, item % cut.count);
 }
 
-/* Whether a pass leaves the span out.  is_last: the pass through its sequence ends here.  A sequence without tokens has no
- * segment slot of its own. */
+/* Whether a pass leaves the span out.  is_last: the pass through its sequence ends here.  A sequence without tokens has
+ * no segment slot of its own. */
 GT_DEV bool skips(int local, const Span& span, bool is_last) {
     return !span.exists || (local == ALL_BUT_LAST && is_last) || (local == ALL_SEGMENTS && span.first == span.end);
 }
@@ -166,8 +167,8 @@ GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) 
     return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
 }
 
-/* The state [size] that a span's pass begins with: what the scan found or, where the sequence is one segment, its own in
- * row `row` of `states`.  The memory of `states` may be that which the pass through another segment of the sequence
+/* The state [size] that a span's pass begins with: what the scan found or, where the sequence is one segment, its own
+ * in row `row` of `states`.  The memory of `states` may be that which the pass through another segment of the sequence
  * writes in the end, so that it is not read where there are several. */
 GT_DEV const float* first_state(const Segments& cut, const Span& span, int64_t size, const float* states, int64_t row) {
     if (!span.starts || !span.ends) return cut.states + span.segment_slot * size;

@@ -9,8 +9,8 @@
  * chunk of a batch element a slot of its own, below chunk_slots().
  *
  * Tokens of no sequence: those from the end of the last packed sequence on, used_tokens().  Outputs are 0 there:
- * clear_unused() writes that, unless the kernel that makes an output does.  It also writes the zeros of partial sums that
- * no sequence or chunk writes. */
+ * clear_unused() writes that, unless the kernel that makes an output does.  It also writes the zeros of partial sums
+ * that no sequence or chunk writes. */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 

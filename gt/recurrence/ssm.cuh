@@ -36,11 +36,11 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
     return d;
 }
 
-/* Of the decay exp(a) of one token: where it is a growth (A > 0, or Delta < 0) larger than fp32 holds, its product with a
- * small state may still fit. */
+/* Of the decay exp(a) of one token: where it is a growth (A > 0, or Delta < 0) larger than fp32 holds, its product with
+ * a small state may still fit. */
 constexpr float FAR_GROWTH = 80.0f;
 
-/* exp(a) x for a >= FAR_GROWTH, in four steps.  0 stays 0; what is nonzero becomes infinite only where the product does. */
+/* exp(a) x for a >= FAR_GROWTH, in four steps: 0 stays 0, and the result is infinite only where the product is. */
 GT_DEV float grow(float a, float x) {
     const float step = finite(exp_accurate(0.25f * a));
     return x * step * step * step * step;

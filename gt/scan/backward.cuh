@@ -1,15 +1,26 @@
-/* gt/scan/backward.cuh - selective_scan backward, any size.
+/* gt/scan/backward.cuh - selective_scan backward, any size.  The gradients of one token are at the top of gt_ssm.cuh.
  *
- * grid as forward, of fewer strands; block as forward.  A block goes through a segment backwards, one checkpoint at a
- * time: it rolls h forward through the sub-chunks of SUB_CHUNK tokens and parks the state before each in a scratch of
- * its own (global, small enough to stay in L2).  Then it goes back through them; in each it first rolls h through the
- * tokens once more, keeping the state before every token in shared memory.
- * registers: h, A, G and the sum for dA, STATES values each.
- * shared: u, Delta, its slope, dy and three sums [SUB_CHUNK][CHANNELS], B, C, the states [SUB_CHUNK][STATES] of every
- * thread, the warps' shares of dB and dC: 56 KB at N = 16.
+ * grid strands*G*ceil(D/G/CHANNELS), no more than 64 blocks a multiprocessor; block 128.  Channels, lanes and states of
+ * a thread as in forward; all warps do the same.
+ * A block goes through a segment from its end, one chunk of CHECKPOINT tokens at a time:
+ *     forwards    from the chunk's checkpoint it rolls h through sub-chunks of SUB_CHUNK tokens; the state before each
+ *                 is parked in a scratch of the block's own, in global memory
+ *     backwards   sub-chunk after sub-chunk, last one first: it rolls h through the tokens once more, which keeps the
+ *                 state before every token in shared memory; then G goes back through them
+ * SUB_CHUNK is 16 tokens at N <= 32, then 8, 4, and 2 at N = 256.
+ *
+ * registers: h, A, G and two sums for dA, STATES values each; 168 at most at N <= 16, for three blocks a
+ * multiprocessor, else 255, for two.
+ * shared: u, Delta, its slope, DY and three sums [SUB_CHUNK][CHANNELS]; B, C; the states [SUB_CHUNK][STATES] of every
+ * thread; the warps' shares of dB and dC: 56 KB at N = 16, 64 KB at most.
+ * scratch: 512 STATES CHECKPOINT / SUB_CHUNK bytes a block, 16 KB at N <= 32, 128 KB at N = 128, 256 KB at N = 256.
+ * The blocks that 132 multiprocessors run at once hold 6 MB at N = 16, but 35 MB at N = 128 and 69 MB at N = 256: with
+ * large N it does not stay in L2.
  * arithmetic per token and state: about 75 instructions, three of them ex2.
- * bytes per token and channel, bf16: u, dt twice, dy, (z,) du, ddt (, dz) 2 each, B and C 6 N / CHANNELS, shares of dB
- * and dC 8 N / CHANNELS.  All sums are in fixed order: deterministic. */
+ * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each;
+ * B and C 6 N / CHANNELS; shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints N / 32; scratch,
+ * written and read, 8 N / SUB_CHUNK.
+ * All sums are in fixed order: deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 
@@ -31,14 +42,15 @@ struct BackwardParams {
     float *dskip, *dbias; /* [strands,128/CHANNELS,D] or NULL */
 };
 
-/* What a thread sums for the parameters over all segments of its strand. */
+/* What a thread sums over all segments of its strand.  dA: of its own state elements, channel s.channel.  dskip, dbias:
+ * of channel thread_id() % CHANNELS, the column that it has of a ChannelTile; the threads of a column share it. */
 template <int STATES>
 struct ParameterSums {
     float dA[STATES] = {};
     TwoTermSum dskip, dbias;
 };
 
-/* Moves STATES values of every thread as float4. */
+/* Store and load STATES values of every thread, as float4. */
 template <int STATES>
 GT_DEV void park(float4* to, const float (&h)[STATES]) {
     GT_UNROLL
@@ -55,70 +67,70 @@ GT_DEV void unpark(const float4* from, float (&h)[STATES]) {
     }
 }
 
-/* Shared cell of the thread's state elements 4 i .. 4 i + 3 before token t of the sub-chunk. */
+/* Where shared memory has the thread's state elements 4 i .. 4 i + 3 before token t of the sub-chunk. */
 template <class C>
-GT_DEV uint32_t state_cell(const Place<C>& s, int t, int i) {
-    return s.cell(C::STATE + ((t * C::STATES / 4 + i) * THREADS + thread_id()) * 4);
+GT_DEV uint32_t state_address(const Coordinates<C>& s, int t, int i) {
+    return s.address(C::STATE + ((t * C::STATES / 4 + i) * THREADS + thread_id()) * 4);
 }
 
-/* u, Delta and B of a sub-chunk; if BACKWARD also the slope, C, and dy without the gate.  The loads of
- * channels are in flight while B and C are staged. */
+/* Stages u, Delta and B of a sub-chunk; if BACKWARD also Delta's slope, C, and DY, the gradient of y before the gate:
+ * dy silu(z), or dy without z.  The loads of channels are in flight while B and C are staged. */
 template <bool BACKWARD, class C>
-GT_DEV void stage_sub_chunk(const Problem& in, const Place<C>& s, int64_t first, int tokens) {
-    using Part = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
-    Part u, dt, dy, z;
+GT_DEV void stage_sub_chunk(const Problem& in, const Coordinates<C>& s, int64_t first, int tokens) {
+    using ChannelTile = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
+    ChannelTile u, dt, dy, z;
     u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
     dt.load(dt_rows(in, s, first, tokens));
     if constexpr (BACKWARD) {
         dy.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
         if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
-        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
     }
-    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
-    u.store(s.cell(C::U));
+    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+    u.store(s.address(C::U));
     store_delta<BACKWARD>(in, s, dt, tokens, C::DELTA, C::SLOPE);
     if constexpr (BACKWARD) {
         GT_UNROLL
-        for (int k = 0; k < Part::COUNT; k++) {
+        for (int k = 0; k < ChannelTile::COUNT; k++) {
             const float dout = dy.value(k);
-            if (Part::index(k) < Part::SIZE)
-                sts<float>(s.cell(C::DY + Part::index(k)), in.z ? dout * silu(z.value(k)) : dout);
+            if (ChannelTile::index(k) < ChannelTile::SIZE)
+                sts<float>(s.address(C::DY + ChannelTile::index(k)), in.z ? dout * silu(z.value(k)) : dout);
         }
     }
 }
 
-/* Rolls h through the staged sub-chunk; keeps the state before every token if asked. */
+/* Rolls h through the staged sub-chunk.  KEEP: the state before every token goes to shared memory. */
 template <class C, bool KEEP>
-GT_DEV void roll_sub_chunk(const Place<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
+GT_DEV void roll_sub_chunk(const Coordinates<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
     for (int t = 0; t < C::SUB_CHUNK; t++) {
         if constexpr (KEEP) {
             GT_UNROLL
             for (int i = 0; i < C::STATES; i += 4)
-                sts<float4>(state_cell(s, t, i / 4), float4{h[i], h[i + 1], h[i + 2], h[i + 3]});
+                sts<float4>(state_address(s, t, i / 4), float4{h[i], h[i + 1], h[i + 2], h[i + 3]});
         }
-        const int cell = t * C::CHANNELS + s.channel;
+        const int index = t * C::CHANNELS + s.channel;
         float B[C::STATES];
-        load_vector(B, s.cell(C::B + t * C::WIDTH + s.lane * C::STATES));
-        advance(h, A, B, s.value(C::DELTA + cell), s.value(C::U + cell));
+        load_vector(B, s.address(C::B + t * C::WIDTH + s.lane * C::STATES));
+        advance(h, A, B, s.value(C::DELTA + index), s.value(C::U + index));
     }
 }
 
-/* One token backwards: G from after it to before it, its sums over n to SUMS, the warp's shares of dB
- * and dC to SHARES, the gradient of A added to dA. */
+/* One token backwards: takes G from after it to before it, leaves its three sums over n in SUMS and the warp's shares
+ * of dB and dC in SHARES, adds to dA. */
 template <class C, bool GROWS_FAR>
-GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t, float (&G)[C::STATES],
+GT_DEV void token_backward(const Coordinates<C>& s, const float (&A)[C::STATES], int t, float (&G)[C::STATES],
                            float (&dA)[C::STATES]) {
-    constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* shares that end in one lane */
-    const int cell = t * C::CHANNELS + s.channel, vector = t * C::WIDTH + s.lane * STATES;
-    const float delta = s.value(C::DELTA + cell), dy = s.value(C::DY + cell);
-    const float w = delta * s.value(C::U + cell);
+    constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* shares that a lane holds in the end */
+    const int index = t * C::CHANNELS + s.channel, vector = t * C::WIDTH + s.lane * STATES;
+    const float delta = s.value(C::DELTA + index), dy = s.value(C::DY + index);
+    const float w = delta * s.value(C::U + index);
     float shares[2 * STATES], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* <g,B>, <A,da>, <h,C> */
     GT_UNROLL
     for (int i = 0; i < STATES; i += 4) {
         float B[4], Cm[4], before[4];
-        load_vector(B, s.cell(C::B + vector + i));
-        load_vector(Cm, s.cell(C::C + vector + i));
-        load_vector(before, state_cell(s, t, i / 4));
+        load_vector(B, s.address(C::B + vector + i));
+        load_vector(Cm, s.address(C::C + vector + i));
+        load_vector(before, state_address(s, t, i / 4));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             const float a = delta * A[i + e];
@@ -140,7 +152,7 @@ GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t
     }
     reduce_scatter<4, C::LANES, 1>(sums, s.lane);
     const int which = s.lane / (C::LANES / 4);
-    if (which < 3 && s.lane % (C::LANES / 4) == 0) sts<float>(s.cell(C::SUMS + which * C::CELLS + cell), sums[0]);
+    if (which < 3 && s.lane % (C::LANES / 4) == 0) sts<float>(s.address(C::SUMS + which * C::VALUES + index), sums[0]);
     const int neighbour = lane_id() / C::LANES;
     reduce_scatter<2 * STATES, 32 / C::LANES, C::LANES>(shares, neighbour);
     GT_UNROLL
@@ -148,32 +160,32 @@ GT_DEV void token_backward(const Place<C>& s, const float (&A)[C::STATES], int t
         const int value = neighbour * HELD + i;
         const int n = s.lane * STATES + value % STATES;
         const int to = (warp_id() * C::SUB_CHUNK + t) * 2 * C::WIDTH + value / STATES * C::WIDTH + n;
-        sts<float>(s.cell(C::SHARES + to), shares[i]);
+        sts<float>(s.address(C::SHARES + to), shares[i]);
     }
 }
 
-/* du, ddt and dz of a sub-chunk, from SUMS. */
+/* du, ddt and dz of a sub-chunk, from SUMS; adds to dskip and dbias. */
 template <class C>
-GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t first, int tokens,
+GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens,
                             ParameterSums<C::STATES>& sums) {
-    using Part = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
+    using ChannelTile = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
     const Problem& in = p.in;
-    Part z, dout;
+    ChannelTile z, dout;
     if (p.dz) {
         z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
         dout.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
     }
     float dskip = 0.0f, dbias = 0.0f;
     GT_UNROLL
-    for (int k = 0; k < Part::COUNT; k++) {
-        const int t = Part::row(k), c = Part::column(k), i = Part::index(k);
+    for (int k = 0; k < ChannelTile::COUNT; k++) {
+        const int t = ChannelTile::row(k), c = ChannelTile::column(k), i = ChannelTile::index(k);
         if (t >= tokens || c >= s.channels) continue;
         const int64_t d = s.d0 + c;
         const float skip = in.Dskip ? in.Dskip[d] : 0.0f;
         const float u = s.value(C::U + i), dy = s.value(C::DY + i), delta = s.value(C::DELTA + i);
         const float gB = s.value(C::SUMS + i), slope = s.value(C::SLOPE + i);
         /* the slope first: the sum without it may overflow */
-        float ddt = fma_rn(slope, s.value(C::SUMS + C::CELLS + i), slope * u * gB);
+        float ddt = fma_rn(slope, s.value(C::SUMS + C::VALUES + i), slope * u * gB);
         if (slope == 0.0f) ddt = 0.0f;
         dskip = fma_rn(dy, u, dskip);
         dbias += ddt;
@@ -181,7 +193,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t 
         if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, s.b, first + t, d), ddt);
         if (p.dz)
             store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, d),
-                     dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::CELLS + i)) * dsilu(z.value(k)));
+                     dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::VALUES + i)) * dsilu(z.value(k)));
     }
     sums.dskip.add(dskip);
     sums.dbias.add(dbias);
@@ -189,7 +201,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Place<C>& s, int64_t 
 
 /* The block's shares of dB and dC for a sub-chunk: the sums over its warps. */
 template <class C>
-GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t first, int tokens) {
+GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < tokens * 2 * C::WIDTH; i += THREADS) {
         const int t = i / (2 * C::WIDTH), n = i % C::WIDTH;
@@ -202,20 +214,20 @@ GT_DEV void finish_group(const BackwardParams& p, const Place<C>& s, int64_t fir
 }
 
 template <class C>
-GT_DEV void store_parameters(const BackwardParams& p, const Place<C>& s, const ParameterSums<C::STATES>& sums) {
+GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, const ParameterSums<C::STATES>& sums) {
     const Problem& in = p.in;
     if (p.dA) store_state(in, s, p.dA + strand_of(in) * in.D * in.N, sums.dA);
-    const int c = thread_id() % C::CHANNELS, part = thread_id() / C::CHANNELS;
+    const int c = thread_id() % C::CHANNELS, row = thread_id() / C::CHANNELS;
     if (c >= s.channels) return;
-    const int64_t to = (strand_of(in) * C::LANES + part) * in.D + s.d0 + c;
+    const int64_t to = (strand_of(in) * C::LANES + row) * in.D + s.d0 + c;
     if (p.dskip) p.dskip[to] = sums.dskip.value();
     if (p.dbias) p.dbias[to] = sums.dbias.value();
 }
 
-/* One segment; G is the gradient of the state after it, and then of the state before it. */
+/* One segment.  G: the gradient of the state after it; in the end, of the state before it. */
 template <class C>
-GT_DEV void backward_segment(const BackwardParams& p, const Place<C>& s, const Span& span, const float (&A)[C::STATES],
-                             float (&G)[C::STATES], ParameterSums<C::STATES>& sums) {
+GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, const Span& span,
+                             const float (&A)[C::STATES], float (&G)[C::STATES], ParameterSums<C::STATES>& sums) {
     constexpr int STATES = C::STATES, PARKED = STATES / 4 * THREADS; /* float4 of a state */
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
@@ -263,9 +275,9 @@ GT_DEV void backward_segment(const BackwardParams& p, const Place<C>& s, const S
     }
 }
 
-/* Adds G, of a sequence's first state, to the strand's sum. */
+/* Adds G, the gradient of a sequence's first state, to the strand's sum. */
 template <class C>
-GT_DEV void add_dstate(const BackwardParams& p, const Place<C>& s, const float (&G)[C::STATES]) {
+GT_DEV void add_dstate(const BackwardParams& p, const Coordinates<C>& s, const float (&G)[C::STATES]) {
     float* sums = p.dstate_sum + strand_of(p.in) * p.in.D * p.in.N;
     float sum[C::STATES];
     load_state(p.in, s, sums, sum);
@@ -278,7 +290,7 @@ template <int LANES, int STATES>
 GT_KERNEL(128, LANES == 4 ? 3 : 2)
 backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     const Problem& in = p.in;
-    Place<Traits<LANES, STATES>> s(in);
+    Coordinates<Traits<LANES, STATES>> s(in);
     float A[STATES], G[STATES];
     ParameterSums<STATES> sums;
     load_state(in, s, in.A, A);
@@ -299,14 +311,15 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 
 /* ---- backward: what a segment makes of a zero gradient ----------------------------------------------------
  * grid, block and shared memory as backward.  Through a segment, from its last token to its first,
- *     G <- exp(Delta A) (G + dy C)
- * registers: A and G, STATES values each.  bytes per token and channel as forward's, and dy. */
+ *     G <- exp(Delta A) (G + DY C)
+ * registers: A and G, STATES values each.
+ * bytes per token and channel, bf16: u, dt, dy (, z) 2 each, B and C 4 N / CHANNELS; u and B are staged, not used. */
 template <int LANES, int STATES>
 GT_KERNEL(128, 2)
 reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<LANES, STATES>;
     const Problem& in = p.in;
-    Place<C> s(in);
+    Coordinates<C> s(in);
     float A[STATES];
     load_state(in, s, in.A, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
@@ -323,10 +336,10 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             sync_threads();
             add_deltas(s, C::DELTA, tokens, delta_sum);
             for (int t = tokens - 1; t >= 0; t--) {
-                const int cell = t * C::CHANNELS + s.channel;
-                const float delta = s.value(C::DELTA + cell), dy = s.value(C::DY + cell);
+                const int index = t * C::CHANNELS + s.channel;
+                const float delta = s.value(C::DELTA + index), dy = s.value(C::DY + index);
                 float Cm[STATES];
-                load_vector(Cm, s.cell(C::C + t * C::WIDTH + s.lane * STATES));
+                load_vector(Cm, s.address(C::C + t * C::WIDTH + s.lane * STATES));
                 GT_UNROLL
                 for (int i = 0; i < STATES; i++) G[i] = Carrier(delta * A[i]).carry(fma_rn(dy, Cm[i], G[i]), 0.0f);
             }

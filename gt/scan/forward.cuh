@@ -1,12 +1,16 @@
-/* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token.
+/* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token,
+ *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
- * grid strands*G*ceil(D/G/CHANNELS), block 128.  A block owns CHANNELS = 128 / LANES channels of one group
- * for a whole segment, 32 at N <= 16; tokens are staged 32 at a time (16 for N > 64).
- * registers: STATES state values and as many of A a thread, fp32.
- * shared: u, Delta, y [TILE][CHANNELS], B, C [TILE][N]: 16 KB at N = 16.
- * arithmetic per token and state: about 20 instructions, one of them ex2; y is summed over the lanes
- * of a channel for 4 tokens at once, in fixed order: deterministic.
- * bytes per token and channel, bf16: u, dt, (z,) y 2 each, B and C 4 N / CHANNELS, checkpoints N / 32. */
+ * grid strands*G*ceil(D/G/CHANNELS), block 128, all warps alike.  A block has CHANNELS = 128 / LANES channels of one
+ * group, 32 at N <= 16, and takes the segments of its strand in turn.  LANES neighbouring lanes have a channel, STATES
+ * elements of its state each.  Tokens are staged 32 at a time (16 for N > 64).
+ * registers: STATES state values and as many of A a thread, fp32; 255 at most, for two blocks a multiprocessor.
+ * shared: u, Delta, y [TILE][CHANNELS], B, C [TILE][WIDTH]: 16 KB at N = 16.
+ * arithmetic per token and state: about 20 instructions, one of them ex2.
+ * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, where backward wants
+ * them, N / 32.  z is read late, in finish_y.
+ * y is summed over a thread's states, then over the lanes of a channel, for 4 tokens at once, in fixed order:
+ * deterministic. */
 #ifndef GT_SCAN_FORWARD_CUH
 #define GT_SCAN_FORWARD_CUH
 
@@ -27,19 +31,20 @@ struct ForwardParams {
     int64_t slot_capacity;
 };
 
-/* y of the staged tokens, from what the token loop left in Y. */
+/* y of the staged tokens: adds Dskip u to the sums in Y and applies the gate.  skipped: the step's slot does not
+ * exist. */
 template <class C>
-GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int tokens, bool skipped) {
-    using Part = Tile<C::TILE, C::CHANNELS, THREADS>;
+GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, int64_t first, int tokens, bool skipped) {
+    using ChannelTile = Tile<C::TILE, C::CHANNELS, THREADS>;
     const Problem& in = p.in;
-    Part z;
+    ChannelTile z;
     if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
     GT_UNROLL
-    for (int k = 0; k < Part::COUNT; k++) {
-        const int t = Part::row(k), c = Part::column(k);
+    for (int k = 0; k < ChannelTile::COUNT; k++) {
+        const int t = ChannelTile::row(k), c = ChannelTile::column(k);
         if (t >= tokens || c >= s.channels) continue;
         const float skip = in.Dskip ? in.Dskip[s.d0 + c] : 0.0f;
-        float y = fma_rn(skip, s.value(C::F_U + Part::index(k)), s.value(C::F_Y + Part::index(k)));
+        float y = fma_rn(skip, s.value(C::F_U + ChannelTile::index(k)), s.value(C::F_Y + ChannelTile::index(k)));
         if (in.z) y *= silu(z.value(k));
         store_as(p.y, in.dtype, at(p.y_at, s.b, first + t, s.d0 + c), skipped ? 0.0f : y);
     }
@@ -47,7 +52,7 @@ GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, i
 
 /* One segment. */
 template <class C>
-GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Span& span) {
+GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, const Span& span) {
     constexpr int LANES = C::LANES, STATES = C::STATES;
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
@@ -69,9 +74,10 @@ GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Spa
         Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
         u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
         dt.load(dt_rows(in, s, first, tokens));
-        stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
-        if (p.y) stage<C::TILE, C::WIDTH, THREADS>(s.cell(C::F_C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
-        u.store(s.cell(C::F_U));
+        stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+        if (p.y)
+            stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        u.store(s.address(C::F_U));
         store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
         sync_threads();
         if (p.is_local) add_deltas(s, C::F_DELTA, tokens, delta_sum);
@@ -79,21 +85,21 @@ GT_DEV void forward_segment(const ForwardParams& p, const Place<C>& s, const Spa
             float y[4];
             GT_UNROLL
             for (int j = 0; j < 4; j++) {
-                const int cell = (t0 + j) * C::CHANNELS + s.channel;
+                const int index = (t0 + j) * C::CHANNELS + s.channel;
                 const int vector = (t0 + j) * C::WIDTH + s.lane * STATES;
                 float B[STATES], Cm[STATES];
-                load_vector(B, s.cell(C::F_B + vector));
-                advance(h, A, B, s.value(C::F_DELTA + cell), s.value(C::F_U + cell));
+                load_vector(B, s.address(C::F_B + vector));
+                advance(h, A, B, s.value(C::F_DELTA + index), s.value(C::F_U + index));
                 y[j] = 0.0f;
                 if (!p.y) continue;
-                load_vector(Cm, s.cell(C::F_C + vector));
+                load_vector(Cm, s.address(C::F_C + vector));
                 GT_UNROLL
                 for (int i = 0; i < STATES; i++) y[j] = fma_rn(h[i], Cm[i], y[j]);
             }
             if (!p.y) continue;
             reduce_scatter<4, LANES, 1>(y, s.lane);
             const int t = t0 + s.lane / (LANES / 4);
-            if (s.lane % (LANES / 4) == 0) sts<float>(s.cell(C::F_Y + t * C::CHANNELS + s.channel), y[0]);
+            if (s.lane % (LANES / 4) == 0) sts<float>(s.address(C::F_Y + t * C::CHANNELS + s.channel), y[0]);
         }
         sync_threads();
         if (p.y) finish_y(p, s, first, tokens, skipped);
@@ -109,7 +115,7 @@ template <int LANES, int STATES>
 GT_KERNEL(128, 2)
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Problem& in = p.in;
-    Place<Traits<LANES, STATES>> s(in);
+    Coordinates<Traits<LANES, STATES>> s(in);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
         if (!span.exists || (p.is_local && span.ends)) continue; /* nothing follows the last */

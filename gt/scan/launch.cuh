@@ -57,7 +57,7 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.D * in.N, in.D, in.A};
 }
 
-/* Blocks of a tile: one a segment, but no more than `room` blocks in all are launched. */
+/* Strands: one a segment of a sequence, but of all tiles no more than `room` blocks. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     const int64_t each = in.G * in.tiles, items = most_sequences(in.sequences) * in.segments.count;
     const int64_t most = room / each > 1 ? room / each : 1;
@@ -67,7 +67,7 @@ static inline int64_t strands_for(const Problem& in, int64_t room) {
 /* ---- forward and step ---------------------------------------------------------------------------------------- */
 
 static inline gt_status launch_forward(const ForwardParams& p, const Device& device, gt_stream stream) {
-    /* how many packed sequences there are the device finds: a few rounds of blocks do for any number */
+    /* only the device knows the number of packed sequences: 32 blocks a multiprocessor serve any number */
     const int64_t room = p.in.sequences.capacity ? 32 * (int64_t)device.multiprocessors : (int64_t)1 << 22;
     const int64_t blocks = strands_for(p.in, room) * p.in.G * p.in.tiles;
     const ScanParams scan = scan_of(p.in, p.state_in, p.state_in_shared);
@@ -171,7 +171,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.states.in = p.in;
     plan.states.state_in = a.state_in, plan.states.state_in_shared = a.state_in_shared;
     plan.states.checkpoints = states;
-    /* a block parks states, so that there are no more blocks than a few rounds of those that run at once */
+    /* every block has scratch memory for the states that it parks: 64 blocks a multiprocessor bound it */
     const int64_t strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors), tiles = p.in.tiles;
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;

@@ -14,8 +14,8 @@ using namespace ssm;
 
 constexpr int THREADS = 128;
 
-/* A channel is held by LANES neighbouring lanes, STATES state elements each: lane l has
- * l STATES .. l STATES + STATES - 1.  A block has CHANNELS channels of one group.  Offsets in floats. */
+/* LANES neighbouring lanes have a channel: lane l has its state elements l STATES ... l STATES + STATES - 1.  A block
+ * has CHANNELS channels of one group.  What follows are sizes, and offsets in shared memory, in floats. */
 template <int LANES_, int STATES_>
 struct Traits {
     static constexpr int LANES = LANES_, STATES = STATES_;
@@ -31,10 +31,10 @@ struct Traits {
     /* backward: tokens between parked states, staged together */
     static constexpr int SUB_CHUNK = WIDTH <= 32 ? 16 : 512 / WIDTH;
     static constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-    static constexpr int CELLS = SUB_CHUNK * CHANNELS;
-    static constexpr int U = 0, DELTA = U + CELLS, SLOPE = DELTA + CELLS, DY = SLOPE + CELLS;
-    static constexpr int SUMS = DY + CELLS;             /* <g,B>, <A,da>, <h,C>: [3][SUB_CHUNK][CHANNELS] */
-    static constexpr int B = SUMS + 3 * CELLS;          /* [SUB_CHUNK][WIDTH] */
+    static constexpr int VALUES = SUB_CHUNK * CHANNELS;
+    static constexpr int U = 0, DELTA = U + VALUES, SLOPE = DELTA + VALUES, DY = SLOPE + VALUES;
+    static constexpr int SUMS = DY + VALUES;            /* <g,B>, <A,da>, <h,C>: [3][SUB_CHUNK][CHANNELS] */
+    static constexpr int B = SUMS + 3 * VALUES;         /* [SUB_CHUNK][WIDTH] */
     static constexpr int C = B + SUB_CHUNK * WIDTH;     /* likewise */
     static constexpr int STATE = C + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][STATES/4][THREADS] float4 */
     static constexpr int SHARES = STATE + SUB_CHUNK * STATES * THREADS; /* [4 warps][SUB_CHUNK][2 WIDTH] */
@@ -61,17 +61,17 @@ struct Problem {
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* Where a block and a thread stand.  A block has one tile of channels and takes segments of sequences in turn: those of
- * its strand, number block_x() / (G tiles). */
+/* What a block and a thread work on.  A block has one tile of channels and one strand, number block_x() / (G tiles): of
+ * S strands the s-th takes segments s, s + S, ... of the sequences. */
 template <class C>
-struct Place {
+struct Coordinates {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
     int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
     int channels;           /* that exist */
-    int channel, lane;      /* the thread's, and its place among the channel's lanes */
+    int channel, lane;      /* the thread's channel in the tile; its lane among those of the channel */
 
-    GT_METHOD explicit Place(const Problem& in) {
+    GT_METHOD explicit Coordinates(const Problem& in) {
         const int64_t per_group = in.D / in.G;
         smem = smem_base();
         tile = block_x() % in.tiles;
@@ -88,83 +88,85 @@ struct Place {
         b = span.b;
         end = span.end;
     }
-    GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
-    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD bool has_state(const Problem& in, int i) const {
         return channel < channels && lane * C::STATES + i < in.N;
     }
-    /* offset of the thread's state element i within [D,N] */
+    /* index of the thread's state element i in [D,N] */
     GT_METHOD int64_t state_at(const Problem& in, int i) const { return (d0 + channel) * in.N + lane * C::STATES + i; }
 };
 
-/* Segments of sequences that the blocks of a tile share, and how many of these blocks there are. */
+/* All segments of all sequences; strands that share them; the block's strand. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tiles); }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
 
 template <class C>
-GT_DEV Rows channel_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first,
+GT_DEV Rows channel_rows(const Problem& in, const Coordinates<C>& s, const void* data, gt_stride stride, int64_t first,
                          int tokens) {
     return {data, in.dtype, at(stride, s.b, first, s.d0), stride.t, stride.h, tokens, s.channels};
 }
 
 template <class C>
-GT_DEV Rows dt_rows(const Problem& in, const Place<C>& s, int64_t first, int tokens) {
+GT_DEV Rows dt_rows(const Problem& in, const Coordinates<C>& s, int64_t first, int tokens) {
     Rows rows = channel_rows(in, s, in.dt, in.dt_at, first, tokens);
     rows.dtype = in.dt_dtype;
     return rows;
 }
 
 template <class C>
-GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, const gt_stride4& stride, int64_t first,
-                       int tokens) {
+GT_DEV Rows group_rows(const Problem& in, const Coordinates<C>& s, const void* data, const gt_stride4& stride,
+                       int64_t first, int tokens) {
     return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
-/* Delta of loaded tokens, and its slope if that is wanted; both 0 for what does not exist. */
-template <bool SLOPE, class C, class Part>
-GT_DEV void store_delta(const Problem& in, const Place<C>& s, const Part& dt, int tokens, int value, int slope) {
+/* Stores Delta of loaded tokens (offset `value` in shared memory) and, if SLOPE, its derivative by dt (offset `slope`).
+ * Both are 0 where there is no token or channel. */
+template <bool SLOPE, class C, class ChannelTile>
+GT_DEV void store_delta(const Problem& in, const Coordinates<C>& s, const ChannelTile& dt, int tokens, int value,
+                        int slope) {
     GT_UNROLL
-    for (int k = 0; k < Part::COUNT; k++) {
-        const int i = Part::index(k);
-        const bool inside = Part::row(k) < tokens && Part::column(k) < s.channels;
+    for (int k = 0; k < ChannelTile::COUNT; k++) {
+        const int i = ChannelTile::index(k);
+        const bool inside = ChannelTile::row(k) < tokens && ChannelTile::column(k) < s.channels;
         Delta delta = {0.0f, 0.0f};
         if (inside) {
-            const float bias = in.dt_bias ? in.dt_bias[s.d0 + Part::column(k)] : 0.0f;
+            const float bias = in.dt_bias ? in.dt_bias[s.d0 + ChannelTile::column(k)] : 0.0f;
             delta = delta_of(in.rule, dt.value(k) + bias);
         }
-        if (i >= Part::SIZE) continue;
-        sts<float>(s.cell(value + i), delta.value);
-        if constexpr (SLOPE) sts<float>(s.cell(slope + i), delta.slope);
+        if (i >= ChannelTile::SIZE) continue;
+        sts<float>(s.address(value + i), delta.value);
+        if constexpr (SLOPE) sts<float>(s.address(slope + i), delta.slope);
     }
 }
 
 /* The thread's elements of a state [D,N] or a row of A; outside is 0, and so is NULL. */
 template <class C>
-GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from, float (&state)[C::STATES]) {
+GT_DEV void load_state(const Problem& in, const Coordinates<C>& s, const float* from, float (&state)[C::STATES]) {
     GT_UNROLL
     for (int i = 0; i < C::STATES; i++) state[i] = from && s.has_state(in, i) ? from[s.state_at(in, i)] : 0.0f;
 }
 
 template <class C>
-GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to, const float (&state)[C::STATES]) {
+GT_DEV void store_state(const Problem& in, const Coordinates<C>& s, float* to, const float (&state)[C::STATES]) {
     GT_UNROLL
     for (int i = 0; i < C::STATES; i++)
         if (s.has_state(in, i)) to[s.state_at(in, i)] = state[i];
 }
 
-/* Leaves what the pass through a segment from a zero state came to, and the sum of Delta. */
+/* Stores the state that a segment makes of a zero state, and the sum of its Delta. */
 template <class C>
-GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[C::STATES],
+GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span& span, const float (&state)[C::STATES],
                           const TwoTermSum& delta) {
     store_state(in, s, in.segments.states + span.segment_slot * in.D * in.N, state);
     if (s.lane > 0 || s.channel >= s.channels) return;
     in.segments.decays[span.segment_slot * in.D + s.d0 + s.channel] = delta.value();
 }
 
-/* Adds the staged Delta of the thread's channel, `offset` in shared memory; tokens beyond the segment have none. */
+/* Adds the staged Delta of the thread's channel; offset: of Delta in shared memory. */
 template <class C>
-GT_DEV void add_deltas(const Place<C>& s, int offset, int tokens, TwoTermSum& sum) {
+GT_DEV void add_deltas(const Coordinates<C>& s, int offset, int tokens, TwoTermSum& sum) {
     for (int t = 0; t < tokens; t++) sum.add(s.value(offset + t * C::CHANNELS + s.channel));
 }
 
