@@ -6,9 +6,9 @@
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)                     read after the update
  * In ssd A is one number per head, so a_t is too; in the scan it is one per channel and state.
  *
- * SSD IN SUB-CHUNKS OF 16 TOKENS (docs/ssd.md has the form of the tensor-core kernels).  With h the state before the
- * sub-chunk, G the gradient of the state after it, dy the gradient before the gate (dy . silu(z)), and sums of a within
- * the sub-chunk
+ * SSD IN SUB-CHUNKS OF 16 TOKENS, as the kernels for any size compute it; docs/ssd.md has the form of the tensor-core
+ * kernels.  With h the state before the sub-chunk, G the gradient of the state after it, dy the gradient of y before
+ * the gate (dy . silu(z)), and sums of a within the sub-chunk
  *     pre_t = exp(sum_{m<=t} a_m)    suf_s = exp(sum_{m>s} a_m)    L_ts = exp(sum_{s<m<=t} a_m), s <= t
  *     S_ts = <C_t, B_s> L_ts         R_ts = <dy_t, x_s> L_ts       E = exp(sum a)
  * everything is a few small products:

@@ -1,6 +1,7 @@
 # check_layout.sh: how the library's files lie.  Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu
 # <- gt/recurrence <- the operators <- the top-level .cuh files; no operator includes another, but those of gt/fused may;
-# every header compiles alone; no file is too long; what docs/wkv6.md names is there.  SOURCE, CC and CXX (may be empty)
+# every header compiles alone; no file is too long; what docs/wkv6.md and docs/ssd.md
+# name is there.  SOURCE, CC and CXX (may be empty)
 # come from the environment.
 set -eu
 cd "$SOURCE"
@@ -72,15 +73,17 @@ for file in $files; do
     [ "$lines" -le $most ] || fail "$file has $lines lines, more than $most"
 done
 
-# ---- docs/wkv6.md names kernels and functions ----
+# ---- docs/wkv6.md and docs/ssd.md name kernels and functions ----
 
-names=$(sed -n '/^## 10/,$s/|/\n/gp' docs/wkv6.md | grep -o '`[A-Za-z0-9_.]*`' | tr -d '`' | sort -u)
-[ "$(echo "$names" | wc -l)" -ge 40 ] || fail 'docs/wkv6.md: its table of functions was not found'
-for name in $names; do
-    case $name in
-    *.cuh) [ -n "$(find gt -name "$name")" ] || fail "docs/wkv6.md names $name, which is not in gt" ;;
-    *) grep -rqw "$name" gt || fail "docs/wkv6.md names $name, which is not in gt" ;;
-    esac
+for page in docs/wkv6.md docs/ssd.md; do
+    names=$(sed -n '/^## [0-9]*\. In the code/,$s/|/\n/gp' $page | grep -o '`[A-Za-z0-9_.]*`' | tr -d '`' | sort -u)
+    [ "$(echo "$names" | wc -l)" -ge 40 ] || fail "$page: its table of functions was not found"
+    for name in $names; do
+        case $name in
+        *.cuh) [ -n "$(find gt -name "$name")" ] || fail "$page names $name, which is not in gt" ;;
+        *) grep -rqw "$name" gt || fail "$page names $name, which is not in gt" ;;
+        esac
+    done
 done
 
 # ---- alone ----
