@@ -376,8 +376,8 @@ GT_FUNCTION gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream strea
  * same pointer).  Equals forward on the same tokens up to rounding.  Not for packed sequences. */
 GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
 /* One sequence in R pieces of any lengths, which know nothing of each other: on several devices, say.  Let
- *     E = the product of d_t over a piece      L = its state_out from a zero state      X = its dstate_in by its own dy,
- *                                                                                           with dstate_out = 0
+ *     E = the product of d_t over a piece      L = its state_out from a zero state
+ *     X = its dstate_in by its own dy, with dstate_out = 0
  * Then the states between the pieces, and their gradients, are two short recurrences over pieces p = 0 ... R-1:
  *     S_0 = state_in of all            S_{p+1} = diag(E_p) S_p + L_p          the state_in of piece p is S_p
  *     G_{R-1} = dstate_out of all      G_{p-1} = diag(E_p) G_p + X_p          the dstate_out of piece p is G_p
@@ -490,14 +490,14 @@ GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
  * pieces.  segment reads x dt A Bm dt_bias and writes state_out and decay_out; it reads neither Cm nor z and writes no
  * y.  Required: x dt A Bm state_out decay_out. */
 GT_FUNCTION gt_status gt_ssd_segment(const gt_ssd_args *args, gt_stream stream);
-/* Reads dy z dt A Cm dt_bias; writes dstate_in and, unless NULL, decay_out.  Required: dt A Cm dy dstate_in; z as given to
- * forward.  Not for a shared state_in. */
+/* Reads dy z dt A Cm dt_bias; writes dstate_in and, unless NULL, decay_out.  Required: dt A Cm dy dstate_in; z as given
+ * to forward.  Not for a shared state_in. */
 GT_FUNCTION gt_status gt_ssd_segment_backward(const gt_ssd_args *args, gt_stream stream);
 /* As gt_wkv6_join and gt_wkv6_join_backward. */
 GT_FUNCTION gt_status gt_ssd_join(const gt_ssd_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream stream);
-/* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned: one that is
- * still NULL counts as aligned, so a query with NULL for what is not aligned may answer less than the call needs. */
+/* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned: one that
+ * is still NULL counts as aligned, so a query with NULL for what is not aligned may answer less than the call needs. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);

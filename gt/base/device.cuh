@@ -17,10 +17,10 @@
  *
  *   GT_KERNEL(128, 1) scale_kernel(const GT_GRID_CONSTANT ScaleParams p) {
  *       const int i = block_x() * block_threads() + thread_id();
- *       const uint32_t cell = smem_base() + 4 * thread_id();
- *       sts<float>(cell, i < p.n ? p.x[i] : 0.0f);
+ *       const uint32_t address = smem_base() + 4 * thread_id();
+ *       sts<float>(address, i < p.n ? p.x[i] : 0.0f);
  *       sync_threads();
- *       if (i < p.n) p.y[i] = p.factor * lds<float>(cell);
+ *       if (i < p.n) p.y[i] = p.factor * lds<float>(address);
  *   }
  *
  *   cudaError_t error = gt::launch(scale_kernel, {blocks}, 128, 128 * 4, stream, params);

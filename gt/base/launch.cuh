@@ -40,9 +40,9 @@ static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #endif
 }
 
-/* Whether a kernel, and with it all that were compiled beside it, has the wait of wait_for_chain: not what the
- * driver makes of the PTX of an older architecture than sm_90, whatever the GPU.  CUDA before 12.3 cannot
- * capture launches that need it: no, too. */
+/* Whether a kernel waits in wait_for_chain(); all that were compiled beside it do likewise.  Code that the driver makes
+ * from PTX of an architecture before sm_90 does not, on any GPU.  Also no with CUDA before 12.3, which cannot capture
+ * launches that run ahead. */
 static inline bool waits_for_chain(const void* kernel) {
 #if CUDART_VERSION >= 12030
     int driver = 0;
@@ -57,7 +57,8 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
-/* Most threads that a block of a kernel may have.  It may have to be loaded, inside a capture too. */
+/* Most threads that a block of a kernel may have.  The question may load the kernel, which a capture of the stream
+ * allows in relaxed mode alone. */
 static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     cudaFuncAttributes attributes;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;

@@ -212,7 +212,7 @@ struct Element<f16> {
  * | rsqrt_approx(x)   | 1 / sqrt(x)       | 2^-22           | x > 0                              |
  * | exp_fast(x)       | e^x               | (2.4 + 0.6|x|)e-7 | all; two instructions            |
  * | exp_accurate(x)   | e^x               | 3.6e-7          | all; seven instructions            |
- * | expm1_neg(x)      | e^x - 1           | 4e-7            | x <= 0                             |
+ * | expm1_neg(x)      | e^x - 1           | 4e-7            | x <= 0.05                          |
  * | log1p_unit(x)     | log(1 + x)        | 4e-7            | 0 <= x <= 1                        |
  * | softplus(x)       | log(1 + e^x)      | 6e-7            | all                                |
  * | sigmoid(x)        | 1 / (1 + e^-x)    | 6e-7            | all                                |

@@ -16,31 +16,31 @@ constexpr int REDUCED_ROWS = 16; /* at a time */
 
 struct RowSums {
     static constexpr int MOST = 3;
-    struct Part {
+    struct Sum {
         const float* in;
         float* out;
         int64_t rows, columns;
-    } part[MOST];
+    } sums[MOST];
     int count = 0;
 
-    void add(const float* in, float* out, int64_t rows, int64_t columns) { part[count++] = {in, out, rows, columns}; }
+    void add(const float* in, float* out, int64_t rows, int64_t columns) { sums[count++] = {in, out, rows, columns}; }
 };
 
 struct ReduceRowsParams {
-    RowSums::Part part[RowSums::MOST];
-    int64_t end[RowSums::MOST]; /* of the blocks of a part */
+    RowSums::Sum sums[RowSums::MOST];
+    int64_t end[RowSums::MOST]; /* of the blocks of each sum */
     int accumulate;
 };
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
     constexpr int BATCH = 18; /* loads in flight: 288 rows, two blocks of each of 144 multiprocessors, are one batch */
     wait_for_chain();
-    RowSums::Part p = params.part[0];
+    RowSums::Sum p = params.sums[0];
     int64_t block = block_x();
     GT_UNROLL
     for (int i = 1; i < RowSums::MOST; i++) {
         if (block_x() < params.end[i - 1]) continue;
-        p = params.part[i];
+        p = params.sums[i];
         block = block_x() - params.end[i - 1];
     }
     const int64_t c = block * 32 + lane_id();
@@ -98,8 +98,8 @@ static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream&
     int64_t blocks = 0;
     for (int i = 0; i < RowSums::MOST; i++) {
         if (i < sums.count) {
-            params.part[i] = sums.part[i];
-            blocks += (sums.part[i].columns + 31) / 32;
+            params.sums[i] = sums.sums[i];
+            blocks += (sums.sums[i].columns + 31) / 32;
         }
         params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* of the last: no block is beyond */
     }

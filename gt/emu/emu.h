@@ -43,14 +43,15 @@
  *                 the pattern of the swizzle does are a fault, as is leaving one sideways.
  *   registers     of give_registers and take_registers: by all of a warpgroup, in the direction that
  *                 they say, not more in all than a multiprocessor has
- *   bulk copies   What is loaded holds NaN patterns until it lands, at its mbarrier; as what nobody runs for,
- *                 it lands when all warps wait, so that who has not waited finds nothing.  The same goes for
- *                 arrivals of cp_async.  Faults are more bytes than were expected, bytes that come after
- *                 their phase, loads and stores that nobody waits for, and a deadlock is fewer bytes.
- *                 Stores read, for races, until their wait.
- *   async proxy   between a write and what wgmma or a bulk copy does there stands a fence_async_proxy: of the
- *                 writing warp, before it released the data, of the acting warp, after it acquired them,
- *                 or of one between the two.  An mbarrier of bulk loads counts as written by its init.
+ *   bulk copies   What is loaded holds NaN patterns until it lands, at its mbarrier.  It lands as late as it can:
+ *                 when every warp waits.  So a warp that does not wait finds the patterns.  The same goes for
+ *                 arrivals of cp_async.  Faults: more bytes than were expected, bytes that come after their
+ *                 phase, loads and stores that nobody waits for; fewer bytes are a deadlock.  Stores read,
+ *                 for races, until their wait.
+ *   async proxy   A fence_async_proxy must stand between a write and what wgmma or a bulk copy does there.  It is
+ *                 the writing warp's, before it releases the data; or the acting warp's, after it acquired
+ *                 them; or one of a warp between the two.  An mbarrier of bulk loads counts as written by
+ *                 its init.
  *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
  *                 writes with the primitives before one of its threads is in wait_for_chain() must
  *                 not be written, or read, by the kernel before; and some thread must wait, or the
