@@ -1,8 +1,8 @@
 /* The chunked form of ssd, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
  * docs/ssd.md, which has the same formulas; its section 8 names the functions of gt/ssd that do each step.
  *
- * A head is worked on by itself, as in the kernels, but for dB and dC, which the heads of a group sum up.  The loops over
- * tokens, rows p and columns n are matrix products there. */
+ * A head is worked on by itself, as in the kernels, but for dB and dC, which the heads of a group sum up.  The loops
+ * over tokens, rows p and columns n are matrix products there. */
 #include "ssd_chunked.h"
 #include <math.h>
 #include <string.h>
@@ -13,7 +13,8 @@ enum { HALF = 8, BLOCK = 16, CHUNK = 64, CHECKPOINT = 128, SLOTS = (CHUNKED_T + 
 
 typedef double state[CHUNKED_P][CHUNKED_N];
 
-/* The inputs of a head.  Tokens beyond the sequence, up to a whole slot, are zeros with Delta = 0: they change nothing. */
+/* The inputs of a head.  Tokens beyond the sequence, up to a whole slot, are zeros with Delta = 0: they change
+ * nothing. */
 typedef struct head {
     int T, P, N, slots;
     double A, skip[CHUNKED_P];

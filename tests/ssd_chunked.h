@@ -1,5 +1,5 @@
-/* The chunked form of ssd in double precision, for one batch element: what the tensor-core kernels of gt/ssd compute, step
- * by step.  docs/ssd.md says the same as mathematics, in the same order. */
+/* The chunked form of ssd in double precision, for one batch element: what the tensor-core kernels of gt/ssd compute,
+ * step by step.  docs/ssd.md says the same as mathematics, in the same order. */
 #ifndef SSD_CHUNKED_H
 #define SSD_CHUNKED_H
 

@@ -19,7 +19,8 @@ static const double STRONG_DECAY_LIMIT = 64, DEFERRED_LIMIT = 16; /* of c_16; of
 
 typedef double state[CHUNKED_N][CHUNKED_V];
 
-/* The inputs of the head; for backward r is times the scale of y.  Tokens beyond the sequence, up to a whole chunk: zeros that do not decay. */
+/* The inputs of the head; for backward r is times the scale of y.  Tokens beyond the sequence, up to a whole chunk:
+ * zeros that do not decay. */
 typedef struct head {
     int T, N, V, chunks, is_raw;
     double scale;                                                                     /* of y */

@@ -28,7 +28,8 @@
  *
  * The copies belong to the asynchronous proxy.  fence_async_proxy and then a barrier come between what the kernel has
  * written (sts, stmatrix, cp_async, mbarrier_init) and a copy that reads or writes it: that of the warp that wrote,
- * before its arrival.  What was loaded needs none: who has waited for its mbarrier reads it, by lds or as a tile of wgmma.
+ * before its arrival.  What was loaded needs none: who has waited for its mbarrier reads it, by lds or as a tile of
+ * wgmma.
  */
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH

@@ -12,7 +12,8 @@
  * Sums over rows: a thread's rows in order, then the block's rows in order (store_partials), then the groups by
  * reduce_rows.  All orders are fixed: deterministic.
  * registers: __launch_bounds__ of K::THREADS and the *_BLOCKS below: narrow slices of 8 elements a thread 80, backward
- * 128; of 16 elements 128, backward 168 (norm_gate 255, but for RMS_GATE_FIRST); others 128 (wide and tiny ones 255). */
+ * 128; of 16 elements 128, backward 168 (norm_gate 255, but for RMS_GATE_FIRST); others 128 (wide and tiny ones
+ * 255). */
 #ifndef GT_FUSED_NORM_CUH
 #define GT_FUSED_NORM_CUH
 
