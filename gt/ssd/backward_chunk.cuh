@@ -1,6 +1,6 @@
-/* gt/ssd/backward_chunk.cuh - ssd backward of a chunk on tensor cores (backward_tensor.cuh): how its kernel is compiled, where
- * everything lies in shared memory, what a block works on, the copies of its inputs and what f16 is made of them, and the
- * state that the chunk makes itself. */
+/* gt/ssd/backward_chunk.cuh - ssd backward of a chunk on tensor cores (backward_tensor.cuh): how its kernel is
+ * compiled, where everything lies in shared memory, what a block works on, the copies of its inputs and what f16 is
+ * made of them, and the state that the chunk makes itself. */
 #ifndef GT_SSD_BACKWARD_CHUNK_CUH
 #define GT_SSD_BACKWARD_CHUNK_CUH
 
@@ -16,8 +16,8 @@ struct ChunkGradientParams {
     uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_at, ddt_at, dBm_at, dCm_at;
-    /* what launches before gave of dx, by block, step and, 16 numbers each, thread, and of ddt [B,T,H]; NULL: there is but
-     * one, or not wanted */
+    /* what launches before gave of dx, by block, step and, 16 numbers each, thread, and of ddt [B,T,H]; NULL: there is
+     * but one, or not wanted */
     float *dx_share, *ddt_share;
     int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
@@ -61,10 +61,11 @@ struct ChunkGradientTraits {
     static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK;      /* [2 halves of t][s] */
     static constexpr int DIAGONAL = COLUMN_SUMS + 2 * CHUNK;      /* [k] */
     static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t] */
-    static constexpr int DIRECT = F + 2 * CHUNK;                  /* [4 parts of p][s] */
+    static constexpr int DIRECT = F + 2 * CHUNK;                  /* [4 blocks of p][s] */
     static constexpr int Z = DIRECT + 4 * CHUNK, DSKIP = Z + 8;   /* [2 halves of t][p] */
     static constexpr int SUMS_COUNT = DSKIP + 2 * CHUNK;
     static constexpr int SMEM = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT);
+    static_assert(SMEM <= (STAGES == 2 && N > 32 ? 163 : 99) * 1024, "fits: where two stages may not, one does");
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
 };
 
@@ -332,8 +333,8 @@ GT_DEV float largest_of(float4 x) {
 /* 1 / x, of a power of two. */
 GT_DEV float inverse_power(float x) { return as_float(0x7f000000u - as_uint(x)); }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, over the neighbour's tokens, in place: f16 with one power
- * of two.  h: rows of x and B; G: of dy and C. */
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, over the neighbour's tokens, in place: f16 with one
+ * power of two.  h: rows of x and B; G: of dy and C. */
 template <class C>
 GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbour<C>& neighbour) {
     const int lane = lane_id(), g = lane / 4, j = lane % 4;

@@ -1,39 +1,43 @@
 /* gt/ssd/backward_tensor.cuh - ssd backward of a chunk on tensor cores: every gradient but dz and dstate_in.  dz comes
  * from forward_tensor_kernel, h from it or from states_tensor_kernel, G and dstate_in from the latter, reversed.
  *
- * A block has 64 tokens of one group and takes its heads, and their tiles of 64 rows p, one after another ("steps"), from
- * the states that forward and the reverse state pass left every CHECKPOINT = 128 tokens.  With h before the chunk and G
- * after it, and everything that the heads of a group share made once or summed in registers (letters are this file's:
- * S has no L here, M no Delta):
+ * A block has 64 tokens of one group and takes its heads, and their tiles of 64 rows p, one after another ("steps"),
+ * from the states that forward and the reverse state pass left every CHECKPOINT = 128 tokens.  With h before the chunk
+ * and G after it, and everything that the heads of a group share made once or summed in registers (letters are this
+ * file's: S has no L here, M no Delta):
  *     S = C B^T                      once a block          dS = dy x^T                         a step
- *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps, for   dC += W B   and   dB += W^T C   at the end
+ *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C
  *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy
  *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers
- * and by token, with Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s>, Z = exp(sum a) <G, h>
+ * and by token, with Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s> and
+ * Z = exp(sum a) <G, h>,
  *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z      ddt = slope (<x, U> + A da)
- * The rectangle sums of Gamma: rows and columns of 16 x 16 blocks, and within blocks on the diagonal suffixes of rows; all
- * by additions.  Of the two chunks of a checkpoint the second makes its h, the first its G: one state update a step.
+ * The rectangle sums of Gamma: rows and columns of 16 x 16 blocks, and within blocks on the diagonal suffixes of rows;
+ * all by additions.  Of the two chunks of a checkpoint the second makes its h, the first its G: one state update a
+ * step.
  *
- * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one.  Warp 4
- * makes da and ddt of the last step, warp 5 the decay factors: with two stages of the next step, while the others make
- * pairs; with one stage of this step, between barriers 1 and 2, and a fourth barrier ends the step.  The barriers:
+ * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one.
+ * Warp 4 makes da and ddt of the last step, warp 5 the decay factors: with two stages those of the next step, while the
+ * others make pairs; with one stage those of this step, between barriers 1 and 2, and a fourth barrier ends the step:
  *     x, dy and the neighbour's x or dy are turned into f16 in place, a power of two per row            -- barrier 1
  *     the neighbour's tokens go into h or G                                                             -- barrier 2
  *     dS, w, Gamma, M: blocks of 16 s x 16 t; dC and E by warps 0-3, dB and F by warps 4-7              -- barrier 3
  *     U, dx, <x, U>, <G, h>: 32 s x 16 p a warp.  finish_step() makes Z.
  * All pairs are held transposed, rows s: M^T is then a left operand as it is stored.
  *
- * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 32 for the product at hand, 40 for the
- *     last phase; with z 16 while rows come in.
- * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 11 or 18.6.
- *     In all 99.0 with one stage, 162.6 with two: the next step comes in during this one.  M^T lies over the neighbour's rows.
- * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and about 760
- *     ldmatrix_x4; 2800 instructions a warp in all.
- * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from L2.
- *     With z it is read beside dy: 128, and the neighbour's.
+ * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 32 for the product at hand,
+ *     40 for the last phase; with z 16 while rows come in.
+ * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 11 with
+ *     one stage, 18.6 with two.  In all 99.0 and 162.6; with two the next step comes in during this one.  M^T lies over
+ *     the neighbour's rows.
+ * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
+ *     about 760 ldmatrix_x4; 2800 instructions a warp in all.
+ * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from
+ *     L2.  With z it is read beside dy: 128, and the neighbour's.
  * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.
- * N > 128: a launch for every 128 columns of the states, for all that is made is a sum over them: dB and dC of these columns,
- *     and shares of dx, ddt, dA and ddt_bias.  The first leave those of dx and ddt in fp32, the last adds them.
+ * N > 128: a launch for every 128 columns of the states, for all that is made is a sum over them: dB and dC of these
+ *     columns, and shares of dx, ddt, dA and ddt_bias.  The first launches leave those of dx and ddt in fp32, the last
+ *     adds them.
  * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_TENSOR_CUH
 #define GT_SSD_BACKWARD_TENSOR_CUH
@@ -45,28 +49,29 @@ namespace ssd {
 
 /* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
-/* The warp's pairs: tokens s of block s_block, t of blocks 2 half and 2 half + 1, but none before s_block.  Digit w (hex,
- * from the right) of each constant is warp w's.  Of the ten blocks every scheduler (warps w and w + 4) has two or three. */
-struct PairPlace {
-    int s_block, half;
-    GT_METHOD explicit PairPlace(int warp) {
+/* The warp's pairs: tokens s of block s_block, t of blocks 2 t_half and 2 t_half + 1, but none before s_block.  Digit w
+ * (hex, from the right) of each constant is warp w's.  Of the ten blocks every scheduler (warps w and w + 4) has two or
+ * three. */
+struct WarpPairs {
+    int s_block, t_half;
+    GT_METHOD explicit WarpPairs(int warp) {
         s_block = 0x31322100 >> 4 * warp & 3;
-        half = 0x11001010 >> 4 * warp & 1;
+        t_half = 0x11001010 >> 4 * warp & 1;
     }
 };
 
-/* of block 2 half + i: [i][columns t of 8][as mma has them, rows s] */
+/* of block 2 t_half + i: [i][columns t of 8][as mma has them, rows s] */
 typedef float Pairs16[2][2][4];
 
 /* S^T of the chunk, in full. */
 template <class C>
 GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
-    const PairPlace at(me.warp);
+    const WarpPairs at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t left = by_rows<C::N>(me.smem + C::B), right = by_columns<C::N>(me.smem + C::C);
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int block = 2 * at.half + i;
+        const int block = 2 * at.t_half + i;
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             GT_UNROLL
@@ -149,19 +154,19 @@ GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
 /* dS, W (added to), Gamma and its sums, M^T. */
 template <class C>
 GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16& S, Pairs16& W) {
-    const PairPlace at(me.warp);
+    const WarpPairs at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4, s = 16 * at.s_block + g;
     const uint32_t stage = me.stage(step);
     const uint32_t left = by_rows<64>(stage + C::X), right = by_columns<64>(stage + C::DY);
     float dS[2][2][4] = {};
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        if (2 * at.half + i < at.s_block) continue;
+        if (2 * at.t_half + i < at.s_block) continue;
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
             uint32_t a[4], b[4];
             ldmatrix_x4(a, tile_at<64>(left, at.s_block, k));
-            ldmatrix_x4(b, tile_at<64>(right, 2 * at.half + i, k));
+            ldmatrix_x4(b, tile_at<64>(right, 2 * at.t_half + i, k));
             mma_f16(dS[i][0], a, b[0], b[1]);
             mma_f16(dS[i][1], a, b[2], b[3]);
         }
@@ -181,11 +186,11 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
         power[e] = M.value;
         weight[e] =
             me.value(me.factor(step, Factors::DELTA) + s + 8 * e) * me.value(me.row_inverse(step, false) + s + 8 * e);
-        if (at.half == 1 && j == 0) sts<float>(me.cell(C::M_INVERSE + s + 8 * e), M.inverse);
+        if (at.t_half == 1 && j == 0) sts<float>(me.cell(C::M_INVERSE + s + 8 * e), M.inverse);
     }
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int block = 2 * at.half + i;
+        const int block = 2 * at.t_half + i;
         if (block < at.s_block) continue;
         float gamma[2][4], columns[4];
         GT_UNROLL
@@ -218,18 +223,18 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
         store_column_sums(columns, me.cell(me.sums(step, C::ROW_SUMS) + CHUNK * at.s_block + 16 * block));
     }
     reduce_scatter<2, 4, 1>(sums, j);
-    if (j % 2 == 0) sts<float>(me.cell(me.sums(step, C::COLUMN_SUMS) + CHUNK * at.half + s + 4 * j), sums[0]);
+    if (j % 2 == 0) sts<float>(me.cell(me.sums(step, C::COLUMN_SUMS) + CHUNK * at.t_half + s + 4 * j), sums[0]);
 }
 
 /* ---- dC and dB ------------------------------------------------------------------------------------------------- */
 
-/* What a warp has of dC (warps 0-3) or dB: 32 tokens, COLUMNS columns. */
-struct ProductPlace {
-    int which, rows, half;
-    GT_METHOD explicit ProductPlace(int warp) {
+/* What a warp has of dC (warps 0-3, which = 0) or dB: half of the tokens and of the columns of N. */
+struct WarpProduct {
+    int which, t_half, n_half;
+    GT_METHOD explicit WarpProduct(int warp) {
         which = warp / 4;
-        rows = warp % 2;
-        half = warp / 2 % 2;
+        t_half = warp % 2;
+        n_half = warp / 2 % 2;
     }
 };
 
@@ -243,10 +248,10 @@ struct ProductSums {
 template <bool DOTS, class C>
 GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right,
                         uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
-    const ProductPlace at(me.warp);
+    const WarpProduct at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
-    const uint32_t a_cells = tile_at<64>(by_rows<64>(left), 2 * at.rows, 0);
-    const uint32_t b_cells = tile_at<C::N>(by_rows<C::N>(right), 0, at.half * C::COLUMNS / 16);
+    const uint32_t a_cells = tile_at<64>(by_rows<64>(left), 2 * at.t_half, 0);
+    const uint32_t b_cells = tile_at<C::N>(by_rows<C::N>(right), 0, at.n_half * C::COLUMNS / 16);
     GT_UNROLL
     for (int i = 0; i < 4; i++) dots[i] = 0.0f;
     GT_UNROLL
@@ -265,7 +270,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
             for (int n = 0; n < C::TILES; n += 2) {
                 uint32_t b[4];
                 ldmatrix_x4_trans(b, tile_at<C::N>(b_cells, k, 2 * pass + n / 2));
-                if (C::TILES == 1 && at.half) b[0] = b[2], b[1] = b[3];
+                if (C::TILES == 1 && at.n_half) b[0] = b[2], b[1] = b[3];
                 GT_UNROLL
                 for (int m = 0; m < 2; m++) {
                     mma_f16(share[m][n], a[m], b[0], b[1]);
@@ -284,8 +289,8 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
                     sum[0] = fma_rn(factor[m][e], x0, sum[0]);
                     sum[1] = fma_rn(factor[m][e], x1, sum[1]);
                     if constexpr (!DOTS) continue;
-                    const int row = 32 * at.rows + 16 * m + 8 * e + g;
-                    const int piece = at.half * (C::COLUMNS / 8) + 4 * pass + n;
+                    const int row = 32 * at.t_half + 16 * m + 8 * e + g;
+                    const int piece = at.n_half * (C::COLUMNS / 8) + 4 * pass + n;
                     const uint32_t pair = lds<uint32_t>(other + tile_cell<C::N>(row, piece) + 4 * j);
                     dots[2 * m + e] = fma_rn(x0, unpack_f16_lo(pair), fma_rn(x1, unpack_f16_hi(pair), dots[2 * m + e]));
                 }
@@ -297,7 +302,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
 /* The step's share of dC and dB, E and F. */
 template <class C>
 GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>& sums) {
-    const ProductPlace at(me.warp);
+    const WarpProduct at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t stage = me.stage(step);
     const float4 inverses = state_inverses(me, step, at.which);
@@ -308,7 +313,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
     for (int m = 0; m < 2; m++) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            const int t = 32 * at.rows + 16 * m + 8 * e + g;
+            const int t = 32 * at.t_half + 16 * m + 8 * e + g;
             const float decay =
                 at.which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
                          : me.value(me.factor(step, Factors::PRE) + t);
@@ -319,36 +324,39 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
                       me.smem + (at.which ? C::B : C::C), ratios, factor, dots);
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        const int t = 32 * at.rows + 8 * i + g;
+        const int t = 32 * at.t_half + 8 * i + g;
         dots[i] *= factor[i / 2][i % 2] * me.value((at.which ? C::B_INVERSE : C::C_INVERSE) + t);
     }
     reduce_scatter<4, 4, 1>(dots, j);
-    sts<float>(me.cell(me.sums(step, at.which ? C::F : C::E) + CHUNK * at.half + 32 * at.rows + 8 * j + g), dots[0]);
+    sts<float>(me.cell(me.sums(step, at.which ? C::F : C::E) + CHUNK * at.n_half + 32 * at.t_half + 8 * j + g),
+               dots[0]);
 }
 
 /* ---- U, dx, <x, U>, Z ------------------------------------------------------------------------------------------ */
 
-/* U of 32 tokens s by 16 rows p, in two parts: what G gives, by `from_G`, and pairs, by `from_pairs`; the warp's share of
- * <G, h> of its 16 rows. */
+/* U of 32 tokens s by 16 rows p, in two parts: what G gives, by `from_G`, and pairs, by `from_pairs`; the warp's share
+ * of <G, h> of its 16 rows. */
 struct InputSums {
     float from_G[2][2][4], from_pairs[2][2][4], Gh[2][4];
 };
 
 template <class C>
-GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int part, int rows, InputSums& sums) {
+GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int t_half, InputSums& sums) {
     const uint32_t stage = me.stage(step);
-    const uint32_t b_cells = tile_at<C::N>(by_columns<C::N>(stage + C::G), part, 0);
-    const uint32_t h_cells = tile_at<C::N>(by_rows<C::N>(stage + C::H), part, 0);
-    const uint32_t a_cells = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), 2 * rows, 0);
-    const uint32_t m_cells = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * rows, 2 * rows);
-    const uint32_t dy_cells = tile_at<64>(by_rows<64>(stage + C::DY), 2 * rows, part);
+    const uint32_t b_cells = tile_at<C::N>(by_columns<C::N>(stage + C::G), p_block, 0);
+    const uint32_t h_cells = tile_at<C::N>(by_rows<C::N>(stage + C::H), p_block, 0);
+    const uint32_t a_cells = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), 2 * t_half, 0);
+    const uint32_t m_cells = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * t_half, 2 * t_half);
+    const uint32_t dy_cells = tile_at<64>(by_rows<64>(stage + C::DY), 2 * t_half, p_block);
     constexpr int STEPS = C::N / 16, HALF = STEPS / 2;
     GT_UNROLL
     for (int i = 0; i < STEPS;
-         i++) { /* each of the two warps with these p begins with its half, of which it takes <G, h> */
-        const int half = i < HALF ? rows : 1 - rows, k = i % (HALF ? HALF : 1);
+         i++) { /* of the two warps with these p each begins with the half of <G, h> that it takes */
+        const int n_half = i < HALF ? t_half : 1 - t_half, k = i % (HALF ? HALF : 1);
         uint32_t a[4], b[4];
-        const auto at_half = [&](uint32_t cells) { return tile_at<C::N>(tile_at<C::N>(cells, 0, half * HALF), 0, k); };
+        const auto at_half = [&](uint32_t cells) {
+            return tile_at<C::N>(tile_at<C::N>(cells, 0, n_half * HALF), 0, k);
+        };
         ldmatrix_x4(b, at_half(b_cells));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
@@ -356,14 +364,14 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int part,
             mma_f16(sums.from_G[m][0], a, b[0], b[1]);
             mma_f16(sums.from_G[m][1], a, b[2], b[3]);
         }
-        if (i >= HALF && (HALF || rows)) continue;
+        if (i >= HALF && (HALF || t_half)) continue;
         ldmatrix_x4(a, at_half(h_cells));
         mma_f16(sums.Gh[0], a, b[0], b[1]);
         mma_f16(sums.Gh[1], a, b[2], b[3]);
     }
     GT_UNROLL
     for (int k = 0; k < 4; k++) { /* blocks of t, from that of the first s on */
-        if (k >= 2 && rows) break;
+        if (k >= 2 && t_half) break;
         uint32_t a[4], b[4];
         ldmatrix_x4_trans(b, tile_at<64>(dy_cells, k, 0));
         GT_UNROLL
@@ -405,26 +413,26 @@ template <class C>
 GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
     const int g = lane_id() / 4, j = lane_id() % 4;
-    const int part = me.warp % 4, rows = me.warp / 4; /* of p, 16; of s, 32 */
+    const int p_block = me.warp % 4, t_half = me.warp / 4; /* of p, 16; of s, 32 */
     const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t stage = me.stage(step);
-    const float h_inverse = part_of(state_inverses(me, step, 0), part);
-    const float G_inverse = part_of(state_inverses(me, step, 1), part);
+    const float h_inverse = part_of(state_inverses(me, step, 0), p_block);
+    const float G_inverse = part_of(state_inverses(me, step, 1), p_block);
     InputSums sums = {};
-    multiply_inputs(me, step, part, rows, sums);
+    multiply_inputs(me, step, p_block, t_half, sums);
     float Gh = g == 2 * j ? sums.Gh[0][0] + sums.Gh[1][2] : g == 2 * j + 1 ? sums.Gh[0][1] + sums.Gh[1][3] : 0.0f;
     Gh = warp_sum(Gh * h_inverse * G_inverse);
     if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + me.warp), Gh);
     const bool needs_dy = in.Dskip || p.dskip;
     float2 skips[2];
     GT_UNROLL
-    for (int n = 0; n < 2; n++) skips[n] = skips_of(in, h, p0 + 16 * part + 8 * n + 2 * j);
+    for (int n = 0; n < 2; n++) skips[n] = skips_of(in, h, p0 + 16 * p_block + 8 * n + 2 * j);
     float direct[4], dskip[4] = {};
     GT_UNROLL
     for (int m = 0; m < 2; m++) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            const int s = 32 * rows + 16 * m + 8 * e + g;
+            const int s = 32 * t_half + 16 * m + 8 * e + g;
             const float x_inverse = me.value(me.row_inverse(step, false) + s),
                         dy_inverse = me.value(me.row_inverse(step, true) + s);
             const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
@@ -433,7 +441,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
             [[maybe_unused]] float dx[4];
             GT_UNROLL
             for (int n = 0; n < 2; n++) {
-                const uint32_t cell = tile_cell<64>(s, 2 * part + n) + 4 * j;
+                const uint32_t cell = tile_cell<64>(s, 2 * p_block + n) + 4 * j;
                 const uint32_t x = lds<uint32_t>(stage + C::X + cell);
                 const float x0 = unpack_f16_lo(x), x1 = unpack_f16_hi(x);
                 const float U0 = fma_rn(by_pairs, sums.from_pairs[m][n][2 * e], by_G * sums.from_G[m][n][2 * e]);
@@ -456,21 +464,21 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                 if (p.dx_share) add_share(p, me.steps, step, 2 * m + e, dx);
                 GT_UNROLL
                 for (int n = 0; n < 2; n++)
-                    sts<uint32_t>(stage + C::X + tile_cell<64>(s, 2 * part + n) + 4 * j,
+                    sts<uint32_t>(stage + C::X + tile_cell<64>(s, 2 * p_block + n) + 4 * j,
                                   pack_as(in.dtype, dx[2 * n], dx[2 * n + 1]));
             }
             direct[2 * m + e] = dot * x_inverse;
         }
     }
     reduce_scatter<4, 4, 1>(direct, j);
-    sts<float>(me.cell(me.sums(step, C::DIRECT) + CHUNK * part + 32 * rows + 8 * j + g), direct[0]);
-    if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * rows + 16 * part));
+    sts<float>(me.cell(me.sums(step, C::DIRECT) + CHUNK * p_block + 32 * t_half + 8 * j + g), direct[0]);
+    if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * t_half + 16 * p_block));
     sync_warp();
     if (!p.dx || (C::MORE && p.leaves_share)) return;
     uint16_t* to = static_cast<uint16_t*>(p.dx) + at(p.dx_at, me.b, me.first, h) + p0;
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int t = 32 * rows + 16 * i + lane_id() / 2, piece = 2 * part + lane_id() % 2;
+        const int t = 32 * t_half + 16 * i + lane_id() / 2, piece = 2 * p_block + lane_id() % 2;
         if (t < me.tokens && p0 + 8 * piece < in.P)
             stg<uint4>(to + t * p.dx_at.t + 8 * piece, lds<uint4>(stage + C::X + tile_cell<64>(t, piece)));
     }
@@ -478,11 +486,11 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
 
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
 
-/* Leaves the sum of W over the heads as f16, a power of two a row: at `tile` W_ts times what undoes B_s, rows t; behind it
- * its transpose times what undoes C_t, rows s.  All warps that multiply; two barriers. */
+/* Leaves the sum of W over the heads as f16, a power of two a row: at `tile` W_ts times what undoes B_s, rows t; behind
+ * it its transpose times what undoes C_t, rows s.  All warps that multiply; two barriers. */
 template <class C>
 GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs16& W) {
-    const PairPlace at(me.warp);
+    const WarpPairs at(me.warp);
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s = 16 * at.s_block + g;
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -490,7 +498,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
         for (int n = 0; n < 2; n++) {
             GT_UNROLL
             for (int e = 0; e < 2; e++)
-                sts<float2>(tile + 4 * (C::W_PITCH * (s + 8 * e) + 16 * (2 * at.half + i) + 8 * n + 2 * j),
+                sts<float2>(tile + 4 * (C::W_PITCH * (s + 8 * e) + 16 * (2 * at.t_half + i) + 8 * n + 2 * j),
                             {W[i][n][2 * e], W[i][n][2 * e + 1]});
         }
     }
@@ -530,8 +538,8 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
 template <class C>
 GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, uint32_t tile,
                           const ProductSums<C>& sums) {
-    const ProductPlace place(me.warp);
-    const int g = lane_id() / 4, j = lane_id() % 4, piece0 = place.half * (C::COLUMNS / 8);
+    const WarpProduct own(me.warp);
+    const int g = lane_id() / 4, j = lane_id() % 4, piece0 = own.n_half * (C::COLUMNS / 8);
     GT_UNROLL
     for (int pass = 0; pass < C::PASSES; pass++) {
         GT_UNROLL
@@ -540,30 +548,30 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
             for (int n = 0; n < C::TILES; n++) {
                 GT_UNROLL
                 for (int e = 0; e < 2; e++)
-                    sts<uint32_t>(tile + tile_cell<C::N>(32 * place.rows + 16 * m + 8 * e + g, piece0 + 4 * pass + n) +
+                    sts<uint32_t>(tile + tile_cell<C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + 4 * pass + n) +
                                       4 * j,
                                   pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
             }
         }
     }
     sync_warp();
-    void* out = place.which ? p.dBm : p.dCm;
+    void* out = own.which ? p.dBm : p.dCm;
     if (!out) return;
-    const gt_stride out_at = place.which ? p.dBm_at : p.dCm_at;
+    const gt_stride out_at = own.which ? p.dBm_at : p.dCm_at;
     uint16_t* to = static_cast<uint16_t*>(out) + at(out_at, me.b, me.first, me.g);
     constexpr int PIECES = C::COLUMNS / 8;
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
-        const int t = 32 * place.rows + (32 * i + lane_id()) / PIECES, piece = piece0 + (32 * i + lane_id()) % PIECES;
+        const int t = 32 * own.t_half + (32 * i + lane_id()) / PIECES, piece = piece0 + (32 * i + lane_id()) % PIECES;
         if (t < me.tokens && 8 * piece < p.in.columns)
             stg<uint4>(to + t * out_at.t + 8 * piece, lds<uint4>(tile + tile_cell<C::N>(t, piece)));
     }
 }
 
 template <class C>
-GT_DEV void finish_groups(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const Pairs16& W,
-                          ProductSums<C>& sums) {
-    const ProductPlace place(me.warp);
+GT_DEV void finish_dB_and_dC(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const Pairs16& W,
+                             ProductSums<C>& sums) {
+    const WarpProduct own(me.warp);
     const uint32_t tile = me.smem + C::STAGE0;
     store_W(me, tile, W);
     sync_threads();
@@ -571,12 +579,11 @@ GT_DEV void finish_groups(const ChunkGradientParams& p, const ChunkGradientBlock
     const float ratios[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        factor[i / 2][i % 2] =
-            me.value(C::ROW_INVERSES + place.which * CHUNK + 32 * place.rows + 8 * i + lane_id() / 4);
-    add_product<false>(me, sums, tile + (place.which ? C::ROWS : 0), me.smem + (place.which ? C::C : C::B), 0, ratios,
+        factor[i / 2][i % 2] = me.value(C::ROW_INVERSES + own.which * CHUNK + 32 * own.t_half + 8 * i + lane_id() / 4);
+    add_product<false>(me, sums, tile + (own.which ? C::ROWS : 0), me.smem + (own.which ? C::C : C::B), 0, ratios,
                        factor, dots);
     sync_threads();
-    store_product(p, me, me.smem + (place.which ? C::B : C::C), sums);
+    store_product(p, me, me.smem + (own.which ? C::B : C::C), sums);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------- */
@@ -666,7 +673,7 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     }
     sync_threads(); /* the stages are free */
     if (finishes) finish_step(p, me, me.steps - 1);
-    finish_groups(p, me, W, sums);
+    finish_dB_and_dC(p, me, W, sums);
 }
 
 template <int N, int STAGES, bool MORE>

@@ -1,5 +1,5 @@
-/* gt/ssd/backward_tokens.cuh - ssd backward of a chunk on tensor cores (backward_tensor.cuh): what is made by token, by one
- * warp each: decay factors before a step, da and ddt after it. */
+/* gt/ssd/backward_tokens.cuh - ssd backward of a chunk on tensor cores (backward_tensor.cuh): what is made by token, by
+ * one warp each: decay factors before a step, da and ddt after it. */
 #ifndef GT_SSD_BACKWARD_TOKENS_CUH
 #define GT_SSD_BACKWARD_TOKENS_CUH
 

@@ -1,13 +1,13 @@
-/* gt/ssd/chunk.cuh - ssd on tensor cores: what its kernels share.  A chunk is 64 tokens, counted from a sequence's first;
- * with fewer left, the rest have Delta = 0 and rows of zeros, and change nothing.
+/* gt/ssd/chunk.cuh - ssd on tensor cores: what its kernels share.  A chunk is 64 tokens, counted from a sequence's
+ * first; with fewer left, the rest have Delta = 0 and rows of zeros, and change nothing.
  *
- * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes; pieces of a row are exchanged (xor) so that
- * eight rows' pieces of one column lie in different banks: tile_cell() says where a piece lies.
+ * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes; pieces of a row are exchanged (xor) so
+ * that eight rows' pieces of one column lie in different banks: tile_cell() says where a piece lies.
  *
- * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own, which
- * brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to the rows of a
- * tile in place, exactly, and leaves the powers' inverses, which go into the decay factors; power_of() of a bound makes
- * the power of what is computed.
+ * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own,
+ * which brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to the
+ * rows of a tile in place, exactly, and leaves the powers' inverses, which go into the decay factors; power_of() of a
+ * bound makes the power of what is computed.
  *
  * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
  * additions alone; no quotient of factors is formed.  With blocks of 16 tokens and their halves of 8:
@@ -60,11 +60,11 @@ GT_DEV int tile_cell(int row, int piece) {
  * 16 i and pieces 2 k, 2 k + 1 it is  (address ^ 32 k) + 16 i PITCH_BYTES.  So tiles start at multiples of 128 bytes,
  * and pieces of more than 128 bytes' offset are reached by adding (32 k & ~127).
  *   by_rows     matrices: rows 0-7 piece 0, rows 8-15 piece 0, rows 0-7 piece 1, rows 8-15 piece 1: plain, the left
- *               operand A[row][k = column]; transposed, right operands B[k = row][n = column] of pieces 0 (registers 0, 1)
- *               and 1 (2, 3)
- *   by_columns  matrices: rows 0-7 piece 0, rows 0-7 piece 1, rows 8-15 piece 0, rows 8-15 piece 1: plain, right operands
- *               B[k = column][n = row] of rows 0-7 (registers 0, 1) and 8-15 (2, 3); transposed, the left operand
- *               A[row' = column][k = row] */
+ *               operand A[row][k = column]; transposed, right operands B[k = row][n = column] of pieces 0 (registers 0,
+ *               1) and 1 (2, 3)
+ *   by_columns  matrices: rows 0-7 piece 0, rows 0-7 piece 1, rows 8-15 piece 0, rows 8-15 piece 1: plain, right
+ *               operands B[k = column][n = row] of rows 0-7 (registers 0, 1) and 8-15 (2, 3); transposed, the left
+ *               operand A[row' = column][k = row] */
 template <int COLUMNS>
 GT_DEV uint32_t by_rows(uint32_t tile) {
     const int lane = here();
@@ -105,7 +105,8 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* How a warp goes through the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time; no bank conflicts. */
+/* How a warp goes through the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time; no bank
+ * conflicts. */
 template <int COLUMNS>
 struct RowLanes {
     using S = TileShape<COLUMNS>;
@@ -169,9 +170,9 @@ GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
     return pack_f16(Element<T>::lo(pair) * power, Element<T>::hi(pair) * power);
 }
 
-/* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- what undoes it, for the
- * products.  Exact but for elements more than 2^27 times smaller than their row's largest.  The rows are shared out to
- * `warps` warps, of which this is number `warp`. */
+/* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- what undoes it, for
+ * the products.  Exact but for elements more than 2^27 times smaller than their row's largest.  The rows are shared out
+ * to `warps` warps, of which this is number `warp`. */
 template <class T, int COLUMNS, int AT_ONCE = 1>
 GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using Lanes = RowLanes<COLUMNS>;

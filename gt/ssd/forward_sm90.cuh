@@ -1,28 +1,41 @@
-/* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0: what forward_tensor_kernel computes, of the same calls.
+/* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
+ * the same calls with N up to 128.
  *
- * grid strands*G*bundles, block 3 warpgroups; a block has 2 HEADS units (64 rows of a head's state each, see state.cuh)
- * of one group and walks a segment of a sequence chunk by chunk (chunk.cuh), 64 tokens each.
- *     producer     warpgroup 2.  It copies x, B and C of the chunks ahead, turns B and C into f16 in place, once for
- *                  all units, makes each unit's decay factors, a warp a unit, and merges them with the powers of B and C.
- *     consumers    warpgroups 0 and 1 with HEADS units each, whose states they hold as accumulators of products do, 16
+ * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
+ * sequence chunk by chunk (chunk.cuh), 64 tokens each.
+ *
+ * WARPGROUPS
+ *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async), turns B and C into f16 in place,
+ *                  once for all units, makes each unit's decay factors, a warp a unit, and merges them with the powers
+ *                  of B and C.
+ *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
- *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does: see state.cuh
+ *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
  *            y goes over x in shared memory, and from there to memory in rows.
- * Two mbarriers a stage of B, C and factors: FULL, by all threads of the producer, EMPTY, by all consumers.  x has
- * three stages, so that its copies come from memory while the chunk before is prepared.  Pairs of tokens are products
- * of f16, too: x with a power of two a token, from registers, M with one for all, from a bound.
  *
- * registers, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
- * shared, N = 128, HEADS = 2: x 3 x 32 KB, B, C 2 x 32 KB, M 32 KB, factors 2 x 15 KB: 226 KB.
- * issue slots per token and head, N = 128, HEADS = 2: 86 measured before x was converted, of which the producer had a
+ * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
+ *     X                96     three stages of four units; y over what was read     producer; consumers
+ *     M                32     of each unit; checkpoints pass through it            consumers
+ *     B, C             64     two stages, as they came, then f16                   producer
+ *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
+ *     PREPARED          4.1   two stages of each unit: weights of the update       producer
+ *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
+ * x has three stages, so that its copies come from memory while the chunk before is prepared.
+ * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
+ * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ *
+ * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
+ * all, from a bound.
+ * ISSUE SLOTS a token and head, N = 128, HEADS = 2: 86 measured before x was converted, of which the producer had a
  *     fifth; its one warp a scheduler takes as long for a chunk as the consumers do.
- * tensor cores, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * bytes per token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
- *     checkpoints P N / 64.  Every sum has one fixed order: deterministic. */
+ * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
+ * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
+ *     checkpoints P N / 64.
+ * grid: strands*G*bundles (bundles of 2 HEADS units); block 384.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
@@ -52,8 +65,8 @@ struct Merged {
 };
 static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");
 
-/* What the consumers need of a chunk and unit beside Merged, in floats: Weights, whose PAIRS is the inverse of the power of
- * M, a bound of what C and decays make of states of 1, and the powers of x, by which its rows become f16. */
+/* What the consumers need of a chunk and unit beside Merged, in floats: Weights, whose PAIRS is the inverse of the
+ * power of M, a bound of what C and decays make of states of 1, and the powers of x, by which its rows become f16. */
 struct Prepared {
     static constexpr int WEIGHTS = 0, FROM_STATES = 67, X_POWERS = 68, COUNT = 132;
 };
@@ -310,7 +323,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             walk.enter(in, span, item, BARRIER);
         }
         const int chunks = walk.chunks();
-        /* addresses of the thread's first rows, and dt of tokens 2 lane, 2 lane + 1, in the chunk that is copied next */
+        /* of the chunk that is copied next: addresses of the thread's first rows, dt of tokens 2 lane, 2 lane + 1 */
         const T *x, *B, *C;
         const int64_t b = walk.b(), token = walk.token(0);
         x = of_units.own(static_cast<const T*>(in.x) + at(in.x_at, b, token, 0), in.x_at.t); /* of head 0 */
@@ -420,8 +433,8 @@ GT_DEV void clear_pairs(uint32_t M, int part) {
     for (int sb = part + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, part, sb), zeros);
 }
 
-/* A warp's rows of a checkpoint, by way of its rows of a tile that nobody else uses meanwhile.  to: the first of them; rows,
- * N: that exist. */
+/* A warp's rows of a checkpoint, by way of its rows of a tile that nobody else uses meanwhile.  to: the first of them;
+ * rows, N: that exist. */
 template <int NP>
 GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], f16* to, int rows, int N) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
@@ -448,8 +461,8 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
     }
 }
 
-/* z of a warp's 16 rows and 32 tokens as it lies in memory: pairs of rows 8 i + 2 j of token 8 k + g.  z: its first row of
- * the first token; rows, tokens: that exist from there. */
+/* z of a warp's 16 rows and 32 tokens as it lies in memory: pairs of rows 8 i + 2 j of token 8 k + g.  z: its first row
+ * of the first token; rows, tokens: that exist from there. */
 template <class T>
 GT_DEV void load_gate(const T* z, int64_t pitch, int rows, int tokens, uint32_t (&gate)[4][2]) {
     const int g = here() / 4, j = here() % 4;
@@ -475,8 +488,8 @@ GT_DEV void apply_gate(const uint32_t (&gate)[2], float (&y)[4]) {
     }
 }
 
-/* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers from
- * the states.  n: number of the chunk among those of all segments. */
+/* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers
+ * from the states.  n: number of the chunk among those of all segments. */
 template <class Tile>
 struct Consumer {
     uint32_t smem;
@@ -569,7 +582,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
      * pairs are nothing beside it */
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
-    const float power = fminf(inverse_of(inverse), fits), rest = power * inverse, unscale = inverse_of(power);
+    const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + 8 * i + 2 * j));
@@ -582,8 +595,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         const float2 low = lds<float2>(powers), high = lds<float2>(powers + 32);
         GT_UNROLL
         for (int e = 0; e < 4; e++)
-            x[k][e] = pack_f16(E::lo(x[k][e]) * ((e < 2 ? low.x : high.x) * rest),
-                               E::hi(x[k][e]) * ((e < 2 ? low.y : high.y) * rest));
+            x[k][e] = pack_f16(E::lo(x[k][e]) * ((e < 2 ? low.x : high.x) * for_x),
+                               E::hi(x[k][e]) * ((e < 2 ? low.y : high.y) * for_x));
     }
     wgmma_pin(y);
     wgmma_fence();
@@ -696,8 +709,8 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                               me.walk().row0(me.unit(i)) + 16 * me.part(), in);
         }
         const int chunks = me.walk().chunks();
-        float S[8][4] =
-            {}; /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
+        /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
+        float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
             if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) { /* by way of M, which is free */
@@ -743,8 +756,8 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
         }
         item = me.walk().item();
-        const Span same =
-            span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+        /* found again: no registers keep it */
+        const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (p.state_out && same.ends) {
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {

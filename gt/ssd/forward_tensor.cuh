@@ -1,8 +1,8 @@
-/* gt/ssd/forward_tensor.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16, rows of whole 16-byte
- * pieces.
+/* gt/ssd/forward_tensor.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16, rows of whole
+ * 16-byte pieces.
  *
- * grid strands*G*pairs, block 8 warps: two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each.
- * A block walks a segment of a sequence chunk by chunk (chunk.cuh).  A chunk:
+ * A block has two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each, and takes a segment
+ * of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
  *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors
  *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units;
  *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
@@ -12,16 +12,18 @@
  * x and B of the next chunk are under way from the end of 1 on, its C (one stage) from the end of 3.
  *
  * N > 128: a launch for every 128 columns of the state.  The first leave their share of y in fp32, the last adds it.
- * BACKWARD, with z: dz = dy y silu'(z) by the same kernel, instead of y; where forward left no checkpoints, it does so then.
+ * BACKWARD, with z: dz = dy y silu'(z) by the same kernel, instead of y; where forward left no checkpoints, it does so
+ * then.
  *
- * registers: H 64 at N = 128, y 16 (3); v 16, sums 16 (4); 256 threads, two blocks a multiprocessor.
- * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 8 KB: 98 KB.
- * wavefronts of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024, B 1024,
- *     x 384: 4560, of 128 bytes; 2280 a head and chunk.
- * tensor cores: 168 m16n8k16 a warp and chunk.
- * bytes per token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2, checkpoints
- *     P N / 64; shares 4 P written and read for each 128 columns but the first; dz: dy 2 P more.
- * Every sum has one fixed order: deterministic. */
+ * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 16 (3), v 16 and sums 16 (4).
+ * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:
+ *     98.9 KB, two blocks a multiprocessor.
+ * WAVEFRONTS of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024,
+ *     B 1024, x 384: 4560, of 128 bytes; 2280 a head and chunk.
+ * PRODUCTS: 168 m16n8k16 a warp and chunk.
+ * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2,
+ *     checkpoints P N / 64; shares 4 P written and read for each 128 columns but the first; dz: dy 2 P more.
+ * grid: strands*G*pairs of units; block 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_TENSOR_CUH
 #define GT_SSD_FORWARD_TENSOR_CUH
 
@@ -93,8 +95,8 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.columns);
 }
 
-/* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what the
- * state gives, which may be much larger, must not overflow. */
+/* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what
+ * the state gives, which may be much larger, must not overflow. */
 template <class Tile>
 GT_DEV Power pair_power(uint32_t smem, int unit) {
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
@@ -241,8 +243,8 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
     }
 }
 
-/* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a token
- * write 32 bytes side by side. */
+/* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a
+ * token write 32 bytes side by side. */
 template <class Tile>
 GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int round, int unit,
                     int part, float (&y)[2][2][4]) {
@@ -338,8 +340,8 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
     }
 }
 
-/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2 lane,
- * 2 lane + 1. */
+/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
+ * lane, 2 lane + 1. */
 GT_DEV float2 update_weight(uint32_t cells, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);

@@ -1,15 +1,15 @@
 /* gt/ssd/state.cuh - ssd on tensor cores: states in registers, and where a block stands.
  *
- * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has two units of one group, whose
- * B and C they share; a warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
+ * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has two units of one
+ * group, whose B and C they share; a warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
  *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
- * (32 rows a warp would read B and C half as often, but 8 warps a multiprocessor hide no latency.)
- * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows an upper
- * bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
+ * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  (32 rows a warp would
+ * read B and C half as often, but 8 warps a multiprocessor hide no latency.)  The power follows an
+ * upper bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
  * checkpoint is written their maximum; it changes, exactly, as H is multiplied by E.
  *
- * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t of
- * B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
+ * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t
+ * of B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
  * registers: NP / 2 for H, 16 for v, 16 for the sums.
  */
 #ifndef GT_SSD_STATE_CUH
@@ -24,15 +24,15 @@ constexpr int UNITS = 2, PARTS = 4, WARPS = UNITS * PARTS,
               THREADS = 32 * WARPS; /* of a block; PARTS: warps of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
-/* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its power,
- * the inverse of that, and a bound of what is added. */
+/* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its
+ * power, the inverse of that, and a bound of what is added. */
 struct Weights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
                          COUNT = 68; /* PAIRS: forward's power of M */
 };
 
-/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most: bounds of
- * |x or dy| . |weight|. */
+/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
+ * bounds of |x or dy| . |weight|. */
 GT_DEV void make_weights(uint32_t cells, float2 weight, float2 most) {
     float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
     GT_UNROLL
@@ -189,8 +189,9 @@ struct WarpState {
 GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
 GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS - 1) / UNITS; }
 
-/* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared memory, and
- * nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from chunk to chunk. */
+/* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared
+ * memory, and nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from
+ * chunk to chunk. */
 struct Walk {
     static constexpr int BYTES = 64;
     uint32_t cells;

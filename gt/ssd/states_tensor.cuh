@@ -2,14 +2,15 @@
  *
  *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T     what a segment makes of a state of zeros (local), or the
  *               checkpoints that forward did not leave
- *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T            from the last chunk to the first: local, or the gradient of the
- *               state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in.  With z,
- *               dy silu(z) for dy, formed as v is; its power of two from bounds of both
+ *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T            from the last chunk to the first: local, or the gradient
+ *               of the state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in.
+ *               With z, dy silu(z) for dy, formed as v is; its power of two from bounds of both
  *
- * grid and block as forward_tensor_kernel.  A chunk: both tiles become f16, decay factors; then the update.
- * registers: H or G NP, v 32, sums 32.
- * shared, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 8 KB: 96 KB.
- * bytes per token and head: x or dy (z) 2 P each, B or C 2 N a head from L2, checkpoints P N / 64.
+ * grid, block and units as forward_tensor_kernel.  A chunk: both tiles become f16, decay factors; then the update.
+ * REGISTERS a thread, N = 128: H or G 64, v 16, sums 16.
+ * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 8.4 KB: 96.4 KB, two
+ *     blocks a multiprocessor.
+ * BYTES a token and head: x or dy (z) 2 P each, B or C 2 N a head from L2, checkpoints P N / 64.
  * Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_STATES_TENSOR_CUH
 #define GT_SSD_STATES_TENSOR_CUH

@@ -1,0 +1,242 @@
+/* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
+ * warpgroup that makes dC and dx.  A step, of tiles in the stage and M of the pairs' warpgroup:
+ *     inputs_role()      dC += pre dy h, and beside it C h^T
+ *     store_E()          E_t = <pre_t dy_t, h C_t>
+ *     make_inputs()      U = suf B G^T and F = Delta <x, U>; U += M^T dy; dx = Delta U + Dskip dy
+ *     store_inputs()     dx to memory, in rows
+ * E, F and <x, U> go to the step's sums in shared memory, of which prepare makes da and ddt. */
+#ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
+#define GT_SSD_BACKWARD_SM90_INPUTS_CUH
+
+#include "backward_sm90_sums.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* out[row], out[row + 8] <- sums over the quad. */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) {
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
+}
+
+/* E_t = <pre dy_t, h C_t>, from the left operand of dC or, where that is not exact, from dy. */
+template <class C>
+GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const StateShare<C>& share,
+                    bool is_exact, const uint32_t (&a)[4][4], const float (&Ch)[8][4]) {
+    using T = typename C::T;
+    float sums[2] = {}, odd[2] = {};
+    const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    if (is_exact) {
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float* y = Ch[2 * k + i / 2] + i % 2 * 2;
+                sums[i % 2] = fma_rn(unpack_f16_lo(a[k][i]), y[0], sums[i % 2]);
+                odd[i % 2] = fma_rn(unpack_f16_hi(a[k][i]), y[1], odd[i % 2]);
+            }
+        }
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) sums[e] = (sums[e] + odd[e]) * (c[e] * inverse_of(share.power[e]));
+    } else {
+        const uint32_t cells = at.cells(me.stage(step) + C::DY);
+        const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            uint32_t dy[4];
+            ldmatrix_x4(dy, cells ^ 32 * k);
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+                sums[i % 2] = fma_rn(Element<T>::lo(dy[i]), y[0] * f, sums[i % 2]);
+                sums[i % 2] = fma_rn(Element<T>::hi(dy[i]), y[1] * f, sums[i % 2]);
+            }
+        }
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) sums[e] *= me.value(me.factor(step, Factors::PRE) + at.row + 8 * e);
+    }
+    store_row_sums(at, sums, me.cell(me.sums(step, C::E)));
+}
+
+/* <x_s, U_s> of a lane's rows.  x is read anew: kept until the second time it would take 16 registers. */
+template <class T>
+GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], float (&sums)[2]) {
+    const uint32_t cells = at.cells(tile);
+    float odd[2] = {};
+    sums[0] = sums[1] = 0.0f;
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t x[4];
+        ldmatrix_x4(x, cells ^ 32 * k);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float* u = U[2 * k + i / 2] + i % 2 * 2;
+            sums[i % 2] = fma_rn(Element<T>::lo(x[i]), u[0], sums[i % 2]);
+            odd[i % 2] = fma_rn(Element<T>::hi(x[i]), u[1], odd[i % 2]);
+        }
+    }
+    sums[0] += odd[0], sums[1] += odd[1];
+}
+
+/* dx += Dskip dy, of which of_head is the number where it is one. */
+template <class C>
+GT_DEV void add_skip(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
+    using E = Element<typename C::T>;
+    const uint32_t cells = at.cells(me.stage(step) + C::DY);
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4];
+        ldmatrix_x4(dy, cells ^ 32 * k);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            float* to = dx[2 * k + i / 2] + i % 2 * 2;
+            to[0] = fma_rn(of_head, E::lo(dy[i]), to[0]), to[1] = fma_rn(of_head, E::hi(dy[i]), to[1]);
+        }
+    }
+}
+
+/* The same with Dskip per channel, and the sums of dy x for dDskip. */
+template <class C>
+GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
+                              int step, float (&dx)[8][4]) {
+    using E = Element<typename C::T>;
+    const int h = me.head(p, step), p0 = me.p0(p, step);
+    const uint32_t cells = at.cells(me.stage(step));
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4], x[4];
+        float v[4];
+        ldmatrix_x4(dy, (cells ^ 32 * k) + C::DY);
+        ldmatrix_x4(x, (cells ^ 32 * k) + C::X);
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float2 skip = skips_of(p.in, h, p0 + 16 * k + 8 * n + 2 * at.j);
+            float* to = dx[2 * k + n];
+            const uint32_t a = dy[2 * n], b = dy[2 * n + 1];
+            to[0] = fma_rn(skip.x, E::lo(a), to[0]), to[1] = fma_rn(skip.y, E::hi(a), to[1]);
+            to[2] = fma_rn(skip.x, E::lo(b), to[2]), to[3] = fma_rn(skip.y, E::hi(b), to[3]);
+            v[2 * n] = fma_rn(E::lo(a), E::lo(x[2 * n]), E::lo(b) * E::lo(x[2 * n + 1]));
+            v[2 * n + 1] = fma_rn(E::hi(a), E::hi(x[2 * n]), E::hi(b) * E::hi(x[2 * n + 1]));
+        }
+        if (p.dskip) store_column_sums(v, me.cell(me.sums(step, C::DSKIP) + CHUNK * at.warp + 16 * k));
+    }
+}
+
+/* The warp's rows of dx, through shared memory in rows of 16 bytes. */
+template <class C>
+GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
+                         const float (&dx)[8][4]) {
+    const uint32_t tile = me.smem + C::OUT, cells = at.cells(tile);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        uint32_t words[4];
+        GT_UNROLL
+        for (int n = 0; n < 4; n++) {
+            const float* x = dx[2 * i + n / 2] + n % 2 * 2;
+            words[n] = Element<typename C::T>::pack(x[0], x[1]);
+        }
+        stmatrix_x4(cells ^ 32 * i, words);
+    }
+    sync_warp();
+    const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane_id() / 8, piece = lane_id() % 8;
+    uint16_t* to = static_cast<uint16_t*>(p.dx) + gt::at(p.dx_at, me.b, me.first, me.head(p, step)) + p0 + 8 * piece;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const int t = row0 + 4 * i;
+        if (t < me.tokens && p0 + 8 * piece < p.in.P)
+            stg<uint4>(to + t * p.dx_at.t, lds<uint4>(tile + panel_at<128>(t, piece)));
+    }
+    sync_warp(); /* before the next step's */
+}
+
+template <class C>
+GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
+    using T = typename C::T;
+    const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
+    const uint32_t tiles = me.stage(step);
+    float U[8][4];
+    wgmma_fence();
+    multiply_rows<C>(U, me.smem + C::B, tiles + C::G);
+    wgmma_commit();
+    const float skip = p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
+    const Power M = power_of_M(me, step);
+    const float4 G_inverse = lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4));
+    float delta[2], by_G[2], sums[2];
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int s = at.row + 8 * e;
+        delta[e] = me.value(me.factor(step, Factors::DELTA) + s) * M.inverse;
+        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M.value;
+    }
+    wgmma_wait<0>();
+    wgmma_pin(U);
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) U[n][e] *= by_G[e / 2] * part_of(G_inverse, n / 2);
+    }
+    dots_of<T>(tiles + C::X, at, U, sums);
+    float both[4] = {sums[0] * delta[0], sums[1] * delta[1]};
+    mbarrier_wait(me.smem + C::M_FULL + 8 * buffer, step / C::M_BUFFERS % 2);
+    wgmma_pin(U);
+    wgmma_fence();
+    const uint64_t right = columns_operand<C>(tiles + C::DY);
+    GT_UNROLL
+    for (int i = 0; i < C::M_TERMS; i++) {
+        const uint64_t left = columns_operand<C>(me.smem + C::M + (buffer * C::M_TERMS + i) * C::PANEL);
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) wgmma<T, Major::MN, Major::MN>(U, down_rows<C>(left, k), down_rows<C>(right, k));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(U);
+    mbarrier_arrive(me.smem + C::M_EMPTY + 8 * buffer);
+    dots_of<T>(tiles + C::X, at, U, sums);
+    both[2] = sums[0] * M.inverse, both[3] = sums[1] * M.inverse;
+    reduce_scatter<4, 4, 1>(both, at.j);
+    sts<float>(me.cell(me.sums(step, at.j < 2 ? C::F : C::DIRECT) + at.row + at.j % 2 * 8), both[0]);
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) U[n][e] *= delta[e / 2];
+    }
+    if (p.in.skip_per_channel)
+        add_channel_skips(p, me, at, step, U);
+    else if (p.in.Dskip)
+        add_skip(me, at, step, skip, U);
+    mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+    if (p.dx) store_inputs(p, me, at, step, U);
+}
+
+template <class C>
+GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+    const WarpRows at(me.warp);
+    StateShare<C> share;
+    if (C::M_TERMS == 1) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
+    GT_NO_UNROLL
+    for (int step = 0; step < me.steps; step++) {
+        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
+        mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
+        if (me.makes_state() && me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        {
+            uint32_t a[4][4];
+            float Ch[8][4];
+            const bool is_exact = make_left(me, at, step, 0, share, a);
+            wgmma_fence();
+            multiply_rows<C>(Ch, me.smem + C::C, me.stage(step) + C::H);
+            add_left(me, step, 0, share, a);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_pin(Ch);
+            store_E(me, at, step, share, is_exact, a, Ch);
+        }
+        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        make_inputs(p, me, at, step);
+    }
+    finish_share(p, me, at, 0, share);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

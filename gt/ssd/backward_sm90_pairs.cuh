@@ -1,0 +1,286 @@
+/* gt/ssd/backward_sm90_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
+ * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
+ *     once       make_all_S()             S = C B^T
+ *     a step     pairs_role()             dS = dy x^T, of tiles in the stage
+ *                make_pairs_of_rows()     W += dS L Delta; M = S L to shared memory; row, column and diagonal sums of
+ *                                         Gamma = dS S L Delta, from which prepare makes da
+ *     the end    store_all_W()            W to shared memory, for dC and dB
+ * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
+#ifndef GT_SSD_BACKWARD_SM90_PAIRS_CUH
+#define GT_SSD_BACKWARD_SM90_PAIRS_CUH
+
+#include "backward_sm90_sums.cuh"
+
+namespace gt {
+namespace ssd {
+
+typedef float Pairs64[8][4]; /* of a warp: 16 rows t, all s */
+
+/* What a warp needs of them: the blocks left of the diagonal, of which it has as many as its number, and the one on it,
+ * apart so that there is one piece of code for it and not four. */
+struct PairBlocks {
+    float left[3][2][4], diagonal[2][4];
+};
+
+/* The block on the diagonal. */
+GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal)[2][4]) {
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const int n = i / 4, e = i % 4;
+        diagonal[n][e] = at.warp < 2 ? at.warp == 0 ? x[n][e] : x[2 + n][e] : at.warp == 2 ? x[4 + n][e] : x[6 + n][e];
+    }
+}
+
+template <class C>
+GT_DEV void make_all_S(const ChunkGradientBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
+    Pairs64 S;
+    wgmma_fence();
+    multiply_rows<C>(S, me.smem + C::C, me.smem + C::B);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(S);
+    const float row[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    float most = 0.0f;
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        const float2 column = lds<float2>(me.cell(C::B_INVERSE + 8 * n + 2 * at.j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            S[n][e] *= row[e / 2] * (e % 2 ? column.y : column.x);
+            most = fmaxf(most, fabsf(S[n][e]));
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+    if (lane_id() == 0) sts<float>(me.cell(C::S_MOST + at.warp), most);
+    take_diagonal(S, at, blocks.diagonal);
+    GT_UNROLL
+    for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
+}
+
+/* sum_{t>=k>s} of a 16 x 16 block on the diagonal, rows t, for its 16 k. */
+GT_DEV void store_diagonal_rows(const float (&x)[2][4], uint32_t out) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    float upto[2][2], left[2][2],
+        v[4] = {}; /* [e][n]: t = g + 8 e, s = 8 n ...; sums along s, in the four lanes of a row */
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) upto[i / 2][i % 2] = x[i % 2][i / 2 * 2] + x[i % 2][i / 2 * 2 + 1];
+    GT_UNROLL
+    for (int d = 1; d < 4; d *= 2) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) left[i / 2][i % 2] = shfl_up(upto[i / 2][i % 2], d);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) upto[i / 2][i % 2] += j >= d ? left[i / 2][i % 2] : 0.0f;
+    }
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) left[i / 2][i % 2] = shfl_up(upto[i / 2][i % 2], 1);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float first_half = shfl_idx(upto[e][0], 4 * g + 3);
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float before = (n ? first_half : 0.0f) + (j > 0 ? left[e][n] : 0.0f);
+            const int t = g + 8 * e, k = 8 * n + 2 * j;
+            v[2 * n] += k <= t ? before : 0.0f;
+            v[2 * n + 1] += k < t ? before + x[n][2 * e] : 0.0f;
+        }
+    }
+    store_column_sums(v, out);
+}
+
+/* A tile of 8 columns of M, f16 times a power of two, or in two terms of bf16. */
+template <class T>
+GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float a = M[2 * e], b = M[2 * e + 1];
+        uint32_t& pair = hi[2 * n + e];
+        if constexpr (std::is_same<T, bf16>::value) {
+            pair = pack_bf16(a, b);
+            lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
+        } else {
+            pair = pack_f16(a * power, b * power);
+        }
+    }
+}
+
+/* From dS of a step: W (added to), Gamma and its sums, M. */
+template <class C>
+GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
+                               int step, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
+    using T = typename C::T;
+    const int j = at.j, t = at.row, factors = me.factor(step, 0);
+    const uint32_t M_cells = at.cells(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
+    const float power = power_of_M(me, step).value;
+    const float U0 = me.value(factors + Factors::U + t), U1 = me.value(factors + Factors::U + t + 8);
+    float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
+    float diagonal[2][4];
+    take_diagonal(dS, at, diagonal);
+    GT_UNROLL
+    for (int i = 0; i < 3; i++) { /* blocks of s */
+        if (i >= at.warp) continue;
+        uint32_t hi[4], lo[4];
+        const float between = me.value(factors + between_cell(at.warp, i));
+        const float u[2] = {U0 * between, U1 * between};
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const int s = 16 * i + 8 * n + 2 * j;
+            const float2 v = lds<float2>(me.cell(factors + Factors::V + s));
+            const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + s));
+            float M[4], gamma[4];
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e];
+                float& w = W.left[i][n][e];
+                M[e] = S.left[i][n][e] * L;
+                w = fma_rn(x * L, e % 2 ? delta.y : delta.x, w);
+                gamma[e] = x * M[e];
+                rows[2 * i + e / 2] = fma_rn(gamma[e], e % 2 ? delta.y : delta.x, rows[2 * i + e / 2]);
+            }
+            columns[4 * i + 2 * n] = (gamma[0] + gamma[2]) * delta.x;
+            columns[4 * i + 2 * n + 1] = (gamma[1] + gamma[3]) * delta.y;
+            pack_M<T>(M, power, n, hi, lo);
+        }
+        stmatrix_x4(M_cells ^ 32 * i, hi);
+        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * i) + C::PANEL, lo);
+    }
+    {
+        const int first = 16 * at.warp;
+        uint32_t hi[4], lo[4];
+        const float2 near0 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * t + 2 * j));
+        const float2 near1 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
+        const float2 v = lds<float2>(me.cell(factors + Factors::HALF + first + 2 * j));
+        const float u = me.value(factors + Factors::HALF + t + 8);
+        const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
+        float gamma[2][4];
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + first + 8 * n + 2 * j));
+            float M[4];
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float w = diagonal[n][e] * L[n][e] * (e % 2 ? delta.y : delta.x);
+                M[e] = S.diagonal[n][e] * L[n][e];
+                W.diagonal[n][e] += w;
+                gamma[n][e] = w * S.diagonal[n][e];
+            }
+            pack_M<T>(M, power, n, hi, lo);
+        }
+        stmatrix_x4(M_cells ^ 32 * at.warp, hi);
+        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * at.warp) + C::PANEL, lo);
+        fence_async_proxy();
+        mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
+        store_diagonal_rows(gamma, me.cell(me.sums(step, C::DIAGONAL) + first));
+    }
+    if (p.dskip && !p.in.skip_per_channel) { /* <dy_t, x_t> */
+        float sum = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
+                    : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
+                                        : 0.0f;
+        sum = warp_sum(sum);
+        if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::DSKIP_HEAD) + at.warp), sum);
+    }
+    if (at.warp == 0) return;
+    reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
+    reduce_scatter<8, 4, 1>(rows, j);        /* block j */
+    sts<float2>(me.cell(me.sums(step, C::COLUMN_SUMS) + CHUNK * (at.warp - 1) + 8 * at.g + 2 * j),
+                {columns[0], columns[1]});
+    if (j >= at.warp) return;
+    sts<float>(me.cell(me.sums(step, C::ROW_SUMS) + CHUNK * j + t), rows[0]);
+    sts<float>(me.cell(me.sums(step, C::ROW_SUMS) + CHUNK * j + t + 8), rows[1]);
+}
+
+/* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
+ * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
+ * more than W allows. */
+template <class C>
+GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, const PairBlocks& blocks) {
+    Pairs64 W;
+    GT_UNROLL
+    for (int i = 0; i < 32; i++) { /* to the right there are zeros */
+        const int block = i / 8;
+        const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
+        W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
+    }
+    const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    float of_dC[2] = {}, of_dB = 0.0f;
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        const float2 b = lds<float2>(me.cell(C::B_INVERSE + 8 * n + 2 * at.j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const float x = fabsf(W[n][e]);
+            of_dC[e / 2] = fmaxf(of_dC[e / 2], x * (e % 2 ? b.y : b.x));
+            of_dB = fmaxf(of_dB, x * c[e / 2]);
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) of_dB = fmaxf(of_dB, shfl_xor(of_dB, mask));
+    if (lane_id() == 0) sts<float>(me.cell(C::W_MOST + at.warp), of_dB);
+    float power[2];
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        of_dC[e] = fmaxf(of_dC[e], shfl_xor(of_dC[e], 1));
+        of_dC[e] = fmaxf(of_dC[e], shfl_xor(of_dC[e], 2));
+        const float sum = me.value(C::POWER + at.row + 8 * e), most = power_of(of_dC[e]).value;
+        power[e] = sum < most ? sum : most;
+    }
+    bar_sync(PAIRS_BARRIER, C::GROUP); /* W_MOST */
+    if (at.j == 0) {
+        sts<float>(me.cell(C::POWER + at.row), power[0]);
+        sts<float>(me.cell(C::POWER + at.row + 8), power[1]);
+    }
+    const float most = power_of(largest_of(lds<float4>(me.cell(C::W_MOST)))).value;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        uint32_t for_dC[4], for_dB[4];
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const int s = 16 * i + 8 * n + 2 * at.j;
+            const float2 b = lds<float2>(me.cell(C::B_INVERSE + s)), sum = lds<float2>(me.cell(C::POWER + CHUNK + s));
+            const float f0 = sum.x < most ? sum.x : most, f1 = sum.y < most ? sum.y : most;
+            const float(&w)[4] = W[2 * i + n];
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                for_dC[2 * n + e] = pack_f16(w[2 * e] * b.x * power[e], w[2 * e + 1] * b.y * power[e]);
+                for_dB[2 * n + e] = pack_f16(w[2 * e] * c[e] * f0, w[2 * e + 1] * c[e] * f1);
+            }
+        }
+        stmatrix_x4(at.cells(me.smem + C::W) ^ 32 * i, for_dC);
+        stmatrix_x4(at.cells(me.smem + C::W + C::PANEL) ^ 32 * i, for_dB);
+    }
+}
+
+template <class C>
+GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+    using T = typename C::T;
+    const WarpRows at(me.warp);
+    PairBlocks S, W = {};
+    make_all_S(me, at, S);
+    if (C::M_TERMS == 1) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
+    GT_NO_UNROLL
+    for (int step = 0; step < me.steps; step++) {
+        const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
+        mbarrier_wait(me.smem + C::FULL + 8 * stage, step / C::STAGES % 2);
+        Pairs64 dS;
+        const uint64_t left = rows_operand<C>(me.stage(step) + C::DY), right = rows_operand<C>(me.stage(step) + C::X);
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) wgmma<T>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(dS);
+        mbarrier_wait(me.smem + C::M_EMPTY + 8 * buffer, (step / C::M_BUFFERS + 1) % 2);
+        make_pairs_of_rows(p, me, at, step, S, dS, W);
+        sync_warp();
+        mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+    }
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* the stages are free, POWER is written */
+    store_all_W(me, at, W);
+    fence_async_proxy();
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

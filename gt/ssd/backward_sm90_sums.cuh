@@ -1,0 +1,221 @@
+/* gt/ssd/backward_sm90_sums.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): which rows a
+ * warp has, how tiles become operands of wgmma, and dC and dB, which two warpgroups sum over the heads, each one:
+ *     a step     make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
+ *                add_left()      sum += left h or left G, the right operand in the stage
+ *     the end    finish_share()  sum += W B or W^T C, of what the pairs' warpgroup has left; rows to memory */
+#ifndef GT_SSD_BACKWARD_SM90_SUMS_CUH
+#define GT_SSD_BACKWARD_SM90_SUMS_CUH
+
+#include "backward_sm90_block.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* ---- rows of a warp, operands ----------------------------------------------------------------------------------- */
+
+/* Of a warp in its warpgroup: rows 16 warp ... of every product; of a lane, rows row and row + 8, of every 8 columns
+ * 2 j, 2 j + 1. */
+struct WarpRows {
+    int warp, g, j, row;
+    uint32_t cell0;
+    GT_METHOD explicit WarpRows(int warp_of_block) {
+        const int lane = lane_id();
+        warp = warp_of_block % 4;
+        g = lane / 4;
+        j = lane % 4;
+        row = 16 * warp + g;
+        cell0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
+    }
+    /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
+     * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
+    GT_METHOD uint32_t cells(uint32_t panel) const { return (uint32_t)made_here((int)(panel + cell0)); }
+};
+
+template <class C>
+GT_DEV uint64_t rows_operand(uint32_t tile) { /* elements of a row along k */
+    return wgmma_tile<128, Major::K>(tile, C::PANEL);
+}
+
+template <class C>
+GT_DEV uint64_t columns_operand(uint32_t tile) { /* rows along k */
+    return wgmma_tile<128, Major::MN>(tile, C::PANEL);
+}
+
+template <class C>
+GT_DEV uint64_t along_row(uint64_t operand, int k) { /* k: in 16 */
+    return wgmma_step(operand, k_bytes<128, Major::K>(16 * k, C::PANEL));
+}
+
+template <class C>
+GT_DEV uint64_t down_rows(uint64_t operand, int k) {
+    return wgmma_step(operand, k_bytes<128, Major::MN>(16 * k, C::PANEL));
+}
+
+/* c = left right^T over all N columns of two tiles of 64 rows. */
+template <class C>
+GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
+    const uint64_t a = rows_operand<C>(left), b = rows_operand<C>(right);
+    GT_UNROLL
+    for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
+}
+
+/* 1 over the power of two that M is multiplied by: for f16, |M| <= most of |S| times GROWTH. */
+template <class C>
+GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step) {
+    if constexpr (std::is_same<typename C::T, bf16>::value) return {1.0f, 1.0f};
+    const float4 S = lds<float4>(me.cell(C::S_MOST));
+    const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
+    return power_of(most > 0x1p-40f ? most : 0x1p-40f);
+}
+
+/* ---- dC and dB -------------------------------------------------------------------------------------------------- */
+
+/* dC (0) or dB (1), rows times a power of two each. */
+template <class C>
+struct StateShare {
+    float sum[C::N / 8][4], power[2];
+    GT_METHOD StateShare() {
+        GT_UNROLL
+        for (int n = 0; n < C::N / 8; n++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) sum[n][e] = 0.0f;
+        }
+        power[0] = power[1] = 0x1p100f;
+    }
+};
+
+/* The left operand of a product of the warpgroup's rows of a panel; the pairs that a lane has of a product, too. */
+GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
+    const uint32_t cells = at.cells(tile);
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], cells ^ 32 * k);
+}
+
+/* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
+ * power.  Whether it holds all rows to 11 bits: heads before may have left a power that is too small for this one. */
+template <class C>
+GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
+                      uint32_t (&a)[4][4]) {
+    using E = Element<typename C::T>;
+    load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
+    const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
+    const float largest = largest_of(inverses);
+    float decay[2], magnitude[2], bound[2];
+    bool grows = false, is_small = false;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        uint32_t pairs = 0;
+        GT_UNROLL
+        for (int k = 0; k < 4; k++)
+            pairs = larger_magnitudes<typename C::T>(larger_magnitudes<typename C::T>(pairs, a[k][e]), a[k][2 + e]);
+        const int t = at.row + 8 * e;
+        decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
+                         : me.value(me.factor(step, Factors::PRE) + t);
+        magnitude[e] = row_maximum<typename C::T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        bound[e] = fmaxf(magnitude[e], largest * 0x1p-85f); /* power times largest is finite, of zeros too */
+        grows |= !(bound[e] * share.power[e] <= 0x1p15f);
+    }
+    if (warp_any(grows)) { /* with room for eight times as much */
+        wgmma_pin(share.sum);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            if (bound[e] * share.power[e] <= 0x1p15f) continue;
+            const float next = power_of(8.0f * bound[e]).value, ratio = next * inverse_of(share.power[e]);
+            share.power[e] = next;
+            GT_UNROLL
+            for (int n = 0; n < C::N / 8; n++) share.sum[n][2 * e] *= ratio, share.sum[n][2 * e + 1] *= ratio;
+        }
+        wgmma_pin(share.sum);
+    }
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float f = decay[i % 2] * (share.power[i % 2] * part_of(inverses, k));
+            a[k][i] = pack_f16(E::lo(a[k][i]) * f, E::hi(a[k][i]) * f);
+        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) is_small |= magnitude[e] > 0.0f && magnitude[e] * share.power[e] < 0x1p-3f;
+    return !warp_any(is_small);
+}
+
+/* Starts dC += left h or dB += left G. */
+template <class C>
+GT_DEV void add_left(const ChunkGradientBlock<C>& me, int step, int which, StateShare<C>& share,
+                     const uint32_t (&a)[4][4]) {
+    const uint64_t state = columns_operand<C>(me.stage(step) + (which ? C::G : C::H));
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
+}
+
+/* Adds W B to dC, or W^T C to dB, and stores the rows. */
+template <class C>
+GT_DEV void finish_share(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int which,
+                         StateShare<C>& share) {
+    using T = typename C::T;
+    if (at.j == 0) {
+        sts<float>(me.cell(C::POWER + CHUNK * which + at.row), share.power[0]);
+        sts<float>(me.cell(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
+    }
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* W */
+    float inverse[2];
+    const float most = power_of(largest_of(lds<float4>(me.cell(C::W_MOST)))).value;
+    wgmma_pin(share.sum);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float own = share.power[e];
+        const float power = !which ? me.value(C::POWER + at.row + 8 * e) : own < most ? own : most;
+        const float ratio = power * inverse_of(own);
+        inverse[e] = inverse_of(power);
+        GT_UNROLL
+        for (int n = 0; n < C::N / 8; n++) share.sum[n][2 * e] *= ratio, share.sum[n][2 * e + 1] *= ratio;
+    }
+    wgmma_pin(share.sum);
+    wgmma_fence();
+    const uint64_t right = columns_operand<C>(me.smem + (which ? C::C : C::B));
+    if (which) {
+        const uint64_t left = columns_operand<C>(me.smem + C::W + C::PANEL);
+        GT_UNROLL
+        for (int k = 0; k < 4; k++)
+            wgmma<f16, Major::MN, Major::MN>(share.sum, down_rows<C>(left, k), down_rows<C>(right, k));
+    } else {
+        const uint64_t left = rows_operand<C>(me.smem + C::W);
+        GT_UNROLL
+        for (int k = 0; k < 4; k++)
+            wgmma<f16, Major::K, Major::MN>(share.sum, along_row<C>(left, k), down_rows<C>(right, k));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(share.sum);
+    const uint32_t rows = me.smem + C::ROWS + which * C::STATE;
+    GT_UNROLL
+    for (int i = 0; i < C::N / 16; i++) {
+        uint32_t words[4];
+        GT_UNROLL
+        for (int n = 0; n < 4; n++) {
+            const float f = inverse[n % 2], *x = share.sum[2 * i + n / 2] + n % 2 * 2;
+            words[n] = Element<T>::pack(x[0] * f, x[1] * f);
+        }
+        stmatrix_x4(at.cells(rows + i / 4 * C::PANEL) ^ i % 4 * 32, words);
+    }
+    sync_warp();
+    void* out = which ? p.dBm : p.dCm;
+    if (!out) return;
+    const gt_stride out_at = which ? p.dBm_at : p.dCm_at;
+    constexpr int PIECES = C::N / 8, STEP = 32 / PIECES;
+    const int row0 = 16 * at.warp + lane_id() / PIECES, piece = lane_id() % PIECES;
+    uint16_t* to = static_cast<uint16_t*>(out) + gt::at(out_at, me.b, me.first, me.g) + 8 * piece;
+    GT_UNROLL
+    for (int i = 0; i < 16 / STEP; i++) {
+        const int t = row0 + STEP * i;
+        if (t < me.tokens && 8 * piece < p.in.N)
+            stg<uint4>(to + t * out_at.t, lds<uint4>(rows + piece / 8 * C::PANEL + panel_at<128>(t, piece % 8)));
+    }
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
