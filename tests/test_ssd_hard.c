@@ -1,56 +1,18 @@
-/* ssd where the numbers are hard: the kernels, forward and backward, with and without `saved`, against the double twin on
- * the same rounded inputs, and against the limits that are promised.  Two programs: on a GPU (kernels_gpu.cu), and emulated
- * (kernels_emu.cpp), with less of everything. */
-#include "test_kernels.h"
+/* ssd where the numbers are hard: the kernels, forward and backward, with and without `saved`, against the double twin
+ * on the same rounded inputs, and against the limits that are promised.  Two programs: on a GPU (kernels_gpu.cu), and
+ * emulated (kernels_emu.cpp), with less of everything. */
+#include "hard.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the kernels as runners ------------------------------------------------------------------ */
-
-static void add_pass(machine_job *job, const test_op *op, gt_pass pass, gt_ssd_args a, const gt_workspace *need) {
-    a.workspace_bytes = pass == GT_FORWARD ? need->forward : need->backward;
-    job->pass[job->passes] = op->table()->calls.pass[pass];
-    job->args[job->passes++].ssd = a;
-}
-
-/* With saved, backward follows the forward call that fills it. */
-static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
-                             size_t bytes) {
-    const machine_mode *mode = (const machine_mode *)r->context;
-    gt_ssd_args a = *(const gt_ssd_args *)args, forward;
-    machine_job job;
-    gt_workspace need;
-    gt_status status = gt_ssd_workspace(&a, &need);
-    if (status != GT_OK) return status;
-    char *block = machine_allocate(bytes, 1), *y = machine_allocate(bytes, 1);
-    char *saved = machine_allocate(need.saved + 1, 1);
-    char *workspace = machine_allocate(need.forward + need.backward + 1, 1);
-    memset(&job, 0, sizeof job);
-    machine_copy(block, memory, bytes);
-    test_relocate(op->table(), &a, memory, bytes, block);
-    a.workspace = workspace;
-    if (mode->gives_saved) a.saved = saved, a.saved_bytes = need.saved;
-    forward = a;
-    forward.y = y; /* backward does not have it */
-    forward.y_stride = forward.x_stride;
-    forward.state_out = NULL;
-    if (mode->gives_saved && pass == GT_BACKWARD) add_pass(&job, op, GT_FORWARD, forward, &need);
-    add_pass(&job, op, pass, a, &need);
-    status = machine_run(&job, 1, mode);
-    machine_copy(memory, block, bytes);
-    machine_release(block), machine_release(y), machine_release(saved), machine_release(workspace);
-    return status;
-}
-
-static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
-static const test_runner runners[] = {{.name = "the kernel", .run = run_kernels, .context = &plain_mode},
-                                      {.name = "the kernel, with saved", .run = run_kernels, .context = &saved_mode}};
+static const test_runner runners[] = {{.name = "the kernel", .run = hard_run, .context = &hard_plain},
+                                      {.name = "the kernel, with saved", .run = hard_run, .context = &hard_saved}};
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* What is promised of a tensor, in l2, by dtype; of a single head with 256 tokens or more; of a sum over tokens, beside the
- * sum of the magnitudes of its terms; of a state. */
+/* What is promised of a tensor, in l2, by dtype; of a single head with 256 tokens or more; of a sum over tokens, beside
+ * the sum of the magnitudes of its terms; of a state. */
 static const double tensor_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 2.5e-3, [GT_F16] = 1e-3};
 static const double head_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 static const double sum_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 1e-3, [GT_F16] = 1e-3};
@@ -60,14 +22,13 @@ static const double state_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 5e-4, [GT_F16]
 
 typedef struct hard_case {
     test_case c;
-    void (*change)(const test_case *c, test_values *in); /* what the case draws; or NULL */
-    int good_heads;                                      /* heads from this one on are judged alone, too */
-    int good_tokens;                                     /* so are the first tokens of head 0, forward */
+    /* changes what the case draws, by `bias` or in `huge`; or NULL */
+    void (*change)(const struct hard_case *k, test_values *in);
+    double bias;
+    const char *huge;
+    int good_heads;  /* heads from this one on are judged alone, too */
+    int good_tokens; /* so are the first tokens of head 0, forward */
 } hard_case;
-
-static double *array_of(const test_case *c, const test_values *values, const char *tensor) {
-    return values->of[test_find(test_table(c), tensor)];
-}
 
 /* The sums of squares of the error and of the truth over the indices below `limits` and from `firsts` on. */
 static void add_up(const double *got, const double *truth, const int64_t size[4], const int64_t first[4],
@@ -136,7 +97,7 @@ static void check_case(const hard_case *k) {
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
         test_values in, truth, got, magnitudes = {{NULL}};
         test_inputs(&k->c, (gt_pass)pass, &in);
-        if (k->change) k->change(&k->c, &in);
+        if (k->change) k->change(k, &in);
         for (int i = 0; test_table(&k->c)->tensors[i].name; i++) {
             const gt_tensor *t = &test_table(&k->c)->tensors[i];
             const int64_t count = test_count(&k->c, (gt_pass)pass, t);
@@ -165,14 +126,13 @@ static void check_dtype(hard_case k, gt_dtype dtype) {
 
 /* ---- decays ---------------------------------------------------------------------------------- */
 
-static double bias;
-
 /* Heads of every speed. */
-static void set_speeds(const test_case *c, test_values *in) {
+static void set_speeds(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
     static const double A[] = {-1, -256, 0, -16};
     for (int64_t h = 0; h < c->args.ssd.H; h++) {
-        array_of(c, in, "A")[h] = A[h % 4];
-        array_of(c, in, "dt_bias")[h] = bias;
+        hard_array(c, in, "A")[h] = A[h % 4];
+        hard_array(c, in, "dt_bias")[h] = k->bias;
     }
 }
 
@@ -183,12 +143,13 @@ static void check_decays(void) {
     } sizes[] = {{64, 128, NULL}, {64, 64, "z dz"},  {64, 256, "z dz"},
                  {32, 16, NULL},  {64, 128, "z dz"}, {64, 256, NULL}};
     int n = 0;
-    for (bias = -8; bias <= 4; bias += 4) {
+    for (double bias = -8; bias <= 4; bias += 4) {
         for (int i = 0; i < 6; i++, n++) {
             if (is_short && i != n / 6 % 6 && i != (n / 6 + 3) % 6) continue;
             const hard_case k = {.c = {SSD(.T = is_short ? 260 : 1000, .H = 4, .P = sizes[i].P, .N = sizes[i].N),
                                        .name = "decays", .absent = sizes[i].absent, .seed = (uint64_t)n},
-                                 .change = set_speeds};
+                                 .change = set_speeds,
+                                 .bias = bias};
             check_dtype(k, GT_BF16);
             if (!is_short || i % 2) check_dtype(k, GT_F16);
         }
@@ -199,13 +160,14 @@ static void check_decays(void) {
 /* ---- scales ---------------------------------------------------------------------------------- */
 
 /* Eight tokens of each chunk decay fast, the others hardly. */
-static void mix_scales(const test_case *c, test_values *in) {
+static void mix_scales(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
     for (int64_t i = 0; i < a->T * a->H; i++) {
         const int64_t t = i / a->H, h = i % a->H;
-        array_of(c, in, "dt")[i] = (t + 16 * h) % 64 < 8 ? 4 : -9;
-        array_of(c, in, "dt_bias")[h] = 0;
-        array_of(c, in, "A")[h] = h % 2 ? -1000 : -1;
+        hard_array(c, in, "dt")[i] = (t + 16 * h) % 64 < 8 ? 4 : -9;
+        hard_array(c, in, "dt_bias")[h] = 0;
+        hard_array(c, in, "A")[h] = h % 2 ? -1000 : -1;
     }
 }
 
@@ -216,14 +178,13 @@ static void check_scales(void) {
     test_group("ssd", "fast tokens among slow ones in a chunk");
 }
 
-static const char *huge_tensor;
-
 /* Token 100 is 1e30, all others 1e-30 times what they were; of x and dy, in head 0 only. */
-static void make_huge(const test_case *c, test_values *in) {
+static void make_huge(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
-    const int is_group = !strcmp(huge_tensor, "Bm");
+    const int is_group = !strcmp(k->huge, "Bm");
     const int64_t heads = is_group ? a->G : a->H, width = is_group ? a->N : a->P;
-    double *values = array_of(c, in, huge_tensor);
+    double *values = hard_array(c, in, k->huge);
     for (int64_t i = 0; values && i < a->T * heads * width; i++)
         if (i / width % heads == 0) values[i] *= i / (width * heads) == 100 ? 1e30 : 1e-30;
 }
@@ -231,11 +192,11 @@ static void make_huge(const test_case *c, test_values *in) {
 static void check_huge(void) {
     static const char *const tensors[] = {"x", "dy", "Bm"};
     for (int i = 0; i < 3; i++) {
-        huge_tensor = tensors[i];
         const int has_groups = i == 2;
         hard_case k = {.c = {SSD(.T = 260, .H = 2, .P = 64, .N = 64, .G = has_groups ? 2 : 1), .name = "a huge token",
                              .absent = "z dz state_in dstate_out"},
                        .change = make_huge,
+                       .huge = tensors[i],
                        .good_heads = 1,
                        .good_tokens = 64};
         check_dtype(k, GT_BF16);
@@ -253,15 +214,16 @@ static void check_closed(void) {
 
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
-static void set_flat(const test_case *c, test_values *in) {
+static void set_flat(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
     for (int64_t h = 0; h < c->args.ssd.H; h++) {
-        array_of(c, in, "A")[h] = 0;
-        array_of(c, in, "dt_bias")[h] = -6;
+        hard_array(c, in, "A")[h] = 0;
+        hard_array(c, in, "dt_bias")[h] = -6;
     }
 }
 
-/* Nothing decays and everything has one sign: tensor cores add towards zero, and a state that they added to in place would
- * lack more and more. */
+/* Nothing decays and everything has one sign: tensor cores add towards zero, and a state that they added to in place
+ * would lack more and more. */
 static void check_accumulation(void) {
     const hard_case k = {
         .c = {SSD(.T = is_short ? 20000 : 1 << 20, .H = 1, .P = 8, .N = 16, .segments = 1), .name = "accumulation",

@@ -1,54 +1,16 @@
 /* WKV6 where the numbers are hard: the kernels, forward and backward, with and without `saved`,
  * against the double twin on the same rounded inputs.  Two programs: on a GPU (kernels_gpu.cu), and
  * emulated (kernels_emu.cpp), with less of everything. */
-#include "test_kernels.h"
+#include "hard.h"
 #include <math.h>
 #include <string.h>
-
-/* ---- the kernels as runners ------------------------------------------------------------------ */
-
-static void add_pass(machine_job *job, const test_op *op, gt_pass pass, gt_wkv6_args a, const gt_workspace *need) {
-    a.workspace_bytes = pass == GT_FORWARD ? need->forward : need->backward;
-    job->pass[job->passes] = op->table()->calls.pass[pass];
-    job->args[job->passes++].wkv6 = a;
-}
-
-/* With saved, backward follows the forward call that fills it. */
-static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
-                             size_t bytes) {
-    const machine_mode *mode = (const machine_mode *)r->context;
-    gt_wkv6_args a = *(const gt_wkv6_args *)args, forward;
-    machine_job job;
-    gt_workspace need;
-    gt_status status = gt_wkv6_workspace(&a, &need);
-    if (status != GT_OK) return status;
-    char *block = machine_allocate(bytes, 1), *y = machine_allocate(bytes, 1);
-    char *saved = machine_allocate(need.saved + 1, 1);
-    char *workspace = machine_allocate(need.forward + need.backward + 1, 1);
-    memset(&job, 0, sizeof job);
-    machine_copy(block, memory, bytes);
-    test_relocate(op->table(), &a, memory, bytes, block);
-    a.workspace = workspace;
-    if (mode->gives_saved) a.saved = saved, a.saved_bytes = need.saved;
-    forward = a;
-    forward.y = y; /* backward does not have it */
-    forward.state_out = NULL;
-    if (mode->gives_saved && pass == GT_BACKWARD) add_pass(&job, op, GT_FORWARD, forward, &need);
-    add_pass(&job, op, pass, a, &need);
-    status = machine_run(&job, 1, mode);
-    machine_copy(memory, block, bytes);
-    machine_release(block), machine_release(y), machine_release(saved), machine_release(workspace);
-    return status;
-}
-
-static machine_mode plain_mode = {"plain", 1, 0, 0, 0, 0}, saved_mode = {"saved", 1, 1, 0, 0, 0};
 
 /* Activations and dw: the limits promised.  States and du are fp32; beside 16-bit activations their
  * products are of factors with 11 bits. */
 #define LIMITS                                                                                                         \
     { {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0}, 1 }
-static const test_runner runners[] = {{"the kernel", run_kernels, &plain_mode, 0, LIMITS},
-                                      {"the kernel, with saved", run_kernels, &saved_mode, 0, LIMITS}};
+static const test_runner runners[] = {{"the kernel", hard_run, &hard_plain, 0, LIMITS},
+                                      {"the kernel, with saved", hard_run, &hard_saved, 0, LIMITS}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -63,15 +25,11 @@ typedef struct hard_case {
     int in_detail;    /* all rows and elements, too, as the harness does */
 } hard_case;
 
-static double *array_of(const test_case *c, const test_values *values, const char *tensor) {
-    return values->of[test_find(test_table(c), tensor)];
-}
-
 static void set_decays(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_wkv6_args *a = &c->args.wkv6;
     const gt_tensor *w = &test_table(c)->tensors[test_find(test_table(c), "w")];
-    double *values = array_of(c, in, "w");
+    double *values = hard_array(c, in, "w");
     test_random random = {test_seed(c)};
     for (int64_t i = 0; i < a->B * a->T * a->H * a->N; i++) {
         const int64_t n = i % a->N, h = i / a->N % a->H, t = i / (a->N * a->H) % a->T;
@@ -85,7 +43,7 @@ static void set_decays(const hard_case *k, test_values *in) {
 static void scale(const test_case *c, test_values *in, const char *tensor, double factor) {
     const gt_tensor *t = &test_table(c)->tensors[test_find(test_table(c), tensor)];
     const int64_t count = test_count(c, GT_BACKWARD, t);
-    double *values = array_of(c, in, tensor);
+    double *values = hard_array(c, in, tensor);
     for (int64_t i = 0; values && i < count; i++) values[i] = test_round(values[i] * factor, test_dtype_of(c, t));
 }
 
@@ -277,8 +235,8 @@ static void check_speeds(void) {
     test_group("wkv6", "fast and slow channels");
 }
 
-/* Of these dw has the largest error in bf16: of a slow channel all of a chunk has one error of S in common, and G's adds
- * up.  Each head is judged by itself. */
+/* Of these dw has the largest error in bf16: of a slow channel all of a chunk has one error of S in common, and G's
+ * adds up.  Each head is judged by itself. */
 static double slowest(test_random *random, int t, int h, int n) {
     (void)t, (void)h, (void)n;
     return -exp(-8 + 0.5 * test_normal(random));

@@ -1,5 +1,5 @@
-/* For the second formulas of the operators: every output of forward as a plain sum over all that it depends on, without a
- * recurrence.  test_formula.c holds the double twins against them. */
+/* For the second formulas of the operators: every output of forward as a plain sum over all that it depends on, without
+ * a recurrence.  test_formula.c holds the double twins against them. */
 #ifndef TEST_OPS_FORMULA_H
 #define TEST_OPS_FORMULA_H
 
