@@ -175,9 +175,9 @@ GT_DEV const float* first_state(const Segments& cut, const Span& span, int64_t s
     return states ? states + row * size : nullptr;
 }
 
-/* Segments that pay: as many as give each of `room` blocks something to do; `least` tokens are worth a segment, so that
- * no more packed sequences count than have as many.  blocks: those of one segment.  asked: by the caller, 0 if the
- * choice is left. */
+/* Segments that pay: as many as give each of `room` blocks, those that the device runs at once, something to do;
+ * `least` tokens are worth a segment, so that no more packed sequences count than have as many.  blocks: those of one
+ * segment. asked: by the caller, 0 if the choice is left. */
 static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t blocks, int64_t room, int64_t least,
                                       int chunk) {
     const int64_t most = (q.T + chunk - 1) / chunk;
@@ -209,7 +209,8 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
  * S <- state_in;   for every segment but the last, in order:   S <- decay . S + its end state,   which is what the next
  * one starts from.  REVERSE: from the last segment to the first, from dstate_out.
  * ENDS: of every segment, from zero; S and the log of the whole decay are left, segments.states stay as they are.
- * In place: where a segment had left its end state, the state that it starts from is written.
+ * In place: where a segment had left its end state, the state that it starts from is written.  States and decays were
+ * left in `segments` by a local pass.
  * grid strands * ceil(state_size/128), block 4 warps, which know nothing of each other; a state element a thread.  A
  * strand is the blocks of one set of sequences: the s-th takes sequences s, s + strands, ...  so that the grid need not
  * grow with seq_capacity.  All of its time is latency, so the sums of 64 segments come by cp.async at once.
@@ -261,6 +262,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     const bool inside = element < p.state_size;
     if (element - lane_id() >= p.state_size) return;
     const int64_t sequences = sequence_count(p.sequences), step = REVERSE ? -1 : 1, stride = step * p.state_size;
+    /* which decay of a segment is this element's */
     const int64_t entry = element <= UINT32_MAX && p.elements <= UINT32_MAX ? (uint32_t)element / (uint32_t)p.elements
                                                                             : element / p.elements;
     const float rate = p.rate && inside ? p.rate[element] : p.unit;
@@ -270,6 +272,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1 && !ENDS) continue;
+        /* segments whose decay and end state S takes up */
         const int64_t passed = !ENDS ? count - 1 : seq.tokens ? count : 0;
         const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
         float* states = cut.states + first * p.state_size + element;
@@ -310,7 +313,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                         const float2 x = lds<float2>(scales + 8 * at);
                         scale[i] = {x.x, x.y};
                     } else {
-                        scale[i].factor = inside ? log_of(k0 + at) : 0.0f;
+                        scale[i].factor = inside ? log_of(k0 + at) : 0.0f; /* the log; below, what is made of it */
                         if (ENDS && k + i < left) whole += scale[i].factor;
                     }
                 }

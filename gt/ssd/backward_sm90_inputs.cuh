@@ -149,6 +149,8 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
     sync_warp(); /* before the next step's */
 }
 
+/* U, F, <x, U> and dx of a step.  From prepare: B, G, x and dy of the stage, DELTA and SUF of the factors; from states,
+ * in the checkpoint's first chunk, G; from pairs: M, times power_of_M(). */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
     using T = typename C::T;
@@ -208,6 +210,8 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     if (p.dx) store_inputs(p, me, at, step, U);
 }
 
+/* A step: FULL says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or
+ * G (first chunk, read in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
 template <class C>
 GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const WarpRows at(me.warp);

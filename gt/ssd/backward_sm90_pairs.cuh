@@ -104,7 +104,8 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
     }
 }
 
-/* From dS of a step: W (added to), Gamma and its sums, M. */
+/* From dS of a step: W (added to), Gamma and its sums, M.  S is make_all_S()'s; L is put together of the factors that
+ * prepare has made (chunk.cuh). */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
                                int step, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
@@ -250,6 +251,8 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
     }
 }
 
+/* A step: FULL says that prepare has filled the stage, M_EMPTY that inputs has read what the buffer of M held; M_FULL
+ * hands M on, EMPTY gives the stage back. */
 template <class C>
 GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     using T = typename C::T;

@@ -11,7 +11,8 @@
 namespace gt {
 namespace ssd {
 
-/* state <- kept state + sum_t weight_t row_t (B or C)_t^T, in place. */
+/* state <- kept state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C, which are
+ * the neighbour's.  weight and kept: weigh_state()'s, with decays and powers of two. */
 template <class C>
 GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
     using E = Element<typename C::T>;
@@ -84,6 +85,8 @@ GT_DEV void store_Z(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
     if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + at.warp), sum);
 }
 
+/* A step: FULL says that prepare has filled the stage; STATE_MADE, that all of this warpgroup have made their rows of h
+ * or G, is waited for here, too. */
 template <class C>
 GT_DEV void states_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const WarpRows at(me.warp);
