@@ -8,7 +8,7 @@
  * same recurrence with a channel for a head, P = 1, and one A per state element, so both run
  * through the code below.
  *
- * Backward, with G = dL/dh_t after dy_t Cm_t^T was added to it, and dy without the gate:
+ * Backward, with G = dL/dh_t after dy_t Cm_t^T was added to it, and dy the gradient of y before the gate:
  *     dCm = sum dy_t h_t            dBm = sum Delta x_t G      (sums over the heads of a group)
  *     dx  = Delta G Bm + Dskip dy   da  = <G, exp(Delta A) h_{t-1}>
  *     dDelta = <x, G Bm> + A da     dA  = sum Delta da         G <- exp(Delta A) G
@@ -210,9 +210,9 @@ static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
                 for (int64_t p = 0; p < a->P; p++) {
                     const real w = is_reverse ? (a->z ? x.x[p] * ref_silu(x.z[p]) : x.x[p]) : x.delta * x.x[p];
                     for (int64_t n = 0; n < a->N; n++) { /* forward: decayed, then added to; reverse: after that */
-                        real *cell = S + p * a->N + n;
-                        *cell =
-                            is_reverse ? ref_carry(decay, *cell + w * x.B[n]) : ref_carry(decay, *cell) + w * x.B[n];
+                        real *element = S + p * a->N + n;
+                        *element = is_reverse ? ref_carry(decay, *element + w * x.B[n])
+                                              : ref_carry(decay, *element) + w * x.B[n];
                     }
                 }
             }
@@ -271,7 +271,7 @@ static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, in
     return k;
 }
 
-/* One row of a state: S before the token, G the gradient after it, w = Delta x, dy without gate.
+/* One row of a state: S before the token, G the gradient after it, w = Delta x, dy before the gate.
  * Adds to x->da, dB and dC, moves G to before the token, and gives <h, C> and <G, B>. */
 static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S, real *restrict G,
                              real *restrict dB, real *restrict dC, real *hC, real *GB) {

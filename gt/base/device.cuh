@@ -143,8 +143,9 @@ namespace gt {
  * |                                    | arriving threads, whole warps; a sync_threads comes      |
  * |                                    | before its use.  Its phases have parities 0, 1, 0 ...    |
  * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
- * |                                    | begins the next.  Each thread of the warp counts: with   |
- * |                                    | one for all, behind sync_warp, racecheck sees hazards    |
+ * |                                    | begins the next.  Each thread of the warp counts: one    |
+ * |                                    | for all after sync_warp would do, but racecheck, which   |
+ * |                                    | does not know that, would report hazards                 |
  * | mbarrier_arrive_expect(addr, b)    | the same, and b more bytes of bulk copies (bulk.cuh)     |
  * |                                    | have to come before the phase is complete                |
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |

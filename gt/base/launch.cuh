@@ -292,10 +292,10 @@ static inline Divider divide_by(int divisor) {
     return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
 }
 
-GT_DEV int divide(int x, const Divider& by, int* rest) {
+GT_DEV int divide(int x, const Divider& by, int* remainder) {
     const uint32_t high = (uint32_t)((uint64_t)(uint32_t)x * by.magic >> 32);
     const int quotient = (int)((high + (uint32_t)x) >> by.shift);
-    *rest = x - quotient * by.divisor;
+    *remainder = x - quotient * by.divisor;
     return quotient;
 }
 

@@ -269,10 +269,10 @@ GT_HD float exp_fast(float x) { return ex2_approx(x * LOG2_E); }
 
 GT_HD float exp_accurate(float x) {
     const float t = x * LOG2_E;
-    const float rest = fma_rn(x, LOG2_E_LOW, fma_rn(x, LOG2_E, -t)); /* x log2(e) - t */
+    const float remainder = fma_rn(x, LOG2_E_LOW, fma_rn(x, LOG2_E, -t)); /* x log2(e) - t */
     const float y = ex2_approx(t);
     /* Outside, y is 0, infinity or NaN already, and the correction could turn it into NaN. */
-    return fabsf(t) < 128.0f ? fma_rn(y, rest * LN_2, y) : y;
+    return fabsf(t) < 128.0f ? fma_rn(y, remainder * LN_2, y) : y;
 }
 
 GT_HD float expm1_neg(float x) {

@@ -18,7 +18,7 @@
  * operands, made by wgmma_tile.  A product only starts: until a wgmma_wait has ended its group, nobody touches c (but
  * as c of further products of the same shape) and a, nor writes the tiles.  One wgmma_fence comes before the first
  * product after a wait, and after what was done with c and a.  To the compiler a product is over when it has started:
- * wgmma_pin(c) behind the wait keeps what uses c behind it, and before the fence what sets c before it.
+ * wgmma_pin(c) after the wait keeps what uses c after it; before the fence, what sets c before it.
  *
  *     wgmma_fence();
  *     for (int k = 0; k < 64; k += 16)

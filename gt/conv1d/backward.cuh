@@ -264,7 +264,9 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
                 a++;
             }
         }
-        if (L::OVER_TIME && p.dx) { /* the last UNIT tokens of a stage are not all there yet: the next one has them */
+        if (L::OVER_TIME && p.dx) {
+            /* dx of the stage's last J tokens needs the next stage.  So the last unit is stored with that one, which
+             * takes it before its rows (LEAD); what is stored now begins with the last unit of the stage before. */
             sync_warp();
             dx.flush(stage, 0, begin - UNIT, a, granule);
             const bool is_last = k == stages || (a == used && bounds.end <= a);

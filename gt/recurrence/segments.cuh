@@ -81,7 +81,7 @@ struct TwoTermSum {
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
-/* Which segments a local pass walks: all that another follows, or all that have tokens. */
+/* Which segments a local pass takes: all that another follows, or all that have tokens. */
 enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
 /* How the sequences of a call are cut. */

@@ -89,18 +89,18 @@ GT_DEV void reduce_scatter(float (&v)[V], int lane) {
 
 /* WIDTH neighbouring floats in shared memory. */
 template <int WIDTH>
-GT_DEV void load_vector(float (&v)[WIDTH], uint32_t cell) {
+GT_DEV void load_vector(float (&v)[WIDTH], uint32_t address) {
     if constexpr (WIDTH % 4 == 0) {
         GT_UNROLL
         for (int i = 0; i < WIDTH; i += 4) {
-            const float4 x = lds<float4>(cell + 4 * i);
+            const float4 x = lds<float4>(address + 4 * i);
             v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
         }
     } else if constexpr (WIDTH == 2) {
-        const float2 x = lds<float2>(cell);
+        const float2 x = lds<float2>(address);
         v[0] = x.x, v[1] = x.y;
     } else {
-        v[0] = lds<float>(cell);
+        v[0] = lds<float>(address);
     }
 }
 
@@ -109,14 +109,14 @@ struct Rows {
     const void* data;
     gt_dtype dtype;
     int64_t start, pitch, step; /* in elements: of the first, from row to row, column to column */
-    int rows, columns;          /* that exist; the rest counts as 0 */
+    int rows, columns;          /* that exist; what is beyond them counts as 0 */
 
     /* the same without its first `skipped` rows */
     GT_METHOD Rows after(int skipped) const {
-        Rows rest = *this;
-        rest.start += skipped * pitch;
-        rest.rows -= skipped;
-        return rest;
+        Rows tail = *this;
+        tail.start += skipped * pitch;
+        tail.rows -= skipped;
+        return tail;
     }
 };
 
@@ -186,17 +186,17 @@ GT_DEV void stage(uint32_t shared, const Rows& from) {
 }
 
 /* ---- sums over a group ----------------------------------------------------------------------------
- * out[b,t,g,n] = sum over the parts of in[b,t,g,part,n], parts ascending: dBm and dCm from what each
- * head, or tile of channels, left.
- * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a part, writes the output.
- * One thread adds all parts of an output in order: deterministic.  No shared memory. */
+ * out[b,t,g,n] = sum over the shares of in[b,t,g,share,n], in order: dBm and dCm from what each head, or tile of
+ * channels, of the group has left.
+ * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a share, writes the output.
+ * One thread adds all shares of an output in order: deterministic.  No shared memory. */
 struct GroupSumParams {
     const float* in;
     void* out;
     gt_dtype dtype;
     gt_stride out_at;
     Sequences sequences;
-    int64_t G, parts;
+    int64_t G, shares;
     int N;
     int64_t step = 1; /* from an output to the next of its row */
 };
@@ -207,10 +207,10 @@ GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
     if (i >= p.sequences.B * T * p.G * p.N) return;
     const int64_t n = i % p.N, row = i / p.N;
     const int64_t g = row % p.G, t = row / p.G % T, b = row / p.G / T;
-    const int64_t parts = t < used_tokens(p.sequences) ? p.parts : 0; /* without tokens the sum is 0 */
-    const float* in = p.in + row * p.parts * p.N + n;
+    const int64_t shares = t < used_tokens(p.sequences) ? p.shares : 0; /* without tokens the sum is 0 */
+    const float* in = p.in + row * p.shares * p.N + n;
     float sum = 0.0f;
-    for (int64_t part = 0; part < parts; part++) sum += in[part * p.N];
+    for (int64_t share = 0; share < shares; share++) sum += in[share * p.N];
     store_as(p.out, p.dtype, at(p.out_at, b, t, g) + n * p.step, sum);
 }
 
