@@ -6,9 +6,8 @@
 
 namespace emu {
 
-/* A place in the source; as a default argument, the place of the call. */
-/* Passed by reference, and copied by member where that is often: a processor waits for what was written in two pieces
- * and is read in one. */
+/* A line of the source; as a default argument, that of the call.  It is passed by reference, and where copies are
+ * frequent copied member by member: a processor waits where it reads in one load what it wrote in two stores. */
 struct Site {
     const char* file;
     int line;
