@@ -8,18 +8,18 @@
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
  *
  * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels; inside one the sequences, those of a
- * batch or packed ones, are walked in order, so sums over them have one fixed order. */
+ * batch or packed ones, are taken in order, so sums over them have one fixed order. */
 #include "gt_ref.h"
 
 /* ---- one channel ----------------------------------------------------------------------------- */
 
-/* A sequence of a channel is walked in pieces of tokens, so that the loops over the tokens of a piece
- * run over arrays.  e holds the J = W-1 elements before the piece, then those of the piece. */
-enum { CONV1D_MAX_W = 4, CONV1D_PIECE = 64, CONV1D_E = CONV1D_PIECE + CONV1D_MAX_W - 1 };
+/* A sequence of a channel is taken in chunks of tokens, so that the loops over the tokens of a chunk
+ * run over arrays.  e holds the J = W-1 elements before the chunk, then those of the chunk. */
+enum { CONV1D_MAX_W = 4, CONV1D_CHUNK = 64, CONV1D_E = CONV1D_CHUNK + CONV1D_MAX_W - 1 };
 
-static int64_t conv1d_piece(const ref_sequence *s, int64_t first) {
+static int64_t conv1d_chunk(const ref_sequence *s, int64_t first) {
     int64_t left = s->last - s->first - first;
-    return left < CONV1D_PIECE ? left : CONV1D_PIECE;
+    return left < CONV1D_CHUNK ? left : CONV1D_CHUNK;
 }
 
 /* Tokens first ... first + n - 1 of channel d, counted from the sequence's first. */
@@ -51,7 +51,7 @@ static conv1d_channel conv1d_load_channel(const gt_conv1d_args *a, int64_t d) {
     return c;
 }
 
-/* pre of the n tokens of a piece */
+/* pre of the n tokens of a chunk */
 static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *restrict e, int64_t n,
                        real *restrict pre) {
     for (int64_t i = 0; i < n; i++) pre[i] = c->bias;
@@ -64,10 +64,10 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 /* One sequence of one channel.  `state` goes from the inputs before the first to the last ones. */
 static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c, real *state) {
     int64_t J = a->W - 1;
-    real e[CONV1D_E], y[CONV1D_PIECE];
+    real e[CONV1D_E], y[CONV1D_CHUNK];
     memcpy(e, state, (size_t)J * sizeof(real));
-    for (int64_t first = 0; first < s->last - s->first; first += CONV1D_PIECE) {
-        int64_t n = conv1d_piece(s, first);
+    for (int64_t first = 0; first < s->last - s->first; first += CONV1D_CHUNK) {
+        int64_t n = conv1d_chunk(s, first);
         conv1d_load(e + J, a, a->x, a->x_stride, s, first, c->d, n);
         conv1d_sum(a, c, e, n, y);
         if (a->activation == GT_ACT_SILU)
@@ -115,10 +115,10 @@ static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* q of the n tokens of a piece */
+/* q of the n tokens of a chunk */
 static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, const ref_sequence *s,
                          int64_t first, int64_t n, real *restrict q) {
-    real pre[CONV1D_PIECE];
+    real pre[CONV1D_CHUNK];
     conv1d_load(q, a, a->dy, a->dy_stride, s, first, c->d, n);
     if (a->activation != GT_ACT_SILU) return;
     conv1d_sum(a, c, e, n, pre);
@@ -149,10 +149,10 @@ static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, co
 static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
                                      real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, T = s->last - s->first, row_in = a->state_in_shared ? 0 : s->row;
-    real e[CONV1D_E], q[CONV1D_PIECE], de[CONV1D_E] = {0}, dstate_in[CONV1D_MAX_W];
+    real e[CONV1D_E], q[CONV1D_CHUNK], de[CONV1D_E] = {0}, dstate_in[CONV1D_MAX_W];
     ref_copy_state(e, a->state_in, (row_in * a->D + c->d) * J, J);
-    for (int64_t first = 0; first < T; first += CONV1D_PIECE) {
-        int64_t n = conv1d_piece(s, first);
+    for (int64_t first = 0; first < T; first += CONV1D_CHUNK) {
+        int64_t n = conv1d_chunk(s, first);
         conv1d_load(e + J, a, a->x, a->x_stride, s, first, c->d, n);
         conv1d_slope(a, c, e, s, first, n, q);
         conv1d_add_to_sums(a, e, q, n, sums);
@@ -161,7 +161,7 @@ static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence
         /* the first n of de are complete: nothing later in time reads those elements of e */
         conv1d_store_de(a, c, s, first, n, de, dstate_in);
         memmove(de, de + n, (size_t)J * sizeof(real));
-        memset(de + J, 0, CONV1D_PIECE * sizeof(real));
+        memset(de + J, 0, CONV1D_CHUNK * sizeof(real));
         memmove(e, e + n, (size_t)J * sizeof(real));
     }
     for (int64_t j = 0; j < J; j++) de[j] += dstate[j];

@@ -173,7 +173,8 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* What a piece makes of a state of zeros, or, reverse, dy of a gradient of zeros; and the log of its decay. */
+/* The state that a piece makes of zeros and, is_reverse, the gradient that its dy makes of zeros; and the log of its
+ * decay. */
 static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
     const gt_ssd_args *a = &c->a;
     const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));

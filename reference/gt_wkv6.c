@@ -4,7 +4,7 @@
  *     S  <- diag(d_t) S + k_t v_t^T
  *
  * Peng et al. 2024, arXiv:2404.05892.  Work is split over heads; the sequences, those of a batch or
- * packed ones, are walked in order inside a head, so sums over them have one fixed order. */
+ * packed ones, are taken in order inside a head, so sums over them have one fixed order. */
 #include "gt_ref.h"
 
 enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
@@ -123,7 +123,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* What a piece makes of a state of zeros, or, reverse, dy of a gradient of zeros; and the log of its decay. */
+/* The state that a piece makes of zeros and, is_reverse, the gradient that its dy makes of zeros; and the log of its
+ * decay. */
 static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
     const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     float *out = is_reverse ? a->dstate_in : a->state_out;

@@ -2,7 +2,7 @@
  *
  * Each operator describes its argument struct once, as a table; gt_prepare reads it to fill in
  * defaults and to find every bad argument before anything is launched, for the GPU and for the CPU
- * twin alike.  The tests walk the same tables.
+ * twin alike.  The tests go through the same tables.
  *
  * A size is a letter; a tensor's shape is a word of letters: "BTHN".  A letter without a field (S:
  * states read, Q: states written, ...) is set by the operator's resolve function. */
@@ -91,13 +91,14 @@ typedef struct gt_dims { /* by letter: n['B' - 'A'] */
     int64_t n[26];
 } gt_dims;
 
-/* The functions of an operator, and offsets of fields that are neither size nor tensor; 0: it has no such field. */
+/* The functions of an operator. */
 typedef struct gt_calls {
     gt_status (*pass[GT_PASSES])(const void *args, gt_stream stream); /* NULL: there is none */
     gt_status (*workspace)(const void *args, gt_workspace *need);
     gt_status (*path)(const void *args, char *text, size_t bytes);
 } gt_calls;
 
+/* Offsets of fields that are neither size nor tensor; 0: the operator has no such field. */
 typedef struct gt_fields {
     size_t workspace, workspace_bytes, saved, saved_bytes;
     size_t segments, seq_capacity, slot_capacity, state_in_shared, pieces;
