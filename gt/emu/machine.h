@@ -146,7 +146,7 @@ struct BulkSide {
         return p;
     }
 
-    /* What shared address a byte of it has. */
+    /* The shared address of one of its bytes. */
     uint32_t place(uint32_t addr, uint32_t byte) const {
         const uint32_t row = (uint32_t)(tensor.box[0] * tensor.element);
         const uint32_t plain = addr + byte;
@@ -186,14 +186,14 @@ struct BulkStore : AsyncRead {
     uint32_t addr, bytes;
 };
 
-/* What happens at an mbarrier some time after a warp has asked for it: as late as can be. */
+/* What happens at an mbarrier after a warp has asked for it, as late as it can: a bulk load lands, or copies arrive. */
 struct Event {
     Site site;
     int warp;
-    uint32_t barrier, phase; /* the current one, then */
+    uint32_t barrier, phase; /* phase: the barrier's, when the warp asked */
     uint32_t epoch;          /* of the warp: the event's own */
     Clock before;
-    /* a bulk load of some bytes; none: the arrival of the warp, when so many copies of its lanes have landed */
+    /* bytes > 0: a bulk load to addr; 0: the warp's arrival, once `landed` copies of each lane have landed */
     uint32_t addr, bytes;
     BulkSide source;
     size_t landed[LANES];
@@ -202,11 +202,11 @@ struct Event {
 /* A warp's part of a product in flight. */
 struct WarpProduct : AsyncRead {
     Wgmma what;
-    size_t c, a; /* blocks of registers */
-    size_t step; /* of the warpgroup */
+    size_t c, a; /* its registers, as indices of Warp::blocks */
+    size_t step; /* its number among the warpgroup's */
 };
 
-/* B of a product, once for the 4 warps. */
+/* B of a product, read once for the warpgroup's 4 warps. */
 struct UnpackedB {
     size_t step;
     int warps; /* that have used it */
@@ -214,7 +214,7 @@ struct UnpackedB {
 };
 
 struct ProxyFence {
-    uint32_t epoch; /* of its warp, which it ended */
+    uint32_t epoch; /* of its warp, up to the fence */
     Clock before;
 };
 
@@ -228,18 +228,18 @@ struct Warp {
     Site site;
     void* operands[LANES];
     uint32_t epoch; /* of its accesses now */
-    Clock before;
+    Clock before;   /* accesses of other warps that are ordered before its next */
     AccessLog log;
     std::vector<ProxyFence> proxy_fences;
     std::vector<uint32_t> async_epochs; /* in which only bulk loads wrote */
     std::vector<BulkStore> stores;      /* in flight, oldest first */
     std::vector<size_t> store_groups;   /* end of each committed group in `stores` */
     int registers;                      /* of a thread, as setmaxnreg has said; 0: as launched */
-    Clock before_fence;                 /* `before`, at the latest */
+    Clock before_fence;                 /* `before`, at its latest fence_async_proxy */
     std::vector<WarpProduct> products;  /* in flight, oldest first */
     std::vector<size_t> groups;         /* end of each committed group in `products` */
     std::vector<RegisterBlock> blocks;  /* that products have used */
-    size_t next_block;                  /* to be forgotten */
+    size_t next_block;                  /* that is overwritten when all are in use */
     bool fenced;                        /* by a wgmma_fence since the last wait */
     size_t steps;                       /* operations of its warpgroup that it has executed */
 };
@@ -263,14 +263,14 @@ struct Mbarrier {
     int expected, arrived; /* threads, in the current phase */
     int64_t bytes;         /* expected and not there */
     uint32_t phase;        /* the current one, from 0 */
-    uint32_t warps;        /* that have arrived in it, */
-    uint32_t by_thread;    /* themselves, */
-    uint32_t by_copies;    /* or by cp_async_arrive */
-    uint32_t waiting;      /* for its end */
+    uint32_t warps;        /* that have arrived in the current phase */
+    uint32_t by_thread;    /* of these: by mbarrier_arrive */
+    uint32_t by_copies;    /* of these: by cp_async_arrive */
+    uint32_t waiting;      /* warps that wait for its end */
     uint32_t waiters;      /* warps that have ever waited */
-    uint32_t seen;         /* of these: that know that the phase before is complete */
+    uint32_t seen;         /* of the waiters: that know that the phase before is complete */
     Clock arriving;        /* what the arrivals of the current phase release */
-    Clock complete;        /* what those of the phase before did */
+    Clock complete;        /* what those of the phase before released */
 };
 
 constexpr uint64_t MBARRIER_MARK = 0x7265697272616d62u; /* what its memory holds */
