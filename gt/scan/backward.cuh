@@ -116,7 +116,7 @@ GT_DEV void roll_sub_chunk(const Coordinates<C>& s, const float (&A)[C::STATES],
 }
 
 /* One token backwards: takes G from after it to before it, leaves its three sums over n in SUMS and the warp's shares
- * of dB and dC in SHARES, adds to dA. */
+ * of dB and dC in SHARES, adds to dA.  GROWS_FAR: some state may grow by more than exp(FAR_GROWTH) in the token. */
 template <class C, bool GROWS_FAR>
 GT_DEV void token_backward(const Coordinates<C>& s, const float (&A)[C::STATES], int t, float (&G)[C::STATES],
                            float (&dA)[C::STATES]) {
@@ -153,7 +153,7 @@ GT_DEV void token_backward(const Coordinates<C>& s, const float (&A)[C::STATES],
     reduce_scatter<4, C::LANES, 1>(sums, s.lane);
     const int which = s.lane / (C::LANES / 4);
     if (which < 3 && s.lane % (C::LANES / 4) == 0) sts<float>(s.address(C::SUMS + which * C::VALUES + index), sums[0]);
-    const int neighbour = lane_id() / C::LANES;
+    const int neighbour = lane_id() / C::LANES; /* the channel's number among those of the warp */
     reduce_scatter<2 * STATES, 32 / C::LANES, C::LANES>(shares, neighbour);
     GT_UNROLL
     for (int i = 0; i < HELD; i++) {
