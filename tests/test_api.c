@@ -14,26 +14,7 @@
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-static int passed, failed;
-
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static int
-check(int ok, const char *format, ...) {
-    va_list list;
-    if (ok) {
-        passed++;
-        return 1;
-    }
-    failed++;
-    printf("FAIL ");
-    va_start(list, format);
-    vprintf(format, list);
-    va_end(list);
-    printf("\n");
-    return 0;
-}
+#define check test_check
 
 /* splitmix64 */
 static uint64_t random_state;
@@ -1306,6 +1287,5 @@ int main(void) {
     test_chunks();
     test_no_tokens();
     test_fuzz();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return test_finish();
 }

@@ -38,30 +38,15 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_place place, const 
 #define HY_BACKEND_CPU hy_backend_cpu64
 #define HY_TWIN(name) gt_ref64_##name
 #include "../examples/hybrid_ops.c"
-#include <stdarg.h>
+#include "gt_test.h"
 #include "hybrid_model.h"
 
-static int passed, failed;
-
-static int check(int ok, const char *format, ...) {
-    va_list list;
-    if (ok) {
-        passed++;
-        return 1;
-    }
-    failed++;
-    printf("FAIL ");
-    va_start(list, format);
-    vprintf(format, list);
-    va_end(list);
-    printf("\n");
-    return 0;
-}
+#define check test_check
 
 /* A call that the test cannot go on without. */
 static void need(gt_status status, const char *what) {
     if (check(status == GT_OK, "%s: %s", what, hy_last_error())) return;
-    printf("%d passed, %d failed\n", passed, failed);
+    test_finish();
     exit(1);
 }
 #define NEED(call) need(call, #call)
@@ -800,6 +785,5 @@ int main(void) {
     test_errors();
     be32->close(be32);
     be64->close(be64);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return test_finish();
 }
