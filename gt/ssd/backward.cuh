@@ -1,4 +1,5 @@
-/* gt/ssd/backward.cuh - ssd backward, any size, in two parts. */
+/* gt/ssd/backward.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads, batch and
+ * time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that leaves states only. */
 #ifndef GT_SSD_BACKWARD_CUH
 #define GT_SSD_BACKWARD_CUH
 
@@ -7,19 +8,17 @@
 namespace gt {
 namespace ssd {
 
-/* ---- backward, any size, part 1: everything but the sums over heads, batch and time --------------------
- * grid strands*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state and of its
- * gradient, and walks a segment backwards, one checkpoint (8 leaves) at a time: it rolls the state
- * h forward through the leaves, parks the state before each in a scratch of its own (global, small
- * enough to stay mostly in L2), then walks back through them with G.
- * registers: G, 8 RN values a thread, fp32, for the whole segment, and h of the leaf at hand: 128 at
- * N = 128.
- * shared: as forward, and dy, R, c, the shares of e and f: 42 KB at N = 128, 58 KB at N = 256.
- * arithmetic per token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with
- * dz, and 48 N + 48 P within the leaf.
- * bytes per token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2,
- * checkpoints P N / 32, parked states P N / 4 twice, shares of dB and dC 8 N: about 5.8 KB.
- * Sums over p, n and t are in fixed order: deterministic. */
+/* ---- part 1: everything but the sums over heads, batch and time --------------------------------------------------
+ * A block owns 64 rows of one head's state h and of its gradient G, and takes a segment backwards, one checkpoint (8
+ * sub-chunks of 16 tokens) at a time: it rolls h forward through the sub-chunks, parks the state before each in a
+ * scratch of its own (global, small enough to stay mostly in L2), then goes back through them with G.
+ * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the sub-chunk at hand: 128 at N = 128.
+ * SHARED MEMORY: as forward, and dy, R, c, the shares of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
+ * ARITHMETIC a token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with dz, and 48 N + 48 P
+ *     within the sub-chunk.
+ * BYTES a token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints
+ *     P N / 32, parked states P N / 4 twice, shares of dB and dC 8 N: about 5.8 KB.
+ * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t are in fixed order: deterministic. */
 struct SweepParams {
     Problem in;
     Checkpoints checkpoints;
@@ -344,10 +343,10 @@ backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
     if (p.dskip) store_dskip(p, s, dskip.value());
 }
 
-/* ---- backward: what a segment makes of a zero gradient ------------------------------------------------
- * grid and block as the sweep.  Through a segment, from its last leaf to its first,
+/* ---- what a segment makes of a zero gradient ----------------------------------------------------------------------
+ * grid, block and shared memory as backward_sweep_kernel.  Through a segment, from its last sub-chunk to its first,
  *     G <- E G + sum_t pre_t dy_t C_t^T
- * registers: G, 8 RN values a thread.  shared: as the sweep.  bytes per token and head: dy, (z,) 2 P, C 2 N. */
+ * REGISTERS: G, 8 RN values a thread.  BYTES a token and head: dy, (z,) 2 P, C 2 N. */
 template <int RN, int WARPS>
 GT_KERNEL(32 * WARPS, 8 / WARPS)
 reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
@@ -374,7 +373,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
     }
 }
 
-/* ---- backward, part 2: ddt, and the shares of dA and ddt_bias --------------------------------------------
+/* ---- part 2: ddt, and the shares of dA and ddt_bias ---------------------------------------------------------------
  * grid B*windows*ceil(H/32), block 256: a window of 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
  * w + 8, ... in order, and the warps' sums are added in order.
  * registers: the head's parameters and two sums.

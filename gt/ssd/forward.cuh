@@ -1,14 +1,15 @@
-/* gt/ssd/forward.cuh - ssd forward and step, any size.
+/* gt/ssd/forward.cuh - ssd forward and step, any size and dtype.
  *
- * grid strands*H*tiles, block 128 (256 for N > 128).  A block owns 64 rows of one head's state for a whole
- * segment and walks it a leaf at a time.
- * registers: 8 RN state values a thread, fp32 (64 at N = 128).
- * shared: x, B, C, z, S_ts, the decays, the sums over n: 20 KB at N = 16, 34 KB at N = 128, 50 KB
- *     at N = 256.
- * arithmetic per token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the leaf, and
- * 3 P N / (4 RN) lane shuffles to sum over n.
- * bytes per token and head, bf16: x, y (z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
- * Every sum has one fixed order: deterministic. */
+ * A block owns 64 rows of one head's state for a whole segment and takes it a sub-chunk of 16 tokens at a time.  A
+ * sub-chunk: x, B, C, silu(z) and the decays to shared memory; S_ts = <C_t, B_s> L_ts; y_t = pre_t C_t h + sum_s S_ts
+ * Delta_s x_s + Dskip x_t, times silu(z); h <- E h + sum_s Delta_s suf_s x_s B_s^T.
+ *
+ * REGISTERS a thread: h, 8 RN values, fp32 (64 at N = 128).
+ * SHARED MEMORY: x, B, C, z, S_ts, the decays, the sums over n: 19.4 KB for N up to 16, 33.4 to 128, 49.4 to 256.
+ * ARITHMETIC a token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk, and 3 P N / (4 RN)
+ *     lane shuffles to sum over n.
+ * BYTES a token and head, bf16: x, y (z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
+ * grid: strands*H*tiles; block 128, 256 for N > 128.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_CUH
 #define GT_SSD_FORWARD_CUH
 
