@@ -10,13 +10,13 @@
  *             the state that it starts from
  *     final   every segment again, from its start state: the outputs
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
- * A piece of a sequence of which others have the rest (gt_OP_segment) takes the first two alone: local, of every
- * segment, and a scan that leaves what the piece ends with, and the log of its decay.
+ * gt_OP_segment, for a piece of a sequence, makes the first two alone: local, of every segment; and a scan that leaves
+ * the state at the piece's end, and the log of its decay.
  *
- * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Decays: the logarithm of a
- * segment's decay, or what `unit` or `rate` turns into it, [segment slot][terms][decay_size]: the sum of `terms`
- * numbers, each a sum in two terms (TwoTermSum) or rounded; an entry serves state_size / decay_size neighbouring state
- * elements. */
+ * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Where decays lie: [segment
+ * slot][terms][decay_size].  An entry is a number, or the sum of two (terms = 2).  Times `unit`, or rate[element], it
+ * is the natural logarithm of the segment's decay.  It serves state_size / decay_size neighbouring elements of the
+ * state. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
