@@ -28,6 +28,7 @@ struct Machine : hy_backend {
 
 static Machine& machine(hy_backend* be) { return *static_cast<Machine*>(be); }
 
+constexpr size_t WORKSPACE_BYTES = 32 << 20; /* of the matrix product: as cuBLAS takes for itself on sm_90 */
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int64_t PARTS = 512; /* at most that many partial sums of a column */

@@ -18,7 +18,6 @@
 namespace hy {
 
 constexpr size_t STAGING_BYTES = 4 << 20;
-constexpr size_t WORKSPACE_BYTES = 32 << 20; /* as cuBLAS takes for itself on sm_90 */
 
 /* What cuBLASLt is asked for; all bytes are compared. */
 struct PlanKey {

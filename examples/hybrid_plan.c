@@ -5,7 +5,7 @@
 
 /* The operators keep the state before every chunk for backward, which needs about as much again. */
 enum { WKV6_CHUNK = 64, SSD_CHUNK = 128, SCAN_CHUNK = 64 };
-enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* as hybrid_ops.cu and hybrid_ops.cuh take them */
+enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* as hybrid_machine.cuh has them */
 
 static size_t bytes_of(const hy_backend *be) { return be->dtype == GT_F32 ? 4 : 2; }
 

@@ -63,6 +63,7 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
     m->name = "emulated";
     snprintf(m->device, sizeof m->device, "the CPU, emulating a GPU");
     m->dtype = dtype;
+    m->workspace_want = hy::WORKSPACE_BYTES; /* nobody uses it, but a model takes the memory that it takes on a GPU */
     hy::set_operators(m);
     m->close = hy::emu_close;
     m->alloc = hy::emu_alloc;
