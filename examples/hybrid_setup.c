@@ -366,6 +366,6 @@ gt_status hy_set_up(trainer *t, const char *program) {
         status = hy_tracks_create(&t->tracks, &t->text, o->batch);
     if (status == GT_OK) status = load_file(t);
     if (status == GT_OK) status = check_save(t);
-    if (status == GT_OK) status = hy_log_open(&t->log, o->csv, *o->resume ? t->steps : -1);
-    return status;
+    if (status != GT_OK || (*o->resume && t->steps >= o->steps)) return status; /* complete: no log is begun or cut */
+    return hy_log_open(&t->log, o->csv, *o->resume ? t->steps : -1);
 }

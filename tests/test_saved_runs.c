@@ -178,6 +178,19 @@ static void check_resume(const char *options) {
     CHECK(says(0, "--resume b.st --save b.st", "b.st: the run is complete", "larger --steps"));
     CHECK(same_runs("a.st", "b.st"));
     free(out);
+    /* and so do logs: its own, and others of that name; none is begun */
+    write_string("other.csv", "of somebody else\n");
+    remove("new.csv");
+    char *before = read_string("b.csv");
+    static const char *const logs[] = {"b.csv", "other.csv", "new.csv"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(line, sizeof line, "--resume b.st --csv %s", logs[i]);
+        CHECK(says(0, line, "b.st: the run is complete", ""));
+    }
+    char *after = read_string("b.csv");
+    CHECK(!strcmp(before, after) && has("other.csv", "of somebody else") && !exists("other.csv.1") &&
+          !exists("new.csv"));
+    free(before), free(after);
 }
 
 static void test_resume(void) {
