@@ -34,8 +34,9 @@
  *   | rmsnorm_linear | forward, backward        | RMSNorm or LayerNorm, then a projection         |
  *   | norm_mix       | forward, backward        | residual + g_a RMSNorm(a) + g_b RMSNorm(b)      |
  *   | norm_gate      | forward, backward        | gated RMSNorm, group norm + gate                |
+ *   | wkv_ssm        | forward, backward        | wkv6 and ssd of one hybrid block, one call      |
  *   wkv6 and ssd also take a sequence in pieces: segment, join, and their backward.
- *   Reserved names: gt_conv_ssd_..., gt_wkv_ssm_... .
+ *   Reserved names: gt_conv_ssd_... .
  *
  * CONVENTIONS, true for every function
  *   Arguments   one struct per operator serves all its functions; a zero field means the default
@@ -171,6 +172,11 @@
 #define gt_norm_gate_path GT_SYMBOL(norm_gate_path)
 #define gt_norm_gate_forward GT_SYMBOL(norm_gate_forward)
 #define gt_norm_gate_backward GT_SYMBOL(norm_gate_backward)
+#define gt_wkv_ssm_args_size GT_SYMBOL(wkv_ssm_args_size)
+#define gt_wkv_ssm_workspace GT_SYMBOL(wkv_ssm_workspace)
+#define gt_wkv_ssm_path GT_SYMBOL(wkv_ssm_path)
+#define gt_wkv_ssm_forward GT_SYMBOL(wkv_ssm_forward)
+#define gt_wkv_ssm_backward GT_SYMBOL(wkv_ssm_backward)
 #define gt_ref_wkv6_forward GT_SYMBOL(ref_wkv6_forward)
 #define gt_ref_wkv6_backward GT_SYMBOL(ref_wkv6_backward)
 #define gt_ref_wkv6_step GT_SYMBOL(ref_wkv6_step)
@@ -197,6 +203,8 @@
 #define gt_ref_norm_mix_backward GT_SYMBOL(ref_norm_mix_backward)
 #define gt_ref_norm_gate_forward GT_SYMBOL(ref_norm_gate_forward)
 #define gt_ref_norm_gate_backward GT_SYMBOL(ref_norm_gate_backward)
+#define gt_ref_wkv_ssm_forward GT_SYMBOL(ref_wkv_ssm_forward)
+#define gt_ref_wkv_ssm_backward GT_SYMBOL(ref_wkv_ssm_backward)
 
 #ifdef __cplusplus
 extern "C" {
@@ -290,6 +298,7 @@ GT_FUNCTION size_t gt_conv1d_args_size(void);
 GT_FUNCTION size_t gt_rmsnorm_linear_args_size(void);
 GT_FUNCTION size_t gt_norm_mix_args_size(void);
 GT_FUNCTION size_t gt_norm_gate_args_size(void);
+GT_FUNCTION size_t gt_wkv_ssm_args_size(void);
 
 /* Host conversions, round to nearest even; NaN stays NaN, overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);
@@ -725,6 +734,45 @@ GT_FUNCTION gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_w
 GT_FUNCTION gt_status gt_norm_gate_path(const gt_norm_gate_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_forward(const gt_norm_gate_args *args);
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *args);
+
+/* ---- wkv_ssm: wkv6 and ssd of one hybrid block ----------------------------------------------------------
+ * The two recurrences of a block that runs both branches on the same tokens (Hymba, Dong et al. 2024,
+ * arXiv:2411.13676, section 2.1; their outputs stay apart, since models mix them after projections of
+ * their own).  The results are those of gt_wkv6_... and gt_ssd_..., bit for bit, with the same `segments`.
+ *
+ * Fill wkv6 and ssd as for these.  What both share stands once, in this struct, and the fields of the same
+ * name in wkv6 and ssd stay 0: B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count,
+ * seq_capacity, saved, workspace and their bytes.  So do those of steps and of pieces: a token after a call
+ * is made by gt_wkv6_step and gt_ssd_step on the same states.
+ *
+ * What it is for: both are checked before either is launched, with one query, one workspace and one
+ * saved.  All kernels run on the one stream given: a second would have to be created, or joined by events, which
+ * allocate; who has two streams calls the two operators on them.  Whatever either takes is taken, in any pair. */
+typedef struct gt_wkv_ssm_args {
+    int64_t B, T;                          /* of both, and so all that follows but the two structs */
+    gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
+    int state_in_shared;                   /* 1: both state_in and dstate_in are one for the whole batch */
+    int accumulate;                        /* 1: all parameter gradients are added to */
+    int64_t segments;                      /* 0 = each operator's own choice */
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
+    int64_t seq_capacity;
+    gt_wkv6_args wkv6;
+    gt_ssd_args ssd;
+    void *saved;
+    size_t saved_bytes;
+    void *workspace;
+    size_t workspace_bytes;
+} gt_wkv_ssm_args;
+
+/* Writes both y and, unless NULL, both state_out (and saved).  Required: wkv6: r k v w y; ssd: x dt A Bm Cm y. */
+GT_FUNCTION gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream);
+/* Writes the gradients that are not NULL.  Required: wkv6: r k v w dy; ssd: x dt A Bm Cm dy. */
+GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
+/* "wkv6 forward: ...; backward: ...; ssd forward: ...; backward: ..." */
+GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes);
+GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
 
 /* ---- host conversions --------------------------------------------------------------------------- */
 

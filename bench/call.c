@@ -221,8 +221,8 @@ static const double WHOLE = 1 << 28; /* products of all sizes up to here are lit
 
 /* Positions [at, at + n) of each index. */
 typedef struct part {
-    const char *letters; /* along which it was cut */
-    int64_t at[26], n[26];
+    const char *letters;                         /* along which it was cut */
+    int64_t at['z' - 'A' + 1], n['z' - 'A' + 1]; /* as gt_dims */
 } part;
 
 static void cut(part *p, char letter, int64_t at, int64_t n) {
@@ -313,7 +313,7 @@ static int is_compared(const bench_call *c, const part *p, const gt_tensor *t) {
 }
 
 static int sets_decay(const gt_tensor *t) {
-    return !strcmp(t->name, "w") || !strcmp(t->name, "A") || !strncmp(t->name, "dt", 2);
+    return test_is(t, "w") || test_is(t, "A") || !strncmp(test_plain_name(t), "dt", 2);
 }
 
 /* Arguments of the double twin: the part's sizes and inputs (or their magnitudes, for those that do

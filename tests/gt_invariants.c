@@ -4,9 +4,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int is_recurrent(const test_case *c) { return test_find(test_table(c), "state_out") >= 0; }
+static int is_recurrent(const test_case *c) { return test_is_over_time(test_op_of(c->op)); }
 
 static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
+
+/* The operator's n-th tensor of a plain name, or NULL: one that is two operators in one call has two of state_in. */
+static const gt_tensor *nth_tensor(const test_case *c, const char *plain_name, int n) {
+    for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
+        if (test_is(t, plain_name) && n-- == 0) return t;
+    return NULL;
+}
+
+/* Whether the case lacks one of them. */
+static int lacks(const test_case *c, const char *plain_name) {
+    const gt_tensor *t;
+    for (int n = 0; (t = nth_tensor(c, plain_name, n)); n++)
+        if (test_is_absent(c, t)) return 1;
+    return 0;
+}
 
 /* Takes an array out of `from`. */
 static double *take_array(test_values *from, const test_case *c, const char *tensor) {
@@ -68,13 +83,13 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
     const gt_op *op = test_table(c);
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
         test_values in, all, alone;
-        uint32_t required = 0;
+        uint64_t required = 0;
         for (int i = 0; op->tensors[i].name; i++)
-            if (gt_use(&op->tensors[i], pass) == 'O') required |= (uint32_t)1 << i;
+            if (gt_use(&op->tensors[i], pass) == 'O') required |= (uint64_t)1 << i;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
         for (int i = 0; op->tensors[i].name; i++) { /* an i that is no output: none at all */
-            uint32_t wanted = required | (all.of[i] ? (uint32_t)1 << i : 0);
+            uint64_t wanted = required | (all.of[i] ? (uint64_t)1 << i : 0);
             test_run(r, c, (gt_pass)pass, &in, wanted, &alone);
             test_same(r, c, (gt_pass)pass, "asked for alone", &alone, &all, tolerance);
             test_free(&alone);
@@ -90,7 +105,7 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         for (int i = 0; op->tensors[i].name; i++) {
             const gt_tensor *t = &op->tensors[i];
-            double value = test_constant(t->name);
+            double value = test_constant(test_plain_name(t));
             if (gt_use(t, pass) != 'i' || isnan(value)) continue;
             test_inputs(c, (gt_pass)pass, &in);
             test_set_array(&in, c, t->name, NULL);
@@ -140,7 +155,7 @@ static void add_part(const test_case *part, const test_values *from, char letter
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         int64_t count = test_count(part, GT_BACKWARD, t);
-        int is_sum = t->use[GT_BACKWARD] == 'g' || (letter == 'B' && is_shared(part) && !strcmp(t->name, "dstate_in"));
+        int is_sum = t->use[GT_BACKWARD] == 'g' || (letter == 'B' && is_shared(part) && test_is(t, "dstate_in"));
         if (!from->of[i] || !is_sum) continue;
         if (!sums->of[i]) sums->of[i] = test_array(count, 0);
         for (int64_t j = 0; j < count; j++) sums->of[i][j] += from->of[i][j];
@@ -232,32 +247,46 @@ void test_batch_splits(const test_runner *r, const test_case *c, double toleranc
     (test_is_packed(c) ? split_packed : split_batch)(r, c, tolerance);
 }
 
+/* A shared state of each becomes one for every batch element. */
+static void spread_states(const test_case *shared, const test_case *each, gt_pass pass, test_values *in) {
+    const gt_tensor *t;
+    for (int k = 0; (t = nth_tensor(shared, "state_in", k)); k++) {
+        const int64_t n = test_count(shared, pass, t), count = test_count(each, pass, t);
+        double *all = test_array(count, 0), *one = *test_array_of(in, shared, t->name);
+        for (int64_t i = 0; i < count; i++) all[i] = one[i % n];
+        test_set_array(in, shared, t->name, all);
+    }
+}
+
+/* Takes the gradients of states out of *out_each, and adds them up over the batch. */
+static void sum_states(const test_case *shared, const test_case *each, gt_pass pass, test_values *out_each,
+                       test_values *sums) {
+    const gt_tensor *t;
+    for (int k = 0; (t = nth_tensor(shared, "dstate_in", k)); k++) {
+        const int64_t n = test_count(shared, pass, t), count = test_count(each, pass, t);
+        double *dstate = take_array(out_each, shared, t->name);
+        if (!dstate) continue;
+        test_set_array(sums, shared, t->name, test_array(n, 0));
+        for (int64_t i = 0; i < count; i++) (*test_array_of(sums, shared, t->name))[i % n] += dstate[i];
+        free(dstate);
+    }
+}
+
 void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance) {
     test_case shared = with_accumulate(c, 0), each;
-    if (!is_recurrent(c) || test_is_absent(c, test_tensor_of(c, "state_in"))) return;
+    if (!is_recurrent(c) || lacks(c, "state_in")) return;
     each = shared;
     test_set_flag(&shared, test_table(c)->fields.state_in_shared, 1);
     test_set_flag(&each, test_table(c)->fields.state_in_shared, 0);
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
-        const gt_tensor *state = test_tensor_of(c, "state_in");
-        int64_t size[4], batch, n = test_count(&shared, (gt_pass)pass, state);
         test_values in, out_shared, out_each, sums = {{NULL}};
-        double *one, *all, *dstate;
-        test_shape(&each, (gt_pass)pass, state, size);
-        batch = size[0];
-        all = test_array(batch * n, 0);
         test_inputs(&shared, (gt_pass)pass, &in);
         test_run(r, &shared, (gt_pass)pass, &in, TEST_ALL, &out_shared);
-        one = *test_array_of(&in, c, "state_in");
-        for (int64_t i = 0; i < batch * n; i++) all[i] = one[i % n];
-        test_set_array(&in, c, "state_in", all);
+        spread_states(&shared, &each, (gt_pass)pass, &in);
         test_run(r, &each, (gt_pass)pass, &in, TEST_ALL, &out_each);
-        dstate = take_array(&out_each, c, "dstate_in");
-        if (dstate) test_set_array(&sums, c, "dstate_in", test_array(n, 0));
-        for (int64_t i = 0; dstate && i < batch * n; i++) (*test_array_of(&sums, c, "dstate_in"))[i % n] += dstate[i];
+        sum_states(&shared, &each, (gt_pass)pass, &out_each, &sums);
         test_same(r, &shared, (gt_pass)pass, "a state for each", &out_shared, &out_each, tolerance);
         test_compare(r, &shared, (gt_pass)pass, &out_shared, &sums, NULL);
-        free(dstate);
         test_free(&in), test_free(&out_shared), test_free(&out_each), test_free(&sums);
     }
 }
@@ -273,36 +302,47 @@ static void join(const time_split *s, gt_pass pass, test_values out[2], test_val
     for (int k = 0; k < 2; k++) test_paste(&s->part[k], &s->whole, pass, &out[k], 'T', s->at[k], joined);
 }
 
-/* Both parts forward; *handed_over becomes the state between them. */
-static void split_forward(const test_runner *r, const time_split *s, double tolerance, double **handed_over) {
+/* Moves every array of plain name `out_name` to the tensor beside it of name `in_name`. */
+static void move_arrays(const test_case *c, test_values *from, const char *out_name, test_values *to,
+                        const char *in_name) {
+    const gt_op *op = test_table(c);
+    const gt_tensor *t;
+    for (int k = 0; (t = nth_tensor(c, out_name, k)); k++) {
+        const gt_tensor *other = &op->tensors[test_beside(op, (int)(t - op->tensors), in_name)];
+        test_set_array(to, c, other->name, take_array(from, c, t->name));
+    }
+}
+
+/* Both parts forward; *handed_over gets the states between them. */
+static void split_forward(const test_runner *r, const time_split *s, double tolerance, test_values *handed_over) {
     test_values in, whole, part_in[2], out[2], joined;
     test_inputs(&s->whole, GT_FORWARD, &in);
     test_run(r, &s->whole, GT_FORWARD, &in, TEST_ALL, &whole);
     for (int k = 0; k < 2; k++) {
         test_cut(&s->whole, GT_FORWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'), &part_in[k]);
-        if (k == 1) test_set_array(&part_in[1], &s->whole, "state_in", take_array(&out[0], &s->whole, "state_out"));
+        if (k == 1) move_arrays(&s->whole, &out[0], "state_out", &part_in[1], "state_in");
         test_run(r, &s->part[k], GT_FORWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_FORWARD, out, &joined);
-    test_set_array(&joined, &s->whole, "state_out", take_array(&out[1], &s->whole, "state_out"));
+    move_arrays(&s->whole, &out[1], "state_out", &joined, "state_out");
     test_same(r, &s->whole, GT_FORWARD, "in two parts", &joined, &whole, tolerance);
-    *handed_over = take_array(&part_in[1], &s->whole, "state_in");
+    move_arrays(&s->whole, &part_in[1], "state_in", handed_over, "state_in");
     test_free(&in), test_free(&whole), test_free(&joined);
     for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
 }
 
-static void split_backward(const test_runner *r, const time_split *s, double tolerance, double *handed_over) {
+static void split_backward(const test_runner *r, const time_split *s, double tolerance, test_values *handed_over) {
     test_values in, whole, part_in[2], out[2], joined, sums = {{NULL}};
     test_inputs(&s->whole, GT_BACKWARD, &in);
     test_run(r, &s->whole, GT_BACKWARD, &in, TEST_ALL, &whole);
     for (int k = 1; k >= 0; k--) {
         test_cut(&s->whole, GT_BACKWARD, &in, 'T', s->at[k], test_get_size(&s->part[k], 'T'), &part_in[k]);
-        if (k == 1) test_set_array(&part_in[1], &s->whole, "state_in", handed_over);
-        if (k == 0) test_set_array(&part_in[0], &s->whole, "dstate_out", take_array(&out[1], &s->whole, "dstate_in"));
+        if (k == 1) move_arrays(&s->whole, handed_over, "state_in", &part_in[1], "state_in");
+        if (k == 0) move_arrays(&s->whole, &out[1], "dstate_in", &part_in[0], "dstate_out");
         test_run(r, &s->part[k], GT_BACKWARD, &part_in[k], TEST_ALL, &out[k]);
     }
     join(s, GT_BACKWARD, out, &joined);
-    test_set_array(&joined, &s->whole, "dstate_in", take_array(&out[0], &s->whole, "dstate_in"));
+    move_arrays(&s->whole, &out[0], "dstate_in", &joined, "dstate_in");
     for (int k = 0; k < 2; k++) add_part(&s->part[k], &out[k], 'T', &sums);
     test_same(r, &s->whole, GT_BACKWARD, "in two parts", &joined, &whole, tolerance);
     check_sums(r, &s->whole, GT_BACKWARD, &in, &sums, &whole);
@@ -312,16 +352,17 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
 
 void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance) {
     time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
-    double *handed_over;
-    if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') ||
-        test_is_absent(c, test_tensor_of(c, "state_out")) || test_is_absent(c, test_tensor_of(c, "dstate_in")))
+    test_values handed_over = {{NULL}};
+    if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') || lacks(c, "state_out") ||
+        lacks(c, "dstate_in"))
         return;
     s.part[0] = s.part[1] = s.whole;
     test_set_size(&s.part[0], 'T', at);
     test_set_size(&s.part[1], 'T', test_get_size(c, 'T') - at);
     test_set_flag(&s.part[1], test_table(c)->fields.state_in_shared, 0);
     split_forward(r, &s, tolerance, &handed_over);
-    split_backward(r, &s, tolerance, handed_over);
+    split_backward(r, &s, tolerance, &handed_over);
+    test_free(&handed_over);
 }
 
 /* ---- pieces ---------------------------------------------------------------------------------- */

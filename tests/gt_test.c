@@ -56,6 +56,29 @@ int test_find(const gt_op *op, const char *tensor) {
     return -1;
 }
 
+const char *test_plain_name(const gt_tensor *t) {
+    const char *dot = strrchr(t->name, '.');
+    return dot ? dot + 1 : t->name;
+}
+
+int test_is(const gt_tensor *t, const char *plain_name) { return !strcmp(test_plain_name(t), plain_name); }
+
+int test_beside(const gt_op *op, int i, const char *plain_name) {
+    const gt_tensor *t = &op->tensors[i];
+    char name[64];
+    snprintf(name, sizeof name, "%.*s%s", (int)(test_plain_name(t) - t->name), t->name, plain_name);
+    return test_find(op, name);
+}
+
+int test_gradient_of(const gt_op *op, int i) {
+    char name[64];
+    if (test_is(&op->tensors[i], "residual")) return test_find(op, "dy");
+    snprintf(name, sizeof name, "d%s", test_plain_name(&op->tensors[i]));
+    return test_beside(op, i, name);
+}
+
+int test_is_over_time(const test_op *op) { return op->table()->sizes[0].letter == 'B'; }
+
 static int64_t capacity_at(const test_case *c, size_t offset) {
     int64_t n = 0;
     if (offset) memcpy(&n, (const char *)&c->args + offset, sizeof n);
@@ -88,7 +111,7 @@ void test_set_flag(test_case *c, size_t offset, int value) { memcpy((char *)&c->
 int test_accumulates(const test_case *c, const gt_tensor *t) {
     if (!test_get_flag(c, test_table(c)->accumulate_offset)) return 0;
     return t->use[GT_BACKWARD] == 'g' ||
-           (!strcmp(t->name, "dstate_in") && test_get_flag(c, test_table(c)->fields.state_in_shared));
+           (test_is(t, "dstate_in") && test_get_flag(c, test_table(c)->fields.state_in_shared));
 }
 
 int test_axis(const test_case *c, const gt_tensor *t, char letter) {
@@ -136,6 +159,7 @@ void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion) {
     const gt_op *op = test_table(c);
     memcpy((char *)&c->args + op->dtype_offset, &dtype, sizeof dtype);
     if (op->companion_offset) memcpy((char *)&c->args + op->companion_offset, &companion, sizeof companion);
+    if (op->second.name) memcpy((char *)&c->args + op->second.offset, &companion, sizeof companion);
 }
 
 static gt_dtype dtype_at(const test_case *c, size_t offset, gt_dtype missing) {
@@ -148,6 +172,7 @@ gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t) {
     const gt_op *op = test_table(c);
     gt_dtype dtype = dtype_at(c, op->dtype_offset, GT_F32);
     if (t->kind == 'w') return dtype_at(c, op->companion_offset, dtype);
+    if (t->kind == 'd') return dtype_at(c, op->second.offset, dtype);
     return t->kind == 'x' || t->kind == 'X' ? dtype : GT_F32;
 }
 
@@ -696,7 +721,7 @@ static int check_untouched(const test_runner *r, const test_case *c, gt_pass pas
                       r->name, name);
 }
 
-int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint32_t want,
+int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint64_t want,
              test_values *out) {
     const test_op *top = test_op_of(c->op);
     const gt_op *op = top->table();
@@ -922,13 +947,13 @@ static double rms(const double *v, int64_t n) {
 void test_magnitudes(const test_case *c, const test_values *in, test_values *magnitudes) {
     const gt_op *op = test_table(c);
     test_values absolute;
-    uint32_t wanted = 0;
+    uint64_t wanted = 0;
     test_copy(c, GT_BACKWARD, in, &absolute);
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
         int64_t count = test_count(c, GT_BACKWARD, t);
-        if (t->use[GT_BACKWARD] == 'g') wanted |= (uint32_t)1 << i;
-        if (!absolute.of[i] || test_is_word_of("w A dt dt_bias", t->name)) continue;
+        if (t->use[GT_BACKWARD] == 'g') wanted |= (uint64_t)1 << i;
+        if (!absolute.of[i] || test_is_word_of("w A dt dt_bias", test_plain_name(t))) continue;
         for (int64_t j = 0; j < count; j++)
             if (isfinite(absolute.of[i][j])) absolute.of[i][j] = fabs(absolute.of[i][j]);
     }
@@ -938,7 +963,7 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
 
 static double tolerance_of(const test_runner *r, const gt_tensor *t, gt_dtype dtype, gt_dtype call_dtype) {
     if (dtype != GT_F32) return r->tolerance.activations[dtype];
-    return (t->kind == 'w' ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
+    return (strchr("wd", t->kind) ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
 }
 
 /* The most that rounding a number changes it by, relative. */

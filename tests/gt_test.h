@@ -28,8 +28,8 @@
 extern "C" {
 #endif
 
-enum { TEST_TENSORS = 32 }; /* more than any operator's table has */
-#define TEST_ALL (~(uint32_t)0)
+enum { TEST_TENSORS = 48 }; /* more than any operator's table has */
+#define TEST_ALL (~(uint64_t)0)
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -249,6 +249,13 @@ int test_is_word_of(const char *list, const char *word); /* words between spaces
 const gt_op *test_table(const test_case *c);
 int test_has_pass(const test_case *c, gt_pass pass);
 int test_find(const gt_op *op, const char *tensor); /* index in the table, -1 = none */
+/* "y" of "wkv6.y", a field of a struct within the argument struct: whatever goes by a tensor's name goes by this one. */
+const char *test_plain_name(const gt_tensor *t);
+int test_is(const gt_tensor *t, const char *plain_name);
+/* The tensor of a plain name that is a field of the same struct as the i-th one, -1 = none. */
+int test_beside(const gt_op *op, int i, const char *plain_name);
+int test_gradient_of(const gt_op *op, int i); /* of the i-th tensor; a residual's is dy; -1 = none */
+int test_is_over_time(const test_op *op);     /* else over rows */
 int test_is_absent(const test_case *c, const gt_tensor *t);
 int test_is_input(const gt_tensor *t, gt_pass pass);  /* read, 's' included */
 int test_is_output(const gt_tensor *t, gt_pass pass); /* written, 's' included */
@@ -325,7 +332,7 @@ extern const test_runner test_twin;  /* the twins as users have them */
 /* Runs `pass` on `in` and returns in *out the outputs whose bit (of their place in the table) is in
  * `want`, but for those that the case names absent.  Returns 1 if the pass succeeded and left
  * everything else alone. */
-int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint32_t want,
+int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint64_t want,
              test_values *out);
 
 /* Points every tensor of *args that lies in from[0..bytes) to the same place of `to`. */

@@ -30,7 +30,7 @@ double test_constant(const char *tensor) {
 /* Means and spreads of a trained model, roughly. */
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     const test_op *op = test_op_of(c->op);
-    test_fill f = {t->name, test_constant(t->name) == 1, 1, 0, 0};
+    test_fill f = {t->name, test_constant(test_plain_name(t)) == 1, 1, 0, 0};
     *map = TEST_AS_IS;
     if (f.mean == 1) f.spread = 0.3;
     if (t->shape[0] == 'M') f.mean = 0.3; /* for LayerNorm to take away */
@@ -43,11 +43,11 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
 
 /* A and dt by their logarithms. */
 void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map) {
-    if (is(t->name, "A")) {
+    if (test_is(t, "A")) {
         f->spread = 0.5;
         *map = TEST_NEGATIVE_EXP;
-    } else if (is(t->name, "dt") || is(t->name, "dt_bias")) {
-        f->mean = is(t->name, "dt") ? (softplus ? -1 : -2) : softplus ? 0 : -3;
+    } else if (test_is(t, "dt") || test_is(t, "dt_bias")) {
+        f->mean = test_is(t, "dt") ? (softplus ? -1 : -2) : softplus ? 0 : -3;
         f->spread = 0.7;
         if (!softplus) *map = TEST_EXP;
     }
@@ -77,7 +77,7 @@ void test_draw_case(const test_op *op, uint64_t seed, int64_t most, test_case *c
     c->layout = (test_layout)test_pick(&r, TEST_SLICES + 1);
     c->in_place = (int)test_pick(&r, 2);
     op->draw(&r, most, c);
-    if (op->twin[GT_STEP]) {
+    if (test_is_over_time(op)) {
         test_set_size(c, 'B', 1 + test_pick(&r, 3));
         test_set_size(c, 'T', test_pick(&r, 2 * most + 1));
     } else {

@@ -210,12 +210,14 @@ static void check_operator(const test_op *op) {
     test_group(op->name, "accumulate adds");
     for_all_dtypes(op, TEST_SMALL, batch_splits);
     test_group(op->name, "batch elements and packed sequences, one by one");
-    if (op->twin[GT_STEP]) {
+    if (test_is_over_time(op)) {
         for_all_dtypes(op, TEST_SMALL, shared_agrees);
         test_group(op->name, "a shared state is one for each");
         for_cases(op, TEST_SMALL, 0, time_splits);
         for_cases(op, TEST_SMALL, 1, time_splits);
         test_group(op->name, "the time cut in two");
+    }
+    if (op->twin[GT_STEP]) {
         for_all_dtypes(op, TEST_SMALL, step_agrees);
         test_group(op->name, "a step is a forward");
         for_all_dtypes(op, TEST_SMALL, steps_agree);

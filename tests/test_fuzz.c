@@ -135,7 +135,8 @@ static int64_t small_size(fuzz *f, char letter) {
         return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
     case 'M': return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
     case 'W': return 2 + below(f, 3);
-    case 'H': return 1 + below(f, 3);
+    case 'H':
+    case 'h': return 1 + below(f, 3);
     case 'D':
     case 'O': return one_in(f, 20) ? 16 + below(f, 60) : 1 + below(f, 6);
     default: /* N, V, P: with sizes that kernels are made for */
@@ -152,7 +153,7 @@ static const gt_size *find_size(const fuzz *f, char letter) {
 
 static void draw_sizes(fuzz *f) {
     /* a step needs its states, even if there are no tokens for them */
-    const char *const zero = !f->top->twin[GT_STEP] ? "M" : f->pass == GT_STEP || one_in(f, 2) ? "B" : "T";
+    const char *const zero = !test_is_over_time(f->top) ? "M" : f->pass == GT_STEP || one_in(f, 2) ? "B" : "T";
     for (const gt_size *s = f->op->sizes; s->letter; s++) {
         int64_t n = small_size(f, s->letter);
         if (f->kind == EMPTY && one_in(f, 2) && s->letter != 'W') n = extreme_in_range(f, s->min);
@@ -185,6 +186,8 @@ static void draw_fields(fuzz *f) {
     put_int(f, f->op->dtype_offset, dtype);
     if (f->op->companion_offset && one_in(f, 2))
         put_int(f, f->op->companion_offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
+    if (f->op->second.name && one_in(f, 2))
+        put_int(f, f->op->second.offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
     for (const test_field *x = f->top->fields; x->name; x++) {
         const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
@@ -303,7 +306,7 @@ static void draw_pointers(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         gt_view v;
         if (!is_used(f, t)) {
-            if (t->kind != 'i' && strcmp(t->name, "state_in") && one_in(f, 2)) put_pointer(f, t, wild(f));
+            if (t->kind != 'i' && !test_is(t, "state_in") && one_in(f, 2)) put_pointer(f, t, wild(f));
             continue;
         }
         if (t->kind == 'i' && !strcmp(t->name, "slots") ? size_at(&f->args, f->op->fields.slot_capacity) == 0
@@ -323,9 +326,9 @@ static void draw_pointers(fuzz *f) {
             f->is_spoiled = 1;
         }
     }
-    const int z = test_find(f->op, "z"), dz = test_find(f->op, "dz");
-    if (z >= 0 && f->pass == GT_BACKWARD && !pointer_of(&f->args, &f->op->tensors[z]) && f->kind != HOSTILE)
-        put_pointer(f, &f->op->tensors[dz], NULL);
+    for (int z = 0; f->op->tensors[z].name && f->pass == GT_BACKWARD && f->kind != HOSTILE; z++)
+        if (test_is(&f->op->tensors[z], "z") && !pointer_of(&f->args, &f->op->tensors[z]))
+            put_pointer(f, &f->op->tensors[test_gradient_of(f->op, z)], NULL);
 }
 
 static const gt_tensor *any_tensor(fuzz *f) {
@@ -372,13 +375,14 @@ static int is_output(const fuzz *f, const gt_tensor *t) { return test_is_output(
 static int is_read(const fuzz *f, const gt_tensor *t) {
     if (test_is_input(t, f->pass)) return 1;
     if (!is_output(f, t) || !flag_at(f, f->op->accumulate_offset)) return 0;
-    return t->use[f->pass] == 'g' || (!strcmp(t->name, "dstate_in") && flag_at(f, f->op->fields.state_in_shared));
+    return t->use[f->pass] == 'g' || (test_is(t, "dstate_in") && flag_at(f, f->op->fields.state_in_shared));
 }
 
 static gt_dtype dtype_of(const fuzz *f, const gt_tensor *t) {
     gt_dtype dtype = GT_F32;
     if (strchr("xX", t->kind)) memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
     if (t->kind == 'w') memcpy(&dtype, (const char *)&f->filled + f->op->companion_offset, sizeof dtype);
+    if (t->kind == 'd') memcpy(&dtype, (const char *)&f->filled + f->op->second.offset, sizeof dtype);
     return dtype;
 }
 
@@ -658,7 +662,7 @@ static int is_about(size_t less, size_t more) { return less <= more || less - mo
 static void check_query(fuzz *f) {
     gt_workspace need, twice;
     test_args more = f->args;
-    const gt_size *s = find_size(f, f->top->twin[GT_STEP] ? one_in(f, 2) ? 'B' : 'T' : 'M');
+    const gt_size *s = find_size(f, test_is_over_time(f->top) ? one_in(f, 2) ? 'B' : 'T' : 'M');
     const int64_t n = size_at(&more, s->offset);
     if (query(f, &f->args, &need) != GT_OK) return;
     if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* of less, time may be cut in other ways */

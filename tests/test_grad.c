@@ -23,13 +23,6 @@ typedef struct grad_case {
     test_values gradient;
 } grad_case;
 
-/* Index of the gradient of the i-th tensor, -1 = none.  A residual's is dy itself. */
-static int gradient_of(const gt_op *op, int i) {
-    char name[64];
-    snprintf(name, sizeof name, "d%s", op->tensors[i].name);
-    return test_find(op, !strcmp(op->tensors[i].name, "residual") ? "dy" : name);
-}
-
 /* The outputs at x = base + step direction. */
 static void evaluate(const grad_case *g, double *x, const double *base, const double *direction, int64_t count,
                      double step, test_values *out) {
@@ -47,7 +40,7 @@ static double difference_quotient(const grad_case *g, double *x, const double *b
     double sum = 0;
     for (int k = 0; k < 4; k++) evaluate(g, x, base, direction, count, h * (k < 2 ? k - 2 : k - 1), &out[k]);
     for (int i = 0; g->op->tensors[i].name; i++) {
-        int dout = gradient_of(g->op, i);
+        int dout = test_gradient_of(g->op, i);
         int64_t n = test_count(g->c, GT_FORWARD, &g->op->tensors[i]);
         if (!out[0].of[i] || !g->backward.of[dout]) continue;
         for (int64_t j = 0; j < n; j++) {
@@ -112,7 +105,7 @@ static void check_directions(const grad_case *g, const char *name, const double 
 static void check_gradient(grad_case *g, int i) {
     const gt_tensor *t = &g->op->tensors[i];
     int64_t count = test_count(g->c, GT_FORWARD, t);
-    int k = gradient_of(g->op, i);
+    int k = test_gradient_of(g->op, i);
     const double *gradient;
     double *x, *base;
     if (t->kind == 'i') return;
@@ -130,7 +123,7 @@ static void check_gradient(grad_case *g, int i) {
 /* Each gradient is the same number when no other is asked for. */
 static void check_alone(const grad_case *g, int i) {
     test_values alone;
-    test_run(&test_truth, g->c, GT_BACKWARD, &g->backward, (uint32_t)1 << i, &alone);
+    test_run(&test_truth, g->c, GT_BACKWARD, &g->backward, (uint64_t)1 << i, &alone);
     test_same(&test_truth, g->c, GT_BACKWARD, "asked for alone", &alone, &g->gradient, 0);
     test_free(&alone);
 }

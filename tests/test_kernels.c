@@ -394,7 +394,7 @@ static void batch_splits(tester *t, const test_case *c) {
     test_case fixed = *c;
     for (int64_t segments = 1; segments <= (test_is_packed(c) ? 2 : 1); segments++) {
         set_segments(&fixed, segments);
-        test_batch_splits(&t->plain, &fixed, test_op_of(c->op)->twin[GT_STEP] ? 0 : twice(c));
+        test_batch_splits(&t->plain, &fixed, test_is_over_time(test_op_of(c->op)) ? 0 : twice(c));
     }
 }
 
@@ -465,19 +465,12 @@ static void mode_agrees(tester *t, const test_case *c) {
 
 /* ---- difference quotients -------------------------------------------------------------------- */
 
-/* The index of the gradient of the i-th tensor, -1 = none.  A residual's is dy itself. */
-static int gradient_of(const gt_op *op, int i) {
-    char name[64];
-    snprintf(name, sizeof name, "d%s", op->tensors[i].name);
-    return test_find(op, !strcmp(op->tensors[i].name, "residual") ? "dy" : name);
-}
-
 /* <y, dy> + <state_out, dstate_out> of one output against another's. */
 static double loss_difference(const test_case *c, const test_values *dout, const test_values *a, const test_values *b) {
     const gt_op *op = test_table(c);
     double sum = 0;
     for (int i = 0; op->tensors[i].name; i++) {
-        int k = gradient_of(op, i);
+        int k = test_gradient_of(op, i);
         int64_t count = test_count(c, GT_FORWARD, &op->tensors[i]);
         if (!a->of[i] || k < 0 || !dout->of[k]) continue;
         for (int64_t j = 0; j < count; j++) sum += dout->of[k][j] * (a->of[i][j] - b->of[i][j]);
@@ -503,7 +496,7 @@ static void difference_agrees(tester *t, const test_case *drawn) {
         test_random r = {test_seed(c) + 1};
         test_copy(c, GT_FORWARD, &in, &moved);
         for (int i = 0; op->tensors[i].name; i++) {
-            int k = gradient_of(op, i);
+            int k = test_gradient_of(op, i);
             int64_t count = test_count(c, GT_FORWARD, &op->tensors[i]);
             const double *g = k < 0 ? NULL : gradient.of[k] ? gradient.of[k] : back.of[k];
             if (!moved.of[i] || !g || !test_is_input(&op->tensors[i], GT_FORWARD)) continue;
@@ -588,10 +581,10 @@ static void for_drawn(tester *t, uint64_t count, int64_t most, check_case *check
 
 /* Products to be formed, roughly: all elements of the states with every token, or all sizes. */
 static double work(const test_case *c) {
-    int state = test_find(test_table(c), "state_out");
-    double product = 1;
-    if (state >= 0)
-        return (double)test_get_size(c, 'T') * (double)test_count(c, GT_FORWARD, &test_table(c)->tensors[state]);
+    double product = 1, states = 0;
+    for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
+        if (test_is(t, "state_out")) states += (double)test_count(c, GT_FORWARD, t);
+    if (test_is_over_time(test_op_of(c->op))) return (double)test_get_size(c, 'T') * states;
     for (const gt_size *s = test_table(c)->sizes; s->letter; s++) product *= (double)test_get_size(c, s->letter);
     return product;
 }
@@ -608,8 +601,8 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
     for (const test_case *size = op->sizes; size->op; size++) {
         for (const int64_t *time = times; *time >= 0; time++) {
             test_case c = *size;
-            test_set_size(&c, op->twin[GT_STEP] ? 'T' : 'M', *time);
-            if (op->twin[GT_STEP]) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
+            test_set_size(&c, test_is_over_time(op) ? 'T' : 'M', *time);
+            if (test_is_over_time(op)) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
             if (work(&c) > most_work) continue;
             for (int i = 0; i < count; i++, n++) {
                 c.seed = (uint64_t)n;
@@ -632,8 +625,8 @@ static void for_sizes(tester *t, int64_t time, double most_work, int d, check_ca
     for (const test_case *size = op->sizes; size->op; size++) {
         test_case c = *size;
         if (!set_dtypes(&c, d)) continue;
-        test_set_size(&c, op->twin[GT_STEP] ? 'T' : 'M', time);
-        if (op->twin[GT_STEP]) test_set_size(&c, 'B', 1);
+        test_set_size(&c, test_is_over_time(op) ? 'T' : 'M', time);
+        if (test_is_over_time(op)) test_set_size(&c, 'B', 1);
         set_segments(&c, 2);
         if (work(&c) <= most_work) check(t, &c);
     }
@@ -780,11 +773,13 @@ static void check_properties(tester *t) {
     test_group(op->name, "batch elements and packed sequences one by one");
     for_cases(t, level, -1, refuses_less);
     test_group(op->name, "too little workspace or saved");
-    if (op->twin[GT_STEP]) {
+    if (test_is_over_time(op)) {
         for_cases(t, level, -1, shared_agrees);
         test_group(op->name, "a shared state is one for each");
         for_cases(t, level, -1, time_splits);
         test_group(op->name, "the time cut in two");
+    }
+    if (op->twin[GT_STEP]) {
         for_cases(t, level, -1, step_agrees);
         for_cases(t, TEST_SMALL, 0, step_agrees);
         test_group(op->name, "a step is a forward");

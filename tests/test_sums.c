@@ -11,9 +11,9 @@ static void check_case(test_case c, gt_dtype dtype, int accumulate) {
     const gt_op *op = test_table(&c);
     test_runner twin = test_twin;
     test_values in, truth, got;
-    uint32_t wanted = 0;
+    uint64_t wanted = 0;
     for (int i = 0; op->tensors[i].name; i++)
-        if (test_accumulates(&c, &op->tensors[i]) || op->tensors[i].use[GT_BACKWARD] == 'g') wanted |= 1u << i;
+        if (test_accumulates(&c, &op->tensors[i]) || op->tensors[i].use[GT_BACKWARD] == 'g') wanted |= (uint64_t)1 << i;
     for (int i = 0; i < 4; i++) twin.tolerance.parameters[i] = 5e-7;
     test_set_dtype(&c, dtype, GT_DTYPE_DEFAULT);
     test_set_flag(&c, op->accumulate_offset, accumulate);

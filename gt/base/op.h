@@ -29,6 +29,8 @@
 #define gt_op_rmsnorm_linear GT_SYMBOL(op_rmsnorm_linear)
 #define gt_op_norm_mix GT_SYMBOL(op_norm_mix)
 #define gt_op_norm_gate GT_SYMBOL(op_norm_gate)
+#define gt_op_wkv_ssm GT_SYMBOL(op_wkv_ssm)
+#define gt_enter_part GT_SYMBOL(enter_part)
 
 /* A function for the host and for kernels. */
 #ifdef __CUDACC__
@@ -60,8 +62,8 @@ typedef struct gt_tensor {
     size_t offset;         /* of the pointer in the struct */
     size_t stride_offset;  /* of its strides, see gt_stride_count; 0 = always packed */
     const char *shape;     /* size letters, slowest first */
-    char kind;             /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'f' fp32,
-                             'i' int32 */
+    char kind;             /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'd' their
+                             second companion dtype, 'f' fp32, 'i' int32 */
     const char *use;       /* per pass: '-' unused (also beyond its end: see gt_use), 'I' required input, 'i'
                              optional input, 'O' required output, 'o' optional output, 'g' parameter
                              gradient (optional, accumulates), 's' updated in place, required */
@@ -87,8 +89,10 @@ typedef struct gt_size {
     int64_t min;
 } gt_size;
 
-typedef struct gt_dims { /* by letter: n['B' - 'A'] */
-    int64_t n[26];
+/* By letter: n['B' - 'A'].  Of an operator that is two in one call, letters of what only the second has are small: each
+ * has a product of sizes of its own. */
+typedef struct gt_dims {
+    int64_t n['z' - 'A' + 1];
 } gt_dims;
 
 /* The functions of an operator. */
@@ -104,6 +108,12 @@ typedef struct gt_fields {
     size_t segments, seq_capacity, slot_capacity, state_in_shared, pieces;
 } gt_fields;
 
+/* A second companion dtype; name NULL: none. */
+typedef struct gt_companion {
+    const char *name;
+    size_t offset;
+} gt_companion;
+
 typedef struct gt_op {
     const char *name;
     size_t args_bytes;
@@ -116,7 +126,11 @@ typedef struct gt_op {
     gt_status (*resolve)(void *args, gt_pass pass, gt_dims *dims);
     gt_calls calls;
     gt_fields fields;
+    gt_companion second;
 } gt_op;
+
+#define GT_NO_SECOND                                                                                                   \
+    { NULL, 0 }
 
 /* For an operator's table: its functions by void pointers, and gt_OP_args_size. */
 #define GT_WRAP_PASS(op, pass)                                                                                         \
@@ -159,6 +173,10 @@ GT_FUNCTION void gt_enter(gt_place place, const char *op, gt_pass pass);
 
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
+
+/* Until the next gt_enter, messages of gt_fail begin with `part`: "ssd.", where fields are those of a struct in the
+ * argument struct; "" for its own. */
+GT_FUNCTION void gt_enter_part(const char *part);
 
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {
@@ -263,6 +281,7 @@ GT_FUNCTION const gt_op *gt_op_conv1d(void);
 GT_FUNCTION const gt_op *gt_op_rmsnorm_linear(void);
 GT_FUNCTION const gt_op *gt_op_norm_mix(void);
 GT_FUNCTION const gt_op *gt_op_norm_gate(void);
+GT_FUNCTION const gt_op *gt_op_wkv_ssm(void);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,7 @@ extern "C" {
 #endif
 
 static GT_THREAD_LOCAL char gt_function_name[64];
+static GT_THREAD_LOCAL const char *gt_part_name = "";
 static GT_THREAD_LOCAL char gt_error_text[512];
 
 GT_API int gt_version(void) { return GT_VERSION; }
@@ -56,10 +57,13 @@ GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
     static const char *const passes[] = {"forward", "backward",      "step",      "segment", "segment_backward",
                                          "join",    "join_backward", "workspace", "path"};
     snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s", place == GT_HOST ? "ref_" : "", op, passes[pass]);
+    gt_part_name = "";
 }
 
+GT_API void gt_enter_part(const char *part) { gt_part_name = part; }
+
 GT_API gt_status gt_fail(gt_status status, const char *format, ...) {
-    int used = snprintf(gt_error_text, sizeof gt_error_text, "%s: ", gt_function_name);
+    int used = snprintf(gt_error_text, sizeof gt_error_text, "%s: %s", gt_function_name, gt_part_name);
     va_list list;
     va_start(list, format);
     vsnprintf(gt_error_text + used, sizeof gt_error_text - (size_t)used, format, list);
@@ -174,7 +178,8 @@ static void *gt_pointer(const gt_tensor *t, const void *filled) {
 static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *filled) {
     gt_dtype dtype;
     if (t->kind == 'f' || t->kind == 'i') return 4;
-    memcpy(&dtype, (const char *)filled + (t->kind == 'w' ? op->companion_offset : op->dtype_offset), sizeof dtype);
+    const size_t offset = t->kind == 'w' ? op->companion_offset : t->kind == 'd' ? op->second.offset : op->dtype_offset;
+    memcpy(&dtype, (const char *)filled + offset, sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
 
@@ -262,21 +267,28 @@ static int gt_same_view(const gt_view *a, const gt_view *b) {
 
 /* ---- the steps of gt_prepare ---- */
 
+static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *at) {
+    gt_dtype companion;
+    memcpy(&companion, at, sizeof companion);
+    if (companion == GT_DTYPE_DEFAULT) companion = dtype;
+    if (companion != dtype && companion != GT_F32)
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32 or equal dtype (%d)", name, (int)companion,
+                       (int)dtype);
+    memcpy(at, &companion, sizeof companion);
+    return GT_OK;
+}
+
 static gt_status gt_fill_dtypes(const gt_op *op, char *filled) {
-    gt_dtype dtype, companion;
+    gt_dtype dtype;
+    gt_status status = GT_OK;
     memcpy(&dtype, filled + op->dtype_offset, sizeof dtype);
     if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > GT_F16)
         return gt_fail(GT_ERROR_DTYPE, "dtype = %d: must be GT_F32, GT_BF16 or GT_F16", (int)dtype);
     if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
     memcpy(filled + op->dtype_offset, &dtype, sizeof dtype);
-    if (!op->companion_offset) return GT_OK;
-    memcpy(&companion, filled + op->companion_offset, sizeof companion);
-    if (companion == GT_DTYPE_DEFAULT) companion = dtype;
-    if (companion != dtype && companion != GT_F32)
-        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32 or equal dtype (%d)", op->companion_name,
-                       (int)companion, (int)dtype);
-    memcpy(filled + op->companion_offset, &companion, sizeof companion);
-    return GT_OK;
+    if (op->companion_offset) status = gt_fill_companion(op->companion_name, dtype, filled + op->companion_offset);
+    if (status != GT_OK || !op->second.name) return status;
+    return gt_fill_companion(op->second.name, dtype, filled + op->second.offset);
 }
 
 static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dims) {
@@ -316,22 +328,36 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* The work of a call, by which the memory of every tensor and of all scratch is bounded.  B counts as
- * the rows of states if those are more.  Without tokens there is the work on states, if any. */
-static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
+/* Whether a size counts: second: those with small letters, and the first two, which both operators share. */
+static int gt_is_in_product(const gt_op *op, char letter, int second) {
+    const int is_small = letter >= 'a';
+    if (!second) return !is_small;
+    return is_small || letter == op->sizes[0].letter || letter == op->sizes[1].letter;
+}
+
+static gt_status gt_check_product_of(const gt_op *op, const gt_dims *dims, int second) {
     const int is_over_rows = op->sizes[0].letter == 'M';
-    int64_t product = gt_larger(dims->n['V' - 'A'], 1);
+    const int64_t V = second ? 0 : dims->n['V' - 'A'];
+    int64_t product = gt_larger(V, 1);
     char text[128] = "";
-    if (!gt_has_tokens(op, dims) && !gt_has_states(op, pass, filled, dims)) return GT_OK;
     for (const gt_size *s = op->sizes; s->letter; s++) {
         int64_t n = dims->n[s->letter - 'A'];
+        if (!gt_is_in_product(op, s->letter, second)) continue;
         if (s->letter == 'B') n = gt_larger(n, dims->n['Q' - 'A']);
         product = gt_times(product, gt_larger(n, 1));
         gt_append(text, s == op->sizes ? "%s = %lld" : ", %s = %lld", s->name, n);
     }
     if (product <= (is_over_rows ? GT_MAX_ROW_PRODUCT : GT_MAX_PRODUCT)) return GT_OK;
-    if (dims->n['V' - 'A']) gt_append(text, ", %s = %lld", "V", dims->n['V' - 'A']);
+    if (V) gt_append(text, ", %s = %lld", "V", V);
     return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^%d", text, is_over_rows ? 56 : 48);
+}
+
+/* The work of a call, by which the memory of every tensor and of all scratch is bounded.  B counts as
+ * the rows of states if those are more.  Without tokens there is the work on states, if any. */
+static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
+    if (!gt_has_tokens(op, dims) && !gt_has_states(op, pass, filled, dims)) return GT_OK;
+    const gt_status status = gt_check_product_of(op, dims, 0);
+    return status != GT_OK ? status : gt_check_product_of(op, dims, 1);
 }
 
 /* Whether the call has the tensor: it is given, or it must be. */

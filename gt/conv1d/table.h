@@ -70,7 +70,8 @@ GT_API const gt_op *gt_op_conv1d(void) {
                              gt_conv1d_resolve,
                              GT_CALLS(conv1d, gt_call_conv1d_step),
                              {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, GT_AT(seq_capacity),
-                              GT_AT(slot_capacity), GT_AT(state_in_shared), 0}};
+                              GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT

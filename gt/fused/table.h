@@ -72,7 +72,8 @@ GT_API const gt_op *gt_op_rmsnorm_linear(void) {
         tensors,
         gt_rmsnorm_linear_resolve,
         GT_CALLS(rmsnorm_linear, NULL),
-        {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0, 0}};
+        {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0, 0},
+        GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT
@@ -114,7 +115,8 @@ GT_API const gt_op *gt_op_norm_mix(void) {
                              tensors,
                              gt_norm_mix_resolve,
                              GT_CALLS(norm_mix, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0}};
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT
@@ -159,7 +161,8 @@ GT_API const gt_op *gt_op_norm_gate(void) {
                              tensors,
                              gt_norm_gate_resolve,
                              GT_CALLS(norm_gate, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0}};
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT

@@ -70,7 +70,8 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                              gt_selective_scan_resolve,
                              GT_CALLS(selective_scan, gt_call_selective_scan_step),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0}};
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT

@@ -89,7 +89,8 @@ GT_API const gt_op *gt_op_ssd(void) {
                              GT_CALLS(ssd, GT_STEP_AND_PIECES(ssd)),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
                               GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared),
-                              GT_AT(pieces)}};
+                              GT_AT(pieces)},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT

@@ -81,7 +81,8 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
                               GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared),
-                              GT_AT(pieces)}};
+                              GT_AT(pieces)},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT

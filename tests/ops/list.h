@@ -9,4 +9,5 @@
     X(conv1d)                                                                                                          \
     X(rmsnorm_linear)                                                                                                  \
     X(norm_mix)                                                                                                        \
-    X(norm_gate)
+    X(norm_gate)                                                                                                       \
+    X(wkv_ssm)

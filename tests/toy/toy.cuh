@@ -42,7 +42,8 @@ GT_API const gt_op *gt_op_toy(void) {
                              tensors,
                              gt_toy_resolve,
                              GT_CALLS(toy, NULL),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0}};
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
+                             GT_NO_SECOND};
     return &op;
 }
 #undef GT_AT

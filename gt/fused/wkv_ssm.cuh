@@ -1,0 +1,135 @@
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block: both checked, then both enqueued.
+ *
+ * The kernels are those of gt/wkv6/ and gt/ssd/, which the program has once: this file calls the two operators.  What it
+ * adds is that the second is known to be right before the first is launched, and that saved and workspace of both lie in
+ * one buffer each: that of wkv6 first. */
+#ifndef GT_FUSED_WKV_SSM_CUH
+#define GT_FUSED_WKV_SSM_CUH
+
+#include "../base/path.cuh"
+#include "wkv_ssm_table.h"
+
+namespace gt {
+namespace wkv_ssm {
+
+/* What the two calls need, each. */
+struct Needs {
+    gt_workspace wkv6, ssd;
+};
+
+/* Queries are of the two operators, and would name them in messages: what they refuse, which is sizes beyond what the
+ * kernels take, is refused here. */
+static inline gt_status check_sizes(const gt_wkv_ssm_args& a) {
+    const struct {
+        const char* name;
+        int64_t value;
+    } sizes[] = {{"wkv6.N", a.wkv6.N}, {"wkv6.V", a.wkv6.V}, {"ssd.P", a.ssd.P}, {"ssd.N", a.ssd.N}};
+    for (const auto& size : sizes)
+        if (size.value > 256)
+            return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: at most 256", size.name, (long long)size.value);
+    return GT_OK;
+}
+
+/* With `saved` there is less to ask for. */
+static inline gt_status ask(gt_wkv_ssm_args* a, Needs* needs) {
+    a->wkv6.saved = a->ssd.saved = a->saved;
+    const gt_status status = gt_wkv6_workspace(&a->wkv6, &needs->wkv6);
+    return status != GT_OK ? status : gt_ssd_workspace(&a->ssd, &needs->ssd);
+}
+
+/* *a: with inner structs that the two operators take. */
+static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wkv_ssm_args* a, Needs* needs) {
+    gt_dims dims;
+    Device device;
+    gt_status status = gt_prepare(gt_op_wkv_ssm(), pass, GT_DEVICE, args, a, &dims);
+    if (status != GT_OK || (status = check_sizes(*a)) != GT_OK || (status = current_device(&device)) != GT_OK)
+        return status;
+    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
+        a->seq_capacity = 0;
+        a->cu_seqlens = a->seq_count = nullptr;
+    }
+    gt_wkv_ssm_share(a);
+    if ((status = ask(a, needs)) != GT_OK) return status;
+    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, pass);
+    return GT_OK;
+}
+
+template <class Part>
+static inline void give(Part* part, size_t bytes, void* workspace, size_t saved_bytes, void* saved) {
+    part->workspace = bytes ? workspace : nullptr, part->workspace_bytes = bytes;
+    part->saved = saved_bytes ? saved : nullptr, part->saved_bytes = saved ? saved_bytes : 0;
+}
+
+/* Cuts the caller's two buffers in two.  NULL stays NULL. */
+static inline gt_status give_buffers(gt_wkv_ssm_args* a, const Needs& needs, size_t wkv6, size_t ssd) {
+    const size_t saved = needs.wkv6.saved + needs.ssd.saved;
+    const gt_status status = check_saved(a->saved, a->saved_bytes, saved);
+    char* const workspace_at = static_cast<char*>(a->workspace);
+    char* const saved_at = static_cast<char*>(a->saved);
+    give(&a->wkv6, wkv6, workspace_at, needs.wkv6.saved, saved_at);
+    give(&a->ssd, ssd, workspace_at ? workspace_at + wkv6 : nullptr, needs.ssd.saved,
+         saved_at ? saved_at + needs.wkv6.saved : nullptr);
+    return status != GT_OK ? status : check_workspace(a->workspace, a->workspace_bytes, wkv6 + ssd);
+}
+
+static inline gt_status forward(const gt_wkv_ssm_args* args, gt_stream stream) {
+    gt_wkv_ssm_args a;
+    Needs needs;
+    gt_status status = prepare(GT_FORWARD, args, &a, &needs);
+    if (status != GT_OK || (status = give_buffers(&a, needs, needs.wkv6.forward, needs.ssd.forward)) != GT_OK)
+        return status;
+    status = gt_wkv6_forward(&a.wkv6, stream);
+    return status != GT_OK ? status : gt_ssd_forward(&a.ssd, stream);
+}
+
+static inline gt_status backward(const gt_wkv_ssm_args* args, gt_stream stream) {
+    gt_wkv_ssm_args a;
+    Needs needs;
+    gt_status status = prepare(GT_BACKWARD, args, &a, &needs);
+    if (status != GT_OK || (status = give_buffers(&a, needs, needs.wkv6.backward, needs.ssd.backward)) != GT_OK)
+        return status;
+    status = gt_wkv6_backward(&a.wkv6, stream);
+    return status != GT_OK ? status : gt_ssd_backward(&a.ssd, stream);
+}
+
+static inline gt_status query(const gt_wkv_ssm_args* args, gt_workspace* need) {
+    gt_wkv_ssm_args a;
+    Needs needs;
+    const gt_status status = prepare(GT_QUERY, args, &a, &needs);
+    if (status != GT_OK) return status;
+    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
+    need->forward = needs.wkv6.forward + needs.ssd.forward;
+    need->backward = needs.wkv6.backward + needs.ssd.backward;
+    need->saved = needs.wkv6.saved + needs.ssd.saved;
+    return GT_OK;
+}
+
+/* What one operator says of its path, but for its step. */
+static inline void add_part(const char* name, char* words, PathText& text) {
+    if (char* step = strstr(words, "; step: ")) *step = 0;
+    text.add(name);
+    text.add(words);
+}
+
+static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t bytes) {
+    gt_wkv_ssm_args a;
+    Needs needs;
+    char words[2048];
+    gt_no_text(text, bytes);
+    gt_status status = prepare(GT_PATH, args, &a, &needs);
+    if (status != GT_OK) return status;
+    if (!text || !bytes) return gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
+    give(&a.wkv6, 0, nullptr, needs.wkv6.saved, a.saved);
+    give(&a.ssd, 0, nullptr, needs.ssd.saved, a.saved);
+    PathText to(text, bytes);
+    if ((status = gt_wkv6_path(&a.wkv6, words, sizeof words)) != GT_OK) return status;
+    add_part("wkv6 ", words, to);
+    if ((status = gt_ssd_path(&a.ssd, words, sizeof words)) != GT_OK) return status;
+    add_part("; ssd ", words, to);
+    return GT_OK;
+}
+
+} /* namespace wkv_ssm */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,176 @@
+/* gt/fused/wkv_ssm_table.h - describes wkv_ssm to the checks of arguments (plain C, shared with the stubs and the CPU
+ * twin): the tables of wkv6 and ssd in one, ssd's own sizes in small letters, by the fields of the structs within its own.
+ *
+ * What both operators share stands in the outer struct alone, and is handed to the inner ones, whose own checks run. */
+#ifndef GT_FUSED_WKV_SSM_TABLE_H
+#define GT_FUSED_WKV_SSM_TABLE_H
+
+#include "../base/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The fields of an inner struct that are to be 0: those of the outer one, then those of other functions. */
+#define GT_WKV_SSM_CHECK_ZEROS(x)                                                                                      \
+    static gt_status gt_wkv_ssm_check_##x(const gt_##x##_args *a) {                                                    \
+        const struct {                                                                                                 \
+            const char *name;                                                                                          \
+            int64_t value;                                                                                             \
+        } numbers[] = {{"B", a->B},                                                                                    \
+                       {"T", a->T},                                                                                    \
+                       {"dtype", a->dtype},                                                                            \
+                       {"state_in_shared", a->state_in_shared},                                                        \
+                       {"accumulate", a->accumulate},                                                                  \
+                       {"segments", a->segments},                                                                      \
+                       {"seq_capacity", a->seq_capacity},                                                              \
+                       {"saved_bytes", (int64_t)(a->saved_bytes != 0)},                                                \
+                       {"workspace_bytes", (int64_t)(a->workspace_bytes != 0)},                                        \
+                       {"slot_capacity", a->slot_capacity},                                                            \
+                       {"pieces", a->pieces}};                                                                         \
+        const struct {                                                                                                 \
+            const char *name;                                                                                          \
+            const void *value;                                                                                         \
+        } pointers[] = {{"cu_seqlens", a->cu_seqlens},                                                                 \
+                        {"seq_count", a->seq_count},                                                                   \
+                        {"saved", a->saved},                                                                           \
+                        {"workspace", a->workspace},                                                                   \
+                        {"slots", a->slots},                                                                           \
+                        {"decay_out", a->decay_out},                                                                   \
+                        {"piece_states", a->piece_states},                                                             \
+                        {"piece_decays", a->piece_decays},                                                             \
+                        {"piece_starts", a->piece_starts}};                                                            \
+        for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
+            if (numbers[i].value)                                                                                      \
+                return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be 0 here%s", numbers[i].name,           \
+                               i < 9 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
+        for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)                                              \
+            if (pointers[i].value)                                                                                     \
+                return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be NULL here%s", pointers[i].name,       \
+                               i < 4 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
+        return GT_OK;                                                                                                  \
+    }
+
+GT_WKV_SSM_CHECK_ZEROS(wkv6)
+GT_WKV_SSM_CHECK_ZEROS(ssd)
+#undef GT_WKV_SSM_CHECK_ZEROS
+
+/* Hands what is shared to an inner struct. */
+#define GT_WKV_SSM_SHARE(all, one)                                                                                     \
+    ((one)->B = (all)->B, (one)->T = (all)->T, (one)->dtype = (all)->dtype,                                            \
+     (one)->state_in_shared = (all)->state_in_shared, (one)->accumulate = (all)->accumulate,                           \
+     (one)->segments = (all)->segments, (one)->cu_seqlens = (all)->cu_seqlens, (one)->seq_count = (all)->seq_count,    \
+     (one)->seq_capacity = (all)->seq_capacity)
+
+/* The inner structs as the two operators' own calls have them, but for saved and workspace. */
+static inline void gt_wkv_ssm_share(gt_wkv_ssm_args *a) {
+    GT_WKV_SSM_SHARE(a, &a->wkv6);
+    GT_WKV_SSM_SHARE(a, &a->ssd);
+}
+#undef GT_WKV_SSM_SHARE
+
+static gt_status gt_wkv_ssm_resolve_parts(gt_wkv_ssm_args *a, gt_pass pass, gt_dims *dims) {
+    gt_dims inner = *dims;
+    gt_status status;
+    gt_enter_part("wkv6.");
+    if ((status = gt_wkv_ssm_check_wkv6(&a->wkv6)) != GT_OK) return status;
+    gt_enter_part("ssd.");
+    if ((status = gt_wkv_ssm_check_ssd(&a->ssd)) != GT_OK) return status;
+    gt_wkv_ssm_share(a);
+    gt_enter_part("wkv6.");
+    if ((status = gt_op_wkv6()->resolve(&a->wkv6, pass, &inner)) != GT_OK) return status;
+    dims->n['V' - 'A'] = inner.n['V' - 'A'];
+    gt_enter_part("ssd.");
+    if ((status = gt_op_ssd()->resolve(&a->ssd, pass, &inner)) != GT_OK) return status;
+    dims->n['g' - 'A'] = inner.n['G' - 'A'];
+    dims->n['k' - 'A'] = inner.n['K' - 'A'];
+    gt_enter_part("");
+    return GT_OK;
+}
+
+static gt_status gt_wkv_ssm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
+    gt_wkv_ssm_args *a = (gt_wkv_ssm_args *)filled;
+    gt_recurrence f = {a->B, a->T, a->segments,   a->seq_capacity, 0,   a->state_in_shared,
+                       NULL, NULL, a->cu_seqlens, a->seq_count,    NULL};
+    const gt_status status = gt_resolve_recurrent(&f, pass, dims);
+    return status != GT_OK ? status : gt_wkv_ssm_resolve_parts(a, pass, dims);
+}
+
+GT_WRAP_CALLS(wkv_ssm)
+
+#define GT_AT(field) offsetof(gt_wkv_ssm_args, field)
+#define GT_TENSOR(x, strided, shape, kind, use, may_equal)                                                             \
+    { #x, GT_AT(x), strided, shape, kind, use, may_equal }
+#define GT_STRIDED(x, shape, kind, use) GT_TENSOR(x, GT_AT(x##_stride), shape, kind, use, NULL)
+#define GT_PACKED(x, shape, kind, use) GT_TENSOR(x, 0, shape, kind, use, NULL)
+GT_API const gt_op *gt_op_wkv_ssm(void) {
+    static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0},           {'T', "T", GT_AT(T), 0},
+                                    {'H', "wkv6.H", GT_AT(wkv6.H), 1}, {'N', "wkv6.N", GT_AT(wkv6.N), 1},
+                                    {'h', "ssd.H", GT_AT(ssd.H), 1},   {'p', "ssd.P", GT_AT(ssd.P), 1},
+                                    {'n', "ssd.N", GT_AT(ssd.N), 1},   {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {GT_STRIDED(wkv6.r, "BTHN", 'x', "II"),
+                                        GT_STRIDED(wkv6.k, "BTHN", 'x', "II"),
+                                        GT_STRIDED(wkv6.w, "BTHN", 'w', "II"),
+                                        GT_STRIDED(wkv6.v, "BTHV", 'x', "II"),
+                                        GT_PACKED(wkv6.u, "HN", 'f', "ii"),
+                                        GT_PACKED(wkv6.state_in, "SHNV", 'f', "ii"),
+                                        GT_STRIDED(wkv6.y, "BTHV", 'x', "O-"),
+                                        GT_TENSOR(wkv6.state_out, 0, "QHNV", 'f', "o-", "wkv6.state_in"),
+                                        GT_STRIDED(ssd.x, "BThp", 'x', "II"),
+                                        GT_STRIDED(ssd.dt, "BTh", 'd', "II"),
+                                        GT_PACKED(ssd.A, "h", 'f', "II"),
+                                        GT_STRIDED(ssd.Bm, "BTgn", 'x', "II"),
+                                        GT_STRIDED(ssd.Cm, "BTgn", 'x', "II"),
+                                        GT_PACKED(ssd.Dskip, "hk", 'f', "ii"),
+                                        GT_STRIDED(ssd.z, "BThp", 'x', "ii"),
+                                        GT_PACKED(ssd.dt_bias, "h", 'f', "ii"),
+                                        GT_PACKED(ssd.state_in, "Shpn", 'f', "ii"),
+                                        GT_STRIDED(ssd.y, "BThp", 'x', "O-"),
+                                        GT_TENSOR(ssd.state_out, 0, "Qhpn", 'f', "o-", "ssd.state_in"),
+                                        GT_PACKED(cu_seqlens, "C", 'i', "ii"),
+                                        GT_PACKED(seq_count, "E", 'i', "ii"),
+                                        GT_STRIDED(wkv6.dy, "BTHV", 'x', "-I"),
+                                        GT_PACKED(wkv6.dstate_out, "QHNV", 'f', "-i"),
+                                        GT_STRIDED(wkv6.dr, "BTHN", 'x', "-o"),
+                                        GT_STRIDED(wkv6.dk, "BTHN", 'x', "-o"),
+                                        GT_STRIDED(wkv6.dw, "BTHN", 'w', "-o"),
+                                        GT_STRIDED(wkv6.dv, "BTHV", 'x', "-o"),
+                                        GT_PACKED(wkv6.du, "HN", 'f', "-g"),
+                                        GT_TENSOR(wkv6.dstate_in, 0, "SHNV", 'f', "-o", "wkv6.dstate_out"),
+                                        GT_STRIDED(ssd.dy, "BThp", 'x', "-I"),
+                                        GT_PACKED(ssd.dstate_out, "Qhpn", 'f', "-i"),
+                                        GT_STRIDED(ssd.dx, "BThp", 'x', "-o"),
+                                        GT_STRIDED(ssd.ddt, "BTh", 'd', "-o"),
+                                        GT_STRIDED(ssd.dBm, "BTgn", 'x', "-o"),
+                                        GT_STRIDED(ssd.dCm, "BTgn", 'x', "-o"),
+                                        GT_STRIDED(ssd.dz, "BThp", 'x', "-o"),
+                                        GT_PACKED(ssd.dA, "h", 'f', "-g"),
+                                        GT_PACKED(ssd.dDskip, "hk", 'f', "-g"),
+                                        GT_PACKED(ssd.ddt_bias, "h", 'f', "-g"),
+                                        GT_TENSOR(ssd.dstate_in, 0, "Shpn", 'f', "-o", "ssd.dstate_out"),
+                                        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"wkv_ssm",
+                             sizeof(gt_wkv_ssm_args),
+                             GT_AT(dtype),
+                             GT_AT(wkv6.w_dtype),
+                             "wkv6.w_dtype",
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_wkv_ssm_resolve,
+                             GT_CALLS(wkv_ssm, NULL),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
+                              GT_AT(segments), GT_AT(seq_capacity), 0, GT_AT(state_in_shared), 0},
+                             {"ssd.dt_dtype", GT_AT(ssd.dt_dtype)}};
+    return &op;
+}
+#undef GT_PACKED
+#undef GT_STRIDED
+#undef GT_TENSOR
+#undef GT_AT
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif

@@ -1,0 +1,338 @@
+/* wkv_ssm: cases of the tests, and rows of the bench.  What is special to the mathematics of either operator is tested
+ * there; here it is that both are what they are alone. */
+#include "ops.h"
+
+#include <stdio.h>
+
+TEST_TWINS_OF_ROWS(wkv_ssm)
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
+                                    TEST_FIELD(wkv_ssm, wkv6.decay, 'i'),
+                                    TEST_FLOAT(wkv_ssm, wkv6.scale, 0.3),
+                                    TEST_DIVISOR(wkv_ssm, ssd.G, 'h'),
+                                    TEST_FIELD(wkv_ssm, ssd.softplus, 'i'),
+                                    TEST_FIELD(wkv_ssm, ssd.dt_limit, 'i'),
+                                    TEST_FLOAT(wkv_ssm, ssd.dt_min, 0.2),
+                                    TEST_FLOAT(wkv_ssm, ssd.dt_max, 0.6),
+                                    TEST_FIELD(wkv_ssm, ssd.Dskip_per_channel, 'i'),
+                                    TEST_FIELD(wkv_ssm, state_in_shared, 'i'),
+                                    TEST_FIELD(wkv_ssm, segments, 's'),
+                                    {NULL, 0, 0, 0, 0}};
+
+/* What stands in the outer struct, and what is of other functions, must not stand in an inner one. */
+#define BAD_IN(part, type)                                                                                             \
+    BAD(wkv_ssm, part.B, 'l', 2, GT_ERROR_VALUE, #part ".B is set"),                                                   \
+        BAD(wkv_ssm, part.T, 'l', 3, GT_ERROR_VALUE, #part ".T is set"),                                               \
+        BAD(wkv_ssm, part.dtype, 'i', GT_F32, GT_ERROR_VALUE, #part ".dtype is set"),                                  \
+        BAD(wkv_ssm, part.state_in_shared, 'i', 1, GT_ERROR_VALUE, #part ".state_in_shared is set"),                   \
+        BAD(wkv_ssm, part.accumulate, 'i', 1, GT_ERROR_VALUE, #part ".accumulate is set"),                             \
+        BAD(wkv_ssm, part.segments, 'l', 1, GT_ERROR_VALUE, #part ".segments is set"),                                 \
+        BAD(wkv_ssm, part.seq_capacity, 'l', 1, GT_ERROR_VALUE, #part ".seq_capacity is set"),                         \
+        BAD(wkv_ssm, part.saved_bytes, 'l', 1, GT_ERROR_VALUE, #part ".saved_bytes is set"),                           \
+        BAD(wkv_ssm, part.workspace_bytes, 'l', 1, GT_ERROR_VALUE, #part ".workspace_bytes is set"),                   \
+        BAD(wkv_ssm, part.slot_capacity, 'l', 1, GT_ERROR_VALUE, #part ".slot_capacity is set"),                       \
+        BAD(wkv_ssm, part.pieces, 'l', 1, GT_ERROR_VALUE, #part ".pieces is set"),                                     \
+        BAD(wkv_ssm, part.cu_seqlens, 'l', 64, GT_ERROR_VALUE, #part ".cu_seqlens is set"),                            \
+        BAD(wkv_ssm, part.seq_count, 'l', 64, GT_ERROR_VALUE, #part ".seq_count is set"),                              \
+        BAD(wkv_ssm, part.saved, 'l', 64, GT_ERROR_VALUE, #part ".saved is set"),                                      \
+        BAD(wkv_ssm, part.workspace, 'l', 64, GT_ERROR_VALUE, #part ".workspace is set"),                              \
+        BAD(wkv_ssm, part.slots, 'l', 64, GT_ERROR_VALUE, #part ".slots is set"),                                      \
+        BAD(wkv_ssm, part.decay_out, 'l', 64, GT_ERROR_VALUE, #part ".decay_out is set"),                              \
+        BAD(wkv_ssm, part.piece_states, 'l', 64, GT_ERROR_VALUE, #part ".piece_states is set"),                        \
+        BAD(wkv_ssm, part.piece_decays, 'l', 64, GT_ERROR_VALUE, #part ".piece_decays is set"),                        \
+        BAD(wkv_ssm, part.piece_starts, 'l', 64, GT_ERROR_VALUE, #part ".piece_starts is set"),                        \
+        BAD_RESERVED(wkv_ssm, part.state_dtype)
+
+static const test_bad_value bad_values[] = {BAD_IN(wkv6, wkv6),
+                                            BAD_IN(ssd, ssd),
+                                            BAD_SIZE(wkv_ssm, wkv6.V),
+                                            BAD_SWITCH(wkv_ssm, wkv6.decay, 2),
+                                            BAD(wkv_ssm, wkv6.scale, 'f', -1, GT_ERROR_VALUE, "wkv6.scale = -1"),
+                                            BAD_SIZE(wkv_ssm, ssd.G),
+                                            BAD_DIVISOR(wkv_ssm, ssd.G, 3),
+                                            BAD_SWITCH(wkv_ssm, ssd.softplus, 2),
+                                            BAD_SWITCH(wkv_ssm, ssd.dt_limit, 2),
+                                            BAD_SWITCH(wkv_ssm, ssd.Dskip_per_channel, 2),
+                                            BAD(wkv_ssm, segments, 'l', -1, GT_ERROR_VALUE, "segments = -1"),
+                                            {NULL, GT_OK, {{0, 0, 0}}}};
+
+/* ---- how inputs are drawn -------------------------------------------------------------------- */
+
+static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
+    if (test_is(t, "w")) {
+        f->mean = -3;
+        if (c->args.wkv_ssm.wkv6.decay == GT_DECAY_LOG) *map = TEST_NEGATIVE_EXP;
+    } else if (!strncmp(t->name, "ssd.", 4)) {
+        test_fill_ssm(c->args.wkv_ssm.ssd.softplus, t, f, map);
+    }
+}
+
+/* Each decay of one with each of the other. */
+static void set_regime(test_case *c, int n) {
+    static const test_fill w[] = {
+        {"wkv6.w", -3, 1, 0, 0}, {"wkv6.w", 1.5, 1, 0, 0}, {"wkv6.w", -10, 1, 0, 0}, {"wkv6.w", -3, 1, 200, 0.1}};
+    static const test_fill A[] = {
+        {"ssd.A", 0, 0.5, 0, 0}, {"ssd.A", 3, 0.5, 0, 0}, {"ssd.A", -8, 1, 0, 0}, {"ssd.A", 0, 0.5, -10000, 0.5}};
+    c->fill[0] = w[n % 4];
+    c->fill[1] = A[(n + n / 4) % 4];
+    if (c->args.wkv_ssm.wkv6.decay == GT_DECAY_LOG && c->fill[0].share > 0) c->fill[0].special = -INFINITY;
+}
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+/* The fields of an inner struct stand in brackets, so that macros hand them on as one. */
+#define OF(...) (__VA_ARGS__)
+#define FIELDS(...) __VA_ARGS__
+#define BOTH(w, s, ...) .op = "wkv_ssm", .args.wkv_ssm = {.wkv6 = {FIELDS w}, .ssd = {FIELDS s}, __VA_ARGS__}
+#define PACKED(w, s, ...) BOTH(w, s, .B = 1, __VA_ARGS__)
+#undef NO_STATES
+#define NO_STATES                                                                                                      \
+    "wkv6.state_in wkv6.state_out wkv6.dstate_in wkv6.dstate_out ssd.state_in ssd.state_out ssd.dstate_in "            \
+    "ssd.dstate_out"
+#define NO_GATE "ssd.z ssd.dz"
+
+static const test_case cases[] = {
+    {BOTH(OF(.H = 1, .N = 1), OF(.H = 1, .P = 1, .N = 1), .B = 1, .T = 1), .name = "one number each"},
+    {BOTH(OF(.H = 2, .N = 3), OF(.H = 2, .P = 2, .N = 3, .softplus = 1), .B = 2, .T = 3), .name = "both"},
+    {BOTH(OF(.H = 1, .N = 2, .V = 3, .decay = GT_DECAY_LOG, .scale = 0.5f), OF(.H = 4, .P = 1, .N = 2, .G = 2), .B = 2,
+          .T = 4),
+     .name = "log decay, wide values, two groups"},
+    {BOTH(OF(.H = 2, .N = 2), OF(.H = 2, .P = 3, .N = 2, .softplus = 1, .Dskip_per_channel = 1), .B = 3, .T = 2,
+          .state_in_shared = 1),
+     .name = "shared states"},
+    {BOTH(OF(.H = 1, .N = 2), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 3), .name = "nothing optional",
+     .absent = "wkv6.u ssd.Dskip ssd.dt_bias " NO_GATE " " NO_STATES},
+    {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2, .softplus = 1), .B = 2, .T = 3),
+     .name = "states of wkv6 alone", .absent = "ssd.state_in ssd.state_out ssd.dstate_in ssd.dstate_out"},
+    {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2, .softplus = 1), .B = 2, .T = 3), .name = "states of ssd alone",
+     .absent = "wkv6.state_in wkv6.state_out wkv6.dstate_in wkv6.dstate_out"},
+    {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 5), .name = "decays of zero",
+     .fill = {{"wkv6.w", -3, 1, 200, 0.3}, {"ssd.A", 0, 0.5, -10000, 0.5}}},
+    {BOTH(OF(.H = 2, .N = 3), OF(.H = 2, .P = 2, .N = 3), .B = 2, .T = 0), .name = "no time"},
+    {BOTH(OF(.H = 2, .N = 3), OF(.H = 2, .P = 2, .N = 3), .B = 2, .T = 0, .state_in_shared = 1),
+     .name = "no time, shared states"},
+    {BOTH(OF(.H = 2, .N = 64), OF(.H = 2, .P = 64, .N = 64), .B = 0, .T = 70), .name = "no batch"},
+    {BOTH(OF(.H = 2, .N = 4, .V = 3), OF(.H = 3, .P = 3, .N = 4, .G = 3, .softplus = 1), .B = 2, .T = 70),
+     .name = "two chunks", .level = TEST_SMALL},
+    {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 3), .B = 1, .T = 140, .segments = 2), .name = "two segments",
+     .level = TEST_SMALL},
+    {BOTH(OF(.H = 2, .N = 32), OF(.H = 2, .P = 64, .N = 64, .softplus = 1), .B = 2, .T = 65),
+     .name = "32 beside 64 by 64", .level = TEST_MEDIUM, .absent = NO_GATE},
+    {BOTH(OF(.H = 1, .N = 64), OF(.H = 4, .P = 64, .N = 128, .softplus = 1), .B = 1, .T = 150),
+     .name = "64 beside 64 by 128", .level = TEST_MEDIUM, .absent = NO_GATE},
+    {BOTH(OF(.H = 2, .N = 64), OF(.H = 2, .P = 64, .N = 64), .B = 1, .T = 100), .name = "slices of 902",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 902},
+    {BOTH(OF(.H = 2, .N = 60, .V = 100), OF(.H = 2, .P = 20, .N = 36), .B = 1, .T = 70), .name = "any sizes, gaps",
+     .level = TEST_MEDIUM, .layout = TEST_GAPS},
+    {BOTH(OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 8, .T = 256), .name = "a trainer's",
+     .level = TEST_LARGE, .absent = NO_GATE},
+    {BOTH(OF(.H = 8, .N = 64), OF(.H = 16, .P = 64, .N = 128, .softplus = 1), .B = 1, .T = 1030), .name = "long",
+     .level = TEST_LARGE},
+    {.op = NULL}};
+
+static const test_case packed[] = {
+    {PACKED(OF(.H = 2, .N = 3), OF(.H = 2, .P = 2, .N = 3), .T = 6, .seq_capacity = 3), .name = "three",
+     LENGTHS(3, 1, 2)},
+    {PACKED(OF(.H = 1, .N = 2), OF(.H = 2, .P = 1, .N = 2, .softplus = 1), .T = 6, .seq_capacity = 7),
+     .name = "empty ones, below the capacities", LENGTHS(0, 2, 0, 1, 2)},
+    {PACKED(OF(.H = 1, .N = 2), OF(.H = 2, .P = 2, .N = 2), .T = 4, .seq_capacity = 4), .name = "all in use",
+     .absent = "seq_count", LENGTHS(1, 0, 2, 1)},
+    {PACKED(OF(.H = 1, .N = 2), OF(.H = 2, .P = 2, .N = 2), .T = 3, .seq_capacity = 2), .name = "none",
+     .packed = {0, NULL}},
+    {PACKED(OF(.H = 1, .N = 2), OF(.H = 2, .P = 2, .N = 2), .T = 0, .seq_capacity = 2), .name = "no tokens",
+     LENGTHS(0, 0)},
+    {PACKED(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .T = 5, .seq_capacity = 4, .state_in_shared = 1),
+     .name = "shared states", LENGTHS(2, 0, 2)},
+    {PACKED(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 3, .softplus = 1), .T = 205, .seq_capacity = 6),
+     .name = "around chunks", .level = TEST_SMALL, LENGTHS(63, 1, 64, 0, 65)},
+    {PACKED(OF(.H = 2, .N = 32), OF(.H = 2, .P = 64, .N = 64, .softplus = 1), .T = 260, .seq_capacity = 9),
+     .name = "32 beside 64 by 64", .level = TEST_MEDIUM, .absent = NO_GATE, LENGTHS(1, 15, 0, 63, 0, 129)},
+    {.op = NULL}};
+
+/* The pairs of hybrid models, then others: one of the two has no kernels on tensor cores, both, neither. */
+static const test_case sizes[] = {
+    {BOTH(OF(.H = 2, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
+    {BOTH(OF(.H = 1, .N = 64), OF(.H = 2, .P = 64, .N = 64, .softplus = 1)), .name = "sweep"},
+    {BOTH(OF(.H = 3, .N = 32), OF(.H = 2, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1)), .name = "sweep"},
+    {BOTH(OF(.H = 1, .N = 64, .decay = GT_DECAY_LOG), OF(.H = 3, .P = 64, .N = 128, .softplus = 1)), .name = "sweep",
+     .absent = NO_GATE},
+    {BOTH(OF(.H = 1, .N = 16), OF(.H = 2, .P = 64, .N = 64, .softplus = 1), .state_in_shared = 1), .name = "sweep",
+     .absent = NO_GATE},
+    {BOTH(OF(.H = 2, .N = 32), OF(.H = 2, .P = 20, .N = 36)), .name = "sweep"},
+    {BOTH(OF(.H = 1, .N = 20, .V = 12), OF(.H = 2, .P = 12, .N = 20, .softplus = 1)), .name = "sweep"},
+    {.op = NULL}};
+
+static const test_case many[] = {
+    {BOTH(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .B = 70000, .T = 2), .name = "many"},
+    {BOTH(OF(.H = 70000, .N = 2), OF(.H = 70000, .P = 2, .N = 2, .G = 70000), .B = 1, .T = 2), .name = "many"},
+    {.op = NULL}};
+
+static const test_case sums[] = {
+    {BOTH(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2, .softplus = 1), .B = 1, .T = 500000), .name = "long",
+     .fill = {{"wkv6.r", 0.5, 1, 0, 0}, {"wkv6.dy", 0.5, 1, 0, 0}, {"ssd.x", 0.5, 1, 0, 0}, {"ssd.dy", 0.5, 1, 0, 0}}},
+    {.op = NULL}};
+
+static void draw(test_random *r, int64_t most, test_case *c) {
+    static const char *const absent[] = {"", NO_GATE " wkv6.u", "wkv6.state_in ssd.state_in ssd.dt_bias",
+                                         ("ssd.Dskip " NO_STATES)};
+    gt_wkv_ssm_args *a = &c->args.wkv_ssm;
+    a->wkv6.H = 1 + test_pick(r, 3);
+    a->wkv6.N = 1 + test_pick(r, most);
+    a->wkv6.V = test_pick(r, most + 1);
+    a->wkv6.decay = (gt_decay)test_pick(r, 2);
+    a->ssd.G = 1 + test_pick(r, 3);
+    a->ssd.H = a->ssd.G * (1 + test_pick(r, 2));
+    a->ssd.P = 1 + test_pick(r, most);
+    a->ssd.N = 1 + test_pick(r, most);
+    a->ssd.softplus = (int)test_pick(r, 2);
+    a->ssd.Dskip_per_channel = (int)test_pick(r, 2);
+    a->state_in_shared = (int)test_pick(r, 2);
+    c->absent = test_pick_absent(r, absent);
+}
+
+/* ---- what must hold of it alone --------------------------------------------------------------- */
+
+/* The words of `names` that begin with the prefix, or with none, without it. */
+static void cut_names(const char *names, const char *prefix, char *to, size_t bytes) {
+    size_t n = 0;
+    to[0] = 0;
+    while (names && *names) {
+        const size_t length = strcspn(names, " "), skipped = strlen(prefix);
+        const int is_ours = !strncmp(names, prefix, skipped), is_shared = !memchr(names, '.', length);
+        if (length && (is_ours || is_shared) && n + length + 2 < bytes) {
+            const size_t from = is_ours ? skipped : 0;
+            memcpy(to + n, names + from, length - from);
+            n += length - from;
+            to[n++] = ' ', to[n] = 0;
+        }
+        names += length + (names[length] == ' ');
+    }
+}
+
+/* The call of one operator that a case has in it.  Its arrays are those of the case. */
+static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t bytes) {
+    const gt_wkv_ssm_args *a = &c->args.wkv_ssm;
+    test_case one = {.op = is_ssd ? "ssd" : "wkv6", .name = c->name, .seed = c->seed, .level = c->level};
+    cut_names(c->absent, is_ssd ? "ssd." : "wkv6.", absent, bytes);
+    one.absent = absent;
+    one.packed = c->packed;
+    if (is_ssd) {
+        one.args.ssd = a->ssd;
+    } else {
+        one.args.wkv6 = a->wkv6;
+    }
+    gt_dtype dtype = a->dtype, companion = is_ssd ? a->ssd.dt_dtype : a->wkv6.w_dtype;
+    test_set_size(&one, 'B', a->B), test_set_size(&one, 'T', a->T);
+    test_set_dtype(&one, dtype, companion);
+    test_set_flag(&one, test_table(&one)->fields.state_in_shared, a->state_in_shared);
+    memcpy((char *)&one.args + test_table(&one)->fields.segments, &a->segments, sizeof a->segments);
+    memcpy((char *)&one.args + test_table(&one)->fields.seq_capacity, &a->seq_capacity, sizeof a->seq_capacity);
+    return one;
+}
+
+/* Where `t` of one operator's table stands in that of both. */
+static int place_in(const gt_op *both, const gt_tensor *t, int is_ssd) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%s", is_ssd ? "ssd." : "wkv6.", t->name);
+    const int at = test_find(both, name);
+    return at >= 0 ? at : test_find(both, t->name);
+}
+
+/* Arrays of one operator's tensors, on loan. */
+static void take_part(const test_case *c, const test_case *one, int is_ssd, const test_values *from, test_values *to) {
+    memset(to, 0, sizeof *to);
+    for (int i = 0; test_table(one)->tensors[i].name; i++) {
+        const int at = place_in(test_table(c), &test_table(one)->tensors[i], is_ssd);
+        if (at >= 0) to->of[i] = from->of[at];
+    }
+}
+
+/* With the same number of segments each has the bits of a call of its own. */
+static void parts_agree(const test_runner *r, const test_case *c, double tolerance) {
+    (void)tolerance;
+    for (int64_t segments = 1; segments <= 3; segments += 2) {
+        test_case both = *c;
+        both.layout = TEST_PACKED;
+        both.in_place = 0;
+        both.args.wkv_ssm.segments = segments;
+        both.args.wkv_ssm.accumulate = 0;
+        for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+            test_values in, out;
+            test_inputs(&both, (gt_pass)pass, &in);
+            test_run(r, &both, (gt_pass)pass, &in, TEST_ALL, &out);
+            for (int is_ssd = 0; is_ssd < 2; is_ssd++) {
+                char absent[256];
+                const test_case one = one_of(&both, is_ssd, absent, sizeof absent);
+                test_values part_in, part_out, alone;
+                take_part(&both, &one, is_ssd, &in, &part_in);
+                take_part(&both, &one, is_ssd, &out, &part_out);
+                test_run(r, &one, (gt_pass)pass, &part_in, TEST_ALL, &alone);
+                test_same(r, &one, (gt_pass)pass, "in a call of both", &part_out, &alone, 0);
+                test_free(&alone);
+            }
+            test_free(&in), test_free(&out);
+        }
+    }
+}
+
+static const test_property properties[] = {{"each has the bits of a call of its own", TEST_MEDIUM, parts_agree},
+                                           {NULL, TEST_TINY, NULL}};
+
+/* Over the chunks of the kernels for tensor cores; that those of both did run. */
+static const int64_t more_times[] = {130, 300, -1};
+static const char *const launched[] = {"wkv6::forward_tensor_kernel",
+                                       "wkv6::states_tensor_kernel",
+                                       "wkv6::backward_tensor_kernel",
+                                       "ssd::forward_hopper_kernel",
+                                       "ssd::states_tensor_kernel",
+                                       "chunk_gradient_hopper_kernel",
+                                       NULL};
+
+/* ---- rows of the bench ----------------------------------------------------------------------- */
+
+#define ROW(types, w, s, ...)                                                                                          \
+    { {BOTH(w, s, __VA_ARGS__), .name = "", .absent = NO_GATE " " NO_STATES}, types }
+
+static const test_bench_row host_rows[] = {
+    ROW(TEST_F32 | TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 8, .T = 256),
+    {{.op = NULL}, 0}};
+static const test_bench_row gpu_rows[] = {
+    ROW(TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 64, .T = 256),
+    ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 64, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
+    {{.op = NULL}, 0}};
+static const test_bench_draw draws[] = {{"wkv6.w", {0, -6, 1}},
+                                        {"wkv6.r wkv6.k wkv6.v wkv6.u", {0, 0, 0.5f}},
+                                        {"ssd.A", {1, -8.5f, 7.5f}},
+                                        {"ssd.dt", {0, 0, 0.5f}},
+                                        {"ssd.dt_bias", {0, -4, 0.2f}},
+                                        {"ssd.Dskip", {0, 1, 0.3f}},
+                                        {NULL, {0, 0, 0}}};
+static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+const test_op test_op_wkv_ssm = {
+    TEST_OVER_ROWS(wkv_ssm),
+    .fields = fields,
+    .bad_values = bad_values,
+    .optional_size = {AT(wkv_ssm, ssd.G), 2},
+    .cases = cases,
+    .packed = packed,
+    .sizes = sizes,
+    .many = many,
+    .sums = sums,
+    .draw = draw,
+    .set_fill = set_fill,
+    .set_regime = set_regime,
+    /* those of wkv6 and ssd */
+    .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
+    .properties = properties,
+    .more_times = more_times,
+    .launched = launched,
+    .host_rows = host_rows,
+    .gpu_rows = gpu_rows,
+    .bench_draws = draws,
+    .bench_cuts = cuts,
+};
