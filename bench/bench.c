@@ -460,7 +460,8 @@ static void run_rows(report *r, const bench_machine *machine, const char *name) 
     r->op = NULL;
     print_machine(r, name);
     for (int i = 0; test_ops[i]; i++)
-        for_rows(r, test_ops[i], machine == &bench_host ? test_ops[i]->host_rows : test_ops[i]->gpu_rows, run_row);
+        if (!machine->only || !strcmp(machine->only, test_ops[i]->name))
+            for_rows(r, test_ops[i], machine == &bench_host ? test_ops[i]->host_rows : test_ops[i]->gpu_rows, run_row);
     putchar('\n');
 }
 
@@ -489,6 +490,7 @@ int main(int argc, char **argv) {
     if (HAS_HOST_ROWS) run_rows(&r, &bench_host, "cpu");
     if (gpu) run_rows(&r, gpu, "gpu");
     if (gpu && bench_products()) run_rows(&r, bench_products(), "gpu, products alone");
+    if (gpu) run_rows(&r, bench_two_streams(), "gpu, wkv6 and ssd on two streams");
     free(r.peers.of);
     free(r.twins.of);
     if (r.failed) printf("%d rows failed\n", r.failed);

@@ -64,6 +64,7 @@ typedef struct bench_machine {
     const char *impl; /* who computes there: ref = the CPU twins; gt... = the kernels */
     int has_saved;    /* calls take saved and workspace */
     int is_part;      /* part of an operator is computed: there is nothing to compare */
+    const char *only; /* NULL, or the one operator that it has */
     int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
     void *cublaslt;   /* handle that rmsnorm_linear is given, or NULL */
     int warm_ups, least_runs;
@@ -90,6 +91,8 @@ extern const bench_machine bench_host;
 const bench_machine *bench_gpu(const char *impl, const char **reason);
 /* The products of rmsnorm_linear alone, by cuBLASLt; NULL in other programs than gt_bench_cublaslt. */
 const bench_machine *bench_products(void);
+/* wkv_ssm as calls of wkv6 and of ssd on two streams, captured in a graph; NULL in programs without a GPU. */
+const bench_machine *bench_two_streams(void);
 
 /* ---- one call -------------------------------------------------------------------------------- */
 

@@ -183,8 +183,111 @@ double copy_bandwidth() {
     return 2.0 * static_cast<double>(bytes) / bench_median(ms, RUNS);
 }
 
-bench_machine gpu = {"",        1,        0,       1,    nullptr, 4,    10,     200, describe, copy_bandwidth,
-                     available, allocate, release, fill, poison,  copy, gather, run, time_run};
+bench_machine gpu = {"",   1,      0,        nullptr,        1,         nullptr,  4,
+                     10,   200,    describe, copy_bandwidth, available, allocate, release,
+                     fill, poison, copy,     gather,         run,       time_run};
+
+/* ---- wkv_ssm as two calls on two streams ------------------------------------------------------ */
+
+/* The last call, captured: the operators do not depend on each other. */
+struct TwoStreams {
+    cudaStream_t first, second;
+    cudaEvent_t fork, join;
+    cudaGraphExec_t graph;
+    gt_wkv_ssm_args args;
+    gt_pass pass;
+};
+
+template <class Part>
+void give_shared(const gt_wkv_ssm_args &all, Part *one) {
+    one->B = all.B, one->T = all.T, one->dtype = all.dtype;
+    one->state_in_shared = all.state_in_shared, one->accumulate = all.accumulate, one->segments = all.segments;
+    one->cu_seqlens = all.cu_seqlens, one->seq_count = all.seq_count, one->seq_capacity = all.seq_capacity;
+    one->saved = all.saved;
+}
+
+template <class Part>
+size_t give_buffers(gt_pass pass, const gt_workspace &need, char *workspace, char *saved, Part *one) {
+    one->workspace = workspace, one->workspace_bytes = test_workspace_of(&need, pass);
+    one->saved = saved, one->saved_bytes = saved ? need.saved : 0;
+    return one->workspace_bytes;
+}
+
+/* The caller's buffers are large enough for both: wkv_ssm needs as much. */
+gt_status split(gt_pass pass, const gt_wkv_ssm_args &all, gt_wkv6_args *wkv6, gt_ssd_args *ssd) {
+    gt_workspace of_wkv6, of_ssd;
+    *wkv6 = all.wkv6, *ssd = all.ssd;
+    give_shared(all, wkv6), give_shared(all, ssd);
+    gt_status status = gt_wkv6_workspace(wkv6, &of_wkv6);
+    if (status != GT_OK || (status = gt_ssd_workspace(ssd, &of_ssd)) != GT_OK) return status;
+    char *const workspace = static_cast<char *>(all.workspace), *const saved = static_cast<char *>(all.saved);
+    const size_t bytes = give_buffers(pass, of_wkv6, workspace, saved, wkv6);
+    give_buffers(pass, of_ssd, workspace + bytes, saved ? saved + of_wkv6.saved : nullptr, ssd);
+    return GT_OK;
+}
+
+gt_status capture(gt_pass pass, const gt_wkv_ssm_args &all, TwoStreams *two) {
+    gt_wkv6_args wkv6;
+    gt_ssd_args ssd;
+    cudaGraph_t graph;
+    gt_status status = split(pass, all, &wkv6, &ssd);
+    if (status != GT_OK) return status;
+    must(cudaStreamBeginCapture(two->first, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    must(cudaEventRecord(two->fork, two->first), "cudaEventRecord");
+    must(cudaStreamWaitEvent(two->second, two->fork), "cudaStreamWaitEvent");
+    status = pass == GT_FORWARD ? gt_wkv6_forward(&wkv6, two->first) : gt_wkv6_backward(&wkv6, two->first);
+    if (status == GT_OK)
+        status = pass == GT_FORWARD ? gt_ssd_forward(&ssd, two->second) : gt_ssd_backward(&ssd, two->second);
+    must(cudaEventRecord(two->join, two->second), "cudaEventRecord");
+    must(cudaStreamWaitEvent(two->first, two->join), "cudaStreamWaitEvent");
+    must(cudaStreamEndCapture(two->first, &graph), "cudaStreamEndCapture");
+    if (status == GT_OK) must(cudaGraphInstantiate(&two->graph, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    return status;
+}
+
+/* Captures the call unless it is the last one again. */
+gt_status captured(gt_pass pass, const void *args, cudaGraphExec_t *graph) {
+    static TwoStreams two = {};
+    if (!two.first) {
+        must(cudaStreamCreateWithFlags(&two.first, cudaStreamNonBlocking), "cudaStreamCreate");
+        must(cudaStreamCreateWithFlags(&two.second, cudaStreamNonBlocking), "cudaStreamCreate");
+        must(cudaEventCreateWithFlags(&two.fork, cudaEventDisableTiming), "cudaEventCreate");
+        must(cudaEventCreateWithFlags(&two.join, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    if (!two.graph || pass != two.pass || memcmp(args, &two.args, sizeof two.args)) {
+        if (two.graph) must(cudaGraphExecDestroy(two.graph), "cudaGraphExecDestroy");
+        two.graph = nullptr;
+        two.pass = pass;
+        memcpy(&two.args, args, sizeof two.args);
+        const gt_status status = capture(pass, two.args, &two);
+        if (status != GT_OK) return refused(status);
+    }
+    *graph = two.graph;
+    return GT_OK;
+}
+
+gt_status run_two_streams(const test_op *, gt_pass pass, const void *args) {
+    cudaGraphExec_t graph;
+    const gt_status status = captured(pass, args, &graph);
+    if (status != GT_OK) return status;
+    must(cudaGraphLaunch(graph, nullptr), "cudaGraphLaunch");
+    must(cudaDeviceSynchronize(), "a kernel");
+    return GT_OK;
+}
+
+gt_status time_two_streams(const test_op *, gt_pass pass, const void *args, double *ms) {
+    const Clock &clock = the_clock();
+    cudaGraphExec_t graph;
+    const gt_status status = captured(pass, args, &graph);
+    if (status != GT_OK) return status;
+    must(cudaMemsetAsync(clock.flush, 0, FLUSH_BYTES), "cudaMemset");
+    must(cudaEventRecord(clock.start), "cudaEventRecord");
+    must(cudaGraphLaunch(graph, nullptr), "cudaGraphLaunch");
+    must(cudaEventRecord(clock.stop), "cudaEventRecord");
+    *ms = elapsed_ms(clock);
+    return GT_OK;
+}
 
 /* ---- the products of rmsnorm_linear alone ----------------------------------------------------- */
 
@@ -267,6 +370,15 @@ gt_status time_products(const test_op *, gt_pass pass, const void *args, double 
 #endif
 
 } /* namespace */
+
+const bench_machine *bench_two_streams(void) {
+    static bench_machine two = gpu;
+    two.impl = "streams";
+    two.only = "wkv_ssm";
+    two.run = run_two_streams;
+    two.time = time_two_streams;
+    return &two;
+}
 
 const bench_machine *bench_products(void) {
 #ifdef GT_WITH_CUBLASLT

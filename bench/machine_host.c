@@ -132,4 +132,5 @@ const bench_machine *bench_gpu(const char *impl, const char **reason) {
 }
 
 const bench_machine *bench_products(void) { return NULL; }
+const bench_machine *bench_two_streams(void) { return NULL; }
 #endif

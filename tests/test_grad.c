@@ -145,7 +145,8 @@ static void check_table(const test_op *top) {
     const gt_op *op = top->table();
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
-        int input = t->name[0] == 'd' ? test_find(op, t->name + 1) : -1;
+        const char *plain = test_plain_name(t);
+        int input = plain[0] == 'd' ? test_beside(op, i, plain + 1) : -1;
         if (!test_is_output(t, GT_BACKWARD)) continue;
         test_check(input >= 0 && test_is_input(&op->tensors[input], GT_FORWARD), "%s: no input has the gradient %s",
                    top->name, t->name);

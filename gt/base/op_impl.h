@@ -310,16 +310,29 @@ static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     return 1;
 }
 
+/* Whether a tensor is of the second of two operators. */
+static int gt_is_of_second(const gt_tensor *t) {
+    for (const char *c = t->shape; *c; c++)
+        if (*c >= 'a') return 1;
+    return 0;
+}
+
 /* Whether a call without tokens has states, or gradients of states, for each batch element: they are
- * there, so that B is a real number.  A shared one is there once. */
-static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
+ * there, so that B is a real number.  A shared one is there once.  second: 0, of the
+ * first operator; 1, of the second. */
+static int gt_part_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims, int second) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         const int is_used = pass == GT_QUERY ? t->kind != 'i' : gt_used(t, pass);
         const int is_each = t->shape[0] == 'Q' || (t->shape[0] == 'S' && S_is_each);
+        if (gt_is_of_second(t) != second) continue;
         if (is_each && is_used && dims->n[t->shape[0] - 'A'] > 0 && gt_pointer(t, filled)) return 1;
     }
     return 0;
+}
+
+static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
+    return gt_part_has_states(op, pass, filled, dims, 0) || gt_part_has_states(op, pass, filled, dims, 1);
 }
 
 /* Appends to text[128]. */
@@ -355,9 +368,11 @@ static gt_status gt_check_product_of(const gt_op *op, const gt_dims *dims, int s
 /* The work of a call, by which the memory of every tensor and of all scratch is bounded.  B counts as
  * the rows of states if those are more.  Without tokens there is the work on states, if any. */
 static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
-    if (!gt_has_tokens(op, dims) && !gt_has_states(op, pass, filled, dims)) return GT_OK;
-    const gt_status status = gt_check_product_of(op, dims, 0);
-    return status != GT_OK ? status : gt_check_product_of(op, dims, 1);
+    gt_status status = GT_OK;
+    for (int second = 0; second < 2 && status == GT_OK; second++)
+        if (gt_has_tokens(op, dims) || gt_part_has_states(op, pass, filled, dims, second))
+            status = gt_check_product_of(op, dims, second);
+    return status;
 }
 
 /* Whether the call has the tensor: it is given, or it must be. */

@@ -1,8 +1,8 @@
 /* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block: both checked, then both enqueued.
  *
- * The kernels are those of gt/wkv6/ and gt/ssd/, which the program has once: this file calls the two operators.  What it
- * adds is that the second is known to be right before the first is launched, and that saved and workspace of both lie in
- * one buffer each: that of wkv6 first. */
+ * The kernels are those of gt/wkv6/ and gt/ssd/, which the program has once: this file calls the two operators.
+ * What it adds is that the second is known to be right before the first is launched, and that saved and workspace
+ * of both lie in one buffer each: that of wkv6 first. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
 
@@ -104,28 +104,40 @@ static inline gt_status query(const gt_wkv_ssm_args* args, gt_workspace* need) {
     return GT_OK;
 }
 
-/* What one operator says of its path, but for its step. */
-static inline void add_part(const char* name, char* words, PathText& text) {
-    if (char* step = strstr(words, "; step: ")) *step = 0;
-    text.add(name);
-    text.add(words);
-}
+/* What one operator says of its forward and its backward pass. */
+struct PartPath {
+    char words[1024];
+    const char *forward, *backward;
+
+    /* "forward: A; backward: B", and perhaps "; step: C" */
+    void split() {
+        static const char first[] = "forward: ", second[] = "; backward: ";
+        if (char* step = strstr(words, "; step: ")) *step = 0;
+        char* const border = strstr(words, second);
+        forward = words + strlen(first);
+        backward = border ? border + strlen(second) : "";
+        if (border) *border = 0;
+    }
+};
 
 static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t bytes) {
     gt_wkv_ssm_args a;
     Needs needs;
-    char words[2048];
+    PartPath wkv6, ssd;
     gt_no_text(text, bytes);
     gt_status status = prepare(GT_PATH, args, &a, &needs);
     if (status != GT_OK) return status;
     if (!text || !bytes) return gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
     give(&a.wkv6, 0, nullptr, needs.wkv6.saved, a.saved);
     give(&a.ssd, 0, nullptr, needs.ssd.saved, a.saved);
+    if ((status = gt_wkv6_path(&a.wkv6, wkv6.words, sizeof wkv6.words)) != GT_OK ||
+        (status = gt_ssd_path(&a.ssd, ssd.words, sizeof ssd.words)) != GT_OK)
+        return status;
+    wkv6.split(), ssd.split();
     PathText to(text, bytes);
-    if ((status = gt_wkv6_path(&a.wkv6, words, sizeof words)) != GT_OK) return status;
-    add_part("wkv6 ", words, to);
-    if ((status = gt_ssd_path(&a.ssd, words, sizeof words)) != GT_OK) return status;
-    add_part("; ssd ", words, to);
+    for (const char* words : {"forward: wkv6 ", wkv6.forward, ", ssd ", ssd.forward, "; backward: wkv6 ", wkv6.backward,
+                              ", ssd ", ssd.backward})
+        to.add(words);
     return GT_OK;
 }
 

@@ -1,5 +1,5 @@
 /* gt/fused/wkv_ssm_table.h - describes wkv_ssm to the checks of arguments (plain C, shared with the stubs and the CPU
- * twin): the tables of wkv6 and ssd in one, ssd's own sizes in small letters, by the fields of the structs within its own.
+ * twin): the tables of wkv6 and ssd in one, ssd's own sizes in small letters, by the fields of its inner structs.
  *
  * What both operators share stands in the outer struct alone, and is handed to the inner ones, whose own checks run. */
 #ifndef GT_FUSED_WKV_SSM_TABLE_H

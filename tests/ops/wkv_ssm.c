@@ -1,6 +1,6 @@
 /* wkv_ssm: cases of the tests, and rows of the bench.  What is special to the mathematics of either operator is tested
  * there; here it is that both are what they are alone. */
-#include "ops.h"
+#include "formula.h"
 
 #include <stdio.h>
 
@@ -277,6 +277,34 @@ static void parts_agree(const test_runner *r, const test_case *c, double toleran
     }
 }
 
+/* ---- the formulas: those of the two operators -------------------------------------------------- */
+
+static double part_formula(const formula *f, const char *tensor, int64_t i, int64_t j, int64_t k, int64_t l) {
+    const int is_ssd = !strncmp(tensor, "ssd.", 4);
+    char absent[256];
+    const test_case one = one_of(f->c, is_ssd, absent, sizeof absent);
+    const test_formula *o = test_op_of(one.op)->formulas;
+    test_values in;
+    const formula part = {&one, &in};
+    take_part(f->c, &one, is_ssd, f->in, &in);
+    while (strcmp(o->tensor, strchr(tensor, '.') + 1)) o++;
+    return o->of(&part, i, j, k, l);
+}
+
+#define PART_FORMULA(name, tensor)                                                                                     \
+    static double name(const formula *f, int64_t i, int64_t j, int64_t k, int64_t l) {                                 \
+        return part_formula(f, tensor, i, j, k, l);                                                                    \
+    }
+PART_FORMULA(wkv6_y, "wkv6.y")
+PART_FORMULA(wkv6_state_out, "wkv6.state_out")
+PART_FORMULA(ssd_y, "ssd.y")
+PART_FORMULA(ssd_state_out, "ssd.state_out")
+static const test_formula formulas[] = {{"wkv6.y", wkv6_y},
+                                        {"wkv6.state_out", wkv6_state_out},
+                                        {"ssd.y", ssd_y},
+                                        {"ssd.state_out", ssd_state_out},
+                                        {NULL, NULL}};
+
 static const test_property properties[] = {{"each has the bits of a call of its own", TEST_MEDIUM, parts_agree},
                                            {NULL, TEST_TINY, NULL}};
 
@@ -315,15 +343,9 @@ static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
 
 const test_op test_op_wkv_ssm = {
     TEST_OVER_ROWS(wkv_ssm),
-    .fields = fields,
-    .bad_values = bad_values,
-    .optional_size = {AT(wkv_ssm, ssd.G), 2},
-    .cases = cases,
     .packed = packed,
-    .sizes = sizes,
-    .many = many,
-    .sums = sums,
-    .draw = draw,
+    .optional_size = {AT(wkv_ssm, ssd.G), 2},
+    .large = {BOTH(OF(.H = 5, .N = 64), OF(.H = 5, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 130, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = set_regime,
     /* those of wkv6 and ssd */
@@ -331,8 +353,6 @@ const test_op test_op_wkv_ssm = {
     .properties = properties,
     .more_times = more_times,
     .launched = launched,
-    .host_rows = host_rows,
-    .gpu_rows = gpu_rows,
     .bench_draws = draws,
     .bench_cuts = cuts,
 };
