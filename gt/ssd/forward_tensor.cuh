@@ -9,7 +9,7 @@
  *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): twice 32 tokens x 16 rows a warp, 16 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
  *     4  H <- E H + (x Delta suf)^T B
- * x and B of the next chunk are under way from the end of 1 on, its C (one stage) from the end of 3.
+ * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
  *
  * N > 128: a launch for every 128 columns of the state.  The first leave their share of y in fp32, the last adds it.
  * BACKWARD, with z: dz = dy y silu'(z) by the same kernel, instead of y; where forward left no checkpoints, it does so
@@ -370,7 +370,7 @@ GT_DEV float chunk_decay(uint32_t cells) {
     return scale.x + scale.y;
 }
 
-/* Returns the item's number: no registers keep it. */
+/* One segment, chunk by chunk: steps 1 to 4.  Returns the item's number: no registers keep it. */
 template <class Tile>
 GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     using T = typename Tile::T;
@@ -455,7 +455,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
             make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
         sync_threads();
         if (active && part == 0 && chunk + 1 < chunks)
-            sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* until then */
+            sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* where B_INVERSE was until now */
         GT_NO_UNROLL
         for (int round = 0; active && round < 2; round++) {
             float y[2][2][4];

@@ -50,7 +50,7 @@ struct StatesTile {
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
-/* Returns the item's number: no registers keep it. */
+/* One segment, chunk by chunk.  Returns the item's number: no registers keep it. */
 template <class Tile, bool REVERSE>
 GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     using T = typename Tile::T;
