@@ -7,8 +7,8 @@ static void put_pointer(test_args *args, size_t offset, const void *p) { memcpy(
 
 static void put_size(test_args *args, size_t offset, size_t n) { memcpy((char *)args + offset, &n, sizeof n); }
 
-/* A forward call of the arguments of a backward call, which have no outputs of forward: y is scratch, the others are not
- * asked for. */
+/* A forward call of the arguments of a backward call, which have no outputs of forward: y is scratch, the others are
+ * not asked for. */
 static void make_forward(const gt_op *table, test_args *args, char *y) {
     for (const gt_tensor *t = table->tensors; t->name; t++)
         if (t->use[GT_BACKWARD] == '-' && t->use[GT_FORWARD] != '-')

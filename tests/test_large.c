@@ -1,5 +1,5 @@
-/* Tensors of more than 2^31 elements: of every operator the last batch element of a call, or the last row, gives the bits
- * that it gives alone.  All others hold NaN, which shows if any of them is read for it.
+/* Tensors of more than 2^31 elements: of every operator the last batch element of a call, or the last row, gives the
+ * bits that it gives alone.  All others hold NaN, which shows if any of them is read for it.
  *
  *     test_gpu_large [--short] [--elements COUNT] [DTYPE...]
  *
@@ -8,8 +8,8 @@
  * --short, for racecheck and initcheck, which take hours for the whole batch: the first and the last element
  * where they are, and nothing between; what nobody wrote is left for initcheck to find.
  *
- * Every call is printed with its memory.  What the GPU is too small for is left out, and the program says so and ends with
- * 77, skipped; what it has memory for, but not free, is a failure.  So is an operator without a case. */
+ * Every call is printed with its memory.  What the GPU is too small for is left out, and the program says so and ends
+ * with 77, skipped; what it has memory for, but not free, is a failure.  So is an operator without a case. */
 #include "test_kernels.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* What is asked without a launch.  gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6 gives.
- * gt_OP_workspace: how long the answer takes at any seq_capacity. */
+/* What is asked without a launch.  gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6
+ * gives. gt_OP_workspace: how long the answer takes at any seq_capacity. */
 #define _POSIX_C_SOURCE 199309L
 #include "gt_test.h"
 #include "test_kernels.h"
@@ -99,8 +99,8 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
     test_check(status == GT_OK && strstr(text, words), "ssd: '%s' is not in '%s' (%d)", words, text, status);
 }
 
-/* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward that
- * they take, and of the chunks of its backward. */
+/* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward
+ * that they take, and of the chunks of its backward. */
 static void test_ssd_of(const char *fastest, const char *fastest_chunks) {
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
@@ -175,7 +175,8 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Under a millisecond, the fastest of some, whatever the capacities; and what T tokens can need bounds what is needed. */
+/* Under a millisecond, the fastest of some, whatever the capacities; and what T tokens can need bounds what is needed.
+ * */
 static void check_queries(const test_op *op) {
     static const int64_t capacities[] = {1, 64, 65536, 16000000, INT32_MAX - 1};
     gt_workspace need, first = {0, 0, 0, 0, 0};
