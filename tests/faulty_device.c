@@ -1,7 +1,7 @@
 /* A device that fails, for the trainer's tests: the CPU backend as hy_backend_cuda.  HY_FAULT="OPERATION N" lets the
- * N-th call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow.  "late
- * N": the N-th call of wkv6_backward goes wrong, which the next one that waits for the device tells, as a kernel's
- * error is. */
+ * N-th call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow.
+ * "late N": the N-th call of wkv6_backward goes wrong, which the next one that waits for the device tells, as a
+ * kernel's error is. */
 #include "hybrid_ops.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -26,8 +26,7 @@ static double whole_loss(const char *options) {
     return loss;
 }
 
-/* The step that failed left the weights alone: they are saved, and the run that goes on is the one that never failed.
- * */
+/* The step that failed left the weights alone: they are saved, and the run that goes on is as one that never failed. */
 static void test_saves(void) {
     char *out;
     double loss = whole_loss("");

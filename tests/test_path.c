@@ -1,5 +1,5 @@
 /* What is asked without a launch.  gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6
- * gives. gt_OP_workspace: how long the answer takes at any seq_capacity. */
+ * gives.  gt_OP_workspace: how long the answer takes at any seq_capacity. */
 #define _POSIX_C_SOURCE 199309L
 #include "gt_test.h"
 #include "test_kernels.h"
@@ -175,8 +175,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Under a millisecond, the fastest of some, whatever the capacities; and what T tokens can need bounds what is needed.
- * */
+/* Under a millisecond, the fastest of some, whatever the capacities; what T tokens can need bounds what is needed. */
 static void check_queries(const test_op *op) {
     static const int64_t capacities[] = {1, 64, 65536, 16000000, INT32_MAX - 1};
     gt_workspace need, first = {0, 0, 0, 0, 0};
