@@ -15,8 +15,7 @@
     } while (0)
 #define MIB (1024.0 * 1024.0)
 
-enum { WARM_UP = 10, RUNS = 100 }; /* of a pass that is timed */
-enum { CPU_RUNS = 3 };             /* of the CPU's, which is far slower; after one more */
+enum { CPU_RUNS = 3 }; /* of the CPU's, which is far slower; after one more */
 
 static double now(void) {
     struct timespec t;
@@ -82,16 +81,16 @@ typedef struct timing {
     double mean, deviation; /* seconds */
 } timing;
 
-static gt_status time_pass(subject *s, const timed_pass *pass, int warm_up, int runs, timing *t) {
+static gt_status time_pass(subject *s, const timed_pass *pass, int64_t warm_up, int64_t runs, timing *t) {
     double seconds, sum = 0, squares = 0;
-    for (int run = 0; run < warm_up + runs; run++) {
+    for (int64_t run = 0; run < warm_up + runs; run++) {
         TRY(time_run(s, pass, &seconds));
         if (run < warm_up) continue;
         sum += seconds;
         squares += seconds * seconds;
     }
-    t->mean = sum / runs;
-    t->deviation = sqrt(fmax(0, squares / runs - t->mean * t->mean));
+    t->mean = sum / (double)runs;
+    t->deviation = sqrt(fmax(0, squares / (double)runs - t->mean * t->mean));
     return GT_OK;
 }
 
@@ -110,6 +109,9 @@ static void print_further(double x) {
         printf(",%.6g", x);
 }
 
+/* Four digits of small numbers, since rows are also made where a step takes a second. */
+static void print_rate(double x) { printf(x < 1000 ? ",%.4g" : ",%.0f", x); }
+
 /* Memory that is gone: of the device, or of the process. */
 static gt_status peak_mib(const subject *s, double *mib) {
     size_t bytes;
@@ -126,11 +128,12 @@ static gt_status print_row(const hy_bench *b, const subject *s, const char *pass
     const double tokens = (double)(o->batch * o->seq), parameters = (double)s->plan.parameters;
     double mib;
     TRY(peak_mib(s, &mib));
-    printf("%s,%s,%s,%s,%lld,%lld,%lld,%.0f,%.6f,%.4f,%.1f,%.3f", b->config->name, s->backend->name,
-           dtypes[s->backend->dtype], pass, (long long)o->batch, (long long)o->seq, (long long)s->plan.parameters,
-           tokens / t.mean, tokens / t.mean / parameters, t.mean * 1e3, mib, mib * 1024 / tokens);
-    printf(",%.2f,%.4f,%.1f,%.3f", 1e3 * tokens / t.mean / parameters, t.deviation * 1e3, (double)s->plan.total / MIB,
-           (double)s->plan.total / 1024 / tokens);
+    printf("%s,%s,%s,%s,%lld,%lld,%lld", b->config->name, s->backend->name, dtypes[s->backend->dtype], pass,
+           (long long)o->batch, (long long)o->seq, (long long)s->plan.parameters);
+    print_rate(tokens / t.mean);
+    printf(",%.6g,%.4f,%.1f,%.3f", tokens / t.mean / parameters, t.mean * 1e3, mib, mib * 1024 / tokens);
+    print_rate(1e3 * tokens / t.mean / parameters);
+    printf(",%.4f,%.1f,%.3f", t.deviation * 1e3, (double)s->plan.total / MIB, (double)s->plan.total / 1024 / tokens);
     print_further(more.cpu_speedup);
     print_further(more.difference);
     print_further(more.first_loss);
@@ -196,12 +199,15 @@ static gt_status compare(hy_bench *b, subject *s, timing t, further *more) {
     return status;
 }
 
+/* A tenth of the runs that are timed. */
+static int64_t warm_up_of(const hy_bench *b) { return (b->options.bench_runs + 9) / 10; }
+
 static gt_status bench_inference(hy_bench *b, subject *s) {
     further more = nothing;
     timing t;
     TRY(open_subject(b, s, 1));
     TRY(hy_model_infer(s->model, s->batch.input));
-    TRY(time_pass(s, &inference, WARM_UP, RUNS, &t));
+    TRY(time_pass(s, &inference, warm_up_of(b), b->options.bench_runs, &t));
     if (b->cpu) TRY(compare(b, s, t, &more));
     return print_row(b, s, inference.name, t, more);
 }
@@ -211,7 +217,7 @@ static gt_status bench_training(hy_bench *b, subject *s) {
     TRY(hy_model_gradient(s->model, s->batch.input, s->batch.target, NULL));
     for (size_t i = 0; i < sizeof training / sizeof training[0]; i++) {
         timing t;
-        TRY(time_pass(s, &training[i], WARM_UP, RUNS, &t));
+        TRY(time_pass(s, &training[i], warm_up_of(b), b->options.bench_runs, &t));
         TRY(print_row(b, s, training[i].name, t, nothing));
     }
     return GT_OK;
@@ -270,8 +276,8 @@ gt_status hy_bench_run(hy_bench *b) {
     const hy_lengths *lengths = &b->options.bench, *batches = &b->options.bench_batch;
     const int64_t batch = b->options.batch;
     const char *commit = getenv("GT_COMMIT");
-    printf("# %s; %s%smean of %d runs after %d, by %s%s%s\n", b->backend->device, b->backend->software,
-           *b->backend->software ? "; " : "", RUNS, WARM_UP,
+    printf("# %s; %s%smean of %lld runs after %lld, by %s%s%s\n", b->backend->device, b->backend->software,
+           *b->backend->software ? "; " : "", (long long)b->options.bench_runs, (long long)warm_up_of(b),
            b->backend->stop_clock ? "the device's clock" : "the wall's clock", commit ? "; commit " : "",
            commit ? commit : "");
     puts("model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,latency_ms,peak_mib,"

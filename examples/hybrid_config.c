@@ -120,6 +120,8 @@ static const row rows[] = {
              "T tokens; prints CSV"},
     {"bench-batch", LIST, AT(bench_batch), "B,B,...", "", NULL, 1, 65536, 1,
      .help = "batches of --bench, instead of --batch"},
+    {"bench-runs", WHOLE, AT(bench_runs), "N", "100", NULL, 1, 1000000, 1, NULL,
+     "runs of each pass that --bench times, after a tenth as many that it does not"},
     {"bench-steps", WHOLE, AT(bench_steps), "N", "0", NULL, 0, 1000000, 1, NULL,
      "--bench also trains N steps, at --lr throughout"},
     {"bench-cpu", FLAG, AT(bench_cpu), NULL, "no",

@@ -32,6 +32,7 @@ typedef struct hy_options {
     int check;
     hy_lengths bench;       /* none: no benchmark */
     hy_lengths bench_batch; /* none: batch */
+    int64_t bench_runs;     /* that a pass of the benchmark is timed */
     int64_t bench_steps;    /* 0: no training in the benchmark */
     int bench_cpu, profile, synchronize;
     hy_lengths plan;        /* batches; none: no plan */

@@ -989,14 +989,14 @@ static int is_bench_row(const char *pass, const double *x, int size, int kind, d
 }
 
 /* Five rows for each length and batch; numbers that follow from others do. */
-static void check_bench(const char *device, double tolerance) {
+static void check_bench(const char *device, const char *lengths, int sizes, double tolerance) {
     char *out, *save;
     int rows = 0;
     double inference = 0;
     CHECK(run_program(&out,
-                      "%s --data greek.txt --model HY --hidden 32 --layers 2 --bench 8,16 --bench-batch 1,2 "
+                      "%s --data greek.txt --model HY --hidden 32 --layers 2 --bench %s --bench-batch 1,2 "
                       "--bench-steps 20 --bench-cpu --lr 0.01",
-                      device) == 0);
+                      device, lengths) == 0);
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char *pass, whole[1024];
         double x[BENCH_COLUMNS];
@@ -1010,11 +1010,11 @@ static void check_bench(const char *device, double tolerance) {
         if (!is_bench_row(pass, x, size, kind, inference, tolerance)) printf("  %s: %s\n", device, whole);
         if (kind == 0) inference = x[10];
     }
-    CHECK(rows == 20);
+    CHECK(rows == 5 * sizes);
     free(out);
 }
 
-static void test_bench(void) { check_bench("--device cpu", 0); }
+static void test_bench(void) { check_bench("--device cpu", "8,16", 4, 0); }
 
 /* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.  `element`:
  * bytes of an activation. */
@@ -1235,8 +1235,8 @@ static int device_is_absent(void) {
 }
 
 static void test_device_bench(void) {
-    check_bench("--device cuda --dtype f32", 1e-3);
-    check_bench("--device cuda --dtype bf16", 0.3);
+    check_bench("--device cuda --bench-runs 3 --dtype f32", "8", 2, 1e-3);
+    check_bench("--device cuda --bench-runs 3 --dtype bf16", "8", 2, 0.3);
 }
 
 static void test_device_check(void) {
