@@ -71,68 +71,28 @@
 extern "C" {
 
 GT_API gt_status gt_ssd_forward(const gt_ssd_args* args, gt_stream stream) {
-    gt_ssd_args a;
-    gt::Device device;
-    gt_status status = gt::ssd::prepare(GT_FORWARD, args, &a, &device);
-    if (status != GT_OK) return status;
-    size_t saved;
-    gt::ssd::checkpoints_in(a.saved, a, &saved);
-    const size_t need = gt::ssd::forward_workspace(a, device);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
-        return status;
-    return gt::ssd::forward(a, false, device, stream);
+    return gt::call_forward<gt::ssd::Operator>(args, stream);
 }
-
 GT_API gt_status gt_ssd_step(const gt_ssd_args* args, gt_stream stream) {
-    gt_ssd_args a;
-    gt::Device device;
-    const gt_status status = gt::ssd::prepare(GT_STEP, args, &a, &device);
-    return status != GT_OK ? status : gt::ssd::forward(a, true, device, stream);
+    return gt::call_step<gt::ssd::Operator>(args, stream);
 }
-
 GT_API gt_status gt_ssd_backward(const gt_ssd_args* args, gt_stream stream) {
-    gt_ssd_args a;
-    gt::Device device;
-    gt_status status = gt::ssd::prepare(GT_BACKWARD, args, &a, &device);
-    if (status != GT_OK) return status;
-    const size_t need = gt::ssd::backward_workspace(a, device);
-    size_t saved;
-    gt::ssd::checkpoints_in(a.saved, a, &saved);
-    if ((status = gt::check_saved(a.saved, a.saved_bytes, saved)) != GT_OK ||
-        (status = gt::check_workspace(a.workspace, a.workspace_bytes, need)) != GT_OK)
-        return status;
-    return gt::ssd::backward(a, device, stream);
+    return gt::call_backward<gt::ssd::Operator>(args, stream);
 }
-
 GT_API gt_status gt_ssd_segment(const gt_ssd_args* args, gt_stream stream) {
-    return gt::call_segment<gt::ssd::SegmentOperator, false>(args, stream);
+    return gt::call_segment<gt::ssd::Operator, false>(args, stream);
 }
 GT_API gt_status gt_ssd_segment_backward(const gt_ssd_args* args, gt_stream stream) {
-    return gt::call_segment<gt::ssd::SegmentOperator, true>(args, stream);
+    return gt::call_segment<gt::ssd::Operator, true>(args, stream);
 }
 GT_API gt_status gt_ssd_join(const gt_ssd_args* args, gt_stream stream) {
-    return gt::call_join<gt::ssd::SegmentOperator, false>(args, stream);
+    return gt::call_join<gt::ssd::Operator, false>(args, stream);
 }
 GT_API gt_status gt_ssd_join_backward(const gt_ssd_args* args, gt_stream stream) {
-    return gt::call_join<gt::ssd::SegmentOperator, true>(args, stream);
+    return gt::call_join<gt::ssd::Operator, true>(args, stream);
 }
-
 GT_API gt_status gt_ssd_workspace(const gt_ssd_args* args, gt_workspace* need) {
-    gt_no_answer(need);
-    gt_ssd_args a;
-    gt::Device device;
-    gt_status status = gt::ssd::prepare(GT_QUERY, args, &a, &device);
-    if (status != GT_OK) return status;
-    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0, 0};
-    a.workspace = nullptr;
-    sizes.forward = gt::ssd::forward_workspace(a, device);
-    sizes.backward = gt::ssd::backward_workspace(a, device);
-    gt::ssd::checkpoints_in(nullptr, a, &sizes.saved);
-    sizes.segment = gt::segment_workspace<gt::ssd::SegmentOperator>(a, device);
-    *need = sizes;
-    return GT_OK;
+    return gt::call_workspace<gt::ssd::Operator>(args, need);
 }
 
 GT_API gt_status gt_selective_scan_forward(const gt_selective_scan_args* args, gt_stream stream) {

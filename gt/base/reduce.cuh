@@ -9,21 +9,45 @@ namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
  * out[c] (+)= sum_r in[r][c], r ascending within each of 16 interleaved partial sums, which are then
- * added in a fixed order: the result depends on the shape alone.  Up to three such sums in one launch.
+ * added in a fixed order: the result depends on the rows alone.  Up to four such sums in one launch.
  * grid ceil(columns/32) of each, block 512 = 16 rows x 32 columns; 2 KB of shared memory; reads
  * rows*columns*4 bytes once. */
 constexpr int REDUCED_ROWS = 16; /* at a time */
 
+/* Rows of packed sequences, of which only the device knows how many there are: `each` for a sequence or, if chunk is
+ * not 0, for a chunk slot (see gt_chunk_slot).  Those beyond are not read.  cu_seqlens = NULL: all rows are there. */
+struct PackedRows {
+    const int32_t *cu_seqlens, *seq_count;
+    int64_t capacity;
+    int chunk, each;
+};
+
+GT_DEV int64_t row_count(const PackedRows& q, int64_t most) {
+    if (!q.cu_seqlens) return most;
+    const int64_t sequences = q.seq_count ? *q.seq_count : q.capacity;
+    return (q.chunk ? gt_chunk_slot(q.cu_seqlens, q.chunk, sequences, 0) : sequences) * q.each;
+}
+
 struct RowSums {
-    static constexpr int MOST = 3;
+    static constexpr int MOST = 4;
     struct Sum {
         const float* in;
         float* out;
         int64_t rows, columns;
+        PackedRows packed;
     } sums[MOST];
     int count = 0;
 
-    void add(const float* in, float* out, int64_t rows, int64_t columns) { sums[count++] = {in, out, rows, columns}; }
+    void add(const float* in, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
+        sums[count++] = {in, out, rows, columns, packed};
+    }
+    /* A sum that is wanted (out is not NULL) with its rows in the arena, which are returned. */
+    float* take(Arena& arena, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
+        if (!out) return nullptr;
+        float* in = arena.take<float>(rows * columns);
+        add(in, out, rows, columns, packed);
+        return in;
+    }
 };
 
 struct ReduceRowsParams {
@@ -43,12 +67,12 @@ GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT Reduce
         p = params.sums[i];
         block = block_x() - params.end[i - 1];
     }
-    const int64_t c = block * 32 + lane_id();
+    const int64_t c = block * 32 + lane_id(), rows = row_count(p.packed, p.rows);
     float sum = 0.0f;
-    for (int64_t r = warp_id(); c < p.columns && r < p.rows; r += BATCH * REDUCED_ROWS) {
+    for (int64_t r = warp_id(); c < p.columns && r < rows; r += BATCH * REDUCED_ROWS) {
         float x[BATCH];
         load_column(x, p.in, GT_F32, r * p.columns + c, REDUCED_ROWS * p.columns,
-                    (p.rows - r + REDUCED_ROWS - 1) / REDUCED_ROWS);
+                    (rows - r + REDUCED_ROWS - 1) / REDUCED_ROWS);
         GT_UNROLL
         for (int i = 0; i < BATCH; i++) sum += x[i];
     }
@@ -94,6 +118,7 @@ static inline gt_status device_supported(int device) {
 /* stream: a gt_stream, or a Chain.  Nothing is launched for no sums. */
 template <class Stream>
 static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream& stream) {
+    if (sums.count == 0) return GT_OK;
     ReduceRowsParams params = {};
     int64_t blocks = 0;
     for (int i = 0; i < RowSums::MOST; i++) {

@@ -15,7 +15,7 @@
  *     sequences, unused   of the call; what is to be cleared for it, by a launch with the name CLEAR
  *     bytes, saved        of workspace and of what forward saves for backward: the size query makes the same plan
  *     forward:   pass(device, stream)
- *     backward:  has_states (saved by forward), accumulate, sums;
+ *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
  * HAS_PIECES: whether there is plan_segment<REVERSE>(a, device), a plan with `bytes` and run(device, stream).
  * Where one kernel takes G through the chunks and writes their gradients, too, make_gradients() launches it last. */
@@ -41,35 +41,6 @@ static inline gt_status run_pass(const char* scan_name, const ScanParams& scan, 
     return launch(false);
 }
 
-/* ---- sums over chunks or blocks ---------------------------------------------------------------------------------- */
-
-/* Gradients that are sums: out[columns] (+)= sum of parts[rows,columns]. */
-struct SumPlan {
-    struct Sum {
-        float *parts, *out;
-        int64_t rows, columns;
-    } sums[4];
-    int count;
-
-    /* One that is wanted (out is not NULL); its parts, which are workspace. */
-    float* add(Arena& arena, float* out, int64_t rows, int64_t columns) {
-        if (!out) return nullptr;
-        float* parts = arena.take<float>(rows * columns);
-        sums[count++] = {parts, out, rows, columns};
-        return parts;
-    }
-};
-
-template <class Stream>
-static inline gt_status run_sums(const SumPlan& plan, int accumulate, Stream& stream) {
-    for (int i = 0; i < plan.count; i++) {
-        const SumPlan::Sum& x = plan.sums[i];
-        const gt_status status = reduce_rows(x.parts, x.out, x.rows, x.columns, accumulate, stream);
-        if (status != GT_OK) return status;
-    }
-    return GT_OK;
-}
-
 /* ---- forward, step and backward ---------------------------------------------------------------------------------- */
 
 template <class Plan, class Stream>
@@ -86,7 +57,7 @@ static inline gt_status run_backward(const Plan& plan, const Device& device, Str
         (status = plan.make_gradients(device, stream)) != GT_OK ||
         (status = plan.finish_chunks(device, stream)) != GT_OK)
         return status;
-    return run_sums(plan.sums, plan.accumulate, stream);
+    return reduce_rows(plan.sums, plan.accumulate, stream);
 }
 
 /* ---- the C functions --------------------------------------------------------------------------------------------- */

@@ -322,14 +322,22 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     scale[i] = scale_of_segment(scale[i].factor);
                     grows = grows || scale[i].keep == FAR;
                 }
-                const bool any_grows = warp_any(grows); /* the chain of dependent steps is kept short */
+                /* All time is the chain of dependent steps: nearly always they go without a branch. */
+                if (k + SCAN_STEPS <= left && !warp_any(grows)) {
+                    GT_UNROLL
+                    for (int i = 0; i < SCAN_STEPS; i++) {
+                        if (inside && !ENDS) states[i * stride] = S;
+                        S = rescale(scale[i].keep, scale[i].factor, S, sum[i]);
+                    }
+                    states += SCAN_STEPS * stride;
+                    continue;
+                }
                 GT_UNROLL
                 for (int i = 0; i < SCAN_STEPS; i++) {
                     if (k + i >= left) break;
                     if (inside && !ENDS) *states = S;
                     states += stride;
-                    S = any_grows ? rescale_far(scale[i], S, sum[i])
-                                  : rescale(scale[i].keep, scale[i].factor, S, sum[i]);
+                    S = rescale_far(scale[i], S, sum[i]);
                 }
             }
             sync_warp(); /* before the next are written over them */

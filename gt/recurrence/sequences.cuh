@@ -10,11 +10,14 @@
  *
  * Tokens of no sequence: those from the end of the last packed sequence on, used_tokens().  Outputs are 0 there:
  * clear_unused() writes that, unless the kernel that makes an output does.  It also writes the zeros of partial sums
- * that no sequence or chunk writes. */
+ * that no chunk writes.
+ *
+ * A large seq_capacity need not cost time: where a block takes pieces of work in turn, up to the last that there is,
+ * there are no more blocks than sequences of a sensible length need (most_blocks()). */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 
-#include "../base/launch.cuh"
+#include "../base/reduce.cuh"
 #include "../base/warp.cuh"
 
 namespace gt {
@@ -47,8 +50,46 @@ GT_DEV int64_t sequence_count(const Sequences& q) {
 
 GT_DEV bool sequence_exists(const Sequences& q, int64_t s) { return !q.cu_seqlens || s < sequence_count(q); }
 
+/* Blocks of a launch whose `all` pieces of work are more than there can be of packed sequences of SENSIBLE_TOKENS each,
+ * `sensible`: a few rounds of blocks then take pieces in turn.  A block that finds no work costs 5 ns, a token and head
+ * of work more than 0.2 ns, so that the idle ones are a few percent of the time at most. */
+constexpr int64_t SENSIBLE_TOKENS = 256;
+
+static inline int64_t most_blocks(const Sequences& q, int64_t all, int64_t sensible, const Device& device) {
+    const int64_t room = 4 * (int64_t)device.multiprocessors, most = sensible > room ? sensible : room;
+    return q.capacity && most < all ? most : all;
+}
+
+static inline Sequences sensible(Sequences q) {
+    const int64_t count = q.T / SENSIBLE_TOKENS + 1;
+    if (q.capacity > count) q.capacity = count;
+    return q;
+}
+
+/* Blocks side by side, `each` at a time, that take `items` in turn: one an item, but no more than `room` in all. */
+static inline int64_t strands(int64_t items, int64_t each, int64_t room) {
+    const int64_t most = room / each > 1 ? room / each : 1;
+    return items < most ? items : most;
+}
+
+/* ... where nothing else limits them.  How many packed sequences there are the device finds: a few rounds of blocks do
+ * for any number. */
+static inline int64_t grid_room(const Sequences& q, int rounds, const Device& device) {
+    return q.capacity ? rounds * (int64_t)device.multiprocessors : (int64_t)1 << 22;
+}
+
+/* For sums of which every sequence or, if chunk is not 0, every chunk slot of a packed call has `each` rows. */
+static inline PackedRows packed_rows(const Sequences& q, int chunk, int each = 1) {
+    return {q.capacity ? q.cu_seqlens : nullptr, q.seq_count, q.capacity, chunk, each};
+}
+
 /* Tokens of a batch element that belong to a sequence: all from the first on. */
 GT_DEV int64_t used_tokens(const Sequences& q) { return q.cu_seqlens ? q.cu_seqlens[sequence_count(q)] : q.T; }
+
+/* Of packed sequences: all chunks have slots below this. */
+GT_DEV int64_t used_slots(const Sequences& q, int chunk) {
+    return gt_chunk_slot(q.cu_seqlens, chunk, sequence_count(q), 0);
+}
 
 /* Where a sequence lies. */
 struct Sequence {
@@ -89,9 +130,10 @@ struct ClearParams {
     int count;
     Sequences sequences;
     struct Sums {
-        float* data;
-        int64_t size, per_sequence; /* elements that there may be, and of them each sequence writes so many */
-    } sums[2];                      /* data = NULL: none */
+        float* data; /* NULL: none */
+        int64_t size;
+        int chunk;
+    } sums; /* a row of so many numbers for every chunk slot, of which not all have a chunk that writes it */
 };
 
 GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
@@ -105,11 +147,9 @@ GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
             for (int64_t n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n * x.step, 0.0f);
         }
     }
-    for (const ClearParams::Sums& x : p.sums) {
-        if (!x.data) continue;
-        int64_t i = sequence_count(p.sequences) * x.per_sequence + 32 * warp + lane_id();
-        for (; i < x.size; i += 32 * warps) x.data[i] = 0.0f;
-    }
+    if (!p.sums.data) return;
+    const int64_t size = used_slots(p.sequences, p.sums.chunk) * p.sums.size;
+    for (int64_t i = 32 * warp + lane_id(); i < size; i += 32 * warps) p.sums.data[i] = 0.0f;
 }
 
 /* Adds an output that is to be cleared; one that is not wanted (NULL) is left out. */
@@ -122,7 +162,7 @@ static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_d
 template <class Stream>
 static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
                                      Stream& stream) {
-    if (!sequences.capacity || (p.count == 0 && !p.sums[0].data && !p.sums[1].data)) return GT_OK;
+    if (!sequences.capacity || (p.count == 0 && !p.sums.data)) return GT_OK;
     p.sequences = sequences;
     return run(name, clear_unused_kernel, 2 * device.multiprocessors, 256, 0, stream, p);
 }

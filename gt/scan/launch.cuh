@@ -59,17 +59,13 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
 
 /* Strands: one a segment of a sequence, but of all tiles no more than `room` blocks. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
-    const int64_t each = in.G * in.tiles, items = most_sequences(in.sequences) * in.segments.count;
-    const int64_t most = room / each > 1 ? room / each : 1;
-    return items < most ? items : most;
+    return strands(most_sequences(in.sequences) * in.segments.count, in.G * in.tiles, room);
 }
 
 /* ---- forward and step ---------------------------------------------------------------------------------------- */
 
 static inline gt_status launch_forward(const ForwardParams& p, const Device& device, gt_stream stream) {
-    /* only the device knows the number of packed sequences: 32 blocks a multiprocessor serve any number */
-    const int64_t room = p.in.sequences.capacity ? 32 * (int64_t)device.multiprocessors : (int64_t)1 << 22;
-    const int64_t blocks = strands_for(p.in, room) * p.in.G * p.in.tiles;
+    const int64_t blocks = strands_for(p.in, grid_room(p.in.sequences, 32, device)) * p.in.G * p.in.tiles;
     const ScanParams scan = scan_of(p.in, p.state_in, p.state_in_shared);
     return run_pass<false>("selective_scan scan_segments_kernel", scan, device, stream, [&](bool is_local) {
         ForwardParams once = p;
@@ -124,7 +120,7 @@ struct BackwardPlan {
     BackwardParams params;
     int64_t blocks;
     GroupSumParams dB, dC; /* out = NULL: not wanted */
-    SumPlan sums;
+    RowSums sums;
     int accumulate;
     size_t bytes, saved;
 
@@ -185,10 +181,10 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
                tiles, (int)a.N, a.dBm_stride.n};
     plan.dC = {p.dC,  a.dCm,    a.dtype,       {a.dCm_stride.b, a.dCm_stride.t, a.dCm_stride.h}, p.in.sequences, a.G,
                tiles, (int)a.N, a.dCm_stride.n};
-    p.dA = plan.sums.add(arena, a.dA, strands, a.D * a.N);
-    p.dskip = plan.sums.add(arena, a.dDskip, strands * lanes, a.D);
-    p.dbias = plan.sums.add(arena, a.ddt_bias, strands * lanes, a.D);
-    p.dstate_sum = plan.sums.add(arena, shared ? a.dstate_in : nullptr, strands, a.D * a.N);
+    p.dA = plan.sums.take(arena, a.dA, strands, a.D * a.N);
+    p.dskip = plan.sums.take(arena, a.dDskip, strands * lanes, a.D);
+    p.dbias = plan.sums.take(arena, a.ddt_bias, strands * lanes, a.D);
+    p.dstate_sum = plan.sums.take(arena, shared ? a.dstate_in : nullptr, strands, a.D * a.N);
     p.dstate_out = a.dstate_out;
     p.dstate_in = shared ? nullptr : a.dstate_in;
     p.du = a.du, p.ddt = a.ddt, p.dz = a.dz;

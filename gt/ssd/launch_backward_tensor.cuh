@@ -2,7 +2,6 @@
 #ifndef GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
-#include "../base/reduce.cuh"
 #include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
 #include "launch_tensor.cuh"
@@ -10,46 +9,52 @@
 namespace gt {
 namespace ssd {
 
-/* The pieces of the workspace, and what the kernels are given. */
+/* What the kernels are given. */
 struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
     TensorParams gate;             /* dz, and h then */
     ChunkGradientParams chunks;
-    int64_t blocks, strands; /* of the passes over states */
+    int64_t blocks; /* of the passes over states */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
-    size_t bytes;
+
+    gt_status make_states(const Device& device, Chain& chain) const {
+        return makes_dz ? launch_forward_tensor(gate, device, chain)
+                        : launch_states_tensor<false>(forward, blocks, device, chain);
+    }
+    gt_status make_gradients(const Device& device, Chain& chain) const {
+        return makes_G ? launch_states_tensor<true>(reverse, blocks, device, chain) : GT_OK;
+    }
+    gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* problem: with its segments, which lie in the arena already. */
-static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Problem& problem,
-                                                      const Device& device) {
+/* saved: what forward left, or no pointers. */
+static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
+                                                      RowSums& sums, const Device& device) {
     TensorBackwardPlan plan = {};
     ChunkGradientParams& c = plan.chunks;
-    c.in = problem;
+    c.in = problem_of(a);
+    c.in.segments = take_segments(arena, a, tensor_segments(a, device));
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
     plan.blocks = tensor_blocks(c.in, device);
-    plan.strands = plan.blocks / (c.in.G * group_pairs(c.in));
     /* sequences of one slot: states before and after it are the caller's */
-    const bool one_slot = a.T <= CHECKPOINT;
+    const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
     plan.makes_G = !one_slot || a.dstate_out || a.dstate_in;
     plan.makes_dz = a.z && a.dz;
     if (plan.makes_h) c.h = take_checkpoints(arena, a);
     if (plan.makes_G) c.G = take_checkpoints(arena, a);
     plan.rows = a.B * c.slots * 2;
-    const int64_t rows = plan.rows * slabs((int)a.N);
-    if (a.dA) c.dA = arena.take<float>(rows * a.H);
-    if (a.ddt_bias) c.dbias = arena.take<float>(rows * a.H);
-    if (a.dDskip) c.dskip = arena.take<float>(plan.rows * a.H * (a.Dskip_per_channel ? a.P : 1));
-    const bool shared = a.dstate_in && a.state_in_shared;
-    if (shared) plan.reverse.state_sum = arena.take<float>(plan.strands * a.H * a.P * a.N);
-    if ((a.dx || plan.makes_dz) &&
-        slabs((int)a.N) > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
+    const int slab_count = slabs((int)a.N);
+    c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H);
+    c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H);
+    c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
+    plan.reverse.state_sum =
+        sums.take(arena, shared ? a.dstate_in : nullptr, plan.blocks / (c.in.G * group_pairs(c.in)), a.H * a.P * a.N);
+    if ((a.dx || plan.makes_dz) && slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
-    if (a.ddt && slabs((int)a.N) > 1) c.ddt_share = arena.take<float>(a.B * a.T * a.H);
-    plan.bytes = arena.bytes();
+    if (a.ddt && slab_count > 1) c.ddt_share = arena.take<float>(a.B * a.T * a.H);
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
     plan.forward.state_in = plan.gate.state_in = a.state_in;
@@ -62,8 +67,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
     plan.reverse.checkpoints = c.G;
-    size_t bytes;
-    if (a.saved) c.h = checkpoints_in(a.saved, a, &bytes);
+    if (a.saved) c.h = saved;
     if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
     c.dx_at = a.dx_stride, c.ddt_at = a.ddt_stride, c.dBm_at = a.dBm_stride, c.dCm_at = a.dCm_stride;
@@ -127,42 +131,14 @@ static inline void take_slab(ChunkGradientParams& p, int slab, int64_t rows) {
     if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
-static inline gt_status launch_chunks(const ChunkGradientParams& all, int64_t rows, const Device& device,
-                                      Chain& chain) {
+inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
-    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
-        ChunkGradientParams p = all;
+    for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
+        ChunkGradientParams p = chunks;
         take_slab(p, slab, rows);
         status = launch_slab_chunks(p, device, chain);
     }
     return status;
-}
-
-static inline gt_status launch_tensor_backward(const gt_ssd_args& a, const TensorBackwardPlan& plan,
-                                               const Device& device, gt_stream stream) {
-    const ChunkGradientParams& c = plan.chunks;
-    ClearParams unused = {};
-    add_output(unused, a.dx, a.dx_stride, a.dtype, a.H, a.P);
-    add_output(unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
-    add_output(unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
-    add_output(unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);
-    add_output(unused, a.dCm, a.dCm_stride, a.dtype, a.G, a.N);
-    Chain chain = {stream};
-    RowSums sums;
-    const int64_t rows = plan.rows * slabs((int)a.N);
-    if (a.dA) sums.add(c.dA, a.dA, rows, a.H);
-    if (a.ddt_bias) sums.add(c.dbias, a.ddt_bias, rows, a.H);
-    if (a.dDskip) sums.add(c.dskip, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
-    gt_status status = clear_unused("ssd clear_unused_kernel", unused, c.in.sequences, device, stream);
-    if (status == GT_OK && plan.makes_dz)
-        status = launch_forward_tensor(plan.gate, device, chain);
-    else if (status == GT_OK && plan.makes_h)
-        status = launch_states_tensor<false>(plan.forward, plan.blocks, device, chain);
-    if (status == GT_OK && plan.makes_G) status = launch_states_tensor<true>(plan.reverse, plan.blocks, device, chain);
-    if (status == GT_OK) status = launch_chunks(c, plan.rows, device, chain);
-    if (status == GT_OK) status = reduce_rows(sums, a.accumulate, chain);
-    if (status != GT_OK || !plan.reverse.state_sum) return status;
-    return reduce_rows(plan.reverse.state_sum, a.dstate_in, plan.strands, a.H * a.P * a.N, a.accumulate, chain);
 }
 
 } /* namespace ssd */

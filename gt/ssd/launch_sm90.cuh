@@ -14,8 +14,9 @@ static inline bool has_hopper_kernels() {
     return has_sm90a(reinterpret_cast<const void*>(kernel), HopperTile<bf16, 64, 2, false>::THREADS, known);
 }
 
-/* Units of a block of the kernel for a call that takes_tensor_cores(): 4, or 2 where half of the multiprocessors would have
- * nothing to do; 0: no such kernel, or more columns than one launch has.  With one unit a group half of a block has nothing to do either way. */
+/* Units of a block of the kernel for a call that takes_tensor_cores(): 4, or 2 where half of the multiprocessors would
+ * have nothing to do; 0: no such kernel, or more columns than one launch has.  With one unit a group half of a block has
+ * nothing to do either way. */
 static inline int hopper_units(const gt_ssd_args& a, const Device& device) {
     const int64_t units = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
     if (units < 2 || a.N > SLAB || !has_hopper_kernels()) return 0;
@@ -37,30 +38,18 @@ static inline int64_t forward_segments(const gt_ssd_args& a, const Device& devic
     return hopper_units(a, device) ? hopper_segments(a, device) : tensor_segments(a, device);
 }
 
-template <class T, int NP, int HEADS, bool HAS_GATE>
+/* With one unit a warpgroup there are registers enough: one kernel does for calls with and without z. */
+template <class T, int NP, int HEADS>
 static gt_status launch_forward_hopper_with(const TensorParams& p, const Device& device, Chain& chain) {
-    using Tile = HopperTile<T, NP, HEADS, HAS_GATE>;
-    const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS);
-    int64_t strands = most_sequences(p.in.sequences) * p.in.segments.count;
-    /* how many packed sequences there are the device finds: a few rounds of blocks do for any number */
-    const int64_t most = p.in.sequences.capacity ? 8 * (int64_t)device.multiprocessors / each : strands;
-    if (strands > most) strands = most > 1 ? most : 1;
-    return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, HAS_GATE>, strands * each,
-               Tile::THREADS, Tile::BYTES, chain, p);
-}
-
-template <class T, int HEADS, bool HAS_GATE>
-static gt_status launch_forward_hopper_as(const TensorParams& p, const Device& device, Chain& chain) {
-    return p.in.N <= 16   ? launch_forward_hopper_with<T, 16, HEADS, HAS_GATE>(p, device, chain)
-           : p.in.N <= 64 ? launch_forward_hopper_with<T, 64, HEADS, HAS_GATE>(p, device, chain)
-                          : launch_forward_hopper_with<T, 128, HEADS, HAS_GATE>(p, device, chain);
-}
-
-/* With one unit a warpgroup there are registers enough: one kernel does for both. */
-template <class T, int HEADS>
-static gt_status launch_forward_hopper_of(const TensorParams& p, const Device& device, Chain& chain) {
-    return HEADS == 1 || p.in.z ? launch_forward_hopper_as<T, HEADS, true>(p, device, chain)
-                                : launch_forward_hopper_as<T, HEADS, HEADS == 1>(p, device, chain);
+    const auto with = [&](auto has_gate) {
+        constexpr bool HAS_GATE = decltype(has_gate)::value;
+        using Tile = HopperTile<T, NP, HEADS, HAS_GATE>;
+        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS), room = grid_room(p.in.sequences, 8, device);
+        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, HAS_GATE>,
+                   strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room) * each, Tile::THREADS,
+                   Tile::BYTES, chain, p);
+    };
+    return HEADS == 1 || p.in.z ? with(std::true_type()) : with(std::integral_constant<bool, HEADS == 1>());
 }
 
 template <int HEADS>
@@ -70,8 +59,10 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
         start_segments<false>(p.in, p.state_in, p.state_in_shared, tensor_blocks(p.in, device), device, chain);
     if (status != GT_OK) return status;
     p.in.columns = p.in.N;
-    return p.in.dtype == GT_BF16 ? launch_forward_hopper_of<bf16, HEADS>(p, device, chain)
-                                 : launch_forward_hopper_of<f16, HEADS>(p, device, chain);
+    return dispatch_columns(p.in, [&](auto type, auto columns) {
+        constexpr int N = decltype(columns)::value;
+        return launch_forward_hopper_with < decltype(type), N == 32 ? 64 : N, HEADS > (p, device, chain);
+    });
 }
 
 /* By the kernel that takes the call. */

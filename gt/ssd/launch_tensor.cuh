@@ -1,7 +1,9 @@
-/* gt/ssd/launch_tensor.cuh - ssd on tensor cores: which calls take these kernels; forward and the passes over states. */
+/* gt/ssd/launch_tensor.cuh - ssd on tensor cores: which calls take these kernels; forward and the passes over
+ * states. */
 #ifndef GT_SSD_LAUNCH_TENSOR_CUH
 #define GT_SSD_LAUNCH_TENSOR_CUH
 
+#include "launch_any.cuh"
 #include "states_tensor.cuh"
 
 namespace gt {
@@ -38,41 +40,17 @@ static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device
                            2 * CHECKPOINT, CHECKPOINT);
 }
 
-/* Blocks of a pair of units: one a segment, but no more than `room` blocks in all are launched. */
-static inline int64_t tensor_strands(const Problem& in, int64_t room) {
-    const int64_t each = in.G * group_pairs(in), items = most_sequences(in.sequences) * in.segments.count;
-    const int64_t most = room / each > 1 ? room / each : 1;
-    return items < most ? items : most;
-}
-
-template <class T, int NP>
-static gt_status launch_forward_tensor_with(const TensorParams& p, int64_t blocks, Chain& chain) {
-    return run("ssd forward_tensor_kernel", forward_tensor_kernel<T, NP>, blocks, THREADS, ForwardTile<T, NP>::BYTES,
-               chain, p);
-}
-
-template <class T, int NP, bool REVERSE>
-static gt_status launch_states_tensor_with(const StatesParams& p, int64_t blocks, Chain& chain) {
-    return run("ssd states_tensor_kernel", states_tensor_kernel<T, NP, REVERSE>, blocks, THREADS,
-               StatesTile<T, NP>::BYTES, chain, p);
-}
-
-template <class T>
-static gt_status launch_forward_tensor_as(const TensorParams& p, int64_t blocks, Chain& chain) {
-    const int N = p.in.columns;
-    return N <= 16   ? launch_forward_tensor_with<T, 16>(p, blocks, chain)
-           : N <= 32 ? launch_forward_tensor_with<T, 32>(p, blocks, chain)
-           : N <= 64 ? launch_forward_tensor_with<T, 64>(p, blocks, chain)
-                     : launch_forward_tensor_with<T, 128>(p, blocks, chain);
-}
-
-template <class T, bool REVERSE>
-static gt_status launch_states_tensor_as(const StatesParams& p, int64_t blocks, Chain& chain) {
-    const int N = p.in.columns;
-    return N <= 16   ? launch_states_tensor_with<T, 16, REVERSE>(p, blocks, chain)
-           : N <= 32 ? launch_states_tensor_with<T, 32, REVERSE>(p, blocks, chain)
-           : N <= 64 ? launch_states_tensor_with<T, 64, REVERSE>(p, blocks, chain)
-                     : launch_states_tensor_with<T, 128, REVERSE>(p, blocks, chain);
+/* launch(T(), number of columns) of the kernels on tensor cores that handle the columns of a launch. */
+template <class Launch>
+static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
+    const auto with = [&](auto columns) {
+        return in.dtype == GT_BF16 ? launch(bf16(), columns) : launch(f16(), columns);
+    };
+    const int N = in.columns;
+    if (N <= 16) return with(std::integral_constant<int, 16>());
+    if (N <= 32) return with(std::integral_constant<int, 32>());
+    if (N <= 64) return with(std::integral_constant<int, 64>());
+    return with(std::integral_constant<int, 128>());
 }
 
 /* Makes p what the launch of slab `slab` gets: all that has columns of states begins with the first of the launch's. */
@@ -115,8 +93,11 @@ static gt_status launch_states_once(const StatesParams& all, int64_t blocks, Cha
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         StatesParams p = all;
         take_slab(p, slab);
-        status = p.in.dtype == GT_BF16 ? launch_states_tensor_as<bf16, REVERSE>(p, blocks, chain)
-                                       : launch_states_tensor_as<f16, REVERSE>(p, blocks, chain);
+        status = dispatch_columns(p.in, [&](auto type, auto columns) {
+            using Tile = StatesTile<decltype(type), decltype(columns)::value>;
+            return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>, blocks,
+                       THREADS, Tile::BYTES, chain, p);
+        });
     }
     return status;
 }
@@ -131,15 +112,13 @@ static gt_status start_segments(const Problem& in, const float* state_in, int st
     local.is_local = ALL_BUT_LAST;
     const gt_status status = launch_states_once<REVERSE>(local, blocks, chain);
     if (status != GT_OK) return status;
-    return scan_segments<REVERSE>(
-        "ssd scan_segments_kernel",
-        {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H, nullptr}, device,
-        chain);
+    return scan_segments<REVERSE>("ssd scan_segments_kernel", scan_of(in, state_in, state_in_shared), device, chain);
 }
 
+/* Blocks of a pair of units: one a segment. */
 static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
-    const int64_t room = in.sequences.capacity ? 8 * BLOCKS_FIT * (int64_t)device.multiprocessors : (int64_t)1 << 22;
-    return tensor_strands(in, room) * in.G * group_pairs(in);
+    const int64_t pairs = in.G * group_pairs(in), room = grid_room(in.sequences, 8 * BLOCKS_FIT, device);
+    return strands(most_sequences(in.sequences) * in.segments.count, pairs, room) * pairs;
 }
 
 /* What several launches hand on of y or dx; NULL for one. */
@@ -153,8 +132,11 @@ static inline gt_status launch_forward_tensor(const TensorParams& all, const Dev
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         TensorParams p = all;
         take_slab(p, slab);
-        status = p.in.dtype == GT_BF16 ? launch_forward_tensor_as<bf16>(p, blocks, chain)
-                                       : launch_forward_tensor_as<f16>(p, blocks, chain);
+        status = dispatch_columns(p.in, [&](auto type, auto columns) {
+            using Tile = ForwardTile<decltype(type), decltype(columns)::value>;
+            return run("ssd forward_tensor_kernel", forward_tensor_kernel<typename Tile::T, Tile::NP>, blocks, THREADS,
+                       Tile::BYTES, chain, p);
+        });
     }
     return status;
 }

@@ -107,14 +107,6 @@ static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
     return c;
 }
 
-/* In a caller's buffer of any alignment; *bytes is what such a buffer must have. */
-static inline Checkpoints checkpoints_in(const void* buffer, const gt_ssd_args& a, size_t* bytes) {
-    Arena arena(const_cast<void*>(buffer));
-    const Checkpoints c = take_checkpoints(arena, a);
-    *bytes = arena.bytes();
-    return c;
-}
-
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
 /* Where a block and a thread stand.  A block has one tile of one head and takes segments of sequences in turn: those

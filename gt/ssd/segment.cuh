@@ -1,5 +1,6 @@
-/* gt/ssd/segment.cuh - gt_ssd_segment and gt_ssd_segment_backward: what a piece of a sequence makes of a zero state, or of a
- * zero gradient, and the log of its decay: the local pass over segments, and a scan for the end. */
+/* gt/ssd/segment.cuh - gt_ssd_segment and gt_ssd_segment_backward: what a piece of a sequence makes of a zero state, or
+ * of a zero gradient, and the log of its decay: the local pass over segments, and a scan for the end.  And ssd as the
+ * driver sees it. */
 #ifndef GT_SSD_SEGMENT_CUH
 #define GT_SSD_SEGMENT_CUH
 
@@ -49,7 +50,7 @@ struct SegmentPlan {
         SweepParams p = {};
         p.in = in;
         p.all_segments = 1;
-        return launch_reverse_states(p, strands_for(in, grid_room(in, device)) * in.H * in.tiles, stream.stream);
+        return launch_reverse_states(p, pass_blocks(in, device), stream.stream);
     }
 
     gt_status run(const Device& device, Chain& stream) const {
@@ -77,8 +78,7 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const D
     return plan;
 }
 
-/* For gt/recurrence/pieces.cuh. */
-struct SegmentOperator {
+struct Operator {
     using Args = gt_ssd_args;
     using Stream = Chain;
     static const gt_op* table() { return gt_op_ssd(); }
@@ -86,9 +86,12 @@ struct SegmentOperator {
         const gt_status status = check_size("P", a.P, MAX_SIZE);
         return status != GT_OK ? status : check_size("N", a.N, MAX_SIZE);
     }
+    static constexpr bool HAS_PIECES = true;
     static constexpr const char* JOIN = "ssd join_kernel";
     static int64_t rows(const Args& a) { return a.H; }
     static int64_t columns(const Args& a) { return a.P * a.N; }
+    static constexpr auto plan_forward = ssd::plan_forward;
+    static constexpr auto plan_backward = ssd::plan_backward;
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {
         return ssd::plan_segment<REVERSE>(a, device);

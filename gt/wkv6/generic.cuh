@@ -11,7 +11,8 @@ namespace wkv6 {
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
  * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
  * REVERSE runs it so, with y = NULL and r times the scale of y, and leaves G after every chunk of CHECKPOINT tokens.
- * grid sequences*H*tiles, block 128.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
+ * grid sequences*H*tiles, of packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns one
+ * head and COLUMNS = 128 / SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
  * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
@@ -150,16 +151,13 @@ GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int
     }
 }
 
+/* The whole pass through a sequence's head: `head` of all. */
 template <int SLICES, bool REVERSE>
-GT_KERNEL(128, 2)
-token_kernel(const GT_GRID_CONSTANT TokenParams p) {
+GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     using C = ForwardTraits<SLICES>;
-    wait_for_chain();
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
-    const int64_t tile = block_x() % p.tiles, head = block_x() / p.tiles;
     const int64_t h = head % in.H;
-    if (!sequence_exists(in.sequences, head / in.H)) return;
     const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
     const int column0 = (int)tile * C::COLUMNS;
     const int slice = thread_id() % SLICES, column = thread_id() / SLICES;
@@ -192,6 +190,15 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
     }
     if (p.state_out && !skipped)
         move_column<SLICES, true>(p.state_out + (row * in.H + h) * NV, in, slice, column0 + column, state);
+}
+
+template <int SLICES, bool REVERSE>
+GT_KERNEL(128, 2)
+token_kernel(const GT_GRID_CONSTANT TokenParams p) {
+    wait_for_chain();
+    const int64_t places = sequence_count(p.in.sequences) * p.in.H * p.tiles;
+    for (int64_t place = block_x(); place < places; place += grid_x())
+        pass_tokens<SLICES, REVERSE>(p, place % p.tiles, place / p.tiles);
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
@@ -696,18 +703,19 @@ backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
     l.C = l.v + (WIDE ? 0 : 2 * SUB_CHUNK * (in.N > in.V ? in.N : in.V));
     l.A = l.C + SUB_CHUNK * SUB_CHUNK;
 
-    const int64_t items = in.sequences.B * in.H * p.chunk_slots;
-    for (int64_t item = block_x(); item < items; item += grid_x()) {
-        const int64_t slot = item % p.chunk_slots;
-        s.b = l.b = item / p.chunk_slots / in.H;
-        s.h = l.h = item / p.chunk_slots % in.H;
+    const int64_t heads = in.sequences.B * in.H;
+    const int64_t slots = in.sequences.cu_seqlens ? used_slots(in.sequences, CHECKPOINT) : p.chunk_slots;
+    for (int64_t item = block_x(); item < heads * slots; item += grid_x()) {
+        const int64_t slot = item / heads, head = item % heads;
+        s.b = l.b = head / in.H;
+        s.h = l.h = head % in.H;
         const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
         if (chunk.sequence < 0) continue;
         s.start = chunk.first, s.tokens = (int)(chunk.last - chunk.first);
         const int sub_chunks = (s.tokens + SUB_CHUNK - 1) / SUB_CHUNK;
         for (s.tile = 0; s.tile < p.tiles; s.tile++) {
             s.column0 = s.tile * p.columns;
-            roll_tile(p, s, sub_chunks, item * in.N * in.V);
+            roll_tile(p, s, sub_chunks, (head * p.chunk_slots + slot) * in.N * in.V);
         }
         sync_threads();
         float du = 0.0f; /* of channel thread_id(); N is at most 256 */

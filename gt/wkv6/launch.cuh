@@ -49,6 +49,12 @@ struct Pass {
     PassParams& params() { return on_tensor_cores ? static_cast<PassParams&>(tensor) : any; }
 };
 
+/* Blocks of a pass that has `each` for a head. */
+static inline int64_t pass_blocks(const Problem& in, int64_t each, const Device& device) {
+    return most_blocks(in.sequences, most_sequences(in.sequences) * in.H * each,
+                       most_sequences(sensible(in.sequences)) * in.H * each, device);
+}
+
 /* S, from the caller's states; REVERSE: G, which is S with r for k, dy for v. */
 template <bool REVERSE>
 static Pass pass_of(const gt_wkv6_args& a, bool on_tensor_cores, const Segments& cut, void* checkpoints) {
@@ -70,14 +76,14 @@ static Pass pass_of(const gt_wkv6_args& a, bool on_tensor_cores, const Segments&
 }
 
 template <bool REVERSE>
-static gt_status launch_tokens(const TokenParams& params, Chain& stream) {
+static gt_status launch_tokens(const TokenParams& params, const Device& device, Chain& stream) {
     const auto with = [&](auto slices) {
         constexpr int SLICES = decltype(slices)::value;
         using C = ForwardTraits<SLICES>;
         TokenParams p = params;
         p.tiles = (p.in.V + C::COLUMNS - 1) / C::COLUMNS;
-        return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>,
-                   most_sequences(p.in.sequences) * p.in.H * p.tiles, C::THREADS, C::SMEM, stream, p);
+        return run("wkv6 token_kernel", token_kernel<SLICES, REVERSE>, pass_blocks(p.in, p.tiles, device), C::THREADS,
+                   C::SMEM, stream, p);
     };
     if (params.in.N <= 32) return with(std::integral_constant<int, 1>());
     if (params.in.N <= 64) return with(std::integral_constant<int, 2>());
@@ -120,7 +126,7 @@ static inline ScanParams scan_of(const TensorParams& p) {
 
 template <bool REVERSE>
 static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stream) {
-    if (!pass.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, stream);
+    if (!pass.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, device, stream);
     const TensorParams& p = pass.tensor;
     const Problem& in = p.in;
     const ScanParams scan = scan_of(p);
@@ -203,8 +209,8 @@ struct BackwardPlan {
     BackwardParams chunks; /* on tensor cores */
     int slice;             /* N = 128: channels */
     ChunkParams any;
-    int64_t blocks; /* of the chunks' kernel */
-    SumPlan sums;
+    int64_t blocks;   /* of the chunks' kernel */
+    gt::RowSums sums; /* not wkv6's of a tile */
     int accumulate;
     size_t bytes, saved;
 
@@ -316,8 +322,9 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     } else if (last_first || a.seq_capacity || a.T % CHECKPOINT) {
         G = take_checkpoints(arena, a, G_dtype, most * a.H);
     }
-    float* du = plan.sums.add(arena, a.du, a.B * slots, a.H * a.N);
-    float* dstate_sum = plan.sums.add(arena, a.state_in_shared ? a.dstate_in : nullptr, most, a.H * a.N * a.V);
+    float* du = plan.sums.take(arena, a.du, a.B * slots, a.H * a.N, packed_rows(plan.sequences, CHECKPOINT));
+    float* dstate_sum = plan.sums.take(arena, a.state_in_shared ? a.dstate_in : nullptr, most, a.H * a.N * a.V,
+                                       packed_rows(plan.sequences, 0));
     plan.states = pass_of<false>(a, on_tensor_cores, cut, S);
     plan.gradients = pass_of<true>(a, on_tensor_cores, cut, G);
     plan.gradients.params().state_out = a.state_in_shared ? dstate_sum : a.dstate_in;
@@ -356,8 +363,7 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     add_output(plan.unused, a.dk, a.dk_stride, a.dtype, a.H, a.N);
     add_output(plan.unused, a.dw, a.dw_stride, a.w_dtype, a.H, a.N);
     add_output(plan.unused, a.dv, a.dv_stride, a.dtype, a.H, a.V);
-    plan.unused.sums[0] = {dstate_sum, most * a.H * a.N * a.V, a.H * a.N * a.V};
-    plan.unused.sums[1] = {du, a.B * slots * a.H * a.N, 0};
+    plan.unused.sums = {du, a.H * a.N, CHECKPOINT};
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
 }

@@ -12,7 +12,7 @@ namespace wkv6 {
 
 /* ---- the log of a decay, any size ---------------------------------------------------------------------------------
  * out[sequence,h,n] = sum over the sequence's tokens of log d.
- * grid sequences*H*ceil(N/32), block 8 warps: a lane a channel, a warp every eighth token.  bytes: w once.
+ * grid at most sequences*H*ceil(N/32), block 8 warps: a lane a channel, a warp every eighth token.  bytes: w once.
  * Each warp's sum keeps its rounding errors; the eight are added in order: deterministic. */
 struct DecayParams {
     Problem in;
@@ -22,23 +22,25 @@ struct DecayParams {
 GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
     wait_for_chain();
     const Problem& in = p.in;
-    const int64_t tiles = (in.N + 31) / 32, head = block_x() / tiles, h = head % in.H;
-    const int n = (int)(block_x() % tiles) * 32 + lane_id();
-    if (!sequence_exists(in.sequences, head / in.H)) return;
-    const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
-    TwoTermSum sum;
-    for (int64_t t = warp_id(); n < in.N && t < seq.tokens; t += 8)
-        sum.add(log_decay(in, load_as(in.w, in.w_dtype, at(in.w_at, seq.b, seq.first + t, h) + n)));
+    const int64_t tiles = (in.N + 31) / 32, places = sequence_count(in.sequences) * in.H * tiles;
     const uint32_t cells = smem_base() + 8 * lane_id();
-    sts<float2>(cells + 256 * warp_id(), {sum.hi, sum.lo});
-    sync_threads();
-    if (warp_id() != 0 || n >= in.N) return;
-    for (int i = 1; i < 8; i++) {
-        const float2 other = lds<float2>(cells + 256 * i);
-        sum.add(other.x);
-        sum.lo += other.y;
+    for (int64_t place = block_x(); place < places; place += grid_x()) {
+        const int64_t head = place / tiles, h = head % in.H;
+        const int n = (int)(place % tiles) * 32 + lane_id();
+        const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
+        TwoTermSum sum;
+        for (int64_t t = warp_id(); n < in.N && t < seq.tokens; t += 8)
+            sum.add(log_decay(in, load_as(in.w, in.w_dtype, at(in.w_at, seq.b, seq.first + t, h) + n)));
+        sts<float2>(cells + 256 * warp_id(), {sum.hi, sum.lo});
+        sync_threads();
+        for (int i = 1; warp_id() == 0 && i < 8; i++) {
+            const float2 other = lds<float2>(cells + 256 * i);
+            sum.add(other.x);
+            sum.lo += other.y;
+        }
+        if (warp_id() == 0 && n < in.N) p.out[head * in.N + n] = sum.value();
+        sync_threads();
     }
-    p.out[head * in.N + n] = sum.value();
 }
 
 /* ---- plans and launches ------------------------------------------------------------------------------------------ */
@@ -72,7 +74,7 @@ struct SegmentPlan {
     size_t bytes;
 
     gt_status run(const Device& device, Chain& stream) const {
-        return states.on_tensor_cores ? run_tensor(device, stream) : run_any(stream);
+        return states.on_tensor_cores ? run_tensor(device, stream) : run_any(device, stream);
     }
 
     gt_status run_tensor(const Device& device, Chain& stream) const {
@@ -87,12 +89,12 @@ struct SegmentPlan {
         return scan_segments<REVERSE, true>("wkv6 scan_segments_kernel", scan, device, stream);
     }
 
-    gt_status run_any(Chain& stream) const {
+    gt_status run_any(const Device& device, Chain& stream) const {
         const Problem& in = states.any.in;
-        const gt_status status = launch_tokens<REVERSE>(states.any, stream);
+        const gt_status status = launch_tokens<REVERSE>(states.any, device, stream);
         if (status != GT_OK || !decay_out) return status;
-        return gt::run("wkv6 decay_kernel", decay_kernel, most_sequences(in.sequences) * in.H * ((in.N + 31) / 32), 256,
-                       8 * 256, stream, DecayParams{in, decay_out});
+        return gt::run("wkv6 decay_kernel", decay_kernel, pass_blocks(in, (in.N + 31) / 32, device), 256, 8 * 256,
+                       stream, DecayParams{in, decay_out});
     }
 };
 
