@@ -1244,6 +1244,8 @@ static void test_device_check(void) {
         char line[256];
         snprintf(line, sizeof line, ON_DEVICE "--hidden 64 --check --dtype %s", dtypes[i]);
         CHECK(says(0, line, "gradient  layers.0.rwkv.mix_up", "0 over the limit"));
+        snprintf(line, sizeof line, ON_DEVICE "--check --dtype %s", dtypes[i]); /* one Mamba head */
+        CHECK(says(0, line, "gradient  layers.0.mamba.Dskip", "0 over the limit"));
     }
 }
 
