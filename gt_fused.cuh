@@ -41,20 +41,19 @@
  *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh,
  *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh
  *                                   plans and launches
- *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
- * This file has the C functions. */
+ * This file has the C functions, but for those of wkv_ssm, which is no use without wkv6 and ssd: gt_kernels.h includes
+ * gt/fused/wkv_ssm_calls.cuh where all are implemented.
+ *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call */
 #ifndef GT_FUSED_CUH
 #define GT_FUSED_CUH
 
 #include "gt/fused/table.h"
-#include "gt/fused/wkv_ssm_table.h"
 
 #if defined(__CUDACC__) || defined(GT_EMU)
 
 #include "gt/base/path.cuh"
 #include "gt/fused/norm_launch.cuh"
 #include "gt/fused/rmsnorm_linear_launch.cuh"
-#include "gt/fused/wkv_ssm.cuh"
 
 /* ---- rmsnorm_linear: the C functions --------------------------------------------------------- */
 
@@ -153,22 +152,6 @@ GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args* args, char* text, si
     return gt::path_of_rows(gt_op_norm_gate(), passes, args, text, bytes);
 }
 
-/* ---- wkv_ssm: the C functions ---- */
-
-GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args* args, gt_stream stream) {
-    return gt::wkv_ssm::forward(args, stream);
-}
-GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args* args, gt_stream stream) {
-    return gt::wkv_ssm::backward(args, stream);
-}
-GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args* args, gt_workspace* need) {
-    gt_no_answer(need);
-    return gt::wkv_ssm::query(args, need);
-}
-GT_API gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args* args, char* text, size_t bytes) {
-    return gt::wkv_ssm::path(args, text, bytes);
-}
-
 } /* extern "C" */
 
 #else
@@ -234,25 +217,6 @@ GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args *args, char *text, si
     (void)args;
     gt_no_text(text, bytes);
     return gt_no_cuda(gt_op_norm_gate(), GT_PATH);
-}
-
-GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_FORWARD);
-}
-GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_BACKWARD);
-}
-GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_QUERY);
-}
-GT_API gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_PATH);
 }
 
 #ifdef __cplusplus

@@ -854,6 +854,7 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #include "gt_conv1d.cuh"
 #endif
 #ifdef GT_FUSED_IMPLEMENTATION
+#include "gt/fused/wkv_ssm_calls.cuh"
 #include "gt_fused.cuh"
 #endif
 #endif

@@ -1,0 +1,63 @@
+/* gt/fused/wkv_ssm_calls.cuh - wkv_ssm: the C functions, and the stubs.  It calls wkv6 and ssd, so that it is
+ * implemented where these are, too: gt_kernels.h includes it beside gt_fused.cuh, which is whole without it. */
+#ifndef GT_FUSED_WKV_SSM_CALLS_CUH
+#define GT_FUSED_WKV_SSM_CALLS_CUH
+
+#include "wkv_ssm_table.h"
+
+#if defined(__CUDACC__) || defined(GT_EMU)
+
+#include "wkv_ssm.cuh"
+
+extern "C" {
+
+GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args* args, gt_stream stream) {
+    return gt::wkv_ssm::forward(args, stream);
+}
+GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args* args, gt_stream stream) {
+    return gt::wkv_ssm::backward(args, stream);
+}
+GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args* args, gt_workspace* need) {
+    gt_no_answer(need);
+    return gt::wkv_ssm::query(args, need);
+}
+GT_API gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args* args, char* text, size_t bytes) {
+    return gt::wkv_ssm::path(args, text, bytes);
+}
+
+} /* extern "C" */
+
+#else
+
+/* ---- stubs: this file was compiled without nvcc ---------------------------------------------- */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv_ssm(), GT_FORWARD);
+}
+GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv_ssm(), GT_BACKWARD);
+}
+GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need) {
+    (void)args;
+    gt_no_answer(need);
+    return gt_no_cuda(gt_op_wkv_ssm(), GT_QUERY);
+}
+GT_API gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_wkv_ssm(), GT_PATH);
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* kernels or stubs */
+
+#endif /* GT_FUSED_WKV_SSM_CALLS_CUH */
