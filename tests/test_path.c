@@ -107,7 +107,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks) {
     const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
     for (int i = 0; i < 3; i++) { /* aligned to 16, 8 and 4 bytes */
         const char *forward = i < 2 ? fastest : "forward: forward_kernel;";
-        const char *backward = i < 2 ? fastest_chunks : "backward_sweep_kernel";
+        const char *backward = i < 2 ? fastest_chunks : "backward_kernel";
         gt_ssd_args a = good;
         a.state_in = states[i];
         expect_ssd(&a, forward);

@@ -1,5 +1,5 @@
 /* gt/ssd/backward.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads, batch and
- * time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that leaves states only. */
+ * time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that sub-chunks states only. */
 #ifndef GT_SSD_BACKWARD_CUH
 #define GT_SSD_BACKWARD_CUH
 
@@ -19,7 +19,7 @@ namespace ssd {
  * BYTES a token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints
  *     P N / 32, parked states P N / 4 twice, shares of dB and dC 8 N: about 5.8 KB.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t are in fixed order: deterministic. */
-struct SweepParams {
+struct BackwardParams {
     Problem in;
     Checkpoints checkpoints;
     const float* dstate_out;
@@ -37,7 +37,7 @@ struct SweepParams {
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
  * to global memory unless NULL; and sums [warp][t] <- <state^T vector_t, other_t>, not scaled. */
 template <class C>
-GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&state)[8][C::RN], int64_t first,
+GT_DEV void sum_over_p(const BackwardParams& p, const Place<C>& s, const float (&state)[8][C::RN], int64_t first,
                        int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
     constexpr int RN = C::RN, TOKENS = 8 / RN;     /* whose sums are reduced together */
     constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* whose inner products are */
@@ -49,7 +49,7 @@ GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&st
     s.load_n(row0, rows + s.p_lane * C::WIDTH);
     s.load_n(row1, rows + (s.p_lane + 8) * C::WIDTH);
     GT_NO_UNROLL
-    for (int t0 = 0; t0 < LEAF; t0 += GROUP) {
+    for (int t0 = 0; t0 < SUB_CHUNK; t0 += GROUP) {
         float inner[GROUP];
         GT_UNROLL
         for (int i = 0; i < GROUP; i += TOKENS) {
@@ -82,16 +82,16 @@ GT_DEV void sum_over_p(const SweepParams& p, const Place<C>& s, const float (&st
         }
         reduce_scatter<GROUP, 32, 1>(inner, lane_id());
         if (lane_id() % (32 / GROUP) == 0)
-            sts<float>(s.cell(sums + warp_id() * LEAF + t0 + lane_id() / (32 / GROUP)), inner[0]);
+            sts<float>(s.cell(sums + warp_id() * SUB_CHUNK + t0 + lane_id() / (32 / GROUP)), inner[0]);
     }
 }
 
 /* dy without the gate to DY, and what y has to be multiplied by for dz to GATE. */
 template <class C>
 GT_DEV void stage_dy(const Problem& in, const Place<C>& s, int64_t first) {
-    using Part = Tile<LEAF / 2, TILE_P, C::THREADS>;
+    using Part = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
     GT_NO_UNROLL
-    for (int row = 0; row < LEAF; row += LEAF / 2) {
+    for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
         Part dy, z;
         dy.load(head_rows(in, s, in.dy, in.dy_at, first).after(row));
         if (in.z) z.load(head_rows(in, s, in.z, in.z_at, first).after(row));
@@ -105,54 +105,55 @@ GT_DEV void stage_dy(const Problem& in, const Place<C>& s, int64_t first) {
     }
 }
 
-/* All that the way back through a leaf needs. */
+/* All that the way back through a sub-chunk needs. */
 template <class C>
-GT_DEV void stage_leaf(const Problem& in, const Place<C>& s, int64_t first) {
+GT_DEV void stage_sub_chunk(const Problem& in, const Place<C>& s, int64_t first) {
     stage_decays(in, s, first);
     stage_dy(in, s, first);
-    stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
-    stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
-    stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+    stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
     sync_threads();
 }
 
-/* Where a block parks the state before a leaf of the checkpoint at hand. */
+/* Where a block parks the state before a sub-chunk of the checkpoint at hand. */
 template <class C>
-GT_DEV float4* parked_state(const SweepParams& p, int leaf) {
+GT_DEV float4* parked_state(const BackwardParams& p, int sub_chunk) {
     constexpr int PARKED = 2 * C::RN * C::THREADS; /* float4 of a state */
-    return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * LEAVES + leaf) * PARKED;
+    return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * SUB_CHUNKS + sub_chunk) * PARKED;
 }
 
-/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its leaves and parks what it is before each. */
+/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its sub-chunks and parks what it is before
+ * each. */
 template <class C>
-GT_DEV void park_states(const SweepParams& p, Place<C>& s, int64_t slot, int64_t start, int leaves) {
+GT_DEV void park_states(const BackwardParams& p, Place<C>& s, int64_t slot, int64_t start, int sub_chunks) {
     const Problem& in = p.in;
     const int64_t slots = chunk_slots(in.sequences, CHECKPOINT), head = s.b * in.H + s.h;
     float state[8][C::RN];
     load_checkpoint(in, s, p.checkpoints, head * slots + slot, state);
-    for (int leaf = 0; leaf < leaves; leaf++) {
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) {
         GT_UNROLL
         for (int i = 0; i < 2 * C::RN; i++) {
             const int e = 4 * i;
             const float4 four = {state[e / C::RN][e % C::RN], state[(e + 1) / C::RN][(e + 1) % C::RN],
                                  state[(e + 2) / C::RN][(e + 2) % C::RN], state[(e + 3) / C::RN][(e + 3) % C::RN]};
-            stg<float4>(parked_state<C>(p, leaf) + i * C::THREADS + thread_id(), four);
+            stg<float4>(parked_state<C>(p, sub_chunk) + i * C::THREADS + thread_id(), four);
         }
-        if (leaf + 1 == leaves) break;
-        const int64_t first = start + leaf * LEAF;
+        if (sub_chunk + 1 == sub_chunks) break;
+        const int64_t first = start + sub_chunk * SUB_CHUNK;
         s.recall();
         stage_decays(in, s, first);
-        stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
-        stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
         sync_threads();
-        update_state(s, state, LEAF, C::X, C::WEIGHT, C::B);
+        update_state(s, state, SUB_CHUNK, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
 }
 
 /* dz of the ROUND tokens whose y lie in PARTS. */
 template <class C>
-GT_DEV void finish_dz(const SweepParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
+GT_DEV void finish_dz(const BackwardParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
@@ -165,8 +166,8 @@ GT_DEV void finish_dz(const SweepParams& p, const Place<C>& s, int64_t first, in
 
 /* What needs h: dC, e, <G, h> and dz. */
 template <class C>
-GT_DEV void leaf_with_state(const SweepParams& p, const Place<C>& s, int64_t first, const float4* parked,
-                            const float (&G)[8][C::RN]) {
+GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Place<C>& s, int64_t first, const float4* parked,
+                                 const float (&G)[8][C::RN]) {
     constexpr int RN = C::RN;
     const int tokens = tokens_from(s, first);
     float h[8][RN], Gh = 0.0f;
@@ -198,17 +199,17 @@ GT_DEV void leaf_with_state(const SweepParams& p, const Place<C>& s, int64_t fir
 
 /* da and the direct part of dDelta, by sums alone: 8 lanes a token k share the tokens t. */
 template <class C>
-GT_DEV void leaf_delta(const SweepParams& p, const Place<C>& s, int64_t first) {
+GT_DEV void sub_chunk_delta(const BackwardParams& p, const Place<C>& s, int64_t first) {
     if (warp_id() >= 4) return;
     const Problem& in = p.in;
     const int k = thread_id() / 8, j = thread_id() % 8;
     float da = 0.0f, direct = 0.0f, f = 0.0f;
-    for (int t = j; t < LEAF; t += 8) {
+    for (int t = j; t < SUB_CHUNK; t += 8) {
         float e = 0.0f;
         f = 0.0f;
         for (int w = 0; w < C::WARPS; w++) {
-            e += s.value(C::E_PARTS + w * LEAF + t);
-            f += s.value(C::F_PARTS + w * LEAF + t);
+            e += s.value(C::E_PARTS + w * SUB_CHUNK + t);
+            f += s.value(C::F_PARTS + w * SUB_CHUNK + t);
         }
         if (t == k) direct = fma_rn(s.value(C::SUF + t), f, direct);
         direct += s.value(C::PAIR + t * PITCH + k); /* 0 for t < k */
@@ -231,7 +232,7 @@ GT_DEV void leaf_delta(const SweepParams& p, const Place<C>& s, int64_t first) {
 
 /* dx of the ROUND tokens whose U lie in PARTS; returns this thread's <dy, x>, all of one row p. */
 template <class C>
-GT_DEV float finish_dx(const SweepParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
+GT_DEV float finish_dx(const BackwardParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     float dskip = 0.0f;
     GT_NO_UNROLL
@@ -249,7 +250,7 @@ GT_DEV float finish_dx(const SweepParams& p, const Place<C>& s, int64_t first, i
 
 /* Leaves a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
 template <class C>
-GT_DEV void store_dskip(const SweepParams& p, const Place<C>& s, float dskip) {
+GT_DEV void store_dskip(const BackwardParams& p, const Place<C>& s, float dskip) {
     const Problem& in = p.in;
     const int64_t strand = strand_of(in);
     if (in.skip_per_channel) {
@@ -265,7 +266,7 @@ GT_DEV void store_dskip(const SweepParams& p, const Place<C>& s, float dskip) {
 
 /* Adds G, of a sequence's first state, to the strand's sum. */
 template <class C>
-GT_DEV void add_dstate(const SweepParams& p, const Place<C>& s, const float (&G)[8][C::RN]) {
+GT_DEV void add_dstate(const BackwardParams& p, const Place<C>& s, const float (&G)[8][C::RN]) {
     float* sums = p.dstate_sum + state_of(p.in, s, strand_of(p.in));
     float sum[8][C::RN];
     load_state(p.in, s, sums, sum);
@@ -279,32 +280,32 @@ GT_DEV void add_dstate(const SweepParams& p, const Place<C>& s, const float (&G)
 
 /* One segment; G is the gradient of the state after it, and then of the state before it. */
 template <class C>
-GT_DEV void sweep_segment(const SweepParams& p, Place<C>& s, const Span& span, float (&G)[8][C::RN],
-                          TwoTermSum& dskip_sum) {
+GT_DEV void backward_segment(const BackwardParams& p, Place<C>& s, const Span& span, float (&G)[8][C::RN],
+                             TwoTermSum& dskip_sum) {
     const Problem& in = p.in;
     const int64_t chunks = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT;
     float v[8];
     for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
         const int64_t start = span.first + chunk * CHECKPOINT;
         const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
-        const int leaves = (int)((left + LEAF - 1) / LEAF);
+        const int sub_chunks = (int)((left + SUB_CHUNK - 1) / SUB_CHUNK);
         float dskip = 0.0f;
-        park_states(p, s, span.chunk_slot + chunk, start, leaves);
-        for (int leaf = leaves - 1; leaf >= 0; leaf--) {
-            const int64_t first = start + leaf * LEAF;
+        park_states(p, s, span.chunk_slot + chunk, start, sub_chunks);
+        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) {
+            const int64_t first = start + sub_chunk * SUB_CHUNK;
             const int tokens = tokens_from(s, first);
             s.recall();
-            stage_leaf(in, s, first);
+            stage_sub_chunk(in, s, first);
             stage_pairs<C, true>(s);
             sync_threads();
-            leaf_with_state(p, s, first, parked_state<C>(p, leaf), G);
+            sub_chunk_with_state(p, s, first, parked_state<C>(p, sub_chunk), G);
             sum_over_p(p, s, G, first, C::X, C::WEIGHT, C::B, C::F_PARTS, {C::R, 1, PITCH}, C::C, p.dB);
             load_pair_rows(s, C::DY, -1, v);
             GT_NO_UNROLL
             for (int round = 0; round < tokens; round += C::ROUND) {
                 sum_over_n(s, G, round, tokens, C::B, C::SUF, {C::S, 1, PITCH}, v);
                 sync_threads();
-                if (round == 0) leaf_delta(p, s, first);
+                if (round == 0) sub_chunk_delta(p, s, first);
                 dskip += finish_dx(p, s, first, round, tokens);
                 if (round + C::ROUND < tokens) sync_threads();
             }
@@ -319,7 +320,7 @@ template <int RN, int WARPS>
 GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
                       : RN <= 2 ? 3
                                 : 2)
-backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
+backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
     Place<C> s(in);
@@ -335,7 +336,7 @@ backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
         s.enter(span);
         const float* start = first_state(in, span, p.dstate_out, span.sequence);
         load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, G);
-        sweep_segment(p, s, span, G, dskip);
+        backward_segment(p, s, span, G, dskip);
         if (!span.starts) continue;
         if (p.dstate_in) store_state(in, s, p.dstate_in + state_of(in, s, span.sequence), G);
         if (p.dstate_sum) add_dstate(p, s, G);
@@ -344,12 +345,12 @@ backward_sweep_kernel(const GT_GRID_CONSTANT SweepParams p) {
 }
 
 /* ---- what a segment makes of a zero gradient ----------------------------------------------------------------------
- * grid, block and shared memory as backward_sweep_kernel.  Through a segment, from its last sub-chunk to its first,
+ * grid, block and shared memory as backward_kernel.  Through a segment, from its last sub-chunk to its first,
  *     G <- E G + sum_t pre_t dy_t C_t^T
  * REGISTERS: G, 8 RN values a thread.  BYTES a token and head: dy, (z,) 2 P, C 2 N. */
 template <int RN, int WARPS>
 GT_KERNEL(32 * WARPS, 8 / WARPS)
-reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
+reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
     Place<C> s(in);
@@ -359,11 +360,11 @@ reverse_states_kernel(const GT_GRID_CONSTANT SweepParams p) {
         s.enter(span);
         float G[8][RN];
         load_state(in, s, nullptr, G);
-        for (int64_t leaf = (span.end - span.first - 1) / LEAF; leaf >= 0; leaf--) {
-            const int64_t first = span.first + leaf * LEAF;
+        for (int64_t sub_chunk = (span.end - span.first - 1) / SUB_CHUNK; sub_chunk >= 0; sub_chunk--) {
+            const int64_t first = span.first + sub_chunk * SUB_CHUNK;
             stage_decays(in, s, first);
             stage_dy(in, s, first);
-            stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
             sync_threads();
             s.add_log();
             update_state(s, G, tokens_from(s, first), C::DY, C::PRE, C::C);

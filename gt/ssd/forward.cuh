@@ -49,9 +49,9 @@ GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, i
 /* silu(z) */
 template <class C>
 GT_DEV void stage_gate(const Problem& in, const Place<C>& s, int64_t first) {
-    using Part = Tile<LEAF / 2, TILE_P, C::THREADS>;
+    using Part = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
     GT_NO_UNROLL
-    for (int row = 0; row < LEAF; row += LEAF / 2) {
+    for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
         Part z;
         z.load(head_rows(in, s, in.z, in.z_at, first).after(row));
         GT_UNROLL
@@ -66,7 +66,7 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
     const Problem& in = p.in;
     const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
     if (skips(p.is_local, span, span.ends)) return;
-    const int leaves = (int)((span.end - span.first + LEAF - 1) / LEAF);
+    const int sub_chunks = (int)((span.end - span.first + SUB_CHUNK - 1) / SUB_CHUNK);
     const int64_t row = p.is_step && p.slots ? p.slots[span.b] : span.sequence;
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
     s.enter(span);
@@ -75,19 +75,19 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
     const float* start = nullptr;
     if (!p.is_local && !skipped) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : row);
     load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, state);
-    for (int leaf = 0; leaf < leaves; leaf++) {
-        const int64_t first = s.recall() + leaf * LEAF;
-        if (p.keeps_checkpoints && leaf % LEAVES == 0) {
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) {
+        const int64_t first = s.recall() + sub_chunk * SUB_CHUNK;
+        if (p.keeps_checkpoints && sub_chunk % SUB_CHUNKS == 0) {
             const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
-            const int64_t slot = (s.b * in.H + s.h) * slots + s.chunk_slot() + leaf / LEAVES;
+            const int64_t slot = (s.b * in.H + s.h) * slots + s.chunk_slot() + sub_chunk / SUB_CHUNKS;
             store_checkpoint(in, s, p.checkpoints, slot, state);
         }
         const int tokens = tokens_from(s, first);
         stage_decays(in, s, first);
-        stage<LEAF, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
-        stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
         if (p.y) {
-            stage<LEAF, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
             if (in.z) stage_gate(in, s, first);
         }
         sync_threads();

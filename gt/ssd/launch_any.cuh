@@ -82,7 +82,7 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
 }
 
 /* What each segment makes of a zero gradient. */
-static inline gt_status launch_reverse_states(const SweepParams& p, int64_t blocks, gt_stream stream) {
+static inline gt_status launch_reverse_states(const BackwardParams& p, int64_t blocks, gt_stream stream) {
     return dispatch_size(p.in.N, [&](auto traits) {
         using C = decltype(traits);
         return run("ssd reverse_states_kernel", reverse_states_kernel<C::RN, C::WARPS>, blocks, C::THREADS,
@@ -94,19 +94,19 @@ static inline gt_status launch_reverse_states(const SweepParams& p, int64_t bloc
 
 struct AnyBackwardPlan {
     ForwardParams states; /* h where forward did not leave it */
-    SweepParams sweep;
+    BackwardParams params;
     GroupSumParams dB, dC; /* out = NULL: not wanted */
     DeltaParams delta;
-    int64_t blocks, windows; /* of the sweep; in all */
+    int64_t blocks, windows; /* of backward_kernel; in all */
 
     gt_status make_gradients(const Device& device, gt_stream stream) const {
-        const SweepParams& p = sweep;
+        const BackwardParams& p = params;
         const ScanParams scan = scan_of(p.in, p.dstate_out, 0);
         return run_pass<true>("ssd scan_segments_kernel", scan, device, stream, [&](bool is_local) {
             if (is_local) return launch_reverse_states(p, blocks, stream);
             return dispatch_size(p.in.N, [&](auto traits) {
                 using C = decltype(traits);
-                return run("ssd backward_sweep_kernel", backward_sweep_kernel<C::RN, C::WARPS>, blocks, C::THREADS,
+                return run("ssd backward_kernel", backward_kernel<C::RN, C::WARPS>, blocks, C::THREADS,
                            4 * C::BACKWARD_END, stream, p);
             });
         });
@@ -117,7 +117,7 @@ struct AnyBackwardPlan {
         if (dB.out) status = group_sum("ssd dBm", dB, stream);
         if (dC.out && status == GT_OK) status = group_sum("ssd dCm", dC, stream);
         if (status != GT_OK) return status;
-        return run("ssd backward_delta_kernel", backward_delta_kernel, windows * ((sweep.in.H + 31) / 32), 256, 2048,
+        return run("ssd backward_delta_kernel", backward_delta_kernel, windows * ((params.in.H + 31) / 32), 256, 2048,
                    stream, delta);
     }
 };
@@ -126,7 +126,7 @@ struct AnyBackwardPlan {
 static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                 RowSums& sums, const Device& device) {
     AnyBackwardPlan plan = {};
-    SweepParams& s = plan.sweep;
+    BackwardParams& s = plan.params;
     DeltaParams& d = plan.delta;
     s.in = problem_of(a);
     s.in.segments = take_segments(arena, a, segments_for(a, device));
@@ -142,7 +142,7 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     plan.states.keeps_checkpoints = 1;
     dispatch_size(a.N, [&](auto traits) {
         using C = decltype(traits);
-        s.scratch = arena.take<float>(plan.blocks * LEAVES * TILE_P * C::WIDTH);
+        s.scratch = arena.take<float>(plan.blocks * SUB_CHUNKS * TILE_P * C::WIDTH);
         /* rows of dDskip: of a channel 64 threads', of a head every warp's */
         const int64_t rows = a.Dskip_per_channel ? strands * C::WARPS / 2 : strands * C::WARPS * tiles;
         s.dskip = sums.take(arena, a.dDskip, rows, a.H * (a.Dskip_per_channel ? a.P : 1));

@@ -15,8 +15,8 @@ static inline bool has_hopper_kernels() {
 }
 
 /* Units of a block of the kernel for a call that takes_tensor_cores(): 4, or 2 where half of the multiprocessors would
- * have nothing to do; 0: no such kernel, or more columns than one launch has.  With one unit a group half of a block has
- * nothing to do either way. */
+ * have nothing to do; 0: no such kernel, or more columns than one launch has.  With one unit a group half of a block
+ * has nothing to do either way. */
 static inline int hopper_units(const gt_ssd_args& a, const Device& device) {
     const int64_t units = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
     if (units < 2 || a.N > SLAB || !has_hopper_kernels()) return 0;

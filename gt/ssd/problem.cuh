@@ -1,5 +1,5 @@
 /* gt/ssd/problem.cuh - what every kernel of ssd knows: sizes, the arguments, what a block and a thread have of a
- * leaf. */
+ * sub-chunk. */
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 
@@ -12,10 +12,10 @@ using namespace ssm;
 
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
-constexpr int LEAF = 16; /* tokens handled together */
-constexpr int LEAVES = CHECKPOINT / LEAF;
-constexpr int TILE_P = 64;      /* rows of the state in a block */
-constexpr int PITCH = LEAF + 1; /* of a matrix of token pairs in shared memory */
+constexpr int SUB_CHUNK = 16; /* tokens handled together */
+constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
+constexpr int TILE_P = 64;           /* rows of the state in a block */
+constexpr int PITCH = SUB_CHUNK + 1; /* of a matrix of token pairs in shared memory */
 
 /* A block holds 64 rows p of a state and all its columns n in registers: lane = (p lane 0..7, n lane
  * 0..3) of a warp has rows 4 lane + 0..3 and 32 + 4 lane + 0..3, and RN columns from
@@ -27,23 +27,23 @@ struct Traits {
     static constexpr int WIDTH = 4 * WARPS * RN;
     static constexpr int ROUND = 32 / WARPS;                 /* tokens whose sums over n are collected at a time */
     static constexpr int X = 0;                              /* [16][64] */
-    static constexpr int B = X + LEAF * TILE_P;              /* [16][WIDTH] */
-    static constexpr int C = B + LEAF * WIDTH;               /* [16][WIDTH] */
-    static constexpr int PARTS = C + LEAF * WIDTH;           /* [WARPS][ROUND][64] */
+    static constexpr int B = X + SUB_CHUNK * TILE_P;         /* [16][WIDTH] */
+    static constexpr int C = B + SUB_CHUNK * WIDTH;          /* [16][WIDTH] */
+    static constexpr int PARTS = C + SUB_CHUNK * WIDTH;      /* [WARPS][ROUND][64] */
     static constexpr int S = PARTS + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
-    static constexpr int DELTA = S + LEAF * PITCH;           /* [16]; then a, pre, suf, Delta suf */
-    static constexpr int LOG = DELTA + LEAF, PRE = LOG + LEAF, SUF = PRE + LEAF;
-    static constexpr int WEIGHT = SUF + LEAF;
-    static constexpr int SCALE = WEIGHT + LEAF; /* keep, factor, E, log E */
-    static constexpr int PLACE = SCALE + 4;     /* see Place::enter */
-    static constexpr int GATE = PLACE + 12;     /* [16][64], made of z */
-    static constexpr int FORWARD_END = GATE + LEAF * TILE_P;
-    static constexpr int DY = FORWARD_END;                /* [16][64] */
-    static constexpr int R = DY + LEAF * TILE_P;          /* [16][PITCH], Delta_s R_ts */
-    static constexpr int PAIR = R + LEAF * PITCH;         /* [16][PITCH], c_ts */
-    static constexpr int BEFORE = PAIR + LEAF * PITCH;    /* [16][PITCH], sum_{s<k} Delta_s c_ts */
-    static constexpr int E_PARTS = BEFORE + LEAF * PITCH; /* [WARPS][16], e_t; f_s; <G,h> */
-    static constexpr int F_PARTS = E_PARTS + WARPS * LEAF, Z_PARTS = F_PARTS + WARPS * LEAF;
+    static constexpr int DELTA = S + SUB_CHUNK * PITCH;      /* [16]; then a, pre, suf, Delta suf */
+    static constexpr int LOG = DELTA + SUB_CHUNK, PRE = LOG + SUB_CHUNK, SUF = PRE + SUB_CHUNK;
+    static constexpr int WEIGHT = SUF + SUB_CHUNK;
+    static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep, factor, E, log E */
+    static constexpr int PLACE = SCALE + 4;          /* see Place::enter */
+    static constexpr int GATE = PLACE + 12;          /* [16][64], made of z */
+    static constexpr int FORWARD_END = GATE + SUB_CHUNK * TILE_P;
+    static constexpr int DY = FORWARD_END;                     /* [16][64] */
+    static constexpr int R = DY + SUB_CHUNK * TILE_P;          /* [16][PITCH], Delta_s R_ts */
+    static constexpr int PAIR = R + SUB_CHUNK * PITCH;         /* [16][PITCH], c_ts */
+    static constexpr int BEFORE = PAIR + SUB_CHUNK * PITCH;    /* [16][PITCH], sum_{s<k} Delta_s c_ts */
+    static constexpr int E_PARTS = BEFORE + SUB_CHUNK * PITCH; /* [WARPS][16], e_t; f_s; <G,h> */
+    static constexpr int F_PARTS = E_PARTS + WARPS * SUB_CHUNK, Z_PARTS = F_PARTS + WARPS * SUB_CHUNK;
     static constexpr int BACKWARD_END = Z_PARTS + WARPS;
     static_assert(DY % 4 == 0, "its rows are read in 16-byte pieces");
     static_assert(PLACE % 2 == 0, "it has tokens, 8 bytes each");
@@ -66,12 +66,12 @@ struct Problem {
     int columns; /* kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB */
 };
 
-/* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and the
- * sums are sums over the columns, so that each adds its share. */
+/* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
+ * the sums are sums over the columns, so that each adds its share. */
 constexpr int SLAB = 128;
 
-/* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16 and
- * behind all of them, for the same slots, [P/16][N/128] floats, which 16 rows' values are to be multiplied by. */
+/* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16
+ * and behind all of them, for the same slots, [P/16][N/128] floats, which 16 rows' values are to be multiplied by. */
 struct Checkpoints {
     float* plain;
     f16* values;
@@ -137,7 +137,8 @@ struct Place {
     GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
     /* The segment lies in shared memory between the two, and so nothing that is made of it (the first address of every
-     * tensor, 64 bits each) is kept in registers from leaf to leaf.  All threads; recall() returns its first token. */
+     * tensor, 64 bits each) is kept in registers from sub-chunk to sub-chunk.  All threads; recall() returns its first
+     * token. */
     GT_METHOD void enter(const Span& span) {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
@@ -160,7 +161,7 @@ struct Place {
         return lds<int64_t>(cell(C::PLACE + 4));
     }
     GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cell(C::PLACE + 8)); }
-    /* log E of the staged leaf, to the sum over the segment */
+    /* log E of the staged sub-chunk, to the sum over the segment */
     GT_METHOD void add_log() const {
         if (thread_id() != 0) return;
         TwoTermSum sum = lds<TwoTermSum>(cell(C::PLACE + 10));
@@ -199,10 +200,10 @@ GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences)
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
 
-/* Of the leaf that starts with token `first`. */
+/* Of the sub-chunk that starts with token `first`. */
 template <class C>
 GT_DEV int tokens_from(const Place<C>& s, int64_t first) {
-    return (int)(s.end - first < LEAF ? s.end - first : LEAF);
+    return (int)(s.end - first < SUB_CHUNK ? s.end - first : SUB_CHUNK);
 }
 
 template <class C>
@@ -229,14 +230,14 @@ GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
     const float a = delta * in.A[s.h];
     float before = a, after = a; /* sums up to and from this token, a = 0 beyond lane 15 */
     GT_UNROLL
-    for (int d = 1; d < LEAF; d *= 2) {
+    for (int d = 1; d < SUB_CHUNK; d *= 2) {
         const float left = shfl_up(before, d), right = shfl_down(after, d);
         before += lane >= d ? left : 0.0f;
-        after += lane + d < LEAF ? right : 0.0f;
+        after += lane + d < SUB_CHUNK ? right : 0.0f;
     }
-    const float all = shfl_idx(before, LEAF - 1);
+    const float all = shfl_idx(before, SUB_CHUNK - 1);
     after = shfl_down(after, 1);
-    if (lane < LEAF) {
+    if (lane < SUB_CHUNK) {
         const float suf = finite(exp_accurate(after));
         sts<float>(s.cell(C::DELTA + lane), delta);
         sts<float>(s.cell(C::LOG + lane), a);
@@ -352,7 +353,7 @@ GT_DEV void sum_over_n(const Place<C>& s, const float (&state)[8][C::RN], int fi
         float x[C::RN], sum[8];
         s.load_n(x, vector + t * C::WIDTH);
         const float factor = s.value(scale + t);
-        const float pair = s.value(pairs.offset + t * pairs.row + s.n_lane % LEAF * pairs.column);
+        const float pair = s.value(pairs.offset + t * pairs.row + s.n_lane % SUB_CHUNK * pairs.column);
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             float inner = 0.0f;
@@ -379,11 +380,11 @@ GT_DEV float sum_parts(const Place<C>& s, int i) {
 /* v_j for sum_over_n: row j of `rows`, times value j of `weights` if that is not negative. */
 template <class C>
 GT_DEV void load_pair_rows(const Place<C>& s, int rows, int weights, float (&v)[8]) {
-    const int j = s.n_lane % LEAF;
+    const int j = s.n_lane % SUB_CHUNK;
     s.load_p(v, rows + j * TILE_P);
     const float weight = weights >= 0 ? s.value(weights + j) : 1.0f;
     GT_UNROLL
-    for (int i = 0; i < 8; i++) v[i] = s.n_lane < LEAF ? v[i] * weight : 0.0f;
+    for (int i = 0; i < 8; i++) v[i] = s.n_lane < SUB_CHUNK ? v[i] * weight : 0.0f;
 }
 
 /* state <- E . state + sum_t weight_t left_t right_t^T */
@@ -499,8 +500,8 @@ GT_DEV int64_t state_of(const Problem& in, const Place<C>& s, int64_t row) {
 }
 
 /* The state that a segment's walk begins with: what scan_segments found, or, where the sequence is one segment, its own
- * in row `row` of `states`.  The memory of `states` may be that which the walk of another segment of the sequence writes
- * in the end, so that it is not read where there are several. */
+ * in row `row` of `states`.  The memory of `states` may be that which the walk of another segment of the sequence
+ * writes in the end, so that it is not read where there are several. */
 GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t row) {
     const int64_t size = in.H * in.P * in.N;
     if (!span.starts || !span.ends) return in.segments.states + span.segment_slot * size;

@@ -47,7 +47,7 @@ struct SegmentPlan {
             p.is_local = ALL_SEGMENTS;
             return launch_forward_once(p, device, stream.stream);
         }
-        SweepParams p = {};
+        BackwardParams p = {};
         p.in = in;
         p.all_segments = 1;
         return launch_reverse_states(p, pass_blocks(in, device), stream.stream);
