@@ -1,6 +1,7 @@
-/* gt_fused.cuh - normalisation fused with its neighbours, rmsnorm_linear, norm_mix, norm_gate; wkv6 and ssd of a block.
+/* gt_fused.cuh - normalisation fused with its neighbours, rmsnorm_linear, norm_mix, norm_gate; wkv6 and ssd of a block;
+ * conv1d and ssd.
  *
- * ALL BUT ONE normalise slices v of n elements: rows of x, or the heads of one
+ * ALL BUT TWO normalise slices v of n elements: rows of x, or the heads of one
  *     xhat = (v - mean(v)) rstd             rstd = 1 / sqrt(mean((v - mean(v))^2) + eps)
  *     dv = rstd (d - mean(d) - xhat mean(d . xhat))                   d = the gradient of xhat
  * where RMSNorm leaves out mean(v) and mean(d).
@@ -14,7 +15,7 @@
  *     norm first, v = x:      y = n . s     dn = dy . s     dx = dv         ds = dy . n
  *     gate first, v = x . s:  y = n         dn = dy         dx = dv . s     ds = dv . x
  *     d = dn . gamma             dgamma = sum_m dn . xhat   dbeta = sum_m dn
- * That one, wkv_ssm, calls wkv6 and ssd, whose mathematics stand in gt_wkv6.cuh and gt_ssm.cuh.
+ * These two, wkv_ssm and conv_ssd, call wkv6 and ssd, and conv1d and ssd, whose mathematics stand in their files.
  *
  * NUMERICAL HAZARDS, and what is done about them
  *   - x^2 overflows from 2e19 on.  rmsnorm_linear repeats such a row with x scaled down; the others
@@ -41,9 +42,11 @@
  *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh,
  *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh
  *                                   plans and launches
- * This file has the C functions, but for those of wkv_ssm, which is no use without wkv6 and ssd: gt_kernels.h includes
- * gt/fused/wkv_ssm_calls.cuh where all are implemented.
- *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call */
+ * This file has the C functions, but for those of wkv_ssm and conv_ssd, which are no use without the operators that they
+ * call: gt_kernels.h includes gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh where all are implemented.
+ *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
+ *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh
+ *                                   convolution with SiLU, then ssd, of slices of what it made */
 #ifndef GT_FUSED_CUH
 #define GT_FUSED_CUH
 

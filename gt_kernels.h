@@ -35,8 +35,8 @@
  *   | norm_mix       | forward, backward        | residual + g_a RMSNorm(a) + g_b RMSNorm(b)      |
  *   | norm_gate      | forward, backward        | gated RMSNorm, group norm + gate                |
  *   | wkv_ssm        | forward, backward        | wkv6 and ssd of one hybrid block, one call      |
+ *   | conv_ssd       | forward, backward        | conv1d with SiLU, then ssd, as in Mamba-2       |
  *   wkv6 and ssd also take a sequence in pieces: segment, join, and their backward.
- *   Reserved names: gt_conv_ssd_... .
  *
  * CONVENTIONS, true for every function
  *   Arguments   one struct per operator serves all its functions; a zero field means the default
@@ -177,6 +177,11 @@
 #define gt_wkv_ssm_path GT_SYMBOL(wkv_ssm_path)
 #define gt_wkv_ssm_forward GT_SYMBOL(wkv_ssm_forward)
 #define gt_wkv_ssm_backward GT_SYMBOL(wkv_ssm_backward)
+#define gt_conv_ssd_args_size GT_SYMBOL(conv_ssd_args_size)
+#define gt_conv_ssd_workspace GT_SYMBOL(conv_ssd_workspace)
+#define gt_conv_ssd_path GT_SYMBOL(conv_ssd_path)
+#define gt_conv_ssd_forward GT_SYMBOL(conv_ssd_forward)
+#define gt_conv_ssd_backward GT_SYMBOL(conv_ssd_backward)
 #define gt_ref_wkv6_forward GT_SYMBOL(ref_wkv6_forward)
 #define gt_ref_wkv6_backward GT_SYMBOL(ref_wkv6_backward)
 #define gt_ref_wkv6_step GT_SYMBOL(ref_wkv6_step)
@@ -205,6 +210,8 @@
 #define gt_ref_norm_gate_backward GT_SYMBOL(ref_norm_gate_backward)
 #define gt_ref_wkv_ssm_forward GT_SYMBOL(ref_wkv_ssm_forward)
 #define gt_ref_wkv_ssm_backward GT_SYMBOL(ref_wkv_ssm_backward)
+#define gt_ref_conv_ssd_forward GT_SYMBOL(ref_conv_ssd_forward)
+#define gt_ref_conv_ssd_backward GT_SYMBOL(ref_conv_ssd_backward)
 
 #ifdef __cplusplus
 extern "C" {
@@ -299,6 +306,7 @@ GT_FUNCTION size_t gt_rmsnorm_linear_args_size(void);
 GT_FUNCTION size_t gt_norm_mix_args_size(void);
 GT_FUNCTION size_t gt_norm_gate_args_size(void);
 GT_FUNCTION size_t gt_wkv_ssm_args_size(void);
+GT_FUNCTION size_t gt_conv_ssd_args_size(void);
 
 /* Host conversions, round to nearest even; NaN stays NaN, overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);
@@ -774,6 +782,77 @@ GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, s
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
 
+/* ---- conv_ssd: convolution, SiLU, then ssd ------------------------------------------------------------
+ * What a Mamba-2 block does between its projections.  xBC holds, in every row, x [H,P], Bm [G,N] and Cm [G,N] one after
+ * another, as the in-projection leaves them: D = H P + 2 G N channels.  With conv1d and ssd as above:
+ *     c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype      x, Bm, Cm = the slices of c
+ *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
+ * Results are those of the two calls, bit for bit with `segments` fixed; the gradient of c is rounded to dtype, too.
+ * Neither forward nor backward leaves c behind: backward makes it again, in its workspace, and `saved` does not hold it.
+ * So the memory of c and of its gradient is that of one call, not of every layer of a model.
+ * A token after a call is made by gt_conv1d_step on conv_state_out, with activation = GT_ACT_SILU and D channels, and
+ * gt_ssd_step on state_out, with the slices of its y.
+ * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6 and figure 6 (the sequential block).
+ * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
+typedef struct gt_conv_ssd_args {
+    int64_t B, T, H, P, N;
+    int64_t G;            /* groups that share Bm and Cm, divides H; 0 = 1 */
+    int64_t W;            /* of the convolution: 2, 3 or 4 */
+    gt_dtype dtype;       /* xBC z y and their gradients */
+    gt_dtype dt_dtype;    /* dt ddt: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype; /* reserved, 0: states are fp32 */
+    int softplus;         /* 1: softplus(dt + dt_bias) */
+    int dt_limit;         /* 1: then clamp to [dt_min, dt_max] */
+    float dt_min, dt_max;
+    int Dskip_per_channel;      /* 1: Dskip and dDskip are [H,P] */
+    int state_in_shared;        /* 1: state_in, conv_state_in and their gradients are those of one batch element */
+    int accumulate;             /* 1: dweight dbias dA dDskip ddt_bias, and gradients of shared states, are added to */
+    int64_t segments;           /* of ssd; 0 = automatic */
+    const void *xBC;            /* in  [B,T,D] */
+    const void *dt;             /* in  [B,T,H] */
+    const void *z;              /* in  [B,T,H,P], NULL = no gate */
+    const float *weight;        /* in  [D,W], weight[W-1] meets the current token */
+    const float *bias;          /* in  [D], NULL = 0 */
+    const float *A;             /* in  [H] */
+    const float *Dskip;         /* in  [H], NULL = 0 */
+    const float *dt_bias;       /* in  [H], NULL = 0 */
+    const float *conv_state_in; /* in  [B,D,W-1], NULL = 0 */
+    const float *state_in;      /* in  [B,H,P,N], NULL = 0 */
+    void *y;                    /* out [B,T,H,P]        forward */
+    float *conv_state_out;      /* out [B,D,W-1]        forward; may equal conv_state_in if not shared */
+    float *state_out;           /* out [B,H,P,N]        forward; may equal state_in if not shared */
+    const void *dy;             /* in  [B,T,H,P]        backward: gradient of the gated y */
+    const float *conv_dstate_out; /* in  [B,D,W-1], NULL = 0 */
+    const float *dstate_out;      /* in  [B,H,P,N], NULL = 0 */
+    void *dxBC;                   /* out [B,T,D] */
+    void *ddt;                    /* out [B,T,H] */
+    void *dz;                     /* out [B,T,H,P] */
+    float *dweight, *dbias;       /* out [D,W], [D], accumulate */
+    float *dA, *ddt_bias;         /* out [H], accumulate */
+    float *dDskip;                /* out [H] or [H,P], accumulates */
+    float *conv_dstate_in; /* out [B,D,W-1], may equal conv_dstate_out if not shared; shared: [D,W-1], summed over
+                                     the batch, accumulates */
+    float *dstate_in;      /* out [B,H,P,N], likewise */
+    gt_stride xBC_stride, dt_stride, z_stride, y_stride;
+    gt_stride dy_stride, dxBC_stride, ddt_stride, dz_stride;
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
+    int64_t seq_capacity;
+    void *saved;
+    size_t saved_bytes;
+    void *workspace;
+    size_t workspace_bytes;
+} gt_conv_ssd_args;
+
+/* Writes y and, unless NULL, both states (and saved).  Required: xBC dt weight A y. */
+GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_stream stream);
+/* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; the optional inputs as given to forward.  dz
+ * needs z. */
+GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes);
+GT_REF_FUNCTION gt_status gt_ref_conv_ssd_forward(const gt_conv_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_conv_ssd_backward(const gt_conv_ssd_args *args);
+
 /* ---- host conversions --------------------------------------------------------------------------- */
 
 static inline uint32_t gt_float_bits(float value) {
@@ -854,6 +933,7 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #include "gt_conv1d.cuh"
 #endif
 #ifdef GT_FUSED_IMPLEMENTATION
+#include "gt/fused/conv_ssd_calls.cuh"
 #include "gt/fused/wkv_ssm_calls.cuh"
 #include "gt_fused.cuh"
 #endif

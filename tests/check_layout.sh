@@ -33,7 +33,7 @@ layer() {
 # The switch at the end of gt_kernels.h includes whatever implements it, and gt_*.cuh end with that.
 is_switch() {
     case "$1 $2" in
-    'gt_kernels.h gt/base/op_impl.h' | 'gt_kernels.h gt/fused/wkv_ssm_calls.cuh' | 'gt_kernels.h gt_'*.cuh | gt_*.cuh' gt_kernels.h') return 0 ;;
+    'gt_kernels.h gt/base/op_impl.h' | 'gt_kernels.h gt/fused/'*_calls.cuh | 'gt_kernels.h gt_'*.cuh | gt_*.cuh' gt_kernels.h') return 0 ;;
     esac
     return 1
 }

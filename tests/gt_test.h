@@ -101,7 +101,8 @@ typedef struct test_tolerance {
     double companions[4];  /* fp32 dw and ddt beside activations of that dtype */
     double terms[4];       /* what may be added for parameter gradients, relative to their terms */
     int rounds_factors;    /* products are formed of rounded factors: where they cancel, an error is
-                              small beside them, but not beside the output */
+                              small beside them, but not beside the output.  2: so are results between two
+                              stages, all terms of a channel at once */
 } test_tolerance;
 
 /* ---- rows of the bench ---- */

@@ -233,10 +233,7 @@ struct KernelList {
 };
 
 /* Where run() notes kernels of this thread instead of launching them: see path.cuh.  NULL: it launches them. */
-static inline KernelList*& noted_kernels() {
-    static thread_local KernelList* list = nullptr;
-    return list;
-}
+static inline KernelList* noted_kernels() { return static_cast<KernelList*>(*gt_noted_kernels()); }
 
 /* Launches a kernel on `blocks` blocks; none are launched for 0. */
 template <class Params>

@@ -30,7 +30,9 @@
 #define gt_op_norm_mix GT_SYMBOL(op_norm_mix)
 #define gt_op_norm_gate GT_SYMBOL(op_norm_gate)
 #define gt_op_wkv_ssm GT_SYMBOL(op_wkv_ssm)
+#define gt_op_conv_ssd GT_SYMBOL(op_conv_ssd)
 #define gt_enter_part GT_SYMBOL(enter_part)
+#define gt_noted_kernels GT_SYMBOL(noted_kernels)
 
 /* A function for the host and for kernels. */
 #ifdef __CUDACC__
@@ -178,6 +180,10 @@ GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
  * argument struct; "" for its own. */
 GT_FUNCTION void gt_enter_part(const char *part);
 
+/* Where launches of this thread are noted instead of made, in whichever object of the program: a KernelList of
+ * launch.cuh; NULL: nowhere. */
+GT_FUNCTION void **gt_noted_kernels(void);
+
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {
     const gt_workspace none = {0, 0, 0, 0, 0};
@@ -282,6 +288,7 @@ GT_FUNCTION const gt_op *gt_op_rmsnorm_linear(void);
 GT_FUNCTION const gt_op *gt_op_norm_mix(void);
 GT_FUNCTION const gt_op *gt_op_norm_gate(void);
 GT_FUNCTION const gt_op *gt_op_wkv_ssm(void);
+GT_FUNCTION const gt_op *gt_op_conv_ssd(void);
 
 #ifdef __cplusplus
 }

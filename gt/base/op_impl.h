@@ -26,8 +26,10 @@ extern "C" {
 static GT_THREAD_LOCAL char gt_function_name[64];
 static GT_THREAD_LOCAL const char *gt_part_name = "";
 static GT_THREAD_LOCAL char gt_error_text[512];
+static GT_THREAD_LOCAL void *gt_noted_list;
 
 GT_API int gt_version(void) { return GT_VERSION; }
+GT_API void **gt_noted_kernels(void) { return &gt_noted_list; }
 
 GT_API const char *gt_last_error(void) { return gt_error_text; }
 

@@ -78,9 +78,9 @@ static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>&
     gt_status status = current_device(&device);
     if (status != GT_OK) return status;
     fill_path_pointers(op, pass, dims, reinterpret_cast<char*>(&args));
-    noted_kernels() = &kernels;
+    *gt_noted_kernels() = &kernels;
     status = passes.call[pass](&args, nullptr);
-    noted_kernels() = nullptr;
+    *gt_noted_kernels() = nullptr;
     if (status != GT_OK) return status;
     text.add(names[pass]);
     for (int i = 0; i < kernels.count; i++) {

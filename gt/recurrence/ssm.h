@@ -19,6 +19,17 @@ static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t he
     return GT_OK;
 }
 
+/* of Delta */
+static inline gt_status gt_ssm_check_limits(int dt_limit, float dt_min, float dt_max) {
+    const gt_status status = gt_check_range(GT_ERROR_VALUE, "dt_limit", dt_limit, 0, 1);
+    if (status != GT_OK || !dt_limit) return status;
+    if (dt_min != dt_min || dt_max != dt_max)
+        return gt_fail(GT_ERROR_VALUE, "%s is NaN", dt_min != dt_min ? "dt_min" : "dt_max");
+    if (dt_min > dt_max)
+        return gt_fail(GT_ERROR_VALUE, "dt_min = %g: must not be above dt_max = %g", (double)dt_min, (double)dt_max);
+    return GT_OK;
+}
+
 /* dz without the gate that it is the gradient of; no elements, no gate needed */
 static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;

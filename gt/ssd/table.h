@@ -8,16 +8,6 @@
 extern "C" {
 #endif
 
-static gt_status gt_ssd_check_limits(const gt_ssd_args *a) {
-    if (!a->dt_limit) return GT_OK;
-    if (a->dt_min != a->dt_min || a->dt_max != a->dt_max)
-        return gt_fail(GT_ERROR_VALUE, "%s is NaN", a->dt_min != a->dt_min ? "dt_min" : "dt_max");
-    if (a->dt_min > a->dt_max)
-        return gt_fail(GT_ERROR_VALUE, "dt_min = %g: must not be above dt_max = %g", (double)a->dt_min,
-                       (double)a->dt_max);
-    return GT_OK;
-}
-
 static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_ssd_args *a = (gt_ssd_args *)filled;
     gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
@@ -27,10 +17,9 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
         (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
-        (status = gt_check_range(GT_ERROR_VALUE, "dt_limit", a->dt_limit, 0, 1)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
-        (status = gt_ssd_check_limits(a)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
-        (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
+        (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
+        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
     dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a state, with one decay */

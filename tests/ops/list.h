@@ -10,4 +10,5 @@
     X(rmsnorm_linear)                                                                                                  \
     X(norm_mix)                                                                                                        \
     X(norm_gate)                                                                                                       \
-    X(wkv_ssm)
+    X(wkv_ssm)                                                                                                         \
+    X(conv_ssd)

@@ -1,0 +1,68 @@
+/* gt/fused/conv_ssd_calls.cuh - conv_ssd: the C functions, or stubs.  They call those of conv1d and ssd, so gt_kernels.h
+ * includes this file where all operators are implemented, and gt_fused.cuh alone does not. */
+#ifndef GT_FUSED_CONV_SSD_CALLS_CUH
+#define GT_FUSED_CONV_SSD_CALLS_CUH
+
+#include "conv_ssd_table.h"
+
+#if defined(__CUDACC__) || defined(GT_EMU)
+
+#include "../base/path.cuh"
+#include "conv_ssd_launch.cuh"
+
+extern "C" {
+
+GT_API gt_status gt_conv_ssd_forward(const gt_conv_ssd_args* args, gt_stream stream) {
+    return gt::conv_ssd::forward(args, stream);
+}
+
+GT_API gt_status gt_conv_ssd_backward(const gt_conv_ssd_args* args, gt_stream stream) {
+    return gt::conv_ssd::backward(args, stream);
+}
+
+GT_API gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args* args, gt_workspace* need) {
+    gt_no_answer(need);
+    return gt::conv_ssd::workspace(args, need);
+}
+
+GT_API gt_status gt_conv_ssd_path(const gt_conv_ssd_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_conv_ssd_args> passes = {{gt_conv_ssd_forward, gt_conv_ssd_backward, nullptr}, nullptr};
+    return gt::path_of_rows(gt_op_conv_ssd(), passes, args, text, bytes);
+}
+
+} /* extern "C" */
+
+#else
+
+/* ---- stubs: this file was compiled without nvcc ---- */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+GT_API gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_conv_ssd(), GT_FORWARD);
+}
+GT_API gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_conv_ssd(), GT_BACKWARD);
+}
+GT_API gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need) {
+    (void)args;
+    gt_no_answer(need);
+    return gt_no_cuda(gt_op_conv_ssd(), GT_QUERY);
+}
+GT_API gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_conv_ssd(), GT_PATH);
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* kernels or stubs */
+
+#endif

@@ -1,0 +1,103 @@
+/* gt/fused/conv_ssd_table.h - describes conv_ssd to the checks of arguments (plain C, shared with the stubs and the CPU
+ * twin). */
+#ifndef GT_FUSED_CONV_SSD_TABLE_H
+#define GT_FUSED_CONV_SSD_TABLE_H
+
+#include "../recurrence/ssm.h"
+#include "conv_ssd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Both calls that it stands for must be calls: of conv1d that is D itself and the product of its sizes.  Without tokens
+ * there need not be that many channels anywhere. */
+static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, const gt_dims *dims) {
+    const int64_t D = gt_conv_ssd_channels(a), rows = dims->n['Q' - 'A'] > a->B ? dims->n['Q' - 'A'] : a->B;
+    const int has_tokens = a->B > 0 && a->T > 0;
+    const int has_states = a->conv_state_in || a->conv_state_out || a->conv_dstate_in || a->conv_dstate_out;
+    const int64_t tokens = gt_times(rows > 1 ? rows : 1, a->T > 1 ? a->T : 1);
+    if (!has_tokens && !has_states) return GT_OK;
+    if (D <= GT_MAX_SIZE && gt_times(tokens, gt_times(D, a->W)) <= GT_MAX_PRODUCT) return GT_OK;
+    return gt_fail(GT_ERROR_SIZE, "B = %lld, T = %lld, H P + 2 G N = %lld, W = %lld: the product is more than 2^48",
+                   (long long)a->B, (long long)a->T, (long long)D, (long long)a->W);
+}
+
+static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
+    gt_conv_ssd_args *a = (gt_conv_ssd_args *)filled;
+    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, 0,   a->state_in_shared,
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    NULL};
+    gt_status status;
+    dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
+    dims->n['J' - 'A'] = a->W - 1;                        /* inputs that a state of the convolution holds */
+    if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
+        (status = gt_check_range(GT_ERROR_SIZE, "W", a->W, 2, 4)) ||
+        (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
+        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
+        (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
+        (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
+        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
+        return status;
+    dims->n['D' - 'A'] = gt_conv_ssd_channels(a);
+    return gt_conv_ssd_check_channels(a, dims);
+}
+
+GT_WRAP_CALLS(conv_ssd)
+
+#define GT_AT(field) offsetof(gt_conv_ssd_args, field)
+GT_API const gt_op *gt_op_conv_ssd(void) {
+    static const gt_size sizes[] = {{'B', "B", GT_AT(B), 0}, {'T', "T", GT_AT(T), 0}, {'H', "H", GT_AT(H), 1},
+                                    {'P', "P", GT_AT(P), 1}, {'N', "N", GT_AT(N), 1}, {'W', "W", GT_AT(W), 2},
+                                    {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {
+        {"xBC", GT_AT(xBC), GT_AT(xBC_stride), "BTD", 'x', "II", NULL},
+        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "II", NULL},
+        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "ii", NULL},
+        {"weight", GT_AT(weight), 0, "DW", 'f', "II", NULL},
+        {"bias", GT_AT(bias), 0, "D", 'f', "ii", NULL},
+        {"A", GT_AT(A), 0, "H", 'f', "II", NULL},
+        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "ii", NULL},
+        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "ii", NULL},
+        {"conv_state_in", GT_AT(conv_state_in), 0, "SDJ", 'f', "ii", NULL},
+        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii", NULL},
+        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-", NULL},
+        {"conv_state_out", GT_AT(conv_state_out), 0, "QDJ", 'f', "o-", "conv_state_in"},
+        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-", "state_in"},
+        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii", NULL},
+        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii", NULL},
+        {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I", NULL},
+        {"conv_dstate_out", GT_AT(conv_dstate_out), 0, "QDJ", 'f', "-i", NULL},
+        {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i", NULL},
+        {"dxBC", GT_AT(dxBC), GT_AT(dxBC_stride), "BTD", 'x', "-o", NULL},
+        {"ddt", GT_AT(ddt), GT_AT(ddt_stride), "BTH", 'w', "-o", NULL},
+        {"dz", GT_AT(dz), GT_AT(dz_stride), "BTHP", 'x', "-o", NULL},
+        {"dweight", GT_AT(dweight), 0, "DW", 'f', "-g", NULL},
+        {"dbias", GT_AT(dbias), 0, "D", 'f', "-g", NULL},
+        {"dA", GT_AT(dA), 0, "H", 'f', "-g", NULL},
+        {"ddt_bias", GT_AT(ddt_bias), 0, "H", 'f', "-g", NULL},
+        {"dDskip", GT_AT(dDskip), 0, "HK", 'f', "-g", NULL},
+        {"conv_dstate_in", GT_AT(conv_dstate_in), 0, "SDJ", 'f', "-o", "conv_dstate_out"},
+        {"dstate_in", GT_AT(dstate_in), 0, "SHPN", 'f', "-o", "dstate_out"},
+        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"conv_ssd",
+                             sizeof(gt_conv_ssd_args),
+                             GT_AT(dtype),
+                             GT_AT(dt_dtype),
+                             "dt_dtype",
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_conv_ssd_resolve,
+                             GT_CALLS(conv_ssd, NULL),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
+                              GT_AT(segments), GT_AT(seq_capacity), 0, GT_AT(state_in_shared), 0},
+                             GT_NO_SECOND};
+    return &op;
+}
+#undef GT_AT
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif
