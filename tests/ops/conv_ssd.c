@@ -467,6 +467,7 @@ const test_op test_op_conv_ssd = {
     TEST_OVER_ROWS(conv_ssd),
     .packed = packed,
     .optional_size = {AT(conv_ssd, G), 2},
+    .large = {CONV_SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .W = 4, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
     /* Beside what ssd may lose: its factors x, Bm and Cm, and dc, are rounded to 16 bits, where the twin rounds none; each
