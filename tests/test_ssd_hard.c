@@ -152,6 +152,7 @@ static void check_decays(void) {
                                  .bias = bias};
             check_dtype(k, GT_BF16);
             if (!is_short || i % 2) check_dtype(k, GT_F16);
+            check_dtype(k, GT_F32);
         }
     }
     test_group("ssd", "A from 0 to -256, dt_bias from -8 to 4");
@@ -175,6 +176,7 @@ static void check_scales(void) {
     const hard_case k = {.c = {SSD(.T = 300, .H = 2, .P = 64, .N = 64), .name = "mixed scales"}, .change = mix_scales};
     check_dtype(k, GT_BF16);
     check_dtype(k, GT_F16);
+    check_dtype(k, GT_F32);
     test_group("ssd", "fast tokens among slow ones in a chunk");
 }
 
@@ -200,6 +202,7 @@ static void check_huge(void) {
                        .good_heads = 1,
                        .good_tokens = 64};
         check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F32);
     }
     test_group("ssd", "one huge token among tiny ones");
 }
@@ -209,6 +212,7 @@ static void check_closed(void) {
     const hard_case k = {
         .c = {SSD(.T = 300, .H = 2, .P = 64, .N = 128), .name = "closed gates", .fill = {{"z", -25, 1, 0, 0}}}};
     check_dtype(k, GT_BF16);
+    check_dtype(k, GT_F32);
     test_group("ssd", "gates that are nearly closed");
 }
 
@@ -231,6 +235,7 @@ static void check_accumulation(void) {
               .fill = {{"x", 1, 0.3, 0, 0}, {"Bm", 1, 0.3, 0, 0}, {"Cm", 1, 0.3, 0, 0}, {"dy", 1, 0.3, 0, 0}}},
         .change = set_flat};
     check_dtype(k, GT_BF16);
+    check_dtype(k, GT_F32);
     test_group("ssd", "A = 0 over a long time");
 }
 

@@ -37,7 +37,7 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
     for (const int64_t count : {segments_for(a, device), tensor_segments(a, device), hopper_segments(a, device)}) {
         Arena arena(nullptr);
         take_segments(arena, a, count);
-        if (has_f16_checkpoints(a)) take_share(arena, a);
+        if (has_tensor_sizes(a)) take_share(arena, a);
         if (arena.bytes() > most) most = arena.bytes();
     }
     return most;
@@ -106,7 +106,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
     const Checkpoints states = take_checkpoints(saved, a);
     plan.sequences = sequences_of(a);
     plan.accumulate = a.accumulate;
-    plan.on_tensor_cores = takes_tensor_cores(a, device);
+    plan.on_tensor_cores = a.dtype != GT_F32 && takes_tensor_cores(a, device); /* fp32: forward alone does */
     add_output(plan.unused, a.dx, a.dx_stride, a.dtype, a.H, a.P);
     add_output(plan.unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
     if (plan.on_tensor_cores) {

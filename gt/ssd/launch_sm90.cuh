@@ -19,7 +19,7 @@ static inline bool has_hopper_kernels() {
  * has nothing to do either way. */
 static inline int hopper_units(const gt_ssd_args& a, const Device& device) {
     const int64_t units = a.H / a.G * ((a.P + TILE_P - 1) / TILE_P);
-    if (units < 2 || a.N > SLAB || !has_hopper_kernels()) return 0;
+    if (a.dtype == GT_F32 || units < 2 || a.N > SLAB || !has_hopper_kernels()) return 0;
     const int64_t sequences = most_sequences(sequences_of(a)) * a.G, room = device.multiprocessors;
     const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
     return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;

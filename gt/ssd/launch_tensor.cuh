@@ -3,15 +3,17 @@
 #ifndef GT_SSD_LAUNCH_TENSOR_CUH
 #define GT_SSD_LAUNCH_TENSOR_CUH
 
+#include "forward_fp32.cuh"
 #include "launch_any.cuh"
-#include "states_tensor.cuh"
 
 namespace gt {
 namespace ssd {
 
 /* NULL, or rows that are whole pieces of 16 bytes. */
-static inline bool has_pieces(const void* data, const gt_stride& stride) {
-    return !data || ((uintptr_t)data % 16 == 0 && stride.b % 8 == 0 && stride.t % 8 == 0 && stride.h % 8 == 0);
+static inline bool has_pieces(const gt_ssd_args& a, const void* data, const gt_stride& stride) {
+    const int piece = a.dtype == GT_F32 ? 4 : 8;
+    return !data ||
+           ((uintptr_t)data % 16 == 0 && stride.b % piece == 0 && stride.t % piece == 0 && stride.h % piece == 0);
 }
 
 /* States are read and written two numbers at a time. */
@@ -19,11 +21,11 @@ static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 =
 
 /* Whether tensor cores take the call: sizes, device, rows, states. */
 static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device) {
-    return has_f16_checkpoints(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024 &&
-           has_pieces(a.x, a.x_stride) && has_pieces(a.Bm, a.Bm_stride) && has_pieces(a.Cm, a.Cm_stride) &&
-           has_pieces(a.z, a.z_stride) && has_pieces(a.y, a.y_stride) && has_pieces(a.dy, a.dy_stride) &&
-           has_pieces(a.dx, a.dx_stride) && has_pieces(a.dz, a.dz_stride) && has_pieces(a.dBm, a.dBm_stride) &&
-           has_pieces(a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
+    return has_tensor_sizes(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024 &&
+           has_pieces(a, a.x, a.x_stride) && has_pieces(a, a.Bm, a.Bm_stride) && has_pieces(a, a.Cm, a.Cm_stride) &&
+           has_pieces(a, a.z, a.z_stride) && has_pieces(a, a.y, a.y_stride) && has_pieces(a, a.dy, a.dy_stride) &&
+           has_pieces(a, a.dx, a.dx_stride) && has_pieces(a, a.dz, a.dz_stride) && has_pieces(a, a.dBm, a.dBm_stride) &&
+           has_pieces(a, a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
            has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
 }
 
@@ -53,10 +55,35 @@ static inline gt_status dispatch_columns(const Problem& in, const Launch& launch
     return with(std::integral_constant<int, 128>());
 }
 
+/* launch(number of columns) of the kernels for fp32. */
+template <class Launch>
+static inline gt_status dispatch_fp32_columns(const Problem& in, const Launch& launch) {
+    if (in.columns <= 16) return launch(std::integral_constant<int, 16>());
+    if (in.columns <= 64) return launch(std::integral_constant<int, 64>());
+    return launch(std::integral_constant<int, 128>());
+}
+
+static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t blocks, Chain& chain) {
+    return dispatch_fp32_columns(p.in, [&](auto columns) {
+        using Tile = ForwardSplitTile<decltype(columns)::value>;
+        return run("ssd forward_fp32_kernel", forward_fp32_kernel<Tile::NP>, blocks, THREADS, Tile::BYTES, chain, p);
+    });
+}
+
+template <bool REVERSE>
+static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain& chain) {
+    return dispatch_fp32_columns(p.in, [&](auto columns) {
+        using Tile = StatesSplitTile<decltype(columns)::value>;
+        return run("ssd states_fp32_kernel", states_fp32_kernel<Tile::NP, REVERSE>, blocks, THREADS, Tile::BYTES, chain,
+                   p);
+    });
+}
+
 /* Makes p what the launch of slab `slab` gets: all that has columns of states begins with the first of the launch's. */
 static inline void take_slab(Problem& in, int slab) {
-    const auto move = [&](const void* rows) { /* of 16-bit elements */
-                                              return rows ? static_cast<const uint16_t*>(rows) + slab * SLAB : nullptr;
+    const int bytes = in.dtype == GT_F32 ? 4 : 2;
+    const auto move = [&](const void* rows) -> const void* {
+        return rows ? static_cast<const char*>(rows) + slab * SLAB * bytes : nullptr;
     };
     in.columns = in.N - slab * SLAB < SLAB ? in.N - slab * SLAB : SLAB;
     in.Bm = move(in.Bm);
@@ -65,6 +92,7 @@ static inline void take_slab(Problem& in, int slab) {
 }
 
 static inline void take_slab(Checkpoints& checkpoints, int slab) {
+    if (checkpoints.plain) checkpoints.plain += slab * SLAB;
     if (!checkpoints.values) return;
     checkpoints.values += slab * SLAB;
     checkpoints.powers += slab;
@@ -93,6 +121,10 @@ static gt_status launch_states_once(const StatesParams& all, int64_t blocks, Cha
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         StatesParams p = all;
         take_slab(p, slab);
+        if (p.in.dtype == GT_F32) {
+            status = launch_states_fp32<REVERSE>(p, blocks, chain);
+            continue;
+        }
         status = dispatch_columns(p.in, [&](auto type, auto columns) {
             using Tile = StatesTile<decltype(type), decltype(columns)::value>;
             return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>, blocks,
@@ -132,6 +164,10 @@ static inline gt_status launch_forward_tensor(const TensorParams& all, const Dev
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         TensorParams p = all;
         take_slab(p, slab);
+        if (p.in.dtype == GT_F32) {
+            status = launch_forward_fp32(p, blocks, chain);
+            continue;
+        }
         status = dispatch_columns(p.in, [&](auto type, auto columns) {
             using Tile = ForwardTile<decltype(type), decltype(columns)::value>;
             return run("ssd forward_tensor_kernel", forward_tensor_kernel<typename Tile::T, Tile::NP>, blocks, THREADS,

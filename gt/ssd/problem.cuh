@@ -85,10 +85,11 @@ GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
 GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
 GT_HD int power_cell(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
 
+/* Whether the sizes are such as tensor cores take. */
+static inline bool has_tensor_sizes(const gt_ssd_args& a) { return a.N % 16 == 0 && a.P % 8 == 0; }
+
 /* Whether they are f16: whichever kernels write and read them. */
-static inline bool has_f16_checkpoints(const gt_ssd_args& a) {
-    return a.dtype != GT_F32 && a.N % 16 == 0 && a.P % 8 == 0;
-}
+static inline bool has_f16_checkpoints(const gt_ssd_args& a) { return a.dtype != GT_F32 && has_tensor_sizes(a); }
 
 static inline int64_t checkpoint_slots(const gt_ssd_args& a) {
     return a.B * a.H * chunk_slots(sequences_of(a), CHECKPOINT);
