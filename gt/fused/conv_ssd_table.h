@@ -10,14 +10,23 @@
 extern "C" {
 #endif
 
+/* Whether the pass has states of the convolution, or gradients of them, for each batch element: as in every operator, a
+ * shared one is there once, and those of the other pass do not count. */
+static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
+    const int64_t S = dims->n['S' - 'A'], Q = dims->n['Q' - 'A'];
+    const int is_each = S > 1 || (S == 1 && a->B == 1);
+    const int is_forward = pass != GT_BACKWARD, is_backward = pass != GT_FORWARD; /* a query is both */
+    return (is_each && (a->conv_state_in || (is_backward && a->conv_dstate_in))) ||
+           (Q > 0 && ((is_forward && a->conv_state_out) || (is_backward && a->conv_dstate_out)));
+}
+
 /* Both calls that it stands for must be calls: of conv1d that is D itself and the product of its sizes.  Without tokens
  * there need not be that many channels anywhere. */
-static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, const gt_dims *dims) {
+static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
     const int64_t D = gt_conv_ssd_channels(a), rows = dims->n['Q' - 'A'] > a->B ? dims->n['Q' - 'A'] : a->B;
     const int has_tokens = a->B > 0 && a->T > 0;
-    const int has_states = a->conv_state_in || a->conv_state_out || a->conv_dstate_in || a->conv_dstate_out;
     const int64_t tokens = gt_times(rows > 1 ? rows : 1, a->T > 1 ? a->T : 1);
-    if (!has_tokens && !has_states) return GT_OK;
+    if (!has_tokens && !gt_conv_ssd_has_states(a, pass, dims)) return GT_OK;
     if (D <= GT_MAX_SIZE && gt_times(tokens, gt_times(D, a->W)) <= GT_MAX_PRODUCT) return GT_OK;
     return gt_fail(GT_ERROR_SIZE, "B = %lld, T = %lld, H P + 2 G N = %lld, W = %lld: the product is more than 2^48",
                    (long long)a->B, (long long)a->T, (long long)D, (long long)a->W);
@@ -39,7 +48,7 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
         (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
     dims->n['D' - 'A'] = gt_conv_ssd_channels(a);
-    return gt_conv_ssd_check_channels(a, dims);
+    return gt_conv_ssd_check_channels(a, pass, dims);
 }
 
 GT_WRAP_CALLS(conv_ssd)
