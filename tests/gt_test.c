@@ -65,8 +65,10 @@ int test_is(const gt_tensor *t, const char *plain_name) { return !strcmp(test_pl
 
 int test_beside(const gt_op *op, int i, const char *plain_name) {
     const gt_tensor *t = &op->tensors[i];
+    const size_t prefix = (size_t)(test_plain_name(t) - t->name);
     char name[64];
-    snprintf(name, sizeof name, "%.*s%s", (int)(test_plain_name(t) - t->name), t->name, plain_name);
+    snprintf(name, sizeof name, "%s", t->name);
+    if (prefix < sizeof name) snprintf(name + prefix, sizeof name - prefix, "%s", plain_name);
     return test_find(op, name);
 }
 

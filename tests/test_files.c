@@ -404,6 +404,7 @@ static void test_older_format(void) {
     memcpy(memmem(bytes, size, "\"checksum\"", 10), "\"user.sum\"", 10);
     write_file("later.st", bytes, size);
     CHECK(hy_saved_open(&file, "later.st") != GT_OK && error_says("its format is '3', this program knows '1' and '2'"));
+    hy_file_close(&file);
     free(bytes);
     free_sample(s);
 }
