@@ -67,27 +67,12 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
 /* ---- operators ---------------------------------------------------------------------------------- */
 
 /* F(name, arguments, bytes): every function of a backend that computes; bytes in terms of the arguments a. */
-#define GT_OP(op, pass, PASS) F(op##_##pass, gt_##op##_args, bytes_of(gt_op_##op(), PASS, a))
+#define GT_PASS(op, pass, PASS) F(op##_##pass, gt_##op##_args, bytes_of(gt_op_##op(), PASS, a))
+#define GT_OP(op) GT_PASS(op, forward, GT_FORWARD) GT_PASS(op, backward, GT_BACKWARD)
+#define GT_OP_AND_STEP(op) GT_OP(op) GT_PASS(op, step, GT_STEP)
 #define OWN(op) F(op##_forward, hy_##op##_args, bytes_##op(a, 0)) F(op##_backward, hy_##op##_args, bytes_##op(a, 1))
 #define OPERATORS                                                                                                      \
-    GT_OP(wkv6, forward, GT_FORWARD)                                                                                   \
-    GT_OP(wkv6, backward, GT_BACKWARD)                                                                                 \
-    GT_OP(wkv6, step, GT_STEP)                                                                                         \
-    GT_OP(ssd, forward, GT_FORWARD)                                                                                    \
-    GT_OP(ssd, backward, GT_BACKWARD)                                                                                  \
-    GT_OP(ssd, step, GT_STEP)                                                                                          \
-    GT_OP(selective_scan, forward, GT_FORWARD)                                                                         \
-    GT_OP(selective_scan, backward, GT_BACKWARD)                                                                       \
-    GT_OP(selective_scan, step, GT_STEP)                                                                               \
-    GT_OP(conv1d, forward, GT_FORWARD)                                                                                 \
-    GT_OP(conv1d, backward, GT_BACKWARD)                                                                               \
-    GT_OP(conv1d, step, GT_STEP)                                                                                       \
-    GT_OP(rmsnorm_linear, forward, GT_FORWARD)                                                                         \
-    GT_OP(rmsnorm_linear, backward, GT_BACKWARD)                                                                       \
-    GT_OP(norm_mix, forward, GT_FORWARD)                                                                               \
-    GT_OP(norm_mix, backward, GT_BACKWARD)                                                                             \
-    GT_OP(norm_gate, forward, GT_FORWARD)                                                                              \
-    GT_OP(norm_gate, backward, GT_BACKWARD)                                                                            \
+    HY_OPERATORS(GT_OP_AND_STEP, GT_OP, GT_OP)                                                                         \
     F(gemm, hy_gemm_args, bytes_gemm(a))                                                                               \
     OWN(embedding)                                                                                                     \
     OWN(lerp)                                                                                                          \

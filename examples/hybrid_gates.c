@@ -52,13 +52,7 @@ typedef struct operator_test {
     static gt_status twin_##op(int backward, const void *a) {                                                          \
         return backward ? gt_ref_##op##_backward(a) : gt_ref_##op##_forward(a);                                        \
     }
-WRAP(wkv6)
-WRAP(ssd)
-WRAP(selective_scan)
-WRAP(conv1d)
-WRAP(rmsnorm_linear)
-WRAP(norm_mix)
-WRAP(norm_gate)
+HY_OPERATORS(WRAP, WRAP, WRAP)
 #undef WRAP
 
 /* More tokens than a chunk of the kernels has, sizes that the tuned kernels take. */

@@ -254,28 +254,10 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
         memset(need, 0, sizeof *need);                                                                                 \
         return GT_OK;                                                                                                  \
     }
-CPU_NO_WORKSPACE(wkv6)
-CPU_TWIN(wkv6_forward, wkv6)
-CPU_TWIN(wkv6_backward, wkv6)
-CPU_TWIN(wkv6_step, wkv6)
-CPU_NO_WORKSPACE(ssd)
-CPU_TWIN(ssd_forward, ssd)
-CPU_TWIN(ssd_backward, ssd)
-CPU_TWIN(ssd_step, ssd)
-CPU_NO_WORKSPACE(selective_scan)
-CPU_TWIN(selective_scan_forward, selective_scan)
-CPU_TWIN(selective_scan_backward, selective_scan)
-CPU_TWIN(selective_scan_step, selective_scan)
-CPU_NO_WORKSPACE(conv1d)
-CPU_TWIN(conv1d_forward, conv1d)
-CPU_TWIN(conv1d_backward, conv1d)
-CPU_TWIN(conv1d_step, conv1d)
-CPU_NO_WORKSPACE(norm_mix)
-CPU_TWIN(norm_mix_forward, norm_mix)
-CPU_TWIN(norm_mix_backward, norm_mix)
-CPU_NO_WORKSPACE(norm_gate)
-CPU_TWIN(norm_gate_forward, norm_gate)
-CPU_TWIN(norm_gate_backward, norm_gate)
+#define CPU_ROWS(op) CPU_NO_WORKSPACE(op) CPU_TWIN(op##_forward, op) CPU_TWIN(op##_backward, op)
+#define CPU_STEPS(op) CPU_ROWS(op) CPU_TWIN(op##_step, op)
+#define CPU_PRODUCT(op) /* below */
+HY_OPERATORS(CPU_STEPS, CPU_ROWS, CPU_PRODUCT)
 
 /* Backward holds the normalised rows and their gradient. */
 static gt_status cpu_rmsnorm_linear_workspace(hy_backend *be, const gt_rmsnorm_linear_args *a, gt_workspace *need) {
@@ -746,31 +728,6 @@ static const hy_backend cpu_table = {
     .synchronize = cpu_synchronize,
     .scratch = cpu_scratch,
     .run = cpu_run,
-    .wkv6_workspace = cpu_wkv6_workspace,
-    .wkv6_forward = cpu_wkv6_forward,
-    .wkv6_backward = cpu_wkv6_backward,
-    .wkv6_step = cpu_wkv6_step,
-    .ssd_workspace = cpu_ssd_workspace,
-    .ssd_forward = cpu_ssd_forward,
-    .ssd_backward = cpu_ssd_backward,
-    .ssd_step = cpu_ssd_step,
-    .selective_scan_workspace = cpu_selective_scan_workspace,
-    .selective_scan_forward = cpu_selective_scan_forward,
-    .selective_scan_backward = cpu_selective_scan_backward,
-    .selective_scan_step = cpu_selective_scan_step,
-    .conv1d_workspace = cpu_conv1d_workspace,
-    .conv1d_forward = cpu_conv1d_forward,
-    .conv1d_backward = cpu_conv1d_backward,
-    .conv1d_step = cpu_conv1d_step,
-    .rmsnorm_linear_workspace = cpu_rmsnorm_linear_workspace,
-    .rmsnorm_linear_forward = cpu_rmsnorm_linear_forward,
-    .rmsnorm_linear_backward = cpu_rmsnorm_linear_backward,
-    .norm_mix_workspace = cpu_norm_mix_workspace,
-    .norm_mix_forward = cpu_norm_mix_forward,
-    .norm_mix_backward = cpu_norm_mix_backward,
-    .norm_gate_workspace = cpu_norm_gate_workspace,
-    .norm_gate_forward = cpu_norm_gate_forward,
-    .norm_gate_backward = cpu_norm_gate_backward,
     .gemm = cpu_gemm,
     .embedding_forward = cpu_embedding_forward,
     .embedding_backward = cpu_embedding_backward,
@@ -795,6 +752,10 @@ gt_status HY_BACKEND_CPU(hy_backend **backend) {
     *backend = malloc(sizeof **backend);
     if (!*backend) return hy_fail(GT_ERROR_MEMORY, "no memory for a backend");
     **backend = cpu_table;
+#define CPU_SET(op, function) (*backend)->op##_##function = cpu_##op##_##function;
+#define CPU_SET_ROWS(op) CPU_SET(op, workspace) CPU_SET(op, forward) CPU_SET(op, backward)
+#define CPU_SET_STEPS(op) CPU_SET_ROWS(op) CPU_SET(op, step)
+    HY_OPERATORS(CPU_SET_STEPS, CPU_SET_ROWS, CPU_SET_ROWS)
 #ifdef _OPENMP
     snprintf((*backend)->device, sizeof cpu_table.device, "CPU, %d threads", omp_get_max_threads());
 #else

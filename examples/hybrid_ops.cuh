@@ -73,31 +73,11 @@ static gt_status plain_product(const Machine& m, const hy_gemm_args& g) {
         const gt_status status = gt_##op##_workspace(a, need);                                                         \
         return status == GT_OK ? GT_OK : hy_fail(status, "%s", gt_last_error());                                       \
     }
-HY_DEVICE_WORKSPACE(wkv6)
-HY_DEVICE_OP(wkv6_forward, wkv6)
-HY_DEVICE_OP(wkv6_backward, wkv6)
-HY_DEVICE_OP(wkv6_step, wkv6)
-HY_DEVICE_WORKSPACE(ssd)
-HY_DEVICE_OP(ssd_forward, ssd)
-HY_DEVICE_OP(ssd_backward, ssd)
-HY_DEVICE_OP(ssd_step, ssd)
-HY_DEVICE_WORKSPACE(selective_scan)
-HY_DEVICE_OP(selective_scan_forward, selective_scan)
-HY_DEVICE_OP(selective_scan_backward, selective_scan)
-HY_DEVICE_OP(selective_scan_step, selective_scan)
-HY_DEVICE_WORKSPACE(conv1d)
-HY_DEVICE_OP(conv1d_forward, conv1d)
-HY_DEVICE_OP(conv1d_backward, conv1d)
-HY_DEVICE_OP(conv1d_step, conv1d)
-HY_DEVICE_WORKSPACE(rmsnorm_linear)
-HY_DEVICE_OP(rmsnorm_linear_forward, rmsnorm_linear)
-HY_DEVICE_OP(rmsnorm_linear_backward, rmsnorm_linear)
-HY_DEVICE_WORKSPACE(norm_mix)
-HY_DEVICE_OP(norm_mix_forward, norm_mix)
-HY_DEVICE_OP(norm_mix_backward, norm_mix)
-HY_DEVICE_WORKSPACE(norm_gate)
-HY_DEVICE_OP(norm_gate_forward, norm_gate)
-HY_DEVICE_OP(norm_gate_backward, norm_gate)
+#define HY_DEVICE_ROWS(op) HY_DEVICE_WORKSPACE(op) HY_DEVICE_OP(op##_forward, op) HY_DEVICE_OP(op##_backward, op)
+#define HY_DEVICE_STEPS(op) HY_DEVICE_ROWS(op) HY_DEVICE_OP(op##_step, op)
+HY_OPERATORS(HY_DEVICE_STEPS, HY_DEVICE_ROWS, HY_DEVICE_ROWS)
+#undef HY_DEVICE_STEPS
+#undef HY_DEVICE_ROWS
 #undef HY_DEVICE_OP
 #undef HY_DEVICE_WORKSPACE
 
@@ -121,31 +101,12 @@ static gt_status scratch(hy_backend* be, const hy_limits* limits, void* memory, 
 static void set_operators(hy_backend* be) {
     be->fp32_bytes = sizeof(float);
     be->scratch = scratch;
-    be->wkv6_workspace = wkv6_workspace;
-    be->wkv6_forward = wkv6_forward;
-    be->wkv6_backward = wkv6_backward;
-    be->wkv6_step = wkv6_step;
-    be->ssd_workspace = ssd_workspace;
-    be->ssd_forward = ssd_forward;
-    be->ssd_backward = ssd_backward;
-    be->ssd_step = ssd_step;
-    be->selective_scan_workspace = selective_scan_workspace;
-    be->selective_scan_forward = selective_scan_forward;
-    be->selective_scan_backward = selective_scan_backward;
-    be->selective_scan_step = selective_scan_step;
-    be->conv1d_workspace = conv1d_workspace;
-    be->conv1d_forward = conv1d_forward;
-    be->conv1d_backward = conv1d_backward;
-    be->conv1d_step = conv1d_step;
-    be->rmsnorm_linear_workspace = rmsnorm_linear_workspace;
-    be->rmsnorm_linear_forward = rmsnorm_linear_forward;
-    be->rmsnorm_linear_backward = rmsnorm_linear_backward;
-    be->norm_mix_workspace = norm_mix_workspace;
-    be->norm_mix_forward = norm_mix_forward;
-    be->norm_mix_backward = norm_mix_backward;
-    be->norm_gate_workspace = norm_gate_workspace;
-    be->norm_gate_forward = norm_gate_forward;
-    be->norm_gate_backward = norm_gate_backward;
+#define HY_SET_ROWS(op)                                                                                                \
+    be->op##_workspace = op##_workspace, be->op##_forward = op##_forward, be->op##_backward = op##_backward;
+#define HY_SET_STEPS(op) HY_SET_ROWS(op) be->op##_step = op##_step;
+    HY_OPERATORS(HY_SET_STEPS, HY_SET_ROWS, HY_SET_ROWS)
+#undef HY_SET_STEPS
+#undef HY_SET_ROWS
     be->embedding_forward = embedding_forward;
     be->embedding_backward = embedding_backward;
     be->lerp_forward = lerp_forward;

@@ -239,6 +239,17 @@ typedef struct hy_limits {
     int64_t n; /* parameters */
 } hy_limits;
 
+/* The operators of gt_kernels.h that models use; what lists them derives from this.  STEPS(op): it also has a step for
+ * new tokens.  PRODUCT(op): it holds a product of matrices, which the CPU backend makes itself.  ROWS(op): neither. */
+#define HY_OPERATORS(STEPS, ROWS, PRODUCT)                                                                             \
+    STEPS(wkv6)                                                                                                        \
+    STEPS(ssd)                                                                                                         \
+    STEPS(selective_scan)                                                                                              \
+    STEPS(conv1d)                                                                                                      \
+    PRODUCT(rmsnorm_linear)                                                                                            \
+    ROWS(norm_mix)                                                                                                     \
+    ROWS(norm_gate)
+
 struct hy_backend {
     const char *name;   /* "cpu", "cuda" */
     char device[128];   /* in words, for people */
@@ -284,31 +295,16 @@ struct hy_backend {
      * arguments, so a backend may record the first one and replay it later. */
     gt_status (*run)(hy_backend *, int slot, gt_status (*record)(void *arg), void *arg);
 
-    gt_status (*wkv6_workspace)(hy_backend *, const gt_wkv6_args *, gt_workspace *);
-    gt_status (*wkv6_forward)(hy_backend *, const gt_wkv6_args *);
-    gt_status (*wkv6_backward)(hy_backend *, const gt_wkv6_args *);
-    gt_status (*wkv6_step)(hy_backend *, const gt_wkv6_args *);
-    gt_status (*ssd_workspace)(hy_backend *, const gt_ssd_args *, gt_workspace *);
-    gt_status (*ssd_forward)(hy_backend *, const gt_ssd_args *);
-    gt_status (*ssd_backward)(hy_backend *, const gt_ssd_args *);
-    gt_status (*ssd_step)(hy_backend *, const gt_ssd_args *);
-    gt_status (*selective_scan_workspace)(hy_backend *, const gt_selective_scan_args *, gt_workspace *);
-    gt_status (*selective_scan_forward)(hy_backend *, const gt_selective_scan_args *);
-    gt_status (*selective_scan_backward)(hy_backend *, const gt_selective_scan_args *);
-    gt_status (*selective_scan_step)(hy_backend *, const gt_selective_scan_args *);
-    gt_status (*conv1d_workspace)(hy_backend *, const gt_conv1d_args *, gt_workspace *);
-    gt_status (*conv1d_forward)(hy_backend *, const gt_conv1d_args *);
-    gt_status (*conv1d_backward)(hy_backend *, const gt_conv1d_args *);
-    gt_status (*conv1d_step)(hy_backend *, const gt_conv1d_args *);
-    gt_status (*rmsnorm_linear_workspace)(hy_backend *, const gt_rmsnorm_linear_args *, gt_workspace *);
-    gt_status (*rmsnorm_linear_forward)(hy_backend *, const gt_rmsnorm_linear_args *);
-    gt_status (*rmsnorm_linear_backward)(hy_backend *, const gt_rmsnorm_linear_args *);
-    gt_status (*norm_mix_workspace)(hy_backend *, const gt_norm_mix_args *, gt_workspace *);
-    gt_status (*norm_mix_forward)(hy_backend *, const gt_norm_mix_args *);
-    gt_status (*norm_mix_backward)(hy_backend *, const gt_norm_mix_args *);
-    gt_status (*norm_gate_workspace)(hy_backend *, const gt_norm_gate_args *, gt_workspace *);
-    gt_status (*norm_gate_forward)(hy_backend *, const gt_norm_gate_args *);
-    gt_status (*norm_gate_backward)(hy_backend *, const gt_norm_gate_args *);
+#define HY_FIELD(op, function) gt_status (*op##_##function)(hy_backend *, const gt_##op##_args *);
+#define HY_FIELDS(op)                                                                                                  \
+    gt_status (*op##_workspace)(hy_backend *, const gt_##op##_args *, gt_workspace *);                                 \
+    HY_FIELD(op, forward)                                                                                              \
+    HY_FIELD(op, backward)
+#define HY_FIELDS_AND_STEP(op) HY_FIELDS(op) HY_FIELD(op, step)
+    HY_OPERATORS(HY_FIELDS_AND_STEP, HY_FIELDS, HY_FIELDS)
+#undef HY_FIELDS_AND_STEP
+#undef HY_FIELDS
+#undef HY_FIELD
 
     gt_status (*gemm)(hy_backend *, const hy_gemm_args *);
     gt_status (*embedding_forward)(hy_backend *, const hy_embedding_args *);

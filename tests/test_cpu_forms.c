@@ -88,50 +88,44 @@ static void check_exp(int features) {
 #define RUN(base, avx2) ((void)r, base(args))
 #endif
 
+#define ROWS(op) PASS(op, forward) PASS(op, backward)
+#define STEPS(op) ROWS(op) PASS(op, step)
 #define PIECES(op) PASS(op, segment) PASS(op, segment_backward) PASS(op, join) PASS(op, join_backward)
-#define IN_PIECES(op) op##_segment, op##_segment_backward, op##_join, op##_join_backward
-
-PASS(wkv6, forward)
-PASS(wkv6, backward)
-PASS(wkv6, step)
+HY_OPERATORS(STEPS, ROWS, ROWS)
 PIECES(wkv6)
-PASS(ssd, forward)
-PASS(ssd, backward)
-PASS(ssd, step)
 PIECES(ssd)
-PASS(selective_scan, forward)
-PASS(selective_scan, backward)
-PASS(selective_scan, step)
-PASS(conv1d, forward)
-PASS(conv1d, backward)
-PASS(conv1d, step)
-PASS(rmsnorm_linear, forward)
-PASS(rmsnorm_linear, backward)
-PASS(norm_mix, forward)
-PASS(norm_mix, backward)
-PASS(norm_gate, forward)
-PASS(norm_gate, backward)
+
+typedef gt_status twin(const test_runner *r, const void *args);
 
 static const struct {
     const char *op;
-    gt_status (*run[GT_PASSES])(const test_runner *r, const void *args);
+    twin *run[GT_PASSES];
 } twins[] = {
-    {"wkv6", {wkv6_forward, wkv6_backward, wkv6_step, IN_PIECES(wkv6)}},
-    {"ssd", {ssd_forward, ssd_backward, ssd_step, IN_PIECES(ssd)}},
-    {"selective_scan", {selective_scan_forward, selective_scan_backward, selective_scan_step}},
-    {"conv1d", {conv1d_forward, conv1d_backward, conv1d_step}},
-    {"rmsnorm_linear", {rmsnorm_linear_forward, rmsnorm_linear_backward}},
-    {"norm_mix", {norm_mix_forward, norm_mix_backward}},
-    {"norm_gate", {norm_gate_forward, norm_gate_backward}},
-};
+#define ROWS_ENTRY(op) {#op, {op##_forward, op##_backward}},
+#define STEPS_ENTRY(op) {#op, {op##_forward, op##_backward, op##_step}},
+    HY_OPERATORS(STEPS_ENTRY, ROWS_ENTRY, ROWS_ENTRY)};
 enum { TWINS = sizeof twins / sizeof twins[0], DRAWN = 40, DRAWN_SIZE = 20 };
+
+/* The passes for pieces; models have none. */
+static twin *piece_of(const char *op, gt_pass pass) {
+    static const struct {
+        const char *op;
+        twin *run[4];
+    } known[] = {{"wkv6", {wkv6_segment, wkv6_segment_backward, wkv6_join, wkv6_join_backward}},
+                 {"ssd", {ssd_segment, ssd_segment_backward, ssd_join, ssd_join_backward}}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (!strcmp(known[i].op, op) && pass >= GT_SEGMENT) return known[i].run[pass - GT_SEGMENT];
+    return NULL;
+}
 
 static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
                           size_t bytes) {
+    const char *name = op->table()->name;
+    twin *run = piece_of(name, pass);
     (void)memory, (void)bytes;
-    for (int i = 0; i < TWINS; i++)
-        if (!strcmp(twins[i].op, op->table()->name) && twins[i].run[pass]) return twins[i].run[pass](r, args);
-    return GT_ERROR_UNSUPPORTED;
+    for (int i = 0; i < TWINS && !run; i++)
+        if (!strcmp(twins[i].op, name)) run = twins[i].run[pass];
+    return run ? run(r, args) : GT_ERROR_UNSUPPORTED;
 }
 
 static void check_twins(const char *op, int features) {
