@@ -1,6 +1,7 @@
-/* Times every operator and pass, and checks the very run that it timed: its outputs, or a part of
+/* Times every operator and pass, and checks the very run that it timed: its outputs, or a sample of
  * them, against the double reference on the same inputs.  What fails is printed as FAIL, without a
- * time.  See --help.
+ * time.  See --help.  Here are the options, the loop over the rows of ops/OP.c, and the printing; call.c has one call,
+ * machine_host.c and machine_gpu.cu where it runs.
  *
  * With BENCH_PTX it is gt_bench_ptx, linked with a wkv6 that has no machine code, only PTX.  With BENCH_CUBLASLT it is
  * gt_bench_cublaslt: rmsnorm_linear with a handle of cuBLASLt, and the products alone by cuBLASLt. */
@@ -32,9 +33,8 @@ enum { HAS_HOST_ROWS = 1 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A standard stream that is closed gets a descriptor that cannot be used, so that what is printed
- * does not land in the next file that is opened.  A file at its largest size (ulimit -f) becomes an
- * error as any other. */
+/* A standard stream that is closed gets a descriptor that cannot be used: what is printed must not land in the next
+ * file that is opened.  A file at its largest size (ulimit -f) gives an error as any other does, no signal. */
 static void open_streams(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -126,9 +126,9 @@ static options parse_options(int argc, char **argv) {
     return o;
 }
 
-/* ---- other times ----------------------------------------------------------------------------- */
+/* ---- times to compare with ------------------------------------------------------------------- */
 
-/* A time to compare with, under "op,pass,dtype,shape". */
+/* A time of a peer, or of the twin.  key: "op,pass,dtype,shape". */
 typedef struct known_time {
     char key[240], impl[40];
     double ms;
@@ -152,7 +152,7 @@ static void learn(known_times *k, const char *key, const char *impl, double ms) 
     t->ms = ms;
 }
 
-/* The best one, or NULL. */
+/* The best time of a key, or NULL. */
 static const known_time *recall(const known_times *k, const char *key) {
     const known_time *best = NULL;
     for (int i = 0; i < k->count; i++)
@@ -165,12 +165,12 @@ static void read_peers(known_times *k, const char *name) {
     char line[240], key[sizeof line];
     FILE *f = open_file(name, "r");
     while (fgets(line, sizeof line, f)) {
-        char *field[6], *at = line, *end;
+        char *field[6], *next = line, *end;
         int n = 0;
-        while (n < COUNT(field) && at) {
-            field[n++] = at;
-            at = strchr(at, ',');
-            if (at) *at++ = 0;
+        while (n < COUNT(field) && next) {
+            field[n++] = next;
+            next = strchr(next, ',');
+            if (next) *next++ = 0;
         }
         if (n < COUNT(field)) continue;
         double ms = strtod(field[5], &end);
@@ -233,7 +233,8 @@ double bench_median(double *values, int count) {
 
 static int is_unsupported(gt_status status) { return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE; }
 
-/* As many runs as the budget allows; the last one starts with NaN in its outputs. */
+/* The median time of as many runs as the budget allows.  The last run starts with NaN in its outputs: what it leaves is
+ * checked. */
 static gt_status time_call(bench_call *c, int is_quick, double *ms) {
     enum { MOST_RUNS = 101 };
     const bench_machine *m = c->machine;
@@ -254,11 +255,12 @@ static gt_status time_call(bench_call *c, int is_quick, double *ms) {
     return status;
 }
 
+/* Allocates, times and checks one call. */
 static measurement measure(bench_call *c, int is_quick) {
     measurement m = {.is_right = 1, .error = NAN};
     m.status = bench_allocate(c);
     if (m.status == GT_OK) m.status = time_call(c, is_quick, &m.ms);
-    if (m.status == GT_OK && !c->machine->is_part) m.is_right = bench_check(c, &m.error);
+    if (m.status == GT_OK && !c->machine->is_partial) m.is_right = bench_check(c, &m.error);
     if (m.status != GT_OK && !is_unsupported(m.status)) {
         snprintf(c->complaint, sizeof c->complaint, "%s", gt_last_error());
         m.is_right = 0;
@@ -360,7 +362,7 @@ static void print_result(report *r, const bench_call *c, const measurement *m) {
                 dtype_names[bench_dtype(c)], c->shape, ms, floor_ms, m->error, mib);
 }
 
-/* A row that was not run, without a fault of it. */
+/* A row that was not run, though nothing failed. */
 static void print_reason(report *r, const bench_call *c, const char *reason) {
     printf("%10s %s\n", "-", reason);
     if (r->csv)
@@ -368,7 +370,7 @@ static void print_reason(report *r, const bench_call *c, const char *reason) {
                 dtype_names[bench_dtype(c)], c->shape, reason);
 }
 
-/* What was printed so far has arrived. */
+/* Ends the program unless all that was printed so far has been written. */
 static void check_report(const report *r) {
     check_written(stdout, "standard output");
     if (r->csv) check_written(r->csv, r->o.csv);
@@ -394,7 +396,7 @@ static int is_wanted(const report *r, const bench_call *c) {
     return has_words(text, r->o.filter) && (!*only_op || !strcmp(c->row.op, only_op));
 }
 
-/* Room for the arrays, and for copies of parts of them while they are compared. */
+/* Whether memory holds the arrays, scratch, and copies of samples while they are compared; else the reason. */
 static int fits(const bench_call *c, const gt_workspace *need, char *reason, size_t bytes) {
     double wanted = bench_array_bytes(c) * 1.25;
     wanted += (double)(need->saved + (need->forward > need->backward ? need->forward : need->backward));
@@ -403,6 +405,7 @@ static int fits(const bench_call *c, const gt_workspace *need, char *reason, siz
     return 0;
 }
 
+/* Runs one row, if it is wanted and possible, and prints it. */
 static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference) {
     bench_call c;
     gt_workspace need;
@@ -434,6 +437,7 @@ static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pa
     if (is_wanted(r, &c)) printf("%s,%s,%s,%s,%s\n", c.row.op, pass_name(&c), gpu_impl, dtype_names[dtype], c.shape);
 }
 
+/* run_row or list_row. */
 typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference);
 
 static void for_rows(report *r, const test_op *op, const test_bench_row *rows, row_action *action) {

@@ -63,7 +63,7 @@ double bench_median(double *values, int count); /* sorts them */
 typedef struct bench_machine {
     const char *impl; /* who computes there: ref = the CPU twins; gt... = the kernels */
     int has_saved;    /* calls take saved and workspace */
-    int is_part;      /* part of an operator is computed: there is nothing to compare */
+    int is_partial;   /* computes less than the operator: there is nothing to compare */
     const char *only; /* NULL, or the one operator that it has */
     int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
     void *cublaslt;   /* handle that rmsnorm_linear is given, or NULL */
@@ -128,7 +128,7 @@ gt_dtype bench_dtype(const bench_call *c);
 double bench_array_bytes(const bench_call *c); /* memory of all arrays */
 double bench_compulsory_bytes(const bench_call *c);
 
-/* Compares outputs, or a part of them, with the double reference on the same inputs; *worst is the
+/* Compares outputs, or a sample of them, with the double reference on the same inputs; *worst is the
  * largest relative error (l2).  Returns 1 if all are within their tolerance, else names one in
  * c->complaint. */
 int bench_check(bench_call *c, double *worst);

@@ -1,4 +1,5 @@
-/* One call: its arrays in a machine's memory, and the check of what it wrote. */
+/* One call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of what it wrote.  Of
+ * a large call the check compares samples. */
 #include "bench.h"
 
 #include <stdio.h>
@@ -21,6 +22,7 @@ static void *allocate(size_t bytes) {
 
 gt_dtype bench_dtype(const bench_call *c) { return test_dtype_of(&c->row, &c->op->tensors[0]); }
 
+/* Sets c->shape, "B8 T512 ... name". */
 static void describe_shape(bench_call *c) {
     size_t used = 0;
     for (const gt_size *s = c->op->sizes; s->letter; s++)
@@ -127,7 +129,7 @@ static void allocate_array(bench_call *c, int i) {
     set_pointer(&c->filled, t->offset, data);
 }
 
-/* A field of scratch memory and the size beside it. */
+/* Memory for a field of scratch, and the size in the field beside it. */
 static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, size_t bytes_offset, size_t bytes) {
     void *memory = bytes ? c->machine->allocate(bytes) : NULL;
     set_pointer(args, offset, memory);
@@ -135,7 +137,7 @@ static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, siz
     return memory;
 }
 
-/* Runs forward on the inputs of a backward call. */
+/* Runs forward on the inputs of a backward call, so that `saved` is filled.  Its outputs go to memory of their own. */
 static gt_status fill_saved(bench_call *c) {
     const test_op *f = c->functions;
     const bench_machine *m = c->machine;
@@ -211,42 +213,42 @@ void bench_poison(bench_call *c) {
     c->machine->poison(c->saved, need.saved);
 }
 
-/* ---- the part that is compared --------------------------------------------------------------- */
+/* ---- the sample that is compared ------------------------------------------------------------- */
 
-/* Of a large call the double reference is run on parts, each cut along some of its indices (test_bench_cut), and
- * compared are the outputs that have all of these.  Calls of little work, and operators without cuts, are compared
- * whole; packed rows must be large.  A state's columns N do not depend on each other, so that two of them show what is
+/* Of a large call the double reference is run on samples, each cut along some of the call's indices (test_bench_cut).
+ * Compared are the outputs that have all of these indices.  Calls of little work, and operators without cuts, are
+ * compared whole; packed rows must be large.  A state's columns N do not depend on each other: two of them show what is
  * summed over heads or channels.  What no cut can show, dgamma of a large rmsnorm_linear, has a check of its own. */
 static const double WHOLE = 1 << 28; /* products of all sizes up to here are little work */
 
-/* Positions [at, at + n) of each index. */
-typedef struct part {
-    const char *letters;                         /* along which it was cut */
-    int64_t at['z' - 'A' + 1], n['z' - 'A' + 1]; /* as gt_dims */
-} part;
+/* Positions first ... first + n - 1 of each index. */
+typedef struct sample {
+    const char *letters;                            /* along which it was cut */
+    int64_t first['z' - 'A' + 1], n['z' - 'A' + 1]; /* by letter, as gt_dims */
+} sample;
 
-static void cut(part *p, char letter, int64_t at, int64_t n) {
-    p->at[letter - 'A'] = at;
+static void cut(sample *p, char letter, int64_t first, int64_t n) {
+    p->first[letter - 'A'] = first;
     p->n[letter - 'A'] = n;
 }
 
-static part whole_part(const bench_call *c) {
-    part p = {.letters = ""};
+static sample whole_call(const bench_call *c) {
+    sample p = {.letters = ""};
     memcpy(p.n, c->dims.n, sizeof p.n);
     return p;
 }
 
-/* The tokens of the last packed sequence.  They are compared with a call of that sequence alone. */
-static void cut_sequence(const bench_call *c, part *p) {
+/* Cuts out the last packed sequence.  It is compared with a call of that sequence alone. */
+static void cut_sequence(const bench_call *c, sample *p) {
     const int64_t count = c->row.packed.count;
-    int64_t at = 0;
-    for (int64_t s = 0; s + 1 < count; s++) at += c->row.packed.lengths[s];
-    cut(p, 'T', at, c->row.packed.lengths[count - 1]);
+    int64_t first = 0;
+    for (int64_t s = 0; s + 1 < count; s++) first += c->row.packed.lengths[s];
+    cut(p, 'T', first, c->row.packed.lengths[count - 1]);
 }
 
-/* The last positions: there the offsets are largest. */
-static part make_part(const bench_call *c, const char *letters, int64_t count) {
-    part p = whole_part(c);
+/* The last `count` positions along each of the letters (of B: one), where offsets are largest. */
+static sample make_sample(const bench_call *c, const char *letters, int64_t count) {
+    sample p = whole_call(c);
     p.letters = letters;
     for (const char *l = letters; *l; l++) {
         int64_t size = p.n[*l - 'A'], groups = p.n['G' - 'A'], n = *l == 'B' ? 1 : count;
@@ -269,25 +271,26 @@ static int has_letters(const bench_call *c, const gt_tensor *t, const char *lett
     return 1;
 }
 
-static bench_region region_of(const bench_call *c, const part *p, const gt_tensor *t) {
+/* Where the sample's elements of a tensor are. */
+static bench_region region_of(const bench_call *c, const sample *p, const gt_tensor *t) {
     gt_view v = view_of(c, t);
     bench_region r = {.dtype = test_dtype_of(&c->row, t), .rank = (int)strlen(t->shape)};
     for (int k = 0, index = 0; k < r.rank; k++) {
         int letter = t->shape[k] - 'A';
         r.size[k] = p->n[letter];
         if (c->dims.n[letter] > 1) r.stride[k] = v.stride[index++];
-        r.offset += p->at[letter] * r.stride[k];
+        r.offset += p->first[letter] * r.stride[k];
     }
     return r;
 }
 
-static int64_t part_count(const bench_call *c, const part *p, const gt_tensor *t) {
+static int64_t sample_count(const bench_call *c, const sample *p, const gt_tensor *t) {
     bench_region r = region_of(c, p, t);
     return bench_count(&r);
 }
 
-/* The part of one array as packed doubles. */
-static double *gather(const bench_call *c, const part *p, const gt_tensor *t, const void *data) {
+/* The sample's elements of one array, as packed doubles. */
+static double *gather(const bench_call *c, const sample *p, const gt_tensor *t, const void *data) {
     bench_region r = region_of(c, p, t);
     int64_t count = bench_count(&r);
     float *floats = allocate((size_t)count * sizeof *floats);
@@ -298,7 +301,7 @@ static double *gather(const bench_call *c, const part *p, const gt_tensor *t, co
     return values;
 }
 
-/* ---- the reference on a part ----------------------------------------------------------------- */
+/* ---- the reference on a sample --------------------------------------------------------------- */
 
 static double *array_of(const test_args *args, const gt_tensor *t) {
     double *p;
@@ -306,8 +309,8 @@ static double *array_of(const test_args *args, const gt_tensor *t) {
     return p;
 }
 
-/* Of a packed call, what sums over all tokens has no such part. */
-static int is_compared(const bench_call *c, const part *p, const gt_tensor *t) {
+/* Of a packed call, an output without an index T sums over all tokens: a sample of one sequence does not show it. */
+static int is_compared(const bench_call *c, const sample *p, const gt_tensor *t) {
     return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters) &&
            (!test_is_packed(&c->row) || has_letters(c, t, "T"));
 }
@@ -316,19 +319,19 @@ static int sets_decay(const gt_tensor *t) {
     return test_is(t, "w") || test_is(t, "A") || !strncmp(test_plain_name(t), "dt", 2);
 }
 
-/* Arguments of the double twin: the part's sizes and inputs (or their magnitudes, for those that do
- * not set the decay), and arrays for the outputs that are compared. */
-static void part_arguments(const bench_call *c, const part *p, int has_magnitudes, test_args *args) {
+/* Arguments of the double twin: the sample's sizes and inputs, and arrays for the outputs that are compared.
+ * has_magnitudes: inputs that do not set the decay are replaced by their magnitudes. */
+static void sample_arguments(const bench_call *c, const sample *p, int has_magnitudes, test_args *args) {
     test_case row = c->row;
     for (const gt_size *s = c->op->sizes; s->letter; s++) test_set_size(&row, s->letter, p->n[s->letter - 'A']);
     test_set_sequences(&row, 0, 0);
-    for (const test_field *f = c->functions->fields; f->name; f++) /* groups, of which the part may have fewer */
+    for (const test_field *f = c->functions->fields; f->name; f++) /* groups, of which the sample may have fewer */
         if (f->kind == 'g' && p->n[f->name[0] - 'A'] > 0)
             memcpy((char *)&row.args + f->offset, &p->n[f->name[0] - 'A'], sizeof(int64_t));
     *args = row.args;
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
-        int64_t count = part_count(c, p, t);
+        int64_t count = sample_count(c, p, t);
         double *values = NULL;
         if (t->stride_offset) /* packed */
             memset((char *)args + t->stride_offset, 0, t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
@@ -347,10 +350,10 @@ static void free_arguments(const bench_call *c, const test_args *args) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) free(array_of(args, t));
 }
 
-/* Batch element b of the arguments of a part of B; outputs without a batch index go to arrays of
+/* The arguments for batch element b alone, out of those of a sample.  Outputs without a batch index go to arrays of
  * their own, which are returned in *own. */
-static void element_arguments(const bench_call *c, const part *p, const test_args *args, int64_t b, test_args *element,
-                              test_values *own) {
+static void element_arguments(const bench_call *c, const sample *p, const test_args *args, int64_t b,
+                              test_args *element, test_values *own) {
     static const int64_t one = 1;
     *element = *args;
     memset(own, 0, sizeof *own);
@@ -358,7 +361,7 @@ static void element_arguments(const bench_call *c, const part *p, const test_arg
         if (s->letter == 'B') memcpy((char *)element + s->offset, &one, sizeof one);
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
-        int64_t count = part_count(c, p, t);
+        int64_t count = sample_count(c, p, t);
         double *values = array_of(args, t);
         if (!values) continue;
         if (test_axis(&c->row, t, 'B') == 0)
@@ -369,8 +372,8 @@ static void element_arguments(const bench_call *c, const part *p, const test_arg
     }
 }
 
-/* The double twin on a part, batch elements in parallel; what has no batch index is their sum. */
-static void run_truth(const bench_call *c, const part *p, test_args *args) {
+/* Runs the double twin on a sample, batch elements in parallel.  What has no batch index is their sum. */
+static void run_truth(const bench_call *c, const sample *p, test_args *args) {
     gt_status (*twin)(const void *args) = c->functions->twin64[c->pass];
     int64_t batch = p->n['B' - 'A'];
     gt_status status = GT_OK;
@@ -399,7 +402,7 @@ static void run_truth(const bench_call *c, const part *p, test_args *args) {
         const gt_tensor *t = &c->op->tensors[i];
         double *sum = array_of(args, t);
         for (int64_t b = 0; b < batch && own[0].of[i]; b++)
-            for (int64_t k = 0; k < part_count(c, p, t); k++) sum[k] = (b ? sum[k] : 0) + own[b].of[i][k];
+            for (int64_t k = 0; k < sample_count(c, p, t); k++) sum[k] = (b ? sum[k] : 0) + own[b].of[i][k];
     }
     for (int64_t b = 0; b < batch; b++) test_free(&own[b]);
     free(own);
@@ -412,7 +415,7 @@ static double tolerance_of(const bench_call *c, const gt_tensor *t) {
     return by_dtype[c->machine->is_mixed ? bench_dtype(c) : test_dtype_of(&c->row, t)];
 }
 
-/* magnitudes: NULL, or what sizes are measured by beside the truth. */
+/* Relative to the truth or, if magnitudes are given, to the truth and these together. */
 static double relative_error(const double *got, const double *truth, const double *magnitudes, int64_t count) {
     double difference = 0, size = 0, terms = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -425,18 +428,18 @@ static double relative_error(const double *got, const double *truth, const doubl
 
 /* A sum over many tokens may be small beside its terms: then they are what the error is measured
  * by. */
-static double error_by_terms(const bench_call *c, const part *p, const gt_tensor *t, const double *got,
+static double error_by_terms(const bench_call *c, const sample *p, const gt_tensor *t, const double *got,
                              const double *truth) {
     test_args args;
     double error;
-    part_arguments(c, p, 1, &args);
+    sample_arguments(c, p, 1, &args);
     run_truth(c, p, &args);
-    error = relative_error(got, truth, array_of(&args, t), part_count(c, p, t));
+    error = relative_error(got, truth, array_of(&args, t), sample_count(c, p, t));
     free_arguments(c, &args);
     return error;
 }
 
-/* Whether an output's error is within its tolerance; *worst grows to it. */
+/* Whether an output's error is within its tolerance.  *worst is the largest so far, and NaN stays. */
 static int judge(bench_call *c, const gt_tensor *t, double error, double *worst) {
     if (!isnan(*worst) && !(error <= *worst)) *worst = error;
     if (error <= tolerance_of(c, t)) return 1;
@@ -444,20 +447,20 @@ static int judge(bench_call *c, const gt_tensor *t, double error, double *worst)
     return 0;
 }
 
-static int check_output(bench_call *c, const part *p, const gt_tensor *t, const double *truth, double *worst) {
+static int check_output(bench_call *c, const sample *p, const gt_tensor *t, const double *truth, double *worst) {
     double *got = gather(c, p, t, view_of(c, t).data);
-    double error = relative_error(got, truth, NULL, part_count(c, p, t));
+    double error = relative_error(got, truth, NULL, sample_count(c, p, t));
     if (error > tolerance_of(c, t) && t->use[c->pass] == 'g') error = error_by_terms(c, p, t, got, truth);
     free(got);
     return judge(c, t, error, worst);
 }
 
-static int check_part(bench_call *c, const part *p, double *worst) {
+static int check_sample(bench_call *c, const sample *p, double *worst) {
     test_args args;
     int ok = 1, outputs = 0;
     for (const gt_tensor *t = c->op->tensors; t->name; t++) outputs += is_compared(c, p, t);
     if (!outputs) return 1;
-    part_arguments(c, p, 0, &args);
+    sample_arguments(c, p, 0, &args);
     run_truth(c, p, &args);
     for (const gt_tensor *t = c->op->tensors; t->name; t++)
         if (is_compared(c, p, t)) ok &= check_output(c, p, t, array_of(&args, t), worst);
@@ -469,7 +472,7 @@ static int check_part(bench_call *c, const part *p, double *worst) {
 
 enum { GAINS = 4, ROWS = 256 }; /* columns; rows that are fetched at a time */
 
-static double *gather_named(const bench_call *c, const part *p, const char *name) {
+static double *gather_named(const bench_call *c, const sample *p, const char *name) {
     const gt_tensor *t = &c->op->tensors[test_find(c->op, name)];
     return gather(c, p, t, view_of(c, t).data);
 }
@@ -494,7 +497,7 @@ static int check_gains(bench_call *c, double *worst) {
     const gt_tensor *t = &c->op->tensors[test_find(c->op, "dgamma")];
     if (c->pass != GT_BACKWARD || !is_used(c, t)) return 1;
     double truth[GAINS] = {0}, magnitudes[GAINS] = {0};
-    part columns = whole_part(c), rows = whole_part(c);
+    sample columns = whole_call(c), rows = whole_call(c);
     cut(&columns, 'D', a->D - GAINS, GAINS);
     double *weight = gather_named(c, &columns, "weight");
     for (int64_t first = 0; first < a->M; first += ROWS) {
@@ -517,18 +520,18 @@ static int check_gains(bench_call *c, double *worst) {
 
 int bench_check(bench_call *c, double *worst) {
     double work = 1;
-    int ok = 1, parts = 0;
+    int ok = 1, samples = 0;
     *worst = 0;
     for (const gt_size *s = c->op->sizes; s->letter; s++) work *= (double)c->dims.n[s->letter - 'A'];
     for (const test_bench_cut *cut = c->functions->bench_cuts; work > WHOLE && cut && cut->letters; cut++) {
         const char *letters = cut->letters;
         if (test_is_packed(&c->row) && !strcmp(letters, "NB")) letters = "N"; /* one batch element, many states */
-        part p = make_part(c, letters, cut->count);
-        ok &= check_part(c, &p, worst);
-        parts++;
+        sample p = make_sample(c, letters, cut->count);
+        ok &= check_sample(c, &p, worst);
+        samples++;
     }
-    if (parts && !strcmp(c->row.op, "rmsnorm_linear")) ok &= check_gains(c, worst);
-    if (parts) return ok;
-    part p = whole_part(c);
-    return check_part(c, &p, worst);
+    if (samples && !strcmp(c->row.op, "rmsnorm_linear")) ok &= check_gains(c, worst);
+    if (samples) return ok;
+    sample p = whole_call(c);
+    return check_sample(c, &p, worst);
 }

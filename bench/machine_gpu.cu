@@ -385,7 +385,7 @@ const bench_machine *bench_products(void) {
     static bench_machine products = gpu;
     products.impl = "cublaslt";
     products.has_saved = 0;
-    products.is_part = 1;
+    products.is_partial = 1;
     products.cublaslt = nullptr;
     products.time = time_products;
     return &products;

@@ -4,9 +4,9 @@
  *     h_t = exp(Delta_t A) h_{t-1} + Delta_t x_t Bm_t^T       h [P,N], read after the update
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)
  *
- * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the
- * same recurrence with a channel for a head, P = 1, and one A per state element, so both run
- * through the code below.
+ * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the same recurrence with
+ * a channel for a head, P = 1, and one A per state element.  So both run through the code below: scan_as_ssd makes an
+ * ssd call of a scan call.
  *
  * Backward, with G = dL/dh_t after dy_t Cm_t^T was added to it, and dy the gradient of y before the gate:
  *     dCm = sum dy_t h_t            dBm = sum Delta x_t G      (sums over the heads of a group)
@@ -16,12 +16,12 @@
  * Work is split over heads; every sum over heads or over the batch is taken in index order. */
 #include "gt_ref.h"
 
-enum { SSM_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
+enum { SSM_CHUNK = 64 }; /* tokens; backward keeps the state before every chunk and recomputes the others from it */
 
-/* One call of either operator, prepared.  For the selective scan H = D, P = 1 and x is u. */
+/* One call of either operator, prepared.  For the selective scan H = D, P = 1, x is u, and A and dA are [H,N]. */
 typedef struct ssm_call {
     gt_ssd_args a;
-    int A_per_state;                  /* 0: A and dA are [H]; 1: [H,N] */
+    int A_per_state;                  /* 0: A and dA are [H], as in ssd; 1: [H,N] */
     int64_t Bm_n, Cm_n, dBm_n, dCm_n; /* strides of the last index */
     ref_sequences all;
 } ssm_call;
@@ -35,12 +35,13 @@ static gt_status ssm_sequences(ssm_call *c) {
 
 typedef struct ssm_token {
     real *x, *z, *y;     /* [P]; y holds dy in backward */
-    real *B, *C, *decay; /* [N]; decay is exp(Delta A) */
+    real *B, *C, *decay; /* [N]; decay is exp(Delta A) as ref_decay gives it */
     real *da;            /* [N]; backward: the gradient of Delta A */
-    int grows_far;       /* some decay is below 0: see ref_decay */
+    int grows_far;       /* some decay is a growth that a real may not hold: ref_decay gives it as a number below 0 */
     real delta, slope;   /* Delta and its derivative by dt */
 } ssm_token;
 
+/* Numbers of scratch that a token takes. */
 static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
@@ -76,6 +77,7 @@ static real ssm_A(const ssm_call *c, int64_t h, int64_t n) {
     return ((const real *)c->a.A)[c->A_per_state ? h * c->a.N + n : h];
 }
 
+/* The inputs of token t of head h; backward loads dy itself. */
 static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_token *x) {
     const gt_ssd_args *a = &c->a;
     int64_t g = h / (a->H / a->G);
@@ -126,6 +128,7 @@ static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_t
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
+/* y = 0, for a step whose slot does not exist. */
 static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_token *x) {
     memset(x->y, 0, (size_t)a->P * sizeof(real));
     for (int64_t t = 0; t < a->T; t++) ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x->y, a->P);
@@ -133,6 +136,7 @@ static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_toke
 
 static int ssm_has_tokens(const gt_ssd_args *a) { return a->B > 0 && a->T > 0; }
 
+/* Forward, or a step: states of slots, in place. */
 static gt_status ssm_run(const ssm_call *c, int step) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
@@ -173,8 +177,8 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* The state that a piece makes of zeros and, is_reverse, the gradient that its dy makes of zeros; and the log of its
- * decay. */
+/* The state that a piece makes of zeros; is_reverse: the gradient that its dy makes of zeros.  And the log of its
+ * decay.  In reverse the token's x holds dy, and its B holds C. */
 static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
     const gt_ssd_args *a = &c->a;
     const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
@@ -227,21 +231,21 @@ static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Memory of all heads: one block of each kind a head. */
+/* Memory of all heads, one head after another: see ssm_head_in. */
 typedef struct ssm_scratch {
-    double *sums;
-    real *numbers;
+    double *sums;  /* ssm_sums_count() a head */
+    real *numbers; /* ssm_head_count() a head */
 } ssm_scratch;
 
 /* What backward keeps of one head. */
 typedef struct ssm_head {
-    double *dA, *dDskip; /* [N] [P] sums over batch and time */
-    double *ddt_bias;    /* [1] the same */
-    double *G_sum;       /* [P,N] sum over the batch, if the first state is shared */
-    real *states;        /* [P,N] at the start of every chunk */
-    real *replay;        /* [P,N] before every token of one chunk */
-    real *G;             /* [P,N] gradient of the state */
-    real *dB, *dC;       /* [SSM_CHUNK,N] this head's share of one chunk */
+    double *dA, *dDskip; /* [N], [P]: sums over batch and time */
+    double *ddt_bias;    /* [1]: the same */
+    double *G_sum;       /* [P,N]: sum over the sequences, if the first state is shared */
+    real *states;        /* [chunks,P,N]: before every chunk */
+    real *replay;        /* [SSM_CHUNK,P,N]: before every token of one chunk */
+    real *G;             /* [P,N]: gradient of the state */
+    real *dB, *dC;       /* [SSM_CHUNK,N]: this head's share of those of one chunk */
     ssm_token x;
 } ssm_head;
 
@@ -272,8 +276,9 @@ static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, in
     return k;
 }
 
-/* One row of a state: S before the token, G the gradient after it, w = Delta x, dy before the gate.
- * Adds to x->da, dB and dC, moves G to before the token, and gives <h, C> and <G, B>. */
+/* Backward through one token, for one row of a state.  S: the row before the token.  G on entry: the gradient of the
+ * row after it; on return: before it.  w = Delta x, dy: the gradient before the gate; both of the row.
+ * Adds to x->da, dB and dC; *hC = <h, C>, *GB = <G, B>. */
 static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S, real *restrict G,
                              real *restrict dB, real *restrict dC, real *hC, real *GB) {
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
@@ -306,8 +311,8 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
     *GB = sum_GB;
 }
 
-/* Gradients of A and of what Delta is made of, given <x, G B> and x->da.  The slope goes in first,
- * for the sum without it may overflow; beyond a limit the select keeps out 0 * inf. */
+/* dA and ddt_bias, which are added to, and ddt, given <x, G B> and x->da.  The slope goes in first, for the sum without
+ * it may overflow.  Where the slope is 0, beyond a limit, the test keeps out 0 * inf. */
 static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     const ssm_token *x = &k->x;
@@ -349,7 +354,7 @@ static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
 
 static int64_t ssm_chunks_of(const ref_sequence *q) { return (q->last - q->first + SSM_CHUNK - 1) / SSM_CHUNK; }
 
-/* The state at the start of every chunk, and the gradient of the last one. */
+/* Fills k->states, and k->G with the gradient of the sequence's last state. */
 static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N, row_in = a->state_in_shared ? 0 : q->row;
@@ -366,7 +371,7 @@ static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h,
     ref_copy_state(k->G, a->dstate_out, (q->row * a->H + h) * PN, PN);
 }
 
-/* Chunk i of a sequence, tokens first ... last-1. */
+/* Backward through chunk i of a sequence, tokens first ... last-1. */
 static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t first, int64_t last, int64_t h,
                                ssm_head *k) {
     const gt_ssd_args *a = &c->a;
@@ -381,9 +386,9 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t 
     for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, t - first, h, k);
 }
 
-/* from[] to elements at, at + step, ...; nothing if they are not wanted */
-static void ssm_store_strided(void *data, gt_dtype dtype, int64_t at, int64_t step, const real *from, int64_t n) {
-    for (int64_t i = 0; data && i < n; i++) ref_store(data, dtype, at + i * step, from[i]);
+/* from[] to elements first, first + step, ...; nothing if they are not wanted. */
+static void ssm_store_strided(void *data, gt_dtype dtype, int64_t first, int64_t step, const real *from, int64_t n) {
+    for (int64_t i = 0; data && i < n; i++) ref_store(data, dtype, first + i * step, from[i]);
 }
 
 /* dBm and dCm of token t, the i-th of its chunk, and one group: the sum over its heads, collected in the
@@ -426,7 +431,7 @@ static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q, cons
     }
 }
 
-/* Where element i is; NULL stays NULL. */
+/* The address of element i; NULL stays NULL. */
 static void *ssm_element(void *data, gt_dtype dtype, int64_t i) {
 #ifdef GT_REAL_IS_FLOAT
     const size_t bytes = dtype == GT_F32 ? 4 : 2;
@@ -468,7 +473,7 @@ static double ssm_sum(const double *values, int64_t n) {
     return sum;
 }
 
-/* Writes the sums over the batch of one head. */
+/* Writes the parameter gradients of one head. */
 static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N;
@@ -482,7 +487,7 @@ static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head
         ref_grad(a->dstate_in, h * PN + i, k->G_sum[i], a->accumulate);
 }
 
-/* Of a call without tokens. */
+/* The gradients of a call without tokens. */
 static void ssm_no_gradients(const ssm_call *c) {
     const gt_ssd_args *a = &c->a;
     ref_no_grad(a->dA, c->A_per_state ? gt_times(a->H, a->N) : a->H, a->accumulate);
@@ -586,7 +591,7 @@ gt_status GT_REF(ssd_join_backward)(const gt_ssd_args *args) { return ssd_join(a
 
 static gt_stride scan_stride(gt_stride4 s) { return (gt_stride){s.b, s.t, s.h}; }
 
-/* The same call in the words of ssd. */
+/* The same call with the fields of ssd. */
 static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
     ssm_call c = {.A_per_state = 1,
                   .Bm_n = s->Bm_stride.n,

@@ -1,17 +1,23 @@
 /* WKV6 on the CPU, the twin of gt_wkv6.cuh: the same mathematics, token by token.
  *
- *     y_t = scale (S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t)       reads S before token t
- *     S  <- diag(d_t) S + k_t v_t^T
+ *     y_t = scale (S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t)       reads S [N,V] before token t
+ *     S  <- diag(d_t) S + k_t v_t^T                                d_t = exp(-exp(w_t)), or exp(w_t)
  *
- * Peng et al. 2024, arXiv:2404.05892.  Work is split over heads; the sequences, those of a batch or
- * packed ones, are taken in order inside a head, so sums over them have one fixed order. */
+ * Peng et al. 2024, arXiv:2404.05892.
+ *
+ * Backward, with S before the token, G = dL/dS after it, dy times scale, and b = <dy, v>:
+ *     dr = S dy + b u . k          dk = G v + b u . r          dv = G^T k + (sum_n r u k) dy
+ *     dd[n] = sum_j G[n,j] S[n,j]  du = sum b r . k            G <- diag(d) G + r dy^T
+ *
+ * Work is split over heads.  Inside a head the sequences, those of a batch or packed ones, are taken in order, so that
+ * sums over them have one fixed order. */
 #include "gt_ref.h"
 
-enum { WKV6_CHUNK = 64 }; /* backward keeps one state per chunk and replays the chunk from it */
+enum { WKV6_CHUNK = 64 }; /* tokens; backward keeps the state before every chunk and recomputes the others from it */
 
 /* ---- one token of one head ------------------------------------------------------------------- */
 
-/* d = exp(-exp(x)) or exp(g) */
+/* d = exp(-exp(w)), or exp(w) where decays are given by their log */
 static real wkv6_decay(const gt_wkv6_args *a, real w) { return ref_exp(a->decay == GT_DECAY_LOG ? w : -ref_exp(w)); }
 
 /* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
@@ -20,11 +26,13 @@ static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) 
     return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * ref_exp(w);
 }
 
-/* The inputs of one token of one head, as numbers; d is the decay.  dv is for backward. */
+/* One token of one head, as numbers: r, k, w, d [N], v, dy, dv [V].  d is the decay.  dy and dv are backward's; forward
+ * puts y into dy. */
 typedef struct wkv6_token {
     real *r, *k, *w, *d, *v, *dy, *dv;
 } wkv6_token;
 
+/* Numbers of scratch that a token takes. */
 static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 3 * a->V; }
 
 static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
@@ -39,6 +47,7 @@ static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
     return x;
 }
 
+/* The inputs of token t of head h; backward loads dy itself. */
 static void wkv6_load(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, wkv6_token *x) {
     ref_load_row(x->r, a->r, a->dtype, ref_at(a->r_stride, b, t, h), a->N);
     ref_load_row(x->k, a->k, a->dtype, ref_at(a->k_stride, b, t, h), a->N);
@@ -54,7 +63,7 @@ static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
     return sum;
 }
 
-/* y_t = scale (S^T r_t + (sum_n r u k) v_t); y may lie in x->dy, which forward does not use */
+/* y_t = scale (S^T r_t + (sum_n r u k) v_t) */
 static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S, real *y) {
     real ruk = wkv6_bonus(a, h, x);
     for (int64_t j = 0; j < a->V; j++) y[j] = ruk * x->v[j];
@@ -81,7 +90,7 @@ static gt_status wkv6_sequences(const gt_wkv6_args *a, ref_sequences *q) {
 
 static int wkv6_has_tokens(const gt_wkv6_args *a) { return a->B > 0 && a->T > 0; }
 
-/* Of all heads; `a` is prepared. */
+/* Forward, or a step: states of slots, in place.  `a` is prepared. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     ref_sequences all;
@@ -123,8 +132,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* The state that a piece makes of zeros and, is_reverse, the gradient that its dy makes of zeros; and the log of its
- * decay. */
+/* The state that a piece makes of zeros; is_reverse: the gradient that its dy makes of zeros.  And the log of its
+ * decay.  In reverse the token's k holds scale r, and its v holds dy: wkv6_advance makes G from them. */
 static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
     const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     float *out = is_reverse ? a->dstate_in : a->state_out;
@@ -198,11 +207,11 @@ static gt_status wkv6_join(const gt_wkv6_args *args, int is_reverse) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Gradients of token t, given the state S before it and the gradient G of the state after it; then
- * G <- diag(d_t) G + r_t dy_t^T.  du[n] is added to. */
+/* Gradients of token t, given the state S before it and the gradient G of the state after it.  On return G is the
+ * gradient of the state before it.  du[n] is added to. */
 static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, const real *S,
                                 const wkv6_token *x, real *G, double *du) {
-    real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy is b_t = <dy_t, v_t> */
+    real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy: b above */
     ref_load_row(x->dy, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->V);
     for (int64_t j = 0; j < a->V; j++) x->dy[j] *= a->scale;
     for (int64_t j = 0; j < a->V; j++) vdy += x->v[j] * x->dy[j];
@@ -230,7 +239,7 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
 }
 
 /* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
- * states: one per chunk; replay: WKV6_CHUNK more. */
+ * states: room for the state before every chunk; replay: before every token of one chunk. */
 static void wkv6_sequence_backward(const gt_wkv6_args *a, const ref_sequence *q, int64_t h, wkv6_token *x, real *states,
                                    real *replay, real *G, double *du) {
     int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
@@ -301,7 +310,7 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     ref_sequences all;
     if (status != GT_OK || (status = wkv6_sequences(&a, &all)) != GT_OK) return status;
-    /* per head: chunk states, replayed states, G, one token; du, the sum of G over the sequences */
+    /* of a head, numbers: states before chunks, before a chunk's tokens, G, one token; sums: du, of G over sequences */
     int64_t NV = gt_times(a.N, a.V), chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
     int64_t per_head = gt_plus(gt_times(chunks + WKV6_CHUNK + 1, NV), wkv6_token_count(&a));
     int64_t sums_per_head = gt_plus(a.N, a.state_in_shared ? NV : 0);

@@ -1,3 +1,5 @@
+/* The harness of gt_test.h, for tests and bench: look-ups in cases and tables, the values of a case, its tensors in
+ * memory (write_memory, check_untouched), test_run, and how outputs are judged (test_compare). */
 #include "gt_test.h"
 #include <math.h>
 #include <stdarg.h>
@@ -34,8 +36,8 @@ const gt_op *test_table(const test_case *c) { return test_op_of(c->op)->table();
 
 int test_is_word_of(const char *list, const char *word) {
     size_t n = strlen(word);
-    for (const char *at = list; at && (at = strstr(at, word)); at += n)
-        if ((at == list || at[-1] == ' ') && (at[n] == ' ' || at[n] == 0)) return 1;
+    for (const char *found = list; found && (found = strstr(found, word)); found += n)
+        if ((found == list || found[-1] == ' ') && (found[n] == ' ' || found[n] == 0)) return 1;
     return 0;
 }
 
@@ -280,7 +282,7 @@ int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s) {
     return (int64_t)in->of[test_find(test_table(c), "cu_seqlens")][s];
 }
 
-/* Where the sequences start, and where the last ends; -1 beyond, which nobody may read. */
+/* cu_seqlens: where the sequences start, and where the last ends.  Beyond that, -1, which nobody may read. */
 static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t left = test_get_size(c, 'T');
@@ -295,8 +297,7 @@ static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count
     }
 }
 
-/* The elements of a tensor that belong to sequences come first: tokens, or states.  Returns their
- * number. */
+/* How many elements of a tensor, tokens or states, belong to sequences: they come first. */
 static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, const test_values *in) {
     int64_t size[4], count = test_count(c, pass, t), sequences;
     if (!test_is_packed(c) || t->kind == 'i' || !count) return count;
@@ -308,7 +309,7 @@ static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, 
 
 /* ---- inputs ---- */
 
-/* Distinct rows in random order; every third batch element is skipped. */
+/* Distinct rows in random order; every third batch element has a row that does not exist, so that it is skipped. */
 static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t rows = slot_capacity(c);
@@ -434,7 +435,7 @@ typedef struct place {
     int64_t count, size[4], stride[4]; /* stride in elements */
     int64_t sequences;                 /* elements that belong to sequences; all if not packed */
     int64_t written;                   /* elements that the pass writes, if it is an output */
-    size_t at;                         /* of the first element, in bytes from the start of memory */
+    size_t at;                         /* where the first element is, in bytes from the start of memory */
 } place;
 
 /* One call: the block of memory with all its tensors. */
@@ -445,10 +446,11 @@ typedef struct call {
     char *memory, *expected; /* expected: memory as the pass must leave it, but for its outputs */
 } call;
 
-/* A buffer that several tensors share as columns: per element size, inputs and outputs. */
+/* A buffer that several tensors share as columns.  There is one for each element size of the inputs, and of the
+ * outputs. */
 typedef struct columns {
-    int64_t rows, used, row; /* elements; `used` grows while tensors are placed */
-    int element;
+    int64_t rows, row, used; /* rows; elements of a row; of these, what tensors placed so far have taken */
+    int element;             /* bytes of one */
     size_t at;
 } columns;
 
@@ -470,8 +472,9 @@ static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layou
     return layout == TEST_ALIGNED ? (n + 7) / 8 * 8 : n;
 }
 
-/* Sets a tensor's strides in the argument struct as the layout asks, and in the place what they
- * mean: the defaults of gt_stride, written out once more.  Gaps differ from tensor to tensor. */
+/* Sets a tensor's strides in the argument struct as the layout asks, and in its place what they mean: the defaults of
+ * gt_stride, written out once more.  row: elements of a row of the shared buffer.  Gaps differ from tensor to
+ * tensor. */
 static void set_strides(const test_case *c, const gt_tensor *t, test_layout layout, int64_t row, test_args *args,
                         place *p) {
     int64_t packed = 1, gap = 1 + (t - test_table(c)->tensors);
@@ -524,6 +527,7 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     return memcmp(k->of[i].size, k->of[other].size, sizeof k->of[i].size) ? -1 : other;
 }
 
+/* Sets strides and `at` of all tensors of a call. */
 static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, call *k) {
     const gt_op *op = test_table(c);
     const int is_aligned = layout == TEST_PACKED || layout == TEST_TIME_LAST || layout == TEST_ALIGNED;
@@ -654,7 +658,7 @@ static void write_tensor(const place *p, const double *values, char *memory) {
     }
 }
 
-/* Takes what an output holds, here and to what is expected. */
+/* Reads an output into values, and copies it to `expected`, so that only what else was written differs there. */
 static void read_tensor(const place *p, char *memory, char *expected, double *values) {
     const int64_t count = p->count, n = row_length(p);
     PARALLEL_FOR
@@ -670,7 +674,7 @@ static void read_tensor(const place *p, char *memory, char *expected, double *va
     }
 }
 
-/* Fills memory: guards, NaN in the outputs, the values of the inputs. */
+/* Makes memory and fills it: guards, NaN in the outputs, the values of the inputs. */
 static void write_memory(const test_case *c, gt_pass pass, const test_values *in, call *k) {
     const gt_op *op = test_table(c);
     k->memory = (char *)aligned_alloc(ALIGNMENT, k->bytes);
@@ -705,6 +709,7 @@ static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     }
 }
 
+/* Memory is as expected: the pass wrote nothing but its outputs. */
 static int check_untouched(const test_runner *r, const test_case *c, gt_pass pass, const call *k) {
     const gt_op *op = test_table(c);
     size_t at = 0, nearest = k->bytes;
@@ -898,7 +903,7 @@ static void sum_group(const grouping *g, const double *got, const double *truth,
         add_squares(got + i, truth + i, g->run, error, size);
 }
 
-/* The first group that is not close, or the number of groups. */
+/* The first group that is not close, or the number of groups.  The second way has one pass through the arrays. */
 static int64_t first_bad(const grouping *g, const double *got, const double *truth, int64_t count) {
     const double n = (double)(count / g->groups);
     int64_t first = g->groups;

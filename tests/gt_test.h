@@ -127,7 +127,7 @@ typedef struct test_bench_draw {
     bench_draw how;
 } test_bench_draw;
 
-/* Of a large call the double reference is run on a part, cut along these indices. */
+/* Of a large call the double reference is run on a sample, cut along these indices. */
 typedef struct test_bench_cut {
     const char *letters;
     int64_t count; /* of the positions kept along the first letter; along B it is 1 */

@@ -190,10 +190,10 @@ static gt_status prepare(call *c, gt_pass pass) {
 }
 
 /* Status and message of one refused call. */
-static void check_refusal(call *c, gt_place place, gt_pass pass, gt_status got, gt_status want, const char *text) {
+static void check_refusal(call *c, gt_target target, gt_pass pass, gt_status got, gt_status want, const char *text) {
     char function[64];
     const char *message = gt_last_error();
-    snprintf(function, sizeof function, "gt_%s%s_%s: ", place == GT_HOST ? "ref_" : "", c->op->name, pass_names[pass]);
+    snprintf(function, sizeof function, "gt_%s%s_%s: ", target == GT_HOST ? "ref_" : "", c->op->name, pass_names[pass]);
     check(got == want, "%s'%s' expected: status %d instead of %d (%s)", function, text, got, want, message);
     check(!strncmp(message, function, strlen(function)) && strstr(message, text) != NULL && strlen(message) < 400,
           "%s'%s' expected in: %s", function, text, message);

@@ -1,4 +1,4 @@
-/* The list of operators under test, and what their cases have in common. */
+/* The list of operators under test; and what ops/OP.c share: how inputs and cases with random sizes are drawn. */
 #include "ops/ops.h"
 
 /* ---- operators ------------------------------------------------------------------------------- */
@@ -27,7 +27,7 @@ double test_constant(const char *tensor) {
     return 0;
 }
 
-/* Means and spreads of a trained model, roughly. */
+/* Means and spreads as a trained model has them, roughly; set_fill of the operator and the case may replace them. */
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     const test_op *op = test_op_of(c->op);
     test_fill f = {t->name, test_constant(test_plain_name(t)) == 1, 1, 0, 0};
@@ -41,7 +41,7 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     return f;
 }
 
-/* A and dt by their logarithms. */
+/* ssd and selective_scan: A and dt are drawn by their logarithms. */
 void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map) {
     if (test_is(t, "A")) {
         f->spread = 0.5;
@@ -53,7 +53,7 @@ void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map
     }
 }
 
-/* Decays, from mild to none at all. */
+/* ssd and selective_scan: mild decays, fast ones, nearly none, and half the states reset at once. */
 void test_set_ssm_regime(test_case *c, int n) {
     static const test_fill regimes[] = {
         {"A", 0, 0.5, 0, 0}, {"A", 3, 0.5, 0, 0}, {"A", -8, 1, 0, 0}, {"A", 0, 0.5, -10000, 0.5}};

@@ -17,12 +17,12 @@ static void swap_pointers(const gt_op *op, void *filled, const void *args, int h
     }
 }
 
-static gt_status prepare64(const gt_op *op, gt_pass pass, gt_place place, const void *args, void *filled,
+static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                            gt_dims *dims) {
     _Alignas(max_align_t) char halved[2048];
     memcpy(halved, args, op->args_bytes);
     swap_pointers(op, halved, args, 1);
-    gt_status status = gt_prepare(op, pass, place, halved, filled, dims);
+    gt_status status = gt_prepare(op, pass, target, halved, filled, dims);
     swap_pointers(op, filled, args, 0);
     return status;
 }

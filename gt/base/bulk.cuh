@@ -1,35 +1,36 @@
-/* gt/base/bulk.cuh - copies between global and shared memory that a thread starts and hardware makes.
+/* gt/base/bulk.cuh - for kernels: copies between global and shared memory that one thread starts (TMA).
  *
- * Compute capability 9.0 and newer: elsewhere everything here traps.  All of it is collective (W): lane 0 acts for the
- * warp, the others say the same.
+ * Compute capability 9.0 and newer: elsewhere all primitives trap.  All are collective (W of device.cuh): the lanes of
+ * a warp call one together with the same arguments, and lane 0 acts.
  *
  * | primitive                              | semantics (PTX)                                                     |
  * |----------------------------------------|---------------------------------------------------------------------|
- * | bulk_load(addr, source, bytes, barrier)| cp.async.bulk, global to shared, of a multiple of 16 bytes between  |
- * |                                        | multiples of 16.  The mbarrier's current phase, of which            |
- * |                                        | mbarrier_arrive_expect has told the bytes, completes when they are  |
- * |                                        | there and all threads have arrived                                  |
+ * | bulk_load(addr, source, bytes, barrier)| cp.async.bulk, global to shared; addr, source and bytes are         |
+ * |                                        | multiples of 16.  mbarrier_arrive_expect tells the mbarrier the     |
+ * |                                        | bytes.  Its current phase completes when they are there and all     |
+ * |                                        | threads have arrived                                                |
  * | bulk_store(target, addr, bytes)        | cp.async.bulk, shared to global, into the warp's open group         |
  * | bulk_commit()                          | closes the warp's group of stores                                   |
- * | bulk_wait_read<N>()                    | waits until at most the N latest groups still have shared memory to |
- * |                                        | read; bulk_wait<N>(): to write global memory.  One comes before the |
+ * | bulk_wait_read<N>()                    | waits until all but the N latest groups have read shared memory     |
+ * | bulk_wait<N>()                         | ... have written global memory.  One of the two comes before the    |
  * |                                        | block ends                                                          |
  *
- * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: the box of a tensor that starts at element |
- * |                                        | x, y, z, which may be negative; as bulk_load, of the bytes of the   |
- * |                                        | whole box.  Elements that the tensor does not have come as zeros    |
+ * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: as bulk_load, the box of a tensor that     |
+ * |                                        | starts at element x, y, z, which may be negative.  The barrier      |
+ * |                                        | expects the bytes of the whole box.  Elements that the tensor does  |
+ * |                                        | not have come as zeros                                              |
  * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what the tensor does not have is left |
  * |                                        | out                                                                 |
  *
- * make_tensor_map (host) describes the tensor and its boxes in a TensorMap, which a kernel has as a part of its
+ * make_tensor_map (host) describes the tensor and its boxes in a TensorMap.  A kernel has the map in its
  * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel
- * of wgmma.cuh, at a multiple of 8 rows; one without has rows of any multiple of 16 bytes, one after the other, at a
- * multiple of 128.
+ * of wgmma.cuh, at a multiple of 8 rows.  A box without swizzle has rows of any multiple of 16 bytes, one after the
+ * other, at a multiple of 128.
  *
- * The copies belong to the asynchronous proxy.  fence_async_proxy and then a barrier come between what the kernel has
- * written (sts, stmatrix, cp_async, mbarrier_init) and a copy that reads or writes it: that of the warp that wrote,
- * before its arrival.  What was loaded needs none: who has waited for its mbarrier reads it, by lds or as a tile of
- * wgmma.
+ * The copies belong to the asynchronous proxy.  Where the kernel itself has written shared memory (sts, stmatrix,
+ * cp_async, mbarrier_init) and a copy reads or writes it next, the warp that wrote calls fence_async_proxy, and a
+ * barrier follows before the copy.  What a copy has loaded needs no fence: who has waited for its mbarrier reads it, by
+ * lds or as a tile of wgmma.
  */
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH
@@ -44,15 +45,16 @@
 
 namespace gt {
 
-/* A stack of matrices, or one, in elements.  Those of index 0 are neighbours in memory. */
+/* A stack of matrices, or one, and its boxes; all numbers count elements.  Elements of index 0 (x) are neighbours in
+ * memory. */
 struct TensorShape {
     int64_t size[3];
-    int64_t stride[2]; /* of index 1 and 2: multiples of 16 bytes */
-    int box[3];        /* up to 256 each, of index 0 a multiple of 16 bytes */
+    int64_t stride[2]; /* of index 1 (y) and 2 (z): multiples of 16 bytes */
+    int box[3];        /* up to 256 each; of index 0 a multiple of 16 bytes */
     bool swizzled;
 };
 
-/* What make_tensor_map asks of both sides; data at a multiple of 16 bytes. */
+/* Whether make_tensor_map takes a tensor, here and emulated. */
 template <class T>
 static inline bool is_tensor(const T* data, const TensorShape& s) {
     bool good = reinterpret_cast<uintptr_t>(data) % 16 == 0;
@@ -145,7 +147,8 @@ GT_DEV void tile_store(const TensorMap& map, int x, int y, int z, uint32_t addr)
 #endif
 }
 
-/* The driver's function, asked of the CUDA runtime, so that nobody has to link the driver's library. */
+/* The driver's cuTensorMapEncodeTiled.  find_encode asks the CUDA runtime for it, so that nobody has to link the
+ * driver's library. */
 typedef CUresult (*EncodeTensorMap)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);

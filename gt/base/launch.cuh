@@ -1,9 +1,11 @@
 /* gt/base/launch.cuh - what the host side of the operators is made of: launches, the current device, workspace.
+ * No kernels.
  *
  * CONTENTS
- *   launch     Grid launch
- *   operators  report current_device has_sm90a Arena floats_in check_workspace check_saved Chain run
- *   division   Divider divide_by divide */
+ *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
+ *   operators  report Device current_device has_sm90a   Arena floats_in check_workspace check_saved
+ *              Chain run: a kernel is launched, or its name is noted for gt_OP_path (KernelList)
+ *   division   Divider divide_by divide: for kernels, by a number that the host knows */
 #ifndef GT_BASE_LAUNCH_CUH
 #define GT_BASE_LAUNCH_CUH
 
@@ -40,14 +42,14 @@ static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #endif
 }
 
-/* Whether a kernel waits in wait_for_chain(); all that were compiled beside it do likewise.  Code that the driver makes
- * from PTX of an architecture before sm_90 does not, on any GPU.  Also no with CUDA before 12.3, which cannot capture
- * launches that run ahead. */
+/* Whether wait_for_chain() waits in a kernel, and so in all that were compiled beside it.  It does not in code that the
+ * driver makes from PTX of an architecture before sm_90, on any GPU.  The answer is no, too, with CUDA before 12.3,
+ * which cannot capture launches that run ahead. */
 static inline bool waits_for_chain(const void* kernel) {
 #if CUDART_VERSION >= 12030
     int driver = 0;
     cudaFuncAttributes attributes;
-    if (cudaPeekAtLastError() != cudaSuccess) return false; /* pending: the questions could clear it */
+    if (cudaPeekAtLastError() != cudaSuccess) return false; /* the questions below could clear a pending error */
     if (cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
         cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess)
         return attributes.ptxVersion >= 90;
@@ -57,8 +59,8 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
-/* Most threads that a block of a kernel may have.  The question may load the kernel, which a capture of the stream
- * allows in relaxed mode alone. */
+/* How many threads a block of a kernel may have.  The question may load the kernel, which a thread whose stream is
+ * being captured may do in relaxed mode alone. */
 static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     cudaFuncAttributes attributes;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -70,9 +72,9 @@ static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     return error == cudaSuccess ? back : error;
 }
 
-/* Enqueues a kernel on a stream and returns the launch's own error; errors that were pending before
- * are neither cleared nor returned.  May be the first CUDA call ever, also inside a capture.
- * runs_ahead: its blocks may start before the kernel before it on the stream is complete. */
+/* Enqueues a kernel on a stream and returns the launch's own error.  Errors that were pending before are neither
+ * cleared nor returned.  May be the program's first CUDA call, also inside a capture.
+ * runs_ahead: blocks may start before the kernel before this one on the stream is complete. */
 template <class Params>
 static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes,
                                  cudaStream_t stream, const Params& params, bool runs_ahead = false) {
@@ -102,8 +104,8 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
 
 /* ---- host side of the operators -------------------------------------------------------------- */
 
-/* CUDA calls of the library clear the error that they cause themselves, so that it is reported once,
- * here, and not again by the caller's next cudaGetLastError; an older pending error stays. */
+/* The status for an error of a CUDA call, with a message.  The error is cleared if it is the pending one: it is
+ * reported here, and not again by the caller's next cudaGetLastError.  An older pending error stays. */
 static inline gt_status report(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return GT_OK;
 #ifndef GT_EMU
@@ -121,7 +123,7 @@ static inline gt_status report(cudaError_t error, const char* what) {
 /* What launchers need to know of the current device. */
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
-    int shared_bytes;                        /* that a block may have */
+    int shared_bytes;                        /* of shared memory, that a block may have */
 };
 
 static inline gt_status current_device(Device* device) {
@@ -143,13 +145,13 @@ static inline gt_status current_device(Device* device) {
     return GT_OK;
 }
 
-/* What is known of a kernel, by device: 0, or 1 + whether it runs there. */
+/* What is known of a kernel, by device: 0 nothing yet, else 1 + whether it runs there. */
 typedef std::atomic<signed char> Answers[64];
 
-/* Whether a kernel that only compute capability 9.0 has, in blocks of `threads`, runs on the current
- * device.  What other architectures get under its name, also from PTX by the driver, is bounded to
- * blocks of one warp.  The driver is asked once, but not while an error is pending, which the question
- * could clear: until it is known, the answer is no. */
+/* Whether a kernel for compute capability 9.0 alone runs on the current device, in blocks of `threads`.
+ * The code that other architectures get under the kernel's name, also from PTX by the driver, allows blocks of one warp
+ * only: so the driver is asked how many threads a block may have.  It is asked once.  While an error is pending it is
+ * not asked, for the question could clear the error: the answer is no then. */
 static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
     Device device;
 #ifdef GT_EMU
@@ -169,8 +171,8 @@ static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
 #endif
 }
 
-/* Hands out pieces of a caller's buffer, each aligned to 256 bytes; with no buffer it only counts.
- * bytes() includes the slack for a buffer that is not aligned itself. */
+/* Hands out pieces of a caller's buffer, each aligned to 256 bytes.  Without a buffer it only counts, and gives NULL.
+ * bytes(): what the buffer must have, with 256 for one that is not aligned itself. */
 class Arena {
   public:
     explicit Arena(void* buffer) : base_((uintptr_t)buffer) {}
@@ -187,7 +189,7 @@ class Arena {
     size_t used_ = 0;
 };
 
-/* `count` floats in a caller's buffer of any alignment; *bytes is what such a buffer must have. */
+/* `count` floats in a caller's buffer of any alignment.  *bytes: what the buffer must have. */
 static inline float* floats_in(const void* buffer, int64_t count, size_t* bytes) {
     Arena arena(const_cast<void*>(buffer));
     float* floats = arena.take<float>(count);
@@ -206,22 +208,25 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
     return gt_fail(GT_ERROR_SAVED, "saved_bytes = %zu: %zu needed", bytes, need);
 }
 
-/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of each but the first take
- * their places while the kernel before still runs (programmatic dependent launch), which hides the time that a
- * launch takes.  So threads call wait_for_chain() before they read what another kernel of the chain writes, or write
- * what it reads or writes; inputs of the call are there, since the first kernel waits, as any does, for all that was
- * on the stream before.  Blocks that share nothing need not wait, but some block of every kernel must, or the kernels
- * after it would not wait for those before it.  The emulation checks both. */
+/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel but the first may start
+ * while the kernel before still runs (programmatic dependent launch).  This hides the time that a launch takes.
+ *   - Threads call wait_for_chain() before they read what another kernel of the chain writes, or write what it reads or
+ *     writes.
+ *   - Inputs of the call need no wait: the first kernel waits, as any launch does, for all that the stream had before.
+ *   - Blocks that share nothing with other kernels need not wait.  But some block of every kernel must: else kernels
+ *     after it would not wait for those before it.
+ * The emulation checks these rules. */
 struct Chain {
     gt_stream stream;
-    const void* first = nullptr;               /* kernel, once it is launched */
-    bool is_known = false, runs_ahead = false; /* how those after it are launched */
+    const void* first = nullptr; /* the chain's first kernel, once it is launched */
+    bool is_known = false;       /* whether runs_ahead is known */
+    bool runs_ahead = false;     /* how the kernels after the first are launched */
 };
 
-/* Names of kernels, in the order of their launches; neighbours of one name are one. */
+/* Names of kernels, in the order of their launches.  Launches of one name that follow one another are one entry. */
 struct KernelList {
     const char* names[32];
-    int times[32], count;
+    int times[32], count; /* launches of each entry; entries */
     void add(const char* name) {
         if (count > 0 && !strcmp(names[count - 1], name)) {
             times[count - 1]++;
@@ -232,10 +237,10 @@ struct KernelList {
     }
 };
 
-/* Where run() notes kernels of this thread instead of launching them: see path.cuh.  NULL: it launches them. */
+/* Where run() notes the kernels of this thread instead of launching them, for path.cuh.  NULL: it launches them. */
 static inline KernelList* noted_kernels() { return static_cast<KernelList*>(*gt_noted_kernels()); }
 
-/* Launches a kernel on `blocks` blocks; none are launched for 0. */
+/* Launches a kernel of a chain.  blocks = 0: launches nothing. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
                             size_t smem_bytes, Chain& chain, const Params& params) {
@@ -274,19 +279,19 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
 
 /* ---- division by a number that the host knows ------------------------------------------------ */
 
-/* (x + the upper half of x times magic) >> shift, for x < 2^31. */
+/* x / divisor = (x + the upper half of x times magic) >> shift, for 0 <= x < 2^31. */
 struct Divider {
     uint32_t magic, shift;
     int divisor;
 };
 
-/* divisor < 1, of an empty size for which nothing is launched, counts as 1. */
+/* A divisor < 1 counts as 1: an empty size, for which nothing is launched. */
 static inline Divider divide_by(int divisor) {
     if (divisor < 1) divisor = 1;
     uint32_t shift = 0;
     while ((int64_t)1 << shift < divisor) shift++;
-    const uint64_t rest = ((uint64_t)1 << shift) - (uint64_t)divisor;
-    return {(uint32_t)((rest << 32) / (uint64_t)divisor + 1), shift, divisor};
+    const uint64_t excess = ((uint64_t)1 << shift) - (uint64_t)divisor; /* of the power of two */
+    return {(uint32_t)((excess << 32) / (uint64_t)divisor + 1), shift, divisor};
 }
 
 GT_DEV int divide(int x, const Divider& by, int* remainder) {

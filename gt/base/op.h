@@ -57,7 +57,7 @@ typedef enum gt_pass {
     GT_QUERY = 7,
     GT_PATH = 8
 } gt_pass;
-typedef enum gt_place { GT_HOST = 0, GT_DEVICE = 1 } gt_place;
+typedef enum gt_target { GT_HOST = 0, GT_DEVICE = 1 } gt_target; /* who computes: the CPU twin, or the GPU */
 
 typedef struct gt_tensor {
     const char *name;
@@ -171,7 +171,7 @@ typedef struct gt_view {
 } gt_view;
 
 /* Names the public function that this thread is in, for gt_fail: "gt_" or "gt_ref_", operator, pass. */
-GT_FUNCTION void gt_enter(gt_place place, const char *op, gt_pass pass);
+GT_FUNCTION void gt_enter(gt_target target, const char *op, gt_pass pass);
 
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
@@ -235,7 +235,7 @@ GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pas
 
 /* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
  * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers; so does GT_PATH. */
-GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args, void *filled,
+GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                                  gt_dims *dims);
 
 /* The view of one tensor in a prepared struct. */

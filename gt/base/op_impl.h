@@ -1,5 +1,5 @@
-/* gt/base/op_impl.h - the core of the library: version, messages, and the checks of arguments that gt_prepare makes.
- * One object of a program holds it. */
+/* gt/base/op_impl.h - the core of the library (plain C): version, messages, and gt_prepare, which checks the arguments
+ * of every operator by its table (op.h), for GPU functions and CPU twins.  One object of a program holds it. */
 #ifndef GT_BASE_OP_IMPL_H
 #define GT_BASE_OP_IMPL_H
 
@@ -23,10 +23,10 @@
 extern "C" {
 #endif
 
-static GT_THREAD_LOCAL char gt_function_name[64];
-static GT_THREAD_LOCAL const char *gt_part_name = "";
+static GT_THREAD_LOCAL char gt_function_name[64];        /* of the public function that the thread is in */
+static GT_THREAD_LOCAL const char *gt_field_prefix = ""; /* before the names of fields in messages: see gt_enter_part */
 static GT_THREAD_LOCAL char gt_error_text[512];
-static GT_THREAD_LOCAL void *gt_noted_list;
+static GT_THREAD_LOCAL void *gt_noted_list; /* a KernelList of launch.cuh, or NULL */
 
 GT_API int gt_version(void) { return GT_VERSION; }
 GT_API void **gt_noted_kernels(void) { return &gt_noted_list; }
@@ -55,17 +55,18 @@ GT_API const char *gt_status_string(gt_status status) {
     return "not a status of gt_kernels";
 }
 
-GT_API void gt_enter(gt_place place, const char *op, gt_pass pass) {
+GT_API void gt_enter(gt_target target, const char *op, gt_pass pass) {
     static const char *const passes[] = {"forward", "backward",      "step",      "segment", "segment_backward",
                                          "join",    "join_backward", "workspace", "path"};
-    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s", place == GT_HOST ? "ref_" : "", op, passes[pass]);
-    gt_part_name = "";
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s", target == GT_HOST ? "ref_" : "", op,
+             passes[pass]);
+    gt_field_prefix = "";
 }
 
-GT_API void gt_enter_part(const char *part) { gt_part_name = part; }
+GT_API void gt_enter_part(const char *part) { gt_field_prefix = part; }
 
 GT_API gt_status gt_fail(gt_status status, const char *format, ...) {
-    int used = snprintf(gt_error_text, sizeof gt_error_text, "%s: %s", gt_function_name, gt_part_name);
+    int used = snprintf(gt_error_text, sizeof gt_error_text, "%s: %s", gt_function_name, gt_field_prefix);
     va_list list;
     va_start(list, format);
     vsnprintf(gt_error_text + used, sizeof gt_error_text - (size_t)used, format, list);
@@ -91,7 +92,8 @@ GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: reserved, must be 0", field, (long long)value);
 }
 
-/* Of a batch. */
+/* Sets Q and S, the rows of states that are written and read, of a call that is not packed; checks what states and
+ * slots allow in the pass. */
 static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
@@ -216,7 +218,7 @@ GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *fille
     return v;
 }
 
-/* Bytes from the first to the end of the last element, over the indices with stride < limit. */
+/* Bytes from the start of the first element to the end of the last, over the indices with stride < limit. */
 static int64_t gt_extent(const gt_view *v, int64_t limit) {
     int64_t bytes = v->element;
     for (int i = 0; i < v->rank; i++)
@@ -224,6 +226,7 @@ static int64_t gt_extent(const gt_view *v, int64_t limit) {
     return bytes;
 }
 
+/* Whether all strides of m bytes or more are multiples of m. */
 static int gt_multiples(const gt_view *v, int64_t m) {
     for (int i = 0; i < v->rank; i++)
         if (v->stride[i] >= m && v->stride[i] % m) return 0;
@@ -241,8 +244,8 @@ static int gt_overlaps_itself(const gt_view *v) {
     return 0;
 }
 
-/* Columns of one buffer: for some row length m, a stride of `a`, both reach only a part of a row, and
- * the parts do not meet. */
+/* Whether two tensors are different columns of one buffer: for some row length m, a stride of `a`, each covers a range
+ * of bytes within a row, and the ranges do not meet. */
 static int gt_interleaved(const gt_view *a, const gt_view *b) {
     uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
     for (int i = 0; i < a->rank; i++) {
@@ -269,14 +272,15 @@ static int gt_same_view(const gt_view *a, const gt_view *b) {
 
 /* ---- the steps of gt_prepare ---- */
 
-static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *at) {
+/* field: of a companion dtype, named `name`. */
+static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field) {
     gt_dtype companion;
-    memcpy(&companion, at, sizeof companion);
+    memcpy(&companion, field, sizeof companion);
     if (companion == GT_DTYPE_DEFAULT) companion = dtype;
     if (companion != dtype && companion != GT_F32)
         return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32 or equal dtype (%d)", name, (int)companion,
                        (int)dtype);
-    memcpy(at, &companion, sizeof companion);
+    memcpy(field, &companion, sizeof companion);
     return GT_OK;
 }
 
@@ -306,23 +310,24 @@ static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dim
     return GT_OK;
 }
 
+/* Whether no size is 0. */
 static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     for (const gt_size *s = op->sizes; s->letter; s++)
         if (dims->n[s->letter - 'A'] == 0) return 0;
     return 1;
 }
 
-/* Whether a tensor is of the second of two operators. */
+/* Whether a tensor is of the second of two operators in one call (wkv_ssm): its shape has small letters. */
 static int gt_is_of_second(const gt_tensor *t) {
     for (const char *c = t->shape; *c; c++)
         if (*c >= 'a') return 1;
     return 0;
 }
 
-/* Whether a call without tokens has states, or gradients of states, for each batch element: they are
- * there, so that B is a real number.  A shared one is there once.  second: 0, of the
- * first operator; 1, of the second. */
-static int gt_part_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims, int second) {
+/* Whether a call is given states, or gradients of states, for each batch element or sequence: then B, or the number of
+ * sequences, stands for something even in a call without tokens.  A shared state is there once and does not count.
+ * second: of the first operator of the call (0), or of the second (1). */
+static int gt_has_states_of(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims, int second) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         const int is_used = pass == GT_QUERY ? t->kind != 'i' : gt_used(t, pass);
@@ -334,7 +339,7 @@ static int gt_part_has_states(const gt_op *op, gt_pass pass, const void *filled,
 }
 
 static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
-    return gt_part_has_states(op, pass, filled, dims, 0) || gt_part_has_states(op, pass, filled, dims, 1);
+    return gt_has_states_of(op, pass, filled, dims, 0) || gt_has_states_of(op, pass, filled, dims, 1);
 }
 
 /* Appends to text[128]. */
@@ -343,7 +348,8 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* Whether a size counts: second: those with small letters, and the first two, which both operators share. */
+/* Whether a size counts in the product of the first operator, those with capital letters; or of the second, those with
+ * small letters and the first two, which both operators share. */
 static int gt_is_in_product(const gt_op *op, char letter, int second) {
     const int is_small = letter >= 'a';
     if (!second) return !is_small;
@@ -367,17 +373,17 @@ static gt_status gt_check_product_of(const gt_op *op, const gt_dims *dims, int s
     return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^%d", text, is_over_rows ? 56 : 48);
 }
 
-/* The work of a call, by which the memory of every tensor and of all scratch is bounded.  B counts as
- * the rows of states if those are more.  Without tokens there is the work on states, if any. */
+/* Bounds the work of a call, the product of its sizes, and with it the memory of every tensor and of all scratch.  B
+ * counts as the rows of states if those are more.  A call without tokens has only the work on states, if any. */
 static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     gt_status status = GT_OK;
     for (int second = 0; second < 2 && status == GT_OK; second++)
-        if (gt_has_tokens(op, dims) || gt_part_has_states(op, pass, filled, dims, second))
+        if (gt_has_tokens(op, dims) || gt_has_states_of(op, pass, filled, dims, second))
             status = gt_check_product_of(op, dims, second);
     return status;
 }
 
-/* Whether the call has the tensor: it is given, or it must be. */
+/* Whether the call has the tensor: it is given, or it is required. */
 static int gt_in_call(const gt_tensor *t, gt_pass pass, const void *filled) {
     if (pass == GT_QUERY) /* nobody knows yet which */
         return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", t->use[GT_BACKWARD]);
@@ -391,7 +397,8 @@ static int64_t gt_count(const gt_tensor *t, gt_pass pass, const void *filled, co
     return count;
 }
 
-/* States of a large pool and parameters of a call without tokens are not part of the product. */
+/* Bounds the elements of one tensor.  The product of the sizes does not bound the states of a large pool of slots, nor
+ * the parameters of a call without tokens. */
 static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
     char text[128] = "";
     if (gt_count(t, pass, filled, dims) <= GT_MAX_SPAN) return GT_OK;
@@ -409,28 +416,27 @@ static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
     return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%s}: %s", t->name, text, why);
 }
 
-/* Replaces zero strides by their defaults, in place.  No index may span more than 2^56 elements, so
- * that sums of byte offsets fit in 64 bits.  Where there are no tokens,
- * no such tensor has elements, and its sizes may be any. */
+/* Replaces zero strides by their defaults, in *filled.  No index may span more than 2^56 elements, so that sums of byte
+ * offsets fit in 64 bits.  In a call without tokens no tensor with strides has elements, and its sizes may be any. */
 static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled, const gt_dims *dims) {
     const int64_t limit = GT_MAX_SPAN;
     const int has_tokens = gt_has_tokens(op, dims);
-    char *at = filled + t->stride_offset;
-    const char *shape = t->shape;
+    char *strides = filled + t->stride_offset;
+    const char *shape = t->shape; /* [M,*] or [B,T,H] or [B,T,H,N]: B, T, H, N below are its sizes by position */
     const int64_t B = dims->n[shape[0] - 'A'], T = dims->n[shape[1] - 'A'];
     if (shape[0] == 'M') {
         int64_t row;
-        memcpy(&row, at, sizeof row);
+        memcpy(&row, strides, sizeof row);
         if (row < 0) return gt_bad_stride(t, filled, "must not be negative");
-        if (row == 0) row = T; /* the size of the second index */
+        if (row == 0) row = T;
         if (row > limit || (has_tokens && row > limit / B))
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
-        memcpy(at, &row, sizeof row);
+        memcpy(strides, &row, sizeof row);
     } else {
         const int64_t H = dims->n[shape[2] - 'A'], N = shape[3] ? dims->n[shape[3] - 'A'] : 1;
         const size_t bytes = (size_t)gt_stride_count(t) * sizeof(int64_t);
         gt_stride4 s = {0, 0, 0, 0};
-        memcpy(&s, at, bytes);
+        memcpy(&s, strides, bytes);
         if (s.b < 0 || s.t < 0 || s.h < 0 || s.n < 0) return gt_bad_stride(t, filled, "must not be negative");
         if (s.n > limit || s.h > limit || s.t > limit || s.b > limit)
             return gt_bad_stride(t, filled, "spans more than 2^56 elements");
@@ -443,7 +449,7 @@ static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *fille
         s.h = gt_smaller(s.h, limit);
         s.t = gt_smaller(s.t, limit);
         s.b = gt_smaller(s.b, limit);
-        memcpy(at, &s, bytes);
+        memcpy(strides, &s, bytes);
     }
     return GT_OK;
 }
@@ -475,8 +481,8 @@ static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass
     return GT_OK;
 }
 
-/* For kernels a call without tokens has no time, and no batch either unless there are states of it:
- * so no grid and no scratch memory is made for sizes that stand for nothing. */
+/* What the GPU functions see of a call without tokens: sizes that may be 0 are 0, but B stays where the call has
+ * states.  So no grid and no scratch memory is made for sizes that stand for nothing. */
 static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims *dims) {
     const int keeps_batch = gt_has_states(op, pass, filled, dims);
     const int64_t none = 0;
@@ -490,12 +496,12 @@ static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims
     if (dims->n['S' - 'A'] > 1) dims->n['S' - 'A'] = 0;
 }
 
-GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const void *args, void *filled,
+GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                             gt_dims *dims) {
     const gt_tensor *t;
     gt_status status;
     int accumulate;
-    gt_enter(place, op->name, pass);
+    gt_enter(target, op->name, pass);
     if (!args) return gt_fail(GT_ERROR_NULL, "args is NULL");
     if (pass == GT_PATH) pass = GT_QUERY;
     memcpy(filled, args, op->args_bytes);
@@ -515,7 +521,7 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_place place, const
     for (t = op->tensors; t->name; t++)
         if (gt_used(t, pass) && gt_written(t, pass) && (status = gt_check_overlap(op, t, pass, filled, dims)) != GT_OK)
             return status;
-    if (place == GT_DEVICE && !gt_has_tokens(op, dims)) gt_clear_tokens(op, pass, (char *)filled, dims);
+    if (target == GT_DEVICE && !gt_has_tokens(op, dims)) gt_clear_tokens(op, pass, (char *)filled, dims);
     return GT_OK;
 }
 

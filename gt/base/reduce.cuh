@@ -1,4 +1,5 @@
-/* gt/base/reduce.cuh - sums over rows, a kernel that the operators share. */
+/* gt/base/reduce.cuh - sums over rows: a kernel that the operators share.  And gt_device_supported, which asks the
+ * driver for this kernel as one that stands for all. */
 #ifndef GT_BASE_REDUCE_CUH
 #define GT_BASE_REDUCE_CUH
 
@@ -8,14 +9,16 @@
 namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
- * out[c] (+)= sum_r in[r][c], r ascending within each of 16 interleaved partial sums, which are then
- * added in a fixed order: the result depends on the rows alone.  Up to four such sums in one launch.
- * grid ceil(columns/32) of each, block 512 = 16 rows x 32 columns; 2 KB of shared memory; reads
- * rows*columns*4 bytes once. */
-constexpr int REDUCED_ROWS = 16; /* at a time */
+ * out[c] (+)= sum_r in[r][c], where kernels have left a partial sum in each row.  Up to four such sums in one launch.
+ * grid ceil(columns/32) of every sum, block 512 = 16 warps: warp w has rows w, w + 16, ... of 32 columns.
+ * registers: 18 elements as loaded, a sum.  shared: 2 KB, the warps' sums.
+ * bytes: rows*columns*4, once.
+ * A warp adds its rows in order, then the warps' sums are added in order: deterministic, by the rows alone. */
+constexpr int REDUCED_ROWS = 16; /* at a time: the warps of a block */
 
-/* Rows of packed sequences, of which only the device knows how many there are: `each` for a sequence or, if chunk is
- * not 0, for a chunk slot (see gt_chunk_slot).  Those beyond are not read.  cu_seqlens = NULL: all rows are there. */
+/* How many rows of a sum a packed call has filled.  Only the device knows: `each` for every sequence or, if chunk is
+ * not 0, for every chunk slot (see gt_chunk_slot).  Rows beyond are not read.  cu_seqlens = NULL: all rows are
+ * filled. */
 struct PackedRows {
     const int32_t *cu_seqlens, *seq_count;
     int64_t capacity;
@@ -28,6 +31,7 @@ GT_DEV int64_t row_count(const PackedRows& q, int64_t most) {
     return (q.chunk ? gt_chunk_slot(q.cu_seqlens, q.chunk, sequences, 0) : sequences) * q.each;
 }
 
+/* The sums of one launch. */
 struct RowSums {
     static constexpr int MOST = 4;
     struct Sum {
@@ -41,7 +45,7 @@ struct RowSums {
     void add(const float* in, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
         sums[count++] = {in, out, rows, columns, packed};
     }
-    /* A sum that is wanted (out is not NULL) with its rows in the arena, which are returned. */
+    /* Adds a sum whose rows lie in the arena, and returns the rows.  out = NULL: not wanted, returns NULL. */
     float* take(Arena& arena, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
         if (!out) return nullptr;
         float* in = arena.take<float>(rows * columns);
@@ -52,7 +56,7 @@ struct RowSums {
 
 struct ReduceRowsParams {
     RowSums::Sum sums[RowSums::MOST];
-    int64_t end[RowSums::MOST]; /* of the blocks of each sum */
+    int64_t end[RowSums::MOST]; /* sum i has the blocks before end[i], from end[i - 1] on */
     int accumulate;
 };
 
@@ -76,12 +80,12 @@ GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT Reduce
         GT_UNROLL
         for (int i = 0; i < BATCH; i++) sum += x[i];
     }
-    const uint32_t cells = smem_base();
-    sts<float>(cells + 4 * thread_id(), sum);
+    const uint32_t values = smem_base();
+    sts<float>(values + 4 * thread_id(), sum);
     sync_threads();
     if (warp_id() == 0 && c < p.columns) {
         sum = 0.0f;
-        for (int i = 0; i < REDUCED_ROWS; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
+        for (int i = 0; i < REDUCED_ROWS; i++) sum += lds<float>(values + 4 * (32 * i + lane_id()));
         p.out[c] = params.accumulate ? p.out[c] + sum : sum;
     }
 }
@@ -115,7 +119,7 @@ static inline gt_status device_supported(int device) {
 #endif
 }
 
-/* stream: a gt_stream, or a Chain.  Nothing is launched for no sums. */
+/* Launches reduce_rows_kernel, unless there are no sums.  stream: a gt_stream, or a Chain. */
 template <class Stream>
 static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream& stream) {
     if (sums.count == 0) return GT_OK;
@@ -126,12 +130,13 @@ static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream&
             params.sums[i] = sums.sums[i];
             blocks += (sums.sums[i].columns + 31) / 32;
         }
-        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* of the last: no block is beyond */
+        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* the last has all blocks that are left */
     }
     params.accumulate = accumulate;
     return run("reduce_rows", reduce_rows_kernel, blocks, 32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);
 }
 
+/* The same for one sum. */
 template <class Stream>
 static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns, int accumulate,
                                     Stream& stream) {

@@ -1,12 +1,12 @@
-/* gt/base/wgmma.cuh - products of warpgroups with 16-bit operands, and the tiles of shared memory that they read.
+/* gt/base/wgmma.cuh - for kernels: products of warpgroups with 16-bit operands, and the tiles that they read.
  *
- * Compute capability 9.0 only (sm_90a): elsewhere everything here traps.  device.cuh has what orders products, too:
- * wgmma_fence, wgmma_commit, wgmma_wait, fence_async_proxy.
+ * Compute capability 9.0 only (sm_90a): elsewhere the products trap.  What orders products is in device.cuh:
+ * wgmma_fence, wgmma_commit, wgmma_wait, fence_async_proxy.  W marks what all lanes of a warp execute together.
  *
  * PRODUCTS.  C[64][N] += A[64][16] B[16][N] of f16 or bf16 with sums in fp32, by the 4 warps of a warpgroup, N = 8 ...
- * 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if it comes from registers, in the
- * registers of mma<T>: c[i] are columns 8i ... 8i + 7, so that c[2i] and c[2i + 1], rounded to pairs, are the a of the
- * columns 16i ... 16i + 15 as K.
+ * 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if A comes from registers.  They lie in
+ * registers as mma<T> has them: c[i] are columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are the a of
+ * a next product whose K are the columns 16i ... 16i + 15.
  *
  * | primitive (W)                                       | A from         | PTX: wgmma.mma_async.sync.aligned...     |
  * |-----------------------------------------------------|----------------|------------------------------------------|
@@ -14,11 +14,13 @@
  * | wgmma<T, MAJOR_A, MAJOR_B>(c, a, b, accumulates)    | uint64_t a     | the same, imm-trans-a                    |
  * | wgmma_pin(c)                                        |                | none: see below                          |
  *
- * c is float[N / 8][4].  accumulates, true by default: false overwrites c, which need not be initialised.  a and b are
- * operands, made by wgmma_tile.  A product only starts: until a wgmma_wait has ended its group, nobody touches c (but
- * as c of further products of the same shape) and a, nor writes the tiles.  One wgmma_fence comes before the first
- * product after a wait, and after what was done with c and a.  To the compiler a product is over when it has started:
- * wgmma_pin(c) after the wait keeps what uses c after it; before the fence, what sets c before it.
+ * c is float[N / 8][4].  a and b are operands, made by wgmma_tile.  accumulates is true by default; false overwrites c,
+ * which need not be initialised.
+ * wgmma only starts a product.  Until a wgmma_wait has ended the product's group, nobody writes the tiles or touches a
+ * or c; only further products of the same shape may have the same c.
+ * One wgmma_fence comes before the first product after a wait, and after what was done with c and a.
+ * To the compiler a product is over when it has started.  wgmma_pin(c) after the wait keeps the uses of c after the
+ * wait; wgmma_pin(c) before the fence keeps what sets c before the fence.
  *
  *     wgmma_fence();
  *     for (int k = 0; k < 64; k += 16)
@@ -28,13 +30,13 @@
  *     wgmma_pin(c);
  *
  * TILES.  A matrix lies in shared memory as panels.  A panel has rows of ROW = 128, 64, 32 or 16 bytes, one after the
- * other, and a row pieces of 16 bytes, which are 8 neighbouring elements.  Where a piece lies in its row depends on the
- * row, so that 8 rows at one piece, or 8 pieces of a row, are in different banks:
+ * other.  A row has pieces of 16 bytes, which are 8 neighbouring elements.  Where a piece lies in its row depends on
+ * the row: 8 rows at one piece, or 8 pieces of a row, are in different banks.
  *
  *     piece p of row r of a panel is at   r ROW + 16 (p ^ (r / (128 / ROW)) % (ROW / 16))       (panel_at<ROW>)
  *
- * which is the swizzle of 128, 64 or 32 bytes, and none with 16.  A panel starts at a multiple of 8 ROW bytes, but
- * with ROW = 16 of 16.  What a row is depends on the major:
+ * This is the hardware's swizzle of 128, 64 or 32 bytes, and none with ROW = 16.  A panel starts at a multiple of 8 ROW
+ * bytes; with ROW = 16, at a multiple of 16.  What a row is depends on the major:
  *
  *     Major::K    row = index m of A or n of B, elements along k.  A panel has ROW / 2 of k; panel_bytes further on
  *                 are the next of k.  One product reads the 16 of k from one panel (ROW = 16: from two).
@@ -43,7 +45,7 @@
  *
  * | function                                | gives                                                                |
  * |-----------------------------------------|----------------------------------------------------------------------|
- * | smem_base_of_tiles()                    | smem_base(), which it is, as a multiple of 1024: ask this one        |
+ * | smem_base_of_tiles()                    | smem_base(), at a multiple of 1024: kernels with tiles use this one  |
  * | panel_at<ROW>(row, piece)               | bytes from the start of a panel, piece < ROW / 16                    |
  * | tile_at<ROW>(row, piece, panel_bytes)   | the same over panels: piece counts through all panels of the matrix  |
  * | wgmma_tile<ROW, MAJOR>(addr, bytes)     | operand, a or b: the matrix whose first panel starts at addr, the    |
@@ -187,7 +189,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 #define GT_TILES_31 GT_TILES_30, GT_TILE(30)
 #define GT_TILES_32 GT_TILES_31, GT_TILE(31)
 
-/* The PTX of a shape; o0 ... are the numbers of what is not C. */
+/* The PTX of a shape.  o0 ... are the numbers of the asm's operands after those of C. */
 #define GT_WGMMA_REGISTERS(TYPE, TILES, N, o0, o1, o2, o3, o4, o5, o6)                                                 \
     asm volatile("{ .reg .pred accumulates;\n"                                                                         \
                  "setp.ne.b32 accumulates, %" #o5 ", 0;\n"                                                             \
@@ -204,6 +206,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
                  : GT_TILES_##TILES                                                                                    \
                  : "l"(a), "l"(b), "r"((int)accumulates), "n"(A_IS_MN), "n"(B_IS_MN))
 
+/* The products of one shape: 64 rows, 8 TILES columns. */
 template <int TILES>
 struct Wgmma;
 

@@ -4,14 +4,14 @@
  * Tiles, runs, units and stages: tile.cuh; a stage holds x and dy.
  * grid tiles * (blocks of a tile), block 4 warps, fewer where their stages do not fit into shared memory.  All warps do
  * the same; a lane has 4 channels (over time: 1).
- * Step t makes q_t and finishes dx_{t-W+1}.  A run has W - 1 steps more, which make the q that its last dx need; after
- * the end of a sequence these q are 0.
+ * Step t makes q_t and finishes dx_{t-W+1}.  Where a sequence or the run ends, W - 1 steps more make the q that the
+ * last dx need.  After the end of a sequence these q are 0; after the end of a run they come of the tokens that follow.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
  * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB; in the end, in their place, the sums for dweight
  * and dbias.
  * bytes: x, dy and dx once; a second time, out of a cache, the W - 1 tokens of x before every run, and of x and dy
- * after it; of every block the sums, 4 (W + 1) a channel.
+ * after it; the sums of a block, 4 (W + 1) a channel.
  * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 FADD, 11 for q, 2 to unpack, half a one to pack; then copies.
  * dweight and dbias are summed over a run, then over the block's warps in order, then over blocks by reduce_rows:
  * deterministic.  The bits of dx in a packed sequence are those that it has alone. */
@@ -41,20 +41,20 @@ constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* of shared m
 template <class L>
 constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
 
-/* What dstate_out adds to the gradient of input t of a sequence that ends at `end`: the state is its last W - 1 inputs.
- * row: the sequence's, in dstate_out. */
+/* What dstate_out adds to the gradient of input t of a sequence that ends before token `end`: its state_out is its last
+ * W - 1 inputs.  row: the sequence's, in dstate_out. */
 GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int64_t end, int64_t d) {
     const int64_t J = p.in.W - 1, j = t - (end - J);
     return p.dstate_out && j >= 0 ? p.dstate_out[(row * p.in.D + d) * J + j] : 0.0f;
 }
 
-/* Sums of parameter gradients: of the weights, then of the bias. */
+/* Sums of parameter gradients. */
 template <int W, int VEC>
 struct Sums {
-    float tap[W + 1][VEC];
+    float tap[W + 1][VEC]; /* of the weights of tap 0 ... W-1, then of the bias */
 };
 
-/* Adds the sums of the block's warps and stores them in row me.block; all threads. */
+/* Adds up the sums of the block's warps and stores them in row me.block.  All threads of the block call it. */
 template <class L, int W>
 GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::VEC>& sums) {
     constexpr int VEC = L::VEC, VALUES = (W + 1) * VEC * 32;
@@ -83,7 +83,7 @@ GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::
     }
 }
 
-/* What a lane keeps over a run: its parameters, their gradients, the last inputs and q. */
+/* What a lane keeps over a run: its parameters, their gradients and, at 0 ... W-2, the last inputs e and their q. */
 template <class L, int W>
 struct BackwardLane {
     using T = typename L::T;
@@ -92,7 +92,7 @@ struct BackwardLane {
     Sums<W, VEC> sums;
     float e[W][VEC], q[W][VEC];
 
-    /* One token; dx is of the token J earlier. */
+    /* One token.  dx is that of the token J earlier. */
     GT_METHOD void step(const Problem& in, const float (&x)[VEC], const float (&dy)[VEC], float (&dx)[VEC]) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
@@ -121,8 +121,8 @@ struct BackwardLane {
         }
     }
 
-    /* A unit: tokens i ... i + UNIT - 1 of a stage, which are a ... a + UNIT - 1 of the run.  has_before: the J tokens
-     * before belong to the same sequence and run. */
+    /* A unit: tokens i ... i + UNIT - 1 of the stage, a ... a + UNIT - 1 of the run.  has_before: the J tokens before
+     * belong to the same sequence and run, so that their dx is stored. */
     GT_METHOD void unit(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int i, int a,
                         bool has_before) {
         if constexpr (L::OVER_TIME) {
@@ -136,8 +136,8 @@ struct BackwardLane {
                 step(p.in, x, dy, dx);
                 dxs[n] = dx[0];
             }
-            if (has_before) store_part<T, UNIT - J, 0, J>(L::address(stage, i - UNIT), dxs);
-            store_part<T, 0, J, UNIT - J>(L::address(stage, i), dxs);
+            if (has_before) store_elements<T, UNIT - J, 0, J>(L::address(stage, i - UNIT), dxs);
+            store_elements<T, 0, J, UNIT - J>(L::address(stage, i), dxs);
         } else {
             T* to = out.token(a - J);
             const bool stores = p.dx && out.me.channels;
@@ -160,6 +160,7 @@ struct BackwardLane {
         }
     }
 
+    /* Token a of the run.  The stage begins with token `begin`.  has_before: dx of token a - J is to be stored. */
     GT_METHOD void token(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int a,
                          bool has_before) {
         const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::address(stage, a - begin));
@@ -174,8 +175,8 @@ struct BackwardLane {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* The last J gradients of a sequence of which the run has tokens first ... a - 1.  If the sequence goes on after
-     * the run, the stage begins with token a. */
+    /* The last J gradients of a sequence of which the run has tokens first ... a - 1.  The sequence ends there, or it
+     * goes on after the run: then the stage holds the tokens from a on. */
     GT_METHOD void finish(const BackwardParams& p, const RunTensor<L>& out, const SequenceBounds& bounds,
                           uint32_t stage, int begin, int first, int a) {
         GT_NO_UNROLL
@@ -215,7 +216,8 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     BackwardLane<L, W> lane;
     lane.sums = {};
     SequenceBounds bounds = {};
-    int a = 0, first = 0, stop = 0; /* tokens done; of the sequence at hand the run has tokens first ... stop - 1 */
+    int a = 0;               /* tokens of the run that are done */
+    int first = 0, stop = 0; /* of the sequence at hand the run has tokens first ... stop - 1 */
     const auto start_sequence = [&] {
         bounds = bounds_at(in, me, a, bounds.sequence);
         first = a;
@@ -238,7 +240,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
             dy.fill(base + ahead % STAGES * STAGE + L::BYTES, ahead, granule);
         }
         cp_async_commit();
-        if (k < 0) { /* what else the first stage needs is on its way with it */
+        if (k < 0) { /* what else the first stage needs is loaded while the stage is on its way */
             if (k < -1 || stages == 0) continue;
             lane.filter.load(in, lane_channel<L>(me), me.channels);
             start_sequence();
@@ -249,12 +251,13 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         if (k == stages && bounds.end <= a) break; /* the last sequence ends with the run */
         for (;;) {
             if (a == stop) {
-                if (k < stages && a == used && bounds.end > a) break;
+                if (k < stages && a == used && bounds.end > a) break; /* the stage of the tokens after the run comes */
                 if (a > 0) lane.finish(p, dx, bounds, stage, begin, first, a);
                 if (a == used) break;
                 start_sequence();
             }
             if (a == end) break;
+            /* of the J tokens before it, all or none belong to the sequence and run */
             const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
             if (is_unit && (L::OVER_TIME || p.cut.is_whole)) {
                 lane.unit(p, dx, stage, a - begin, a, a > first);
@@ -286,7 +289,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
 template <class L, int W>
 GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>)
 backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    wait_for_chain(); /* lets blocks of the next kernel take free places */
+    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};
     if (me.exists) backward_run<L, W>(p, me, sums);

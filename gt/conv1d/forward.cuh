@@ -49,7 +49,7 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     }
 }
 
-/* What a lane keeps over a run: its parameters and the last inputs. */
+/* What a lane keeps over a run: its parameters and, in e[0 ... W-2], the last inputs. */
 template <class L, int W>
 struct ForwardLane {
     using T = typename L::T;
@@ -66,7 +66,7 @@ struct ForwardLane {
         shift(e);
     }
 
-    /* A unit: tokens i ... i + UNIT - 1 of a stage, which are a ... a + UNIT - 1 of the run. */
+    /* A unit: tokens i ... i + UNIT - 1 of the stage, a ... a + UNIT - 1 of the run. */
     GT_METHOD void unit(const Problem& in, const RunTensor<L>& y_out, uint32_t stage, int i, int a) {
         if constexpr (L::OVER_TIME) {
             const Vec<T, UNIT> loaded = lds<Vec<T, UNIT>>(L::address(stage, i));
@@ -78,7 +78,7 @@ struct ForwardLane {
                 step(in, x, y);
                 out[n] = y[0];
             }
-            store_part<T, 0, 0, UNIT>(L::address(stage, i), out);
+            store_elements<T, 0, 0, UNIT>(L::address(stage, i), out);
         } else {
             T* to = y_out.token(a);
             GT_UNROLL
@@ -124,7 +124,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     ForwardLane<L, W> lane;
     lane.filter.load(in, lane_channel<L>(me), me.channels);
     SequenceBounds bounds = {};
-    int a = 0, stop = 0;                        /* tokens done; where the sequence at hand ends, in the run */
+    int a = 0, stop = 0;                        /* tokens of the run: done; up to the end of the sequence at hand */
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {

@@ -61,8 +61,9 @@ static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool 
     return size;
 }
 
-/* The length of runs with which all blocks are done soonest, if a multiprocessor works on `resident` at a time.  Long
- * runs read less twice; short ones give more blocks.  A run costs as much as its tokens and about 12 more. */
+/* The length of runs with which all blocks are done soonest, if a multiprocessor works on `resident` blocks at a time.
+ * Long runs read less twice; short ones give more blocks.  A run costs as much as its tokens and about 12 more.
+ * channels: of a tile.  step: tokens of a stage, of which runs are multiples.  bytes: of shared memory, a warp. */
 static inline Cut cut_for(int64_t B, int64_t T, int64_t D, int channels, int step, int bytes, int64_t resident,
                           const Device& device) {
     Cut cut = {};
@@ -100,7 +101,7 @@ static bool has_whole_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) 
            a.T / unit >= LEAST_UNITS;
 }
 
-/* As cut_for; a segment costs as much as its passes and two more. */
+/* As cut_for, for the kernels of rows.cuh.  A segment costs as much as its rounds and two more. */
 static inline RowsCut rows_cut_for(const gt_conv1d_args& a, int64_t resident, const Device& device) {
     RowsCut cut = {};
     const int64_t units = (a.T + 16 / size_of(a.dtype) - 1) / (16 / size_of(a.dtype));
@@ -108,14 +109,14 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, int64_t resident, co
     while (cut.lanes < units && cut.lanes < 32) cut.lanes *= 2;
     resident *= device.multiprocessors;
     int64_t best = INT64_MAX;
-    for (int passes = 1; passes <= MAX_PASSES; passes++) {
-        const int64_t units_of_segment = (int64_t)cut.lanes * passes;
+    for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
+        const int64_t units_of_segment = (int64_t)cut.lanes * rounds;
         const int64_t segments = (units + units_of_segment - 1) / units_of_segment;
         const int64_t blocks = (a.B * a.D * segments * cut.lanes + ROWS_BLOCK - 1) / ROWS_BLOCK;
-        const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (passes + 2);
-        if (passes > 1 && cost >= best) continue;
+        const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (rounds + 2);
+        if (rounds > 1 && cost >= best) continue;
         best = cost;
-        cut.passes = passes;
+        cut.rounds = rounds;
         cut.segments = segments;
         cut.blocks = blocks;
     }

@@ -7,7 +7,7 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int TAPS = 4;        /* most taps; kernels that are not compiled for a width take each as 4 */
+constexpr int TAPS = 4;        /* most taps; kernels that are not compiled for one W take every W as 4 */
 constexpr int HALO = TAPS - 1; /* tokens that a tap reaches back, at most */
 constexpr int THREADS = 256;   /* of the kernels for states and for steps */
 
@@ -106,17 +106,17 @@ GT_DEV void shift(float (&window)[ROWS][VEC]) {
 
 /* ---- packed sequences ------------------------------------------------------------------------ */
 
-/* The sequence that token t < used_tokens() belongs to; it is `low` or a later one.  Every step leaves an eighth of the
- * sequences in question; its loads are in flight together. */
+/* The sequence that token t < used_tokens() belongs to; it is `low` or a later one.  A search that leaves an eighth of
+ * the sequences in question with every step, whose loads are in flight together. */
 GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
-    constexpr int PARTS = 8;
+    constexpr int WAYS = 8;
     if (t < q.cu_seqlens[low + 1]) return low;
     int64_t high = sequence_count(q), step;
     do { /* cu_seqlens[low] <= t, and t < cu_seqlens[high] */
-        step = (high - low + PARTS - 1) / PARTS;
+        step = (high - low + WAYS - 1) / WAYS;
         int64_t found = low;
         GT_UNROLL
-        for (int i = 1; i < PARTS; i++) {
+        for (int i = 1; i < WAYS; i++) {
             const int64_t s = low + i * step < high ? low + i * step : high - 1;
             if (q.cu_seqlens[s] <= t) found = s; /* of empty sequences the last */
         }
@@ -126,7 +126,8 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     return low;
 }
 
-/* A thread of a kernel over states: channel d of strand `first`, which takes sequences first, first + strands, ... */
+/* What a thread of a kernel over states works on: channel d of strand number `first`, which takes sequences first,
+ * first + strands, ... */
 struct Strand {
     int64_t d, first;
     bool exists;

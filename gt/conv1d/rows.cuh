@@ -1,21 +1,23 @@
-/* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of whole rows: what forward.cuh and backward.cuh do.
+/* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of long rows: the same sums as forward.cuh and
+ * backward.cuh.
  *
- * A row is one channel of one batch element.  It is cut into segments of up to MAX_PASSES passes.  In a pass `lanes`
+ * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds.  In a round `lanes`
  * neighbouring threads (a power of 2 up to 32) take a unit each, 16 bytes side by side: up to 512 bytes of a row at
  * once, where tile.cuh takes 128 bytes of each of 32 rows.  A thread needs the inputs before its unit, and the q after
- * it.  They come from the lanes before and after by shuffles; for the first and last lane, from the neighbouring pass.
- * These kernels serve batch elements whose rows are whole numbers of aligned units, LEAST_UNITS or more; those of
- * tile.cuh serve the others.
+ * it.  They come from the lanes before and after by shuffles; for the first and last lane, from the neighbouring round.
+ * These kernels serve calls without packed sequences whose rows are whole numbers of aligned units, LEAST_UNITS or
+ * more.  Those of forward.cuh and backward.cuh serve the others.
  *
  * grid ceil(B*D*segments*lanes / 128), block 128, all warps alike; no shared memory.
- * registers: weights (backward: and their gradients), x (and dy) of three passes: two are in flight while one is worked
+ * registers: weights (backward: and their gradients), x (and dy) of three rounds: two are in flight while one is worked
  * on.  64 at most, so that eight blocks share a multiprocessor; backward 80, for six.
- * bytes: every tensor once; a second time the unit of x before every segment.  Backward also reads W - 1 tokens of x
- * and dy after it twice, and stores 4 (W + 1) bytes of sums a segment.
+ * bytes: every tensor once; a second time the unit of x before every segment.  Backward also reads a second time the
+ * W - 1 tokens of x and dy after every segment, and stores 4 (W + 1) bytes of sums a segment.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for shuffles and
  * addresses.
- * Backward takes the last pass of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
- * over a segment in registers, over its lanes by a butterfly, over segments and batch by reduce_rows: deterministic. */
+ * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
+ * over a thread's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
+ * deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH
 #define GT_CONV1D_ROWS_CUH
 
@@ -25,13 +27,13 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int ROWS_BLOCK = 128, MAX_PASSES = 32;
+constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32;
 constexpr int LEAST_UNITS = 128;                                 /* of a row: with fewer, tiles are faster */
 constexpr int ROWS_FORWARD_BLOCKS = 8, ROWS_BACKWARD_BLOCKS = 6; /* on a multiprocessor */
 
 struct RowsCut {
-    int lanes, passes; /* of a segment */
-    int64_t segments, blocks;
+    int lanes, rounds;        /* of a segment */
+    int64_t segments, blocks; /* segments of a row; blocks of the grid */
 };
 
 struct ForwardRowsParams {
@@ -53,7 +55,7 @@ struct Segment {
     static constexpr int N = 16 / (int)sizeof(T);
     int64_t b, d, segment, first, last; /* tokens first ... last - 1 */
     int lane;                           /* among those of the segment */
-    int lane_before, lane_after; /* of the warp; of the segment's first lane the last is before, and so on round */
+    int lane_before, lane_after;        /* in the warp; the segment's lanes form a ring */
     bool exists;
 
     GT_METHOD Segment(const Problem& p, const RowsCut& cut) {
@@ -66,13 +68,13 @@ struct Segment {
         lane = lane_id() % cut.lanes;
         lane_before = lane_id() - lane + (lane + cut.lanes - 1) % cut.lanes;
         lane_after = lane_id() - lane + (lane + 1) % cut.lanes;
-        const int64_t tokens = (int64_t)cut.passes * cut.lanes * N;
+        const int64_t tokens = (int64_t)cut.rounds * cut.lanes * N;
         first = segment * tokens;
         last = first + tokens < p.T ? first + tokens : p.T;
     }
 };
 
-/* The unit that begins with token t of a row, 0 outside of first ... end - 1. */
+/* The unit that begins with token t of a row; zeros if t is outside of first ... end - 1. */
 template <class T>
 GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t first, int64_t end) {
     Unit<T> unit = {};
@@ -80,16 +82,19 @@ GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t first, int64_t end) {
     return unit;
 }
 
-/* e[0 ... W-2] = the inputs before a thread's unit `own`.  earlier: the last lane's unit of the pass before. */
+/* e[0 ... W-2] = the inputs before a thread's unit `own`: the end of the unit that the lane before sends.  The first
+ * lane gets `earlier` from the last lane, whose unit it is in the round that is earlier in time.
+ * Only words FIRST ... 3 of a unit hold inputs that are asked for. */
 template <class T, int W, int COUNT>
 GT_DEV void inputs_before(float (&e)[COUNT], const Segment<T>& me, bool is_last_lane, const Unit<T>& own,
                           const Unit<T>& earlier) {
     constexpr int N = Segment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;
-    uint32_t mine[WORDS], theirs[WORDS], got[WORDS] = {};
-    memcpy(mine, &own, 16);
-    memcpy(theirs, &earlier, 16);
+    uint32_t own_words[WORDS], earlier_words[WORDS], got[WORDS] = {};
+    memcpy(own_words, &own, 16);
+    memcpy(earlier_words, &earlier, 16);
     GT_UNROLL
-    for (int i = FIRST; i < WORDS; i++) got[i] = shfl_idx(is_last_lane ? theirs[i] : mine[i], me.lane_before);
+    for (int i = FIRST; i < WORDS; i++)
+        got[i] = shfl_idx(is_last_lane ? earlier_words[i] : own_words[i], me.lane_before);
     Unit<T> unit;
     memcpy(&unit, got, 16);
     GT_UNROLL
@@ -114,7 +119,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     if (is_last_lane && me.first > 0) earlier = load_unit(x, me.first - N, 0, end);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);
-    for (int pass = 0; pass < p.rows.passes; pass++, t += step) {
+    for (int round = 0; round < p.rows.rounds; round++, t += step) {
         const Unit<T> after = load_unit(x, t + 2 * step, 0, end);
         float e[N + J], out[N];
         inputs_before<T, W>(e, me, is_last_lane, own, earlier);
@@ -145,7 +150,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Adds the sums of a segment's lanes; its first lane stores them.  All threads. */
+/* Adds up the sums of a segment's lanes; its first lane stores them.  All threads of the block call it. */
 template <class T, int W>
 GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Sums<W, 1>& sums) {
     const Problem& in = p.b.in;
@@ -165,7 +170,7 @@ template <class T, int W>
 GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = Segment<T>::N, J = W - 1;
-    wait_for_chain(); /* lets blocks of the next kernel take free places */
+    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     const Problem& in = p.b.in;
     const Segment<T> me(in, p.rows);
     const T* x = static_cast<const T*>(in.x) + at(in.x_at, me.b, 0, me.d);
@@ -176,15 +181,15 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const int64_t start = me.first + me.lane * N, end = me.exists ? me.last : 0;
     /* before the segment only the last lane's x is needed, one unit of it */
     const int64_t earliest = is_last_lane && me.first > 0 ? me.first - N : me.first;
-    int64_t t = start + (int64_t)(p.rows.passes - 1) * step;
+    int64_t t = start + (int64_t)(p.rows.rounds - 1) * step;
     const auto load_x = [&](int64_t from) { return load_unit(x, from, earliest, end); };
     const auto load_dy = [&](int64_t from) { return load_unit(dy, from, me.first, end); };
     Unit<T> own = load_x(t), own_dy = load_dy(t), next = load_x(t - step), next_dy = load_dy(t - step);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);
-    float e[N + J], q[N + J];
+    float e[N + J], q[N + J]; /* inputs from J before the unit on; q from the unit's first to J after it */
     GT_UNROLL
-    for (int i = 0; i < J; i++) { /* the q after the segment */
+    for (int i = 0; i < J; i++) { /* the q after the segment, which the last lane asks the first for: see below */
         float window[W][1];
         q[i] = 0.0f;
         if (end == 0 || me.last + i >= in.T) continue;
@@ -193,9 +198,9 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         q[i] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, me.last + i));
     }
     Sums<W, 1> sums = {};
-    for (int pass = 0; pass < p.rows.passes; pass++, t -= step) {
+    for (int round = 0; round < p.rows.rounds; round++, t -= step) { /* next, after: earlier in time */
         const Unit<T> after = load_x(t - 2 * step), after_dy = load_dy(t - 2 * step);
-        float carried[J], out[N];
+        float carried[J], out[N]; /* carried: q of the first tokens of the round before, later in time */
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
         inputs_before<T, W>(e, me, is_last_lane, own, next);
@@ -204,7 +209,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             for (int i = 0; i < J; i++) e[i] = state_input(in, me.b, me.d, i - J);
         }
         GT_UNROLL
-        for (int i = 0; i < J; i++) q[i] = 0.0f;
+        for (int i = 0; i < J; i++) q[i] = 0.0f; /* of a unit beyond the row's end */
         if (t < end) {
             GT_UNROLL
             for (int n = 0; n < N; n++) {

@@ -1,11 +1,11 @@
-/* gt/conv1d/tile.cuh - how forward and backward cut their work, and how they move it.
+/* gt/conv1d/tile.cuh - for the kernels in forward.cuh and backward.cuh: how they cut their work, and how they move it.
  *
  * A warp takes a tile of channels and a run: up to MAX_RUN tokens of one batch element.  It works through the run from
  * the first token to the last.  Its inputs come through a ring of buffers in shared memory, called stages, which
- * cp.async fills ahead: bytes in flight cost no registers.  Every warp has a ring of its own, so that warps meet at no
+ * cp.async fills ahead: bytes in flight cost no registers.  Every warp has a ring of its own.  So warps meet at no
  * barrier before the run is done.
  *
- * Lanes lie side by side over channels.  The two layouts differ in what a stage holds of a tensor:
+ * Neighbouring lanes have neighbouring channels.  The two layouts differ in what a stage holds of a tensor:
  *
  *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4): 2 KB
  *   over time, [B,D,T]       a row per channel, one a lane; 128 bytes of tokens: 4.5 KB.  Rows are 144 bytes apart, so
@@ -13,10 +13,10 @@
  *                            in the stage, from where they are stored as whole rows.
  *
  * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.
- * Where a sequence begins or ends within a unit, that unit goes token by token.  All lanes are at the same token, so
- * that the borders of packed sequences cost one branch a warp.
+ * Where a sequence begins or ends within a unit, that unit goes token by token.  All lanes are at the same token.  So a
+ * border of packed sequences costs one branch a warp.
  *
- * Tensors that 16-byte copies cannot move are copied by 4 bytes, or one element at a time. */
+ * Tensors that 16-byte copies cannot move are copied by 4 bytes, or one element at a time: by the call's granule. */
 #ifndef GT_CONV1D_TILE_CUH
 #define GT_CONV1D_TILE_CUH
 
@@ -33,13 +33,13 @@ struct Layout {
     using T = T_;
     static constexpr bool OVER_TIME = OVER_TIME_;
     static constexpr int SIZE = sizeof(T);
-    static constexpr int UNIT = 16 / SIZE;                       /* tokens */
-    static constexpr int VEC = OVER_TIME ? 1 : 4;                /* channels of a lane */
-    static constexpr int CHANNELS = 32 * VEC;                    /* of a tile */
-    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT; /* of a stage */
-    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;
+    static constexpr int UNIT = 16 / SIZE;                                  /* tokens */
+    static constexpr int VEC = OVER_TIME ? 1 : 4;                           /* channels of a lane */
+    static constexpr int CHANNELS = 32 * VEC;                               /* of a tile */
+    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* of a stage */
+    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* of a stage */
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
-    /* bytes before a row: backward, dx of the last unit of the stage before */
+    /* a unit before every row: there backward puts dx of the stage before's last unit; for forward it is padding */
     static constexpr int LEAD = OVER_TIME ? 16 : 0;
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
@@ -50,10 +50,11 @@ struct Layout {
     }
 };
 
-/* How a call is cut: into `tiles` of channels and, of every batch element, `runs` of `run` tokens. */
+/* How a call is cut: channels into `tiles`, and every batch element into `runs` of `run` tokens.  A block has `warps`
+ * runs of one tile. */
 struct Cut {
     int run, warps, granule;     /* granule: bytes that all tensors can be copied by: 16, 4 or those of an element */
-    int64_t tiles, runs, blocks; /* blocks: of a tile */
+    int64_t tiles, runs, blocks; /* blocks: for each tile */
     bool is_whole;               /* over channels: a lane has four channels or none, and stores them together */
 };
 
@@ -61,7 +62,7 @@ struct Cut {
 struct Run {
     int64_t b, first;     /* batch element; first token */
     int tile, block;      /* index of the tile; of the block among those of the tile */
-    int tokens, readable; /* of the run; the same with those after it that it reads */
+    int tokens, readable; /* of the run; of the run and those after it that it reads */
     int width, channels;  /* channels of the tile; of the lane, perhaps 0 */
     bool exists;
 };
@@ -103,13 +104,14 @@ GT_DEV int used_of(const Problem& p, const Run& me) {
 }
 
 /* Where a sequence begins and ends: its first token and the one after its last, counted from the run's first token.
- * A border is exact if it lies in the run or at most HALO tokens outside; one farther away is only known to be far. */
+ * A border more than MAX_RUN + 64 tokens away is moved to there: int holds it, and it is still outside of the run and
+ * of what the run reads. */
 struct SequenceBounds {
     int64_t sequence;
     int begin, end;
 };
 
-/* The sequence of the run's token a; `low` is it, or one before it. */
+/* The sequence of the run's token a.  `low` is that sequence or an earlier one. */
 GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t low) {
     constexpr int FAR = MAX_RUN + 64;
     const int64_t s = p.sequences.cu_seqlens ? sequence_of(p.sequences, me.first + a, low) : me.b;
@@ -120,8 +122,8 @@ GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Zeros for the channels that a tile lacks, in `count` stages: lanes compute with them, too.  Copies write nothing
- * there, or zeros where 16 bytes hold the last channels that exist (fill_whole). */
+/* Zeros for the channels that a tile lacks, in `count` buffers of BYTES: lanes compute with them, too.  Copies write
+ * nothing there, or zeros where 16 bytes hold the last channels that exist (fill_whole). */
 template <class L>
 GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     if (me.width == L::CHANNELS) return;
@@ -146,13 +148,16 @@ struct RunTensor {
     /* The lane's first channel of token t. */
     GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
 
-    GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; } /* elements between rows of a stage */
+    /* The run as rows and columns, as the stages have them: elements of the tensor between rows, between columns; how
+     * many rows and columns the run may read. */
+    GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; }
     GT_METHOD int64_t column_step() const { return L::OVER_TIME ? s.t : s.h; }
-    GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; } /* of the run */
+    GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; }
     GT_METHOD int columns() const { return L::OVER_TIME ? me.readable : me.width; }
 
-    /* Copies the tokens of stage k, 16 bytes at a time.  Of 16 bytes that the tensor ends in, cp.async reads those that
-     * exist and writes zeros for the others; 16 bytes that lie outside as a whole are not written. */
+    /* Copies the run's tokens k TOKENS ... (k + 1) TOKENS - 1 to a stage, 16 bytes at a time.  Of 16 bytes in which the
+     * columns end, cp.async reads those that exist and writes zeros for the others.  16 bytes that lie outside as a
+     * whole are not written. */
     GT_METHOD void fill_whole(uint32_t stage, int k) const {
         constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW; /* STEP: rows at a time */
         const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
@@ -167,7 +172,7 @@ struct RunTensor {
         }
     }
 
-    /* The same by G bytes: a lane copies one column, BATCH rows at a time. */
+    /* The same by G bytes: a lane copies G bytes of BATCH rows at a time.  Less than 4 bytes go through registers. */
     template <int G>
     GT_METHOD void fill_rows(uint32_t stage, int k) const {
         constexpr int N = G / L::SIZE, BATCH = 8; /* rows whose loads are in flight together */
@@ -225,6 +230,7 @@ struct RunTensor {
         }
     }
 
+    /* The same by G bytes. */
     template <int G>
     GT_METHOD void flush_rows(uint32_t stage, int offset, int first, int end) const {
         constexpr int N = G / L::SIZE;
@@ -253,7 +259,7 @@ struct RunTensor {
 
 /* ---- single tokens --------------------------------------------------------------------------- */
 
-/* Token t of a lane's channels, 0 for channels that do not exist. */
+/* Token t of a lane's channels, from global memory; 0 for channels that do not exist. */
 template <class L>
 GT_DEV void load_token(float (&to)[L::VEC], const RunTensor<L>& in, int t) {
     using T = typename L::T;
@@ -324,7 +330,8 @@ struct Filter {
     }
 };
 
-/* window[0 ... W-2] = the inputs before the run's token t: earlier tokens of its sequence; before those, its state. */
+/* window[0 ... W-2] = the inputs before the run's token t: earlier tokens of its sequence and, before the sequence's
+ * first token, the inputs that its state holds. */
 template <class L, int W>
 GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunTensor<L>& x,
                         const SequenceBounds& bounds, int t) {
@@ -343,18 +350,19 @@ GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunT
     }
 }
 
-/* Elements AT ... AT + COUNT - 1 of a unit, from x[FROM] on, by the largest stores that are aligned. */
-template <class T, int AT, int FROM, int COUNT, int N>
-GT_DEV void store_part(uint32_t unit, const float (&x)[N]) {
-    constexpr int SIZE = AT % 4 == 0 && COUNT >= 4 ? 4 : AT % 2 == 0 && COUNT >= 2 ? 2 : 1;
+/* Stores x[FROM ... FROM + COUNT - 1] as elements FIRST, FIRST + 1, ... of a unit in shared memory, by the largest
+ * stores that are aligned. */
+template <class T, int FIRST, int FROM, int COUNT, int N>
+GT_DEV void store_elements(uint32_t unit, const float (&x)[N]) {
+    constexpr int SIZE = FIRST % 4 == 0 && COUNT >= 4 ? 4 : FIRST % 2 == 0 && COUNT >= 2 ? 2 : 1;
     if constexpr (COUNT > 0) {
-        float part[SIZE];
+        float values[SIZE];
         Vec<T, SIZE> packed;
         GT_UNROLL
-        for (int i = 0; i < SIZE; i++) part[i] = x[FROM + i];
-        packed.set(part);
-        sts(unit + AT * (int)sizeof(T), packed);
-        store_part<T, AT + SIZE, FROM + SIZE, COUNT - SIZE>(unit, x);
+        for (int i = 0; i < SIZE; i++) values[i] = x[FROM + i];
+        packed.set(values);
+        sts(unit + FIRST * (int)sizeof(T), packed);
+        store_elements<T, FIRST + SIZE, FROM + SIZE, COUNT - SIZE>(unit, x);
     }
 }
 

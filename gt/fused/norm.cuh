@@ -1,19 +1,22 @@
 /* gt/fused/norm.cuh - what the kernels of norm_mix and norm_gate share: how rows are cut, and sums over slices.
  *
  * A row of D elements has H slices of n = D / H, each normalised by itself.  A slice belongs to `lanes` threads, a
- * power of 2, of which each holds 8 (or 16) elements:
- *     up to 32 lanes   a block has some slices of some rows: up to 256 threads, 128 of 16 elements
- *     more, up to 512  a block has one slice
- *     wide slices      do not fit: a block of 256 threads reads the slice once per pass, 8 elements a thread in a round
- * All warps do the same.  A block takes the rows of its group, one after another, so that parameters and the sums of
- * their gradients stay in registers.
+ * power of 2.  Each of them holds 8 (or 16) elements:
+ *     narrow, up to 32 lanes   a block has some slices of some rows: up to 256 threads, 128 of 16 elements
+ *     more, up to 512 lanes    a block has one slice
+ *     wide                     the slice does not fit into registers.  A block of 256 threads reads it anew for every
+ *                              sum and for the result, in rounds of 8 elements a thread
+ * All warps do the same.  A block takes the rows of its group, one after another.  So parameters and the sums of their
+ * gradients stay in registers.
  *
  * Sums over a slice: a thread's elements in order, a butterfly over its warp, and over the warps another (slice_sum).
  * Sums over rows: a thread's rows in order, then the block's rows in order (store_partials), then the groups by
  * reduce_rows.  All orders are fixed: deterministic.
- * registers: __launch_bounds__ of K::THREADS and the *_BLOCKS below: narrow slices of 8 elements a thread 80, backward
- * 128; of 16 elements 128, backward 168 (norm_gate 255, but for RMS_GATE_FIRST); others 128 (wide and tiny ones
- * 255). */
+ * registers, at most, by THREADS and the *_BLOCKS of Kind:
+ *     narrow, 8 elements a thread    80, backward 128
+ *     narrow, 16 elements            128, backward 168; norm_gate's backward 255, but 168 for RMS_GATE_FIRST
+ *     wide, tiny                     255
+ *     others                         128 */
 #ifndef GT_FUSED_NORM_CUH
 #define GT_FUSED_NORM_CUH
 
@@ -25,27 +28,29 @@ namespace norm {
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-constexpr int ELEMENTS = 8; /* of a slice that a thread holds; in double TINY */
-constexpr int MANY = 16;    /* the same where it lets one warp hold a slice */
+constexpr int ELEMENTS = 8; /* of a slice, that a thread holds */
+constexpr int MANY = 16;    /* the same, where it lets one warp hold a slice */
 constexpr int MAX_LANES = 512;
 constexpr int BLOCK = 256; /* threads, of several slices or of a wide one */
-constexpr int TINY = 4;    /* slices of up to so many elements are computed in double */
+constexpr int TINY = 4;    /* slices of up to so many elements are computed in double, each by one thread */
 
-/* How a kernel is compiled.  T: type of the elements, loaded as Vec<T, VEC>; Any: the dtype is known at run time.
- * E: elements of a thread.  NARROW: a slice has at most 32 lanes.  WIDE: a slice does not fit into the registers of a
- * block.  AHEAD: a thread loads its elements of the next row before it sums this one. */
+/* The type of elements whose dtype is known at run time only. */
 struct Any {};
 
 /* Forms of norm_gate that have kernels of their own: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
  * ANY_FORM reads the form from its parameters. */
 enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
 
+/* How a kernel is compiled.
+ * T, VEC: type of the elements, which are loaded as Vec<T, VEC>.  Real: what sums are computed in.
+ * WIDE, NARROW: as above.  E: elements of a thread; FORM: of norm_gate.
+ * COUNT: vectors of a thread.  AHEAD: a thread loads its elements of the next row before it sums this one. */
 template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
           Form FORM_ = ANY_FORM>
 struct Kind {
     using T = T_;
     using Real = Real_;
-    using Index = typename std::conditional<WIDE_, int64_t, int>::type; /* within a slice */
+    using Index = typename std::conditional<WIDE_, int64_t, int>::type; /* of an element in its slice */
     static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : E_;
     static constexpr int COUNT = E / VEC;
     static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
@@ -55,13 +60,14 @@ struct Kind {
                                    : !NARROW_                  ? MAX_LANES
                                    : E == MANY                 ? BLOCK / 2
                                                                : BLOCK;
-    static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* on a multiprocessor, of THREADS */
+    static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* of THREADS, on a multiprocessor */
     static constexpr int BACKWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 3 : 2;
     static constexpr int GATE_BLOCKS = BACKWARD_BLOCKS == 3 && FORM != RMS_GATE_FIRST ? 2 : BACKWARD_BLOCKS;
     static_assert(E % VEC == 0, "whole vectors");
 };
 
-/* How the rows of a call are cut.  A tile is the slices of a block; a group is the rows that it takes. */
+/* How the rows of a call are cut.  A tile is the slices of a row that a block has.  Group i of rows is what block i of
+ * a tile takes: `rows` rows at a time, from row i * rows on, every groups * rows rows. */
 struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
@@ -80,7 +86,7 @@ struct Shape {
 struct Coordinates {
     int64_t column, first_row; /* first column of its slice; first row of its block */
     int tile, group;
-    int lane, row;   /* among those of its slice; among the block's rows */
+    int lane, row;   /* index among the lanes of its slice; among the rows that the block has at a time */
     bool exists;     /* whether there is such a slice */
     uint32_t buffer; /* shared memory for the next sum over warps */
 };
@@ -100,7 +106,7 @@ GT_DEV Coordinates coordinates_of(const Shape& s) {
     return me;
 }
 
-/* A thread's row among those from `first` on; 0, which can be loaded, where it has none. */
+/* A thread's row, if those of the block begin with `first`.  Where it has none: 0, which can be loaded. */
 GT_DEV int64_t row_of(const Shape& s, const Coordinates& me, int64_t first) {
     return me.exists && first + me.row < s.M ? first + me.row : 0;
 }
@@ -138,6 +144,7 @@ struct Raw {
     GT_METHOD float get(int e) const { return vec[e / K::VEC].get(e % K::VEC); }
 };
 
+/* Of any dtype, converted when loaded. */
 template <int VEC, class Real, bool WIDE>
 struct Raw<Kind<Any, VEC, Real, WIDE>> {
     using K = Kind<Any, VEC, Real, WIDE>;
@@ -152,6 +159,7 @@ struct Raw<Kind<Any, VEC, Real, WIDE>> {
     GT_METHOD float get(int e) const { return value[e]; }
 };
 
+/* Stores a thread's elements of row m. */
 template <class K>
 GT_DEV void store_elements(const Shape& s, const Coordinates& me, void* data, int64_t stride, int64_t m, int64_t round,
                            const typename K::Real (&x)[K::E]) {
@@ -164,10 +172,10 @@ GT_DEV void store_elements(const Shape& s, const Coordinates& me, void* data, in
             store_as(data, s.dtype, i, (float)x[c]);
         } else {
             Vec<typename K::T, K::VEC> packed;
-            float part[K::VEC];
+            float values[K::VEC];
             GT_UNROLL
-            for (int v = 0; v < K::VEC; v++) part[v] = x[c * K::VEC + v];
-            packed.set(part);
+            for (int v = 0; v < K::VEC; v++) values[v] = x[c * K::VEC + v];
+            packed.set(values);
             stg(static_cast<typename K::T*>(data) + i, packed);
         }
     }
@@ -182,11 +190,12 @@ GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* d
         to[e] = data && is_inside<K>(s, me, round, e) ? data[me.column + index_of<K>(s, me, round, e)] : missing;
 }
 
-constexpr int SUMS = 6; /* most sums over a slice that are made together */
-constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32;
+constexpr int SUMS = 6;                                 /* most sums over a slice that are made together */
+constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32; /* bytes of the two buffers of slice_sum */
 
-/* Sums over the lanes of a slice; all get the same bits.  All threads of the block call it.  Two buffers take turns: a
- * warp that writes one again has passed the barrier of the sum between, before which all had read it. */
+/* Sums over the lanes of a slice; all lanes get the same bits.  All threads of the block call it.
+ * Two buffers in shared memory take turns.  So one barrier a sum is enough: before a warp writes a buffer again it has
+ * passed the barrier of the sum in between, and all warps have read the buffer before that one. */
 template <class K, int N>
 GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
     GT_UNROLL
@@ -202,7 +211,7 @@ GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
         for (int i = 0; i < N; i++) sts<float>(me.buffer + 4 * (SUMS * warp_id() + i), sums[i]);
     }
     sync_threads();
-    const bool is_warp = lane_id() < s.lanes / 32;
+    const bool is_warp = lane_id() < s.lanes / 32; /* lane w takes the sum of warp w */
     GT_UNROLL
     for (int i = 0; i < N; i++) sums[i] = is_warp ? lds<float>(me.buffer + 4 * (SUMS * lane_id() + i)) : 0.0f;
     for (int mask = 1; mask < s.lanes / 32; mask <<= 1) {
@@ -215,7 +224,7 @@ GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
 }
 
 template <class K, int N>
-GT_DEV void slice_sum(const Shape&, Coordinates&, double (&)[N]) {} /* only slices of one thread */
+GT_DEV void slice_sum(const Shape&, Coordinates&, double (&)[N]) {} /* a tiny slice has one thread */
 
 /* Adds v^2 to sums[0], and (2^-70 v)^2, which does not overflow, to sums[1]. */
 template <class Real>
@@ -225,8 +234,8 @@ GT_DEV void add_square(Real* sums, Real v) {
     sums[1] += small * small;
 }
 
-/* 1 / sqrt(mean square - shift^2 + eps) from add_square's sums.  shift: the mean of what was summed, which is what
- * rounding left of the mean. */
+/* 1 / sqrt(mean square - shift^2 + eps) from add_square's sums of v - mean.  inverse: 1 / n.  shift: the mean of what
+ * was summed; it is not 0, for the mean that was subtracted is rounded. */
 GT_DEV float rstd_of(const float* sums, float inverse, float shift, float eps) {
     if (sums[0] < 0x1p126f) {
         float x = fma_rn(sums[0], inverse, -shift * shift) + eps;
@@ -248,10 +257,11 @@ GT_DEV Real inverse_of(const Shape& s) {
         return s.inverse;
 }
 
-constexpr float PRODUCT_SCALE = 0x1p-32f; /* keeps the sum of d . v from overflow */
+constexpr float PRODUCT_SCALE = 0x1p-32f; /* factor of backward's sum of d . v: keeps it from overflow */
 
-/* Stores two parameter gradients, summed over the block's rows in order, as row `group` of each partial [groups, D];
- * all threads.  Wide slices do nothing here: add_to_partial has added every row. */
+/* Adds up two parameter gradients over the block's rows, in order, and stores them as row `group` of `partial` and
+ * `other_partial`, [groups, D], NULL if not wanted.  All threads of the block call it.  For wide slices it does
+ * nothing: add_to_partial has added every row. */
 template <class K>
 GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const float (&sums)[K::E],
                            float* other_partial, const float (&other)[K::E]) {
@@ -278,6 +288,7 @@ GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const
     }
 }
 
+/* Wide slices: adds one row's share of a parameter gradient to the group's partial sum, in global memory. */
 template <class K>
 GT_DEV void add_to_partial(const Shape& s, const Coordinates& me, float* partial, int64_t round, bool is_first,
                            const float (&added)[K::E]) {

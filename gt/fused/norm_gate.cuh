@@ -5,7 +5,7 @@
  *     dv = rstd (d - mean(d) - xhat mean(d xhat))         without mean(d) for RMSNorm
  *     dx = dv, ds = dy n      gate first: dx = dv s, ds = dv x        dz = ds silu'(z)
  *     dgamma = sum over rows of dn xhat                   dbeta = sum over rows of dn
- * Blocks, lanes, rounds, registers and the order of sums: norm.cuh. */
+ * Blocks, lanes, rounds, most registers and the order of sums, which is fixed: norm.cuh. */
 #ifndef GT_FUSED_NORM_GATE_CUH
 #define GT_FUSED_NORM_GATE_CUH
 
@@ -15,7 +15,7 @@ namespace gt {
 namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
- * grid and shared memory as norm_mix forward.
+ * grid tiles * groups.  shared: 768 bytes if a slice has more than 32 lanes.
  * registers: elements of x and z of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma, beta.
  * bytes: x, z and y once (wide slices: x and z twice, with LayerNorm three times). */
 struct GateParams {
@@ -23,7 +23,7 @@ struct GateParams {
     const void *x, *z;
     int64_t x_stride, z_stride;
     const float *gamma, *beta;
-    bool is_layer, gate_first;
+    bool is_layer, gate_first; /* LayerNorm, else RMSNorm; the gate before the norm, else after it */
     float eps;
 };
 
@@ -33,7 +33,7 @@ struct GateForwardParams {
     int64_t y_stride;
 };
 
-/* The kernel's form says whether these hold; for ANY_FORM the call does. */
+/* The kernel's form says whether these hold; for ANY_FORM the parameters do. */
 template <class K>
 GT_DEV bool is_layer(const GateParams& p) {
     return K::FORM == ANY_FORM ? p.is_layer : K::FORM == LAYER_GATE_LAST;
@@ -73,18 +73,20 @@ struct GateRow {
         }
     }
 
+    /* v <- v - mean for LayerNorm; 0 outside of the slice. */
     GT_METHOD void center(const GateParams& p, const Coordinates& me, int64_t round, Real mean) {
         GT_UNROLL
         for (int e = 0; e < K::E; e++)
             if (is_layer<K>(p)) v[e] = is_inside<K>(p.shape, me, round, e) ? v[e] - mean : (Real)0;
     }
 
+    /* s = silu(z), or 1. */
     GT_METHOD Real gate(const GateParams& p, int e) const {
         return has_gate<K>(p) ? silu_of_sigmoid(z.get(e), sigmoid_z[e]) : 1.0f;
     }
 };
 
-/* mean(v) for LayerNorm, else 0.  The row is there, unless the slice is wide: then it is read here, round by round. */
+/* mean(v) for LayerNorm, else 0.  The row is loaded, unless the slice is wide: then it is read here, round by round. */
 template <class K>
 GT_DEV typename K::Real gate_mean(const GateParams& p, Coordinates& me, GateRow<K>& row, int64_t m,
                                   typename K::Real inverse) {
@@ -131,7 +133,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
         }
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        Real sums[MAY_CENTER ? 3 : 2] = {}; /* of v - mean: the two of add_square, and its mean */
+        Real sums[MAY_CENTER ? 3 : 2] = {}; /* add_square's two of v - mean; the mean of v - mean */
         for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {
                 row.load(in, me, m, round);
@@ -169,7 +171,8 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 }
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
- * grid and shared memory as norm_mix backward.
+ * grid tiles * groups, of fewer groups than forward: each leaves a row of partial sums.
+ * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
  * registers: elements of x, z and dy of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma and
  * the gradients of gamma and beta.  beta, where dz needs it, is read again with every row.
  * bytes: x, z, dy, dx, dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times); partial sums 8 D a
@@ -182,14 +185,14 @@ struct GateBackwardParams {
     float *dgamma, *dbeta; /* partial sums [groups, D], NULL if not wanted */
 };
 
-/* What follows from the sums over a slice.  shift: what rounding left of the mean in v - mean.  slope: mean(d xhat).
+/* What follows from the sums over a slice.  shift: the mean of v - mean, which rounding has left.  slope: mean(d xhat).
  * mean_d: mean(d), 0 for RMSNorm. */
 template <class Real>
 struct GateSlice {
     Real shift, rstd, slope, mean_d;
 };
 
-/* One round: writes dx and dz, adds to dgamma and dbeta.  row.v, which holds v - mean, is overwritten. */
+/* One round: writes dx and dz, adds to dgamma and dbeta.  row.v holds v - mean and is overwritten. */
 template <class K>
 GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateRow<K>& row, const Raw<K>& dy,
                        const GateSlice<typename K::Real>& slice, int64_t m, int64_t round, const float (&gamma)[K::E],
@@ -208,7 +211,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
         dgamma[e] += (float)(dn * xhat);
         if (MAY_HAVE_BETA<K>) dbeta[e] += (float)dn;
         out[e] = gate_first<K>(in) ? dv * row.gate(in, e) : dv;
-        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the other factor of ds */
+        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the factor of ds other than dy or x */
     }
     if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, round, out);
     if (!p.dz) return;
@@ -223,7 +226,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
 template <class K>
 GT_KERNEL(K::THREADS, K::GATE_BLOCKS)
 gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
-    wait_for_chain(); /* lets blocks of the next kernel take free places */
+    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
@@ -257,7 +260,7 @@ gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
         GateSlice<Real> slice;
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        /* of v - mean: the two of add_square, its product with d, its mean; of d */
+        /* add_square's two of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
         Real sums[MAY_CENTER ? 5 : 3] = {};
         for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {

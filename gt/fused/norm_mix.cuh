@@ -2,7 +2,7 @@
  *     y = residual + gain_a xhat_a + gain_b xhat_b     xhat_a = a rstd_a     rstd_a = 1 / sqrt(mean(a^2) + eps)
  *     da = rstd_a (d - xhat_a mean(d xhat_a))          d = dy gain_a         dgain_a = sum over rows of dy xhat_a
  * and likewise for b.
- * Blocks, lanes, rounds, registers and the order of sums: norm.cuh. */
+ * Blocks, lanes, rounds, most registers and the order of sums, which is fixed: norm.cuh. */
 #ifndef GT_FUSED_NORM_MIX_CUH
 #define GT_FUSED_NORM_MIX_CUH
 
@@ -11,11 +11,12 @@
 namespace gt {
 namespace norm {
 
-/* A thread's elements of a row: of a, b, and residual (forward) or dy (backward). */
+/* A thread's elements of a row: of a, of b, and third of residual (forward) or dy (backward). */
 template <class K>
 struct MixRow {
     Raw<K> a, b, third;
 
+    /* data, stride: of the third tensor; NULL: it is not loaded. */
     template <class Params>
     GT_METHOD void load(const Params& p, const Coordinates& me, const void* data, int64_t stride, int64_t m,
                         int64_t round) {
@@ -114,7 +115,7 @@ GT_DEV void add_branch(Real* sums, Real x, Real d) {
     sums[2] += d * (x * (Real)PRODUCT_SCALE);
 }
 
-/* One branch in one round: writes dx, adds to dgain. */
+/* One branch (x = a or b) in one round: writes dx, adds to dgain.  sums: add_branch's, over the slice. */
 template <class K>
 GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, const Raw<K>& dy,
                        const typename K::Real* sums, typename K::Real inverse, float eps, const float (&gain)[K::E],
@@ -135,7 +136,7 @@ GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, c
 template <class K>
 GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS)
 mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
-    wait_for_chain(); /* lets blocks of the next kernel take free places */
+    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     using Real = typename K::Real;
     const Shape& s = p.shape;
     const int64_t rounds = K::WIDE ? s.rounds : 1;

@@ -1,5 +1,9 @@
-/* gt/fused/rmsnorm_linear_rows.cuh - rmsnorm_linear around the products of rmsnorm_linear_tiles.cuh: 16-bit rows of
- * whole 16-byte pieces. */
+/* gt/fused/rmsnorm_linear_rows.cuh - what rmsnorm_linear does before and after its products on tensor cores, for 16-bit
+ * rows of whole 16-byte pieces.  In the words of gt_fused.cuh and rmsnorm_linear.cuh:
+ *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
+ *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
+ *     finish_kernel      G -> dweight, dgamma, dbeta    after G
+ * Grid, registers, bytes and the order of sums stand above each kernel. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 
@@ -10,8 +14,8 @@ namespace rmsnorm_linear {
 
 constexpr int PIECES = 4; /* of 16 bytes, that a lane has in flight */
 
-/* Calls f(d, i) for the first element d of each of the lane's pieces, i being the index of it among those that are
- * loaded together; before that, load(d, i) for all of these. */
+/* A warp has a row of D elements.  Lane l has its pieces l, l + 32, ..., PIECES at a time: for these it calls first
+ * load(d, i), then f(d, i).  d: the piece's first element.  i: index of the piece among the PIECES. */
 template <class Load, class Function>
 GT_DEV void for_pieces(int D, Load load, Function f) {
     for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {
@@ -24,12 +28,12 @@ GT_DEV void for_pieces(int D, Load load, Function f) {
     }
 }
 
-/* A row of x.  Up to 256 PIECES elements are loaded once. */
+/* A warp's row of x.  Up to 256 PIECES elements are loaded once and kept. */
 template <class T>
 struct PieceRow {
     const T* x;
     int D;
-    bool is_kept;
+    bool is_kept; /* all of the row is in v */
     Vec<T, 8> v[PIECES];
 
     GT_METHOD PieceRow(const Input& in, int64_t m) {
@@ -76,9 +80,9 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
  * registers: 4 pieces as loaded.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
-    Input in;        /* gamma, beta: NULL for xhat */
-    int has_moments; /* they are read, else written */
-    void* out;       /* [M,D] */
+    Input in;        /* gamma = beta = NULL makes xhat of n */
+    int has_moments; /* in.moments are read, else computed and written */
+    void* out;       /* n or xhat, [M,D] */
 };
 
 template <class T>
@@ -108,6 +112,7 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
 }
 
 /* ---- rmsnorm_linear: dx, and xhat in place of dn ---------------------------------------------
+ * dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat)), dxhat = dn . gamma; RMSNorm leaves out mean(dxhat).
  * grid, block and sums as above.
  * bytes: x and dn once, rows of more than 1024 again from the first-level cache; dx, and xhat if wanted.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
@@ -133,8 +138,8 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     const float* scales = p.scales + m * ((D + 63) / 64);
     const Moments s = ldg<Moments>(in.moments + m);
     Vec<T, 8> v[PIECES], dn[PIECES];
-    float xhat[8], dxhat[8], mean = 0.0f, slope = 0.0f;
-    bool is_kept = false; /* all of the row is in registers */
+    float xhat[8], dxhat[8], mean = 0.0f, slope = 0.0f; /* mean(dxhat), mean(dxhat . xhat) */
+    bool is_kept = false;                               /* all of the row is in registers */
     const auto load = [&](int d, int i) {
         if (is_kept) return;
         v[i] = ldg<Vec<T, 8>>(x + d);
@@ -172,13 +177,16 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     });
 }
 
-/* ---- rmsnorm_linear: dweight, and what follows from it ---------------------------------------
- * grid ceil(D/128) fastest, blocks of rows of weight; block 256 = 8 rows x 128 columns, 4 a lane; 8 KB of shared memory.
- * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
+/* ---- rmsnorm_linear: dweight, dgamma and dbeta from G -----------------------------------------
+ * G = dy^T xhat comes in slices, each the sum over some of the M rows.
+ * grid ceil(D/128) tiles of columns, fastest, times blocks of rows of weight; block 256 = 8 warps, a row each of 128
+ * columns, 4 a lane.
+ * shared: 8 KB, the warps' sums for dgamma and dbeta.
  * registers: 4 columns of 8 slices of G, of gamma and beta, and of two sums.
+ * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
  * The slices are added in order, a warp's rows in order, then the warps: deterministic. */
 struct FinishParams {
-    const float* parts; /* [slices,O,D] */
+    const float* parts; /* the slices of G, [slices,O,D] */
     int64_t slices;
     const void* weight;
     const float *gamma, *beta;
@@ -191,14 +199,15 @@ struct FinishParams {
 
 constexpr int SLICES_AT_ONCE = 8;
 
-/* Adds up what the 8 warps have of 128 columns and writes it. */
-GT_DEV void store_finished(float* partials, uint32_t cells, int64_t block, int D, int d) {
+/* Adds up the 8 warps' sums of the lane's columns d ... d + 3, and stores them in row `block` of partials.  values: the
+ * warps' sums in shared memory. */
+GT_DEV void store_finished(float* partials, uint32_t values, int64_t block, int D, int d) {
     if (!partials || d >= D) return;
     Vec<float, 4> sum = {};
     for (int i = 0; i < ROW_WARPS; i++) {
-        const auto part = lds<Vec<float, 4>>(cells + 16 * (32 * i + lane_id()));
+        const auto added = lds<Vec<float, 4>>(values + 16 * (32 * i + lane_id()));
         GT_UNROLL
-        for (int e = 0; e < 4; e++) sum.word[e] += part.word[e];
+        for (int e = 0; e < 4; e++) sum.word[e] += added.word[e];
     }
     stg(partials + block * D + d, sum);
 }
@@ -216,19 +225,19 @@ finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
     for (int row = 0; row < p.rows; row++) {
         const int64_t o = (block * p.rows + row) * ROW_WARPS + warp_id();
         if (o >= p.O || d >= p.D) break;
-        const int64_t at = o * p.D + d, size = (int64_t)p.O * p.D;
-        Vec<float, 4> g = {}, part[SLICES_AT_ONCE];
+        const int64_t element = o * p.D + d, size = (int64_t)p.O * p.D;
+        Vec<float, 4> g = {}, slices[SLICES_AT_ONCE];
         for (int64_t slice = 0; slice < p.slices; slice += SLICES_AT_ONCE) {
             GT_UNROLL
             for (int i = 0; i < SLICES_AT_ONCE; i++)
-                if (slice + i < p.slices) part[i] = ldg<Vec<float, 4>>(p.parts + (slice + i) * size + at);
+                if (slice + i < p.slices) slices[i] = ldg<Vec<float, 4>>(p.parts + (slice + i) * size + element);
             GT_UNROLL
             for (int i = 0; i < 4 * SLICES_AT_ONCE; i++)
-                if (slice + i / 4 < p.slices) g.word[i % 4] += part[i / 4].word[i % 4];
+                if (slice + i / 4 < p.slices) g.word[i % 4] += slices[i / 4].word[i % 4];
         }
         const float dbias = p.dbias ? p.dbias[o] : 0.0f;
         if (wants_sums) {
-            const auto weight = ldg<Vec<T, 4>>(static_cast<const T*>(p.weight) + at);
+            const auto weight = ldg<Vec<T, 4>>(static_cast<const T*>(p.weight) + element);
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 dgamma.word[e] = fma_rn(weight.get(e), g.word[e], dgamma.word[e]);
@@ -238,19 +247,19 @@ finish_kernel(const GT_GRID_CONSTANT FinishParams p) {
         GT_UNROLL
         for (int e = 0; e < 4; e++) g.word[e] = fma_rn(g.word[e], gamma.word[e], dbias * beta.word[e]);
         if (p.dweight && p.accumulate) {
-            const auto old = ldg<Vec<float, 4>>(p.dweight + at);
+            const auto old = ldg<Vec<float, 4>>(p.dweight + element);
             GT_UNROLL
             for (int e = 0; e < 4; e++) g.word[e] += old.word[e];
         }
-        if (p.dweight) stg(p.dweight + at, g);
+        if (p.dweight) stg(p.dweight + element, g);
     }
     if (!wants_sums) return;
-    const uint32_t cells = smem_base(), more_cells = cells + 16 * 32 * ROW_WARPS;
-    sts(cells + 16 * thread_id(), dgamma);
-    sts(more_cells + 16 * thread_id(), dbeta);
+    const uint32_t dgammas = smem_base(), dbetas = dgammas + 16 * 32 * ROW_WARPS;
+    sts(dgammas + 16 * thread_id(), dgamma);
+    sts(dbetas + 16 * thread_id(), dbeta);
     sync_threads();
-    if (warp_id() == 0) store_finished(p.dgamma, cells, block, p.D, d);
-    if (warp_id() == 1) store_finished(p.dbeta, more_cells, block, p.D, d);
+    if (warp_id() == 0) store_finished(p.dgamma, dgammas, block, p.D, d);
+    if (warp_id() == 1) store_finished(p.dbeta, dbetas, block, p.D, d);
 }
 
 } /* namespace rmsnorm_linear */

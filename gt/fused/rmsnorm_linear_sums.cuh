@@ -100,11 +100,12 @@ struct ColumnParams {
     float *sums, *dots;  /* [blocks of rows, C]; NULL: not wanted */
 };
 
-/* Adds up the cells of the 8 warps and writes the block's partial sum. */
-GT_DEV void store_column(float* partials, uint32_t cells, const ColumnParams& p, int64_t block, int64_t c) {
+/* Adds up the 8 warps' sums of column c, and stores them in row `block` of partials.  values: the warps' sums in shared
+ * memory. */
+GT_DEV void store_column(float* partials, uint32_t values, const ColumnParams& p, int64_t block, int64_t c) {
     if (!partials || c >= p.columns) return;
     float sum = 0.0f;
-    for (int i = 0; i < ROW_WARPS; i++) sum += lds<float>(cells + 4 * (32 * i + lane_id()));
+    for (int i = 0; i < ROW_WARPS; i++) sum += lds<float>(values + 4 * (32 * i + lane_id()));
     partials[block * p.columns + c] = sum;
 }
 
@@ -129,12 +130,12 @@ GT_KERNEL(32 * ROW_WARPS, 1) column_kernel(const GT_GRID_CONSTANT ColumnParams p
                 dot = fma_rn(v[i], xhat_of(s, x[i]), dot);
             }
     }
-    const uint32_t cells = smem_base(), more_cells = cells + 4 * 32 * ROW_WARPS;
-    sts<float>(cells + 4 * thread_id(), sum);
-    sts<float>(more_cells + 4 * thread_id(), dot);
+    const uint32_t sums = smem_base(), dots = sums + 4 * 32 * ROW_WARPS;
+    sts<float>(sums + 4 * thread_id(), sum);
+    sts<float>(dots + 4 * thread_id(), dot);
     sync_threads();
-    if (warp_id() == 0) store_column(p.sums, cells, p, block, c);
-    if (warp_id() == 1) store_column(p.dots, more_cells, p, block, c);
+    if (warp_id() == 0) store_column(p.sums, sums, p, block, c);
+    if (warp_id() == 1) store_column(p.dots, dots, p, block, c);
 }
 
 } /* namespace rmsnorm_linear */

@@ -9,16 +9,18 @@
  * An operator describes itself in a struct `Operator`, which has
  *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
  *     table()          its gt_op
- *     check(a)         whether this GPU code takes such sizes
+ *     check(a)         refuses sizes that the kernels do not take
  *     plan_forward(a, is_step, device), plan_backward(a, device)
  * A plan is made once, is const afterwards, and has all that its launches need:
- *     sequences, unused   of the call; what is to be cleared for it, by a launch with the name CLEAR
- *     bytes, saved        of workspace and of what forward saves for backward: the size query makes the same plan
+ *     sequences           of the call
+ *     unused              what clear_unused() clears, by a launch with the name CLEAR
+ *     bytes, saved        sizes of workspace and of what forward saves for backward; the size query makes a plan, too
  *     forward:   pass(device, stream)
  *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
  * HAS_PIECES: whether there is plan_segment<REVERSE>(a, device), a plan with `bytes` and run(device, stream).
- * Where one kernel takes G through the chunks and writes their gradients, too, make_gradients() launches it last. */
+ * make_gradients() makes G, finish_chunks() the chunks' gradients from it.  Where one kernel makes both, as in scan,
+ * make_gradients() launches it, and finish_chunks() adds up what it leaves. */
 #ifndef GT_RECURRENCE_DRIVER_CUH
 #define GT_RECURRENCE_DRIVER_CUH
 
@@ -29,8 +31,8 @@ namespace gt {
 
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
-/* launch(is_local): every segment, from a zero state and leaving segments.states and segments.decays alone, or from the
- * states that are there. */
+/* launch(true): the local pass.  It starts from zero states and writes only segments.states and segments.decays.
+ * launch(false): the final pass, from the states that the scan has left. */
 template <bool REVERSE, class Stream, class Launch>
 static inline gt_status run_pass(const char* scan_name, const ScanParams& scan, const Device& device, Stream& stream,
                                  const Launch& launch) {
@@ -76,7 +78,7 @@ static inline gt_status prepare(gt_pass pass, const typename Operator::Args* arg
     return current_device(device);
 }
 
-/* What a size of an operator may be at most on the GPU. */
+/* Refuses a size that is larger than the kernels take. */
 static inline gt_status check_size(const char* name, int64_t size, int most) {
     if (size <= most) return GT_OK;
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: at most %d", name, (long long)size, most);
@@ -122,7 +124,7 @@ static inline gt_status call_backward(const typename Operator::Args* args, gt_st
 
 /* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
 
-/* Of both passes: the query knows not which. */
+/* What gt_OP_segment and gt_OP_segment_backward need, the larger: a query does not know which it is for. */
 template <class Operator>
 static inline size_t segment_workspace(const typename Operator::Args& a, const Device& device) {
     const size_t forward = Operator::template plan_segment<false>(a, device).bytes;

@@ -1,10 +1,11 @@
 /* gt/recurrence/pieces.cuh - a sequence in pieces that know nothing of each other: gt_OP_segment and gt_OP_join.
  *
- * Of a piece gt_OP_segment leaves what it makes of a zero state, and the log of its decay (gt_OP_segment_backward: of a
- * zero gradient): the local pass over segments, and a scan with ENDS (segments.cuh; call_segment in driver.cuh).
+ * gt_OP_segment leaves what a piece makes of a zero state (gt_OP_segment_backward: of a zero gradient), and the log of
+ * its decay.  It is the local pass over segments, and a scan with ENDS (segments.cuh; call_segment in driver.cuh).
  * gt_OP_join, below, makes of these what every piece starts from, gt_OP_join_backward the gradient that each ends with.
- * gt_kernels.h, at gt_wkv6_segment, has the mathematics.  An operator with pieces says how many rows with a decay each
- * its state has, rows(a), and how many numbers such a row has, columns(a). */
+ * gt_kernels.h, at gt_wkv6_segment, has the mathematics.
+ * An operator with pieces also has, in its Operator: rows(a), the rows of a state, each with a decay of its own;
+ * columns(a), the numbers of such a row; JOIN, the name of the launch. */
 #ifndef GT_RECURRENCE_PIECES_CUH
 #define GT_RECURRENCE_PIECES_CUH
 
@@ -15,13 +16,14 @@ namespace gt {
 /* ---- join ----------------------------------------------------------------------------------------------------------
  * S <- first;   for every piece, in order:   starts[piece] <- S,   S <- exp(decay) . S + states[piece].
  * REVERSE: from the last piece to the first.
- * grid ceil(numbers of all states / 256), block 256, a number of a state a thread; JOIN_STEPS pieces are read at once.
- * bytes: states once each way, decays.  Deterministic: one chain of operations a number.  starts may be states. */
+ * grid ceil(size / 256), block 256: a thread has one element of the states.  JOIN_STEPS pieces are read at once.
+ * registers: 8 elements of states and 8 logs of decays.  No shared memory.
+ * bytes: states once each way, decays.  Deterministic: one chain of operations an element.  starts may be states. */
 struct JoinParams {
-    int64_t pieces, size, decay_size; /* numbers of the states of a piece, and of its decays */
-    int64_t elements;                 /* that a decay serves */
+    int64_t pieces, size, decay_size; /* size: elements of all states of a piece */
+    int64_t elements;                 /* of a state, that one decay serves */
     const float *states, *decays;     /* [pieces][size], [pieces][decay_size] */
-    const float* first;               /* [first_size], again and again; NULL = 0 */
+    const float* first;               /* [first_size], repeated where all share a state; NULL = 0 */
     int64_t first_size;
     float* starts; /* [pieces][size] */
 };
@@ -52,7 +54,7 @@ join_kernel(const GT_GRID_CONSTANT JoinParams p) {
     }
 }
 
-/* rows: of a state, each with a decay, and of `columns` numbers. */
+/* rows, columns: of a state; every row has a decay. */
 template <bool REVERSE, class Args>
 static inline gt_status run_join(const char* name, const Args& a, int64_t rows, int64_t columns, gt_stream stream) {
     const int64_t state = rows * columns;

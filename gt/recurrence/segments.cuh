@@ -11,12 +11,12 @@
  *     final   every segment again, from its start state: the outputs
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
  * gt_OP_segment, for a piece of a sequence, makes the first two alone: local, of every segment; and a scan that leaves
- * the state at the piece's end, and the log of its decay.
+ * the state at the piece's end, and the log of the piece's decay.
  *
- * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).  Where decays lie: [segment
- * slot][terms][decay_size].  An entry is a number, or the sum of two (terms = 2).  Times `unit`, or rate[element], it
- * is the natural logarithm of the segment's decay.  It serves state_size / decay_size neighbouring elements of the
- * state. */
+ * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).
+ * Where decays lie: [segment slot][terms][decay_size].  An entry is one number; with terms = 2, the sum of two.  An
+ * entry times `unit`, or times rate[element] where there are rates, is the natural logarithm of the segment's decay.
+ * One entry serves state_size / decay_size neighbouring elements of the state. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
@@ -28,12 +28,13 @@ namespace gt {
 
 /* ---- how a state decays ---------------------------------------------------------------------------------------- */
 
-/* What is made of a decay, kept finite: a state of zero stays zero under any growth. */
+/* Bounds a factor, so that a state of zero stays zero under any growth. */
 GT_DEV float finite(float value) { return value > FLT_MAX ? FLT_MAX : value < -FLT_MAX ? -FLT_MAX : value; }
 
-/* How a state that decays by exp(a) is scaled: S <- keep * S + factor * S.  Near 1 the small part of the decay is
- * factor = expm1(a), which keeps its relative accuracy; keep = 1.  Else keep = 0; such a decay is not carried far, so
- * that exp_fast is accurate enough. */
+/* How a state that decays by exp(a) is scaled: S <- keep * S + factor * S.
+ * Where exp(a) is near 1, keep = 1 and factor = expm1(a): a small 1 - exp(a) keeps its relative accuracy.
+ * Else keep = 0 and factor = exp(a).  A state is soon gone, or too large, under such factors: exp_fast is accurate
+ * enough. */
 struct Scale {
     float keep, factor;
 };
@@ -46,15 +47,15 @@ GT_DEV Scale scale_of_log(float a) {
     return s;
 }
 
-/* keep is no factor: where it is 0, an infinite state must not make a NaN. */
+/* The scaled state + added.  keep is tested, not multiplied by: 0 times an infinite state would be NaN. */
 GT_DEV float rescale(float keep, float factor, float state, float added) {
     float sum = fma_rn(factor, state, added);
     if (keep != 0.0f) sum += state;
     return sum;
 }
 
-/* The same through a whole segment, whose decay may be a growth (A > 0) that exp cannot hold although the product with
- * a small state fits: then keep = FAR, and the factor, a fourth of the way, is applied four times. */
+/* The same through a whole segment.  Its decay may be a growth (A > 0) that fp32 cannot hold, although its product with
+ * a small state fits.  Then keep = FAR, factor = exp(a / 4), and the factor is applied four times. */
 constexpr float FAR = 4.0f;
 
 GT_DEV Scale scale_of_segment(float log) {
@@ -67,7 +68,7 @@ GT_DEV float rescale_far(const Scale& scale, float state, float added) {
     return state * scale.factor * scale.factor * scale.factor * scale.factor + added;
 }
 
-/* A running sum whose rounding errors are kept; an infinite sum stays infinite. */
+/* A running sum in two terms, which keeps its rounding errors in lo.  An infinite sum stays infinite. */
 struct TwoTermSum {
     float hi = 0.0f, lo = 0.0f;
 
@@ -81,31 +82,33 @@ struct TwoTermSum {
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
-/* Which segments a local pass takes: all that another follows, or all that have tokens. */
+/* Whether a pass is local, and which segments it takes then: those that another one follows, or all that have
+ * tokens. */
 enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
 /* How the sequences of a call are cut. */
 struct Segments {
-    int64_t count;          /* that the longest sequence may have; elements of a batch have all so many */
+    int64_t count;          /* of a batch element; packed: most that a sequence has */
     float *states, *decays; /* NULL if count is 1 */
-    int64_t tokens = 0;     /* of a segment of T tokens */
+    int64_t tokens = 0;     /* of a segment, in a sequence of T tokens */
 };
 
-/* Tokens of a segment, whole chunks, in a sequence of so many. */
+/* Tokens of a segment in a sequence of `tokens` that is cut into up to `count`.  They are whole chunks if the sequence
+ * is cut at all. */
 template <class Int>
 GT_HD Int segment_tokens(Int tokens, Int count, int chunk) {
     const Int least = (tokens + count - 1) / count, size = (Int)chunk;
     return least > size ? (least + size - 1) / size * size : size;
 }
 
-/* Segments of such a sequence; one if it has no tokens. */
+/* How many segments such a sequence has; one if it has no tokens. */
 template <class Int>
 GT_HD Int segments_in(Int tokens, Int tokens_per_segment) {
     return tokens > tokens_per_segment ? (tokens + tokens_per_segment - 1) / tokens_per_segment : 1;
 }
 
-/* segment_tokens() of a sequence of a call.  Lengths of packed ones have 32 bits: a division of 64 bits takes half a
- * microsecond. */
+/* segment_tokens() of a sequence of a call.  Lengths of packed sequences have 32 bits and are divided as such: a
+ * division of 64 bits takes half a microsecond. */
 GT_DEV int64_t segment_length(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
     return q.cu_seqlens ? segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk) : cut.tokens;
 }
@@ -115,12 +118,15 @@ GT_DEV int64_t segments_of(const Sequences& q, const Segments& cut, int chunk, i
     return segments_in((uint32_t)tokens, segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk));
 }
 
-/* Where a sequence's segments lie among those of all: neither more than `count` nor more than a slot a chunk. */
+/* The segment slot of a sequence's first segment.  A sequence has at most `count` segments, and at most as many as
+ * chunks.  So s * count slots are enough for all sequences before it, and so are the slots of their chunks: the fewer
+ * are taken. */
 GT_DEV int64_t first_segment_slot(const Sequences& q, int64_t count, int64_t s, int64_t chunk_slot) {
     const int64_t slot = s * count;
     return q.cu_seqlens && chunk_slot < slot ? chunk_slot : slot;
 }
 
+/* Segment slots of a call. */
 static inline int64_t segment_slots(const Sequences& q, int64_t count, int chunk) {
     const int64_t slots = most_sequences(q) * count, chunks = chunk_slots(q, chunk);
     return q.capacity && chunks < slots ? chunks : slots;
@@ -134,7 +140,7 @@ struct Span {
     int64_t chunk_slot, segment_slot; /* of its first chunk; its own */
 };
 
-/* Segment `segment`, below count, of sequence s, below sequence_count(). */
+/* Segment `segment` < count of sequence s < sequence_count(). */
 GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t s, int64_t segment) {
     const Sequence seq = sequence_at(q, chunk, s);
     const int64_t length = segment_length(q, cut, chunk, seq.tokens);
@@ -150,34 +156,35 @@ GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t 
             first_segment_slot(q, cut.count, s, seq.slot) + segment};
 }
 
-/* item: sequence * count + segment. */
+/* The segment of an item: sequence * count + segment. */
 GT_DEV Span span_at(const Sequences& q, const Segments& cut, int chunk, int64_t item) {
     if (cut.count == 1) return span_of(q, cut, chunk, item, 0);
     return span_of(q, cut, chunk, item / cut.count, item % cut.count);
 }
 
-/* Whether a pass leaves the span out.  is_last: the pass through its sequence ends here.  A sequence without tokens has
- * no segment slot of its own. */
+/* Whether a pass leaves a segment out.  is_last: the pass through the segment's sequence ends with it.  A pass over
+ * ALL_SEGMENTS leaves out those without tokens: a sequence without tokens has no segment slot. */
 GT_DEV bool skips(int local, const Span& span, bool is_last) {
     return !span.exists || (local == ALL_BUT_LAST && is_last) || (local == ALL_SEGMENTS && span.first == span.end);
 }
 
-/* The same where only the number of segments is known. */
+/* span_at() where only the number of segments is known. */
 GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) {
     return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
 }
 
-/* The state [size] that a span's pass begins with: what the scan found or, where the sequence is one segment, its own
- * in row `row` of `states`.  The memory of `states` may be that which the pass through another segment of the sequence
- * writes in the end, so that it is not read where there are several. */
+/* The state [size] that the pass through a segment begins with; NULL: zeros.
+ * Where the sequence has several segments the scan has left it in cut.states.  Else it is row `row` of `states`.
+ * With several segments nobody reads `states`: the pass through the sequence's last segment may already write there. */
 GT_DEV const float* first_state(const Segments& cut, const Span& span, int64_t size, const float* states, int64_t row) {
     if (!span.starts || !span.ends) return cut.states + span.segment_slot * size;
     return states ? states + row * size : nullptr;
 }
 
-/* Segments that pay: as many as give each of `room` blocks, those that the device runs at once, something to do;
- * `least` tokens are worth a segment, so that no more packed sequences count than have as many.  blocks: those of one
- * segment. asked: by the caller, 0 if the choice is left. */
+/* How many segments a sequence is cut into.  asked: what the caller asks for; 0 leaves the choice.
+ * The choice: as many as give work to `room` blocks, those that the device runs at once, if a segment of one sequence
+ * has `blocks`; but segments of `least` tokens or more.  No more packed sequences count than could have `least` tokens
+ * each. */
 static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t blocks, int64_t room, int64_t least,
                                       int chunk) {
     const int64_t most = (q.T + chunk - 1) / chunk;
@@ -190,11 +197,12 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
     }
     if (count > most) count = most;
     if (count < 1) count = 1;
-    /* fewer do if whole chunks make them longer; packed sequences are cut by the number itself */
+    /* whole chunks make segments longer: then fewer are enough.  Packed sequences are cut by the number itself */
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 
-/* So many segments, with room for their states and for `decays` numbers each; of one only if it is `wanted`. */
+/* `count` segments, with memory for their states and for `decays` numbers each.  One segment needs none, unless it is
+ * `wanted`. */
 static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t count, int chunk, int64_t state_size,
                                     int64_t decays, bool wanted = false) {
     Segments cut = {count, nullptr, nullptr, segment_tokens(q.T, count, chunk)};
@@ -206,17 +214,20 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
 }
 
 /* ---- the scan over segments ---------------------------------------------------------------------------------------
- * S <- state_in;   for every segment but the last, in order:   S <- decay . S + its end state,   which is what the next
- * one starts from.  REVERSE: from the last segment to the first, from dstate_out.
- * ENDS: of every segment, from zero; S and the log of the whole decay are left, segments.states stay as they are.
- * In place: where a segment had left its end state, the state that it starts from is written.  States and decays were
- * left in `segments` by a local pass.
- * grid strands * ceil(state_size/128), block 4 warps, which know nothing of each other; a state element a thread.  A
- * strand is the blocks of one set of sequences: the s-th takes sequences s, s + strands, ...  so that the grid need not
- * grow with seq_capacity.  All of its time is latency, so the sums of 64 segments come by cp.async at once.
- * WHOLE_WARPS: the 32 elements of a warp decay alike.  Meanwhile its lanes make the scales of a segment or two each;
- * else every lane makes its own, 8 at a time.
- * shared, a warp: 64 sums of each element, 64 scales: 34 KB a block.  bytes: the segment states once each way. */
+ * A local pass has left the end state and the decay of every segment in `segments`.  For every sequence:
+ *     S <- state_in;   for every segment, in order:   start = S,   S <- decay . S + end state
+ * In place: the state that a segment starts from overwrites its end state.
+ * REVERSE: from dstate_out, from the last segment to the first.
+ * ENDS, for gt_OP_segment: from zero.  The last S and the log of the whole decay go to `ends` and `decays`;
+ * segments.states stay as they are.
+ * grid strands * ceil(state_size/128), block 4 warps, which share nothing; a thread has one state element.  Strand s
+ * has sequences s, s + strands, ...
+ * The time is latency.  So the end states of 64 segments come by cp.async at once.  Meanwhile the scales are made.
+ * WHOLE_WARPS: the 32 elements of a warp decay alike, and a lane makes the scales of two segments.  Else every lane
+ * makes its own, 8 at a time.
+ * shared, a warp: 64 end states of each element, 64 scales: 34 KB a block.
+ * registers: 8 end states and 8 scales.  128 at most.
+ * bytes: the segment states once each way, decays.  One chain of operations an element: deterministic. */
 struct ScanParams {
     Sequences sequences;
     Segments segments;
@@ -227,16 +238,17 @@ struct ScanParams {
     const float* rate; /* [state_size], multiplies the logs of decays; NULL: `unit` does */
     float unit = 1.0f;
     int terms = 1;
-    int64_t elements = 0;                     /* that an entry serves; set by scan_segments() */
-    Divider tiles = {};                       /* likewise: blocks of a sequence */
+    int64_t elements = 0;                     /* of the state, that one entry serves; set by scan_segments() */
+    Divider tiles = {};                       /* blocks of a strand; set by scan_segments() */
     float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
 };
 
-constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8;           /* segments at once, and in registers */
+constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments in shared memory, in registers */
 constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes of a warp */
 constexpr int SCAN_SMEM = SCAN_THREADS / 32 * (SCAN_SUMS + SCAN_SCALES);
 
-/* Starts the copies of the warp's elements in `left` segments, `stride` elements from each to the next. */
+/* Starts the copies of the warp's elements of `left` end states, which are `stride` elements apart, to
+ * sums[segment][32]. */
 template <bool WHOLE_WARPS>
 GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int left, bool inside) {
     if constexpr (WHOLE_WARPS) { /* 16 bytes of a segment each; 4 segments at once */
@@ -262,7 +274,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     const bool inside = element < p.state_size;
     if (element - lane_id() >= p.state_size) return;
     const int64_t sequences = sequence_count(p.sequences), step = REVERSE ? -1 : 1, stride = step * p.state_size;
-    /* which decay of a segment is this element's */
+    /* the element's decay, among those of a segment */
     const int64_t entry = element <= UINT32_MAX && p.elements <= UINT32_MAX ? (uint32_t)element / (uint32_t)p.elements
                                                                             : element / p.elements;
     const float rate = p.rate && inside ? p.rate[element] : p.unit;
@@ -272,7 +284,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1 && !ENDS) continue;
-        /* segments whose decay and end state S takes up */
+        /* S goes through so many segments: the end of the last one is nobody's start */
         const int64_t passed = !ENDS ? count - 1 : seq.tokens ? count : 0;
         const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
         float* states = cut.states + first * p.state_size + element;
@@ -307,13 +319,13 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                 Scale scale[SCAN_STEPS];
                 GT_UNROLL
                 for (int i = 0; i < SCAN_STEPS; i++) {
-                    const int at = k + i < left ? k + i : k;
-                    sum[i] = inside ? lds<float>(sums + 4 * (32 * at + lane_id())) : 0.0f;
+                    const int segment = k + i < left ? k + i : k; /* beyond the last any will do */
+                    sum[i] = inside ? lds<float>(sums + 4 * (32 * segment + lane_id())) : 0.0f;
                     if constexpr (WHOLE_WARPS) {
-                        const float2 x = lds<float2>(scales + 8 * at);
+                        const float2 x = lds<float2>(scales + 8 * segment);
                         scale[i] = {x.x, x.y};
                     } else {
-                        scale[i].factor = inside ? log_of(k0 + at) : 0.0f; /* the log; below, what is made of it */
+                        scale[i].factor = inside ? log_of(k0 + segment) : 0.0f; /* the log; below, what is made of it */
                         if (ENDS && k + i < left) whole += scale[i].factor;
                     }
                 }
@@ -351,7 +363,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     }
 }
 
-/* stream: a gt_stream, or a Chain. */
+/* Launches scan_segments_kernel.  stream: a gt_stream, or a Chain. */
 template <bool REVERSE, bool ENDS = false, class Stream>
 static inline gt_status scan_segments(const char* name, ScanParams p, const Device& device, Stream& stream) {
     const int64_t tiles = (p.state_size + SCAN_THREADS - 1) / SCAN_THREADS, room = 32 * (int64_t)device.multiprocessors;

@@ -12,8 +12,8 @@
  * clear_unused() writes that, unless the kernel that makes an output does.  It also writes the zeros of partial sums
  * that no chunk writes.
  *
- * A large seq_capacity need not cost time: where a block takes pieces of work in turn, up to the last that there is,
- * there are no more blocks than sequences of a sensible length need (most_blocks()). */
+ * A large seq_capacity need not cost time.  Where blocks take pieces of work in turn, a launch has no more blocks than
+ * sequences of a sensible length need (most_blocks(), strands()). */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 
@@ -26,7 +26,7 @@ namespace gt {
 struct Sequences {
     int64_t B, T; /* packed: B = 1, T tokens in all */
     const int32_t *cu_seqlens, *seq_count;
-    int64_t capacity; /* packed: of cu_seqlens, else 0 */
+    int64_t capacity; /* packed: most sequences that cu_seqlens has room for; else 0 */
 };
 
 template <class Args>
@@ -34,7 +34,7 @@ static inline Sequences sequences_of(const Args& a) {
     return {a.B, a.T, a.cu_seqlens, a.seq_count, a.seq_capacity};
 }
 
-/* Sequences that there may be: what states and workspace are sized for. */
+/* How many sequences there may be: what states and workspace are sized for. */
 GT_HD int64_t most_sequences(const Sequences& q) { return q.capacity ? q.capacity : q.B; }
 
 /* Slots for the chunks of a batch element. */
@@ -42,7 +42,7 @@ GT_HD int64_t chunk_slots(const Sequences& q, int chunk) {
     return q.capacity ? gt_chunk_slots(q.T, q.capacity, chunk) : (q.T + chunk - 1) / chunk;
 }
 
-/* Sequences that there are. */
+/* How many sequences there are. */
 GT_DEV int64_t sequence_count(const Sequences& q) {
     if (!q.cu_seqlens) return q.B;
     return q.seq_count ? *q.seq_count : q.capacity;
@@ -50,9 +50,10 @@ GT_DEV int64_t sequence_count(const Sequences& q) {
 
 GT_DEV bool sequence_exists(const Sequences& q, int64_t s) { return !q.cu_seqlens || s < sequence_count(q); }
 
-/* Blocks of a launch whose `all` pieces of work are more than there can be of packed sequences of SENSIBLE_TOKENS each,
- * `sensible`: a few rounds of blocks then take pieces in turn.  A block that finds no work costs 5 ns, a token and head
- * of work more than 0.2 ns, so that the idle ones are a few percent of the time at most. */
+/* Blocks of a launch that has up to `all` pieces of work, one a block.  A packed call with more pieces than `sensible`,
+ * those of sequences of SENSIBLE_TOKENS each, gets `sensible` blocks, or four for each multiprocessor if that is more:
+ * they take pieces in turn.  A block that finds no work costs 5 ns, a token and head of work more than 0.2 ns.  So idle
+ * blocks take a few percent of the time at most. */
 constexpr int64_t SENSIBLE_TOKENS = 256;
 
 static inline int64_t most_blocks(const Sequences& q, int64_t all, int64_t sensible, const Device& device) {
@@ -60,41 +61,44 @@ static inline int64_t most_blocks(const Sequences& q, int64_t all, int64_t sensi
     return q.capacity && most < all ? most : all;
 }
 
+/* The sequences that a call has if each has SENSIBLE_TOKENS: for counting pieces of work. */
 static inline Sequences sensible(Sequences q) {
     const int64_t count = q.T / SENSIBLE_TOKENS + 1;
     if (q.capacity > count) q.capacity = count;
     return q;
 }
 
-/* Blocks side by side, `each` at a time, that take `items` in turn: one an item, but no more than `room` in all. */
+/* How many strands, of `each` blocks, take `items` in turn: one for each item, but no more than `room` blocks in
+ * all. */
 static inline int64_t strands(int64_t items, int64_t each, int64_t room) {
     const int64_t most = room / each > 1 ? room / each : 1;
     return items < most ? items : most;
 }
 
-/* ... where nothing else limits them.  How many packed sequences there are the device finds: a few rounds of blocks do
- * for any number. */
+/* The `room` of strands() where nothing else limits it.  Only the device knows how many packed sequences there are:
+ * `rounds` blocks for each multiprocessor do for any number. */
 static inline int64_t grid_room(const Sequences& q, int rounds, const Device& device) {
     return q.capacity ? rounds * (int64_t)device.multiprocessors : (int64_t)1 << 22;
 }
 
-/* For sums of which every sequence or, if chunk is not 0, every chunk slot of a packed call has `each` rows. */
+/* The rows of a sum (reduce.cuh) to which every sequence of a packed call or, if chunk is not 0, every chunk slot adds
+ * `each` rows. */
 static inline PackedRows packed_rows(const Sequences& q, int chunk, int each = 1) {
     return {q.capacity ? q.cu_seqlens : nullptr, q.seq_count, q.capacity, chunk, each};
 }
 
-/* Tokens of a batch element that belong to a sequence: all from the first on. */
+/* How many tokens of a batch element belong to a sequence: they are the first ones. */
 GT_DEV int64_t used_tokens(const Sequences& q) { return q.cu_seqlens ? q.cu_seqlens[sequence_count(q)] : q.T; }
 
-/* Of packed sequences: all chunks have slots below this. */
+/* All chunks of packed sequences have slots below this. */
 GT_DEV int64_t used_slots(const Sequences& q, int chunk) {
     return gt_chunk_slot(q.cu_seqlens, chunk, sequence_count(q), 0);
 }
 
-/* Where a sequence lies. */
+/* Where a sequence lies: tokens first ... first + tokens - 1 of batch element b. */
 struct Sequence {
-    int64_t b, first, tokens; /* its first token of batch element b */
-    int64_t slot;             /* of its first chunk */
+    int64_t b, first, tokens;
+    int64_t slot; /* of its first chunk */
 };
 
 /* s: below sequence_count(). */
@@ -104,21 +108,23 @@ GT_DEV Sequence sequence_at(const Sequences& q, int chunk, int64_t s) {
     return {0, first, q.cu_seqlens[s + 1] - first, gt_chunk_slot(q.cu_seqlens, chunk, s, 0)};
 }
 
-/* The chunk at a slot of any batch element; its sequence is -1 if there is none, 0 if it is the batch element. */
+/* The chunk that has a slot of a batch element.  Its sequence is -1 if no chunk has it, and 0 in a call that is not
+ * packed. */
 GT_DEV gt_chunk chunk_at(const Sequences& q, int chunk, int64_t slot) {
     if (q.cu_seqlens) return gt_chunk_at(q.cu_seqlens, sequence_count(q), chunk, slot);
     const int64_t first = slot * chunk;
     return {0, first, q.T - first < chunk ? q.T : first + chunk};
 }
 
-/* Elements from a tensor's first to that of a token and head (or group, or channel). */
+/* The offset, in elements, of a token's head (or group, or channel) in a tensor. */
 GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 GT_DEV int64_t at(const gt_stride4& s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
- * Zeros in the outputs of tokens from the last packed sequence's end on; in partial sums that are to be added up, what
- * the kernels that make them leave out.
- * grid fixed, block 8 warps; a warp takes rows, a token and head each, in turn.  bytes: the zeros. */
+ * Writes zeros: in outputs, for the tokens from the end of the last packed sequence on; in partial sums, for all chunk
+ * slots, before the chunks that there are write theirs.
+ * grid two blocks for each multiprocessor, block 8 warps; a warp takes rows, a token and head each, in turn.  No shared
+ * memory.  bytes: the zeros. */
 struct ClearParams {
     struct Output {
         void* data;
@@ -130,10 +136,10 @@ struct ClearParams {
     int count;
     Sequences sequences;
     struct Sums {
-        float* data; /* NULL: none */
+        float* data; /* [chunk slot][size]; NULL: none */
         int64_t size;
         int chunk;
-    } sums; /* a row of so many numbers for every chunk slot, of which not all have a chunk that writes it */
+    } sums; /* partial sums, for which not every chunk slot has a chunk that writes its row */
 };
 
 GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
@@ -158,7 +164,7 @@ static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_d
     if (data) p.outputs[p.count++] = {data, stride, dtype, heads, size, step};
 }
 
-/* stream: a gt_stream, or a Chain.  Nothing is launched if there can be no such token. */
+/* Launches clear_unused_kernel, unless the call can have no such token.  stream: a gt_stream, or a Chain. */
 template <class Stream>
 static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
                                      Stream& stream) {

@@ -1,13 +1,14 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.  The gradients of one token are at the top of gt_ssm.cuh.
  *
- * grid strands*G*ceil(D/G/CHANNELS), no more than 64 blocks a multiprocessor; block 128.  Channels, lanes and states of
- * a thread as in forward; all warps do the same.
- * A block goes through a segment from its end, one chunk of CHECKPOINT tokens at a time:
- *     forwards    from the chunk's checkpoint it rolls h through sub-chunks of SUB_CHUNK tokens; the state before each
- *                 is parked in a scratch of the block's own, in global memory
- *     backwards   sub-chunk after sub-chunk, last one first: it rolls h through the tokens once more, which keeps the
- *                 state before every token in shared memory; then G goes back through them
- * SUB_CHUNK is 16 tokens at N <= 32, then 8, 4, and 2 at N = 256.
+ * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 128.  Channels, lanes and states
+ * of a thread as in forward; all warps do the same.
+ * A block takes the segments of its strand in turn.  It goes through a segment from its end, one chunk of CHECKPOINT
+ * tokens at a time:
+ *     forwards    h advances from the chunk's checkpoint through sub-chunks of SUB_CHUNK tokens.  The state before each
+ *                 sub-chunk is parked in global memory, in a scratch of the block's own.
+ *     backwards   the last sub-chunk comes first.  h advances through its tokens once more, and the state before every
+ *                 token stays in shared memory.  Then G goes back through them.
+ * SUB_CHUNK is 16 tokens at N <= 32, 8 at N <= 64, 4 at N <= 128, 2 at N <= 256.
  *
  * registers: h, A, G and two sums for dA, STATES values each; 168 at most at N <= 16, for three blocks a
  * multiprocessor, else 255, for two.
@@ -18,9 +19,11 @@
  * large N it does not stay in L2.
  * arithmetic per token and state: about 75 instructions, three of them ex2.
  * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each;
- * B and C 6 N / CHANNELS; shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints N / 32; scratch,
- * written and read, 8 N / SUB_CHUNK.
- * All sums are in fixed order: deterministic. */
+ * B and C 6 N / CHANNELS (B is read twice); shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints
+ * N / 32; scratch, written and read, 8 N / SUB_CHUNK.
+ * dB and dC are summed over the channels of a warp by a butterfly, over warps in order, over tiles by group_sum.  dA,
+ * dDskip and ddt_bias are summed over a thread's tokens in order, over strands by reduce_rows.  Every order is fixed:
+ * deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 
@@ -32,7 +35,7 @@ namespace scan {
 struct BackwardParams {
     Problem in;
     const float *checkpoints, *dstate_out;
-    float* scratch;    /* [blocks,SUB_CHUNKS,STATES/4,128] float4 */
+    float* scratch;    /* parked states, [blocks,SUB_CHUNKS,STATES/4,128] float4 */
     float* dstate_in;  /* NULL if not wanted, or shared */
     float* dstate_sum; /* [strands,D,N]: of all sequences of a strand; or NULL */
     void *du, *ddt, *dz;
@@ -42,8 +45,10 @@ struct BackwardParams {
     float *dskip, *dbias; /* [strands,128/CHANNELS,D] or NULL */
 };
 
-/* What a thread sums over all segments of its strand.  dA: of its own state elements, channel s.channel.  dskip, dbias:
- * of channel thread_id() % CHANNELS, the column that it has of a ChannelTile; the threads of a column share it. */
+/* What a thread sums over all segments of its strand.
+ * dA: of its own state elements, channel s.channel of the tile.
+ * dskip, dbias: of the channel of its elements in a ChannelTile, thread_id() % CHANNELS.  LANES threads have that
+ * channel, each with other tokens. */
 template <int STATES>
 struct ParameterSums {
     float dA[STATES] = {};
@@ -84,9 +89,9 @@ GT_DEV void stage_sub_chunk(const Problem& in, const Coordinates<C>& s, int64_t 
     if constexpr (BACKWARD) {
         dy.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
         if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
-        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::CM), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
     }
-    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::BM), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
     u.store(s.address(C::U));
     store_delta<BACKWARD>(in, s, dt, tokens, C::DELTA, C::SLOPE);
     if constexpr (BACKWARD) {
@@ -99,9 +104,9 @@ GT_DEV void stage_sub_chunk(const Problem& in, const Coordinates<C>& s, int64_t 
     }
 }
 
-/* Rolls h through the staged sub-chunk.  KEEP: the state before every token goes to shared memory. */
+/* Advances h through the staged sub-chunk.  KEEP: the state before every token goes to shared memory. */
 template <class C, bool KEEP>
-GT_DEV void roll_sub_chunk(const Coordinates<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
+GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::STATES], float (&h)[C::STATES]) {
     for (int t = 0; t < C::SUB_CHUNK; t++) {
         if constexpr (KEEP) {
             GT_UNROLL
@@ -110,26 +115,29 @@ GT_DEV void roll_sub_chunk(const Coordinates<C>& s, const float (&A)[C::STATES],
         }
         const int index = t * C::CHANNELS + s.channel;
         float B[C::STATES];
-        load_vector(B, s.address(C::B + t * C::WIDTH + s.lane * C::STATES));
+        load_vector(B, s.address(C::BM + t * C::WIDTH + s.lane * C::STATES));
         advance(h, A, B, s.value(C::DELTA + index), s.value(C::U + index));
     }
 }
 
-/* One token backwards: takes G from after it to before it, leaves its three sums over n in SUMS and the warp's shares
- * of dB and dC in SHARES, adds to dA.  GROWS_FAR: some state may grow by more than exp(FAR_GROWTH) in the token. */
+/* One token backwards.  G on entry: the gradient of the state after the token; on return: of the state before it.
+ * Leaves the token's three sums over n in SUMS and the warp's shares of dB and dC in SHARES.  Adds to dA.
+ * In the words of gt_ssm.cuh: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept.
+ * GROWS_FAR: some state of the warp may grow by more than exp(FAR_GROWTH) in the token. */
 template <class C, bool GROWS_FAR>
 GT_DEV void token_backward(const Coordinates<C>& s, const float (&A)[C::STATES], int t, float (&G)[C::STATES],
                            float (&dA)[C::STATES]) {
-    constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* shares that a lane holds in the end */
+    constexpr int STATES = C::STATES, HELD = C::WIDTH / 16; /* sums over the warp's channels, of a lane */
     const int index = t * C::CHANNELS + s.channel, vector = t * C::WIDTH + s.lane * STATES;
     const float delta = s.value(C::DELTA + index), dy = s.value(C::DY + index);
     const float w = delta * s.value(C::U + index);
-    float shares[2 * STATES], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* <g,B>, <A,da>, <h,C> */
+    float shares[2 * STATES];                 /* of dB, then of dC */
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* <g,B>, <A,da>, <h,C>; the fourth makes it a power of 2 */
     GT_UNROLL
     for (int i = 0; i < STATES; i += 4) {
         float B[4], Cm[4], before[4];
-        load_vector(B, s.address(C::B + vector + i));
-        load_vector(Cm, s.address(C::C + vector + i));
+        load_vector(B, s.address(C::BM + vector + i));
+        load_vector(Cm, s.address(C::CM + vector + i));
         load_vector(before, state_address(s, t, i / 4));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
@@ -153,18 +161,18 @@ GT_DEV void token_backward(const Coordinates<C>& s, const float (&A)[C::STATES],
     reduce_scatter<4, C::LANES, 1>(sums, s.lane);
     const int which = s.lane / (C::LANES / 4);
     if (which < 3 && s.lane % (C::LANES / 4) == 0) sts<float>(s.address(C::SUMS + which * C::VALUES + index), sums[0]);
-    const int neighbour = lane_id() / C::LANES; /* the channel's number among those of the warp */
-    reduce_scatter<2 * STATES, 32 / C::LANES, C::LANES>(shares, neighbour);
+    const int warp_channel = lane_id() / C::LANES; /* index of the channel among those of the warp */
+    reduce_scatter<2 * STATES, 32 / C::LANES, C::LANES>(shares, warp_channel);
     GT_UNROLL
     for (int i = 0; i < HELD; i++) {
-        const int value = neighbour * HELD + i;
+        const int value = warp_channel * HELD + i; /* index among the 2 STATES shares */
         const int n = s.lane * STATES + value % STATES;
         const int to = (warp_id() * C::SUB_CHUNK + t) * 2 * C::WIDTH + value / STATES * C::WIDTH + n;
         sts<float>(s.address(C::SHARES + to), shares[i]);
     }
 }
 
-/* du, ddt and dz of a sub-chunk, from SUMS; adds to dskip and dbias. */
+/* du, ddt and dz of a sub-chunk, from SUMS.  Adds to dskip and dbias. */
 template <class C>
 GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens,
                             ParameterSums<C::STATES>& sums) {
@@ -199,7 +207,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, in
     sums.dbias.add(dbias);
 }
 
-/* The block's shares of dB and dC for a sub-chunk: the sums over its warps. */
+/* The block's shares of dB and dC for a sub-chunk: sums of SHARES over the warps. */
 template <class C>
 GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens) {
     const Problem& in = p.in;
@@ -213,6 +221,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64
     }
 }
 
+/* The thread's sums go to rows of partial sums, for reduce_rows. */
 template <class C>
 GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, const ParameterSums<C::STATES>& sums) {
     const Problem& in = p.in;
@@ -224,11 +233,13 @@ GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, c
     if (p.dbias) p.dbias[to] = sums.dbias.value();
 }
 
-/* One segment.  G: the gradient of the state after it; in the end, of the state before it. */
+/* One segment.  G on entry: the gradient of the state after it; on return: of the state before it.
+ * The last sub-chunk may be short.  Its tokens that do not exist are computed, too: their Delta, DY, B and C are 0, so
+ * that they leave h and G as they are and add 0 to sums. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, const Span& span,
                              const float (&A)[C::STATES], float (&G)[C::STATES], ParameterSums<C::STATES>& sums) {
-    constexpr int STATES = C::STATES, PARKED = STATES / 4 * THREADS; /* float4 of a state */
+    constexpr int STATES = C::STATES, PARKED = STATES / 4 * THREADS; /* float4 of a block's state */
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
     float4* parked = reinterpret_cast<float4*>(p.scratch) + (int64_t)block_x() * C::SUB_CHUNKS * PARKED;
@@ -237,14 +248,14 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
         const int64_t start = span.first + chunk * CHECKPOINT;
         const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
         const int sub_chunks = (int)((left + C::SUB_CHUNK - 1) / C::SUB_CHUNK);
-        float dA[STATES] = {};
+        float dA[STATES] = {}; /* of the chunk: short sums round less */
         load_state(in, s, p.checkpoints + (s.b * slots + span.chunk_slot + chunk) * DN, h);
         for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: h before each sub-chunk */
             park(parked + sub_chunk * PARKED, h);
             if (sub_chunk + 1 == sub_chunks) break;
             stage_sub_chunk<false>(in, s, start + sub_chunk * C::SUB_CHUNK, C::SUB_CHUNK);
             sync_threads();
-            roll_sub_chunk<C, false>(s, A, h);
+            advance_sub_chunk<C, false>(s, A, h);
             sync_threads();
         }
         for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: G after each sub-chunk */
@@ -253,7 +264,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
             stage_sub_chunk<true>(in, s, first, tokens);
             unpark(parked + sub_chunk * PARKED, h);
             sync_threads();
-            roll_sub_chunk<C, true>(s, A, h);
+            advance_sub_chunk<C, true>(s, A, h);
             for (int t = C::SUB_CHUNK - 1; t >= 0; t--) {
                 bool grows_far = false;
                 GT_UNROLL
@@ -294,7 +305,7 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     float A[STATES], G[STATES];
     ParameterSums<STATES> sums;
     load_state(in, s, in.A, A);
-    load_state(in, s, nullptr, G);
+    load_state(in, s, nullptr, G); /* zeros, which the strand's sum starts from */
     if (p.dstate_sum) store_state(in, s, p.dstate_sum + strand_of(in) * in.D * in.N, G);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
@@ -310,10 +321,13 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 }
 
 /* ---- backward: what a segment makes of a zero gradient ----------------------------------------------------
- * grid, block and shared memory as backward.  Through a segment, from its last token to its first,
+ * The local pass: of every segment but a sequence's first, before the scan over segments.  From a segment's last token
+ * to its first,
  *     G <- exp(Delta A) (G + DY C)
+ * grid, block and shared memory as backward.
  * registers: A and G, STATES values each.
- * bytes per token and channel, bf16: u, dt, dy (, z) 2 each, B and C 4 N / CHANNELS; u and B are staged, not used. */
+ * bytes per token and channel, bf16: u, dt, dy (, z) 2 each, B and C 4 N / CHANNELS; u and B are staged, not used.
+ * A thread takes the tokens of its states one after another: deterministic. */
 template <int LANES, int STATES>
 GT_KERNEL(128, 2)
 reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
@@ -339,7 +353,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
                 const int index = t * C::CHANNELS + s.channel;
                 const float delta = s.value(C::DELTA + index), dy = s.value(C::DY + index);
                 float Cm[STATES];
-                load_vector(Cm, s.address(C::C + t * C::WIDTH + s.lane * STATES));
+                load_vector(Cm, s.address(C::CM + t * C::WIDTH + s.lane * STATES));
                 GT_UNROLL
                 for (int i = 0; i < STATES; i++) G[i] = Carrier(delta * A[i]).carry(fma_rn(dy, Cm[i], G[i]), 0.0f);
             }

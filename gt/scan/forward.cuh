@@ -1,14 +1,14 @@
 /* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token,
  *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
- * grid strands*G*ceil(D/G/CHANNELS), block 128, all warps alike.  A block has CHANNELS = 128 / LANES channels of one
- * group, 32 at N <= 16, and takes the segments of its strand in turn.  LANES neighbouring lanes have a channel, STATES
- * elements of its state each.  Tokens are staged 32 at a time (16 for N > 64).
+ * grid strands*G*ceil(D/G/CHANNELS), block 128; all warps do the same.  A block has CHANNELS = 128 / LANES channels of
+ * one group, 32 at N <= 16.  It takes the segments of its strand in turn.  LANES neighbouring lanes have a channel,
+ * STATES elements of its state each.  Tokens are staged 32 at a time (16 for N > 64).
  * registers: STATES state values and as many of A a thread, fp32; 255 at most, for two blocks a multiprocessor.
  * shared: u, Delta, y [TILE][CHANNELS], B, C [TILE][WIDTH]: 16 KB at N = 16.
  * arithmetic per token and state: about 20 instructions, one of them ex2.
  * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, where backward wants
- * them, N / 32.  z is read late, in finish_y.
+ * them, N / 32.  A local pass reads u, dt and B alone.
  * y is summed over a thread's states, then over the lanes of a channel, for 4 tokens at once, in fixed order:
  * deterministic. */
 #ifndef GT_SCAN_FORWARD_CUH
@@ -26,8 +26,8 @@ struct ForwardParams {
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,chunk slots,D,N] */
     int state_in_shared, is_step;
-    int is_local; /* every segment from a zero state: only segments.states and segments.decays are written */
-    const int32_t* slots;
+    int is_local;         /* the local pass over segments: only segments.states and segments.decays are written */
+    const int32_t* slots; /* step: the row of each batch element's state; NULL: its own */
     int64_t slot_capacity;
 };
 
@@ -56,7 +56,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
     constexpr int LANES = C::LANES, STATES = C::STATES;
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
-    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : span.sequence;
+    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : span.sequence; /* of the state */
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
 
     float h[STATES], A[STATES];
@@ -74,9 +74,9 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
         u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
         dt.load(dt_rows(in, s, first, tokens));
-        stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_B), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+        stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_BM), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
         if (p.y)
-            stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_C), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+            stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_CM), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
         u.store(s.address(C::F_U));
         store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
         sync_threads();
@@ -88,11 +88,11 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
                 const int index = (t0 + j) * C::CHANNELS + s.channel;
                 const int vector = (t0 + j) * C::WIDTH + s.lane * STATES;
                 float B[STATES], Cm[STATES];
-                load_vector(B, s.address(C::F_B + vector));
+                load_vector(B, s.address(C::F_BM + vector));
                 advance(h, A, B, s.value(C::F_DELTA + index), s.value(C::F_U + index));
                 y[j] = 0.0f;
                 if (!p.y) continue;
-                load_vector(Cm, s.address(C::F_C + vector));
+                load_vector(Cm, s.address(C::F_CM + vector));
                 GT_UNROLL
                 for (int i = 0; i < STATES; i++) y[j] = fma_rn(h[i], Cm[i], y[j]);
             }
@@ -118,7 +118,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     Coordinates<Traits<LANES, STATES>> s(in);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && span.ends)) continue; /* nothing follows the last */
+        if (!span.exists || (p.is_local && span.ends)) continue; /* no segment needs what the last one leaves */
         s.enter(span);
         forward_segment(p, s, span);
     }

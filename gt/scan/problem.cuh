@@ -25,21 +25,21 @@ struct Traits {
     static constexpr int F_U = 0;                         /* [TILE][CHANNELS] */
     static constexpr int F_DELTA = F_U + TILE * CHANNELS; /* likewise */
     static constexpr int F_Y = F_DELTA + TILE * CHANNELS; /* likewise */
-    static constexpr int F_B = F_Y + TILE * CHANNELS;     /* [TILE][WIDTH] */
-    static constexpr int F_C = F_B + TILE * WIDTH;        /* likewise */
-    static constexpr int FORWARD_END = F_C + TILE * WIDTH;
+    static constexpr int F_BM = F_Y + TILE * CHANNELS;    /* [TILE][WIDTH] */
+    static constexpr int F_CM = F_BM + TILE * WIDTH;      /* likewise */
+    static constexpr int FORWARD_END = F_CM + TILE * WIDTH;
     /* backward: tokens between parked states, staged together */
     static constexpr int SUB_CHUNK = WIDTH <= 32 ? 16 : 512 / WIDTH;
     static constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
     static constexpr int VALUES = SUB_CHUNK * CHANNELS;
     static constexpr int U = 0, DELTA = U + VALUES, SLOPE = DELTA + VALUES, DY = SLOPE + VALUES;
-    static constexpr int SUMS = DY + VALUES;            /* <g,B>, <A,da>, <h,C>: [3][SUB_CHUNK][CHANNELS] */
-    static constexpr int B = SUMS + 3 * VALUES;         /* [SUB_CHUNK][WIDTH] */
-    static constexpr int C = B + SUB_CHUNK * WIDTH;     /* likewise */
-    static constexpr int STATE = C + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][STATES/4][THREADS] float4 */
+    static constexpr int SUMS = DY + VALUES;             /* <g,B>, <A,da>, <h,C>: [3][SUB_CHUNK][CHANNELS] */
+    static constexpr int BM = SUMS + 3 * VALUES;         /* [SUB_CHUNK][WIDTH] */
+    static constexpr int CM = BM + SUB_CHUNK * WIDTH;    /* likewise */
+    static constexpr int STATE = CM + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][STATES/4][THREADS] float4 */
     static constexpr int SHARES = STATE + SUB_CHUNK * STATES * THREADS; /* [4 warps][SUB_CHUNK][2 WIDTH] */
     static constexpr int BACKWARD_END = SHARES + 4 * SUB_CHUNK * 2 * WIDTH;
-    static_assert(STATES % 4 == 0 && F_B % 4 == 0 && B % 4 == 0, "16-byte pieces");
+    static_assert(STATES % 4 == 0 && F_BM % 4 == 0 && BM % 4 == 0, "16-byte pieces");
     static_assert(4 * FORWARD_END <= 64 * 1024, "fits every architecture");
     static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
 };
@@ -67,8 +67,8 @@ template <class C>
 struct Coordinates {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
-    int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
-    int channels;           /* that exist */
+    int64_t end;            /* the segment at hand ends before this token of batch element b */
+    int channels;           /* of the tile, that exist */
     int channel, lane;      /* the thread's channel in the tile; its lane among those of the channel */
 
     GT_METHOD explicit Coordinates(const Problem& in) {
@@ -97,7 +97,7 @@ struct Coordinates {
     GT_METHOD int64_t state_at(const Problem& in, int i) const { return (d0 + channel) * in.N + lane * C::STATES + i; }
 };
 
-/* All segments of all sequences; strands that share them; the block's strand. */
+/* An item is a segment of a sequence.  How many items there are; strands that share them; the block's strand. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tiles); }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
