@@ -1,13 +1,24 @@
 #!/usr/bin/env bash
-# protocol.sh: the measurements of whole models on a GPU, as docs/seeds.md reports them; about a minute.
+# protocol.sh: the measurements of whole models on a GPU, as docs/seeds.md reports them.
 #
 #   HYBRID     the built trainer (build/examples/hybrid_train)
 #   OUT        where protocol.csv and, with TEXT, run.csv and run.log go (.)
 #   TEXT       a text to train on: 5000 steps of 8 x 256 tokens; none: no such run
 #   GT_COMMIT  the commit that is measured, where there is no .git
+#   LIMIT      seconds for all of it (450); a part that has not ended by then is cut, and the rest left out
 #
 # protocol.csv begins with facts of the machine; then come the rows of hybrid_train --bench (docs/training.md), each
-# part after a line that says how it was called.
+# part after a line that says how it was called, and before one that says what it took.  A row is written as soon as it is
+# known: who ends this program has the rows until then.
+#
+# What the parts should take on an H200, counted from the times of h200_model.csv, 110 runs a row, and two seconds for
+# every start of the program; not timed as a whole yet:
+#     five lengths              40 s      (of the sum of all rows 25 s, each pass 110 times; models are built anew)
+#     batches, three dtypes     60 s      (20 s each: batches of 64 tokens are small)
+#     the CPU beside it         20 s      (its 4 forward passes of 512 tokens, two dtypes, on 16 cores)
+#     other models              50 s      (the one of 8 million parameters in batches of 16 x 1024: 25 s)
+#     plans                     12 s
+#     a text                    90 s      (5000 steps of 7 ms, 10 evaluations)
 set -u
 cd "$(dirname "$0")/.." || exit
 hybrid=${HYBRID:-build/examples/hybrid_train} out=${OUT:-.} status=0
@@ -27,11 +38,35 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
     fact cuda "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
 } >"$file"
 
+until=$((SECONDS + ${LIMIT:-450}))
+
+# within NAME COMMAND...: the command in the time that is left, then a line in the file of what it took
+within() {
+    local name=$1 started=$SECONDS result=0
+    shift
+    if [ $until -le $SECONDS ]; then
+        echo "# left out for want of time: $name" >>"$file"
+        status=124
+        return
+    fi
+    timeout $((until - SECONDS)) "$@" || result=$?
+    case $result in
+    0) echo "# took $((SECONDS - started)) s" >>"$file" ;;
+    124) echo "# cut after $((SECONDS - started)) s" >>"$file" ;;
+    *) echo "# ended with $result after $((SECONDS - started)) s" >>"$file" ;;
+    esac
+    [ $result = 0 ] || status=$result
+}
+
 # part OPTION...: rows of the bench with these options
 part() {
     echo "# hybrid_train --device cuda $*" >>"$file"
-    "$hybrid" --device cuda "$@" >>"$file" || status=$?
+    within "$*" "$hybrid" --device cuda "$@" >>"$file"
 }
+
+# plan OPTION...
+plan() { within "$*" "$hybrid" "$@" --plan 8,64 --seq 256 >>"$file"; }
+
 steps="--bench-steps 100 --lr 3e-4 --weight-decay 0.1"
 # the standard test: five lengths in batches of 8
 part --model HY --bench 256,512,1024,2048,4096
@@ -48,12 +83,12 @@ part --model HY --bench 256 --bench-batch 64
 # what the plan says and what was taken
 echo "# hybrid_train --plan 8,64 --seq 256, on this device and on none" >>"$file"
 for model in HY HY-M1 8M; do
-    "$hybrid" --device cuda --plan 8,64 --seq 256 --model $model >>"$file" || status=$?
-    "$hybrid" --plan 8,64 --seq 256 --model $model >>"$file" || status=$?
+    plan --device cuda --model $model
+    plan --model $model
 done
 
 if [ -n "${TEXT-}" ]; then
-    "$hybrid" --device cuda --data "$TEXT" --model HY --batch 8 --seq 256 --steps 5000 --lr 3e-4 --eval-every 500 \
-        --sample 0 --csv "$out/run.csv" >"$out/run.log" || status=$?
+    within "a text" "$hybrid" --device cuda --data "$TEXT" --model HY --batch 8 --seq 256 --steps 5000 --lr 3e-4 \
+        --eval-every 500 --sample 0 --csv "$out/run.csv" >"$out/run.log"
 fi
 exit $status

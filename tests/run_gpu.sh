@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # run_gpu.sh [STEP...]: builds, tests and benches on a machine with an NVIDIA GPU.
 #
-#   STEP       build suites gpu train python protocol memcheck modes racecheck initcheck bench; all of them if none
-#              is named.  "suites" are those that need no GPU.  "build" compiles what the steps named with
-#              it need, or everything; without it each step compiles what it needs itself.
+#   STEP       build suites gpu train python peers peers_rwkv6 peers_step protocol memcheck modes racecheck initcheck
+#              bench; all of them if none is named.  "suites" are those that need no GPU.  "build" compiles what the
+#              steps named with it need, or everything; without it each step compiles what it needs itself.
 #   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
 #   BUILD      build folder (build-gpu)
 #   TEXT       a text to train on in step train: 510 steps of 64 x 256 tokens
 #   PEERS      times to compare with in step bench: a CSV of bench/peers.py
-#   WHEELS     a folder of wheels that step python installs where there is no registry: meson-python, pytest, einops
+#   WHEELS     a folder of wheels that the Python steps install where there is no registry: meson-python, pytest, einops
 #              and what they need
-#   SOURCES    the public packages' repositories for step python: see python/tests/peers.py
+#   SOURCES    the public packages' repositories for the steps peers, peers_rwkv6 and peers_step: see
+#              python/tests/peers.py
 #   GPU_ARCHS  architectures to compile for (that of the first GPU)
 #   LIMIT      seconds that a sanitizer may take for one operator (900)
+#   STEP_LIMIT seconds that each of the steps peers, peers_rwkv6 and peers_step (540) and protocol (450) may take; what
+#              they have by then stays in their logs
 #   GT_COMMIT  the commit that is tested, where there is no .git
 set -u
 cd "$(dirname "$0")/.." || exit
@@ -23,7 +26,7 @@ mkdir -p "$out"
 summary=$out/summary.txt
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v meson >/dev/null || ! command -v ninja >/dev/null; then . "$root/tests/setup.sh"; fi
-steps=${*:-build suites gpu train python protocol memcheck modes racecheck initcheck bench}
+steps=${*:-build suites gpu train python peers peers_rwkv6 peers_step protocol memcheck modes racecheck initcheck bench}
 mapfile -t operators < <(sed -n 's/^    X(\([a-z0-9_]*\)).*/\1/p' tests/ops/list.h)
 failed=0
 
@@ -66,7 +69,7 @@ step() {
         tail -n 5 "$out/$name.log"
         ;;
     esac
-    printf '%-10s %-8s %4d s  %s\n' "$name" "$result" $((SECONDS - started)) \
+    printf '%-11s %-8s %4d s  %s\n' "$name" "$result" $((SECONDS - started)) \
         "$(summarise "$out/$name.log")" | tee -a "$summary"
 }
 
@@ -170,34 +173,62 @@ train() {
         --lr 0.004 --weight-decay 1
 }
 
-# The package's tests, what a call costs, and with SOURCES the public packages' own tests and a training step beside
-# theirs.  One after the other: tests that run beside others that take much of the GPU's memory fail for want of it.
-python() {
-    local site=$build/python status=0 suite
+# The package and WHEELS, in a folder of their own, and its Python.
+install_package() {
+    local site=$build/python
     rm -rf "$site"
     [ -z "${WHEELS-}" ] ||
         python3 -m pip -q install --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl || return
     PYTHONPATH=$site PATH=$site/bin:$PATH python3 -m pip -q install --no-deps --no-build-isolation --target "$site" \
         ${WHEELS:+--no-index} --config-settings=setup-args=-Dcuda=enabled \
         "--config-settings=setup-args=-Dgpu_archs=${GPU_ARCHS:-$(architecture)}" "$root" || return
-    cd /tmp || return # not where the sources are: the tests are of what was installed
-    export PYTHONPATH=$site GT_TEST_BUILD=$build
+    touch "$site/is_complete"
+}
+
+# What a Python program needs to find the package: not the sources, the tests are of what was installed.  Its output
+# comes line by line, so that a log has what was done when time was up.
+enter_package() {
+    [ "${1-}" != new ] && [ -e "$build/python/is_complete" ] || install_package || return
+    cd /tmp || return
+    export PYTHONPATH=$build/python GT_TEST_BUILD=$build PYTHONUNBUFFERED=1
+}
+
+# The package's tests, and what a call costs.
+python() {
+    local status=0
+    enter_package new || return
     python3 "$root/python/tests/run.py" || status=$?
     python3 "$root/python/tests/overhead.py" cuda || status=$?
-    if [ -n "${SOURCES-}" ]; then
-        cd "$root/python/tests" || return
-        # Of the longest, one test in some, always the same.
-        for suite in causal-conv1d:40 selective_scan:1 selective_state_update:6 layernorm:1 rwkv6:1; do
-            timeout 150 python3 peers.py "$SOURCES" --suite ${suite%:*} --every ${suite#*:} || status=$?
-        done
-        timeout 150 python3 peers_step.py "$SOURCES" || status=$?
-    fi
     return $status
+}
+
+# peers SUITE:N...: the public packages' own tests, of the longest suites one test in N, always the same.  One suite
+# after the other: tests that run beside others that take much of the GPU's memory fail for want of it.
+peers() {
+    local status=0 suite until
+    [ -n "${SOURCES-}" ] || return 77
+    enter_package || return
+    until=$((SECONDS + ${STEP_LIMIT:-540}))
+    for suite; do
+        [ $until -gt $SECONDS ] || { echo "FAILED: no time left for ${suite%:*}" && status=124 && continue; }
+        echo "==== ${suite%:*}, one test in ${suite#*:}, $((until - SECONDS)) s left"
+        timeout $((until - SECONDS)) python3 "$root/python/tests/peers.py" "$SOURCES" --suite "${suite%:*}" \
+            --every "${suite#*:}" || { status=$? && echo "FAILED: ${suite%:*} ended with $status"; }
+    done
+    return $status
+}
+
+# A training step beside that of the public packages.
+peers_step() {
+    [ -n "${SOURCES-}" ] || return 77
+    enter_package || return
+    timeout "${STEP_LIMIT:-540}" python3 "$root/python/tests/peers_step.py" "$SOURCES"
 }
 
 # Whole models: $out/protocol.csv, and with TEXT a run of 5000 steps.
 protocol() {
-    compile examples/hybrid_train && HYBRID=$build/examples/hybrid_train OUT=$out bash "$root/bench/protocol.sh"
+    compile examples/hybrid_train &&
+        HYBRID=$build/examples/hybrid_train OUT=$out LIMIT=${STEP_LIMIT:-450} bash "$root/bench/protocol.sh"
 }
 
 # Those that this build has: one needs cuBLASLt.
@@ -230,8 +261,11 @@ step build build
 step suites suites --no-suite gpu
 step gpu gpu
 step train train
-# in a shell of its own, since it changes the folder and variables
+# in shells of their own, since they change the folder and variables
 step python eval '(python)'
+step peers eval '(peers causal-conv1d:40 selective_scan:1 selective_state_update:6 layernorm:1)'
+step peers_rwkv6 eval '(peers rwkv6:1)' # its Triton kernels alone take minutes to compile
+step peers_step eval '(peers_step)'
 step protocol protocol
 step memcheck sanitize memcheck --leak-check full -- --short --exact
 # One of the other ways to call has the caller's own CUDA call fail before.

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -623,7 +624,7 @@ static void test_faults() {
 struct BoxParams {
     TensorMap from, to;
     uint4* image;
-    int bytes, at[3];
+    int bytes, at[3], to_at[3];
     uint32_t shift, fewer; /* planted: the place is not aligned; bytes are not expected */
 };
 
@@ -637,7 +638,7 @@ GT_KERNEL(32, 1) box_kernel(const GT_GRID_CONSTANT BoxParams p) {
     tile_load(box, p.from, p.at[0], p.at[1], p.at[2], barrier);
     mbarrier_wait(barrier, 0);
     for (int i = 16 * thread_id(); i < p.bytes; i += 16 * 32) stg<uint4>(p.image + i / 16, lds<uint4>(box + i));
-    tile_store(p.to, p.at[0], p.at[1], p.at[2], box);
+    tile_store(p.to, p.to_at[0], p.to_at[1], p.to_at[2], box);
     bulk_commit();
     bulk_wait_read<0>();
     bulk_wait<0>();
@@ -652,8 +653,9 @@ struct Box {
     bool swizzled;
 };
 
+/* What is loaded from before the start is stored from the start on, unless `stored_before`. */
 template <class T>
-static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0) {
+static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0, bool stored_before = false) {
     const int64_t pitch = b.pitch, plane = pitch * (b.size[1] + 1);
     const size_t count = (size_t)(plane * b.size[2]);
     Shared<T> from(count), to(count);
@@ -669,6 +671,7 @@ static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0)
     Shared<uint4> image((size_t)p.bytes / 16);
     p.image = image.data();
     std::copy(b.at, b.at + 3, p.at);
+    for (int d = 0; d < 3; d++) p.to_at[d] = stored_before ? b.at[d] : std::max(b.at[d], 0);
     p.shift = shift;
     p.fewer = fewer;
     cudaError_t error = make_tensor_map(&p.from, from.data(), shape);
@@ -685,15 +688,16 @@ static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0)
         for (int y = 0; y < b.box[1]; y++) {
             for (int x = 0; x < b.box[0]; x++) {
                 const int i[3] = {b.at[0] + x, b.at[1] + y, b.at[2] + z};
-                bool is_there = true;
-                for (int d = 0; d < 3; d++) is_there = is_there && i[d] >= 0 && i[d] < b.size[d];
+                const int to_i[3] = {p.to_at[0] + x, p.to_at[1] + y, p.to_at[2] + z};
+                bool is_there = true, is_stored = true;
+                for (int d = 0; d < 3; d++) {
+                    is_there = is_there && i[d] >= 0 && i[d] < b.size[d];
+                    is_stored = is_stored && to_i[d] < b.size[d];
+                }
                 T value;
                 memset(static_cast<void*>(&value), 0, sizeof value);
-                if (is_there) {
-                    const size_t element = (size_t)(i[2] * plane + i[1] * pitch + i[0]);
-                    value = from[element];
-                    expected[element] = value;
-                }
+                if (is_there) value = from[(size_t)(i[2] * plane + i[1] * pitch + i[0])];
+                if (is_stored) expected[(size_t)(to_i[2] * plane + to_i[1] * pitch + to_i[0])] = value;
                 const int row = z * b.box[1] + y, byte = x * (int)sizeof(T), piece = byte / 16;
                 uint32_t place = (uint32_t)(row * row_bytes + byte);
                 if (b.swizzled)
@@ -708,6 +712,7 @@ static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0)
     return (wrong ? std::to_string(wrong) + " wrong, " : std::string()) + (stored ? "" : "stored wrong");
 }
 
+/* Every box begins at a multiple of 16 bytes in its rows, in fp32, too. */
 static void test_boxes() {
     const struct {
         const char* name;
@@ -716,9 +721,9 @@ static void test_boxes() {
         {"128-byte rows", {{200, 100, 1}, 208, {64, 64, 1}, {64, 16, 0}, true}},
         {"128-byte rows over the edges", {{200, 100, 1}, 200, {64, 64, 1}, {160, 60, 0}, true}},
         {"128-byte rows from before the start", {{200, 100, 1}, 200, {64, 16, 1}, {-8, -3, 0}, true}},
-        {"64-byte rows of a stack", {{96, 20, 6}, 104, {32, 8, 4}, {33, 5, 1}, true}},
-        {"32-byte rows beyond a stack", {{48, 40, 3}, 48, {16, 24, 2}, {7, 9, 2}, true}},
-        {"plain rows", {{300, 30, 2}, 304, {120, 10, 2}, {50, 7, 0}, false}},
+        {"64-byte rows of a stack", {{96, 20, 6}, 104, {32, 8, 4}, {40, 5, 1}, true}},
+        {"32-byte rows beyond a stack", {{48, 40, 3}, 48, {16, 24, 2}, {8, 9, 2}, true}},
+        {"plain rows", {{300, 30, 2}, 304, {120, 10, 2}, {56, 7, 0}, false}},
         {"plain rows of 16 bytes", {{64, 64, 1}, 64, {8, 64, 1}, {24, 1, 0}, false}},
     };
     for (const auto& c : cases) {
@@ -733,14 +738,21 @@ static void test_boxes() {
         }
     }
 #ifdef GT_EMU
-    const auto faults = [&](emu::Fault fault, uint32_t shift, uint32_t fewer) {
-        run_box<f16>(cases[0].box, shift, fewer);
+    const auto faults = [&](emu::Fault fault, uint32_t shift, uint32_t fewer, int x = 64, int y = 16, int z = 0) {
+        Box box = cases[0].box;
+        box.at[0] = x, box.at[1] = y, box.at[2] = z;
+        run_box<f16>(box, shift, fewer, true);
         const bool caught = emu::faults(fault) > 0;
         emu::reset();
         return caught;
     };
     check(faults(emu::Fault::ALIGNMENT, 128, 0), "a box that is not aligned");
     check(faults(emu::Fault::BARRIER, 0, 16), "too few bytes expected of a box");
+    check(faults(emu::Fault::ALIGNMENT, 0, 0, 68), "a box from the middle of 16 bytes on");
+    check(faults(emu::Fault::ALIGNMENT, 0, 0, -4), "a box from the middle of 16 bytes on, before the start");
+    check(faults(emu::Fault::BOUNDS, 0, 0, -8), "a box stored from before the start of rows");
+    check(faults(emu::Fault::BOUNDS, 0, 0, 64, -1), "a box stored from before the first row");
+    check(faults(emu::Fault::BOUNDS, 0, 0, 64, 16, -1), "a box stored from before the first matrix");
     TensorMap map;
     const TensorShape odd = {{64, 64, 1}, {65, 0}, {64, 8, 1}, true};
     const f16* nothing = nullptr;

@@ -26,8 +26,9 @@ typedef struct hard_case {
     void (*change)(const struct hard_case *k, test_values *in);
     double bias;
     const char *huge;
-    int good_heads;  /* heads from this one on are judged alone, too */
-    int good_tokens; /* so are the first tokens of head 0, forward */
+    int good_heads;     /* heads from this one on are judged alone, too */
+    int good_tokens;    /* so are the first tokens of head 0, forward */
+    double fp32_states; /* limit of states in fp32, where it is less than the promise; or 0 */
 } hard_case;
 
 /* The sums of squares of the error and of the truth over the indices below `limits` and from `firsts` on. */
@@ -76,8 +77,8 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
                            (long long)h, x[h], y[h], terms[h]);
             continue;
         }
-        check_part(k, r, pass, t, x, y, size, first, end, "all",
-                   t->stride_offset ? tensor_limit[dtype] : state_limit[dtype]);
+        const double of_states = dtype == GT_F32 && k->fp32_states > 0 ? k->fp32_states : state_limit[dtype];
+        check_part(k, r, pass, t, x, y, size, first, end, "all", t->stride_offset ? tensor_limit[dtype] : of_states);
         const int axis = test_axis(c, t, 'H');
         for (int64_t h = k->good_heads; t->stride_offset && axis >= 0 && size[1] >= 256 && h < size[axis]; h++) {
             first[axis] = h, end[axis] = h + 1;
@@ -227,15 +228,19 @@ static void set_flat(const hard_case *k, test_values *in) {
 }
 
 /* Nothing decays and everything has one sign: tensor cores add towards zero, and a state that they added to in place
- * would lack more and more. */
+ * would lack more and more.  What fp32 loses grows with the root of the additions: in a million tokens, each added by
+ * itself, to 1.4e-5; that the emulation, with fewer tokens, sees it, too, the limit of states grows with it. */
 static void check_accumulation(void) {
-    const hard_case k = {
-        .c = {SSD(.T = is_short ? 20000 : 1 << 20, .H = 1, .P = 8, .N = 16, .segments = 1), .name = "accumulation",
-              .absent = "z dz",
-              .fill = {{"x", 1, 0.3, 0, 0}, {"Bm", 1, 0.3, 0, 0}, {"Cm", 1, 0.3, 0, 0}, {"dy", 1, 0.3, 0, 0}}},
-        .change = set_flat};
-    check_dtype(k, GT_BF16);
-    check_dtype(k, GT_F32);
+    const int64_t T = is_short ? 20000 : 1 << 20;
+    for (int N = 16; N <= 20; N += 4) { /* on tensor cores, and by the kernels for any size */
+        const hard_case k = {
+            .c = {SSD(.T = T, .H = 1, .P = 8, .N = N, .segments = 1), .name = "accumulation", .absent = "z dz",
+                  .fill = {{"x", 1, 0.3, 0, 0}, {"Bm", 1, 0.3, 0, 0}, {"Cm", 1, 0.3, 0, 0}, {"dy", 1, 0.3, 0, 0}}},
+            .change = set_flat,
+            .fp32_states = 1e-5 * sqrt((double)T / (1 << 20))};
+        if (N == 16) check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F32);
+    }
     test_group("ssd", "A = 0 over a long time");
 }
 

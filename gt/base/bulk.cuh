@@ -19,8 +19,11 @@
  * |                                        | starts at element x, y, z, which may be negative.  The barrier      |
  * |                                        | expects the bytes of the whole box.  Elements that the tensor does  |
  * |                                        | not have come as zeros                                              |
- * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what the tensor does not have is left |
- * |                                        | out                                                                 |
+ * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what lies past the tensor's end is    |
+ * |                                        | left out.  x, y, z may not be negative                              |
+ *
+ * x is where a multiple of 16 bytes begins, in a store and in a load.  Another x, or a store before the start, is an
+ * illegal instruction: so an H200 answered, box by box; the PTX ISA does not say it.
  *
  * make_tensor_map (host) describes the tensor and its boxes in a TensorMap.  A kernel has the map in its
  * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel

@@ -94,6 +94,22 @@ inline void Machine::happen(const Event& event) {
     thread = -1;
 }
 
+/* Where a box may begin: elsewhere it is an illegal instruction on an H200, which nobody documents. */
+inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& site) {
+    const int64_t first = (int64_t)box.at[0] * box.tensor.element;
+    if (first % 16 != 0) {
+        report(Fault::ALIGNMENT, site, "a box begins %lld bytes into its rows, which is no multiple of 16",
+               (long long)first);
+        return false;
+    }
+    if (writes && (box.at[0] < 0 || box.at[1] < 0 || box.at[2] < 0)) {
+        report(Fault::BOUNDS, site, "a box is stored from %d, %d, %d on, before the start of the tensor", box.at[0],
+               box.at[1], box.at[2]);
+        return false;
+    }
+    return true;
+}
+
 /* Whether a copy can be made. */
 inline bool Machine::check_bulk(const BulkSide& side, uint32_t addr, uint32_t bytes, bool writes, const char* what,
                                 const Site& site) {
@@ -105,6 +121,7 @@ inline bool Machine::check_bulk(const BulkSide& side, uint32_t addr, uint32_t by
         return false;
     }
     if (!legal(addr, bytes, alignment, what, site)) return false;
+    if (side.is_box() && !check_box(side, writes, site)) return false;
     side.pieces(addr, bytes, [&](const char* at, uint32_t, uint32_t count) {
         if (at) touch_global(writes, at, count, site);
     });

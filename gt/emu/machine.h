@@ -695,6 +695,7 @@ class Machine {
     void check_phase(Mbarrier& m, const Site& site);
     Event next_event();
     void happen(const Event& event);
+    bool check_box(const BulkSide& box, bool writes, const Site& site);
     bool check_bulk(const BulkSide& side, uint32_t addr, uint32_t bytes, bool writes, const char* what,
                     const Site& site);
     void check_copies_idle();

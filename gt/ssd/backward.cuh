@@ -12,7 +12,8 @@ namespace ssd {
  * A block owns 64 rows of one head's state h and of its gradient G, and takes a segment backwards, one checkpoint (8
  * sub-chunks of 16 tokens) at a time: it rolls h forward through the sub-chunks, parks the state before each in a
  * scratch of its own (global, small enough to stay mostly in L2), then goes back through them with G.
- * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the sub-chunk at hand: 128 at N = 128.
+ * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the sub-chunk at hand: 128 at N = 128; up
+ *     to 32 of what a sub-chunk adds to one of them.
  * SHARED MEMORY: as forward, and dy, R, c, the shares of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
  * ARITHMETIC a token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with dz, and 48 N + 48 P
  *     within the sub-chunk.

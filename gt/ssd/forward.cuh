@@ -4,7 +4,7 @@
  * sub-chunk: x, B, C, silu(z) and the decays to shared memory; S_ts = <C_t, B_s> L_ts; y_t = pre_t C_t h + sum_s S_ts
  * Delta_s x_s + Dskip x_t, times silu(z); h <- E h + sum_s Delta_s suf_s x_s B_s^T.
  *
- * REGISTERS a thread: h, 8 RN values, fp32 (64 at N = 128).
+ * REGISTERS a thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 of what a sub-chunk adds to it.
  * SHARED MEMORY: x, B, C, z, S_ts, the decays, the sums over n: 19.4 KB for N up to 16, 33.4 to 128, 49.4 to 256.
  * ARITHMETIC a token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk, and 3 P N / (4 RN)
  *     lane shuffles to sum over n.

@@ -388,26 +388,38 @@ GT_DEV void load_pair_rows(const Place<C>& s, int rows, int weights, float (&v)[
     for (int i = 0; i < 8; i++) v[i] = s.n_lane < SUB_CHUNK ? v[i] * weight : 0.0f;
 }
 
-/* state <- E . state + sum_t weight_t left_t right_t^T */
+/* state <- E . state + sum_t weight_t left_t right_t^T.  The tokens are summed from zero and added at once: a million of
+ * them, each added to the state and rounded there, would be wrong by more than 1e-5.  The rows are taken in rounds, so
+ * that these sums have 32 registers at most. */
 template <class C>
 GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
-    const float keep = s.value(C::SCALE), factor = s.value(C::SCALE + 1);
+    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; side by side */
     GT_UNROLL
-    for (int i = 0; i < 8; i++) {
-        GT_UNROLL
-        for (int n = 0; n < C::RN; n++) state[i][n] = rescale(keep, factor, state[i][n], 0.0f);
-    }
-    GT_NO_UNROLL
-    for (int t = 0; t < tokens; t++) {
-        float a[8], b[C::RN];
-        s.load_p(a, left + t * TILE_P);
-        s.load_n(b, right + t * C::WIDTH);
-        const float weight = s.value(weights + t);
-        GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            a[i] *= weight;
+    for (int first = 0; first < 8; first += ROWS) {
+        float added[ROWS][C::RN] = {};
+        GT_NO_UNROLL
+        for (int t = 0; t < tokens; t++) {
+            float b[C::RN];
+            s.load_n(b, right + t * C::WIDTH);
+            const float weight = s.value(weights + t);
             GT_UNROLL
-            for (int n = 0; n < C::RN; n++) state[i][n] = fma_rn(a[i], b[n], state[i][n]);
+            for (int i = 0; i < ROWS; i += PIECE) {
+                float a[PIECE];
+                load_vector(a, s.cell(left + t * TILE_P + s.row(first + i)));
+                GT_UNROLL
+                for (int k = 0; k < PIECE; k++) {
+                    a[k] *= weight;
+                    GT_UNROLL
+                    for (int n = 0; n < C::RN; n++) added[i + k][n] = fma_rn(a[k], b[n], added[i + k][n]);
+                }
+            }
+        }
+        const float keep = s.value(C::SCALE), factor = s.value(C::SCALE + 1);
+        GT_UNROLL
+        for (int i = 0; i < ROWS; i++) {
+            GT_UNROLL
+            for (int n = 0; n < C::RN; n++)
+                state[first + i][n] = rescale(keep, factor, state[first + i][n], added[i][n]);
         }
     }
 }

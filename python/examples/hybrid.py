@@ -183,17 +183,17 @@ def bench(device, make):
             model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
 
     for name, run in (("eager", step), ("torch.compile", torch.compile(step))):
-        for _ in range(3):
-            run()
         times = []
-        for _ in range(10):
+        for _ in range(14):
             torch.cuda.synchronize() if device == "cuda" else None
             start = time.perf_counter()
             run()
             torch.cuda.synchronize() if device == "cuda" else None
             times.append((time.perf_counter() - start) * 1e3)
-        print(f"{name}: {sorted(times)[len(times) // 2]:.2f} ms, "
-              f"{tokens[:, 1:].numel() / sorted(times)[len(times) // 2] * 1e3:,.0f} tokens/s")
+            if len(times) == 1:
+                print(f"{name}: first step {times[0] / 1e3:.1f} s", flush=True)
+        typical = sorted(times[4:])[5]
+        print(f"{name}: {typical:.2f} ms, {tokens[:, 1:].numel() / typical * 1e3:,.0f} tokens/s", flush=True)
 
 
 def main():

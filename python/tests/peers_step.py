@@ -4,9 +4,10 @@ public packages.
 FOLDER is that of peers.py.  The other model takes chunk_rwkv6 of flash-linear-attention and mamba_chunk_scan_combined of
 mamba_ssm, both Triton; its convolution is causal_conv1d where that is installed, else PyTorch's; norms are operations of
 PyTorch, which torch.compile fuses.  Both models have the same weights, and their losses and gradients are compared before
-anything is timed.
+anything is timed.  Every line comes as soon as it is known.
 """
 
+import functools
 import os
 import sys
 import types
@@ -20,6 +21,8 @@ import peers  # noqa: E402
 import plain  # noqa: E402
 
 import gt_kernels.torch as gt  # noqa: E402
+
+print = functools.partial(print, flush=True)  # Triton and torch.compile take minutes, and who waits may give up
 
 
 def public(folder):
