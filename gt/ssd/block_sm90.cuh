@@ -111,10 +111,11 @@ struct CopiedRows {
     }
 };
 
-/* A warp's rows of a checkpoint, by way of its rows of a tile that nobody else uses meanwhile.  to: the first of them;
- * rows, N: that exist. */
+/* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
+ * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
 template <int NP>
-GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], f16* to, int rows, int N) {
+GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], float power, f16* to, int rows,
+                             int pitch, int columns) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
     const uint32_t cell = by_rows<64>(tile);
@@ -123,17 +124,18 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
         GT_UNROLL
         for (int k = 0; k < PIECES / 2; k++) {
             const float(&low)[4] = H[n0 + 2 * k], (&high)[4] = H[n0 + 2 * k + 1];
-            const uint32_t values[4] = {pack_f16(low[0], low[1]), pack_f16(low[2], low[3]), pack_f16(high[0], high[1]),
-                                        pack_f16(high[2], high[3])};
+            const uint32_t values[4] = {
+                pack_f16(low[0] * power, low[1] * power), pack_f16(low[2] * power, low[3] * power),
+                pack_f16(high[0] * power, high[1] * power), pack_f16(high[2] * power, high[3] * power)};
             stmatrix_x4(tile_at<64>(cell, part, k), values);
         }
         sync_warp();
-        f16* at = to + (int64_t)row * N + 8 * (n0 + piece);
-        const int left = 8 * (n0 + piece) < N ? rows - row : 0;
+        f16* at = to + (int64_t)row * pitch + 8 * (n0 + piece);
+        const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
         GT_UNROLL
         for (int k = 0; k < 16; k += STEP) {
             const uint4 values = lds<uint4>(tile + panel_at<128>(16 * part + row + k, piece));
-            if (k < left) stg<uint4>(at + k * N, values);
+            if (k < left) stg<uint4>(at + k * pitch, values);
         }
         sync_warp();
     }

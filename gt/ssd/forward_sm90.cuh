@@ -399,8 +399,8 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     const int64_t slot = walk.slot(in, unit, chunk);
     state.power.inverse = inverse_of(state.power.value);
     if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
-    store_checkpoint<Tile::NP>(me.M(i), part, state.H, p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0,
-                               in.N);
+    store_checkpoint<Tile::NP>(me.M(i), part, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
+                               in.P - row0, in.N, in.N);
     if (lane_id() == 0 && row0 < in.P) p.checkpoints.powers[slot * row_tiles(in.P) + row0 / 16] = state.power.inverse;
     clear_pairs(me.M(i), part); /* it was used */
 }
