@@ -100,8 +100,9 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
 }
 
 /* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward
- * that they take, and of the chunks of its backward. */
-static void test_ssd_of(const char *fastest, const char *fastest_chunks) {
+ * that they take, and of the chunks of its backward; of_states: of its passes over states, and of segment's. */
+static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *of_states) {
+    char words[128];
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
     const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
@@ -136,24 +137,33 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks) {
     a = good, a.N = 250;
     expect_ssd(&a, "forward: forward_kernel;");
     a = good, a.z = memory; /* dz, and states for the others, by forward's kernel */
-    expect_ssd(&a, "backward: forward_tensor_kernel, states_tensor_kernel, chunk_gradient_kernel, reduce_rows");
+    snprintf(words, sizeof words, "backward: forward_tensor_kernel, %s", of_states);
+    expect_ssd(&a, words);
+    expect_ssd(&a, ", chunk_gradient_kernel, reduce_rows");
     a = good, a.decay_out = memory, a.z = apart;
-    expect_ssd(&a, "; segment: states_tensor_kernel, scan_segments_kernel; segment backward: reverse_states_kernel, ");
+    snprintf(words, sizeof words, "; segment: %s", of_states);
+    expect_ssd(&a, words);
+    expect_ssd(&a, ", scan_segments_kernel; segment backward: reverse_states_kernel, ");
     a = good, a.N = 32;
     expect_ssd(&a, "chunk_gradient_kernel");
 }
 
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
-        test_ssd_of("forward: forward_", "chunk_gradient_");
+        test_ssd_of("forward: forward_", "chunk_gradient_", "states_");
         return;
     }
-    test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel");
+    test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel", "states_tensor_kernel");
     machine_choose("sm_90");
-    test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel");
+    test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "states_hopper_kernel");
     /* a block would have half of its warps idle */
     const gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_tensor_kernel;");
+    expect_ssd(&alone, "states_tensor_kernel");
+    /* more columns than a launch of forward has: the states of its segments, one launch for each 128 */
+    const gt_ssd_args wide = {.B = 1, .T = 3000, .H = 2, .P = 64, .N = 256, .dtype = GT_BF16};
+    expect_ssd(&wide,
+               "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_tensor_kernel (2 times);");
 }
 
 static void test_errors(void) {

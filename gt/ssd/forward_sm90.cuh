@@ -39,13 +39,13 @@
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
-#include "../base/wgmma.cuh"
+#include "block_sm90.cuh"
 #include "forward_tensor.cuh"
 
 namespace gt {
 namespace ssd {
 
-constexpr int WARPGROUP = 128, CONSUMERS = 2, X_STAGES = 3;
+constexpr int X_STAGES = 3;
 constexpr int MEASURED_SLOTS = 8; /* the bound of a state becomes its maximum where so many checkpoints are written */
 
 /* ---- factors as the consumers read them ------------------------------------------------------------------------- */
@@ -157,104 +157,7 @@ GT_DEV uint32_t group_cell(int row, int piece) {
     return gt::tile_at<Tile::ROW>(row, piece, Tile::PANEL);
 }
 
-/* ---- where a block stands ---------------------------------------------------------------------------------------- */
-
-GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
-
-/* As Walk, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose results
- * are not written: so nothing branches on them. */
-template <int UNITS>
-struct GroupWalk {
-    static constexpr int BYTES = 80;
-    static_assert(UNITS <= 4, "fits");
-    uint32_t cells;
-
-    /* All threads of a warpgroup; barrier: its number. */
-    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
-        bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
-        if (thread_id() % WARPGROUP == 0) {
-            const int bundles = (int)group_bundles(in, UNITS), place = block_x() % ((int)in.G * bundles);
-            const int group = place / bundles, first = place % bundles * UNITS, all = (int)group_units(in);
-            sts<int64_t>(cells, span.b);
-            sts<int64_t>(cells + 8, span.first);
-            sts<int64_t>(cells + 16, span.end);
-            sts<int64_t>(cells + 24, span.chunk_slot);
-            sts<int64_t>(cells + 32, item);
-            sts<int>(cells + 40, group);
-            sts<int>(cells + 44, all - first < UNITS ? all - first : UNITS);
-            for (int i = 0; i < UNITS; i++) {
-                const int unit = first + i < all ? first + i : all - 1;
-                sts<int>(cells + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
-                sts<int>(cells + 64 + 4 * i, unit % in.tiles * TILE_P);
-            }
-        }
-        bar_sync(barrier, WARPGROUP);
-    }
-    GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
-    GT_METHOD int64_t item() const { return lds<int64_t>(cells + 32); }
-    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
-    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
-    GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
-    GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
-    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
-    GT_METHOD int head(int unit) const { return lds<int>(cells + 48 + 4 * unit); }
-    GT_METHOD int row0(int unit) const { return lds<int>(cells + 64 + 4 * unit); }
-    GT_METHOD int group() const { return lds<int>(cells + 40); }
-    GT_METHOD bool exists(int unit) const { return unit < lds<int>(cells + 44); }
-    /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
-    GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
-        return (row * in.H + head(unit)) * in.P * in.N;
-    }
-    /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
-    GT_METHOD int64_t slot(const Problem& in, int unit, int chunk) const {
-        return (b() * in.H + head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + chunk_slot() + chunk / SLOT_CHUNKS;
-    }
-};
-
-template <class Tile>
-GT_DEV int64_t bundle_strands(const Problem& in) {
-    return grid_x() / (in.G * group_bundles(in, Tile::UNITS));
-}
-template <class Tile>
-GT_DEV int64_t bundle_strand(const Problem& in) {
-    return block_x() / (in.G * group_bundles(in, Tile::UNITS));
-}
-
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
-
-/* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
-template <int PIECES>
-struct CopiedRows {
-    static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
-    GT_METHOD int piece() const { return thread_here() % PIECES; }
-    /* Where the thread's first row and piece lie.  first: row 0. */
-    template <class T>
-    GT_METHOD const T* own(const T* first, int64_t pitch) const {
-        return first + row() * pitch + 8 * piece();
-    }
-    /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
-    template <class T>
-    GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
-        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL); /* further ones differ by whole rows */
-        const int left = 8 * piece() < columns ? rows - row() : 0;
-        if (left > CHUNK - STEP) {
-            GT_UNROLL
-            for (int k = 0; k < CHUNK / STEP; k++) {
-                cp_async<16>(to + k * STEP * ROW, from);
-                from += STEP * pitch;
-            }
-            return;
-        }
-        const T* const first = from - row() * pitch - 8 * piece();
-        GT_UNROLL
-        for (int k = 0; k < CHUNK / STEP; k++) {
-            const bool exists = k * STEP < left;
-            cp_async<16>(to + k * STEP * ROW, exists ? from : first, exists ? 16 : 0);
-            from += STEP * pitch;
-        }
-    }
-};
 
 /* maxima[row] <- the largest magnitude of a row of a unit's x, of 64 rows, by one warp.  maxima: shared, fp32. */
 template <class T>
@@ -433,34 +336,6 @@ GT_DEV void clear_pairs(uint32_t M, int part) {
     for (int sb = part + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, part, sb), zeros);
 }
 
-/* A warp's rows of a checkpoint, by way of its rows of a tile that nobody else uses meanwhile.  to: the first of them;
- * rows, N: that exist. */
-template <int NP>
-GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], f16* to, int rows, int N) {
-    constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
-    const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
-    const uint32_t cell = by_rows<64>(tile);
-    GT_UNROLL
-    for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
-        GT_UNROLL
-        for (int k = 0; k < PIECES / 2; k++) {
-            const float(&low)[4] = H[n0 + 2 * k], (&high)[4] = H[n0 + 2 * k + 1];
-            const uint32_t values[4] = {pack_f16(low[0], low[1]), pack_f16(low[2], low[3]), pack_f16(high[0], high[1]),
-                                        pack_f16(high[2], high[3])};
-            stmatrix_x4(tile_at<64>(cell, part, k), values);
-        }
-        sync_warp();
-        f16* at = to + (int64_t)row * N + 8 * (n0 + piece);
-        const int left = 8 * (n0 + piece) < N ? rows - row : 0;
-        GT_UNROLL
-        for (int k = 0; k < 16; k += STEP) {
-            const uint4 values = lds<uint4>(tile + panel_at<128>(16 * part + row + k, piece));
-            if (k < left) stg<uint4>(at + k * N, values);
-        }
-        sync_warp();
-    }
-}
-
 /* z of a warp's 16 rows and 32 tokens as it lies in memory: pairs of rows 8 i + 2 j of token 8 k + g.  z: its first row
  * of the first token; rows, tokens: that exist from there. */
 template <class T>
@@ -524,8 +399,8 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     const int64_t slot = walk.slot(in, unit, chunk);
     state.power.inverse = inverse_of(state.power.value);
     if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
-    store_checkpoint<Tile::NP>(me.M(i), part, state.H, p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0,
-                               in.N);
+    store_checkpoint<Tile::NP>(me.M(i), part, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
+                               in.P - row0, in.N, in.N);
     if (lane_id() == 0 && row0 < in.P) p.checkpoints.powers[slot * row_tiles(in.P) + row0 / 16] = state.power.inverse;
     clear_pairs(me.M(i), part); /* it was used */
 }

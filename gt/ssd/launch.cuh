@@ -18,7 +18,8 @@ struct ForwardPlan {
     Sequences sequences;
     ClearParams unused;
     bool on_tensor_cores;
-    int units; /* of a block of the kernel for 9.0; 0: another */
+    int units; /* of a block of the kernel for 9.0; 0: another, whose local states have `states` */
+    int states;
     TensorParams tensor;
     ForwardParams any;
     size_t bytes, saved;
@@ -27,14 +28,15 @@ struct ForwardPlan {
         if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
         return units == 4   ? launch_forward_hopper<2>(tensor, device, chain)
                : units == 2 ? launch_forward_hopper<1>(tensor, device, chain)
-                            : launch_forward_tensor(tensor, device, chain);
+                            : launch_forward_tensor(tensor, states, device, chain);
     }
 };
 
 /* Enough for any kind of kernels: which there are may not be known yet (see has_sm90a). */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {
     size_t most = 0;
-    for (const int64_t count : {segments_for(a, device), tensor_segments(a, device), hopper_segments(a, device)}) {
+    for (const int64_t count : {segments_for(a, device), tensor_segments(a, device),
+                                segments_by_units(a, units_by_sizes(a, device), device)}) {
         Arena arena(nullptr);
         take_segments(arena, a, count);
         if (has_tensor_sizes(a)) take_share(arena, a);
@@ -52,9 +54,9 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
     plan.on_tensor_cores = !is_step && takes_tensor_cores(a, device);
     if (plan.on_tensor_cores) {
         TensorParams& p = plan.tensor;
-        plan.units = hopper_units(a, device);
+        plan.units = hopper_units(a, device), plan.states = states_units(a, device);
         p.in = problem_of(a);
-        p.in.segments = take_segments(arena, a, plan.units ? hopper_segments(a, device) : tensor_segments(a, device));
+        p.in.segments = take_segments(arena, a, segments_by_units(a, plan.units, device));
         p.share = take_share(arena, a);
         p.y = a.y, p.y_at = a.y_stride;
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
@@ -110,7 +112,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
     add_output(plan.unused, a.dx, a.dx_stride, a.dtype, a.H, a.P);
     add_output(plan.unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
     if (plan.on_tensor_cores) {
-        plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, device);
+        plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, states_units(a, device), device);
         plan.has_states = !plan.tensor.makes_h && !plan.tensor.makes_dz;
         add_output(plan.unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
         add_output(plan.unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);
@@ -120,6 +122,13 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
         plan.has_states = a.saved;
     }
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
+    for (const int units : {0, units_by_sizes(a, device)}) { /* enough for either kind, as in forward */
+        Arena other(nullptr);
+        RowSums unused;
+        if (!plan.on_tensor_cores) break;
+        plan_tensor_backward(a, other, states, unused, units, device);
+        if (other.bytes() > plan.bytes) plan.bytes = other.bytes();
+    }
     return plan;
 }
 

@@ -14,30 +14,30 @@ struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
     TensorParams gate;             /* dz, and h then */
     ChunkGradientParams chunks;
-    int64_t blocks; /* of the passes over states */
+    int units; /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
 
     gt_status make_states(const Device& device, Chain& chain) const {
-        return makes_dz ? launch_forward_tensor(gate, device, chain)
-                        : launch_states_tensor<false>(forward, blocks, device, chain);
+        return makes_dz ? launch_forward_tensor(gate, units, device, chain)
+                        : launch_states<false>(forward, units, device, chain);
     }
     gt_status make_gradients(const Device& device, Chain& chain) const {
-        return makes_G ? launch_states_tensor<true>(reverse, blocks, device, chain) : GT_OK;
+        return makes_G ? launch_states<true>(reverse, units, device, chain) : GT_OK;
     }
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* saved: what forward left, or no pointers. */
+/* saved: what forward left, or no pointers.  units: see states_units(). */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
-                                                      RowSums& sums, const Device& device) {
+                                                      RowSums& sums, int units, const Device& device) {
     TensorBackwardPlan plan = {};
     ChunkGradientParams& c = plan.chunks;
     c.in = problem_of(a);
-    c.in.segments = take_segments(arena, a, tensor_segments(a, device));
+    c.in.segments = take_segments(arena, a, segments_by_units(a, units, device));
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
-    plan.blocks = tensor_blocks(c.in, device);
+    plan.units = units;
     /* sequences of one slot: states before and after it are the caller's */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
@@ -51,7 +51,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H);
     c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
     plan.reverse.state_sum =
-        sums.take(arena, shared ? a.dstate_in : nullptr, plan.blocks / (c.in.G * group_pairs(c.in)), a.H * a.P * a.N);
+        sums.take(arena, shared ? a.dstate_in : nullptr, states_strands(c.in, units, device), a.H * a.P * a.N);
     if ((a.dx || plan.makes_dz) && slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
     if (a.ddt && slab_count > 1) c.ddt_share = arena.take<float>(a.B * a.T * a.H);

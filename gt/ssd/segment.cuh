@@ -31,6 +31,7 @@ template <bool REVERSE>
 struct SegmentPlan {
     Problem in;
     bool on_tensor_cores;
+    int units; /* see states_units() */
     float *state_out, *decay_out;
     size_t bytes;
 
@@ -39,7 +40,7 @@ struct SegmentPlan {
             StatesParams p = {};
             p.in = in;
             p.is_local = ALL_SEGMENTS;
-            return launch_states_once<REVERSE>(p, tensor_blocks(in, device), stream);
+            return launch_states_once<REVERSE>(p, units, device, stream);
         }
         if (!REVERSE) {
             ForwardParams p = {};
@@ -69,12 +70,19 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const D
     SegmentPlan<REVERSE> plan = {};
     Arena arena(a.workspace);
     plan.on_tensor_cores = takes_tensor_cores(a, device);
+    plan.units = plan.on_tensor_cores ? states_units(a, device) : 0;
     plan.in = problem_of(a);
-    plan.in.segments =
-        take_segments(arena, a, plan.on_tensor_cores ? tensor_segments(a, device) : segments_for(a, device), true);
+    plan.in.segments = take_segments(
+        arena, a, plan.on_tensor_cores ? segments_by_units(a, plan.units, device) : segments_for(a, device), true);
     plan.state_out = REVERSE ? a.dstate_in : a.state_out;
     plan.decay_out = a.decay_out;
     plan.bytes = arena.bytes();
+    for (const int units : {0, units_by_sizes(a, device)}) { /* enough for either kind, as in forward */
+        Arena other(nullptr);
+        if (!plan.on_tensor_cores) break;
+        take_segments(other, a, segments_by_units(a, units, device), true);
+        if (other.bytes() > plan.bytes) plan.bytes = other.bytes();
+    }
     return plan;
 }
 

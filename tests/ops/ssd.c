@@ -158,6 +158,7 @@ static const test_case sizes[] = {
     {SSD(.H = 5, .P = 64, .N = 128, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 8, .P = 72, .N = 64, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {SSD(.H = 6, .P = 40, .N = 16, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 3, .P = 64, .N = 128, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
     {.op = NULL}};
 
 /* More than 65535 of what a grid may count. */
@@ -229,9 +230,11 @@ static const test_property properties[] = {{"dt at and beyond its limits", TEST_
 
 /* Over the chunks of 64 tokens and slots of 128 of the kernels for tensor cores; that these did run. */
 static const int64_t more_times[] = {100, 130, 200, 300, -1};
-static const char *const launched[] = {"forward_tensor_kernel",        "forward_fp32_kernel",  "states_fp32_kernel",
-                                       "ssd::forward_hopper_kernel",   "states_tensor_kernel", "chunk_gradient_kernel",
-                                       "chunk_gradient_hopper_kernel", "reduce_rows_kernel",   NULL};
+static const char *const launched[] = {"forward_tensor_kernel", "forward_fp32_kernel",
+                                       "states_fp32_kernel",    "ssd::forward_hopper_kernel",
+                                       "states_tensor_kernel",  "states_hopper_kernel",
+                                       "chunk_gradient_kernel", "chunk_gradient_hopper_kernel",
+                                       "reduce_rows_kernel",    NULL};
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 

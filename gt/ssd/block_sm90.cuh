@@ -1,0 +1,147 @@
+/* gt/ssd/block_sm90.cuh - ssd on compute capability 9.0: what kernels that take units by two consumer warpgroups share.
+ * A block has units of one group; its bundle is all that it has.  The producer copies rows ahead; consumers keep states
+ * as accumulators of products hold them (state.cuh). */
+#ifndef GT_SSD_BLOCK_SM90_CUH
+#define GT_SSD_BLOCK_SM90_CUH
+
+#include "../base/wgmma.cuh"
+#include "state.cuh"
+
+namespace gt {
+namespace ssd {
+
+constexpr int WARPGROUP = 128, CONSUMERS = 2;
+
+/* ---- where a block stands ---------------------------------------------------------------------------------------- */
+
+GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
+
+/* As Walk, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose results
+ * are not written: so nothing branches on them. */
+template <int UNITS>
+struct GroupWalk {
+    static constexpr int BYTES = 80;
+    static_assert(UNITS <= 4, "fits");
+    uint32_t cells;
+
+    /* All threads of a warpgroup; barrier: its number. */
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+        bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
+        if (thread_id() % WARPGROUP == 0) {
+            const int bundles = (int)group_bundles(in, UNITS), place = block_x() % ((int)in.G * bundles);
+            const int group = place / bundles, first = place % bundles * UNITS, all = (int)group_units(in);
+            sts<int64_t>(cells, span.b);
+            sts<int64_t>(cells + 8, span.first);
+            sts<int64_t>(cells + 16, span.end);
+            sts<int64_t>(cells + 24, span.chunk_slot);
+            sts<int64_t>(cells + 32, item);
+            sts<int>(cells + 40, group);
+            sts<int>(cells + 44, all - first < UNITS ? all - first : UNITS);
+            for (int i = 0; i < UNITS; i++) {
+                const int unit = first + i < all ? first + i : all - 1;
+                sts<int>(cells + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
+                sts<int>(cells + 64 + 4 * i, unit % in.tiles * TILE_P);
+            }
+        }
+        bar_sync(barrier, WARPGROUP);
+    }
+    GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(cells + 32); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
+    GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
+    GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
+    GT_METHOD int head(int unit) const { return lds<int>(cells + 48 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(cells + 64 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(cells + 40); }
+    GT_METHOD bool exists(int unit) const { return unit < lds<int>(cells + 44); }
+    /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+    GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
+        return (row * in.H + head(unit)) * in.P * in.N;
+    }
+    /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+    GT_METHOD int64_t slot(const Problem& in, int unit, int chunk) const {
+        return (b() * in.H + head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + chunk_slot() + chunk / SLOT_CHUNKS;
+    }
+};
+
+template <class Tile>
+GT_DEV int64_t bundle_strands(const Problem& in) {
+    return grid_x() / (in.G * group_bundles(in, Tile::UNITS));
+}
+template <class Tile>
+GT_DEV int64_t bundle_strand(const Problem& in) {
+    return block_x() / (in.G * group_bundles(in, Tile::UNITS));
+}
+
+/* ---- rows in and states out ---------------------------------------------------------------------------------------- */
+
+/* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
+template <int PIECES>
+struct CopiedRows {
+    static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
+    GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
+    GT_METHOD int piece() const { return thread_here() % PIECES; }
+    /* Where the thread's first row and piece lie.  first: row 0. */
+    template <class T>
+    GT_METHOD const T* own(const T* first, int64_t pitch) const {
+        return first + row() * pitch + 8 * piece();
+    }
+    /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
+    template <class T>
+    GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
+        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL); /* further ones differ by whole rows */
+        const int left = 8 * piece() < columns ? rows - row() : 0;
+        if (left > CHUNK - STEP) {
+            GT_UNROLL
+            for (int k = 0; k < CHUNK / STEP; k++) {
+                cp_async<16>(to + k * STEP * ROW, from);
+                from += STEP * pitch;
+            }
+            return;
+        }
+        const T* const first = from - row() * pitch - 8 * piece();
+        GT_UNROLL
+        for (int k = 0; k < CHUNK / STEP; k++) {
+            const bool exists = k * STEP < left;
+            cp_async<16>(to + k * STEP * ROW, exists ? from : first, exists ? 16 : 0);
+            from += STEP * pitch;
+        }
+    }
+};
+
+/* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
+ * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
+template <int NP>
+GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], float power, f16* to, int rows,
+                             int pitch, int columns) {
+    constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
+    const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
+    const uint32_t cell = by_rows<64>(tile);
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
+        GT_UNROLL
+        for (int k = 0; k < PIECES / 2; k++) {
+            const float(&low)[4] = H[n0 + 2 * k], (&high)[4] = H[n0 + 2 * k + 1];
+            const uint32_t values[4] = {
+                pack_f16(low[0] * power, low[1] * power), pack_f16(low[2] * power, low[3] * power),
+                pack_f16(high[0] * power, high[1] * power), pack_f16(high[2] * power, high[3] * power)};
+            stmatrix_x4(tile_at<64>(cell, part, k), values);
+        }
+        sync_warp();
+        f16* at = to + (int64_t)row * pitch + 8 * (n0 + piece);
+        const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
+        GT_UNROLL
+        for (int k = 0; k < 16; k += STEP) {
+            const uint4 values = lds<uint4>(tile + panel_at<128>(16 * part + row + k, piece));
+            if (k < left) stg<uint4>(at + k * pitch, values);
+        }
+        sync_warp();
+    }
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,203 @@
+/* gt/ssd/launch_states.cuh - ssd on tensor cores: passes over a segment that leave states only; which kernel takes them,
+ * in how many segments, and their launches. */
+#ifndef GT_SSD_LAUNCH_STATES_CUH
+#define GT_SSD_LAUNCH_STATES_CUH
+
+#include "forward_fp32.cuh"
+#include "launch_any.cuh"
+#include "states_sm90.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* ---- segments and blocks ----------------------------------------------------------------------------------------- */
+
+constexpr int BLOCKS_FIT = 2; /* on a multiprocessor, as compiled */
+
+static inline int64_t units_of_group(const gt_ssd_args& a) { return a.H / a.G * ((a.P + TILE_P - 1) / TILE_P); }
+
+static inline int64_t tensor_pairs(const gt_ssd_args& a) { return a.G * ((units_of_group(a) + UNITS - 1) / UNITS); }
+
+/* As many segments as fill the multiprocessors. */
+static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device) {
+    return choose_segments(sequences_of(a), a.segments, tensor_pairs(a), BLOCKS_FIT * (int64_t)device.multiprocessors,
+                           2 * CHECKPOINT, CHECKPOINT);
+}
+
+static inline bool has_hopper_kernels() {
+    static Answers known = {};
+    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 2, false>;
+    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 2, false>::THREADS, known);
+}
+
+/* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
+ * where half of the multiprocessors would have nothing to do; 0: it takes others.  With one unit a group half of a
+ * block has nothing to do either way. */
+static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
+    const int64_t units = units_of_group(a), room = device.multiprocessors;
+    if (a.dtype == GT_F32 || units < 2 || device.compute_capability != 90) return 0;
+    const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
+    const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
+    return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
+}
+
+/* Of the kernel for passes over states; 0: it is not that for 9.0.  Sizes of workspace hold with either: what runs may
+ * not be known yet (see has_sm90a). */
+static inline int states_units(const gt_ssd_args& a, const Device& device) {
+    return has_hopper_kernels() ? units_by_sizes(a, device) : 0;
+}
+
+/* As many segments as fill the multiprocessors: with a block of `units` units each or, with 0, with those of a pair. */
+static inline int64_t segments_by_units(const gt_ssd_args& a, int units, const Device& device) {
+    if (!units) return tensor_segments(a, device);
+    return choose_segments(sequences_of(a), a.segments, a.G * ((units_of_group(a) + units - 1) / units),
+                           device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
+}
+
+/* Blocks of a pair of units: one a segment. */
+static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
+    const int64_t pairs = in.G * group_pairs(in), room = grid_room(in.sequences, 8 * BLOCKS_FIT, device);
+    return strands(most_sequences(in.sequences) * in.segments.count, pairs, room) * pairs;
+}
+
+/* Blocks of the same units in a pass over states, each with segments of its own. */
+static inline int64_t states_strands(const Problem& in, int units, const Device& device) {
+    if (!units) return tensor_blocks(in, device) / (in.G * group_pairs(in));
+    return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
+                   grid_room(in.sequences, 8, device));
+}
+
+/* ---- columns ----------------------------------------------------------------------------------------------------- */
+
+/* launch(T(), number of columns) of the kernels on tensor cores that handle the columns of a launch. */
+template <class Launch>
+static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
+    const auto with = [&](auto columns) {
+        return in.dtype == GT_BF16 ? launch(bf16(), columns) : launch(f16(), columns);
+    };
+    const int N = in.columns;
+    if (N <= 16) return with(std::integral_constant<int, 16>());
+    if (N <= 32) return with(std::integral_constant<int, 32>());
+    if (N <= 64) return with(std::integral_constant<int, 64>());
+    return with(std::integral_constant<int, 128>());
+}
+
+/* launch(number of columns) of the kernels for fp32. */
+template <class Launch>
+static inline gt_status dispatch_fp32_columns(const Problem& in, const Launch& launch) {
+    if (in.columns <= 16) return launch(std::integral_constant<int, 16>());
+    if (in.columns <= 64) return launch(std::integral_constant<int, 64>());
+    return launch(std::integral_constant<int, 128>());
+}
+
+/* Makes p what the launch of slab `slab` gets: all that has columns of states begins with the first of the launch's. */
+static inline void take_slab(Problem& in, int slab) {
+    const int bytes = in.dtype == GT_F32 ? 4 : 2;
+    const auto move = [&](const void* rows) -> const void* {
+        return rows ? static_cast<const char*>(rows) + slab * SLAB * bytes : nullptr;
+    };
+    in.columns = in.N - slab * SLAB < SLAB ? in.N - slab * SLAB : SLAB;
+    in.Bm = move(in.Bm);
+    in.Cm = move(in.Cm);
+    if (in.segments.states) in.segments.states += slab * SLAB;
+}
+
+static inline void take_slab(Checkpoints& checkpoints, int slab) {
+    if (checkpoints.plain) checkpoints.plain += slab * SLAB;
+    if (!checkpoints.values) return;
+    checkpoints.values += slab * SLAB;
+    checkpoints.powers += slab;
+}
+
+static inline void take_slab(StatesParams& p, int slab) {
+    take_slab(p.in, slab);
+    take_slab(p.checkpoints, slab);
+    if (p.state_in) p.state_in += slab * SLAB;
+    if (p.state_out) p.state_out += slab * SLAB;
+    if (p.state_sum) p.state_sum += slab * SLAB;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+template <bool REVERSE>
+static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain& chain) {
+    return dispatch_fp32_columns(p.in, [&](auto columns) {
+        using Tile = StatesSplitTile<decltype(columns)::value>;
+        return run("ssd states_fp32_kernel", states_fp32_kernel<Tile::NP, REVERSE>, blocks, THREADS, Tile::BYTES, chain,
+                   p);
+    });
+}
+
+/* With one unit a warpgroup there are registers and shared memory enough: one kernel does for calls with and without
+ * z. */
+template <bool REVERSE>
+static gt_status launch_states_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
+    const Problem& in = states.in;
+    const HopperStatesParams p = {states,
+                                  REVERSE ? in.dy : in.x,
+                                  REVERSE ? in.Cm : in.Bm,
+                                  REVERSE ? in.dy_at : in.x_at,
+                                  REVERSE ? in.Cm_at : in.Bm_at,
+                                  REVERSE};
+    return dispatch_columns(in, [&](auto type, auto columns) {
+        constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
+        const auto with = [&](auto heads, auto has_gate) {
+            using Tile = StatesHopperTile<decltype(type), NP, decltype(heads)::value, decltype(has_gate)::value>;
+            return run("ssd states_hopper_kernel",
+                       states_hopper_kernel<typename Tile::T, NP, Tile::HEADS, Tile::HAS_GATE>,
+                       strands * in.G * group_bundles(in, units), Tile::THREADS, Tile::BYTES, chain, p);
+        };
+        if (units == 2) return with(std::integral_constant<int, 1>(), std::true_type());
+        return REVERSE && in.z ? with(std::integral_constant<int, 2>(), std::integral_constant<bool, REVERSE>())
+                               : with(std::integral_constant<int, 2>(), std::false_type());
+    });
+}
+
+/* units: see states_units(). */
+template <bool REVERSE>
+static gt_status launch_states_once(const StatesParams& all, int units, const Device& device, Chain& chain) {
+    const int64_t strands = states_strands(all.in, units, device), blocks = strands * all.in.G * group_pairs(all.in);
+    gt_status status = GT_OK;
+    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
+        StatesParams p = all;
+        take_slab(p, slab);
+        if (p.in.dtype == GT_F32) {
+            status = launch_states_fp32<REVERSE>(p, blocks, chain);
+        } else if (units) {
+            status = launch_states_hopper<REVERSE>(p, units, strands, chain);
+        } else {
+            status = dispatch_columns(p.in, [&](auto type, auto columns) {
+                using Tile = StatesTile<decltype(type), decltype(columns)::value>;
+                return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>,
+                           blocks, THREADS, Tile::BYTES, chain, p);
+            });
+        }
+    }
+    return status;
+}
+
+/* The states that segments start from, in segments.states, where there are several. */
+template <bool REVERSE>
+static gt_status start_segments(const Problem& in, const float* state_in, int state_in_shared, int units,
+                                const Device& device, Chain& chain) {
+    if (in.segments.count == 1) return GT_OK;
+    StatesParams local = {};
+    local.in = in;
+    local.is_local = ALL_BUT_LAST;
+    const gt_status status = launch_states_once<REVERSE>(local, units, device, chain);
+    if (status != GT_OK) return status;
+    return scan_segments<REVERSE>("ssd scan_segments_kernel", scan_of(in, state_in, state_in_shared), device, chain);
+}
+
+/* Checkpoints of h (state_in: the initial states), or REVERSE of G and dstate_in (state_in: dstate_out).
+ * p.state_sum: of states_strands() strands. */
+template <bool REVERSE>
+static gt_status launch_states(const StatesParams& p, int units, const Device& device, Chain& chain) {
+    const gt_status status = start_segments<REVERSE>(p.in, p.state_in, p.state_in_shared, units, device, chain);
+    return status != GT_OK ? status : launch_states_once<REVERSE>(p, units, device, chain);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

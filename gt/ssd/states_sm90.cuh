@@ -1,0 +1,468 @@
+/* gt/ssd/states_sm90.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of 16-bit
+ * calls; what states_tensor_kernel computes, forward and reverse.
+ *
+ * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
+ * chunk, 64 tokens each.  "left" is x, or dy in reverse; "right" is B, or C.
+ *
+ * WARPGROUPS
+ *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit, a warp
+ *                  a unit, the tokens' weights and the chunk's decay.
+ *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
+ *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand from
+ *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
+ *
+ * NUMBERS.  right is the operand as it came, so that nothing is converted in shared memory.  bf16: v is two terms of
+ * bf16, hi + lo, 16 bits over all of fp32's range, and takes two products.  f16: v is one term with a power of two a
+ * warp, from the largest sum of magnitudes of a row.  64 tokens are summed from zero, since tensor cores round sums
+ * towards zero, and added as fp32 does.
+ *     The states are fp32 without a power, but for one of the unit that keeps the weights at most 1 (so that v does not
+ * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
+ * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
+ *
+ * SHARED MEMORY, KB, N = 128, HEADS = 2 (StatesHopperTile has every offset): 212.8, with z 180.5; one block a
+ *     multiprocessor
+ *     LEFT             32     of a stage: a tile of each unit                      producer
+ *     GATE             32     of a stage, with z                                   producer
+ *     RIGHT            16     of a stage                                           producer
+ *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
+ *     STAGING          16     checkpoints pass through it                          consumers
+ *     WALK, FULL ...    0.3   where each warpgroup stands; barriers
+ *     Four stages, or two with z.
+ * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
+ * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 216; producer 72.
+ *
+ * ISSUE SLOTS a token and head, counted in the source, bf16, N = 128, HEADS = 2: v 11, products 2, the update 4, each
+ *     checkpoint of 128 tokens 8 when spread over them, the producer 4: 29, of which states_tensor_kernel took 88.
+ * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
+ * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with HEADS = 2,
+ *     checkpoints P N / 64.
+ * grid: strands*G*bundles (bundles of 2 HEADS units); block 384.  Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_STATES_SM90_CUH
+#define GT_SSD_STATES_SM90_CUH
+
+#include "block_sm90.cuh"
+#include "states_tensor.cuh"
+
+namespace gt {
+namespace ssd {
+
+struct HopperStatesParams {
+    StatesParams states;
+    const void *left, *right;
+    gt_stride left_at, right_at;
+    int reverse; /* from the last chunk to the first */
+};
+
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
+
+/* What a chunk and unit has in a stage, in floats: weights of the tokens; E; what the state is multiplied by before, 0
+ * where E is 0; the unit's power before the chunk and from then on, by which the state is to be multiplied. */
+struct UnitWeights {
+    static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
+};
+
+/* Where things lie in shared memory, in bytes.  HAS_GATE: z may be given. */
+template <class T_, int NP_, int HEADS_, bool HAS_GATE_>
+struct StatesHopperTile {
+    using T = T_;
+    static constexpr bool HAS_GATE = HAS_GATE_, IS_BF16 = std::is_same<T, bf16>::value;
+    static constexpr int NP = NP_, HEADS = HEADS_, UNITS = CONSUMERS * HEADS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int REGISTERS = HEADS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
+    static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
+    static constexpr int STAGES = HEADS == 2 && HAS_GATE ? 2 : 4;
+    static constexpr int LEFT = 0;                        /* of a stage: [UNITS] */
+    static constexpr int GATE = LEFT + UNITS * TILE_LEFT; /* [UNITS] */
+    static constexpr int RIGHT = GATE + (HAS_GATE ? UNITS * TILE_LEFT : 0);
+    static constexpr int STAGE = RIGHT + TILE_RIGHT;
+    static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
+    static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
+    static constexpr int WALK = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT;     /* of each warpgroup */
+    static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 8 * STAGES; /* [STAGES] */
+    static constexpr int BYTES = EMPTY + 8 * STAGES;
+    static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
+    static_assert(BYTES <= 227 * 1024, "fits sm_90");
+};
+
+/* ---- producer ---------------------------------------------------------------------------------------------------- */
+
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  power: the unit's, which may change.
+ * Returns the log of the chunk's decay. */
+GT_DEV float weigh_chunk(uint32_t cells, bool reverse, const float (&delta)[2], float A, float& power) {
+    const int lane = here();
+    const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
+    float all = l0 + l1, weight[2];
+    if (reverse) { /* sums up to and with a token */
+        GT_UNROLL
+        for (int d = 1; d < 32; d *= 2) {
+            const float other = shfl_up(all, d);
+            all += lane >= d ? other : 0.0f;
+        }
+        const float before = shfl_up(all, 1), first = (lane > 0 ? before : 0.0f) + l0;
+        weight[0] = exp2_finite(first), weight[1] = exp2_finite(first + l1);
+    } else { /* sums over the tokens after */
+        GT_UNROLL
+        for (int d = 1; d < 32; d *= 2) {
+            const float other = shfl_down(all, d);
+            all += lane + d < 32 ? other : 0.0f;
+        }
+        float after = shfl_down(all, 1);
+        after = lane < 31 ? after : 0.0f;
+        weight[0] = delta[0] * exp2_finite(after + l1), weight[1] = delta[1] * exp2_finite(after);
+    }
+    GT_UNROLL
+    for (int i = 0; i < 2; i++)
+        weight[i] = weight[i] > 0x1p125f ? 0x1p125f : weight[i] < -0x1p125f ? -0x1p125f : weight[i];
+    float most = fmaxf(fabsf(weight[0]), fabsf(weight[1])), sum = a0 + a1;
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        most = fmaxf(most, shfl_xor(most, mask));
+        sum += shfl_xor(sum, mask);
+    }
+    const float needed = most > 1.0f ? as_float(((as_uint(most) >> 23) + 1) << 23) : 1.0f;
+    const float old = power;
+    float change = 1.0f;
+    if (needed > power || needed * 0x1p8f < power) change = old * inverse_of(needed), power = needed;
+    const float inverse = inverse_of(power);
+    sts<float2>(cells + 8 * lane, {weight[0] * inverse, weight[1] * inverse});
+    const Scale scale = scale_of_log(sum);
+    const float E = scale.keep + scale.factor;
+    if (lane == 0) {
+        sts<float2>(cells + 4 * UnitWeights::DECAY, {E, E == 0.0f ? 0.0f : change});
+        sts<float2>(cells + 4 * UnitWeights::BEFORE, {old, power});
+    }
+    return sum;
+}
+
+template <class Tile>
+GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
+    using T = typename Tile::T;
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES, AHEAD = STAGES - 1;
+    const Problem& in = p.states.in;
+    const GroupWalk<UNITS> walk = {smem + Tile::WALK + CONSUMERS * GroupWalk<UNITS>::BYTES};
+    const CopiedRows<8> of_units;
+    const CopiedRows<Tile::NP / 8> of_group;
+    const int unit = warp_id() % 4;
+    const bool makes_weights = unit < UNITS, gated = Tile::HAS_GATE && in.z && p.reverse;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+        {
+            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            if (skips(p.states.is_local, span, p.reverse ? span.starts : span.ends)) continue;
+            walk.enter(in, span, item, BARRIER);
+        }
+        const int chunks = walk.chunks(), step = p.reverse ? -CHUNK : CHUNK;
+        const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
+        /* of the chunk that is copied next: addresses of the thread's first rows; of that after the next, dt of tokens 2
+         * lane, 2 lane + 1 */
+        const int64_t b = walk.b(), token = walk.token(chunk_at(0));
+        const T* left =
+            of_units.own(static_cast<const T*>(p.left) + at(p.left_at, b, token, 0), p.left_at.t); /* head 0 */
+        const T* right =
+            of_group.own(static_cast<const T*>(p.right) + at(p.right_at, b, token, walk.group()), p.right_at.t);
+        const T* z = gated ? of_units.own(static_cast<const T*>(in.z) + at(in.z_at, b, token, 0), in.z_at.t) : nullptr;
+        int64_t times = makes_weights ? at(in.dt_at, b, token, walk.head(unit)) : 0;
+        float dt[2] = {0.0f, 0.0f};
+        const auto load_times = [&](int i) {
+            if (makes_weights && i < chunks) load_dt(in, times, walk.tokens(chunk_at(i)), dt);
+            times += step * in.dt_at.t;
+        };
+        const auto copy =
+            [&](int i, int number) { /* the segment's i-th, which is `number` of all */
+                                     if (i < chunks) {
+                                         mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES),
+                                                       (number / STAGES + 1) % 2);
+                                         const uint32_t to = smem + number % STAGES * Tile::STAGE;
+                                         const int tokens = walk.tokens(chunk_at(i));
+                                         GT_UNROLL
+                                         for (int k = 0; k < UNITS; k++)
+                                             of_units.copy(to + Tile::LEFT + k * Tile::TILE_LEFT,
+                                                           left + walk.head(k) * p.left_at.h + walk.row0(k),
+                                                           p.left_at.t, tokens, in.P - walk.row0(k));
+                                         GT_UNROLL
+                                         for (int k = 0; gated && k < UNITS; k++)
+                                             of_units.copy(to + Tile::GATE + k * Tile::TILE_LEFT,
+                                                           z + walk.head(k) * in.z_at.h + walk.row0(k), in.z_at.t,
+                                                           tokens, in.P - walk.row0(k));
+                                         of_group.copy(to + Tile::RIGHT, right, p.right_at.t, tokens, in.columns);
+                                         left += step * p.left_at.t, right += step * p.right_at.t;
+                                         if (gated) z += step * in.z_at.t;
+                                     }
+                                     cp_async_commit();
+            };
+        load_times(0);
+        GT_NO_UNROLL
+        for (int i = 0; i < AHEAD; i++) copy(i, n + i);
+        TwoTermSum log;
+        float power = 1.0f;
+        GT_NO_UNROLL
+        for (int i = 0; i < chunks; i++, n++) {
+            if (makes_weights) {
+                const int t = 2 * here(), h = walk.head(unit), tokens = walk.tokens(chunk_at(i));
+                const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+                const float delta[2] = {t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f,
+                                        t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f};
+                load_times(i + 1);
+                const uint32_t cells = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
+                log.add(weigh_chunk(cells, p.reverse, delta, in.A[h], power));
+            }
+            cp_async_wait<AHEAD - 1>();
+            fence_async_proxy();
+            mbarrier_arrive(smem + Tile::FULL + 8 * (n % STAGES));
+            copy(i + AHEAD, n + AHEAD);
+        }
+        item = walk.item();
+        if (p.states.is_local && makes_weights && walk.exists(unit) && walk.row0(unit) == 0 && lane_id() == 0) {
+            const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
+        }
+    }
+}
+
+/* ---- consumers --------------------------------------------------------------------------------------------------- */
+
+/* Where a consumer and what it works on lie, made anew wherever it is asked.  n: number of the chunk among those of all
+ * segments; i: of the warpgroup's units. */
+template <class Tile>
+struct StatesConsumer {
+    uint32_t smem;
+    GT_METHOD int group() const { return thread_here() / WARPGROUP; }
+    GT_METHOD int part() const { return thread_here() / 32 % 4; }
+    GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
+    GT_METHOD GroupWalk<Tile::UNITS> walk() const {
+        return {smem + Tile::WALK + group() * GroupWalk<Tile::UNITS>::BYTES};
+    }
+    GT_METHOD int row0(int i) const { return walk().row0(unit(i)) + 16 * part(); }
+    GT_METHOD uint32_t stage(int n) const { return smem + made_here(n) % Tile::STAGES * Tile::STAGE; }
+    GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
+    GT_METHOD uint32_t gate(int n, int i) const { return stage(n) + Tile::GATE + unit(i) * Tile::TILE_LEFT; }
+    GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
+    GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + group() * Tile::TILE_LEFT; }
+    GT_METHOD uint32_t prepared(int n, int i) const {
+        return smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
+    }
+};
+
+/* v of 16 tokens, block k, and the warp's 16 rows: numbers 2e, 2e + 1 are the pair e of a left operand. */
+template <class Tile>
+GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, bool gated, float (&v)[8]) {
+    using E = Element<typename Tile::T>;
+    constexpr float MOST = 0x1.fep127f; /* of bf16 */
+    const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (here() % 4) + 64 * k;
+    const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i)), k, me.part()));
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+        v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
+        v[2 * e + 1] = E::hi(x[e]) * (e < 2 ? low.y : high.y);
+    }
+    if (!Tile::HAS_GATE || !gated) return;
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.gate(n, i)), k, me.part()));
+    GT_UNROLL
+    for (int e = 0; e < 8; e++) {
+        const float z = e % 2 ? E::hi(x[e / 2]) : E::lo(x[e / 2]), y = v[e] * silu_of_sigmoid(z, sigmoid_fast(z));
+        v[e] = y > MOST ? MOST : y < -MOST ? -MOST : y;
+    }
+}
+
+/* Unit i of a consumer's: the chunk's part of the state. */
+template <class Tile>
+GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, bool gated, float (&H)[Tile::NP / 8][4]) {
+    using T = typename Tile::T;
+    constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
+    constexpr int WIDTH = Tile::HEADS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
+    const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
+    if (decay.y != 1.0f) { /* an infinite state, which is out of range, makes no NaN */
+        GT_UNROLL
+        for (int k = 0; k < NP / 2; k++) H[k / 4][k % 4] = decay.y == 0.0f ? 0.0f : H[k / 4][k % 4] * decay.y;
+    }
+    const uint64_t right = wgmma_tile<ROW, Major::MN>(me.right(n), PANEL);
+    const auto from = [&](int k, int n0) {
+        return wgmma_step(right, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL));
+    };
+    float added[WIDTH][4], scale = 1.0f;
+    uint32_t v[BLOCKS][4];
+    [[maybe_unused]] uint32_t rest[BLOCKS][4];
+    if constexpr (Tile::IS_BF16) { /* products begin as their operands are there */
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++) {
+            float weighed[8];
+            weigh_left<Tile>(me, n, i, k, gated, weighed);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float first = weighed[2 * e], second = weighed[2 * e + 1];
+                v[k][e] = pack_bf16(first, second);
+                rest[k][e] = pack_bf16(first - unpack_bf16_lo(v[k][e]), second - unpack_bf16_hi(v[k][e]));
+            }
+            wgmma_fence();
+            wgmma<T, Major::MN>(added, v[k], from(k, 0), k > 0);
+            wgmma<T, Major::MN>(added, rest[k], from(k, 0));
+        }
+    } else {
+        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* of rows + 0, + 8 */
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++) {
+            weigh_left<Tile>(me, n, i, k, gated, weighed[k]);
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) sums[e / 2 % 2] += fabsf(weighed[k][e]);
+        }
+        GT_UNROLL
+        for (int mask = 1; mask < 4; mask *= 2)
+            for (int e = 0; e < 2; e++) sums[e] += shfl_xor(sums[e], mask);
+        float most = fmaxf(sums[0], sums[1]);
+        GT_UNROLL
+        for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+        const Power power = power_of(most);
+        scale = power.inverse;
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS * 4; k++) {
+            const float* pair = weighed[k / 4] + k % 4 * 2;
+            v[k / 4][k % 4] = pack_f16(pair[0] * power.value, pair[1] * power.value);
+        }
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++) wgmma<T, Major::MN>(added, v[k], from(k, 0), k > 0);
+    }
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += WIDTH) {
+        if (n0 > 0) {
+            wgmma_fence();
+            GT_UNROLL
+            for (int k = 0; k < BLOCKS; k++) {
+                wgmma<T, Major::MN>(added, v[k], from(k, n0), k > 0);
+                if constexpr (Tile::IS_BF16) wgmma<T, Major::MN>(added, rest[k], from(k, n0));
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(added);
+        GT_UNROLL
+        for (int k = 0; k < WIDTH * 4; k++) {
+            float& to = H[n0 + k / 4][k % 4];
+            to = Tile::IS_BF16 ? fma_rn(to, decay.x, added[k / 4][k % 4])
+                               : fma_rn(added[k / 4][k % 4], scale, to * decay.x);
+        }
+    }
+}
+
+/* Unit i of a consumer's: the state before a chunk, number n, to its checkpoint. */
+template <class Tile>
+GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int chunk, int n, int i,
+                      WarpState<Tile::NP>& state) {
+    const Problem& in = p.in;
+    const GroupWalk<Tile::UNITS> walk = me.walk();
+    const int unit = me.unit(i), row0 = me.row0(i);
+    if (!walk.exists(unit)) return;
+    const int64_t slot = walk.slot(in, unit, chunk);
+    state.power = {1.0f, 1.0f};
+    state.measure();
+    const Power power = power_of(state.bound);
+    if (lane_id() == 0 && row0 < in.P)
+        p.checkpoints.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row0)] =
+            power.inverse * lds<float>(me.prepared(n, i) + 4 * UnitWeights::BEFORE);
+    store_checkpoint<Tile::NP>(me.staging(), me.part(), state.H, power.value,
+                               p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0, in.N, in.columns);
+}
+
+template <class Tile>
+GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
+    constexpr int NP = Tile::NP, HEADS = Tile::HEADS, STAGES = Tile::STAGES;
+    const StatesParams& p = params.states;
+    const Problem& in = p.in;
+    const bool reverse = params.reverse, gated = Tile::HAS_GATE && in.z && reverse;
+    const StatesConsumer<Tile> me = {smem};
+    if (p.state_sum) { /* a strand may have no sequence */
+        me.walk().enter(in, Span{}, 0, 2 + me.group());
+        GT_UNROLL
+        for (int i = 0; i < HEADS; i++) {
+            WarpState<NP> zeros;
+            zeros.load(nullptr, 0, in);
+            if (me.walk().exists(me.unit(i)))
+                zeros.store(p.state_sum + me.walk().state(in, me.unit(i), bundle_strand<Tile>(in)), me.row0(i), in);
+        }
+    }
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+        WarpState<NP> state[HEADS];
+        {
+            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            if (skips(p.is_local, span, reverse ? span.starts : span.ends)) continue;
+            me.walk().enter(in, span, item, 2 + me.group());
+            const float* start = nullptr;
+            if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) {
+                state[i].load(start ? start + me.walk().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
+                GT_UNROLL
+                for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
+            }
+        }
+        const int chunks = me.walk().chunks();
+        GT_NO_UNROLL
+        for (int number = 0; number < chunks; number++, n++) {
+            const int chunk = reverse ? chunks - 1 - number : number;
+            const bool at_slot =
+                reverse ? number == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
+            mbarrier_wait(smem + Tile::FULL + 8 * (n % STAGES), n / STAGES % 2);
+            if (p.checkpoints.values && at_slot) {
+                GT_UNROLL
+                for (int i = 0; i < HEADS; i++) keep_unit<Tile>(p, me, chunk, n, i, state[i]);
+            }
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) add_chunk<Tile>(me, n, i, gated, state[i].H);
+            if (number + 1 < chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
+        }
+        const bool has_chunks = me.walk().chunks() > 0; /* the last one's stage has the units' powers */
+        item = me.walk().item();
+        /* found again: no registers keep it */
+        const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        GT_UNROLL
+        for (int i = 0; i < HEADS; i++) {
+            const GroupWalk<Tile::UNITS> walk = me.walk();
+            const int unit = me.unit(i);
+            if (!walk.exists(unit)) continue;
+            state[i].power.inverse = has_chunks ? lds<float>(me.prepared(n - 1, i) + 4 * UnitWeights::POWER) : 1.0f;
+            if (p.is_local) {
+                state[i].store(in.segments.states + walk.state(in, unit, same.segment_slot), me.row0(i), in);
+            } else if (reverse ? same.starts : same.ends) {
+                if (p.state_out) state[i].store(p.state_out + walk.state(in, unit, same.sequence), me.row0(i), in);
+                if (p.state_sum)
+                    state[i].store(p.state_sum + walk.state(in, unit, bundle_strand<Tile>(in)), me.row0(i), in, true);
+            }
+        }
+        if (has_chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * ((n - 1) % STAGES));
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class T, int NP, int HEADS, bool HAS_GATE>
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, HEADS, HAS_GATE>::THREADS) : 32, 1)
+states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
+#if GT_SM90A
+    using Tile = StatesHopperTile<T, NP, HEADS, HAS_GATE>;
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < Tile::STAGES) {
+        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+    }
+    sync_threads();
+    wait_for_chain();
+    if (warp_id() / 4 == CONSUMERS) {
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        states_producer<Tile>(p, smem);
+    } else {
+        take_registers<Tile::REGISTERS>();
+        states_consumer<Tile>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
