@@ -50,11 +50,11 @@ namespace gt {
 namespace ssd {
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int N>
+template <class T, int N, bool GATED>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
 #if GT_SM90A
-    using C = HopperGradientTraits<T, N>;
+    using C = HopperGradientTraits<T, N, GATED>;
     wait_for_chain();
     ChunkGradientBlock<C> me = find_chunk<C>(p);
     me.smem = smem_base_of_tiles();
@@ -67,6 +67,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
         mbarrier_init(barriers + C::FULL, C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
+        if (GATED) mbarrier_init(barriers + C::DY_GATED, C::GROUP);
         if (thread_id() < C::M_BUFFERS) {
             mbarrier_init(barriers + C::M_FULL, C::GROUP);
             mbarrier_init(barriers + C::M_EMPTY, C::GROUP);

@@ -10,16 +10,19 @@
 namespace gt {
 namespace ssd {
 
-template <class T_, int N_>
+template <class T_, int N_, bool GATED_ = false>
 struct HopperGradientTraits {
     using T = T_;
+    static constexpr bool GATED = GATED_;         /* with z */
+    using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
     static constexpr int PREPARE_REGISTERS = 64, PAIRS_REGISTERS = 136, INPUTS_REGISTERS = 152, STATES_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     /* of factors and sums by token, which are made a step earlier than tiles come, and read a step later */
     static constexpr int COPIES = STAGES + 1;
-    static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<T, bf16>::value ? 2 : 1;
+    static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
+    static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
     /* bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
     static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
@@ -27,7 +30,8 @@ struct HopperGradientTraits {
     static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
-    static constexpr int FLOATS = OUT + PANEL;
+    static constexpr int GATES = OUT + PANEL, NEXT_GATES = GATES + PANEL; /* GATED: z of a step at a time */
+    static constexpr int FLOATS = OUT + PANEL * (GATED ? 3 : 1);
     /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
     static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
     /* floats, from FLOATS */
@@ -46,11 +50,14 @@ struct HopperGradientTraits {
     static constexpr int TIMES = W_MOST + 4, TIMES_FLOATS = 2 * CHUNK + 4;
     static constexpr int HEAD_SUMS =
         TIMES + (STAGES + 2) * TIMES_FLOATS; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
-    static constexpr int SUMS = HEAD_SUMS + 2 * CHUNK + 4;
-    /* from the step's SUMS */
-    static constexpr int ROW_SUMS = 0;                           /* Gamma: [blocks 0-2 of s][t] */
-    static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK;     /* [blocks 1-3 of t][s] */
-    static constexpr int DIAGONAL = COLUMN_SUMS + 3 * CHUNK;     /* [k] */
+    /* GATED, [STAGES][64]: what undoes the powers of dy's rows; the powers of M's columns */
+    static constexpr int DY_INVERSE = HEAD_SUMS + 2 * CHUNK + 4;
+    static constexpr int M_POWER = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
+    static constexpr int SUMS = M_POWER + (GATED ? STAGES * CHUNK : 0);
+    /* from the step's SUMS.  PAIR_SUMS: Gamma, [i][k], of row k with block i of s before k's, or of column k with block
+     * i + 1 of t behind k's */
+    static constexpr int PAIR_SUMS = 0;
+    static constexpr int DIAGONAL = PAIR_SUMS + 3 * CHUNK;       /* [k] */
     static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;    /* [t] */
     static constexpr int DIRECT = F + CHUNK;                     /* [s] */
     static constexpr int Z = DIRECT + CHUNK, DSKIP_HEAD = Z + 4; /* [4 warps] */
@@ -59,7 +66,8 @@ struct HopperGradientTraits {
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT), EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
-    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, SMEM = M_EMPTY + 8 * M_BUFFERS;
+    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, DY_GATED = M_EMPTY + 8 * M_BUFFERS;
+    static constexpr int SMEM = DY_GATED + (GATED ? 8 * STAGES : 0);
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
 };
@@ -81,7 +89,7 @@ GT_DEV void stage_group(const ChunkGradientBlock<C>& me, const Problem& in, cons
     GT_UNROLL
     for (int i = 0; i < C::PANELS; i++) {
         x[i] = {0, 0, 0, 0};
-        if (row < tokens && 64 * i + 8 * piece < in.N) x[i] = ldg<uint4>(from + 64 * i);
+        if (row < tokens && 64 * i + 8 * piece < in.columns) x[i] = ldg<uint4>(from + 64 * i);
     }
     const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x)));
     GT_UNROLL
@@ -115,7 +123,7 @@ GT_DEV void copy_state_panels(int warp, uint32_t tile, const Problem& in, const 
     const int lane = here(), row0 = 16 * warp + lane / PIECES, piece = lane % PIECES;
     /* for zeros any address does */
     const f16* from = states.values ? states.values + offset : static_cast<const f16*>(in.x);
-    if (!states.values || 8 * piece >= in.N) rows = 0;
+    if (!states.values || 8 * piece >= in.columns) rows = 0;
     tile += piece / 8 * C::PANEL;
     GT_UNROLL
     for (int i = 0; i < 16 / STEP; i++)
@@ -123,10 +131,10 @@ GT_DEV void copy_state_panels(int warp, uint32_t tile, const Problem& in, const 
                      row0 + i * STEP < rows ? 16 : 0);
 }
 
-/* Where the first rows of a lane are in x, dy and states, in elements; of a step, and of the next. */
+/* Where the first rows of a lane are in x, dy, z and states, in elements; of a step, and of the next. */
 template <class C>
 struct StepSource {
-    int64_t x, dy, state;
+    int64_t x, dy, z, state;
     int tile;
 
     GT_METHOD void place(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) {
@@ -134,6 +142,7 @@ struct StepSource {
         const int lane = lane_id(), head = me.g * me.heads, row = 16 * warp + lane / 8, piece = lane % 8;
         x = at(in.x_at, me.b, me.first + row, head) + 8 * piece;
         dy = at(in.dy_at, me.b, me.first + row, head) + 8 * piece;
+        z = C::GATED ? at(in.z_at, me.b, me.first + row, head) + 8 * piece : 0;
         state = (((int64_t)me.b * in.H + head) * p.slots + me.slot) * in.P * in.N +
                 (16 * warp + lane / (C::N / 8)) * in.N + 8 * (lane % (C::N / 8));
         tile = 0;
@@ -153,31 +162,107 @@ struct StepSource {
         }
         copy_state_panels<C>(warp, stage + C::H, in, p.h, state, rows);
         copy_state_panels<C>(warp, stage + C::G, in, p.G, state, rows);
-        cp_async_commit();
+    }
+    /* z of the chunk, and, where dy of the neighbour comes, of the neighbour. */
+    GT_METHOD void copy_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) const {
+        const Problem& in = p.in;
+        const int rows = in.P - tile * TILE_P;
+        const uint16_t* from = static_cast<const uint16_t*>(in.z) + z;
+        copy_panel(warp, me.smem + C::GATES, from, in.z_at.t, me.tokens, rows);
+        if (me.makes_state() && !me.second)
+            copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_at.t, in.z_at.t, me.neighbour_tokens, rows);
     }
     GT_METHOD void advance(const ChunkGradientParams& p) {
         const Problem& in = p.in;
         if (++tile < in.tiles) {
-            x += TILE_P, dy += TILE_P, state += TILE_P * in.N;
+            x += TILE_P, dy += TILE_P, z += TILE_P, state += TILE_P * in.N;
         } else {
             const int columns = (in.tiles - 1) * TILE_P;
             x += in.x_at.h - columns, dy += in.dy_at.h - columns, state += (p.slots * in.P - columns) * in.N;
+            z += in.z_at.h - columns;
             tile = 0;
         }
     }
 };
 
+/* ---- dy silu(z) ------------------------------------------------------------------------------------------------- */
+
+/* A warp's 16 rows of dy silu(z), f16 in place, a power of two a row.  A lane gets of its rows, lane / 8 of every four,
+ * the largest magnitudes, and what undoes the powers. */
+template <class T>
+GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&most)[4], float (&inverse)[4]) {
+    using E = Element<T>;
+    const int lane = here();
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint32_t cell = panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8);
+        const uint4 dy = lds<uint4>(tile + cell), z = lds<uint4>(gates + cell);
+        const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
+        float x[8], largest = 0.0f;
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            x[2 * e] = E::lo(left[e]) * silu(E::lo(right[e]));
+            x[2 * e + 1] = E::hi(left[e]) * silu(E::hi(right[e]));
+            largest = fmaxf(largest, fmaxf(fabsf(x[2 * e]), fabsf(x[2 * e + 1])));
+        }
+        GT_UNROLL
+        for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+        const Power power = power_of(finite(largest));
+        const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
+        sts<uint4>(tile + cell, {pair(0), pair(2), pair(4), pair(6)});
+        most[i] = finite(largest) * power.value;
+        inverse[i] = power.inverse;
+    }
+}
+
+/* What undoes the power of dy's row t. */
+template <class C>
+GT_DEV float dy_inverse(const ChunkGradientBlock<C>& me, int step, int t) {
+    if constexpr (C::GATED) return me.value(C::DY_INVERSE + CHUNK * (step % C::STAGES) + t);
+    return 1.0f;
+}
+
+/* The powers of the columns s of M_ts = S_ts L_ts times what undoes dy_t.  No t >= s exceeds f16 then; nor does U, which
+ * has these powers, too, far exceed 2^40 by what G gives.  One warp. */
+template <class C>
+GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step) {
+    const int lane = lane_id(), stage = step % C::STAGES;
+    const auto pair = [&](int offset) { return lds<float2>(me.cell(offset + 2 * lane)); };
+    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
+    const float2 suf = pair(me.factor(step, Factors::SUF));
+    const float second = dy.y * c.y;
+    float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
+    GT_UNROLL
+    for (int d = 1; d < 32; d *= 2) {
+        const float right = shfl_down(from, d);
+        from = lane + d < 32 ? fmaxf(from, right) : from;
+    }
+    const float right = shfl_down(from, 1), after = lane < 31 ? fmaxf(second, right) : second;
+    /* no row of B or C exceeds 2^14, no state 2^16 */
+    const float pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
+    const float G = largest_of(lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
+    sts<float2>(
+        me.cell(C::M_POWER + CHUNK * stage + 2 * lane),
+        {power_of(b.x * fmaxf(from * pairs, suf.x * G)).value, power_of(b.y * fmaxf(after * pairs, suf.y * G)).value});
+}
+
 /* ---- the state that the chunk makes ----------------------------------------------------------------------------- */
 
-/* The largest magnitudes of the rows of NEXT that the lane has copied. */
+/* The largest magnitudes of the rows of NEXT that the lane has copied, and what undoes the powers that they have where
+ * they are gated. */
 template <class C>
-GT_DEV void next_maxima(const ChunkGradientBlock<C>& me, int warp, int step, float (&most)[4]) {
+GT_DEV void next_maxima(const ChunkGradientBlock<C>& me, int warp, int step, float (&most)[4], float (&inverse)[4]) {
     const int lane = here();
+    if (C::GATED && !me.second) {
+        gate_rows<typename C::T>(warp, me.stage(step) + C::NEXT, me.smem + C::NEXT_GATES, most, inverse);
+        return;
+    }
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const uint4 x[1] = {
             lds<uint4>(me.stage(step) + C::NEXT + panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8))};
         most[i] = row_maximum<typename C::T, 8>(larger_of<typename C::T>(x));
+        inverse[i] = 1.0f;
     }
 }
 
@@ -187,14 +272,15 @@ template <class C>
 GT_DEV void weigh_state(const ChunkGradientBlock<C>& me, int warp, int step) {
     const int lane = lane_id(), stage = step % C::STAGES, made = C::MADE + step % 2 * C::MADE_FLOATS;
     const bool makes = me.makes_state();
-    float most[4], weight[4], sum = 0.0f;
-    if (makes) next_maxima(me, warp, step, most);
+    float most[4], weight[4], inverse[4], sum = 0.0f;
+    if (makes) next_maxima(me, warp, step, most, inverse);
     bar_sync(PREPARING_BARRIER, C::GROUP); /* the neighbour's factors, READ_INVERSES */
     if (makes) {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const int row = 16 * warp + lane / 8 + 4 * i;
             weight[i] = me.value(made + row) * me.value(C::OTHER_INVERSE + row);
+            if (C::GATED) weight[i] *= inverse[i];
             sum = fma_rn(most[i], fabsf(weight[i]), sum); /* Delta may be below 0 */
         }
         sum += shfl_xor(sum, 8);
@@ -245,11 +331,12 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     float2 da = sums_from(pair(C::E)), columns = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
-        float2 row = {0.0f, 0.0f};
-        if (i < block) row = pair(C::ROW_SUMS + CHUNK * i);
-        row = sums_from(row);
-        if (i < block) da = plus(da, row);
-        if (i >= block) columns = plus(columns, pair(C::COLUMN_SUMS + CHUNK * i));
+        const float2 both = pair(C::PAIR_SUMS + CHUNK * i);
+        const float2 row = sums_from(i < block ? both : float2{0.0f, 0.0f});
+        if (i < block)
+            da = plus(da, row);
+        else
+            columns = plus(columns, both);
     }
     da = plus(da, sums_before<8>(columns)); /* s in the block of k, t in a later one */
     da = plus(da, pair(C::DIAGONAL));       /* both in that of k */
@@ -296,9 +383,14 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
         /* the slope first: the sum without it may overflow */
         float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
         if (delta.slope == 0.0f) ddt = 0.0f;
-        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
         dA = fma_rn(delta.value, da_t, dA);
         dbias += ddt;
+        if (p.ddt_share) {
+            float* share = p.ddt_share + (me.b * in.sequences.T + me.first + t) * in.H + h;
+            if (p.has_share) ddt += *share;
+            if (p.leaves_share) *share = ddt;
+        }
+        if (p.ddt && !p.leaves_share) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
     }
     dA = warp_sum(dA);
     dbias = warp_sum(dbias);
@@ -359,6 +451,13 @@ GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<
         mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - parity);
         if (step < me.steps) {
             source.copy(p, me, warp, me.stage(step));
+            if constexpr (
+                C::GATED) { /* the tiles of z are free: this warp has read NEXT_GATES, states have read GATES */
+                if (step > 0)
+                    mbarrier_wait(me.smem + C::DY_GATED + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
+                source.copy_gates(p, me, warp);
+            }
+            cp_async_commit();
             if (follows) source.advance(p);
             if (warp == 3) {
                 if (lane_id() < 8) sts<float>(me.cell(C::READ_INVERSES + step % 2 * 8 + lane_id()), inverse);

@@ -23,7 +23,7 @@ GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) {
 template <class C>
 GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const StateShare<C>& share,
                     bool is_exact, const uint32_t (&a)[4][4], const float (&Ch)[8][4]) {
-    using T = typename C::T;
+    using E = Element<typename C::D>;
     float sums[2] = {}, odd[2] = {};
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
     if (is_exact) {
@@ -48,12 +48,15 @@ GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
             GT_UNROLL
             for (int i = 0; i < 4; i++) {
                 const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
-                sums[i % 2] = fma_rn(Element<T>::lo(dy[i]), y[0] * f, sums[i % 2]);
-                sums[i % 2] = fma_rn(Element<T>::hi(dy[i]), y[1] * f, sums[i % 2]);
+                sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
+                sums[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, sums[i % 2]);
             }
         }
         GT_UNROLL
-        for (int e = 0; e < 2; e++) sums[e] *= me.value(me.factor(step, Factors::PRE) + at.row + 8 * e);
+        for (int e = 0; e < 2; e++) {
+            const int t = at.row + 8 * e;
+            sums[e] *= me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
+        }
     }
     store_row_sums(at, sums, me.cell(me.sums(step, C::E)));
 }
@@ -81,16 +84,17 @@ GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], f
 /* dx += Dskip dy, of which of_head is the number where it is one. */
 template <class C>
 GT_DEV void add_skip(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
-    using E = Element<typename C::T>;
+    using E = Element<typename C::D>;
     const uint32_t cells = at.cells(me.stage(step) + C::DY);
+    const float by[2] = {of_head * dy_inverse(me, step, at.row), of_head * dy_inverse(me, step, at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4];
         ldmatrix_x4(dy, cells ^ 32 * k);
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            float* to = dx[2 * k + i / 2] + i % 2 * 2;
-            to[0] = fma_rn(of_head, E::lo(dy[i]), to[0]), to[1] = fma_rn(of_head, E::hi(dy[i]), to[1]);
+            float *to = dx[2 * k + i / 2] + i % 2 * 2, f = by[i % 2];
+            to[0] = fma_rn(f, E::lo(dy[i]), to[0]), to[1] = fma_rn(f, E::hi(dy[i]), to[1]);
         }
     }
 }
@@ -100,8 +104,10 @@ template <class C>
 GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
                               int step, float (&dx)[8][4]) {
     using E = Element<typename C::T>;
+    using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t cells = at.cells(me.stage(step));
+    const float by[2] = {dy_inverse(me, step, at.row), dy_inverse(me, step, at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4], x[4];
@@ -112,11 +118,12 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientB
         for (int n = 0; n < 2; n++) {
             const float2 skip = skips_of(p.in, h, p0 + 16 * k + 8 * n + 2 * at.j);
             float* to = dx[2 * k + n];
-            const uint32_t a = dy[2 * n], b = dy[2 * n + 1];
-            to[0] = fma_rn(skip.x, E::lo(a), to[0]), to[1] = fma_rn(skip.y, E::hi(a), to[1]);
-            to[2] = fma_rn(skip.x, E::lo(b), to[2]), to[3] = fma_rn(skip.y, E::hi(b), to[3]);
-            v[2 * n] = fma_rn(E::lo(a), E::lo(x[2 * n]), E::lo(b) * E::lo(x[2 * n + 1]));
-            v[2 * n + 1] = fma_rn(E::hi(a), E::hi(x[2 * n]), E::hi(b) * E::hi(x[2 * n + 1]));
+            const float a0 = D::lo(dy[2 * n]) * by[0], a1 = D::hi(dy[2 * n]) * by[0];
+            const float b0 = D::lo(dy[2 * n + 1]) * by[1], b1 = D::hi(dy[2 * n + 1]) * by[1];
+            to[0] = fma_rn(skip.x, a0, to[0]), to[1] = fma_rn(skip.y, a1, to[1]);
+            to[2] = fma_rn(skip.x, b0, to[2]), to[3] = fma_rn(skip.y, b1, to[3]);
+            v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
+            v[2 * n + 1] = fma_rn(a1, E::hi(x[2 * n]), b1 * E::hi(x[2 * n + 1]));
         }
         if (p.dskip) store_column_sums(v, me.cell(me.sums(step, C::DSKIP) + CHUNK * at.warp + 16 * k));
     }
@@ -149,11 +156,29 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
     sync_warp(); /* before the next step's */
 }
 
+/* Adds to dx what launches before gave, and leaves it for those that follow: by block, step and, in fours, thread. */
+template <class C>
+GT_DEV void add_input_share(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
+                            float (&dx)[8][4]) {
+    float* const cell =
+        p.dx_share + ((block_x() * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        float4* const four = reinterpret_cast<float4*>(cell) + n * C::GROUP;
+        if (p.has_share) {
+            const float4 before = ldg<float4>(four);
+            dx[n][0] += before.x, dx[n][1] += before.y, dx[n][2] += before.z, dx[n][3] += before.w;
+        }
+        if (p.leaves_share) stg<float4>(four, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
+    }
+}
+
 /* U, F, <x, U> and dx of a step.  From prepare: B, G, x and dy of the stage, DELTA and SUF of the factors; from states,
  * in the checkpoint's first chunk, G; from pairs: M, times power_of_M(). */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
     using T = typename C::T;
+    using D = typename C::D;
     const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
     const uint32_t tiles = me.stage(step);
     float U[8][4];
@@ -161,14 +186,14 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     multiply_rows<C>(U, me.smem + C::B, tiles + C::G);
     wgmma_commit();
     const float skip = p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
-    const Power M = power_of_M(me, step);
+    const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};
     const float4 G_inverse = lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4));
     float delta[2], by_G[2], sums[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int s = at.row + 8 * e;
-        delta[e] = me.value(me.factor(step, Factors::DELTA) + s) * M.inverse;
-        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M.value;
+        delta[e] = me.value(me.factor(step, Factors::DELTA) + s) * M[e].inverse;
+        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M[e].value;
     }
     wgmma_wait<0>();
     wgmma_pin(U);
@@ -187,14 +212,14 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     for (int i = 0; i < C::M_TERMS; i++) {
         const uint64_t left = columns_operand<C>(me.smem + C::M + (buffer * C::M_TERMS + i) * C::PANEL);
         GT_UNROLL
-        for (int k = 0; k < 4; k++) wgmma<T, Major::MN, Major::MN>(U, down_rows<C>(left, k), down_rows<C>(right, k));
+        for (int k = 0; k < 4; k++) wgmma<D, Major::MN, Major::MN>(U, down_rows<C>(left, k), down_rows<C>(right, k));
     }
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(U);
     mbarrier_arrive(me.smem + C::M_EMPTY + 8 * buffer);
     dots_of<T>(tiles + C::X, at, U, sums);
-    both[2] = sums[0] * M.inverse, both[3] = sums[1] * M.inverse;
+    both[2] = sums[0] * M[0].inverse, both[3] = sums[1] * M[1].inverse;
     reduce_scatter<4, 4, 1>(both, at.j);
     sts<float>(me.cell(me.sums(step, at.j < 2 ? C::F : C::DIRECT) + at.row + at.j % 2 * 8), both[0]);
     GT_UNROLL
@@ -207,7 +232,8 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     else if (p.in.Dskip)
         add_skip(me, at, step, skip, U);
     mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-    if (p.dx) store_inputs(p, me, at, step, U);
+    if (p.dx_share) add_input_share(p, me, step, U);
+    if (p.dx && !p.leaves_share) store_inputs(p, me, at, step, U);
 }
 
 /* A step: FULL says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or
@@ -216,16 +242,17 @@ template <class C>
 GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const WarpRows at(me.warp);
     StateShare<C> share;
-    if (C::M_TERMS == 1) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
+    if (C::M_HAS_POWER) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
         mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
+        wait_for_gates(me, step);
         if (me.makes_state() && me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         {
             uint32_t a[4][4];
             float Ch[8][4];
-            const bool is_exact = make_left(me, at, step, 0, share, a);
+            const bool is_exact = make_left<0>(me, at, step, share, a);
             wgmma_fence();
             multiply_rows<C>(Ch, me.smem + C::C, me.stage(step) + C::H);
             add_left(me, step, 0, share, a);

@@ -88,9 +88,9 @@ GT_DEV void store_diagonal_rows(const float (&x)[2][4], uint32_t out) {
     store_column_sums(v, out);
 }
 
-/* A tile of 8 columns of M, f16 times a power of two, or in two terms of bf16. */
+/* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or in two terms of bf16. */
 template <class T>
-GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const float a = M[2 * e], b = M[2 * e + 1];
@@ -99,7 +99,7 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
             pair = pack_bf16(a, b);
             lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
         } else {
-            pair = pack_f16(a * power, b * power);
+            pair = pack_f16(a * power.x, b * power.y);
         }
     }
 }
@@ -109,11 +109,17 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
                                int step, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
-    using T = typename C::T;
+    using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     const uint32_t M_cells = at.cells(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
-    const float power = power_of_M(me, step).value;
-    const float U0 = me.value(factors + Factors::U + t), U1 = me.value(factors + Factors::U + t + 8);
+    const float dy[2] = {dy_inverse(me, step, t), dy_inverse(me, step, t + 8)};
+    const float U0 = me.value(factors + Factors::U + t) * dy[0], U1 = me.value(factors + Factors::U + t + 8) * dy[1];
+    const float one_power = C::GATED ? 1.0f : power_of_M(me, step, 0).value;
+    const auto power = [&](int s) { /* of two columns */
+                                    if constexpr (C::GATED)
+                                        return lds<float2>(me.cell(C::M_POWER + CHUNK * (step % C::STAGES) + s));
+                                    return float2{one_power, one_power};
+    };
     float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
     float diagonal[2][4];
     take_diagonal(dS, at, diagonal);
@@ -140,7 +146,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
             }
             columns[4 * i + 2 * n] = (gamma[0] + gamma[2]) * delta.x;
             columns[4 * i + 2 * n + 1] = (gamma[1] + gamma[3]) * delta.y;
-            pack_M<T>(M, power, n, hi, lo);
+            pack_M<D>(M, power(s), n, hi, lo);
         }
         stmatrix_x4(M_cells ^ 32 * i, hi);
         if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * i) + C::PANEL, lo);
@@ -160,12 +166,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
+                diagonal[n][e] *= dy[e / 2];
                 const float w = diagonal[n][e] * L[n][e] * (e % 2 ? delta.y : delta.x);
-                M[e] = S.diagonal[n][e] * L[n][e];
+                M[e] = S.diagonal[n][e] * L[n][e] * dy[e / 2];
                 W.diagonal[n][e] += w;
                 gamma[n][e] = w * S.diagonal[n][e];
             }
-            pack_M<T>(M, power, n, hi, lo);
+            pack_M<D>(M, power(first + 8 * n + 2 * j), n, hi, lo);
         }
         stmatrix_x4(M_cells ^ 32 * at.warp, hi);
         if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * at.warp) + C::PANEL, lo);
@@ -183,11 +190,12 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
     if (at.warp == 0) return;
     reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
     reduce_scatter<8, 4, 1>(rows, j);        /* block j */
-    sts<float2>(me.cell(me.sums(step, C::COLUMN_SUMS) + CHUNK * (at.warp - 1) + 8 * at.g + 2 * j),
-                {columns[0], columns[1]});
+    const uint32_t sums = me.cell(me.sums(step, C::PAIR_SUMS));
+    if (at.g < 2 * at.warp) /* the columns before the warp's rows */
+        sts<float2>(sums + 4 * (CHUNK * (at.warp - 1) + 8 * at.g + 2 * j), {columns[0], columns[1]});
     if (j >= at.warp) return;
-    sts<float>(me.cell(me.sums(step, C::ROW_SUMS) + CHUNK * j + t), rows[0]);
-    sts<float>(me.cell(me.sums(step, C::ROW_SUMS) + CHUNK * j + t + 8), rows[1]);
+    sts<float>(sums + 4 * (CHUNK * j + t), rows[0]);
+    sts<float>(sums + 4 * (CHUNK * j + t + 8), rows[1]);
 }
 
 /* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
@@ -251,27 +259,63 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
     }
 }
 
-/* A step: FULL says that prepare has filled the stage, M_EMPTY that inputs has read what the buffer of M held; M_FULL
- * hands M on, EMPTY gives the stage back. */
+/* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
 template <class C>
-GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+GT_DEV void make_dS(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
     using T = typename C::T;
-    const WarpRows at(me.warp);
-    PairBlocks S, W = {};
-    make_all_S(me, at, S);
-    if (C::M_TERMS == 1) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
-    GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
-        mbarrier_wait(me.smem + C::FULL + 8 * stage, step / C::STAGES % 2);
-        Pairs64 dS;
-        const uint64_t left = rows_operand<C>(me.stage(step) + C::DY), right = rows_operand<C>(me.stage(step) + C::X);
+    const uint32_t tiles = me.stage(step);
+    const uint64_t right = rows_operand<C>(tiles + C::X);
+    if constexpr (std::is_same<T, typename C::D>::value) {
+        const uint64_t left = rows_operand<C>(tiles + C::DY);
         wgmma_fence();
         GT_UNROLL
         for (int k = 0; k < 4; k++) wgmma<T>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(dS);
+    } else {
+        const uint32_t cells = at.cells(tiles + C::DY);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) { /* of the columns: their operands take 16 registers */
+            uint32_t hi[2][4], lo[2][4];
+            GT_UNROLL
+            for (int k = 0; k < 2; k++) {
+                ldmatrix_x4(hi[k], cells ^ 32 * (2 * half + k));
+                GT_UNROLL
+                for (int i = 0; i < 4; i++) {
+                    const float a = unpack_f16_lo(hi[k][i]), b = unpack_f16_hi(hi[k][i]);
+                    hi[k][i] = pack_bf16(a, b);
+                    lo[k][i] = pack_bf16(a - unpack_bf16_lo(hi[k][i]), b - unpack_bf16_hi(hi[k][i]));
+                }
+            }
+            wgmma_fence();
+            GT_UNROLL
+            for (int k = 0; k < 2; k++) {
+                wgmma<T>(dS, hi[k], along_row<C>(right, 2 * half + k), half + k > 0);
+                wgmma<T>(dS, lo[k], along_row<C>(right, 2 * half + k));
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_pin(dS);
+        }
+    }
+}
+
+/* A step: FULL says that prepare has filled the stage, M_EMPTY that inputs has read what the buffer of M held; M_FULL
+ * hands M on, EMPTY gives the stage back. */
+template <class C>
+GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+    const WarpRows at(me.warp);
+    PairBlocks S, W = {};
+    make_all_S(me, at, S);
+    if (C::M_HAS_POWER) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
+    GT_NO_UNROLL
+    for (int step = 0; step < me.steps; step++) {
+        const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
+        mbarrier_wait(me.smem + C::FULL + 8 * stage, step / C::STAGES % 2);
+        wait_for_gates(me, step);
+        Pairs64 dS;
+        make_dS(me, at, step, dS);
         mbarrier_wait(me.smem + C::M_EMPTY + 8 * buffer, (step / C::M_BUFFERS + 1) % 2);
         make_pairs_of_rows(p, me, at, step, S, dS, W);
         sync_warp();

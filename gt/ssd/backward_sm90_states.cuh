@@ -11,11 +11,34 @@
 namespace gt {
 namespace ssd {
 
+template <class T>
+GT_DEV uint32_t weighted_pair(uint32_t pair, float2 w) {
+    return pack_f16(Element<T>::lo(pair) * w.x, Element<T>::hi(pair) * w.y);
+}
+
+/* dy of the stage becomes dy silu(z), f16 with a power of two a row; then the powers of M's columns.  DY_GATED says so.
+ * The tile of z is free then. */
+template <class C>
+GT_DEV void gate_dy(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
+    const int stage = step % C::STAGES, lane = lane_id();
+    float most[4], inverse[4];
+    gate_rows<typename C::T>(at.warp, me.stage(step) + C::DY, me.smem + C::GATES, most, inverse);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++)
+        if (lane % 8 == 0)
+            sts<float>(me.cell(C::DY_INVERSE + CHUNK * stage + 16 * at.warp + lane / 8 + 4 * i), inverse[i]);
+    fence_async_proxy();
+    bar_sync(MADE_BARRIER, C::GROUP);
+    if (at.warp == 0) store_M_powers(me, step);
+    mbarrier_arrive(me.smem + C::DY_GATED + 8 * stage);
+}
+
 /* state <- kept state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C, which are
  * the neighbour's.  weight and kept: weigh_state()'s, with decays and powers of two. */
 template <class C>
 GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
-    using E = Element<typename C::T>;
+    using T = typename C::T;
+    using D = typename C::D;
     const int stage = step % C::STAGES, j = at.j, lane = lane_id();
     const uint32_t next = me.stage(step) + C::NEXT, state = me.stage(step) + (me.second ? C::H : C::G);
     uint32_t rows[4][4], kept[4][4];
@@ -27,7 +50,7 @@ GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& a
             const float2 w = lds<float2>(me.cell(C::WEIGHT + CHUNK * stage + 16 * k + 8 * i + 2 * j));
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++)
-                rows[k][e] = pack_f16(E::lo(rows[k][e]) * w.x, E::hi(rows[k][e]) * w.y);
+                rows[k][e] = me.second ? weighted_pair<T>(rows[k][e], w) : weighted_pair<D>(rows[k][e], w);
         }
     }
     {
@@ -96,10 +119,11 @@ GT_DEV void states_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
         const uint32_t tiles = me.stage(step);
         mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
+        if constexpr (C::GATED) gate_dy(me, at, step);
         if (me.makes_state()) make_hopper_state(me, at, step);
         uint32_t a[4][4];
         float Gh[8][4];
-        make_left(me, at, step, 1, share, a);
+        make_left<1>(me, at, step, share, a);
         if (me.makes_state()) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         wgmma_fence();
         multiply_rows<C>(Gh, tiles + C::G, tiles + C::H);

@@ -59,13 +59,23 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* 1 over the power of two that M is multiplied by: for f16, |M| <= most of |S| times GROWTH. */
+/* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH. */
 template <class C>
-GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step) {
-    if constexpr (std::is_same<typename C::T, bf16>::value) return {1.0f, 1.0f};
+GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
+    if constexpr (C::GATED) {
+        const float value = me.value(C::M_POWER + CHUNK * (step % C::STAGES) + s);
+        return {value, inverse_of(value)};
+    }
+    if constexpr (C::M_TERMS > 1) return {1.0f, 1.0f};
     const float4 S = lds<float4>(me.cell(C::S_MOST));
     const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
     return power_of(most > 0x1p-40f ? most : 0x1p-40f);
+}
+
+/* FULL does not do for dy where states have yet to gate it. */
+template <class C>
+GT_DEV void wait_for_gates(const ChunkGradientBlock<C>& me, int step) {
+    if constexpr (C::GATED) mbarrier_wait(me.smem + C::DY_GATED + 8 * (step % C::STAGES), step / C::STAGES % 2);
 }
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
@@ -93,10 +103,11 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
 
 /* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
  * power.  Whether it holds all rows to 11 bits: heads before may have left a power that is too small for this one. */
-template <class C>
-GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
+template <int which, class C>
+GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
-    using E = Element<typename C::T>;
+    using T = std::conditional_t<which, typename C::T, typename C::D>;
+    using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
     const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
     const float largest = largest_of(inverses);
@@ -106,12 +117,11 @@ GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
     for (int e = 0; e < 2; e++) {
         uint32_t pairs = 0;
         GT_UNROLL
-        for (int k = 0; k < 4; k++)
-            pairs = larger_magnitudes<typename C::T>(larger_magnitudes<typename C::T>(pairs, a[k][e]), a[k][2 + e]);
+        for (int k = 0; k < 4; k++) pairs = larger_magnitudes<T>(larger_magnitudes<T>(pairs, a[k][e]), a[k][2 + e]);
         const int t = at.row + 8 * e;
         decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
-                         : me.value(me.factor(step, Factors::PRE) + t);
-        magnitude[e] = row_maximum<typename C::T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+                         : me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
+        magnitude[e] = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         bound[e] = fmaxf(magnitude[e], largest * 0x1p-85f); /* power times largest is finite, of zeros too */
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
@@ -210,7 +220,7 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const ChunkGradientBlock<
     GT_UNROLL
     for (int i = 0; i < 16 / STEP; i++) {
         const int t = row0 + STEP * i;
-        if (t < me.tokens && 8 * piece < p.in.N)
+        if (t < me.tokens && 8 * piece < p.in.columns)
             stg<uint4>(to + t * out_at.t, lds<uint4>(rows + piece / 8 * C::PANEL + panel_at<128>(t, piece % 8)));
     }
 }

@@ -84,29 +84,33 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
-/* Compute capability 9.0; N of more than 32, no z.  *taken: whether it was this kernel. */
-template <class T, int N>
-static gt_status launch_hopper_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain, bool* taken) {
-    using C = HopperGradientTraits<T, N>;
+/* Compute capability 9.0.  For all slabs or none: shares of dx lie otherwise in those of the other kernel. */
+static inline bool has_hopper_chunks(const Device& device) {
+    using C = HopperGradientTraits<bf16, 64>;
     static Answers known = {};
-    void (*const kernel)(ChunkGradientParams) = chunk_gradient_hopper_kernel<T, N>;
-    *taken = device.shared_bytes >= C::SMEM && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
-    if (!*taken) return GT_OK;
-    return run("ssd chunk_gradient_hopper_kernel", kernel, p.in.sequences.B * p.slots * p.in.G * 2, C::THREADS, C::SMEM,
-               chain, p);
+    void (*const kernel)(ChunkGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
+    return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
+}
+
+template <class T, int N>
+static gt_status launch_hopper_chunks(const ChunkGradientParams& p, Chain& chain) {
+    const auto with = [&](auto gated) {
+        constexpr bool GATED = decltype(gated)::value;
+        using C = HopperGradientTraits<T, N, GATED>;
+        return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>,
+                   p.in.sequences.B * p.slots * p.in.G * 2, C::THREADS, C::SMEM, chain, p);
+    };
+    return p.in.z ? with(std::true_type()) : with(std::false_type());
 }
 
 /* With two stages where the device has room for them. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
     const int N = p.in.columns;
-    if (N > 32 && p.in.N <= SLAB && !p.in.z) {
-        bool taken;
+    if (has_hopper_chunks(device)) {
         const bool is_bf16 = p.in.dtype == GT_BF16;
-        const gt_status status = N <= 64   ? is_bf16 ? launch_hopper_chunks<bf16, 64>(p, device, chain, &taken)
-                                                     : launch_hopper_chunks<f16, 64>(p, device, chain, &taken)
-                                   : is_bf16 ? launch_hopper_chunks<bf16, 128>(p, device, chain, &taken)
-                                           : launch_hopper_chunks<f16, 128>(p, device, chain, &taken);
-        if (taken) return status;
+        if (N <= 64)
+            return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, chain) : launch_hopper_chunks<f16, 64>(p, chain);
+        return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, chain) : launch_hopper_chunks<f16, 128>(p, chain);
     }
     if (N <= 16) return launch_chunks_with<16, 2>(p, chain);
     if (N <= 32) return launch_chunks_with<32, 2>(p, chain);
