@@ -3,22 +3,25 @@
  * In the words of gt_fused.cuh, of any size and alignment:
  *     moments_kernel   mean and rstd of every row: what `saved` holds
  *     product_kernel   y = n weight^T + bias        dn = dy weight          dweight = dy^T n
+ *     single_kernel    y of fp32 where O is 1
  *     row_kernel       dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
  *                      with dxhat = dn . gamma; RMSNorm leaves out mean(dxhat)
  *     column_kernel    dgamma = sum_m dn . xhat     dbeta = sum_m dn        dbias = sum_m dy
  * n is never stored: the products normalise x on its way to shared memory, and round it there to
  * the operands' type if they run on tensor cores.  dn is fp32 in the workspace.
  *
- * 16-bit activations in rows of 16-byte pieces, on compute capability 8.0 and newer:
+ * 16-bit activations in rows of 16-byte pieces, on compute capability 8.0 and newer; on 9.0 also fp32:
  *     normalise_kernel   mean and rstd, and n in 16 bits; in backward xhat, where dx is not wanted
  *     tiles_kernel       y = n weight^T + bias      dn = dy weight          G = dy^T xhat
  *     gradient_kernel    dx from dn, and xhat in 16 bits, which takes the place of dn
  *     finish_kernel      dweight = G . gamma + dbias beta^T
  *                        dgamma = sum_o weight . G          dbeta = sum_o weight dbias
  * and on 9.0 alone:
- *     hopper_tiles_kernel   the products of tiles_kernel
- *     hopper_whole_kernel   mean and rstd, and y, for D <= 512: n stays in shared memory
- * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.
+ *     hopper_tiles_kernel   the products of tiles_kernel; of fp32 in parts (rmsnorm_linear_parts.cuh)
+ *     hopper_split_kernel   weight and dy in parts
+ *     hopper_whole_kernel   mean and rstd, and y, for D <= 512 in 16 bits: n stays in shared memory
+ * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.  Of fp32 n and xhat
+ * are in parts and dn is fp32.
  * All sums have a fixed order. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUH
@@ -118,6 +121,54 @@ GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
     AnyRow row = {in, m};
     const Moments moments = moments_of(row, in);
     if (lane_id() == 0) stg(in.moments + m, moments);
+}
+
+/* ---- rmsnorm_linear: y of a single output, fp32 ----------------------------------------------
+ * y may be what large terms leave where they cancel, and no other output of the row tells how large they were: it is
+ * computed in double, from x on.
+ * grid ceil(M/8), block 256: a warp per row.  Reads x three times, LAYER four, from the first-level cache but for the
+ * first.  registers: three sums in double.  No shared memory.
+ * Sums: a lane's elements in order, then a butterfly: deterministic. */
+struct SingleParams {
+    Input in;
+    const float *weight, *bias; /* bias: or NULL */
+    float* y;
+    int64_t y_stride;
+};
+
+/* Sum over d < D of f(d), the same in all lanes. */
+template <class Function>
+GT_DEV double sum_in_double(int64_t D, Function f) {
+    double sum = 0;
+    for (int64_t d = lane_id(); d < D; d += 32) sum += f(d);
+    GT_UNROLL
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        uint32_t half[2];
+        memcpy(half, &sum, sizeof sum);
+        half[0] = shfl_xor(half[0], mask);
+        half[1] = shfl_xor(half[1], mask);
+        double other;
+        memcpy(&other, half, sizeof other);
+        sum += other;
+    }
+    return sum;
+}
+
+GT_KERNEL(32 * ROW_WARPS, 1) single_kernel(const GT_GRID_CONSTANT SingleParams p) {
+    const Input& in = p.in;
+    const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
+    if (m >= in.M) return;
+    const float* x = static_cast<const float*>(in.x) + m * in.stride;
+    const double count = (double)in.D;
+    double mean = 0;
+    if (in.norm == GT_NORM_LAYER) mean = sum_in_double(in.D, [&](int64_t d) { return (double)x[d]; }) / count;
+    const double square = sum_in_double(in.D, [&](int64_t d) { return (x[d] - mean) * (x[d] - mean); });
+    const double rstd = 1 / sqrt(square / count + (double)fmaxf(in.eps, 0x1p-126f));
+    const double y = sum_in_double(in.D, [&](int64_t d) {
+        const double n = (x[d] - mean) * rstd * (in.gamma ? in.gamma[d] : 1.0f) + (in.beta ? in.beta[d] : 0.0f);
+        return n * p.weight[d];
+    });
+    if (lane_id() == 0) p.y[m * p.y_stride] = (float)(y + (p.bias ? p.bias[0] : 0.0f));
 }
 
 } /* namespace rmsnorm_linear */

@@ -74,6 +74,11 @@ static gt_status launch_product(const gt_rmsnorm_linear_args& a, ProductParams p
 /* y = n weight^T + bias */
 static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Input& in, const Device& device,
                                       gt_stream stream) {
+    if (a.dtype == GT_F32 && a.O == 1) {
+        const SingleParams p = {in, static_cast<const float*>(a.weight), a.bias, static_cast<float*>(a.y), a.y_stride};
+        return run("rmsnorm_linear single_kernel", single_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0, stream,
+                   p);
+    }
     ProductParams p = {};
     p.a = {a.x, a.x_stride, a.M, a.D, false};
     p.b = {a.weight, a.D, a.O, a.D, false};

@@ -11,7 +11,11 @@ namespace rmsnorm_linear {
 
 /* Whether this build has those kernels for the current device. */
 static inline bool has_hopper_kernels(gt_dtype dtype) {
-    static Answers known_bf16 = {}, known_f16 = {};
+    static Answers known_f32 = {}, known_bf16 = {}, known_f16 = {};
+    if constexpr (BUILT_F32) {
+        void (*const kernel)(HopperParams) = hopper_tiles_kernel<HopperTile<float, OUTPUT, 128>>;
+        if (dtype == GT_F32) return has_sm90a(reinterpret_cast<const void*>(kernel), 384, known_f32);
+    }
     if constexpr (BUILT_BF16) {
         void (*const kernel)(HopperParams) = hopper_tiles_kernel<HopperTile<bf16, OUTPUT, 256>>;
         if (dtype == GT_BF16) return has_sm90a(reinterpret_cast<const void*>(kernel), 384, known_bf16);
@@ -31,7 +35,7 @@ constexpr int HOPPER_GROUP = 16;
 static inline int64_t hopper_step(int columns) { return columns == 256 ? 1024 : 640; }
 constexpr int64_t HOPPER_ENDS = 1500;
 
-/* Columns of a tile of a product [M,N]. */
+/* Columns of a tile of a product [M,N] of 16-bit matrices. */
 static inline int hopper_columns(int64_t M, int64_t N, int64_t K, int64_t slices, const Device& device) {
     int64_t time[2];
     for (int i = 0; i < 2; i++) {
@@ -44,7 +48,8 @@ static inline int hopper_columns(int64_t M, int64_t N, int64_t K, int64_t slices
 
 template <class T, class Shape>
 static gt_status map_matrix(TensorMap* map, const Matrix& of, const Shape& shape) {
-    return report(make_tensor_map(map, static_cast<const T*>(of.data), shape), "rmsnorm_linear cuTensorMapEncodeTiled");
+    return report(make_tensor_map(map, static_cast<const PartOf<T>*>(of.data), shape),
+                  "rmsnorm_linear cuTensorMapEncodeTiled");
 }
 
 template <class C>
@@ -56,8 +61,9 @@ static gt_status prepare_hopper(HopperParams* params, const TilesParams& product
     p.tiles = (int)(p.tiles_m * slices) * p.tiles_n;
     p.group = HOPPER_GROUP;
     if (p.tiles == 0 || p.K == 0) return GT_OK; /* no tensors; nothing is launched */
-    const gt_status status = map_matrix<typename C::Type>(&params->a, p.a, panels_of<C::MAJOR_A, C::BM>(p.a));
-    return status != GT_OK ? status : map_matrix<typename C::Type>(&params->b, p.b, panels_of<C::MAJOR_B, C::BN>(p.b));
+    typedef typename C::Type T;
+    const gt_status status = map_matrix<T>(&params->a, p.a, panels_of<C::MAJOR_A, C::BM>(p.a, PARTS<T>));
+    return status != GT_OK ? status : map_matrix<T>(&params->b, p.b, panels_of<C::MAJOR_B, C::BN>(p.b, PARTS<T>));
 }
 
 static inline int64_t hopper_blocks(int64_t tiles, const Device& device) {
@@ -75,7 +81,9 @@ static gt_status launch_hopper_product(const TilesParams& p, int64_t slices, con
 
 template <class T, Product P>
 static gt_status launch_hopper_tiles(const TilesParams& p, int64_t slices, const Device& device, Chain& chain) {
-    if constexpr (is_built_for<T>()) {
+    if constexpr (is_built_for<T>() && PARTS<T> == 3) {
+        return launch_hopper_product<HopperTile<T, P, 128>>(p, slices, device, chain);
+    } else if constexpr (is_built_for<T>()) {
         if (hopper_columns(p.M, p.N, P == DWEIGHT ? p.slice : p.K, slices, device) == 256)
             return launch_hopper_product<HopperTile<T, P, 256>>(p, slices, device, chain);
         return launch_hopper_product<HopperTile<T, P, 128>>(p, slices, device, chain);

@@ -1,5 +1,4 @@
-/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of the kernels for 16-bit activations in rows of
- * whole 16-byte pieces. */
+/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of the kernels for rows of whole 16-byte pieces. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 
@@ -16,43 +15,56 @@ namespace rmsnorm_linear {
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
 constexpr int64_t MOST_STRIDE = (int64_t)1 << 38;             /* of what tile_load takes */
 
+/* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  With fewer rows their making takes longer than
+ * what they save. */
+static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
+static inline bool uses_parts(const gt_rmsnorm_linear_args& a) {
+    return is_split(a) && a.M >= 128 && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32);
+}
+
 /* Pointers that are NULL count as aligned. */
 static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& device) {
-    if (a.dtype == GT_F32 || device.compute_capability < 80 || !uses_tensor_cores(a, device)) return false;
+    const int64_t size = size_of(a.dtype);
+    if (is_split(a) ? !uses_parts(a) : device.compute_capability < 80 || !uses_tensor_cores(a, device)) return false;
     if (a.x_stride > MOST_STRIDE || a.dy_stride > MOST_STRIDE) return false;
     if (a.D % 8 || a.O % 8 || a.M > MOST_OF_TILES || a.D > MOST_OF_TILES || a.O > MOST_OF_TILES) return false;
     const int64_t m = ceil_div(a.M, 128), d = ceil_div(a.D, 128), o = ceil_div(a.O, 128);
     return m * (d > o ? d : o) <= MOST_OF_TILES && o * d <= MOST_OF_TILES / MOST_SLICES &&
-           is_aligned(a.x, a.x_stride, 2, 16) && is_aligned(a.weight, 0, 2, 16) && is_aligned(a.gamma, 0, 4, 16) &&
+           is_aligned(a.x, a.x_stride, size, 16) && is_aligned(a.weight, 0, 4, 16) && is_aligned(a.gamma, 0, 4, 16) &&
            is_aligned(a.beta, 0, 4, 16);
 }
 
 static inline bool forward_uses_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
-    return has_pieces(a, device) && is_aligned(a.y, a.y_stride, 2, 16);
+    return has_pieces(a, device) && is_aligned(a.y, a.y_stride, size_of(a.dtype), 16);
 }
 
 static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
-    return has_pieces(a, device) && is_aligned(a.dy, a.dy_stride, 2, 16) && is_aligned(a.dx, a.dx_stride, 2, 16) &&
-           is_aligned(a.dweight, 0, 4, 16);
+    const int64_t size = size_of(a.dtype);
+    return has_pieces(a, device) && is_aligned(a.dy, a.dy_stride, size, 16) &&
+           is_aligned(a.dx, a.dx_stride, size, 16) && is_aligned(a.dweight, 0, 4, 16);
 }
 
-/* Whether the caller's handle may be used.  It takes the products but for y with a bias, which would be rounded to 16
- * bits for it, and dn in fp16, which may need its powers of two. */
-static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt; }
+/* Whether the caller's handle may be used.  It takes the products of 16 bits but for y with a bias, which would be
+ * rounded to 16 bits for it, and dn in fp16, which may need its powers of two. */
+static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt && !is_split(a); }
 
 /* Whether one kernel makes y from x, where the handle is not to. */
 static inline bool uses_whole_rows(const gt_rmsnorm_linear_args& a) {
-    return !has_handle(a) && fits_whole_rows(a) && has_hopper_kernels(a.dtype);
+    return !is_split(a) && !has_handle(a) && fits_whole_rows(a) && has_hopper_kernels(a.dtype);
 }
 
 /* The same for dx from dy. */
 static inline bool uses_whole_dx(const gt_rmsnorm_linear_args& a, const Device& device) {
-    return !has_handle(a) && fits_whole_dx(a, device) && has_hopper_kernels(a.dtype);
+    return !is_split(a) && !has_handle(a) && fits_whole_dx(a, device) && has_hopper_kernels(a.dtype);
 }
+
+/* Matrices in memory that an operand is. */
+static inline int64_t parts_of(const gt_rmsnorm_linear_args& a) { return is_split(a) ? PARTS<float> : 1; }
 
 struct ForwardPlan {
     Moments* moments;
-    void* n;         /* [M,D] in 16 bits, or NULL: whole rows */
+    void* n;         /* [M,D] in 16 bits, or three parts of it, or NULL: whole rows */
+    bf16* weight;    /* its parts, or NULL */
     void* workspace; /* of the handle's product */
     size_t bytes;
 };
@@ -62,7 +74,8 @@ static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const De
     Arena arena(a.workspace);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (forward_uses_tiles(a, device) && !uses_whole_rows(a)) {
-        plan.n = arena.take<uint16_t>(a.M * a.D);
+        plan.n = arena.take<uint16_t>(parts_of(a) * a.M * a.D);
+        if (is_split(a)) plan.weight = arena.take<bf16>(3 * a.O * a.D);
         if (has_handle(a)) plan.workspace = arena.take<char>(HANDLE_BYTES);
     }
     plan.bytes = arena.bytes();
@@ -83,14 +96,14 @@ static inline int64_t resident_blocks(int across, const Device& device) {
     return (across == 4 ? 1 : 2) * device.multiprocessors;
 }
 
-/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma; 1500 to begin and end one;
- * for the slices' sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
+/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts; 1500 to begin
+ * and end one; for the slices' sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
     const bool is_hopper = device.compute_capability == 90;
-    const int across = warps_across_dweight(a), unit = is_hopper ? 64 : TILE_K;
+    const int across = is_split(a) ? 2 : warps_across_dweight(a), unit = is_split(a) ? 128 : is_hopper ? 64 : TILE_K;
     const int64_t tiles = ceil_div(a.O, 128) * ceil_div(a.D, 64 * across);
     const int64_t resident = is_hopper ? device.multiprocessors : resident_blocks(across, device);
-    const double row = is_hopper ? (double)hopper_step(64 * across) / 64 : 33;
+    const double row = is_split(a) ? 48 : is_hopper ? (double)hopper_step(64 * across) / 64 : 33;
     int64_t best = ceil_div(a.M, unit) * unit;
     double least = INFINITY;
     for (int64_t slices = 1; slices <= MOST_SLICES && slices <= ceil_div(a.M, 128); slices++) {
@@ -106,7 +119,9 @@ static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Devic
 /* Workspace of a backward pass, and how its sums over the rows are cut. */
 struct BackwardTiles {
     Moments* moments;
-    void* rows;                          /* [M,D]: dn, then xhat */
+    void* rows;                          /* [M,D]: dn, then in 16 bits xhat */
+    void* xhat;                          /* that, or its parts */
+    bf16 *dy, *weight;                   /* their parts, or NULL */
     float* scales;                       /* of dn in fp16 */
     float *g, *dbias;                    /* [slices,O,D]; [O] */
     float *dbias_parts, *dgamma, *dbeta; /* partial sums, slowest index the cut */
@@ -130,7 +145,14 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums, each of which is read again */
     plan.finishers = ceil_div(a.O, plan.finisher_rows * ROW_WARPS);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
-    if (a.dx || plan.wants_g) plan.rows = arena.take<uint16_t>(a.M * a.D);
+    if (is_split(a)) {
+        if (a.dx) plan.rows = arena.take<float>(a.M * a.D);
+        if (a.dx) plan.weight = arena.take<bf16>(3 * a.O * a.D);
+        if (plan.wants_g) plan.xhat = arena.take<bf16>(3 * a.M * a.D);
+        if (a.dx || plan.wants_g) plan.dy = arena.take<bf16>(3 * a.M * a.O);
+    } else if (a.dx || plan.wants_g) {
+        plan.rows = plan.xhat = arena.take<uint16_t>(a.M * a.D);
+    }
     if (a.dx && a.dtype == GT_F16) plan.scales = arena.take<float>(a.M * ceil_div(a.D, 64));
     if (plan.wants_g) plan.g = arena.take<float>(plan.slices * a.O * a.D);
     if (plan.wants_dbias) {
@@ -160,10 +182,12 @@ static gt_status launch_product_tiles(TilesParams p, int64_t slices, const Devic
 template <class T, Product P>
 static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device, Chain& chain) {
     if constexpr (is_built_for<T>()) {
-        const gt_dtype dtype = std::is_same<T, bf16>::value ? GT_BF16 : GT_F16;
-        if (has_hopper_kernels(dtype)) return launch_hopper_tiles<T, P>(p, slices, device, chain);
-        if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, chain);
-        return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
+        const gt_dtype dtype = PARTS<T> == 3 ? GT_F32 : std::is_same<T, bf16>::value ? GT_BF16 : GT_F16;
+        if (PARTS<T> == 3 || has_hopper_kernels(dtype)) return launch_hopper_tiles<T, P>(p, slices, device, chain);
+        if constexpr (PARTS<T> == 1) {
+            if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, chain);
+            return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
+        }
     }
     return GT_OK; /* not reached: uses_tensor_cores is false */
 }
@@ -180,8 +204,17 @@ static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams
         const gt_status status = multiply(h, chain.stream, &is_done);
         if (status != GT_OK || is_done) return status;
     }
+    if (is_split(a)) return launch_tiles_of<float, P>(p, across, slices, device, chain);
     if (a.dtype == GT_BF16) return launch_tiles_of<bf16, P>(p, across, slices, device, chain);
     return launch_tiles_of<f16, P>(p, across, slices, device, chain);
+}
+
+/* The operands that the caller has, or their parts. */
+static inline Matrix weight_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
+    return {parts ? parts : a.weight, a.D, (int)a.O, (int)a.D};
+}
+static inline Matrix dy_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
+    return {parts ? parts : a.dy, parts ? a.O : a.dy_stride, (int)a.M, (int)a.O};
 }
 
 /* y = n weight^T + bias */
@@ -189,7 +222,7 @@ static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, con
                                             const Device& device, Chain& chain) {
     TilesParams p = {};
     p.a = {plan.n, a.D, (int)a.M, (int)a.D};
-    p.b = {a.weight, a.D, (int)a.O, (int)a.D};
+    p.b = weight_of(a, plan.weight);
     p.out = a.y, p.out_stride = a.y_stride;
     p.bias = a.bias;
     p.M = (int)a.M, p.N = (int)a.O, p.K = (int)a.D;
@@ -201,8 +234,8 @@ static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, con
 /* dn = dy weight */
 static inline TilesParams dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan) {
     TilesParams p = {};
-    p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
-    p.b = {a.weight, a.D, (int)a.O, (int)a.D};
+    p.a = dy_of(a, plan.dy);
+    p.b = weight_of(a, plan.weight);
     p.out = plan.rows, p.out_stride = a.D;
     p.scales = plan.scales;
     p.M = (int)a.M, p.N = (int)a.D, p.K = (int)a.O;
@@ -221,8 +254,8 @@ static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, cons
 static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, const Device& device,
                                        Chain& chain) {
     TilesParams p = {};
-    p.a = {a.dy, a.dy_stride, (int)a.M, (int)a.O};
-    p.b = {plan.rows, a.D, (int)a.M, (int)a.D};
+    p.a = dy_of(a, plan.dy);
+    p.b = {plan.xhat, a.D, (int)a.M, (int)a.D};
     p.out = plan.g, p.out_stride = a.D;
     p.M = (int)a.O, p.N = (int)a.D, p.K = (int)a.M;
     p.slice = (int)plan.slice;
@@ -231,37 +264,50 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
 
 /* ---- rmsnorm_linear: launches around them ------------------------------------------------------ */
 
-/* `kernel` of the call's 16-bit type. */
-#define GT_RUN_16(kernel, blocks, smem, p)                                                                             \
-    (a.dtype == GT_BF16 ? run("rmsnorm_linear " #kernel, kernel<bf16>, blocks, 32 * ROW_WARPS, smem, chain, p)         \
-                        : run("rmsnorm_linear " #kernel, kernel<f16>, blocks, 32 * ROW_WARPS, smem, chain, p))
+/* `kernel` of the call's type. */
+#define GT_RUN_OF(T, kernel, blocks, smem, p)                                                                          \
+    run("rmsnorm_linear " #kernel, kernel<T>, blocks, 32 * ROW_WARPS, smem, chain, p)
+#define GT_RUN_TYPE(kernel, blocks, smem, p)                                                                           \
+    (a.dtype == GT_F32    ? GT_RUN_OF(float, kernel, blocks, smem, p)                                                  \
+     : a.dtype == GT_BF16 ? GT_RUN_OF(bf16, kernel, blocks, smem, p)                                                   \
+                          : GT_RUN_OF(f16, kernel, blocks, smem, p))
+
+/* The parts of a matrix, if they are wanted. */
+static inline gt_status launch_split(const void* x, int64_t stride, int64_t rows, int64_t columns, bf16* parts,
+                                     Chain& chain) {
+    if (!parts) return GT_OK;
+    const SplitParams p = {static_cast<const float*>(x), stride, rows, (int)columns, parts};
+    return run("rmsnorm_linear hopper_split_kernel", hopper_split_kernel, ceil_div(rows, ROW_WARPS), 32 * ROW_WARPS, 0,
+               chain, p);
+}
 
 static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const ForwardPlan& plan,
                                              const Device& device, gt_stream stream) {
     Chain chain = {stream};
     if (!plan.n) return launch_whole_rows(a, in, device, chain);
     const NormaliseParams p = {in, 0, plan.n};
-    const gt_status status = GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
+    gt_status status = launch_split(a.weight, a.D, a.O, a.D, plan.weight, chain);
+    if (status == GT_OK) status = GT_RUN_TYPE(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
     return status != GT_OK ? status : launch_output_tiles(a, plan, device, chain);
 }
 
-/* dn, then dx from it, and xhat in its place; or xhat alone. */
+/* dn, then dx from it, and xhat; or xhat alone. */
 static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, const BackwardTiles& plan, bool is_saved,
                                     const Device& device, Chain& chain) {
     if (!a.dx) {
         in.gamma = in.beta = nullptr;
-        const NormaliseParams p = {in, is_saved, plan.rows};
-        return GT_RUN_16(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
+        const NormaliseParams p = {in, is_saved, plan.xhat};
+        return GT_RUN_TYPE(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
     }
     gt_status status = GT_OK;
     if (!is_saved)
         status = run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0,
                      chain, in);
-    const GradientParams p = {in, plan.rows, plan.scales, a.dx, a.dx_stride, plan.wants_g};
+    const GradientParams p = {in, plan.rows, plan.xhat, plan.scales, a.dx, a.dx_stride, plan.wants_g};
     if (status == GT_OK && uses_whole_dx(a, device)) return launch_hopper_dx(dnorm_tiles(a, plan), p, device, chain);
     if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, chain);
     if (status != GT_OK) return status;
-    return GT_RUN_16(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
+    return GT_RUN_TYPE(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
 }
 
 /* The sums over dy's rows, in the workspace and, if it is wanted, as the gradient. */
@@ -292,7 +338,7 @@ static inline gt_status launch_finish(const gt_rmsnorm_linear_args& a, const Bac
     p.dgamma = plan.dgamma, p.dbeta = plan.dbeta;
     p.O = (int)a.O, p.D = (int)a.D, p.accumulate = a.accumulate;
     p.rows = (int)plan.finisher_rows;
-    gt_status status = GT_RUN_16(finish_kernel, ceil_div(a.D, 128) * plan.finishers, 2 * 16 * 32 * ROW_WARPS, p);
+    gt_status status = GT_RUN_TYPE(finish_kernel, ceil_div(a.D, 128) * plan.finishers, 2 * 16 * 32 * ROW_WARPS, p);
     if (status == GT_OK && a.dgamma)
         status = reduce_rows(plan.dgamma, a.dgamma, plan.finishers, a.D, a.accumulate, chain);
     if (status == GT_OK && a.dbeta) status = reduce_rows(plan.dbeta, a.dbeta, plan.finishers, a.D, a.accumulate, chain);
@@ -305,13 +351,16 @@ static inline gt_status launch_backward_tiles(const gt_rmsnorm_linear_args& a, c
     const Input in = input_of(a, saved ? saved : plan.moments);
     gt_status status = GT_OK;
     if (plan.wants_dbias) status = launch_dbias_tiles(a, in, plan, chain);
-    if (status == GT_OK && plan.rows) status = launch_rows(a, in, plan, saved, device, chain);
+    if (status == GT_OK) status = launch_split(a.dy, a.dy_stride, a.M, a.O, plan.dy, chain);
+    if (status == GT_OK) status = launch_split(a.weight, a.D, a.O, a.D, plan.weight, chain);
+    if (status == GT_OK && (plan.rows || plan.xhat)) status = launch_rows(a, in, plan, saved, device, chain);
     if (status == GT_OK && plan.wants_g) status = launch_g_tiles(a, plan, device, chain);
     if (status == GT_OK && (plan.wants_g || a.dbeta)) status = launch_finish(a, plan, chain);
     return status;
 }
 
-#undef GT_RUN_16
+#undef GT_RUN_TYPE
+#undef GT_RUN_OF
 
 } /* namespace rmsnorm_linear */
 } /* namespace gt */

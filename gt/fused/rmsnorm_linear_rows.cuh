@@ -1,32 +1,17 @@
-/* gt/fused/rmsnorm_linear_rows.cuh - what rmsnorm_linear does before and after its products on tensor cores, for 16-bit
- * rows of whole 16-byte pieces.  In the words of gt_fused.cuh and rmsnorm_linear.cuh:
+/* gt/fused/rmsnorm_linear_rows.cuh - what rmsnorm_linear does before and after its products on tensor cores, for rows
+ * of whole 16-byte pieces.  In the words of gt_fused.cuh and rmsnorm_linear.cuh:
  *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
  *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
  *     finish_kernel      G -> dweight, dgamma, dbeta    after G
+ * fp32 operands of the products are in parts.
  * Grid, registers, bytes and the order of sums stand above each kernel. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 
-#include "rmsnorm_linear_sums.cuh"
+#include "rmsnorm_linear_parts.cuh"
 
 namespace gt {
 namespace rmsnorm_linear {
-
-constexpr int PIECES = 4; /* of 16 bytes, that a lane has in flight */
-
-/* A warp has a row of D elements.  Lane l has its pieces l, l + 32, ..., PIECES at a time: for these it calls first
- * load(d, i), then f(d, i).  d: the piece's first element.  i: index of the piece among the PIECES. */
-template <class Load, class Function>
-GT_DEV void for_pieces(int D, Load load, Function f) {
-    for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {
-        GT_UNROLL
-        for (int i = 0; i < PIECES; i++)
-            if (first + 256 * i < D) load(first + 256 * i, i);
-        GT_UNROLL
-        for (int i = 0; i < PIECES; i++)
-            if (first + 256 * i < D) f(first + 256 * i, i);
-    }
-}
 
 /* A warp's row of x.  Up to 256 PIECES elements are loaded once and kept. */
 template <class T>
@@ -46,7 +31,7 @@ struct PieceRow {
     }
 
     GT_METHOD void load(int d, int i) {
-        if (!is_kept) v[i] = ldg<Vec<T, 8>>(x + d);
+        if (!is_kept) v[i] = load_piece(x + d);
     }
 
     /* Sum over the row of f(x), the same in all lanes. */
@@ -82,11 +67,11 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
 struct NormaliseParams {
     Input in;        /* gamma = beta = NULL makes xhat of n */
     int has_moments; /* in.moments are read, else computed and written */
-    void* out;       /* n or xhat, [M,D] */
+    void* out;       /* n or xhat, [M,D]; of fp32 in parts */
 };
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 4)
+GT_KERNEL(32 * ROW_WARPS, sizeof(T) == 2 ? 4 : 2)
 normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
     wait_for_chain();
     const Input& in = p.in;
@@ -96,7 +81,7 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
     PieceRow<T> row(in, m);
     const Moments s = p.has_moments ? ldg<Moments>(in.moments + m) : moments_of(row, in);
     if (!p.has_moments && lane_id() == 0) stg(in.moments + m, s);
-    T* out = static_cast<T*>(p.out) + m * D;
+    PartOf<T>* out = static_cast<PartOf<T>*>(p.out) + m * D;
     for_pieces(
         D, [&](int d, int i) { row.load(d, i); },
         [&](int d, int i) {
@@ -105,20 +90,19 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
             load_8(beta, in.beta, d, 0.0f);
             GT_UNROLL
             for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, row.v[i].get(e)), gamma[e], beta[e]);
-            Vec<T, 8> eight;
-            eight.set(n);
-            stg(out + d, eight);
+            store_operand<T>(out + d, in.M * D, n);
         });
 }
 
-/* ---- rmsnorm_linear: dx, and xhat in place of dn ---------------------------------------------
+/* ---- rmsnorm_linear: dx, and xhat -------------------------------------------------------------
  * dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat)), dxhat = dn . gamma; RMSNorm leaves out mean(dxhat).
  * grid, block and sums as above.
  * bytes: x and dn once, rows of more than 1024 again from the first-level cache; dx, and xhat if wanted.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
 struct GradientParams {
     Input in;
-    void* rows;          /* [M,D]: dn, then xhat */
+    const void* dn;      /* [M,D] */
+    void* xhat;          /* [M,D], of fp32 in parts; 16 bits: in place of dn */
     const float* scales; /* of dn in fp16: for 64 neighbours of a row each */
     void* dx;
     int64_t dx_stride;
@@ -126,7 +110,7 @@ struct GradientParams {
 };
 
 template <class T>
-GT_KERNEL(32 * ROW_WARPS, 3)
+GT_KERNEL(32 * ROW_WARPS, sizeof(T) == 2 ? 3 : 2)
 gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     wait_for_chain();
     const Input& in = p.in;
@@ -134,7 +118,9 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     if (m >= in.M) return;
     const int D = (int)in.D;
     const T* x = static_cast<const T*>(in.x) + m * in.stride;
-    T *rows = static_cast<T*>(p.rows) + m * D, *dx = static_cast<T*>(p.dx) + m * p.dx_stride;
+    const T* from = static_cast<const T*>(p.dn) + m * D;
+    PartOf<T>* to = static_cast<PartOf<T>*>(p.xhat) + m * D;
+    T* dx = static_cast<T*>(p.dx) + m * p.dx_stride;
     const float* scales = p.scales + m * ((D + 63) / 64);
     const Moments s = ldg<Moments>(in.moments + m);
     Vec<T, 8> v[PIECES], dn[PIECES];
@@ -142,8 +128,8 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     bool is_kept = false;                               /* all of the row is in registers */
     const auto load = [&](int d, int i) {
         if (is_kept) return;
-        v[i] = ldg<Vec<T, 8>>(x + d);
-        dn[i] = ldg<Vec<T, 8>>(rows + d);
+        v[i] = load_piece(x + d);
+        dn[i] = load_piece(from + d);
     };
     const auto unpack = [&](int d, int i) {
         float gamma[8], scale = 1.0f;
@@ -170,10 +156,8 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
         unpack(d, i);
         GT_UNROLL
         for (int e = 0; e < 8; e++) dxhat[e] = s.rstd * (dxhat[e] - mean - xhat[e] * slope);
-        dn[i].set(dxhat);
-        v[i].set(xhat);
-        stg(dx + d, dn[i]);
-        if (p.wants_xhat) stg(rows + d, v[i]);
+        store_piece(dx + d, dxhat);
+        if (p.wants_xhat) store_operand<T>(to + d, in.M * D, xhat);
     });
 }
 

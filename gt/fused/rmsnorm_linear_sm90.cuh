@@ -1,4 +1,4 @@
-/* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: products of 16-bit matrices on compute capability 9.0.
+/* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: products of matrices on compute capability 9.0.
  *
  * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 64 of K at a time, by wgmma: y, dn and G.
  * Operands and results as in rmsnorm_linear_tiles.cuh; of dn with whole rows in a tile (D <= 256) the end makes dx.
@@ -12,7 +12,16 @@
  * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
  * shared memory cycles of a stage: 640 read by wgmma, 384 written by loads.
  * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
- * Results leave as 16 bytes a thread, as in rmsnorm_linear_tiles.cuh.
+ * Results leave as 16 bytes a thread, as in rmsnorm_linear_tiles.cuh; those in fp32 as 8.
+ *
+ * fp32: operands in parts (rmsnorm_linear_parts.cuh), tiles of 128 x 128.  A stage has a part of both; three have 64 of
+ *     K, from which the six products are made, so that each part is loaded once: 32 bytes a block and clock, as much as
+ *     one product of 128 x 256 takes.
+ * Tensor cores round sums towards zero.  So those of 64 of K start from zero, the small products first, and are then
+ *     added in fp32, every second while others are multiplied: four sums that matter are rounded that way, by 2^-24 each.
+ * registers: 64 results of two such sums, and of their own sum.
+ * tensor cores: 3072 cycles for 64 of K.  Shared memory: 2304 cycles of wgmma and 768 of loads.
+ *
  * K is summed in order, slices of it by finish_kernel: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_SM90_CUH
@@ -28,39 +37,45 @@ namespace rmsnorm_linear {
 template <class T, Product P, int COLUMNS>
 struct HopperTile {
     typedef T Type;
+    typedef PartOf<T> Operand;
     static constexpr Product PRODUCT = P;
     static constexpr Major MAJOR_A = P == DWEIGHT ? Major::MN : Major::K, MAJOR_B = P == OUTPUT ? Major::K : Major::MN;
+    static constexpr bool IS_SPLIT = PARTS<T> == 3;
     static constexpr int BM = 128, BN = COLUMNS, BK = 64;
+    static constexpr int LOADS = IS_SPLIT ? 6 : 1; /* stages that are multiplied together */
+    static constexpr int STEP = BK * LOADS / PARTS<T>;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
     static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
     static constexpr int STAGES = BN == 256 ? 4 : 6;
     static constexpr int FULL = STAGES * STAGE, EMPTY = FULL + 8 * STAGES, SMEM = EMPTY + 8 * STAGES;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
+    static_assert(!IS_SPLIT || STAGES == LOADS, "multiply_parts names stages");
 };
 
 constexpr int PANEL = 128 * 64; /* bytes of 64 rows of 128 */
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* Of a product; boxes are panels of 128-byte rows: EXTENT of M or N by 64 k, or 64 k by 64 of M or N. */
+/* Of a product; boxes are panels of 128-byte rows of a part: EXTENT of M or N by 64 k, or 64 k by 64 of M or N. */
 struct HopperParams {
     TilesParams tiles;
     TensorMap a, b;
 };
 
 template <Major MAJOR, int EXTENT>
-static inline TensorShape panels_of(const Matrix& of) {
-    return {{of.columns, of.rows, 1}, {of.stride, of.stride}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
+static inline TensorShape panels_of(const Matrix& of, int parts = 1) {
+    const int64_t part = parts > 1 ? of.rows * of.stride : of.stride;
+    return {{of.columns, of.rows, parts}, {of.stride, part}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
 }
 
-/* EXTENT of M or N from mn on, 64 of K from k on. */
+/* Of a part EXTENT of M or N from mn on, 64 of K from k on. */
 template <Major MAJOR, int EXTENT>
-GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, uint32_t barrier) {
+GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, int part, uint32_t barrier) {
     if constexpr (MAJOR == Major::K) {
-        tile_load(to, from, k, mn, 0, barrier);
+        tile_load(to, from, k, mn, part, barrier);
     } else {
         GT_UNROLL
-        for (int i = 0; i < EXTENT / 64; i++) tile_load(to + PANEL * i, from, mn + 64 * i, k, 0, barrier);
+        for (int i = 0; i < EXTENT / 64; i++) tile_load(to + PANEL * i, from, mn + 64 * i, k, part, barrier);
     }
 }
 
@@ -84,12 +99,13 @@ GT_DEV void load_tiles(const TilesParams& p, const TensorMap& a, const TensorMap
         TilePlace at;
         at.set(p, tile, C::BM, C::BN);
         GT_NO_UNROLL
-        for (int k = at.first; k < at.end; k += C::BK) {
+        for (int i = 0; at.first + i / PARTS<typename C::Type> * C::BK < at.end || i % C::LOADS; i++) {
             const uint32_t stage = smem + turn.stage * C::STAGE, full = smem + C::FULL + 8 * turn.stage;
+            const int k = at.first + i / PARTS<typename C::Type> * C::BK, part = i % PARTS<typename C::Type>;
             mbarrier_wait(smem + C::EMPTY + 8 * turn.stage, turn.parity);
             mbarrier_arrive_expect(full, C::STAGE);
-            load_panels<C::MAJOR_A, C::BM>(stage, a, at.m0, k, full);
-            load_panels<C::MAJOR_B, C::BN>(stage + C::BYTES_A, b, at.n0, k, full);
+            load_panels<C::MAJOR_A, C::BM>(stage, a, at.m0, k, part, full);
+            load_panels<C::MAJOR_B, C::BN>(stage + C::BYTES_A, b, at.n0, k, part, full);
             turn.next();
         }
     }
@@ -214,6 +230,87 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
     }
 }
 
+/* The warpgroup's sums of products of operands in parts. */
+template <class C>
+struct PartSums {
+    static constexpr int TILES = C::BN / 8;
+    float total[TILES][4], even[TILES][4], odd[TILES][4]; /* of all, and of 64 of K each */
+
+    GT_METHOD void clear() {
+        GT_UNROLL
+        for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] = 0.0f;
+    }
+
+    /* One that has been multiplied. */
+    GT_METHOD void add(float (&sum)[TILES][4]) {
+        wgmma_pin(sum);
+        GT_UNROLL
+        for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] += sum[i / 4][i % 4];
+    }
+
+    /* `sum` becomes that of the 64 of K whose parts are in three stages from FIRST on.  then(i) follows the products of
+     * which part i is the smaller: part i is not used again. */
+    template <int FIRST, class Then>
+    GT_METHOD void multiply(float (&sum)[TILES][4], uint32_t smem, int parity, Then then) {
+        const TileOperands<C> operands(smem);
+        GT_UNROLL
+        for (int i = 0; i < 3; i++) mbarrier_wait(smem + C::FULL + 8 * (FIRST + i), parity);
+        wgmma_fence();
+        GT_UNROLL
+        for (int least = 0; least < 3; least++) {
+            GT_UNROLL
+            for (int i = least; i < 3; i++) {
+                const uint64_t a = wgmma_step(operands.a, (FIRST + i) * C::STAGE);
+                const uint64_t b = wgmma_step(operands.b, (FIRST + 2 + least - i) * C::STAGE);
+                GT_UNROLL
+                for (int k = 0; k < C::BK; k += 16)
+                    wgmma<bf16, C::MAJOR_A, C::MAJOR_B>(sum, wgmma_step(a, k_bytes<128, C::MAJOR_A>(k)),
+                                                        wgmma_step(b, k_bytes<128, C::MAJOR_B>(k)),
+                                                        least > 0 || i > 0 || k > 0);
+            }
+            wgmma_commit();
+            then(least);
+        }
+    }
+};
+
+/* multiply_tiles of operands in parts.  Nothing is in flight from one 128 of K to the next: ptxas would not see that what
+ * is added has been multiplied.  The other warpgroup multiplies meanwhile. */
+template <class C, class End>
+GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
+    const auto release = [&](int stage) { mbarrier_arrive(smem + C::EMPTY + 8 * stage); };
+    int parity = 0;
+    GT_NO_UNROLL
+    for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
+        PartSums<C> sums;
+        TilePlace at;
+        at.set(p, tile, C::BM, C::BN);
+        sums.clear();
+        GT_NO_UNROLL
+        for (int left = at.end - at.first; left > 0; left -= C::STEP) {
+            const uint32_t here = (uint32_t)made_here((int)smem); /* else addresses of all products would be kept */
+            sums.template multiply<0>(sums.even, here, parity, [](int) {});
+            sums.template multiply<3>(sums.odd, here, parity, [&](int i) {
+                wgmma_wait<3>();
+                release(i);
+            });
+            sums.add(sums.even);
+            wgmma_wait<2>();
+            release(3);
+            wgmma_wait<1>();
+            release(4);
+            wgmma_wait<0>();
+            release(5);
+            sums.add(sums.odd);
+            parity ^= 1;
+        }
+        WarpRows<typename C::Type, C::BN / 8> results;
+        GT_UNROLL
+        for (int i = 0; i < C::BN / 2; i++) results.c[i / 4][i % 4] = sums.total[i / 4][i % 4];
+        end(results, at);
+    }
+}
+
 /* Barriers, and who does what. */
 template <class C, class BeforeEnd, class End>
 GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, BeforeEnd before_end, End end) {
@@ -232,7 +329,10 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
         if (warp == 0) load_tiles<C>(p, a, b, smem);
     } else {
         take_registers<240>();
-        multiply_tiles<C>(p, smem, before_end, end);
+        if constexpr (C::IS_SPLIT)
+            multiply_parts<C>(p, smem, end);
+        else
+            multiply_tiles<C>(p, smem, before_end, end);
     }
 }
 
@@ -247,10 +347,10 @@ hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
         p, params.a, params.b, [](const TilePlace&) {},
         [&](Results& results, const TilePlace& at) {
             const int m = at.m0 + 16 * warp_id(), n = at.n0;
-            if constexpr (C::PRODUCT == DWEIGHT) {
+            if (C::PRODUCT == OUTPUT && p.bias) results.add_to_columns(p.bias, n, p.N);
+            if constexpr (C::PRODUCT == DWEIGHT || C::IS_SPLIT) {
                 results.store_sums(p, at.slice, m, n);
             } else {
-                if (C::PRODUCT == OUTPUT && p.bias) results.add_to_columns(p.bias, n, p.N);
                 if (C::PRODUCT == DNORM && std::is_same<typename C::Type, f16>::value) results.scale_rows(p, m, n);
                 results.store(p, m, n);
             }
@@ -267,7 +367,7 @@ hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
  * registers: 32 more for 8 of the warp's rows of x, the first of which are loaded while the last products run. */
 struct DxParams {
     HopperParams product;
-    GradientParams gradient; /* rows: xhat */
+    GradientParams gradient;
 };
 
 /* 8 of a warp's 16 rows of x in the registers of mma: pair[i] are row lane / 4, 2 columns of tile i of 8. */
@@ -323,7 +423,7 @@ GT_DEV void store_dx(const GradientParams& p, WarpRows<T, TILES>& dn, const XRow
     mean = p.in.norm == GT_NORM_RMS ? 0.0f : mean / (float)D;
     slope /= (float)D;
     T* dx = static_cast<T*>(p.dx) + m * p.dx_stride + 8 * j;
-    T* rows = static_cast<T*>(p.rows) + (int64_t)m * D + 8 * j;
+    T* xhat_rows = static_cast<T*>(p.xhat) + (int64_t)m * D + 8 * j;
     GT_UNROLL
     for (int i = 0; i < TILES; i += 4) {
         Vec<uint32_t, 4> of_dx, of_xhat;
@@ -342,7 +442,7 @@ GT_DEV void store_dx(const GradientParams& p, WarpRows<T, TILES>& dn, const XRow
         transpose_words(of_xhat.word, j);
         if (m >= p.in.M || 8 * i + 8 * j >= D) continue;
         stg(dx + 8 * i, of_dx);
-        if (p.wants_xhat) stg(rows + 8 * i, of_xhat);
+        if (p.wants_xhat) stg(xhat_rows + 8 * i, of_xhat);
     }
 }
 

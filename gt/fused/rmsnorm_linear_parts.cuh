@@ -1,0 +1,125 @@
+/* gt/fused/rmsnorm_linear_parts.cuh - rmsnorm_linear: rows of whole 16-byte pieces, 8 elements at a time; fp32 numbers in
+ * parts.
+ *
+ * For the tensor cores of compute capability 9.0 an fp32 number is the sum of three of bf16: lo, mid and hi, 8 digits
+ * each, hi being what is nearest to it, mid what is nearest to the rest.  Nothing is lost from 2^-110 on; below, lo and
+ * then mid run out of exponents.  Of the nine products of two numbers in parts six are taken: what is left out is at most
+ * 2^-24 of the product, and of either sign.
+ * A matrix in parts is three in memory, one after the other, lo first. */
+#ifndef GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
+#define GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
+
+#include "rmsnorm_linear_sums.cuh"
+
+namespace gt {
+namespace rmsnorm_linear {
+
+/* Of a matrix that is an operand of tensor cores: what it has of the caller's type T. */
+template <class T>
+constexpr int PARTS = sizeof(T) == 4 ? 3 : 1;
+template <class T>
+using PartOf = typename std::conditional<sizeof(T) == 4, bf16, T>::type;
+
+/* ---- 8 elements --------------------------------------------------------------------------------- */
+
+template <class T>
+GT_DEV Vec<T, 8> load_piece(const T* from) {
+    if constexpr (sizeof(T) == 2) {
+        return ldg<Vec<T, 8>>(from);
+    } else {
+        Vec<T, 8> piece;
+        GT_UNROLL
+        for (int i = 0; i < 8; i += 4) {
+            const auto four = ldg<Vec<T, 4>>(from + i);
+            GT_UNROLL
+            for (int j = 0; j < 4; j++) piece.word[i + j] = four.word[j];
+        }
+        return piece;
+    }
+}
+
+template <class T>
+GT_DEV void store_piece(T* to, const float (&x)[8]) {
+    if constexpr (sizeof(T) == 2) {
+        Vec<T, 8> piece;
+        piece.set(x);
+        stg(to, piece);
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < 8; i += 4) {
+            const Vec<T, 4> four = {{x[i], x[i + 1], x[i + 2], x[i + 3]}};
+            stg(to + i, four);
+        }
+    }
+}
+
+/* To a matrix of `size` elements that is an operand of tensor cores. */
+template <class T>
+GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
+    if constexpr (PARTS<T> == 1) {
+        store_piece(to, x);
+    } else {
+        float rest[8];
+        GT_UNROLL
+        for (int e = 0; e < 8; e++) rest[e] = x[e];
+        GT_UNROLL
+        for (int part = PARTS<T> - 1; part >= 0; part--) {
+            float nearest[8];
+            GT_UNROLL /* to the largest of bf16, not to infinity; hi of NaN is finite, mid is not */
+                for (int e = 0; e < 8; e++) nearest[e] =
+                    part == 2 ? fminf(fmaxf(rest[e], -0x1.fep127f), 0x1.fep127f) : rest[e];
+            Vec<bf16, 8> piece;
+            piece.set(nearest);
+            stg(to + part * size, piece);
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) rest[e] -= piece.get(e);
+        }
+    }
+}
+
+constexpr int PIECES = 4; /* that a lane has in flight */
+
+/* Calls f(d, i) for the first element d of each of the lane's pieces, i being the index of it among those that are
+ * loaded together; before that, load(d, i) for all of these. */
+template <class Load, class Function>
+GT_DEV void for_pieces(int D, Load load, Function f) {
+    for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            if (first + 256 * i < D) load(first + 256 * i, i);
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            if (first + 256 * i < D) f(first + 256 * i, i);
+    }
+}
+
+/* ---- rmsnorm_linear: a matrix in parts -------------------------------------------------------
+ * grid ceil(rows/8), block 256: a warp per row.
+ * bytes: 4 an element read, 6 written.
+ * registers: 4 pieces as loaded.  No shared memory.  No sums. */
+struct SplitParams {
+    const float* x;
+    int64_t stride, rows;
+    int columns;
+    bf16* parts; /* [3, rows, columns] */
+};
+
+GT_KERNEL(32 * ROW_WARPS, 3) hopper_split_kernel(const GT_GRID_CONSTANT SplitParams p) {
+    wait_for_chain();
+    const int64_t m = (int64_t)block_x() * ROW_WARPS + warp_id();
+    if (m >= p.rows) return;
+    Vec<float, 8> v[PIECES];
+    for_pieces(
+        p.columns, [&](int d, int i) { v[i] = load_piece(p.x + m * p.stride + d); },
+        [&](int d, int i) {
+            float x[8];
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) x[e] = v[i].get(e);
+            store_operand<float>(p.parts + m * p.columns + d, p.rows * p.columns, x);
+        });
+}
+
+} /* namespace rmsnorm_linear */
+} /* namespace gt */
+
+#endif
