@@ -91,6 +91,24 @@ def conv1d(x, weight, bias, state=None, activation=None):
     return F.silu(y) if activation == "silu" else y, e[:, T:].transpose(1, 2)
 
 
+def conv_ssd(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state=None, state=None, *, state_size, groups, softplus=False,
+             dt_limit=None, cu_seqlens=None):
+    convolved, conv_state = conv1d(xBC, weight, bias, state=conv_state, activation="silu", cu_seqlens=cu_seqlens)
+    H, GN = dt.shape[2], groups * state_size
+    x, Bm, Cm = convolved.split((xBC.shape[2] - 2 * GN, GN, GN), -1)
+    y, state = ssd(x.unflatten(2, (H, -1)), dt, A, Bm.unflatten(2, (groups, -1)), Cm.unflatten(2, (groups, -1)), Dskip, z,
+                   dt_bias, state=state, softplus=softplus, dt_limit=dt_limit, cu_seqlens=cu_seqlens)
+    return y, conv_state, state
+
+
+def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state=None, ssm_state=None, *, decay="raw",
+            softplus=False, dt_limit=None, cu_seqlens=None):
+    wkv_y, wkv_state = wkv6(r, k, v, w, u, state=wkv_state, decay=decay, cu_seqlens=cu_seqlens)
+    ssd_y, ssm_state = ssd(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state=ssm_state, softplus=softplus, dt_limit=dt_limit,
+                           cu_seqlens=cu_seqlens)
+    return wkv_y, ssd_y, wkv_state, ssm_state
+
+
 def normed(x, norm, eps, heads=1):
     parts = x.unflatten(-1, (heads, -1))
     if norm == "layer":

@@ -1,7 +1,8 @@
 """overhead.py [cuda|cpu]: microseconds of the host that a forward call of each operator takes beyond the C call, under
 no_grad and with autograd, and a backward call.  Tensors are tiny and launches are asynchronous: what is measured is the
-thread's time.  The C call is timed through ctypes, with the struct already made."""
+thread's time.  The C call is timed through ctypes, with the struct already made.  Numbers are the least of many."""
 
+import ctypes
 import sys
 import time
 
@@ -9,11 +10,19 @@ import torch
 
 import gt_kernels.torch as gt
 from gt_kernels.torch import _engine
-from test_torch import INPUTS, call, make
+from test_torch import INPUTS, STATES, make
 
 
-def microseconds(work, runs=300, rounds=15):
-    """The median over rounds of the mean of some runs."""
+def call(op, tensors):
+    """As test_torch.call, without putting results side by side."""
+    values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
+    states = {name: tensors[name] for name in INPUTS[op].split() if name in STATES}
+    options = {"state_size": 8, "groups": 2} if op == "conv_ssd" else {}
+    return getattr(gt, op)(*values, **states, **({"final_state": True} if states else {}), **options)
+
+
+def microseconds(work, runs=50, rounds=100):
+    """The least over rounds of the mean of some runs: what others do on the machine only adds."""
     times = []
     for _ in range(rounds):
         if torch.cuda.is_available():
@@ -22,27 +31,30 @@ def microseconds(work, runs=300, rounds=15):
         for _ in range(runs):
             work()
         times.append((time.perf_counter() - start) / runs * 1e6)
-    return sorted(times)[rounds // 2]
+    return min(times)
 
 
 def c_call(op, tensors):
-    """A forward call that repeats what the last one of gt_kernels.torch gave to the library."""
-    engine, recorded = _engine.ENGINES[op], []
+    """The C call that forward of gt_kernels.torch makes with the same arguments, and what has to live as long."""
+    engine, recorded, keep = _engine.ENGINES[op], [], []
     place = next(iter(tensors.values())).device.type
-    for name in ("infer", "forward"):
-        original = engine.functions[name, place]
+    original, execute = engine.functions["forward", place], engine.execute
 
-        def record(*arguments, original=original):
-            recorded[:] = [original, *arguments]
-            return original(*arguments)
+    def record(arguments, *stream):
+        recorded[:] = [type(arguments._obj).from_buffer_copy(arguments._obj), *stream]
+        return original(arguments, *stream)
 
-        engine.functions[name, place] = record
-        with torch.set_grad_enabled(name == "forward"):
-            keep = call(gt, op, tensors)
-        engine.functions[name, place] = original
-    function, *arguments = recorded
-    function(*arguments)
-    return lambda: function(*arguments), keep
+    def keep_outputs(*arguments):
+        keep.append(execute(*arguments))
+        return list(keep[-1])
+
+    engine.functions["forward", place], engine.execute = record, keep_outputs
+    call(op, tensors)
+    engine.functions["forward", place] = original
+    del engine.execute
+    # the workspace that the call had is gone: other tensors may have it, but none that is looked at
+    arguments = [ctypes.byref(recorded[0]), *recorded[1:]]
+    return lambda: original(*arguments), (recorded, keep)
 
 
 def main():
@@ -51,13 +63,13 @@ def main():
     print(f"{'operator':<15} {'C call':>7} {'no_grad':>14} {'autograd':>14} {'backward':>9}")
     for op in INPUTS:
         tensors = make(op, device, torch.bfloat16, T=1, B=1)
-        # the buffers that the recorded call wrote are gone: other tensors may have them, but none that is looked at
         direct, keep = c_call(op, tensors)
         base = microseconds(direct)
         with torch.no_grad():
-            plain = microseconds(lambda: call(gt, op, tensors))
-        graph = microseconds(lambda: call(gt, op, tensors))
-        y, state = call(gt, op, tensors)
+            plain = microseconds(lambda: call(op, tensors))
+        graph = microseconds(lambda: call(op, tensors))
+        y = call(op, tensors)
+        y = y[0] if isinstance(y, tuple) else y
         leaves, dy = list(tensors.values()), torch.ones_like(y)
         backward = microseconds(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True))
         print(f"{op:<15} {base:7.1f} {plain:7.1f} {plain - base:+6.1f} {graph:7.1f} {graph - base:+6.1f} {backward:9.1f}")

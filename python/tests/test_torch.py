@@ -15,7 +15,8 @@ import loops
 from gt_kernels import ArgumentError, UnsupportedError, c
 import gt_kernels.torch as gt
 
-RECURRENT = ("wkv6", "ssd", "selective_scan", "conv1d")
+STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d")
+RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DEVICES = ["cpu"]
 if torch.cuda.is_available() and c.gt_device_supported(-1) == c.GT_OK:
@@ -24,8 +25,11 @@ INPUTS = {
     "wkv6": "r k v w u state", "ssd": "x dt A Bm Cm Dskip z dt_bias state", "conv1d": "x weight bias state",
     "selective_scan": "u dt A Bm Cm Dskip z dt_bias state", "rmsnorm_linear": "x weight gamma beta bias",
     "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta",
+    "conv_ssd": "xBC dt weight A bias Dskip z dt_bias conv_state state",
+    "wkv_ssm": "r k v w u x dt A Bm Cm Dskip z dt_bias wkv_state ssm_state",
 }
-ACTIVATIONS = set("r k v w x dt Bm Cm z a b residual".split())
+ACTIVATIONS = set("r k v w x xBC dt Bm Cm z a b residual".split())
+STATES = ("state", "conv_state", "wkv_state", "ssm_state")
 
 
 def is_activation(op, name):
@@ -33,15 +37,20 @@ def is_activation(op, name):
 
 
 def shapes(op, B=2, T=19, rows=None):
-    """A shape for each tensor; the state's has the batch index."""
+    """A shape for each tensor; the states' have the batch index."""
     H, N, V, P, G, D, W, O = 4, 8, 8, 6, 2, 12, 4, 10
-    rows = rows or B
+    rows, E = rows or B, H * P + 2 * G * N
     return {
         "wkv6": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, V), w=(B, T, H, N), u=(H, N), state=(rows, H, N, V)),
         "ssd": dict(x=(B, T, H, P), dt=(B, T, H), A=(H,), Bm=(B, T, G, N), Cm=(B, T, G, N), Dskip=(H,), z=(B, T, H, P),
                     dt_bias=(H,), state=(rows, H, P, N)),
         "selective_scan": dict(u=(B, T, D), dt=(B, T, D), A=(D, N), Bm=(B, T, G, N), Cm=(B, T, G, N), Dskip=(D,),
                                z=(B, T, D), dt_bias=(D,), state=(rows, D, N)),
+        "conv_ssd": dict(xBC=(B, T, E), dt=(B, T, H), weight=(E, W), A=(H,), bias=(E,), Dskip=(H,), z=(B, T, H, P),
+                         dt_bias=(H,), conv_state=(rows, E, W - 1), state=(rows, H, P, N)),
+        "wkv_ssm": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, V), w=(B, T, H, N), u=(H, N), x=(B, T, 2 * H, P),
+                        dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N), Cm=(B, T, G, 2 * N), Dskip=(2 * H,),
+                        z=(B, T, 2 * H, P), dt_bias=(2 * H,), wkv_state=(rows, H, N, V), ssm_state=(rows, 2 * H, P, 2 * N)),
         "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
         "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
@@ -59,21 +68,38 @@ def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, 
             value = -value.exp()
         if name in ("dt", "dt_bias"):
             value = value.abs() * 0.3
-        if op == "wkv6" and name == "w":
+        if name == "w":
             value = value - 1
         value = value.to(device, dtype if is_activation(op, name) else torch.float32)
         tensors[name] = None if name in without else value.requires_grad_()
     return tensors
 
 
+def side_by_side(tensors, rank):
+    """One tensor of those of several branches, or states; the first `rank` indices are of all.  Gradients come packed."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([(tensor * 1).flatten(rank) for tensor in tensors], rank)
+
+
 def call(module, op, tensors, **options):
-    """(y, final state or None)"""
-    values = [tensors[name] for name in INPUTS[op].split() if name != "state"]
+    """(y, final state or None), where there are several side by side"""
+    values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
     if op not in RECURRENT:
         return getattr(module, op)(*values, **options), None
     if module is gt:
         options["final_state"] = True
-    return getattr(module, op)(*values, state=tensors["state"], **options)
+    if op == "conv_ssd":
+        options = {**options, "state_size": 8, "groups": 2}
+    states = {name: tensors[name] for name in INPUTS[op].split() if name in STATES}
+    results = getattr(module, op)(*values, **states, **options)
+    return side_by_side(results[: -len(states)], 2), side_by_side(results[-len(states):], 1)
+
+
+def first_states(op, tensors):
+    return side_by_side([tensors[name] for name in INPUTS[op].split() if name in STATES], 1)
+
+
+def without_batch(shape):
+    return {name: size[1:] if name in STATES else size for name, size in shape.items()}
 
 
 def gradients(tensors, y, state, seed=7):
@@ -120,7 +146,9 @@ class Numbers(unittest.TestCase):
         yield "all", (), {}
         for left in {"wkv6": ("u", "state"), "ssd": ("Dskip", "z", "dt_bias", "state"), "conv1d": ("bias", "state"),
                      "selective_scan": ("Dskip", "z", "dt_bias", "state"), "rmsnorm_linear": ("gamma", "beta", "bias"),
-                     "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta")}[op]:
+                     "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta"),
+                     "conv_ssd": ("bias", "Dskip", "z", "dt_bias", "conv_state", "state"),
+                     "wkv_ssm": ("u", "Dskip", "z", "dt_bias", "wkv_state", "ssm_state")}[op]:
             yield f"no {left}", (left,), {}
         yield from {
             "wkv6": [("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})],
@@ -132,6 +160,9 @@ class Numbers(unittest.TestCase):
             "rmsnorm_linear": [("layer", (), {"norm": "layer", "eps": 1e-3}), ("recompute", (), {"recompute": True})],
             "norm_mix": [("heads", (), {"heads": 3, "eps": 1e-3})],
             "norm_gate": [("layer", (), {"norm": "layer", "heads": 2}), ("gate first", (), {"gate_first": True})],
+            **dict.fromkeys(("conv_ssd", "wkv_ssm"), [
+                ("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
+                ("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})]),
         }[op]
 
     def test_against_float64_loops(self):
@@ -144,9 +175,10 @@ class Numbers(unittest.TestCase):
 
     def test_log_decay(self):
         for device in DEVICES:
-            tensors = make("wkv6", device)
-            tensors["w"] = (-tensors["w"].detach().exp()).requires_grad_()
-            self.compare("wkv6", tensors, torch.float32, "log", decay="log")
+            for op in ("wkv6", "wkv_ssm"):
+                tensors = make(op, device)
+                tensors["w"] = (-tensors["w"].detach().exp()).requires_grad_()
+                self.compare(op, tensors, torch.float32, "log", decay="log")
 
     def test_scale(self):
         for device in DEVICES:
@@ -166,28 +198,32 @@ class Numbers(unittest.TestCase):
             shape = shapes("wkv6")
             shape.update(v=(2, 19, 4, 5), state=(2, 4, 8, 5))
             self.compare("wkv6", make("wkv6", device, shape=shape), torch.float32, "V = 5")
+            shape = shapes("wkv_ssm")
+            shape.update(v=(2, 19, 4, 5), wkv_state=(2, 4, 8, 5))
+            self.compare("wkv_ssm", make("wkv_ssm", device, shape=shape), torch.float32, "V = 5")
 
     def test_skip_of_each_channel(self):
         for device in DEVICES:
-            shape = shapes("ssd")
-            shape["Dskip"] = (4, 6)
-            self.compare("ssd", make("ssd", device, shape=shape), torch.float32, "Dskip [H,P]")
+            for op in ("ssd", "conv_ssd", "wkv_ssm"):
+                shape = shapes(op)
+                shape["Dskip"] += (6,)
+                self.compare(op, make(op, device, shape=shape), torch.float32, f"{op}: Dskip [H,P]")
 
     def test_shared_state(self):
         for device in DEVICES:
             for op in RECURRENT:
                 with self.subTest(op=op, device=device):
-                    shape = shapes(op)
-                    shape["state"] = shape["state"][1:]
-                    self.compare(op, make(op, device, shape=shape), torch.float32, "shared")
+                    self.compare(op, make(op, device, shape=without_batch(shapes(op))), torch.float32, "shared")
 
     def test_float32_decay_beside_16_bits(self):
         for device in DEVICES:
-            for op, name in (("wkv6", "w"), ("ssd", "dt"), ("selective_scan", "dt")):
-                with self.subTest(op=op, device=device):
+            for op, names in (("wkv6", "w"), ("ssd", "dt"), ("selective_scan", "dt"), ("conv_ssd", "dt"), ("wkv_ssm", "w"),
+                              ("wkv_ssm", "dt"), ("wkv_ssm", "w dt")):
+                with self.subTest(op=op, device=device, names=names):
                     tensors = make(op, device, torch.bfloat16)
-                    tensors[name] = tensors[name].detach().float().requires_grad_()
-                    self.compare(op, tensors, torch.bfloat16, name)
+                    for name in names.split():
+                        tensors[name] = tensors[name].detach().float().requires_grad_()
+                    self.compare(op, tensors, torch.bfloat16, names)
 
     def test_packed_sequences(self):
         for device in DEVICES:
@@ -196,7 +232,7 @@ class Numbers(unittest.TestCase):
                     with self.subTest(op=op, device=device, shared=shared):
                         cu_seqlens = torch.tensor([0, 5, 5, 16, 19], dtype=torch.int32, device=device)
                         shape = shapes(op, B=1, rows=4)
-                        shape["state"] = shape["state"][1:] if shared else shape["state"]
+                        shape = without_batch(shape) if shared else shape
                         self.compare(op, make(op, device, shape=shape), torch.float32, "packed", cu_seqlens=cu_seqlens)
 
     def test_fewer_sequences_than_capacity(self):
@@ -206,10 +242,30 @@ class Numbers(unittest.TestCase):
                 cu_seqlens = torch.tensor([0, 5, 16, 0, 0, 0], dtype=torch.int32, device=device)
                 count = torch.tensor([2], dtype=torch.int32, device=device)
                 y, state = call(gt, op, tensors, cu_seqlens=cu_seqlens, seq_count=count)
-                short, _ = call(gt, op, {**tensors, "state": tensors["state"][:2]}, cu_seqlens=cu_seqlens[:3])
+                fewer = {name: value[:2] if name in STATES else value for name, value in tensors.items()}
+                short, _ = call(gt, op, fewer, cu_seqlens=cu_seqlens[:3])
                 self.assertEqual(y[:, 16:].abs().max().item(), 0, op)
                 self.assertTrue(torch.equal(y[:, :16], short[:, :16]), op)
                 self.assertEqual(state.shape[0], 5)
+
+    def test_one_state_shared_and_the_other_not(self):
+        for op, name in (("conv_ssd", "conv_state"), ("wkv_ssm", "wkv_state")):
+            tensors = make(op)
+            with self.assertRaisesRegex(ArgumentError, "both must, or neither"):
+                call(gt, op, {**tensors, name: tensors[name][0]})
+
+    def test_loss_of_one_branch(self):
+        """The other y of wkv_ssm has no gradient then, nor have its tensors another than 0."""
+        tensors = make("wkv_ssm")
+        exact, names = doubles(tensors), INPUTS["wkv_ssm"].split()
+        for branch in (0, 1):
+            results = []
+            for module, values in ((gt, tensors), (loops, exact)):
+                y = module.wkv_ssm(*[values[name] for name in names])[branch]
+                results.append(torch.autograd.grad(y.square().sum(), list(values.values()), allow_unused=True))
+            for name, found, right in zip(names, *results):
+                right = torch.zeros_like(exact[name]) if right is None else right
+                self.assertLess((found.double() - right).abs().max().item(), 1e-4 * (1 + right.abs().max().item()), name)
 
     def test_int64_cu_seqlens_and_other_parameter_types(self):
         cu_seqlens = torch.tensor([0, 7, 19])
@@ -226,9 +282,10 @@ class Numbers(unittest.TestCase):
             for op in RECURRENT:
                 tensors = make(op, device, T=0)
                 y, state = call(gt, op, tensors)
-                self.assertTrue(torch.equal(state, tensors["state"]), op)
+                self.assertTrue(torch.equal(state, first_states(op, tensors)), op)
                 found = gradients(tensors, y, state)
-                self.assertEqual(found["state"].shape, tensors["state"].shape)
+                for name in set(STATES) & set(tensors):
+                    self.assertEqual(found[name].shape, tensors[name].shape)
 
     def test_loss_of_the_state_alone(self):
         for op in RECURRENT:
@@ -254,41 +311,71 @@ class Numbers(unittest.TestCase):
 class Bits(unittest.TestCase):
     """The same bits as the C API gives, called through ctypes with a struct filled in here."""
 
-    FIELDS = {"state": "state_in"}
+    @staticmethod
+    def place(op, args, name):
+        """The struct that has a tensor, and the tensor's name and its gradient's there."""
+        field = {"state": "state_in", "conv_state": "conv_state_in", "wkv_state": "state_in", "ssm_state": "state_in"}.get(
+            name, name)
+        inner = args
+        if op == "wkv_ssm":
+            inner = args.wkv6 if name in ("r", "k", "v", "w", "u", "wkv_state") else args.ssd
+        return inner, field, "conv_dstate_in" if name == "conv_state" else f"d{field}"
+
+    @staticmethod
+    def outer(op, args):
+        """The structs that have a y each."""
+        return (args.wkv6, args.ssd) if op == "wkv_ssm" else (args,)
 
     def direct(self, op, tensors, sizes, options, device):
         struct = getattr(c, f"gt_{op}_args")
         dtype = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}[next(iter(tensors.values())).dtype]
-        args = struct(dtype=dtype, **sizes, **options)
-        for name, value in tensors.items():
-            setattr(args, self.FIELDS.get(name, name), value.data_ptr())
+        args, back, keep, out = struct(), struct(), [], {}
         first = next(iter(tensors.values()))
-        y_shape = tensors["v"].shape if op == "wkv6" else (*first.shape[:-1], sizes["O"]) if "O" in sizes else first.shape
-        y = torch.empty(y_shape, dtype=first.dtype, device=device)
-        args.y, keep = y.data_ptr(), []
-        out = {"y": y}
-        if op in RECURRENT:
-            out["state"] = torch.empty_like(tensors["state"])
-            args.state_out = out["state"].data_ptr()
+        for call_args in (args, back):
+            call_args.dtype = dtype
+            for name, value in (sizes | options).items():
+                inner, _, name = name.rpartition(".")
+                setattr(getattr(call_args, inner) if inner else call_args, name, value)
+            for name, value in tensors.items():
+                inner, field, _ = self.place(op, call_args, name)
+                setattr(inner, field, value.data_ptr())
+        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm": (tensors.get("v"), tensors.get("x")),
+                    "conv_ssd": (tensors.get("z"),)}.get(op, (first,))
+        y_shapes = [(*value.shape[:-1], sizes["O"]) if "O" in sizes else value.shape for value in y_shapes]
+        ys = [torch.empty(shape, dtype=first.dtype, device=device) for shape in y_shapes]
+        for inner, y in zip(self.outer(op, args), ys):
+            inner.y = y.data_ptr()
+        states = [name for name in INPUTS[op].split() if name in STATES]
+        finals = [torch.empty_like(tensors[name]) for name in states]
+        for name, final in zip(states, finals):
+            inner, field, _ = self.place(op, args, name)
+            setattr(inner, field.replace("_in", "_out"), final.data_ptr())
         self.launch(op, "forward", args, device, keep)
-        dy = torch.randn(y_shape, generator=torch.Generator().manual_seed(3)).to(device, first.dtype)
-        back = struct(dtype=dtype, **sizes, **options)
+        out["y"] = side_by_side(ys, 2)
+        if states:
+            out["state"] = side_by_side(finals, 1)
+        dy = torch.randn(out["y"].shape, generator=torch.Generator().manual_seed(3)).to(device, first.dtype)
+        dys = dy.split([y.flatten(2).shape[2] for y in ys], 2) if len(ys) > 1 else [dy]
+        for inner, part in zip(self.outer(op, back), dys):
+            keep.append(part.contiguous())
+            inner.dy = keep[-1].data_ptr()
         for name, value in tensors.items():
-            field = self.FIELDS.get(name, name)
-            setattr(back, field, value.data_ptr())
             if name == "residual":
                 out["dresidual"] = dy
                 continue
             wide = (op, name) == ("rmsnorm_linear", "weight")
             out[f"d{name}"] = torch.empty_like(value, dtype=torch.float32 if wide else value.dtype)
-            setattr(back, f"d{field}", out[f"d{name}"].data_ptr())
-        back.dy = dy.data_ptr()
+            inner, _, field = self.place(op, back, name)
+            setattr(inner, field, out[f"d{name}"].data_ptr())
         if hasattr(args, "saved"):
             back.saved, back.saved_bytes = args.saved, args.saved_bytes
-        if op in RECURRENT:
+        if states:
             dstate = torch.randn(out["state"].shape, generator=torch.Generator().manual_seed(4)).to(device)
-            back.dstate_out = dstate.data_ptr()
-            keep.append(dstate)
+            parts = dstate.split([final.flatten(1).shape[1] for final in finals], 1) if len(finals) > 1 else [dstate]
+            for name, part in zip(states, parts):
+                keep.append(part.contiguous())
+                inner, _, field = self.place(op, back, name)
+                setattr(inner, field.replace("_in", "_out"), keep[-1].data_ptr())
         self.launch(op, "backward", back, device, keep)
         out = {name: value.to(first.dtype) if (op, name) == ("rmsnorm_linear", "dweight") else value
                for name, value in out.items()}
@@ -312,10 +399,16 @@ class Bits(unittest.TestCase):
     def test_bits(self):
         options = {"ssd": ({"softplus": True}, {"softplus": 1}), "selective_scan": ({"softplus": True}, {"softplus": 1}),
                    "conv1d": ({"activation": "silu"}, {"activation": c.GT_ACT_SILU}),
+                   "conv_ssd": ({"softplus": True, "dt_limit": (0.2, 0.9)},
+                                {"softplus": 1, "dt_limit": 1, "dt_min": 0.2, "dt_max": 0.9}),
+                   "wkv_ssm": ({"softplus": True, "scale": 0.5, "segments": 2},
+                               {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2}),
                    "norm_mix": ({"heads": 3}, {"H": 3}), "norm_gate": ({"heads": 2, "norm": "layer"},
                                                                       {"H": 2, "norm": c.GT_NORM_LAYER})}
         sizes = {"wkv6": dict(B=2, T=19, H=4, N=8), "ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2),
                  "selective_scan": dict(B=2, T=19, D=12, N=8, G=2), "conv1d": dict(B=2, T=19, D=12, W=4),
+                 "conv_ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2, W=4),
+                 "wkv_ssm": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "ssd.H": 8, "ssd.P": 6, "ssd.N": 16, "ssd.G": 2},
                  "rmsnorm_linear": dict(M=38, D=12, O=10), "norm_mix": dict(M=38, D=12), "norm_gate": dict(M=38, D=12)}
         for device in DEVICES:
             for dtype in TOLERANCE:
@@ -354,7 +447,7 @@ class Steps(unittest.TestCase):
 
     def test_equals_forward(self):
         for device in DEVICES:
-            for op in RECURRENT:
+            for op in STEPPED:
                 with self.subTest(op=op, device=device), torch.no_grad():
                     tensors = make(op, device)
                     y, final = call(gt, op, tensors)
@@ -363,9 +456,26 @@ class Steps(unittest.TestCase):
                     self.assertLess((stepped - y).norm() / y.norm(), 1e-5)
                     self.assertLess((state - final).norm() / final.norm(), 1e-5)
 
+    def test_after_fused_calls(self):
+        """The next tokens, by the steps of the operators that a fused one is made of, on its final states."""
+        for device in DEVICES:
+            with torch.no_grad():
+                x = make("conv_ssd", device)
+                y, *final = gt.conv_ssd(*[x[n] for n in INPUTS["conv_ssd"].split()], state_size=8, groups=2, final_state=True)
+                T, conv, state = 12, x["conv_state"], x["state"]
+                first = {n: v[:, :T] if is_activation("conv_ssd", n) else v for n, v in x.items()}
+                head, conv, state = gt.conv_ssd(*[first[n] for n in INPUTS["conv_ssd"].split()], state_size=8, groups=2,
+                                                final_state=True)
+                c_new = gt.conv1d_step(x["xBC"][:, T:], x["weight"], x["bias"], conv, activation="silu")
+                rest = gt.ssd_step(c_new[..., :24].unflatten(2, (4, 6)), x["dt"][:, T:], x["A"],
+                                   c_new[..., 24:40].unflatten(2, (2, 8)), c_new[..., 40:].unflatten(2, (2, 8)),
+                                   x["Dskip"], x["z"][:, T:], x["dt_bias"], state)
+                for got, right in ((torch.cat([head, rest], 1), y), (conv, final[0]), (state, final[1])):
+                    self.assertLess((got - right).norm() / right.norm(), 1e-5)
+
     def test_slots(self):
         for device in DEVICES:
-            for op in RECURRENT:
+            for op in STEPPED:
                 with self.subTest(op=op, device=device), torch.no_grad():
                     tensors = make(op, device, B=3, T=4)
                     pool = torch.randn(7, *tensors["state"].shape[1:], device=device)
@@ -395,7 +505,7 @@ class Steps(unittest.TestCase):
 
 class Layouts(unittest.TestCase):
     def relaid(self, op, name, value, how):
-        if value is None or value.dim() < 3 or name in ("state", "A"):
+        if value is None or value.dim() < 3 or name in STATES or name == "A":
             return value
         value = value.detach()
         if how == "BHTN":
@@ -422,7 +532,7 @@ class Layouts(unittest.TestCase):
                         moved_y, moved_state = call(gt, op, moved)
                         self.assertTrue(torch.equal(moved_y, y))
                         first = moved[next(iter(moved))]
-                        if how == "BHTN" and op != "wkv6":
+                        if how == "BHTN" and op in STEPPED and op != "wkv6":
                             self.assertEqual(moved_y.stride(), first.stride())
                         expected, found = gradients(tensors, y, state), gradients(moved, moved_y, moved_state)
                         for name in expected:
@@ -464,6 +574,20 @@ class Layouts(unittest.TestCase):
                 torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
             self.assertEqual(found["Bm"].stride(), moved["Bm"].stride())
 
+    def test_rows_in_no_one_order(self):
+        """Norms of [B,T,D] whose rows have no one distance: inputs are copied, and outputs lie as they are read."""
+        for op, names in (("norm_gate", "xz"), ("norm_mix", "ab"), ("rmsnorm_linear", "x")):
+            tensors = make(op)
+            for order in ((1, 0, 2), (2, 0, 1)):
+                back = tuple(sorted(range(3), key=order.__getitem__))
+                moved = {n: v.detach().permute(order).contiguous().permute(back).requires_grad_() if n in names else v
+                         for n, v in tensors.items()}
+                y, moved_y = call(gt, op, tensors)[0], call(gt, op, moved)[0]
+                self.assertTrue(torch.equal(moved_y, y), op)
+                expected, found = gradients(tensors, y, None), gradients(moved, moved_y, None)
+                for name in expected:
+                    self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
+
     def test_transposed_last_index(self):
         tensors = make("wkv6")
         moved = {n: v if n in ("u", "state") else v.detach().transpose(2, 3).contiguous().transpose(2, 3)
@@ -483,6 +607,13 @@ class Errors(unittest.TestCase):
                 ({"Bm": torch.zeros(2, 19, 3, 8), "Cm": torch.zeros(2, 19, 3, 8)}, ArgumentError, "G = 3")):
             with self.assertRaisesRegex(kind, text):
                 call(gt, "ssd", {**good, **change})
+        fused = make("conv_ssd")
+        with self.assertRaisesRegex(ArgumentError, r"conv_ssd: xBC has 55 channels: must be H P \+ 2 G N, where H = 4, G = 2"):
+            call(gt, "conv_ssd", {**fused, "xBC": torch.zeros(2, 19, 55)})
+        with self.assertRaisesRegex(ArgumentError, r"conv_ssd: z has shape \[2, 19, 4, 5\]"):
+            call(gt, "conv_ssd", {**fused, "z": torch.zeros(2, 19, 4, 5)})
+        with self.assertRaisesRegex(ArgumentError, r"wkv_ssm: Bm has shape \[2, 18, 2, 8\]: must be \[B,T,G,N\]"):
+            call(gt, "wkv_ssm", {**make("wkv_ssm"), "Bm": torch.zeros(2, 18, 2, 8)})
         with self.assertRaisesRegex(ValueError, "decay = 'exp': must be 'raw' or 'log'"):
             call(gt, "wkv6", make("wkv6"), decay="exp")
         with self.assertRaisesRegex(ArgumentError, "gt_ref_conv1d_forward: W = 5"):
@@ -518,15 +649,17 @@ class PyTorch(unittest.TestCase):
             tensors = {name: value.detach().requires_grad_() for name, value in make(op, T=5).items()}
             values = [tensors[name] for name in INPUTS[op].split()]
             options = {"wkv6": (0, 0.5, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
-                       "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5)}[op]
+                       "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5),
+                       "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
             packed = (None, None) if op in RECURRENT else ()
-            wanted = (True,) * ((op in RECURRENT) + (op in ("wkv6", "ssd", "selective_scan", "rmsnorm_linear")))
+            states = sum(name in STATES for name in tensors)
+            wanted = (True,) * (states + (op not in ("conv1d", "norm_mix", "norm_gate")))
             ops = torch.ops.gt_kernels
             with self.subTest(op=op):
                 torch.library.opcheck(getattr(ops, f"{op}_forward").default, (*values, *packed, *options, *wanted))
                 torch.library.opcheck(getattr(ops, f"{op}_infer").default,
-                                      ([v.detach() for v in values] + [*packed, *options] + [True] * (op in RECURRENT)))
-                if op in RECURRENT:
+                                      ([v.detach() for v in values] + [*packed, *options] + [True] * states))
+                if op in STEPPED:
                     plain = [v.detach() for v in values]
                     torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, None, *options))
 
@@ -561,7 +694,7 @@ class PyTorch(unittest.TestCase):
         self.check_compiled("inductor", "cuda")
 
     def test_compiled_step(self):
-        for op in RECURRENT:
+        for op in STEPPED:
             with torch.no_grad():
                 torch._dynamo.reset()
                 tensors = make(op, T=1)
@@ -572,6 +705,78 @@ class PyTorch(unittest.TestCase):
                     y = getattr(gt, f"{op}_step")(*values, plain) + 1
                     self.assertTrue(torch.equal(step(*values, compiled), y), op)
                 self.assertTrue(torch.equal(plain, compiled), op)
+
+    def test_who_looks_at_calls_sees_them(self):
+        """Modes, transforms and the profiler: calls go by the dispatcher then, with the same results."""
+        from torch.overrides import TorchFunctionMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+        seen = []
+
+        class Dispatch(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                seen.append(str(function))
+                return function(*args, **(kwargs or {}))
+
+        class Function(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                seen.append(str(function))
+                return function(*args, **(kwargs or {}))
+
+        class Other(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                seen.append(str(function))
+                return super().__torch_function__(function, types, args, kwargs or {})
+
+        for op in INPUTS:
+            tensors = make(op)
+            y, state = call(gt, op, tensors)
+            expected = gradients(tensors, y, state)
+            for mode in (Dispatch, Function):
+                for call_name in ("forward", "infer"):
+                    seen.clear()
+                    with mode(), torch.set_grad_enabled(call_name == "forward"):
+                        again, same = call(gt, op, tensors)
+                    self.assertTrue(any(f"gt_kernels.{op}_{call_name}" in text for text in seen), (op, mode, seen))
+                    self.assertTrue(torch.equal(again, y), op)
+            again, same = call(gt, op, tensors)
+            seen.clear()
+            with Dispatch():
+                found = gradients(tensors, again, same)
+            self.assertTrue(any(f"gt_kernels.{op}_backward" in text for text in seen), (op, seen))
+            for name in expected:
+                self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
+            with torch.profiler.profile() as profile:
+                call(gt, op, tensors)
+            self.assertIn(f"gt_kernels::{op}_forward", [event.key for event in profile.key_averages()])
+            first = next(iter(tensors))
+            seen.clear()
+            with torch.no_grad():
+                again = call(gt, op, {**tensors, first: tensors[first].detach().as_subclass(Other)})[0]
+            self.assertTrue(any(f"gt_kernels.{op}_infer" in text for text in seen), (op, seen))
+            self.assertTrue(torch.equal(again.as_subclass(torch.Tensor), y), op)
+
+    def test_tensors_whose_memory_is_not_their_value(self):
+        value = torch.complex(torch.randn(2, 9, 12), torch.randn(2, 9, 12))
+        negative = value.conj().imag
+        self.assertTrue(negative.is_neg())
+        weight = torch.randn(12, 4)
+        self.assertTrue(torch.equal(gt.conv1d(negative, weight), gt.conv1d(negative.resolve_neg(), weight)))
+        zeros = torch._efficientzerotensor((2, 9, 12))
+        self.assertEqual(gt.conv1d(zeros, weight).abs().max().item(), 0)
+
+    def test_hooks_of_saved_tensors(self):
+        """What comes back from them may lie otherwise."""
+        for op in INPUTS:
+            tensors = make(op)
+            wide = {n: torch.cat([v.detach(), v.detach()], -1)[..., :v.shape[-1]].requires_grad_()
+                    if v.dim() > 2 and n not in STATES else v for n, v in tensors.items()}
+            expected = gradients(tensors, *call(gt, op, tensors))
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone().contiguous(), lambda t: t.clone()):
+                results = call(gt, op, wide)
+            found = gradients(wide, *results)
+            for name in expected:
+                self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
 
     def test_autocast(self):
         for device in DEVICES:

@@ -30,8 +30,8 @@ import torch
 from .. import c
 from . import _engine
 
-__all__ = ["conv1d", "conv1d_step", "norm_gate", "norm_mix", "rmsnorm_linear", "selective_scan", "selective_scan_step",
-           "ssd", "ssd_step", "warn_on_copy", "wkv6", "wkv6_step"]
+__all__ = ["conv1d", "conv1d_step", "conv_ssd", "norm_gate", "norm_mix", "rmsnorm_linear", "selective_scan",
+           "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv6", "wkv6_step", "wkv_ssm"]
 
 _DECAY = {"raw": c.GT_DECAY_RAW, "log": c.GT_DECAY_LOG}
 _ACTIVATION = {None: c.GT_ACT_NONE, "silu": c.GT_ACT_SILU, "swish": c.GT_ACT_SILU}
@@ -59,50 +59,21 @@ def _scale(operator, scale):
     return float(scale)
 
 
-def _float(tensor):
-    return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
+def _call(name, tensors, options, final_state=False, recompute=False):
+    """Forward; `tensors` in the order of the operator's, packed sequences after them."""
+    engine = _engine.ENGINES[name]
+    if torch.compiler.is_dynamo_compiling():
+        results = engine.dispatch(_engine.convert(engine.kinds, tensors), engine.rest(options, final_state, recompute))
+    else:
+        results = engine.call(tensors, options, final_state, recompute)
+    return tuple(results) if final_state or engine.y_count > 1 else results[0]
 
 
-def _int32(tensor):
-    return tensor if tensor is None or tensor.dtype == torch.int32 else tensor.to(torch.int32)
-
-
-def _cast(*tensors):
-    """Activations as autocast has them."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
-
-
-def _companion(tensor, activation):
-    """w or dt: of the activations' dtype, or float32."""
-    return tensor if tensor.dtype in (activation.dtype, torch.float32) else tensor.to(activation.dtype)
-
-
-def _has_gradient(*tensors):
-    """Whether a backward pass may come."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
-
-
-def _refuse_gradients(operator, *tensors):
-    if _has_gradient(*tensors):
-        raise c.UnsupportedError(c.GT_ERROR_UNSUPPORTED, f"gt_kernels.torch.{operator}: it updates the state in place and "
-                                 "has no gradients: call it under torch.no_grad(), or the function without _step")
-
-
-def _call(infer, forward, arguments, final_state, recompute, *tensors):
-    """forward of a recurrent operator; `tensors`: those whose gradients may be asked for."""
-    if not _has_gradient(*tensors):
-        results = infer(*arguments, final_state)
-        return (results[0], results[1]) if final_state else results[0]
-    results = forward(*arguments, final_state, *(() if recompute is None else (not recompute,)))
-    return (results[0], results[1]) if final_state else results[0]
+def _step(name, tensors, options):
+    engine = _engine.ENGINES[name]
+    if torch.compiler.is_dynamo_compiling():
+        return engine.dispatch_step(_engine.convert(engine.step_kinds, tensors), options)
+    return engine.step(tensors, options)
 
 
 def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None, seq_count=None,
@@ -110,20 +81,15 @@ def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
     decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
     and itself with the bonus u.  y is multiplied by scale."""
-    decay, scale = _choice("wkv6", "decay", _DECAY, decay), _scale("wkv6", scale)
-    r, k, v = _cast(r, k, v)
-    arguments = (r, k, v, _companion(w, r), _float(u), _float(state), _int32(cu_seqlens), _int32(seq_count), decay,
-                 scale, segments)
-    return _call(_ops.wkv6_infer, _ops.wkv6_forward, arguments, final_state, recompute, r, k, v, w, u, state)
+    options = (_choice("wkv6", "decay", _DECAY, decay), _scale("wkv6", scale), segments)
+    return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute)
 
 
 def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None):
     """1 to 16 new tokens: as wkv6, with `state` read and updated in place.  With slots [B] (int32) state is a pool
     [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0."""
-    decay, scale = _choice("wkv6_step", "decay", _DECAY, decay), _scale("wkv6_step", scale)
-    r, k, v = _cast(r, k, v)
-    _refuse_gradients("wkv6_step", r, k, v, w, u, state)
-    return _ops.wkv6_step(r, k, v, _companion(w, r), _float(u), state, _int32(slots), decay, scale, 0)
+    options = (_choice("wkv6_step", "decay", _DECAY, decay), _scale("wkv6_step", scale), 0)
+    return _step("wkv6", (r, k, v, w, u, state, slots), options)
 
 
 def _dt_limit(dt_limit):
@@ -136,84 +102,78 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
     state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
     with SiLU."""
-    x, Bm, Cm, z = _cast(x, Bm, Cm, z)
-    arguments = (x, _companion(dt, x), _float(A), Bm, Cm, _float(Dskip), z, _float(dt_bias), _float(state),
-                 _int32(cu_seqlens), _int32(seq_count), int(softplus), *_dt_limit(dt_limit), segments)
-    return _call(_ops.ssd_infer, _ops.ssd_forward, arguments, final_state, recompute, x, dt, A, Bm, Cm, Dskip, z, dt_bias,
-                 state)
+    return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
+                 (int(softplus), *_dt_limit(dt_limit), segments), final_state, recompute)
 
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None):
     """1 to 16 new tokens: as ssd, with `state` read and updated in place; slots as in wkv6_step."""
-    x, Bm, Cm, z = _cast(x, Bm, Cm, z)
-    _refuse_gradients("ssd_step", x, dt, A, Bm, Cm, Dskip, z, dt_bias, state)
-    return _ops.ssd_step(x, _companion(dt, x), _float(A), Bm, Cm, _float(Dskip), z, _float(dt_bias), state, _int32(slots),
-                         int(softplus), *_dt_limit(dt_limit), 0)
+    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (int(softplus), *_dt_limit(dt_limit), 0))
 
 
 def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, final_state=False,
                    cu_seqlens=None, seq_count=None, segments=0, recompute=False):
     """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].
     softplus: of dt + dt_bias.  z gates y with SiLU."""
-    u, Bm, Cm, z = _cast(u, Bm, Cm, z)
-    arguments = (u, _companion(dt, u), _float(A), Bm, Cm, _float(Dskip), z, _float(dt_bias), _float(state),
-                 _int32(cu_seqlens), _int32(seq_count), int(softplus), segments)
-    return _call(_ops.selective_scan_infer, _ops.selective_scan_forward, arguments, final_state, recompute, u, dt, A, Bm,
-                 Cm, Dskip, z, dt_bias, state)
+    return _call("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
+                 (int(softplus), segments), final_state, recompute)
 
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None):
     """1 to 16 new tokens: as selective_scan, with `state` read and updated in place; slots as in wkv6_step."""
-    u, Bm, Cm, z = _cast(u, Bm, Cm, z)
-    _refuse_gradients("selective_scan_step", u, dt, A, Bm, Cm, Dskip, z, dt_bias, state)
-    return _ops.selective_scan_step(u, _companion(dt, u), _float(A), Bm, Cm, _float(Dskip), z, _float(dt_bias), state,
-                                    _int32(slots), int(softplus), 0)
+    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (int(softplus), 0))
 
 
 def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None):
     """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W 2 to 4, bias [D], state [B,D,W-1], the inputs before
     the first, oldest first -> y [B,T,D].  activation: None or "silu"."""
     activation = _choice("conv1d", "activation", _ACTIVATION, activation)
-    x, = _cast(x)
-    arguments = (x, _float(weight), _float(bias), _float(state), _int32(cu_seqlens), _int32(seq_count), activation)
-    return _call(_ops.conv1d_infer, _ops.conv1d_forward, arguments, final_state, None, x, weight, bias, state)
+    return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count), (activation,), final_state)
 
 
 def conv1d_step(x, weight, bias, state, *, activation=None, slots=None):
     """1 to 16 new tokens: as conv1d, with `state` read and updated in place; slots as in wkv6_step."""
     activation = _choice("conv1d_step", "activation", _ACTIVATION, activation)
-    x, = _cast(x)
-    _refuse_gradients("conv1d_step", x, weight, bias, state)
-    return _ops.conv1d_step(x, _float(weight), _float(bias), state, _int32(slots), activation)
+    return _step("conv1d", (x, weight, bias, state, slots), (activation,))
+
+
+def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *, state_size,
+             groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None, segments=0,
+             recompute=False):
+    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N] and
+    Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P], z [B,T,H,P],
+    conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True: (y, conv_state,
+    state).  What the convolution makes is kept nowhere.  The next tokens: conv1d_step and ssd_step on the two states."""
+    return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
+                 (state_size, groups, int(softplus), *_dt_limit(dt_limit), segments), final_state, recompute)
+
+
+def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
+            decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
+            segments=0, recompute=False):
+    """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with final_state=True
+    both states after them.  Tensors and options as in these; the next tokens: wkv6_step and ssd_step."""
+    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _scale("wkv_ssm", scale), int(softplus), *_dt_limit(dt_limit),
+               segments)
+    return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
+                             seq_count), options, final_state, recompute)
 
 
 def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", eps=1e-5, recompute=False):
     """RMSNorm or LayerNorm (norm="layer"), then a projection: (norm(x) gamma + beta) weight^T + bias.  x [...,D], weight
     [O,D] of the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
-    norm = _choice("rmsnorm_linear", "norm", _NORM, norm)
-    x, weight = _cast(x, weight)
-    arguments = (x, weight, _float(gamma), _float(beta), _float(bias), norm, eps)
-    if not _has_gradient(x, weight, gamma, beta, bias):
-        return _ops.rmsnorm_linear_infer(*arguments)[0]
-    return _ops.rmsnorm_linear_forward(*arguments, not recompute)[0]
+    options = (_choice("rmsnorm_linear", "norm", _NORM, norm), eps)
+    return _call("rmsnorm_linear", (x, weight, gamma, beta, bias), options, recompute=recompute)
 
 
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
     """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  The mean square is
     that of each of `heads` equal slices."""
-    a, b, residual = _cast(a, b, residual)
-    arguments = (a, b, _float(gain_a), _float(gain_b), residual, heads, eps)
-    if not _has_gradient(a, b, gain_a, gain_b, residual):
-        return _ops.norm_mix_infer(*arguments)[0]
-    return _ops.norm_mix_forward(*arguments)
+    return _call("norm_mix", (a, b, gain_a, gain_b, residual), (heads, eps))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
     """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
     The norm is that of each of `heads` equal slices."""
     norm = _choice("norm_gate", "norm", _NORM, norm)
-    x, z = _cast(x, z)
-    arguments = (x, z, _float(gamma), _float(beta), norm, int(gate_first), heads, eps)
-    if not _has_gradient(x, z, gamma, beta):
-        return _ops.norm_gate_infer(*arguments)[0]
-    return _ops.norm_gate_forward(*arguments)
+    return _call("norm_gate", (x, z, gamma, beta), (norm, int(gate_first), heads, eps))

@@ -4,15 +4,17 @@ OP_backward as its gradient; and OP_step.
 CUDA tensors run the kernels, on the current stream with memory from PyTorch's allocator; CPU tensors run the twins.  A
 call is planned once for its shapes, strides, dtypes and options (_plan.py); from then on it costs a look-up, the
 outputs' allocation and the C call.
+
+Where nothing but autograd could come between a call and the kernel - no mode, transform, trace, profiler or subclass of
+Tensor - Engine.call goes there without PyTorch's dispatcher, whose way through Python costs more than all of the rest.
 """
 
-import ctypes
 import warnings
 
 import torch
 
 from .. import c
-from ._operators import OPERATORS
+from ._operators import OPERATORS, gradient, leaf, schema_name
 from ._plan import Planner
 
 MAX_PLANS = 4096  # of one operator: a program whose shapes never repeat must not keep them all
@@ -39,6 +41,75 @@ def _any_requires_grad(tensors):
     return False
 
 
+def _is_plain():
+    """Whether nothing of PyTorch's looks at calls of operators."""
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+                or torch._C._are_functorch_transforms_active() or torch._C._autograd._profiler_enabled()
+                or torch._C._get_tracing_state() is not None)
+
+
+def _allocators():
+    """{device type: function of shape, stride and dtype}; of the current CUDA device.  Those of PyTorch's own compiled
+    code, where there are such: torch.empty_strided takes three times as long."""
+    def slow(device):
+        return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+    try:
+        guards = torch._C._dynamo.guards
+    except AttributeError:
+        guards = None
+    return {device: getattr(guards, f"_empty_strided_{device}", None) or slow(device) for device in ("cpu", "cuda")}
+
+
+def _are_plain(tensors):
+    """Whether tensors are what they seem: of PyTorch's own types, with memory that holds their values."""
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _TYPES or tensor.is_neg() or tensor._is_zerotensor()):
+            return False
+    return tensors[0] is not None and tensors[0].device.type in _EMPTY
+
+
+_EMPTY = _allocators()
+_TYPES = (torch.Tensor, torch.nn.Parameter)
+_data_ptr = torch.Tensor.data_ptr
+# A check of tensors all at once, of PyTorch's own compiler: types, dtypes, devices, shapes, strides, and what the
+# dispatcher knows of them.
+_GUARDS = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+MOST_CHECKS = 8  # of one combination of options; calls of more different tensors look their plans up
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def _float(tensor):
+    return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
+
+
+def _int32(tensor):
+    return tensor if tensor is None or tensor.dtype == torch.int32 else tensor.to(torch.int32)
+
+
+def convert(kinds, tensors):
+    """Tensors as an operator takes them: activations as autocast has them, companions of their dtype or float32,
+    parameters float32.  Those that are right come back as they are."""
+    first = tensors[0]
+    dtype = None if first is None else first.dtype
+    if first is not None and torch.is_autocast_enabled(first.device.type):
+        dtype = torch.get_autocast_dtype(first.device.type)
+    else:
+        kinds = kinds.replace("x", "-").replace("p", "-")
+    result = []
+    for kind, tensor in zip(kinds, tensors):
+        if tensor is None or kind == "-":
+            pass
+        elif kind in "xp":
+            tensor = tensor.to(dtype)
+        elif kind == "w":
+            tensor = tensor if tensor.dtype in (dtype, torch.float32) else tensor.to(dtype)
+        else:
+            tensor = _int32(tensor) if kind == "i" else _float(tensor)
+        result.append(tensor)
+    return tuple(result)
+
+
 class Engine:
     """The custom operators of one operator."""
 
@@ -46,40 +117,51 @@ class Engine:
         self.operator, self.name = operator, operator.name
         self.planner = Planner(operator)
         self.plans = {}
+        self.seen = {}  # what was called: [(check of tensors, plan, whether a backward pass may come)]
         self.functions = {}
         inputs = tuple(tensor.name for tensor in operator.tensors)
-        packed = ("cu_seqlens", "seq_count") if operator.recurrent else ()
-        state, saved = ("dstate_out",) * operator.recurrent, ("saved",) * operator.has_saved
+        packed = ("cu_seqlens", "seq_count") if operator.is_recurrent else ()
+        saved = ("saved",) * operator.has_saved
         self.inputs = inputs
+        self.state_count = sum(tensor.is_state for tensor in operator.tensors)
+        self.y_count = len(operator.outputs) - self.state_count
+        gradients = [schema_name(gradient(output.field)) for output in operator.outputs]
         # the tensors of each call, in the order of its schema; then come the options, then what is wanted
-        self.names = {"infer": inputs + packed, "forward": inputs + packed, "step": inputs[:-1] + ("state_out", "slots"),
-                      "backward": ("dy",) + state + saved + inputs + packed}
+        self.names = {"infer": inputs + packed, "forward": inputs + packed,
+                      "backward": (*gradients, *saved) + inputs + packed}
+        if operator.has_steps:
+            self.names["step"] = inputs[:-1] + ("state_out", "slots")
+        # what has to be converted; "-": nothing
+        self.kinds = "".join(tensor.kind for tensor in operator.tensors) + "i" * len(packed)
+        self.step_kinds = self.kinds[: len(inputs) - 1] + "-i"
         self.option_count = len(operator.options)
-        self.results = ("y",) + ("state_out",) * operator.recurrent + saved
-        self.gradients = tuple(f"d{name}" for name in inputs if name != operator.own_gradient)
+        self.results = tuple(output.field for output in operator.outputs) + saved
+        self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
+                               if tensor.name != operator.own_gradient)
         self.define()
 
     # ---- schemas ----
 
     def define(self):
         optional = {tensor.name for tensor in self.operator.tensors if tensor.optional}
-        optional |= {"cu_seqlens", "seq_count", "slots", "dstate_out", "saved"}
-        options = [f"{kind} {name}" for name, kind in self.operator.options]
-        wanted = [f"bool {name}_wanted" for name in self.results[1:]]
-        results = f"({', '.join('Tensor' for _ in self.results)})" if wanted else "Tensor"
+        optional |= {"cu_seqlens", "seq_count", "slots", "saved"}
+        optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if not output.like}
+        options = [f"{kind} {leaf(field)}" for field, kind in self.operator.options]
+        wanted = [f"bool {schema_name(field)}_wanted" for field in self.results[self.y_count:]]
+        results = f"({', '.join('Tensor' for _ in self.results)})" if len(self.results) > 1 else "Tensor"
 
         def tensors(call):
             return [f"Tensor{'?' if name in optional else '(a!)' if name == 'state_out' else ''} {name}"
                     for name in self.names[call]]
 
-        infer_wanted = [text for text in wanted if "state" in text]
-        self.define_one("infer", tensors("infer") + options + infer_wanted, "Tensor[]")
+        self.define_one("infer", tensors("infer") + options + wanted[:self.state_count], "Tensor[]")
         self.define_one("forward", tensors("forward") + options + wanted, results)
         self.define_one("backward", tensors("backward") + options + ["int wanted"], "Tensor[]")
         self.add_autograd("forward", self.autograd_context, self.autograd_backward)
         self.add_autograd("backward", lambda ctx, arguments, output: None, self.double_backward)
-        if self.operator.recurrent:
+        if self.operator.has_steps:
             self.define_one("step", tensors("step") + options, "Tensor")
+        self.direct = self.make_direct()
 
     def define_one(self, call, arguments, results):
         name = f"{self.name}_{call}"
@@ -130,7 +212,8 @@ class Engine:
         if call == "backward":
             return tuple(field for bit, field in enumerate(self.gradients) if rest[-1] >> bit & 1)
         flags = rest[self.option_count:]
-        return ("y",) + tuple(field for field, is_wanted in zip(self.results[1:], flags) if is_wanted)
+        return self.results[:self.y_count] + tuple(
+            field for field, is_wanted in zip(self.results[self.y_count:], flags) if is_wanted)
 
     def plan(self, call, values, rest):
         pairs = list(zip(self.names[call], values))
@@ -144,6 +227,8 @@ class Engine:
             return outputs
         if len(self.results) == 1:
             return outputs[0]
+        if len(outputs) == len(self.results):
+            return tuple(outputs)
         found = {field: output for (field, *_), output in zip(plan.outputs, outputs)}
         return tuple(found[field] if field in found else
                      first.new_empty((0,), dtype=torch.uint8 if field == "saved" else torch.float32)
@@ -153,16 +238,17 @@ class Engine:
         count = len(self.names[call])
         plan = self.plan(call, arguments[:count], arguments[count:])
         outputs = [torch.empty_strided(shape, stride, dtype=dtype, device=plan.device)
-                   for _, shape, stride, dtype in plan.outputs]
+                   for _, _, shape, stride, dtype in plan.outputs]
         return self.answer(call, plan, outputs, arguments[0])
 
     def run(self, call, arguments):
-        device = arguments[0].device
-        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                return self.run(call, arguments)
         count = len(self.names[call])
         values, rest = arguments[:count], arguments[count:]
+        plan = self.find_plan(call, values, rest)
+        present = [value for value in values if value is not None]
+        return self.answer(call, plan, self.execute(call, plan, present), values[0])
+
+    def find_plan(self, call, values, rest):
         key = (call, rest, *[None if value is None else (value.shape, value.stride(), value.dtype, value.device)
                              for value in values])
         plan = self.plans.get(key)
@@ -171,34 +257,152 @@ class Engine:
             if len(self.plans) >= MAX_PLANS:
                 self.plans.clear()
             self.plans[key] = plan
+        return plan
+
+    def execute(self, call, plan, tensors):
+        """Makes a planned call with the tensors that are there.  Returns the outputs, in the order of the plan."""
+        device, is_cuda = plan.device, plan.is_cuda
+        if is_cuda and device.index != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return self.execute(call, plan, tensors)
         if plan.copies:
-            values = list(values)
+            tensors = list(tensors)
             for position, name in plan.copies:
-                values[position] = _copy(self.name, name, values[position])
-        args = self.operator.struct.from_buffer_copy(plan.template)
-        alignment = 0
-        for position, field in plan.fields:
-            address = values[position].data_ptr()
-            setattr(args, field, address)
-            alignment = alignment << 4 | address & 15
-        outputs = []
-        for field, shape, stride, dtype in plan.outputs:
-            output = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-            setattr(args, field, output.data_ptr())
+                tensors[position] = _copy(self.name, name, tensors[position])
+        args, words, reference = arguments = plan.take()
+        addresses, outputs, empty = list(map(_data_ptr, tensors)), [], _EMPTY[device.type]
+        for place, address in zip(plan.inputs, addresses):
+            words[place] = address
+        for _, place, shape, stride, dtype in plan.outputs:
+            output = empty(shape, stride, dtype)
+            words[place] = output.data_ptr()
             outputs.append(output)
-        if device.type == "cpu":
-            status = self.functions[call, "cpu"](args)
-        else:
+        if is_cuda:
+            alignment = tuple([address & 15 for address in addresses])
             need = plan.workspace.get(alignment)
             if need is None:
-                need = plan.workspace[alignment] = getattr(self.planner.ask(args), "forward" if call == "infer" else call)
-            if need:
-                workspace = torch.empty(need, dtype=torch.uint8, device=device)
-                args.workspace, args.workspace_bytes = workspace.data_ptr(), need
-            status = self.functions[call, "cuda"](args, torch._C._cuda_getCurrentRawStream(device.index))
+                need = self.planner.ask(args)
+                need = plan.workspace[alignment] = getattr(need, "forward" if call == "infer" else call)
+            workspace = empty((need,), (1,), torch.uint8) if need else None
+            args.workspace, args.workspace_bytes = workspace.data_ptr() if need else None, need
+            status = self.functions[call, "cuda"](reference, torch._C._cuda_getCurrentRawStream(device.index))
+        else:
+            status = self.functions[call, "cpu"](reference)
+        plan.give(arguments)
         if status:
             c.check(status)
-        return self.answer(call, plan, outputs, arguments[0])
+        return outputs
+
+    # ---- calls from gt_kernels.torch ----
+
+    def call(self, tensors, options, final_state, recompute):
+        """Forward, with tensors as the caller has them.  Returns each y and, if wanted, each final state."""
+        rest = self.rest(options, final_state, recompute)
+        if _any_autocast():
+            tensors = convert(self.kinds, tensors)
+        if not _is_plain():
+            return self.dispatch(convert(self.kinds, tensors), rest)
+        present = [tensor for tensor in tensors if tensor is not None]
+        seen_key = (torch.is_grad_enabled(), rest, *map(type, tensors))
+        seen = self.seen.get(seen_key, ())
+        for check, plan, has_gradient in seen:
+            if check(*present):
+                break
+        else:
+            right = convert(self.kinds, tensors)
+            if not _are_plain(tensors):
+                return self.dispatch(right, rest)
+            if any(a is not b for a, b in zip(right, tensors)):
+                return self.call(right, options, final_state, recompute)
+            has_gradient = seen_key[0] and _any_requires_grad(present)
+            plan = self.find_plan("forward" if has_gradient else "infer", tensors,
+                                  rest if has_gradient else rest[:self.option_count + self.state_count])
+            self.remember(seen_key, present, plan, has_gradient)
+        if has_gradient:
+            return self.direct.apply(plan, rest, *tensors)
+        return self.execute("infer", plan, present)
+
+    def step(self, tensors, options):
+        """Returns y; the state, which comes before the slots, is updated in place."""
+        if _any_autocast():
+            tensors = convert(self.step_kinds, tensors)
+        if not _is_plain():
+            return self.dispatch_step(convert(self.step_kinds, tensors), options)
+        present = [tensor for tensor in tensors if tensor is not None]
+        seen_key = ("step", torch.is_grad_enabled(), options, *map(type, tensors))
+        seen = self.seen.get(seen_key, ())
+        for check, plan, _ in seen:
+            if check(*present):
+                break
+        else:
+            self.refuse_gradients(present)
+            right = convert(self.step_kinds, tensors)
+            if not _are_plain(tensors):
+                return self.dispatch_step(right, options)
+            if any(a is not b for a, b in zip(right, tensors)):
+                return self.step(right, options)
+            plan = self.find_plan("step", tensors, options)
+            self.remember(seen_key, present, plan, False)
+        return self.execute("step", plan, present)[0]
+
+    def rest(self, options, final_state, recompute):
+        """What comes behind the tensors in the schema of forward."""
+        return options + (bool(final_state),) * self.state_count + (not recompute,) * self.operator.has_saved
+
+    def remember(self, key, tensors, plan, has_gradient):
+        """The next call with such tensors is known by one check of them all."""
+        if _GUARDS is None:
+            return
+        if len(self.seen) >= MAX_PLANS:
+            self.seen.clear()
+        entries = self.seen.setdefault(key, [])
+        if len(entries) < MOST_CHECKS:
+            guards = _GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+            entries.append((guards.check, plan, has_gradient))
+
+    def refuse_gradients(self, tensors):
+        if torch.is_grad_enabled() and _any_requires_grad(tensors):
+            raise c.UnsupportedError(c.GT_ERROR_UNSUPPORTED, f"gt_kernels.torch.{self.name}_step: it updates the state in "
+                                     "place and has no gradients: call it under torch.no_grad(), or the function without "
+                                     "_step")
+
+    def dispatch(self, tensors, rest):
+        """As `call`, by PyTorch's operators; torch.compile comes here, too.  Tensors are of the right dtypes."""
+        if not (torch.is_grad_enabled() and _any_requires_grad(tensors)):
+            rest = rest[:self.option_count + self.state_count]
+            return getattr(torch.ops.gt_kernels, f"{self.name}_infer")(*tensors, *rest)
+        results = getattr(torch.ops.gt_kernels, f"{self.name}_forward")(*tensors, *rest)
+        if len(self.results) == 1:
+            return (results,)
+        wants_states = self.state_count and rest[self.option_count]
+        return results[: len(self.operator.outputs) if wants_states else self.y_count]
+
+    def dispatch_step(self, tensors, options):
+        self.refuse_gradients(tensors)
+        return getattr(torch.ops.gt_kernels, f"{self.name}_step")(*tensors, *options)
+
+    def make_direct(self):
+        """The autograd function of a planned forward call."""
+        engine, has_saved = self, self.operator.has_saved
+        count, option_count = len(self.names["forward"]), self.option_count
+
+        class Direct(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, plan, rest, *tensors):
+                outputs = engine.execute("forward", plan, [tensor for tensor in tensors if tensor is not None])
+                saved = outputs.pop() if has_saved and rest[-1] else None
+                ctx.save_for_backward(*tensors, saved)
+                ctx.options, ctx.plan = rest[:option_count], plan
+                ctx.set_materialize_grads(False)
+                return tuple(outputs)
+
+            @staticmethod
+            def backward(ctx, *gradients):
+                shapes = [shape for _, _, shape, _, _ in ctx.plan.outputs[:engine.y_count]]
+                return None, None, *engine.find_gradients(ctx, shapes, gradients, ctx.needs_input_grad[2:2 + count])
+
+        Direct.__name__ = Direct.__qualname__ = f"gt_kernels_{self.name}"
+        return Direct
 
     # ---- autograd ----
 
@@ -207,31 +411,40 @@ class Engine:
         saved = output[-1] if self.operator.has_saved and arguments[-1] else None
         ctx.save_for_backward(*arguments[:count], saved)
         ctx.options = arguments[count:count + self.option_count]
+        ctx.shapes = [y.shape for y in (output[:self.y_count] if isinstance(output, (tuple, list)) else (output,))]
         ctx.set_materialize_grads(False)
 
-    def autograd_backward(self, ctx, dy, dstate_out=None, dsaved=None):
-        *values, saved = ctx.saved_tensors
+    def autograd_backward(self, ctx, *gradients):
+        count = len(self.names["forward"])
         needed = ctx.needs_input_grad[1:]  # without the key set
-        if not self.operator.recurrent:
-            dstate_out = None
-        if dy is None:
-            if dstate_out is None:
-                return (None,) * len(needed)
-            dy = torch.zeros_like(values[self.inputs.index(self.operator.like)])  # a loss of the final state alone
-        needs = dict(zip((f"d{name}" for name in self.inputs), needed))
+        return self.find_gradients(ctx, ctx.shapes, gradients, needed[:count]) + (None,) * (len(needed) - count)
+
+    def find_gradients(self, ctx, shapes, gradients, needed):
+        """Of the tensors of forward.  shapes: of each y."""
+        *values, saved = ctx.saved_tensors
+        states = list(gradients[self.y_count:self.y_count + self.state_count])
+        states += [None] * (self.state_count - len(states))
+        if all(gradient is None for gradient in (*gradients[:self.y_count], *states)):
+            return (None,) * len(needed)
+        dys = [values[0].new_zeros(shape) if dy is None else dy  # a loss of states alone, or of the other y
+               for shape, dy in zip(shapes, gradients)]
+        needs = {gradient(tensor.field): need for tensor, need in zip(self.operator.tensors, needed)}
         bits = [bit for bit, field in enumerate(self.gradients) if needs[field]]
-        found = {f"d{self.operator.own_gradient}": dy}
+        found = {gradient(self.operator.own_gradient): dys[0]} if self.operator.own_gradient else {}
         if bits:
-            before = (dy,) + (dstate_out,) * self.operator.recurrent + (saved,) * self.operator.has_saved
-            backward = getattr(torch.ops.gt_kernels, f"{self.name}_backward")
-            results = backward(*before, *values, *ctx.options, sum(1 << bit for bit in bits))
+            arguments = (*dys, *states, *(saved,) * self.operator.has_saved, *values, *ctx.options,
+                         sum(1 << bit for bit in bits))
+            if torch.is_grad_enabled() or not (_is_plain() and _are_plain(arguments[:-1 - self.option_count])):
+                results = getattr(torch.ops.gt_kernels, f"{self.name}_backward")(*arguments)
+            else:
+                results = self.run("backward", arguments)
             found.update(zip((self.gradients[bit] for bit in bits), results))
-        gradients = [None] * len(needed)
+        results = [None] * len(needed)
         for position, (tensor, value) in enumerate(zip(self.operator.tensors, values)):
             if needed[position]:
-                gradient = found[f"d{tensor.name}"]
-                gradients[position] = gradient.to(value.dtype) if tensor.kind == "p" else gradient
-        return tuple(gradients)
+                result = found[gradient(tensor.field)]
+                results[position] = result.to(value.dtype) if tensor.kind == "p" else result
+        return tuple(results)
 
     def double_backward(self, ctx, *_):
         raise NotImplementedError(f"gt_kernels.torch.{self.name}: gradients of gradients (create_graph=True, double "

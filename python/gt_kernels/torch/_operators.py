@@ -1,11 +1,13 @@
 """What the functions of gt_kernels.torch take, operator by operator, in the words of gt_kernels.h.
 
-A tensor is "name kind shape".  Kinds: x activations, w their companion (dt, w), which may be fp32, p a projection
-weight (the dtype of x, its gradient is fp32), f fp32.  A shape is written in the letters of the header's sizes, with
-M for all indices but the last, @ for the rows of states (batch elements, or packed sequences; a state without that
-index is shared by all), and w for W - 1.  A question mark behind the name: may be None.
+A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations, w
+their companion (dt, w), which may be fp32, p a projection weight (the dtype of x, its gradient is fp32), f fp32.  A shape
+is written in the letters of the header's sizes, those of wkv_ssm's second struct in small ones, with M for all indices but
+the last, @ for the rows of states (batch elements, or packed sequences; a state without that index is shared by all), and
+w for W - 1.  A question mark behind the field: may be None.
 """
 
+import ctypes
 from dataclasses import dataclass
 
 from .. import c
@@ -13,56 +15,143 @@ from .. import c
 
 @dataclass(frozen=True)
 class Tensor:
-    name: str
+    name: str  # in a schema
+    field: str
     kind: str
     shapes: tuple  # of which one has to fit
     optional: bool
-    stride: type  # of its stride in the argument struct, and its gradient's: gt_stride, gt_stride4, an integer, or None
+
+    @property
+    def is_state(self):
+        return self.shapes[0][0] == "@"
+
+
+@dataclass(frozen=True)
+class Output:
+    field: str
+    like: str  # the tensor whose layout it takes if that has its shape; a state: None
+    shape: str
 
 
 @dataclass(frozen=True)
 class Operator:
     name: str
     struct: type  # of ctypes
-    tensors: tuple  # inputs; of recurrent operators the state is the last one
-    options: tuple  # (name, type in a schema)
-    like: str  # the tensor whose layout y takes
-    y_shape: str
-    recurrent: bool  # has states, packed sequences and a step
+    tensors: tuple  # inputs; states are the last ones
+    options: tuple  # (field, type in a schema)
+    outputs: tuple  # each y, and then each final state
+    fields: dict  # the type of each field, of inner structs too
+    sizes: dict  # the field of each size
+    has_steps: bool
     has_saved: bool
-    own_gradient: str = ""  # the tensor whose gradient is dy itself
+    own_gradient: str  # the tensor whose gradient is dy itself
+    derive: object  # finds sizes from others
+
+    @property
+    def is_recurrent(self):
+        """Has states and packed sequences."""
+        return "cu_seqlens" in self.fields
 
 
-def _operator(name, tensors, like, y_shape=None, options="", own_gradient=""):
+def leaf(field):
+    return field.rpartition(".")[2]
+
+
+def beside(field, name):
+    """The field `name` of the struct that `field` is in."""
+    return field[: len(field) - len(leaf(field))] + name
+
+
+def gradient(field):
+    """wkv6.r: wkv6.dr; conv_state_in: conv_dstate_in."""
+    name = leaf(field)
+    return beside(field, f"conv_d{name[5:]}" if name.startswith("conv_") else f"d{name}")
+
+
+def schema_name(field):
+    """As the field, but two inner structs may have states of the same name."""
+    return field.replace(".", "_") if "state_" in field or leaf(field) in ("y", "dy") else leaf(field)
+
+
+def find(struct, field):
+    """The inner struct that a field is in, and its name there."""
+    *outer, name = field.split(".")
+    for part in outer:
+        struct = getattr(struct, part)
+    return struct, name
+
+
+def put(struct, field, value):
+    inner, name = find(struct, field)
+    setattr(inner, name, value)
+
+
+def all_fields(struct, before=""):
+    """(name, type, offset) of every field."""
+    for name, kind in struct._fields_:
+        offset = getattr(struct, name).offset
+        if issubclass(kind, ctypes.Structure) and not kind.__name__.startswith("gt_stride"):
+            for inner, inner_kind, inner_offset in all_fields(kind, f"{before}{name}."):
+                yield inner, inner_kind, offset + inner_offset
+        else:
+            yield before + name, kind, offset
+
+
+def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", derive=None):
     struct = getattr(c, f"gt_{name}_args")
-    fields = dict(struct._fields_)
+    fields = {field: kind for field, kind, _ in all_fields(struct)}
 
     def tensor(text):
-        label, kind, shapes = text.split()
-        label, optional = label.rstrip("?"), label.endswith("?")
-        return Tensor(label, kind, tuple(shapes.split("|")), optional, fields.get(f"{label}_stride"))
+        field, kind, shapes = text.split()
+        field, optional = field.rstrip("?"), field.endswith("?")
+        return Tensor(schema_name(field), field, kind, tuple(shapes.split("|")), optional)
 
     tensors = tuple(tensor(text) for text in tensors.split(", "))
-    y_shape = y_shape or next(t.shapes[0] for t in tensors if t.name == like)
+    outputs = tuple(Output(*text.split()) for text in outputs.split(", "))
+    outputs += tuple(Output(t.field.replace("state_in", "state_out"), None, t.shapes[0]) for t in tensors if t.is_state)
     options = tuple(tuple(option.split()) for option in options.split(", "))
     if "segments" in fields:
         options += (("segments", "int"),)
-    return Operator(name, struct, tensors, options, like, y_shape, "cu_seqlens" in fields, "saved" in fields,
-                    own_gradient)
+    sizes = dict(text.split("=") for text in sizes.split())
+    return Operator(name, struct, tensors, options, outputs, fields, sizes, hasattr(c, f"gt_{name}_step"),
+                    "saved" in fields, own_gradient, derive)
 
+
+def _conv_ssd_sizes(sizes):
+    """The head size is what Bm and Cm leave of the channels.  A text: what is wrong."""
+    if "P" in sizes or "H" not in sizes:
+        return None
+    left = sizes["D"] - 2 * sizes["G"] * sizes["N"]
+    if sizes["H"] < 1 or left < sizes["H"] or left % sizes["H"]:
+        return (f"xBC has {sizes['D']} channels: must be H P + 2 G N, where H = {sizes['H']}, G = {sizes['G']}, "
+                f"N = {sizes['N']}")
+    sizes["P"] = left // sizes["H"]
+    return None
+
+
+_SSM_OPTIONS = "softplus int, dt_limit int, dt_min float, dt_max float"
 
 OPERATORS = tuple(_operator(*description, **more) for description, more in (
-    (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? f HN, state_in? f @HNV", "v"),
+    (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? f HN, state_in? f @HNV", "y v BTHV"),
      {"options": "decay int, scale float"}),
     (("ssd", "x x BTHP, dt w BTH, A f H, Bm x BTGN, Cm x BTGN, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
-      "state_in? f @HPN", "x"), {"options": "softplus int, dt_limit int, dt_min float, dt_max float"}),
+      "state_in? f @HPN", "y x BTHP"), {"options": _SSM_OPTIONS}),
     (("selective_scan", "u x BTD, dt w BTD, A f DN, Bm x BTGN, Cm x BTGN, Dskip? f D, z? x BTD, dt_bias? f D, "
-      "state_in? f @DN", "u"), {"options": "softplus int"}),
-    (("conv1d", "x x BTD, weight f DW, bias? f D, state_in? f @Dw", "x"), {"options": "activation int"}),
-    (("rmsnorm_linear", "x x MD, weight p OD, gamma? f D, beta? f D, bias? f O", "x", "MO"),
+      "state_in? f @DN", "y u BTD"), {"options": "softplus int"}),
+    (("conv1d", "x x BTD, weight f DW, bias? f D, state_in? f @Dw", "y x BTD"), {"options": "activation int"}),
+    (("conv_ssd", "xBC x BTD, dt w BTH, weight f DW, A f H, bias? f D, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
+      "conv_state_in? f @Dw, state_in? f @HPN", "y z BTHP"),
+     {"options": "N int, G int, " + _SSM_OPTIONS, "sizes": "D=", "derive": _conv_ssd_sizes}),
+    (("wkv_ssm", "wkv6.r x BTHN, wkv6.k x BTHN, wkv6.v x BTHV, wkv6.w w BTHN, wkv6.u? f HN, ssd.x x BThp, ssd.dt w BTh, "
+      "ssd.A f h, ssd.Bm x BTgn, ssd.Cm x BTgn, ssd.Dskip? f h|hp, ssd.z? x BThp, ssd.dt_bias? f h, "
+      "wkv6.state_in? f @HNV, ssd.state_in? f @hpn", "wkv6.y wkv6.v BTHV, ssd.y ssd.x BThp"),
+     {"options": "wkv6.decay int, wkv6.scale float, ssd.softplus int, ssd.dt_limit int, ssd.dt_min float, "
+                 "ssd.dt_max float",
+      "sizes": "H=wkv6.H N=wkv6.N V=wkv6.V h=ssd.H p=ssd.P g=ssd.G n=ssd.N"}),
+    (("rmsnorm_linear", "x x MD, weight p OD, gamma? f D, beta? f D, bias? f O", "y x MO"),
      {"options": "norm int, eps float"}),
-    (("norm_mix", "a x MD, b x MD, gain_a? f D, gain_b? f D, residual? x MD", "a"),
+    (("norm_mix", "a x MD, b x MD, gain_a? f D, gain_b? f D, residual? x MD", "y a MD"),
      {"options": "H int, eps float", "own_gradient": "residual"}),
-    (("norm_gate", "x x MD, z? x MD, gamma? f D, beta? f D", "x"),
+    (("norm_gate", "x x MD, z? x MD, gamma? f D, beta? f D", "y x MD"),
      {"options": "norm int, gate_first int, H int, eps float"}),
 ))

@@ -6,12 +6,29 @@ import ctypes
 import torch
 
 from .. import c
+from ._operators import all_fields, beside, gradient, leaf, put, schema_name
 
 DTYPES = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}
 
 
 class Plan:
-    __slots__ = ("template", "fields", "copies", "outputs", "workspace", "device")
+    """inputs: the place in the struct, in words, of each tensor that is given, in their order; copies: (which of these,
+    name); outputs: (field, place, shape, stride, dtype)."""
+
+    __slots__ = ("struct", "template", "inputs", "copies", "outputs", "workspace", "device", "is_cuda", "arguments")
+
+    def take(self):
+        """(struct, its 8-byte words, what a C function takes for it), for one call at a time.  All but addresses is
+        there; `give` them back."""
+        try:
+            return self.arguments.pop()
+        except IndexError:
+            struct = self.struct.from_buffer_copy(self.template)
+            words = (ctypes.c_uint64 * (ctypes.sizeof(struct) // 8)).from_buffer(struct)
+            return struct, words, ctypes.byref(struct)
+
+    def give(self, arguments):
+        self.arguments.append(arguments)
 
 
 def stride_bth(tensor, count):
@@ -58,8 +75,21 @@ class Planner:
 
     def __init__(self, operator):
         self.operator = operator
-        self.by_name = {tensor.name: tensor for tensor in operator.tensors}
         self.query = getattr(c, f"gt_{operator.name}_workspace")
+        self.words = {field: offset // 8 for field, _, offset in all_fields(operator.struct)}
+        self.tensors = {tensor.name: tensor for tensor in operator.tensors}
+        self.field_of, self.kind_of = {}, {"cu_seqlens": "i", "seq_count": "i", "slots": "i", "saved": "b"}
+        self.state_of_step = {}  # in a step a state is read and written in place
+        for tensor in operator.tensors:
+            self.field_of[tensor.name], self.kind_of[tensor.name] = tensor.field, tensor.kind
+        for output in operator.outputs:
+            for field in (output.field, gradient(output.field)):
+                self.field_of[schema_name(field)] = field
+                self.kind_of[schema_name(field)] = "x" if output.like else "f"
+        for tensor in operator.tensors:
+            if tensor.is_state:
+                self.state_of_step[tensor.name] = schema_name(tensor.field.replace("state_in", "state_out"))
+        self.tensor_of_gradient = {gradient(tensor.field): tensor for tensor in operator.tensors}
 
     def fail(self, status, text):
         kind = c.UnsupportedError if status // 100 == 2 else c.ArgumentError
@@ -73,52 +103,62 @@ class Planner:
             if not tensor.optional and tensor.name not in given:
                 self.fail(c.GT_ERROR_NULL, f"{tensor.name} is None")
         struct, plan = operator.struct(), Plan()
+        plan.struct, plan.arguments, plan.workspace = operator.struct, [], {}
         plan.device = given[operator.tensors[0].name].device
         if plan.device.type not in ("cpu", "cuda", "meta"):
             self.fail(c.GT_ERROR_UNSUPPORTED, f"device {plan.device}: only CPU and CUDA")
+        plan.is_cuda = plan.device.type == "cuda"
         self.set_dtypes(struct, given, plan.device)
-        sizes, rows = self.set_sizes(struct, given, call)
-        for (name, _), value in zip(operator.options, options):
-            setattr(struct, name, value)
-        shapes = {"y": self.shape(operator.y_shape, sizes, rows)}
-        shapes["dy"] = shapes["y"]
-        if operator.recurrent:
-            shapes["state_out"] = shapes["dstate_out"] = self.shape(operator.tensors[-1].shapes[0], sizes, rows)
+        sizes = {}
+        for (field, _), value in zip(operator.options, options):
+            put(struct, field, value)
+            if len(field) == 1:
+                sizes[field] = value
+        rows = self.set_sizes(struct, given, call, sizes)
+        shapes = {}
+        for output in operator.outputs:
+            shapes[output.field] = shapes[gradient(output.field)] = self.shape(output.shape, sizes, rows)
 
-        plan.fields, plan.copies = [], []
-        for position, (name, value) in enumerate(values):
-            if value is None or (name == "saved" and value.numel() == 0):
-                continue
-            if name in ("dy", "dstate_out") and tuple(value.shape) != shapes[name]:
-                self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[name])}")
-            if not self.set_stride(struct, name, value):
-                if name == "state_out":
+        plan.inputs, plan.copies = [], []
+        for name, value in given.items():
+            field = self.field_of.get(name, name)
+            if call == "backward" and field in shapes and tuple(value.shape) != shapes[field]:
+                self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[field])}")
+            if not self.set_stride(struct, field, value):
+                if call == "step" and field in shapes:
                     self.fail(c.GT_ERROR_STRIDE, "state is updated in place: it must be contiguous")
-                plan.copies.append((position, name))
-                self.set_stride(struct, name, value.new_empty(value.shape))
+                plan.copies.append((len(plan.inputs), name))
+                self.set_stride(struct, field, value.new_empty(value.shape))
             if name == "saved":
                 struct.saved_bytes = value.numel()
-            plan.fields.append((position, name))
+            plan.inputs.append(self.words[field])
 
         plan.outputs = []
         for field in wanted:
-            if field == "saved":
-                struct.saved_bytes = self.saved_bytes(struct, plan)
-                result = torch.empty(struct.saved_bytes, dtype=torch.uint8, device="meta")
-            elif field in ("y", "state_out"):
-                source = given[operator.like]
-                result = like(source, shapes["y"], self.stride_type("y")) if field == "y" else \
-                    source.new_empty(shapes["state_out"], dtype=torch.float32)
-            else:
-                tensor = self.by_name[field[1:]]
-                source = given[tensor.name]
-                result = like(source, source.shape, tensor.stride) if tensor.stride else \
-                    source.new_empty(source.shape, dtype=torch.float32)
-            self.set_stride(struct, field, result)
-            plan.outputs.append((field, tuple(map(int, result.shape)), tuple(map(int, result.stride())), result.dtype))
+            result = self.output(struct, plan, field, given, shapes)
+            if not self.set_stride(struct, field, result):
+                result = result.new_empty(result.shape)
+                self.set_stride(struct, field, result)
+            plan.outputs.append((field, self.words[field], tuple(map(int, result.shape)), tuple(map(int, result.stride())),
+                                 result.dtype))
         plan.template = bytes(struct)
-        plan.workspace = {}
         return plan
+
+    def output(self, struct, plan, field, given, shapes):
+        """Memory for an output or a gradient."""
+        if field == "saved":
+            struct.saved_bytes = self.saved_bytes(struct, plan)
+            return torch.empty(struct.saved_bytes, dtype=torch.uint8, device="meta")
+        first = given[self.operator.tensors[0].name]
+        for output in self.operator.outputs:
+            if field == output.field and output.like:
+                like_name = leaf(output.like)
+                return like(given.get(like_name, first), shapes[field], self.stride_type(field))
+            if field == output.field:
+                return first.new_empty(shapes[field], dtype=torch.float32)
+        tensor = self.tensor_of_gradient[field]
+        source, stride = given[tensor.name], self.stride_type(tensor.field)
+        return like(source, source.shape, stride) if stride else source.new_empty(source.shape, dtype=torch.float32)
 
     def set_dtypes(self, struct, given, device):
         """Holds dtypes and devices against each other."""
@@ -127,9 +167,7 @@ class Planner:
             self.fail(c.GT_ERROR_DTYPE, f"{self.operator.tensors[0].name} has dtype {dtype}: must be float32, bfloat16 "
                       "or float16")
         for name, value in given.items():
-            tensor = self.by_name.get(name)
-            kind = tensor.kind if tensor else {"dy": "x", "cu_seqlens": "i", "seq_count": "i", "slots": "i",
-                                               "saved": "b"}.get(name, "f")
+            kind = self.kind_of[name]
             right = {"x": (dtype,), "p": (dtype,), "w": (dtype, torch.float32), "i": (torch.int32,),
                      "b": (torch.uint8,), "f": (torch.float32,)}[kind]
             if value.dtype not in right:
@@ -138,15 +176,17 @@ class Planner:
             if value.device != device:
                 self.fail(c.GT_ERROR_VALUE, f"{name} is on {value.device}: must be on {device}")
             if kind == "w":
-                setattr(struct, "w_dtype" if name == "w" else "dt_dtype", DTYPES[value.dtype])
+                put(struct, beside(self.field_of[name], "w_dtype" if name == "w" else "dt_dtype"), DTYPES[value.dtype])
         struct.dtype = DTYPES[dtype]
 
-    def set_sizes(self, struct, given, call):
-        """Finds the sizes in the tensors' shapes and holds these against each other; what else shapes tell."""
-        sizes, rows = {}, None
+    def set_sizes(self, struct, given, call, sizes):
+        """Finds the sizes in the tensors' shapes and holds these against each other; what else shapes tell.  Returns the
+        rows of states."""
+        rows, shared = None, set()
         for tensor in self.operator.tensors:
-            value = given.get("state_out" if call == "step" and tensor.name == "state_in" else tensor.name)
-            if tensor.shapes[0][0] == "@":
+            name = self.state_of_step[tensor.name] if call == "step" and tensor.is_state else tensor.name
+            value = given.get(name)
+            if tensor.is_state:
                 rows = sizes["B"]
                 if "cu_seqlens" in given:
                     rows = struct.seq_capacity = self.length(given, "cu_seqlens", 2, None) - 1
@@ -159,20 +199,28 @@ class Planner:
             if value is None:
                 continue
             letters = self.match(tensor, value, sizes, rows)
-            if letters is None or (call == "step" and letters[0] != "@" and tensor.shapes[0][0] == "@"):
+            if letters is None or (call == "step" and letters[0] != "@" and tensor.is_state):
                 self.fail_shape(tensor, value, sizes, rows)
-            if letters == tensor.shapes[0][1:]:
-                struct.state_in_shared = 1
+            if tensor.is_state:
+                shared.add(letters[0] != "@")
             if tensor.name == "Dskip" and len(letters) == 2:
-                struct.Dskip_per_channel = 1
+                put(struct, beside(tensor.field, "Dskip_per_channel"), 1)
+            wrong = self.operator.derive and self.operator.derive(sizes)
+            if wrong:
+                self.fail(c.GT_ERROR_SIZE, wrong)
+        if len(shared) == 2:
+            self.fail(c.GT_ERROR_SIZE, "one state has the batch index and the other has not: both must, or neither")
+        if True in shared:
+            struct.state_in_shared = 1
         for letter, size in sizes.items():
+            field = self.operator.sizes.get(letter, letter)
             if letter == "M":
                 struct.M = 1
                 for part in size:
                     struct.M *= part
-            else:
-                setattr(struct, letter, size)
-        return sizes, rows
+            elif field:
+                put(struct, field, size)
+        return rows
 
     def length(self, given, name, least, exactly):
         if name not in given:
@@ -204,7 +252,7 @@ class Planner:
         return None
 
     def fail_shape(self, tensor, value, sizes, rows):
-        words = {"w": "W-1", "@": "sequences" if rows is None else str(rows), "M": "..."}
+        words = {"w": "W-1", "@": "sequences" if rows is None else str(rows), "M": "...", **{x: x.upper() for x in "hpgn"}}
         shapes = " or ".join(f"[{','.join(words.get(x, x) for x in shape)}]" for shape in tensor.shapes)
         known = ", ".join(f"{x} = {list(size) if x == 'M' else size}" for x, size in sizes.items())
         self.fail(c.GT_ERROR_SIZE, f"{tensor.name} has shape {list(value.shape)}: must be {shapes}"
@@ -218,16 +266,13 @@ class Planner:
                 (rows if letter == "@" else sizes["W"] - 1 if letter == "w" else sizes[letter],)
         return tuple(map(int, result))
 
-    def stride_type(self, name):
-        """The type of the stride of an input, output or gradient in the struct; None: it has to be packed."""
-        if name in ("y", "dy"):
-            name = self.operator.like
-        tensor = self.by_name.get(name) or self.by_name.get(name[1:] if name[0] == "d" else "")
-        return tensor and tensor.stride
+    def stride_type(self, field):
+        """The type of the stride of a tensor in the struct; None: it has to be packed."""
+        return self.operator.fields.get(f"{field}_stride")
 
-    def set_stride(self, struct, name, value):
+    def set_stride(self, struct, field, value):
         """Puts a tensor's stride into the struct.  False: the C API has none such, it has to be copied."""
-        kind = self.stride_type(name)
+        kind = self.stride_type(field)
         if kind is None:
             return value.is_contiguous()
         if kind is ctypes.c_int64:
@@ -235,7 +280,7 @@ class Planner:
         else:
             stride = stride_bth(value, len(kind._fields_))
         if stride is not None:
-            setattr(struct, f"{name}_stride", stride if kind is ctypes.c_int64 else kind(*stride))
+            put(struct, f"{field}_stride", stride if kind is ctypes.c_int64 else kind(*stride))
         return stride is not None
 
     def saved_bytes(self, struct, plan):
@@ -243,8 +288,9 @@ class Planner:
         if plan.device.type != "cuda":
             return 0  # the twins use none
         question = self.operator.struct.from_buffer_copy(struct)
-        for _, field in plan.fields:
-            setattr(question, field, 256)
+        places = (ctypes.c_uint64 * (ctypes.sizeof(question) // 8)).from_buffer(question)
+        for place in plan.inputs:
+            places[place] = 256
         return self.ask(question).saved
 
     def ask(self, question):
