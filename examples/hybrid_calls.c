@@ -82,6 +82,8 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
     GT_OP(conv1d, forward, GT_FORWARD)                                                                                 \
     GT_OP(conv1d, backward, GT_BACKWARD)                                                                               \
     GT_OP(conv1d, step, GT_STEP)                                                                                       \
+    GT_OP(conv_ssd, forward, GT_FORWARD)                                                                               \
+    GT_OP(conv_ssd, backward, GT_BACKWARD)                                                                             \
     GT_OP(rmsnorm_linear, forward, GT_FORWARD)                                                                         \
     GT_OP(rmsnorm_linear, backward, GT_BACKWARD)                                                                       \
     GT_OP(norm_mix, forward, GT_FORWARD)                                                                               \

@@ -270,6 +270,9 @@ CPU_NO_WORKSPACE(conv1d)
 CPU_TWIN(conv1d_forward, conv1d)
 CPU_TWIN(conv1d_backward, conv1d)
 CPU_TWIN(conv1d_step, conv1d)
+CPU_NO_WORKSPACE(conv_ssd)
+CPU_TWIN(conv_ssd_forward, conv_ssd)
+CPU_TWIN(conv_ssd_backward, conv_ssd)
 CPU_NO_WORKSPACE(norm_mix)
 CPU_TWIN(norm_mix_forward, norm_mix)
 CPU_TWIN(norm_mix_backward, norm_mix)
@@ -762,6 +765,9 @@ static const hy_backend cpu_table = {
     .conv1d_forward = cpu_conv1d_forward,
     .conv1d_backward = cpu_conv1d_backward,
     .conv1d_step = cpu_conv1d_step,
+    .conv_ssd_workspace = cpu_conv_ssd_workspace,
+    .conv_ssd_forward = cpu_conv_ssd_forward,
+    .conv_ssd_backward = cpu_conv_ssd_backward,
     .rmsnorm_linear_workspace = cpu_rmsnorm_linear_workspace,
     .rmsnorm_linear_forward = cpu_rmsnorm_linear_forward,
     .rmsnorm_linear_backward = cpu_rmsnorm_linear_backward,

@@ -89,6 +89,9 @@ HY_DEVICE_WORKSPACE(conv1d)
 HY_DEVICE_OP(conv1d_forward, conv1d)
 HY_DEVICE_OP(conv1d_backward, conv1d)
 HY_DEVICE_OP(conv1d_step, conv1d)
+HY_DEVICE_WORKSPACE(conv_ssd)
+HY_DEVICE_OP(conv_ssd_forward, conv_ssd)
+HY_DEVICE_OP(conv_ssd_backward, conv_ssd)
 HY_DEVICE_WORKSPACE(rmsnorm_linear)
 HY_DEVICE_OP(rmsnorm_linear_forward, rmsnorm_linear)
 HY_DEVICE_OP(rmsnorm_linear_backward, rmsnorm_linear)
@@ -137,6 +140,9 @@ static void set_operators(hy_backend* be) {
     be->conv1d_forward = conv1d_forward;
     be->conv1d_backward = conv1d_backward;
     be->conv1d_step = conv1d_step;
+    be->conv_ssd_workspace = conv_ssd_workspace;
+    be->conv_ssd_forward = conv_ssd_forward;
+    be->conv_ssd_backward = conv_ssd_backward;
     be->rmsnorm_linear_workspace = rmsnorm_linear_workspace;
     be->rmsnorm_linear_forward = rmsnorm_linear_forward;
     be->rmsnorm_linear_backward = rmsnorm_linear_backward;

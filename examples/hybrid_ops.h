@@ -300,6 +300,9 @@ struct hy_backend {
     gt_status (*conv1d_forward)(hy_backend *, const gt_conv1d_args *);
     gt_status (*conv1d_backward)(hy_backend *, const gt_conv1d_args *);
     gt_status (*conv1d_step)(hy_backend *, const gt_conv1d_args *);
+    gt_status (*conv_ssd_workspace)(hy_backend *, const gt_conv_ssd_args *, gt_workspace *);
+    gt_status (*conv_ssd_forward)(hy_backend *, const gt_conv_ssd_args *);
+    gt_status (*conv_ssd_backward)(hy_backend *, const gt_conv_ssd_args *);
     gt_status (*rmsnorm_linear_workspace)(hy_backend *, const gt_rmsnorm_linear_args *, gt_workspace *);
     gt_status (*rmsnorm_linear_forward)(hy_backend *, const gt_rmsnorm_linear_args *);
     gt_status (*rmsnorm_linear_backward)(hy_backend *, const gt_rmsnorm_linear_args *);
