@@ -133,11 +133,12 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
 def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None,
                                      seq_idx=None, dt_limit=(0.0, float("inf")), return_final_states=False,
                                      activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None,
-                                     outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True, state_dtype=None):
-    """All of a Mamba-2 block behind its in-projection.  zxbcdt [B,T,...], rows of z, x, B, C and dt, and before them, if
-    they are longer, both halves of a gated MLP beside it; conv1d_weight [H P + 2 G N,W], D [H] (then headdim is P) or
-    [H,P]; chunk_size is not used.  With rmsnorm_weight [H P] a norm of each group and the gate follow the scan, else the
-    gate alone; then the product with outproj_weight.  seq_idx and states as in mamba_chunk_scan_combined."""
+                                     outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True,
+                                     state_dtype=None):
+    """All of a Mamba-2 block behind its in-projection.  zxbcdt [B,T,...], rows of z, x, B, C and dt, and before them,
+    if they are longer, both halves of a gated MLP beside it; conv1d_weight [H P + 2 G N,W], D [H] (then headdim is P)
+    or [H,P]; chunk_size is not used.  With rmsnorm_weight [H P] a norm of each group and the gate follow the scan, else
+    the gate alone; then the product with outproj_weight.  seq_idx and states as in mamba_chunk_scan_combined."""
     function = "mamba_split_conv1d_scan_combined"
     if state_dtype not in (None, torch.float32):
         _refuse(function, f"state_dtype {state_dtype}")
