@@ -281,6 +281,7 @@ class Engine:
             alignment = tuple([address & 15 for address in addresses])
             need = plan.workspace.get(alignment)
             if need is None:
+                args.workspace, args.workspace_bytes = None, 0  # of the call before
                 need = self.planner.ask(args)
                 need = plan.workspace[alignment] = getattr(need, "forward" if call == "infer" else call)
             workspace = empty((need,), (1,), torch.uint8) if need else None
