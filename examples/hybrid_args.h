@@ -146,7 +146,8 @@ static inline gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pas
                                .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm]. */
+/* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm].  Mamba-1: z [I], x [I].
+ * Mamba-2 takes this call for a single token alone. */
 static inline gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = m->W,
@@ -169,26 +170,43 @@ static inline hy_map_args A_of(const hy_model *m, int l) {
                          .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
 }
 
-static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
+/* Mamba-2 but for a single token: the convolution, and ssd on what it makes of x, B and C. */
+static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
-    int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;
-    return (gt_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = m->S,
-                         .dtype = m->be->dtype, .softplus = 1, .accumulate = m->accumulate, .x = a->conv,
-                         .dt = act_at(m, a->in, dt), .A = a->A, .Bm = act_at(m, a->conv, B),
-                         .Cm = act_at(m, a->conv, C), .Dskip = value_of(m, m->layer[l].Dskip),
+    int64_t dt = m->I + conv_rows(m);
+    return (gt_conv_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = m->S, .W = m->W,
+                              .dtype = m->be->dtype, .softplus = 1, .accumulate = m->accumulate,
+                              .xBC = act_at(m, a->in, m->I), .dt = act_at(m, a->in, dt),
+                              .weight = value_of(m, m->layer[l].conv_weight),
+                              .bias = value_of(m, m->layer[l].conv_bias), .A = a->A,
+                              .Dskip = value_of(m, m->layer[l].Dskip),
+                              .dt_bias = value_of(m, m->layer[l].dt_bias),
+                              .conv_state_in = conv_state(m, p->in, l), .state_in = ssd_state(m, p->in, l),
+                              .y = a->ssd, .conv_state_out = conv_state(m, p->out, l),
+                              .state_out = ssd_state(m, p->out, l), .dy = m->grad.ssd,
+                              .dxBC = act_at(m, m->grad.in, m->I), .ddt = act_at(m, m->grad.in, dt),
+                              .dweight = grad_of(m, m->layer[l].conv_weight),
+                              .dbias = grad_of(m, m->layer[l].conv_bias), .dA = m->grad.A,
+                              .ddt_bias = grad_of(m, m->layer[l].dt_bias),
+                              .dDskip = grad_of(m, m->layer[l].Dskip), .xBC_stride = {.t = in_row(m)},
+                              .dt_stride = {.t = in_row(m)}, .dxBC_stride = {.t = in_row(m)},
+                              .ddt_stride = {.t = in_row(m)}, .saved = p->keep_saved ? a->ssd_saved : NULL,
+                              .saved_bytes = p->keep_saved ? m->ssd_saved_bytes : 0,
+                              .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+}
+
+/* A single token of it, behind conv1d's step. */
+static inline gt_ssd_args ssd_step_of(const hy_model *m, int l, const pass *p) {
+    const layer_acts *a = &m->acts[l];
+    int64_t dt = m->I + conv_rows(m);
+    return (gt_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = m->S, .dtype = m->be->dtype,
+                         .softplus = 1, .x = a->conv, .dt = act_at(m, a->in, dt), .A = a->A,
+                         .Bm = act_at(m, a->conv, m->I), .Cm = act_at(m, a->conv, m->I + m->S),
+                         .Dskip = value_of(m, m->layer[l].Dskip),
                          .dt_bias = value_of(m, m->layer[l].dt_bias),
                          .state_in = ssd_state(m, p->in, l), .y = a->ssd,
-                         .state_out = ssd_state(m, p->out, l), .dy = m->grad.ssd,
-                         .dx = m->grad.conv, .ddt = act_at(m, m->grad.in, dt),
-                         .dBm = act_at(m, m->grad.conv, B), .dCm = act_at(m, m->grad.conv, C),
-                         .dA = m->grad.A, .ddt_bias = grad_of(m, m->layer[l].dt_bias),
-                         .dDskip = grad_of(m, m->layer[l].Dskip), .x_stride = {.t = conv},
-                         .dt_stride = {.t = in_row(m)}, .Bm_stride = {.t = conv},
-                         .Cm_stride = {.t = conv}, .dx_stride = {.t = conv},
-                         .ddt_stride = {.t = in_row(m)}, .dBm_stride = {.t = conv},
-                         .dCm_stride = {.t = conv}, .saved = p->keep_saved ? a->ssd_saved : NULL,
-                         .saved_bytes = p->keep_saved ? m->ssd_saved_bytes : 0,
-                         .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
+                         .state_out = ssd_state(m, p->out, l), .workspace = m->workspace,
+                         .workspace_bytes = m->workspace_bytes};
 }
 
 /* Mamba-1: the gate is part of the scan. */

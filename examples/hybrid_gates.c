@@ -56,12 +56,13 @@ HY_OPERATORS(WRAP, WRAP, WRAP)
 #undef WRAP
 
 /* More tokens than a chunk of the kernels has, sizes that the tuned kernels take. */
-enum { B = 2, T = 40, M = B * T, H = 2, N = 32, C = H * N, S = 16, TAPS = 4 };
+enum { B = 2, T = 40, M = B * T, H = 2, N = 32, C = H * N, S = 16, TAPS = 4, D = C + 2 * S };
 
 static const gt_wkv6_args wkv6 = {.B = B, .T = T, .H = H, .N = N};
 static const gt_ssd_args ssd = {.B = B, .T = T, .H = H, .P = N, .N = S, .softplus = 1};
 static const gt_selective_scan_args scan = {.B = B, .T = T, .D = C, .N = S, .softplus = 1};
 static const gt_conv1d_args conv = {.B = B, .T = T, .D = C, .W = TAPS, .activation = GT_ACT_SILU};
+static const gt_conv_ssd_args both = {.B = B, .T = T, .H = H, .P = N, .N = S, .W = TAPS, .softplus = 1};
 static const gt_rmsnorm_linear_args linear = {.M = M, .D = C, .O = N};
 static const gt_norm_mix_args mix = {.M = M, .D = C};
 static const gt_norm_gate_args gate = {.M = M, .D = C, .H = H, .norm = GT_NORM_LAYER};
@@ -97,6 +98,13 @@ static const operator_test operators[] = {
      {IN(conv1d, 'x', x, M *C, -1, 1), IN(conv1d, 'f', weight, C *TAPS, -1, 1), IN(conv1d, 'f', bias, C, -1, 1),
       IN(conv1d, 'x', dy, M *C, -1, 1), OUT(conv1d, 'y', y, M *C), OUT(conv1d, 'y', dx, M *C),
       OUT(conv1d, 'g', dweight, C *TAPS), OUT(conv1d, 'g', dbias, C)}},
+    {OPERATOR(conv_ssd, both),
+     {IN(conv_ssd, 'x', xBC, M *D, -1, 1), IN(conv_ssd, 'x', dt, M *H, -3, 0),
+      IN(conv_ssd, 'f', weight, D *TAPS, -1, 1), IN(conv_ssd, 'f', bias, D, -1, 1), IN(conv_ssd, 'f', A, H, -2, -0.5),
+      IN(conv_ssd, 'f', Dskip, H, -1, 1), IN(conv_ssd, 'x', dy, M *C, -1, 1), OUT(conv_ssd, 'y', y, M *C),
+      OUT(conv_ssd, 'g', state_out, B *C *S), OUT(conv_ssd, 'y', dxBC, M *D), OUT(conv_ssd, 'y', ddt, M *H),
+      OUT(conv_ssd, 'g', dweight, D *TAPS), OUT(conv_ssd, 'g', dbias, D), OUT(conv_ssd, 'g', dA, H),
+      OUT(conv_ssd, 'g', dDskip, H)}},
     {OPERATOR(rmsnorm_linear, linear),
      {IN(rmsnorm_linear, 'x', x, M *C, -1, 1), IN(rmsnorm_linear, 'x', weight, N *C, -1, 1),
       IN(rmsnorm_linear, 'f', gamma, C, 0.5, 1.5), IN(rmsnorm_linear, 'x', dy, M *N, -1, 1),
@@ -130,6 +138,7 @@ typedef struct operator_run {
         gt_ssd_args ssd;
         gt_selective_scan_args scan;
         gt_conv1d_args conv;
+        gt_conv_ssd_args both;
         gt_rmsnorm_linear_args linear;
         gt_norm_mix_args mix;
         gt_norm_gate_args gate;

@@ -66,7 +66,7 @@ typedef struct layer_acts {
     void *wkv, *wkv_gated; /* [M,C] */
     void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row.  Mamba-1: [M,2I]: z, x */
     float *A;              /* [Hm]; Mamba-1: [I,S] */
-    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x */
+    void *conv;            /* Mamba-1: [M,I]: x; Mamba-2: [I+2S]: x, B, C of one token, in steps alone */
     void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C, and what dt is made from; [M,I] */
     void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has the latter alone */
     void *branches;        /* a and b, see branch_b */
@@ -89,7 +89,8 @@ typedef struct grad_acts {
     void *mixed, *offsets; /* [5,M,C] */
     void *lora, *shifted;  /* [M,5*32] [M,C] */
     void *ssd_gated, *ssd; /* [M,I] */
-    void *conv, *in;       /* as in layer_acts */
+    void *in;              /* as in layer_acts */
+    void *conv;            /* Mamba-1 */
     void *select, *dt;
     float *A;
 } grad_acts;

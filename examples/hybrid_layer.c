@@ -40,27 +40,37 @@ static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
     return linear_forward(m, p, rwkv_out_of(m, l), 0);
 }
 
+static gt_status forward_conv1d(const hy_model *m, int l, const pass *p) {
+    gt_conv1d_args conv1d = conv1d_of(m, l, p);
+    return p->step ? m->be->conv1d_step(m->be, &conv1d) : m->be->conv1d_forward(m->be, &conv1d);
+}
+
 static gt_status forward_scan(const hy_model *m, int l, const pass *p) {
     gt_selective_scan_args scan = scan_of(m, l, p);
+    TRY(forward_conv1d(m, l, p));
     TRY(linear_forward(m, p, select_of(m, l), 0));
     TRY(linear_forward(m, p, dt_of(m, l), 0));
     return p->step ? m->be->selective_scan_step(m->be, &scan) : m->be->selective_scan_forward(m->be, &scan);
 }
 
 static gt_status forward_ssd(const hy_model *m, int l, const pass *p) {
-    gt_ssd_args ssd = ssd_of(m, l, p);
     gt_norm_gate_args norm = mamba_norm_of(m, l, p);
-    TRY(p->step ? m->be->ssd_step(m->be, &ssd) : m->be->ssd_forward(m->be, &ssd));
+    if (p->step) {
+        gt_ssd_args ssd = ssd_step_of(m, l, p);
+        TRY(forward_conv1d(m, l, p));
+        TRY(m->be->ssd_step(m->be, &ssd));
+    } else {
+        gt_conv_ssd_args conv_ssd = conv_ssd_of(m, l, p);
+        TRY(m->be->conv_ssd_forward(m->be, &conv_ssd));
+    }
     return m->be->norm_gate_forward(m->be, &norm);
 }
 
 static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     hy_map_args A = A_of(m, l);
-    gt_conv1d_args conv1d = conv1d_of(m, l, p);
     be->at.part = "mamba";
     TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
-    TRY(p->step ? be->conv1d_step(be, &conv1d) : be->conv1d_forward(be, &conv1d));
     TRY(be->map_forward(be, &A));
     TRY(is_mamba1(m) ? forward_scan(m, l, p) : forward_ssd(m, l, p));
     return linear_forward(m, p, mamba_out_of(m, l, p), 0);
@@ -188,16 +198,18 @@ static gt_status backward_mix(const hy_model *m, int l) {
 static gt_status backward_scan(const hy_model *m, int l) {
     const grad_acts *g = &m->grad;
     gt_selective_scan_args scan = scan_of(m, l, &m->trained);
+    gt_conv1d_args conv1d = conv1d_of(m, l, &m->trained);
     TRY(m->be->selective_scan_backward(m->be, &scan));
     TRY(linear_backward(m, dt_of(m, l), g->dt, act_at(m, g->select, 2 * m->S), 0));
-    return linear_backward(m, select_of(m, l), g->select, g->conv, 1);
+    TRY(linear_backward(m, select_of(m, l), g->select, g->conv, 1));
+    return m->be->conv1d_backward(m->be, &conv1d);
 }
 
 static gt_status backward_ssd(const hy_model *m, int l) {
-    gt_ssd_args ssd = ssd_of(m, l, &m->trained);
+    gt_conv_ssd_args conv_ssd = conv_ssd_of(m, l, &m->trained);
     gt_norm_gate_args norm = mamba_norm_of(m, l, &m->trained);
     TRY(m->be->norm_gate_backward(m->be, &norm));
-    return m->be->ssd_backward(m->be, &ssd);
+    return m->be->conv_ssd_backward(m->be, &conv_ssd);
 }
 
 /* Writes grad.norm. */
@@ -237,13 +249,11 @@ static gt_status backward_mamba(const hy_model *m, int l) {
     const pass *p = &m->trained;
     const grad_acts *g = &m->grad;
     hy_map_args A = A_of(m, l);
-    gt_conv1d_args conv1d = conv1d_of(m, l, p);
     be->at.part = "mamba";
     TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
     TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* not a parameter, never added up */
     TRY(is_mamba1(m) ? backward_scan(m, l) : backward_ssd(m, l));
     TRY(be->map_backward(be, &A));
-    TRY(be->conv1d_backward(be, &conv1d));
     return linear_backward(m, mamba_in_of(m, l), g->in, g->norm, has_rwkv(m) ? 1 : 0);
 }
 

@@ -38,7 +38,7 @@ static void take_mamba(arena *a, hy_model *m, layer_acts *x) {
     int64_t M = m->M;
     x->in = take_acts(a, m, M * in_row(m));
     x->A = take_fp32(a, m, A_numbers(m));
-    x->conv = take_acts(a, m, M * conv_rows(m));
+    x->conv = take_acts(a, m, is_mamba1(m) ? M * conv_rows(m) : conv_rows(m));
     if (is_mamba1(m)) {
         x->select = take_acts(a, m, M * select_row(m));
         x->dt = take_acts(a, m, M * m->I);
@@ -103,12 +103,12 @@ static void take_mamba_backward(arena *a, hy_model *m) {
     int64_t M = m->M;
     g->ssd_gated = take_acts(a, m, M * m->I);
     if (is_mamba1(m)) {
+        g->conv = take_acts(a, m, M * conv_rows(m));
         g->select = take_acts(a, m, M * select_row(m));
         g->dt = take_acts(a, m, M * m->I);
     } else {
         g->ssd = take_acts(a, m, M * m->I);
     }
-    g->conv = take_acts(a, m, M * conv_rows(m));
     g->in = take_acts(a, m, M * in_row(m));
     g->A = take_fp32(a, m, A_numbers(m));
 }
@@ -210,18 +210,34 @@ static gt_status ask_rwkv(hy_model *m, const pass *p) {
     return GT_OK;
 }
 
-static gt_status ask_mamba(hy_model *m, const pass *p) {
+static gt_status ask_conv1d(hy_model *m, const pass *p) {
     gt_conv1d_args conv1d = conv1d_of(m, 0, p);
     gt_workspace need;
     TRY(m->be->conv1d_workspace(m->be, &conv1d, &need));
     note_need(m, p, &need, NULL);
-    if (is_mamba1(m)) {
-        gt_selective_scan_args scan = scan_of(m, 0, p);
-        TRY(m->be->selective_scan_workspace(m->be, &scan, &need));
-    } else {
-        gt_ssd_args ssd = ssd_of(m, 0, p);
-        TRY(ask_norm(m, p, mamba_norm_of(m, 0, p)));
+    return GT_OK;
+}
+
+static gt_status ask_mamba1(hy_model *m, const pass *p) {
+    gt_selective_scan_args scan = scan_of(m, 0, p);
+    gt_workspace need;
+    TRY(ask_conv1d(m, p));
+    TRY(m->be->selective_scan_workspace(m->be, &scan, &need));
+    note_need(m, p, &need, &m->ssd_saved_bytes);
+    return GT_OK;
+}
+
+static gt_status ask_mamba(hy_model *m, const pass *p) {
+    gt_workspace need;
+    if (is_mamba1(m)) return ask_mamba1(m, p);
+    TRY(ask_norm(m, p, mamba_norm_of(m, 0, p)));
+    if (p->step) {
+        gt_ssd_args ssd = ssd_step_of(m, 0, p);
+        TRY(ask_conv1d(m, p));
         TRY(m->be->ssd_workspace(m->be, &ssd, &need));
+    } else {
+        gt_conv_ssd_args conv_ssd = conv_ssd_of(m, 0, p);
+        TRY(m->be->conv_ssd_workspace(m->be, &conv_ssd, &need));
     }
     note_need(m, p, &need, &m->ssd_saved_bytes);
     return GT_OK;

@@ -5,7 +5,7 @@
  *   per layer:  n = RMSNorm(x)
  *               a = RWKV-6 time mix of n              token shift with ddlerp, decay LoRA, wkv6,
  *                                                     norm per head . SiLU(g), projection
- *               b = Mamba-2 mixer of n                in-projection to z,x,B,C,dt, conv1d, ssd,
+ *               b = Mamba-2 mixer of n                in-projection to z,x,B,C,dt, conv_ssd,
  *                                                     gated RMSNorm, out-projection
  *               or Mamba-1 of n                       in-projection to z,x, conv1d, projections to
  *                                                     B,C,dt, selective_scan, out-projection

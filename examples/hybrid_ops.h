@@ -246,6 +246,7 @@ typedef struct hy_limits {
     STEPS(ssd)                                                                                                         \
     STEPS(selective_scan)                                                                                              \
     STEPS(conv1d)                                                                                                      \
+    ROWS(conv_ssd)                                                                                                     \
     PRODUCT(rmsnorm_linear)                                                                                            \
     ROWS(norm_mix)                                                                                                     \
     ROWS(norm_gate)

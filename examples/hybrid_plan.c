@@ -40,6 +40,20 @@ static gt_status plan_conv1d(hy_backend *be, const gt_conv1d_args *a, gt_workspa
     return GT_OK;
 }
 
+/* The convolved rows, in backward their gradient too, and the sums of conv1d or what ssd needs. */
+static gt_status plan_conv_ssd(hy_backend *be, const gt_conv_ssd_args *a, gt_workspace *need) {
+    const int64_t D = a->H * a->P + 2 * a->N;
+    const gt_conv1d_args conv1d = {.B = a->B, .T = a->T, .D = D, .W = a->W};
+    const gt_ssd_args ssd = {.B = a->B, .T = a->T, .H = a->H, .P = a->P, .N = a->N};
+    const size_t rows = (size_t)(a->B * a->T * D) * bytes_of(be);
+    gt_workspace of_conv1d, of_ssd;
+    plan_conv1d(be, &conv1d, &of_conv1d);
+    plan_ssd(be, &ssd, &of_ssd);
+    const size_t most = of_conv1d.backward > of_ssd.backward ? of_conv1d.backward : of_ssd.backward;
+    needs(need, rows, 2 * rows + most, of_ssd.saved);
+    return GT_OK;
+}
+
 static gt_status plan_rmsnorm_linear(hy_backend *be, const gt_rmsnorm_linear_args *a, gt_workspace *need) {
     const size_t rows = (size_t)(a->M * a->D) * bytes_of(be);
     needs(need, rows, 2 * rows, (size_t)a->M * 4);
@@ -81,6 +95,7 @@ gt_status hy_backend_plan(hy_backend **backend, gt_dtype dtype) {
     be->ssd_workspace = plan_ssd;
     be->selective_scan_workspace = plan_scan;
     be->conv1d_workspace = plan_conv1d;
+    be->conv_ssd_workspace = plan_conv_ssd;
     be->rmsnorm_linear_workspace = plan_rmsnorm_linear;
     be->norm_mix_workspace = plan_norm_mix;
     be->norm_gate_workspace = plan_norm_gate;

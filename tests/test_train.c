@@ -542,6 +542,10 @@ static gt_status idle_ssd(hy_backend *b, const gt_ssd_args *a) {
     (void)b, (void)a;
     return GT_OK;
 }
+static gt_status idle_conv_ssd(hy_backend *b, const gt_conv_ssd_args *a) {
+    (void)b, (void)a;
+    return GT_OK;
+}
 static gt_status (*whole_wkv6)(hy_backend *, const gt_wkv6_args *);
 static gt_status short_wkv6(hy_backend *b, const gt_wkv6_args *a) {
     gt_status status = whole_wkv6(b, a);
@@ -550,6 +554,7 @@ static gt_status short_wkv6(hy_backend *b, const gt_wkv6_args *a) {
 }
 static void spoil_scan(hy_backend *b) { b->selective_scan_forward = no_scan; }
 static void spoil_ssd(hy_backend *b) { b->ssd_backward = idle_ssd; }
+static void spoil_conv_ssd(hy_backend *b) { b->conv_ssd_backward = idle_conv_ssd; }
 static void spoil_wkv6(hy_backend *b) {
     whole_wkv6 = b->wkv6_backward;
     b->wkv6_backward = short_wkv6;
@@ -557,7 +562,10 @@ static void spoil_wkv6(hy_backend *b) {
 static const struct {
     void (*spoil)(hy_backend *);
     const char *says;
-} wrong[] = {{spoil_scan, "(selective_scan"}, {spoil_ssd, "(ssd dx)"}, {spoil_wkv6, "(wkv6 du)"}};
+} wrong[] = {{spoil_scan, "(selective_scan"},
+             {spoil_ssd, "(ssd dx)"},
+             {spoil_conv_ssd, "(conv_ssd dxBC)"},
+             {spoil_wkv6, "(wkv6 du)"}};
 
 static void test_gates(void) {
     hy_probe good = {.loss = 4,
@@ -571,12 +579,12 @@ static void test_gates(void) {
     hy_backend *backend;
     CHECK(hy_backend_cpu(&backend) == GT_OK);
     CHECK(hy_gate_operators(backend).verdict == HY_PASS);
-    CHECK(strstr(hy_gate_operators(backend).value, "7 of 7 operators, error "));
+    CHECK(strstr(hy_gate_operators(backend).value, "8 of 8 operators, error "));
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         hy_backend copy = *backend;
         wrong[i].spoil(&copy);
         hy_gate gate = hy_gate_operators(&copy);
-        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "6 of 7") && strstr(gate.value, wrong[i].says)))
+        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "7 of 8") && strstr(gate.value, wrong[i].says)))
             puts(gate.value);
     }
     backend->close(backend);
@@ -1053,7 +1061,7 @@ static void check_profile(const char *options, int element, int recompute) {
             found += CHECK(x[0] == LAYERS && fabs(x[2] - LAYERS * 2.0 * M * F * element / mib) < 1e-3);
         if (!strcmp(name, "rwkv") && !strcmp(operator, "wkv6"))
             found += CHECK(x[0] == LAYERS - !strcmp(pass, "recompute"));
-        if (!strcmp(name, "mamba") && !strcmp(operator, "ssd") && !strcmp(pass, "backward")) found++;
+        if (!strcmp(name, "mamba") && !strcmp(operator, "conv_ssd") && !strcmp(pass, "backward")) found++;
         if (!strcmp(operator, "adamw")) found += CHECK(x[0] == 1 && x[2] > 0.9 * 28 * 100000 / mib);
         if (!strcmp(pass, "recompute") && !strcmp(name, "ffn")) found += CHECK(strcmp(operator, "gemm") != 0);
     }

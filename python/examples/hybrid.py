@@ -66,7 +66,7 @@ class TimeMix(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Mamba-2: in-projection to z, x, B, C, dt, conv1d, ssd, gated RMSNorm."""
+    """Mamba-2: in-projection to z, x, B, C, dt, conv_ssd, gated RMSNorm."""
 
     def __init__(self, ops, C, heads):
         super().__init__()
@@ -80,10 +80,8 @@ class Mamba(nn.Module):
 
     def forward(self, n):
         z, x, dt = F.linear(n, getattr(self, "in")).split([self.inner, self.inner + 2 * STATE, self.heads], -1)
-        x, B, C = self.ops.conv1d(x, self.conv_weight, self.conv_bias, activation="silu").split(
-            [self.inner, STATE, STATE], -1)
-        y = self.ops.ssd(x.unflatten(-1, (self.heads, -1)), dt, -self.A_log.exp(), B[:, :, None], C[:, :, None],
-                         self.Dskip, dt_bias=self.dt_bias, softplus=True)
+        y = self.ops.conv_ssd(x, dt, self.conv_weight, -self.A_log.exp(), self.conv_bias, self.Dskip,
+                              dt_bias=self.dt_bias, state_size=STATE, softplus=True)
         return F.linear(self.ops.norm_gate(y.flatten(2), z, self.norm, gate_first=True), self.out)
 
 

@@ -31,6 +31,12 @@ def conv1d(x, weight, bias, activation=None):
     return F.silu(y) if activation == "silu" else y
 
 
+def conv_ssd(x, dt, weight, A, bias, Dskip, dt_bias, state_size, softplus=True):
+    heads = dt.shape[2]
+    x, B, C = conv1d(x, weight, bias, "silu").split([x.shape[2] - 2 * state_size, state_size, state_size], -1)
+    return ssd(x.unflatten(-1, (heads, -1)), dt, A, B[:, :, None], C[:, :, None], Dskip, dt_bias, softplus)
+
+
 def normed(x, norm, heads, eps):
     parts = x.unflatten(-1, (heads, -1))
     if norm == "layer":

@@ -3,8 +3,8 @@
     from gt_kernels.compat import chunk_rwkv6, mamba_chunk_scan_combined, causal_conv1d_fn
 
     flash-linear-attention   chunk_rwkv6, fused_recurrent_rwkv6
-    mamba_ssm                mamba_chunk_scan_combined, selective_scan_fn, selective_state_update, rms_norm_gated
-                             (there rmsnorm_fn of layernorm_gated), layernorm_fn
+    mamba_ssm                mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined, selective_scan_fn,
+                             selective_state_update, rms_norm_gated (there rmsnorm_fn of layernorm_gated), layernorm_fn
     causal-conv1d            causal_conv1d_fn, causal_conv1d_update
     RWKV-LM                  RUN_CUDA_RWKV6
 
@@ -16,13 +16,14 @@ as there.
 import functools
 
 import torch
+import torch.nn.functional as F
 
 from . import c
 from . import torch as gt
 
 __all__ = ["RUN_CUDA_RWKV6", "causal_conv1d_fn", "causal_conv1d_update", "chunk_rwkv6", "fused_recurrent_rwkv6",
-           "layernorm_fn", "mamba_chunk_scan_combined", "rms_norm_gated", "rmsnorm_fn", "selective_scan_fn",
-           "selective_state_update"]
+           "layernorm_fn", "mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined", "rms_norm_gated",
+           "rmsnorm_fn", "selective_scan_fn", "selective_state_update"]
 
 
 def _refuse(function, what):
@@ -93,6 +94,14 @@ def _one_row(tensor):
     return None if tensor is None else tensor.reshape(1, -1, *tensor.shape[2:])
 
 
+def _spread(states, bounds, firsts):
+    """A state for each run: those of the rows for the runs that begin one, else zeros."""
+    if states is None:
+        return None
+    zeros = torch.zeros(len(bounds) - 1, *states.shape[1:], dtype=torch.float32, device=states.device)
+    return zeros.index_put((firsts,), states.float())
+
+
 # ---- mamba_ssm ----
 
 
@@ -114,14 +123,61 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
         y, states = gt.ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, **options)
     else:
         bounds, firsts, lasts = _pack(seq_idx)
-        if initial_states is not None:
-            zeros = torch.zeros(len(bounds) - 1, *initial_states.shape[1:], dtype=torch.float32, device=x.device)
-            initial_states = zeros.index_put((firsts,), initial_states.float())
         y, states = gt.ssd(_one_row(x), _one_row(dt), A, _one_row(B), _one_row(C), D, _one_row(z), dt_bias,
-                           initial_states, cu_seqlens=bounds, **options)
+                           _spread(initial_states, bounds, firsts), cu_seqlens=bounds, **options)
         y, states = y.reshape(x.shape), states[lasts]
     y = y.to(dtype)
     return (y, states) if return_final_states else y
+
+
+def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None,
+                                     seq_idx=None, dt_limit=(0.0, float("inf")), return_final_states=False,
+                                     activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None,
+                                     outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True,
+                                     state_dtype=None):
+    """All of a Mamba-2 block behind its in-projection.  zxbcdt [B,T,...], rows of z, x, B, C and dt, and before them,
+    if they are longer, both halves of a gated MLP beside it; conv1d_weight [H P + 2 G N,W], D [H] (then headdim is P)
+    or [H,P]; chunk_size is not used.  With rmsnorm_weight [H P] a norm of each group and the gate follow the scan, else
+    the gate alone; then the product with outproj_weight.  seq_idx and states as in mamba_chunk_scan_combined."""
+    function = "mamba_split_conv1d_scan_combined"
+    if state_dtype not in (None, torch.float32):
+        _refuse(function, f"state_dtype {state_dtype}")
+    if outproj_weight is None and outproj_bias is not None:
+        _refuse(function, "outproj_bias without outproj_weight")
+    if D.dim() == 1 and headdim is None:
+        _refuse(function, "D [H] without headdim")
+    activation = _activation(function, activation)
+    H, P = (D.shape[0], headdim) if D.dim() == 1 else D.shape
+    inner, BC = H * P, conv1d_weight.shape[0] - H * P
+    N = BC // (2 * ngroups)
+    beside = zxbcdt.shape[-1] - 2 * inner - BC - H
+    gated, z, xBC, dt = zxbcdt.split([beside, inner, inner + BC, H], -1)
+    heads = z.unflatten(-1, (H, P))
+    gate = heads if rmsnorm_weight is None else None
+    options = {"softplus": True, "dt_limit": None if tuple(dt_limit) == (0.0, float("inf")) else dt_limit,
+               "final_state": True}
+    lasts = None
+    if seq_idx is not None:
+        options["cu_seqlens"], firsts, lasts = _pack(seq_idx)
+        initial_states = _spread(initial_states, options["cu_seqlens"], firsts)
+        xBC, dt, gate = _one_row(xBC), _one_row(dt), _one_row(gate)
+    if activation is None:
+        bounds = options.get("cu_seqlens")
+        x, B, C = gt.conv1d(xBC, conv1d_weight, conv1d_bias, cu_seqlens=bounds).split([inner, BC // 2, BC // 2], -1)
+        y, states = gt.ssd(x.unflatten(-1, (H, P)), dt, A, B.unflatten(-1, (ngroups, N)), C.unflatten(-1, (ngroups, N)),
+                           D, gate, dt_bias, initial_states, **options)
+    else:
+        y, _, states = gt.conv_ssd(xBC, dt, conv1d_weight, A, conv1d_bias, D, gate, dt_bias, None, initial_states,
+                                   state_size=N, groups=ngroups, **options)
+    y = y.reshape(z.shape)
+    if rmsnorm_weight is not None:
+        y = gt.norm_gate(y, z, rmsnorm_weight, gate_first=not norm_before_gate, heads=ngroups, eps=rmsnorm_eps)
+    if beside:
+        first, second = gated.chunk(2, -1)
+        y = torch.cat([F.silu(first) * second, y], -1)
+    if outproj_weight is not None:
+        y = F.linear(y, outproj_weight, outproj_bias)
+    return (y, states if lasts is None else states[lasts]) if return_final_states else y
 
 
 def _scan_input(name, B, u):

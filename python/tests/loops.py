@@ -91,13 +91,13 @@ def conv1d(x, weight, bias, state=None, activation=None):
     return F.silu(y) if activation == "silu" else y, e[:, T:].transpose(1, 2)
 
 
-def conv_ssd(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state=None, state=None, *, state_size, groups, softplus=False,
-             dt_limit=None, cu_seqlens=None):
+def conv_ssd(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state=None, state=None, *, state_size, groups,
+             softplus=False, dt_limit=None, cu_seqlens=None):
     convolved, conv_state = conv1d(xBC, weight, bias, state=conv_state, activation="silu", cu_seqlens=cu_seqlens)
     H, GN = dt.shape[2], groups * state_size
     x, Bm, Cm = convolved.split((xBC.shape[2] - 2 * GN, GN, GN), -1)
-    y, state = ssd(x.unflatten(2, (H, -1)), dt, A, Bm.unflatten(2, (groups, -1)), Cm.unflatten(2, (groups, -1)), Dskip, z,
-                   dt_bias, state=state, softplus=softplus, dt_limit=dt_limit, cu_seqlens=cu_seqlens)
+    y, state = ssd(x.unflatten(2, (H, -1)), dt, A, Bm.unflatten(2, (groups, -1)), Cm.unflatten(2, (groups, -1)), Dskip,
+                   z, dt_bias, state=state, softplus=softplus, dt_limit=dt_limit, cu_seqlens=cu_seqlens)
     return y, conv_state, state
 
 

@@ -34,22 +34,22 @@ def public(folder):
     importlib, _ = peers.prepare(folder)
     chunk = importlib.import_module("fla.ops.rwkv6.chunk").chunk_rwkv6
     scan = importlib.import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
-    ops = types.SimpleNamespace(norm_gate=plain.norm_gate, norm_mix=plain.norm_mix, rmsnorm_linear=plain.rmsnorm_linear,
-                                conv1d=plain.conv1d)
+    ops = types.SimpleNamespace(norm_gate=plain.norm_gate, norm_mix=plain.norm_mix, rmsnorm_linear=plain.rmsnorm_linear)
 
     def wkv6(r, k, v, w, u):
         return chunk(r, k, v, -torch.exp(w.float()).to(r.dtype), u.to(r.dtype), scale=1.0)[0]
-
-    def ssd(x, dt, A, Bm, Cm, Dskip, dt_bias, softplus=True):
-        return scan(x, dt, A, Bm, Cm, chunk_size=128, D=Dskip, dt_bias=dt_bias, dt_softplus=softplus)
 
     def conv1d(x, weight, bias, activation=None):
         return causal_conv1d_fn(x.transpose(1, 2), weight.to(x.dtype), bias.to(x.dtype),
                                 activation=activation).transpose(1, 2)
 
-    ops.wkv6, ops.ssd = wkv6, ssd
-    if causal_conv1d_fn:
-        ops.conv1d = conv1d
+    def conv_ssd(x, dt, weight, A, bias, Dskip, dt_bias, state_size, softplus=True):
+        x = (conv1d if causal_conv1d_fn else plain.conv1d)(x, weight, bias, "silu")
+        x, B, C = x.split([x.shape[2] - 2 * state_size, state_size, state_size], -1)
+        return scan(x.unflatten(-1, (dt.shape[2], -1)), dt, A, B[:, :, None], C[:, :, None], chunk_size=128, D=Dskip,
+                    dt_bias=dt_bias, dt_softplus=softplus)
+
+    ops.wkv6, ops.conv_ssd = wkv6, conv_ssd
     return ops
 
 

@@ -109,6 +109,80 @@ class Compat(unittest.TestCase):
             right = torch.cat([torch.cat([a[0], b[0]], 1), e[0]]), torch.cat([b[1], e[1]])
             self.same(tensors, out, twins, right)
 
+    def split_conv1d_scan(self, device, per_channel=False, beside=0):
+        """(tensors, their float64 twins): zxbcdt weight bias dt_bias A D states norm out_weight out_bias"""
+        B, T, H, P, G, N, W = 2, 12, 4, 6, 2, 5, 3
+        inner, channels = H * P, H * P + 2 * G * N
+        tensors = [leaf(B, T, beside + inner + channels + H, device=device), leaf(channels, W, device=device),
+                   leaf(channels, device=device), leaf(H, device=device), leaf(H, device=device),
+                   leaf(H, P, device=device) if per_channel else leaf(H, device=device),
+                   leaf(B, H, P, N, device=device), leaf(inner, device=device),
+                   leaf(7, beside // 2 + inner, device=device), leaf(7, device=device)]
+        with torch.no_grad():
+            tensors[4].copy_(-tensors[4].exp())
+        return tensors, exact(tensors)
+
+    def split_conv1d_scan_loop(self, zxbcdt, weight, bias, dt_bias, A, D, states, norm, out_weight, out_bias, *,
+                               activation="silu", dt_limit=None, before=True, rows=None, beside=0):
+        """rows: for each row of the batch the bounds of its sequences."""
+        H, P, G, N = 4, 6, 2, 5
+        outs, finals = [], []
+        for b in range(zxbcdt.shape[0]):
+            parts, state, bounds = [], states[b:b + 1] if states is not None else None, rows[b] if rows else (0, 12)
+            for start, end in zip(bounds, bounds[1:]):
+                mlp, z, xBC, dt = zxbcdt[b:b + 1, start:end].split([beside, H * P, H * P + 2 * G * N, H], -1)
+                x, Bm, Cm = loops.conv1d(xBC, weight, bias, activation=activation)[0].split([H * P, G * N, G * N], -1)
+                y, state = loops.ssd(x.unflatten(2, (H, P)), dt, A, Bm.unflatten(2, (G, N)), Cm.unflatten(2, (G, N)), D,
+                                     None, dt_bias, state=state, softplus=True, dt_limit=dt_limit)
+                y, final, state = y.flatten(2), state, None
+                if norm is None:
+                    y = y * F.silu(z)
+                else:
+                    y = loops.norm_gate(y, z, norm, None, gate_first=not before, heads=G, eps=1e-6)
+                first, second = mlp.chunk(2, -1)
+                parts.append(torch.cat([F.silu(first) * second, y], -1))
+            outs.append(torch.cat(parts, 1))
+            finals.append(final)
+        y = torch.cat(outs)
+        return y if out_weight is None else y @ out_weight.T + out_bias, torch.cat(finals)
+
+    def test_split_conv1d_scan(self):
+        names = ("states", "norm", "projection")
+        for device in DEVICES:
+            for without, options in (((), {}), (("norm",), {}), (("projection",), {"norm_before_gate": False}),
+                                     (names, {}), (("states", "projection"), {"activation": None}),
+                                     (("norm",), {"activation": None, "dt_limit": (0.3, 0.8)}),
+                                     ((), {"dt_limit": (0.3, 0.8), "per_channel": True}),
+                                     ((), {"beside": 6}), (("norm",), {"beside": 6, "activation": "swish"}),
+                                     ((), {"rows": ((0, 5, 12), (0, 12))}),
+                                     (("norm", "states"), {"rows": ((0, 5, 12), (0, 3, 12)), "activation": None})):
+                with self.subTest(device=device, without=without, **options):
+                    per_channel, beside = options.pop("per_channel", False), options.pop("beside", 0)
+                    rows = options.pop("rows", None)
+                    tensors, twins = self.split_conv1d_scan(device, per_channel, beside)
+                    left = {"states": (6,), "norm": (7,), "projection": (8, 9)}
+                    for i in (i for name in without for i in left[name]):
+                        tensors[i] = twins[i] = None
+                    seq_idx = None
+                    if rows:
+                        seq_idx = torch.stack([torch.arange(len(r) - 1).repeat_interleave(torch.tensor(r).diff())
+                                               for r in rows]).int().to(device)
+                    zxbcdt, weight, bias, dt_bias, A, D, states, norm, out_weight, out_bias = tensors
+                    out = compat.mamba_split_conv1d_scan_combined(
+                        zxbcdt, weight, bias, dt_bias, A, D, 64, states, seq_idx, return_final_states=True,
+                        rmsnorm_weight=norm, outproj_weight=out_weight, outproj_bias=out_bias,
+                        headdim=None if per_channel else 6, ngroups=2, **options)
+                    activation = options.get("activation", "silu") and "silu"
+                    right = self.split_conv1d_scan_loop(*twins, activation=activation, rows=rows, beside=beside,
+                                                        dt_limit=options.get("dt_limit"),
+                                                        before=options.get("norm_before_gate", True))
+                    self.same(tensors, out, twins, right)
+                    alone = compat.mamba_split_conv1d_scan_combined(
+                        zxbcdt, weight, bias, dt_bias, A, D, 64, states, seq_idx, rmsnorm_weight=norm,
+                        outproj_weight=out_weight, outproj_bias=out_bias, headdim=None if per_channel else 6, ngroups=2,
+                        **options)
+                    self.assertTrue(torch.equal(alone, out[0]))
+
     def test_selective_scan(self):
         for device in DEVICES:
             for kind in ("constant", "variable", "groups"):
@@ -282,6 +356,10 @@ class Compat(unittest.TestCase):
             y = compat.mamba_chunk_scan_combined(*half[:5], 64, *half[5:8])
             self.assertTrue(torch.equal(y, compat.mamba_chunk_scan_combined(*wide[:5], 64, *wide[5:8]).bfloat16()))
 
+    def refused_split(self, **options):
+        tensors, _ = self.split_conv1d_scan("cpu")
+        compat.mamba_split_conv1d_scan_combined(*tensors[:6], 64, **{"headdim": 6, "ngroups": 2, **options})
+
     def test_refusals(self):
         x = torch.zeros(1, 4, 3, 2)
         bounds = torch.tensor([0, 4])
@@ -291,6 +369,10 @@ class Compat(unittest.TestCase):
                                                                                  cu_seqlens=bounds)),
                 ("state_dtype torch.bfloat16", lambda: compat.mamba_chunk_scan_combined(
                     x, x[..., 0], x[0, 0, :, 0], x, x, 64, state_dtype=torch.bfloat16)),
+                ("state_dtype torch.float16", lambda: self.refused_split(state_dtype=torch.float16)),
+                ("activation 'gelu'", lambda: self.refused_split(activation="gelu")),
+                ("without headdim", lambda: self.refused_split(headdim=None)),
+                ("outproj_bias without outproj_weight", lambda: self.refused_split(outproj_bias=bounds)),
                 ("return_varlen_states", lambda: compat.mamba_chunk_scan_combined(x, x[..., 0], x[0, 0, :, 0], x, x, 64,
                                                                                   return_varlen_states=True)),
                 ("a complex A", lambda: compat.selective_scan_fn(x[0], x[0], x[0, 0].to(torch.complex64), x[0], x[0])),

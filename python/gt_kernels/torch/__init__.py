@@ -14,7 +14,7 @@ True of every function
              selective_scan.  What no layout of the C API has, such as
              an expanded tensor, is copied; warn_on_copy(True) says so, once for each operator and tensor.
   States     are float32, packed; one without the batch index is shared by the whole batch.  final_state=True returns
-             (y, state) instead of y.  Gradients pass through states.
+             (y, state) instead of y, of an operator with two states both.  Gradients pass through states.
   Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1] on the same
              device.  Sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each
              sequence.  seq_count [1] on the device: how many of them there are, if fewer.
@@ -137,13 +137,14 @@ def conv1d_step(x, weight, bias, state, *, activation=None, slots=None):
     return _step("conv1d", (x, weight, bias, state, slots), (activation,))
 
 
-def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *, state_size,
-             groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None, segments=0,
-             recompute=False):
-    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N] and
-    Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P], z [B,T,H,P],
-    conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True: (y, conv_state,
-    state).  What the convolution makes is kept nowhere.  The next tokens: conv1d_step and ssd_step on the two states."""
+def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
+             state_size, groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
+             segments=0, recompute=False):
+    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
+    and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
+    z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
+    (y, conv_state, state).  What the convolution makes is kept nowhere.  The next tokens: conv1d_step with SiLU and
+    ssd_step, on the two states."""
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (state_size, groups, int(softplus), *_dt_limit(dt_limit), segments), final_state, recompute)
 
@@ -151,10 +152,11 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
             segments=0, recompute=False):
-    """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with final_state=True
-    both states after them.  Tensors and options as in these; the next tokens: wkv6_step and ssd_step."""
-    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _scale("wkv_ssm", scale), int(softplus), *_dt_limit(dt_limit),
-               segments)
+    """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
+    final_state=True both states after them.  Tensors and options as in these; the next tokens: wkv6_step and
+    ssd_step."""
+    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _scale("wkv_ssm", scale), int(softplus),
+               *_dt_limit(dt_limit), segments)
     return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
                              seq_count), options, final_state, recompute)
 

@@ -281,6 +281,7 @@ class Engine:
             alignment = tuple([address & 15 for address in addresses])
             need = plan.workspace.get(alignment)
             if need is None:
+                args.workspace, args.workspace_bytes = None, 0  # of the call before
                 need = self.planner.ask(args)
                 need = plan.workspace[alignment] = getattr(need, "forward" if call == "infer" else call)
             workspace = empty((need,), (1,), torch.uint8) if need else None
@@ -362,9 +363,9 @@ class Engine:
 
     def refuse_gradients(self, tensors):
         if torch.is_grad_enabled() and _any_requires_grad(tensors):
-            raise c.UnsupportedError(c.GT_ERROR_UNSUPPORTED, f"gt_kernels.torch.{self.name}_step: it updates the state in "
-                                     "place and has no gradients: call it under torch.no_grad(), or the function without "
-                                     "_step")
+            raise c.UnsupportedError(c.GT_ERROR_UNSUPPORTED, f"gt_kernels.torch.{self.name}_step: it updates the state "
+                                     "in place and has no gradients: call it under torch.no_grad(), or the function "
+                                     "without _step")
 
     def dispatch(self, tensors, rest):
         """As `call`, by PyTorch's operators; torch.compile comes here, too.  Tensors are of the right dtypes."""

@@ -1,10 +1,10 @@
 """What the functions of gt_kernels.torch take, operator by operator, in the words of gt_kernels.h.
 
-A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations, w
-their companion (dt, w), which may be fp32, p a projection weight (the dtype of x, its gradient is fp32), f fp32.  A shape
-is written in the letters of the header's sizes, those of wkv_ssm's second struct in small ones, with M for all indices but
-the last, @ for the rows of states (batch elements, or packed sequences; a state without that index is shared by all), and
-w for W - 1.  A question mark behind the field: may be None.
+A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations,
+w their companion (dt, w), which may be fp32, p a projection weight (the dtype of x, its gradient is fp32), f fp32.  A
+shape is written in the letters of the header's sizes, those of wkv_ssm's second struct in small ones, with M for all
+indices but the last, @ for the rows of states (batch elements, or packed sequences; a state without that index is shared
+by all), and w for W - 1.  A question mark behind the field: may be None.  An output is "field like shape".
 """
 
 import ctypes
@@ -142,8 +142,8 @@ OPERATORS = tuple(_operator(*description, **more) for description, more in (
     (("conv_ssd", "xBC x BTD, dt w BTH, weight f DW, A f H, bias? f D, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
       "conv_state_in? f @Dw, state_in? f @HPN", "y z BTHP"),
      {"options": "N int, G int, " + _SSM_OPTIONS, "sizes": "D=", "derive": _conv_ssd_sizes}),
-    (("wkv_ssm", "wkv6.r x BTHN, wkv6.k x BTHN, wkv6.v x BTHV, wkv6.w w BTHN, wkv6.u? f HN, ssd.x x BThp, ssd.dt w BTh, "
-      "ssd.A f h, ssd.Bm x BTgn, ssd.Cm x BTgn, ssd.Dskip? f h|hp, ssd.z? x BThp, ssd.dt_bias? f h, "
+    (("wkv_ssm", "wkv6.r x BTHN, wkv6.k x BTHN, wkv6.v x BTHV, wkv6.w w BTHN, wkv6.u? f HN, ssd.x x BThp, "
+      "ssd.dt w BTh, ssd.A f h, ssd.Bm x BTgn, ssd.Cm x BTgn, ssd.Dskip? f h|hp, ssd.z? x BThp, ssd.dt_bias? f h, "
       "wkv6.state_in? f @HNV, ssd.state_in? f @hpn", "wkv6.y wkv6.v BTHV, ssd.y ssd.x BThp"),
      {"options": "wkv6.decay int, wkv6.scale float, ssd.softplus int, ssd.dt_limit int, ssd.dt_min float, "
                  "ssd.dt_max float",

@@ -139,8 +139,8 @@ class Planner:
             if not self.set_stride(struct, field, result):
                 result = result.new_empty(result.shape)
                 self.set_stride(struct, field, result)
-            plan.outputs.append((field, self.words[field], tuple(map(int, result.shape)), tuple(map(int, result.stride())),
-                                 result.dtype))
+            shape, stride = tuple(map(int, result.shape)), tuple(map(int, result.stride()))
+            plan.outputs.append((field, self.words[field], shape, stride, result.dtype))
         plan.template = bytes(struct)
         return plan
 
@@ -180,8 +180,8 @@ class Planner:
         struct.dtype = DTYPES[dtype]
 
     def set_sizes(self, struct, given, call, sizes):
-        """Finds the sizes in the tensors' shapes and holds these against each other; what else shapes tell.  Returns the
-        rows of states."""
+        """Finds the sizes in the tensors' shapes and holds these against each other; what else shapes tell.  Returns
+        the rows of states."""
         rows, shared = None, set()
         for tensor in self.operator.tensors:
             name = self.state_of_step[tensor.name] if call == "step" and tensor.is_state else tensor.name
@@ -252,7 +252,8 @@ class Planner:
         return None
 
     def fail_shape(self, tensor, value, sizes, rows):
-        words = {"w": "W-1", "@": "sequences" if rows is None else str(rows), "M": "...", **{x: x.upper() for x in "hpgn"}}
+        words = {"w": "W-1", "@": "sequences" if rows is None else str(rows), "M": "..."}
+        words.update({letter: letter.upper() for letter in "hpgn"})
         shapes = " or ".join(f"[{','.join(words.get(x, x) for x in shape)}]" for shape in tensor.shapes)
         known = ", ".join(f"{x} = {list(size) if x == 'M' else size}" for x, size in sizes.items())
         self.fail(c.GT_ERROR_SIZE, f"{tensor.name} has shape {list(value.shape)}: must be {shapes}"
