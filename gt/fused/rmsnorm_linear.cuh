@@ -75,10 +75,10 @@ struct AnyRow {
     }
 };
 
-/* Of the row times scale, a power of two: its mean as the sum of center and rest, and the sum of
+/* Of the row times scale, a power of two: its mean in two terms, center + lo, and the sum of
  * squared distances from it. */
 struct ScaledMoments {
-    float center, rest, square;
+    float center, lo, square;
 };
 
 template <class Row>
@@ -87,10 +87,10 @@ GT_DEV ScaledMoments scaled_moments(Row& row, const Input& in, float scale) {
     ScaledMoments s = {0.0f, 0.0f, 0.0f};
     if (in.norm == GT_NORM_LAYER) {
         s.center = row.sum([=](float x) { return x * scale; }) / count;
-        s.rest = row.sum([=](float x) { return x * scale - s.center; }) / count;
+        s.lo = row.sum([=](float x) { return x * scale - s.center; }) / count;
     }
     s.square = row.sum([=](float x) {
-        const float distance = x * scale - s.center - s.rest;
+        const float distance = x * scale - s.center - s.lo;
         return distance * distance;
     });
     return s;
@@ -108,7 +108,7 @@ GT_DEV Moments moments_of(Row& row, const Input& in) {
     }
     const float eps = fmaxf(in.eps * scale * scale, 0x1p-126f);
     const float rstd = 1.0f / sqrtf(s.square / (float)in.D + eps);
-    return {s.center / scale, rstd * scale, s.rest * rstd, 0.0f};
+    return {s.center / scale, rstd * scale, s.lo * rstd, 0.0f};
 }
 
 GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {

@@ -57,7 +57,7 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.D * in.N, in.D, in.A};
 }
 
-/* Strands: one a segment of a sequence, but of all tiles no more than `room` blocks. */
+/* Strands: one for each segment of each sequence, but no more than `room` blocks in all. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * in.tiles, room);
 }
