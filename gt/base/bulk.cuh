@@ -15,10 +15,9 @@
  * | bulk_wait<N>()                         | ... have written global memory.  One of the two comes before the    |
  * |                                        | block ends                                                          |
  *
- * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: as bulk_load, the box of a tensor that     |
- * |                                        | starts at element x, y, z, which may be negative.  The barrier      |
- * |                                        | expects the bytes of the whole box.  Elements that the tensor does  |
- * |                                        | not have come as zeros                                              |
+ * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: the box of a tensor that starts at element |
+ * |                                        | x, y, z, which may be negative; as bulk_load, of the bytes of the   |
+ * |                                        | whole box.  Elements that the tensor does not have come as zeros    |
  * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what the tensor does not have is left |
  * |                                        | out                                                                 |
  *

@@ -14,8 +14,8 @@ namespace rmsnorm_linear {
 
 constexpr int PIECES = 4; /* of 16 bytes, that a lane has in flight */
 
-/* A warp has a row of D elements.  Lane l has its pieces l, l + 32, ..., PIECES at a time: for these it calls first
- * load(d, i), then f(d, i).  d: the piece's first element.  i: index of the piece among the PIECES. */
+/* Calls f(d, i) for the first element d of each of the lane's pieces, i being the index of it among those that are
+ * loaded together; before that, load(d, i) for all of these. */
 template <class Load, class Function>
 GT_DEV void for_pieces(int D, Load load, Function f) {
     for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {
@@ -28,7 +28,7 @@ GT_DEV void for_pieces(int D, Load load, Function f) {
     }
 }
 
-/* A warp's row of x.  Up to 256 PIECES elements are loaded once and kept. */
+/* A row of x.  Up to 256 PIECES elements are loaded once. */
 template <class T>
 struct PieceRow {
     const T* x;
@@ -80,9 +80,9 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
  * registers: 4 pieces as loaded.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
-    Input in;        /* gamma = beta = NULL makes xhat of n */
-    int has_moments; /* in.moments are read, else computed and written */
-    void* out;       /* n or xhat, [M,D] */
+    Input in;        /* gamma, beta: NULL for xhat */
+    int has_moments; /* they are read, else written */
+    void* out;       /* [M,D] */
 };
 
 template <class T>
@@ -112,7 +112,6 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
 }
 
 /* ---- rmsnorm_linear: dx, and xhat in place of dn ---------------------------------------------
- * dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat)), dxhat = dn . gamma; RMSNorm leaves out mean(dxhat).
  * grid, block and sums as above.
  * bytes: x and dn once, rows of more than 1024 again from the first-level cache; dx, and xhat if wanted.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
