@@ -39,6 +39,7 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     const int64_t slots = a.B * c.slots;
     s.in = t.in = c.in;
     s.slots = t.slots = c.slots;
+    s.state_step = c.slots * a.P * a.N;
     s.dskip = sums.take(arena, a.dDskip, slots * SLOT_SHORTS, a.H * (a.Dskip_per_channel ? a.P : 1));
     s.dx = static_cast<float*>(a.dx), s.dBm = static_cast<float*>(a.dBm), s.dCm = static_cast<float*>(a.dCm);
     s.dx_at = a.dx_stride, s.dBm_at = a.dBm_stride, s.dCm_at = a.dCm_stride;
