@@ -16,8 +16,8 @@ struct ChunkGradientParams {
     uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_at, ddt_at, dBm_at, dCm_at;
-    /* what launches before gave of dx, by block, step and, 16 numbers each, thread, and of ddt [B,T,H]; NULL: there is
-     * but one, or not wanted */
+    /* what launches before gave of dx, by block, step and thread, and of ddt, [B*slots*2][H][64]; NULL: there is but
+     * one, or not wanted */
     float *dx_share, *ddt_share;
     int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */

@@ -1,31 +1,32 @@
 /* gt/ssd/backward_sm90.cuh - ssd backward of a chunk on compute capability 9.0, by wgmma: everything but the states.
  *
- * 16-bit activations, no z; N from 33 to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
+ * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
  * backward_tensor.cuh has the formulas and the letters.  A block has 64 tokens of one group and takes its heads, and
  * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
  *     prepare   _block.cuh    copies x, dy, the neighbour's x or dy, h and G of a step as soon as its stage is free
  *                             (cp.async); decay factors of the next step; weights of the state that the chunk makes; da
- *                             and ddt of steps that are done
+ *                             and ddt of steps that are done; with z the neighbour's dy silu(z)
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta, M = S
  *     L inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = suf B G^T + M^T dy;  dx, <x, U>, F from its first
  *     part states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts
+ *                             counts;  with z, before all this, dy silu(z), for which pairs and inputs wait
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 226.3, one block a multiprocessor
+ * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.1, one block a multiprocessor
  *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          all, once
  *     stage 0, 1     112     X, DY, NEXT 24: as they came; H, G 32: f16            prepare, or states: H or G in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
- *     floats          26.3   three times: factors 3.5, sums by token 3.5           prepare; pairs, inputs, states
+ *     floats          24.0   three times: factors 3.5, sums by token 2.8           prepare; pairs, inputs, states
  *                            once: powers, weights, Delta of the last steps        prepare
+ *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.0: 225.1
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
  * MBARRIERS.  FULL: prepare has filled a stage; EMPTY: the other three have read it.  STATE_MADE: states has made H or
- * G of a stage.  M_FULL, M_EMPTY: of M's buffers.
- * REGISTERS a thread: pairs 136 (S 32, W 32, dS 32), inputs 152 (dC 64, product 32, dy 16), states 160 (dB 64, product
+ * G of a stage.  M_FULL, M_EMPTY: of M's buffers.  DY_GATED: states has made dy silu(z) of a stage, and read z.
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 144 (dC 64, product 32, dy 16), states 160 (dB 64, product
  *     32, x 16), prepare 64.
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: two terms of bf16, or f16 times a
@@ -34,10 +35,14 @@
  * made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into the left operand or, for
  * columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too, with a diagonal left
  * operand.
+ * GATE.  dy stands for dy silu(z) everywhere: f16 in place of dy, times a power of two a row, from fp32, and so rounded
+ * once.  x stays as it is: in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
+ * row t and a power for each column s, which U_s has, too (store_M_powers).
+ * N > 128: launches of 128 columns, as backward_tensor.cuh says; all of them are this kernel's.
  *
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
  *     made 512, G h^T 256.
- * BYTES a token and head: as chunk_gradient_kernel.
+ * BYTES a token and head: as chunk_gradient_kernel; those of states at N < 64 are N's, zeros beyond are not read.
  * grid: [B, slots of 128 tokens, G], two chunks each; block 512.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH

@@ -1,6 +1,6 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, and the warpgroup that prepares: copies of a step's tiles, decay factors, the
- * weights of the state that the chunk makes, da and ddt of steps that are done. */
+ * everything lies in shared memory, dy silu(z), and the warpgroup that prepares: copies of a step's tiles, decay
+ * factors, the weights of the state that the chunk makes, da and ddt of steps that are done. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -17,7 +17,7 @@ struct HopperGradientTraits {
     using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
-    static constexpr int PREPARE_REGISTERS = 64, PAIRS_REGISTERS = 136, INPUTS_REGISTERS = 152, STATES_REGISTERS = 160;
+    static constexpr int PREPARE_REGISTERS = 64, PAIRS_REGISTERS = 144, INPUTS_REGISTERS = 144, STATES_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     /* of factors and sums by token, which are made a step earlier than tiles come, and read a step later */
     static constexpr int COPIES = STAGES + 1;
@@ -222,8 +222,8 @@ GT_DEV float dy_inverse(const ChunkGradientBlock<C>& me, int step, int t) {
     return 1.0f;
 }
 
-/* The powers of the columns s of M_ts = S_ts L_ts times what undoes dy_t.  No t >= s exceeds f16 then; nor does U, which
- * has these powers, too, far exceed 2^40 by what G gives.  One warp. */
+/* The powers of the columns s of M_ts = S_ts L_ts times what undoes dy_t.  No t >= s exceeds f16 then; nor does U,
+ * which has these powers, too, exceed 2^40 by what G gives.  One warp. */
 template <class C>
 GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step) {
     const int lane = lane_id(), stage = step % C::STAGES;
@@ -386,7 +386,7 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
         dA = fma_rn(delta.value, da_t, dA);
         dbias += ddt;
         if (p.ddt_share) {
-            float* share = p.ddt_share + (me.b * in.sequences.T + me.first + t) * in.H + h;
+            float* const share = p.ddt_share + (me.row(p.slots) * in.H + h) * CHUNK + t;
             if (p.has_share) ddt += *share;
             if (p.leaves_share) *share = ddt;
         }

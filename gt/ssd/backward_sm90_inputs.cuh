@@ -3,6 +3,7 @@
  *     inputs_role()      dC += pre dy h, and beside it C h^T
  *     store_E()          E_t = <pre_t dy_t, h C_t>
  *     make_inputs()      U = suf B G^T and F = Delta <x, U>; U += M^T dy; dx = Delta U + Dskip dy
+ *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
  * E, F and <x, U> go to the step's sums in shared memory, of which prepare makes da and ddt. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH

@@ -1,7 +1,7 @@
 /* gt/ssd/backward_sm90_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
  *     once       make_all_S()             S = C B^T
- *     a step     pairs_role()             dS = dy x^T, of tiles in the stage
+ *     a step     make_dS()                dS = dy x^T, of tiles in the stage
  *                make_pairs_of_rows()     W += dS L Delta; M = S L to shared memory; row, column and diagonal sums of
  *                                         Gamma = dS S L Delta, from which prepare makes da
  *     the end    store_all_W()            W to shared memory, for dC and dB

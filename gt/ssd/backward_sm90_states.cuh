@@ -1,5 +1,6 @@
 /* gt/ssd/backward_sm90_states.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
+ *     gate_dy()               with z: dy silu(z) in place of dy, for all
  *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
  *     states_role()           dB += Delta suf x G, and beside it G h^T
  *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da */

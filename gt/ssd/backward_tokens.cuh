@@ -170,7 +170,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (C::MORE && p.ddt_share) {
-            float* share = p.ddt_share + (me.b * in.sequences.T + me.first + t) * in.H + h;
+            float* const share = p.ddt_share + (me.row(p.slots) * in.H + h) * CHUNK + t;
             const float all = p.has_share ? *share + ddt : ddt;
             if (p.leaves_share)
                 *share = all;

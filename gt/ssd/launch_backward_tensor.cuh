@@ -86,7 +86,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     else if ((a.dx || plan.makes_dz) &&
              slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
-    if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(a.B * a.T * a.H);
+    if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
     plan.forward.state_in = plan.gate.state_in = a.state_in;
