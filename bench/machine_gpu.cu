@@ -314,55 +314,68 @@ struct Factor {
     bool is_transposed;
 };
 
-/* C [rows, columns] by columns = A B, by the heuristic's first algorithm. */
-void multiply(cudaDataType_t type, Factor a, Factor b, void *c, cudaDataType_t c_type, int64_t rows, int64_t columns) {
-    static void *workspace = allocate(PRODUCT_BYTES);
+/* C [rows, columns] by columns = A B, and the heuristic's first algorithm for it. */
+struct Multiplication {
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t a, b, c;
+    cublasLtMatmulHeuristicResult_t found;
+    const void *a_data, *b_data;
+    void *c_data, *workspace;
+};
+
+Multiplication find(cudaDataType_t type, Factor a, Factor b, void *c, cudaDataType_t c_type, int64_t rows,
+                    int64_t columns) {
     const cublasOperation_t operations[] = {CUBLAS_OP_N, CUBLAS_OP_T};
-    const float one = 1, zero = 0;
     const size_t bytes = PRODUCT_BYTES;
-    cublasLtMatmulDescOpaque_t product = {};
-    cublasLtMatrixLayoutOpaque_t of_a = {}, of_b = {}, of_c = {};
+    static void *workspace = allocate(bytes);
+    Multiplication m = {};
     cublasLtMatmulPreferenceOpaque_t wishes = {};
-    cublasLtMatmulHeuristicResult_t found = {};
     int count = 0;
-    must(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
-    must(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &operations[a.is_transposed],
+    m.a_data = a.data, m.b_data = b.data, m.c_data = c, m.workspace = workspace;
+    must(cublasLtMatmulDescInit(&m.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+    must(cublasLtMatmulDescSetAttribute(&m.product, CUBLASLT_MATMUL_DESC_TRANSA, &operations[a.is_transposed],
                                         sizeof *operations),
          "cublasLtMatmulDescSetAttribute");
-    must(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &operations[b.is_transposed],
+    must(cublasLtMatmulDescSetAttribute(&m.product, CUBLASLT_MATMUL_DESC_TRANSB, &operations[b.is_transposed],
                                         sizeof *operations),
          "cublasLtMatmulDescSetAttribute");
-    must(cublasLtMatrixLayoutInit(&of_a, type, uint64_t(a.rows), uint64_t(a.columns), a.rows),
+    must(cublasLtMatrixLayoutInit(&m.a, type, uint64_t(a.rows), uint64_t(a.columns), a.rows),
          "cublasLtMatrixLayoutInit");
-    must(cublasLtMatrixLayoutInit(&of_b, type, uint64_t(b.rows), uint64_t(b.columns), b.rows),
+    must(cublasLtMatrixLayoutInit(&m.b, type, uint64_t(b.rows), uint64_t(b.columns), b.rows),
          "cublasLtMatrixLayoutInit");
-    must(cublasLtMatrixLayoutInit(&of_c, c_type, uint64_t(rows), uint64_t(columns), rows), "cublasLtMatrixLayoutInit");
+    must(cublasLtMatrixLayoutInit(&m.c, c_type, uint64_t(rows), uint64_t(columns), rows), "cublasLtMatrixLayoutInit");
     must(cublasLtMatmulPreferenceInit(&wishes), "cublasLtMatmulPreferenceInit");
     must(cublasLtMatmulPreferenceSetAttribute(&wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes),
          "cublasLtMatmulPreferenceSetAttribute");
-    must(cublasLtMatmulAlgoGetHeuristic(the_handle(), &product, &of_a, &of_b, &of_c, &of_c, &wishes, 1, &found, &count),
+    must(cublasLtMatmulAlgoGetHeuristic(the_handle(), &m.product, &m.a, &m.b, &m.c, &m.c, &wishes, 1, &m.found, &count),
          "cublasLtMatmulAlgoGetHeuristic");
-    must(cublasLtMatmul(the_handle(), &product, &one, a.data, &of_a, b.data, &of_b, &zero, c, &of_c, c, &of_c,
-                        &found.algo, workspace, bytes, nullptr),
+    return m;
+}
+
+void multiply(Multiplication &m) {
+    const float one = 1, zero = 0;
+    must(cublasLtMatmul(the_handle(), &m.product, &one, m.a_data, &m.a, m.b_data, &m.b, &zero, m.c_data, &m.c, m.c_data,
+                        &m.c, &m.found.algo, m.workspace, PRODUCT_BYTES, nullptr),
          "cublasLtMatmul");
 }
 
-/* x in place of what it is normalised to: y = x weight^T, or dx = dy weight and dweight = dy^T x. */
-void run_products(gt_pass pass, const gt_rmsnorm_linear_args &a) {
-    const cudaDataType_t type = a.dtype == GT_F32 ? CUDA_R_32F : a.dtype == GT_BF16 ? CUDA_R_16BF : CUDA_R_16F;
-    if (pass == GT_FORWARD) {
-        multiply(type, {a.weight, a.D, a.O, true}, {a.x, a.D, a.M, false}, a.y, type, a.O, a.M);
-        return;
-    }
-    multiply(type, {a.weight, a.D, a.O, false}, {a.dy, a.O, a.M, false}, a.dx, type, a.D, a.M);
-    multiply(type, {a.x, a.D, a.M, false}, {a.dy, a.O, a.M, true}, a.dweight, CUDA_R_32F, a.D, a.O);
-}
-
+/* x in place of what it is normalised to: y = x weight^T, or dx = dy weight and dweight = dy^T x.  The algorithms are
+ * searched for before the clock starts. */
 gt_status time_products(const test_op *, gt_pass pass, const void *args, double *ms) {
     const Clock &clock = the_clock();
+    const gt_rmsnorm_linear_args &a = *static_cast<const gt_rmsnorm_linear_args *>(args);
+    const cudaDataType_t type = a.dtype == GT_F32 ? CUDA_R_32F : a.dtype == GT_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    Multiplication products[2];
+    int count = 0;
+    if (pass == GT_FORWARD) {
+        products[count++] = find(type, {a.weight, a.D, a.O, true}, {a.x, a.D, a.M, false}, a.y, type, a.O, a.M);
+    } else {
+        products[count++] = find(type, {a.weight, a.D, a.O, false}, {a.dy, a.O, a.M, false}, a.dx, type, a.D, a.M);
+        products[count++] = find(type, {a.x, a.D, a.M, false}, {a.dy, a.O, a.M, true}, a.dweight, CUDA_R_32F, a.D, a.O);
+    }
     must(cudaMemsetAsync(clock.flush, 0, FLUSH_BYTES), "cudaMemset");
     must(cudaEventRecord(clock.start), "cudaEventRecord");
-    run_products(pass, *static_cast<const gt_rmsnorm_linear_args *>(args));
+    for (int i = 0; i < count; i++) multiply(products[i]);
     must(cudaEventRecord(clock.stop), "cudaEventRecord");
     *ms = elapsed_ms(clock);
     return GT_OK;
