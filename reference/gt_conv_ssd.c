@@ -1,11 +1,12 @@
 /* conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*: the twins of conv1d and ssd, one after the other.
- * With c = conv1d(xBC; weight, bias, conv_state_in) and SiLU, and x, Bm, Cm the slices of its rows,
+ * With c = conv1d(xBC; weight, bias, conv_state_in) and SiLU, rounded to dtype, and x, Bm, Cm the slices of its rows,
  *
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
  *
  * and backward c again, its gradient dc by ssd, and from that dxBC, dweight and dbias by conv1d.
  *
- * Activations of any dtype are copied to packed numbers of this build, and c and dc are never rounded to dtype. */
+ * Activations of any dtype are copied to packed numbers of this build.  c has the values that the kernels store, in the
+ * double build, too: what ssd makes of them is compared, not their rounding.  dc is not rounded. */
 #include "gt_ref.h"
 
 #include "gt/fused/conv_ssd.h"
@@ -152,13 +153,24 @@ static gt_status conv_ssd_end(conv_ssd_call *k, gt_status status) {
     return status;
 }
 
+/* c and, of it, what dtype keeps. */
+static gt_status conv_ssd_convolve(conv_ssd_call *k, const gt_conv1d_args *conv) {
+    const gt_status status = GT_REF(conv1d_forward)(conv);
+    const gt_dtype dtype = k->tensor[XBC].dtype;
+    const int64_t D = conv->D, rows = status == GT_OK && k->c && dtype != GT_F32 ? conv->B * conv->T : 0;
+    GT_PARALLEL_FOR
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = row * D; i < (row + 1) * D; i++) k->c[i] = ref_rounded(k->c[i], dtype);
+    return status;
+}
+
 /* Without tokens there are states and zeros, and channels that nothing lies in may be more than conv1d takes. */
 static int conv_ssd_has_conv(const conv_ssd_call *k) { return k->has_tokens || k->conv.D <= GT_MAX_SIZE; }
 
 gt_status GT_REF(conv_ssd_forward)(const gt_conv_ssd_args *args) {
     conv_ssd_call k;
     gt_status status = conv_ssd_begin(GT_FORWARD, args, &k);
-    if (status == GT_OK && conv_ssd_has_conv(&k)) status = GT_REF(conv1d_forward)(&k.conv);
+    if (status == GT_OK && conv_ssd_has_conv(&k)) status = conv_ssd_convolve(&k, &k.conv);
     if (status == GT_OK) status = GT_REF(ssd_forward)(&k.ssd);
     return conv_ssd_end(&k, status);
 }
@@ -169,7 +181,7 @@ gt_status GT_REF(conv_ssd_backward)(const gt_conv_ssd_args *args) {
     if (status == GT_OK && k.has_tokens) {
         gt_conv1d_args again = k.conv;
         again.state_out = NULL;
-        status = GT_REF(conv1d_forward)(&again);
+        status = conv_ssd_convolve(&k, &again);
     }
     if (status == GT_OK) status = GT_REF(ssd_backward)(&k.ssd);
     if (status == GT_OK && k.dc) conv_ssd_join(&k);

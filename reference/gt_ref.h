@@ -70,6 +70,22 @@ static inline void ref_store(void *data, gt_dtype dtype, int64_t i, real value) 
     ((real *)data)[i] = value;
 }
 
+/* What an array of dtype keeps of x: as kernels that store it, in the double build, too, where it is rounded once. */
+static inline real ref_rounded(real x, gt_dtype dtype) {
+    if (dtype != GT_BF16 && dtype != GT_F16) return x;
+#ifdef GT_REAL_IS_FLOAT
+    return dtype == GT_BF16 ? gt_bf16_to_f32(gt_f32_to_bf16(x)) : gt_f16_to_f32(gt_f32_to_f16(x));
+#else
+    const int bits = dtype == GT_BF16 ? 8 : 11, lowest = dtype == GT_BF16 ? -133 : -24; /* exponent of the last bit */
+    int exponent;
+    if (!isfinite(x) || x == 0) return x;
+    frexp(x, &exponent);
+    exponent = exponent - bits < lowest ? lowest : exponent - bits;
+    const real rounded = ldexp(rint(ldexp(x, -exponent)), exponent);
+    return fabs(rounded) > (dtype == GT_BF16 ? 0x1.fep127 : 65504) ? copysign((real)INFINITY, x) : rounded;
+#endif
+}
+
 /* Elements at, at+1, ... at+n-1. */
 static inline void ref_load_row(real *to, const void *data, gt_dtype dtype, int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, dtype, at + i);

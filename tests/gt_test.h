@@ -101,8 +101,8 @@ typedef struct test_tolerance {
     double companions[4];  /* fp32 dw and ddt beside activations of that dtype */
     double terms[4];       /* what may be added for parameter gradients, relative to their terms */
     int rounds_factors;    /* products are formed of rounded factors: where they cancel, an error is
-                              small beside them, but not beside the output.  2: so are results between two
-                              stages, all terms of a channel at once */
+                              small beside them, but not beside the output.  2: what one stage hands to
+                              another is rounded, too, which few numbers show */
 } test_tolerance;
 
 /* ---- rows of the bench ---- */
@@ -209,6 +209,8 @@ typedef struct test_op {
     /* NULL, or: how inputs are drawn that are not as others of their name; the n-th of the regimes of decays. */
     void (*set_fill)(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map);
     void (*set_regime)(test_case *c, int n);
+    /* NULL, or: moves what was drawn from where no result is sure. */
+    void (*settle)(const test_case *c, test_values *in);
     test_tolerance kernels;       /* what the kernels may lose */
     const test_formula *formulas; /* of every output of forward */
     /* What must hold of this operator alone; NULL or a list that ends with what NULL. */

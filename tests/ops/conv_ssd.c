@@ -44,6 +44,54 @@ static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_
     if (!strcmp(t->name, "bias")) f->spread = 0.3;
 }
 
+/* Whether all sums of fp32 round c = silu(sum) to the same number of 16 bits.  size: the sum of its terms' magnitudes.
+ * Where c is so much smaller that its last bit is no more than what fp32 loses, it does not matter. */
+static int is_sure(double sum, double size, gt_dtype dtype) {
+    const double gate = 1 / (1 + exp(-sum)), c = sum * gate, slope = gate * (1 + sum * (1 - gate));
+    const double loss = 0x1p-21 * (fabs(slope) * size + (1 + fabs(sum)) * fabs(c));
+    const double unit = fabs(c) * (dtype == GT_BF16 ? 0x1p-8 : 0x1p-11);
+    return !(unit > 4 * loss) || test_round(c - loss, dtype) == test_round(c + loss, dtype);
+}
+
+/* Of channel d, whose inputs before token 0 are in `state` or 0. */
+static void settle_channel(const test_case *c, test_values *in, const double *state, int64_t first, int64_t end,
+                           int64_t d, int64_t D) {
+    const gt_conv_ssd_args *a = &c->args.conv_ssd;
+    const double *w = *test_array_of(in, c, "weight") + d * a->W, *bias = *test_array_of(in, c, "bias");
+    double *x = *test_array_of(in, c, "xBC") + d;
+    for (int64_t t = first; t < end; t++) {
+        const double drawn = x[t * D];
+        double sum = bias ? bias[d] : 0, size = fabs(sum);
+        for (int64_t j = 0; j < a->W - 1; j++) {
+            const int64_t from = t - (a->W - 1) + j;
+            const double e = from >= first ? x[from * D] : state ? state[from - first + a->W - 1] : 0;
+            sum += w[j] * e, size += fabs(w[j] * e);
+        }
+        for (int k = 0; k < 16; k++) {
+            x[t * D] = test_round(drawn + k * (drawn == 0 ? 1 : fabs(drawn)) * 0x1p-7, a->dtype);
+            const double last = w[a->W - 1] * x[t * D];
+            if (is_sure(sum + last, size + fabs(last), a->dtype)) break;
+        }
+    }
+}
+
+/* c is rounded to 16 bits.  Kernels and twin sum it in fp32, and where it lies between two numbers either is right; but
+ * what ssd makes of the one is not close to what it makes of the other, as long as few numbers meet in a result.  So
+ * tokens whose c is not sure get the next number that makes it sure, and the limits need no room for such a thing. */
+static void settle(const test_case *c, test_values *in) {
+    const gt_conv_ssd_args *a = &c->args.conv_ssd;
+    const int64_t D = a->H * a->P + 2 * (a->G ? a->G : 1) * a->N, J = a->W - 1;
+    const double *states = *test_array_of(in, c, "conv_state_in");
+    if ((a->dtype != GT_BF16 && a->dtype != GT_F16) || !*test_array_of(in, c, "xBC")) return;
+    const int64_t count = test_is_packed(c) ? test_sequences(c, in) : a->B;
+    for (int64_t s = 0; s < count; s++) {
+        const int64_t first = test_is_packed(c) ? test_sequence_at(c, in, s) : s * a->T;
+        const int64_t end = test_is_packed(c) ? test_sequence_at(c, in, s + 1) : first + a->T;
+        const double *state = states ? states + (a->state_in_shared ? 0 : s * D * J) : NULL;
+        for (int64_t d = 0; d < D; d++) settle_channel(c, in, state ? state + d * J : NULL, first, end, d, D);
+    }
+}
+
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 #define CONV_SSD(...) .op = "conv_ssd", .args.conv_ssd = {__VA_ARGS__}
@@ -282,15 +330,16 @@ static double *joined_rows(const test_case *ssd, test_values *from) {
 }
 
 /* The kernels hold c and dc as the two calls do, so that all bits are the same.  The twin in 16 bits does not round
- * them. */
+ * dc. */
 static void two_calls_agree(const test_runner *r, const test_case *given, double tolerance) {
     test_case c = *given;
     (void)tolerance;
-    if ((r == &test_twin && c.args.conv_ssd.dtype != GT_F32) || c.args.conv_ssd.B * c.args.conv_ssd.T == 0) return;
+    if (c.args.conv_ssd.B * c.args.conv_ssd.T == 0) return;
     c.layout = TEST_PACKED;
     c.in_place = c.args.conv_ssd.accumulate = 0;
     const test_case conv = conv_case(&c), ssd = ssd_case(&c);
-    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+    const gt_pass last = r == &test_twin && c.args.conv_ssd.dtype != GT_F32 ? GT_FORWARD : GT_BACKWARD;
+    for (int pass = GT_FORWARD; pass <= last; pass++) {
         static const char *const of_ssd[][6] = {{"y", "state_out", NULL},
                                                 {"ddt", "dz", "dA", "ddt_bias", "dDskip", "dstate_in"}};
         test_values in, whole, conv_in, conv_out, ssd_in, ssd_out, expected = {{NULL}};
@@ -327,8 +376,7 @@ static void decoding_agrees(const test_runner *r, const test_case *given, double
     test_case c = *given;
     const int64_t T = c.args.conv_ssd.T, first = T / 2;
     if (c.args.conv_ssd.seq_capacity || c.args.conv_ssd.state_in_shared || !c.args.conv_ssd.B || T < 2 ||
-        T - first > 16 || test_is_word_of(c.absent, "state_out") ||
-        (r == &test_twin && c.args.conv_ssd.dtype != GT_F32))
+        T - first > 16 || test_is_word_of(c.absent, "state_out"))
         return;
     c.layout = TEST_PACKED;
     c.in_place = 0;
@@ -470,10 +518,10 @@ const test_op test_op_conv_ssd = {
     .large = {CONV_SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .W = 4, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
-    /* Beside what ssd may lose: its factors x, Bm and Cm, and dc, are rounded to 16 bits, where the twin rounds none; each
-     * takes 0.4 of 2^-8 or 2^-11 on average, and two to four of them meet in a result.  Two calls lose the same: the
-     * first of the properties says that bit for bit. */
-    .kernels = {{0, 1e-5, 6e-3, 1.5e-3}, {0, 1e-5, 5e-3, 1e-3}, {0, 1e-5, 6e-3, 1.5e-3}, {0, 1e-5, 4e-3, 1e-3}, 2},
+    .settle = settle,
+    /* What ssd may lose: c, which it reads, is rounded in the twin as in the kernels.  dc is not: half a unit of each of
+     * its numbers comes to dxBC, beside the rounding of that, to conv_dstate_in, and to the terms of dweight and dbias. */
+    .kernels = {{0, 1e-5, 3.2e-3, 1e-3}, {0, 1e-5, 2.5e-3, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 4e-3, 1e-3}, 2},
     .properties = properties,
     /* as in conv1d: the gradient of its state is added last, where one call adds that of each token in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
