@@ -26,7 +26,8 @@
  * Each 32 rows p of h have a power of two for a warp's columns; each row of 16 tokens of M has its own, so that M dy is
  * summed in fp32 over them.
  *
- * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor.
+ * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor on
+ *     9.0, one where shared memory holds no two.
  * shared, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB: 99 KB.
  * tensor cores a step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 a token and head at P 64.
  * issue slots a token and head, P 64, N 128, counted in the machine code for 9.0: pairs 200, dB, dC and U 560,
