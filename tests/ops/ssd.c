@@ -155,6 +155,7 @@ static const test_case sizes[] = {
     {SSD(.H = 2, .P = 24, .N = 16, .G = 2), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 1, .P = 64, .N = 112, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 4, .P = 32, .N = 240, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 2, .P = 72, .N = 160, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 5, .P = 64, .N = 128, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 8, .P = 72, .N = 64, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {SSD(.H = 6, .P = 40, .N = 16, .softplus = 1), .name = "sweep", .absent = "z dz"},
