@@ -31,8 +31,8 @@
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 216; producer 72.
  *
- * ISSUE SLOTS a token and head, counted in the source, bf16, N = 128, HEADS = 2: v 11, products 2, the update 4, each
- *     checkpoint of 128 tokens 8 when spread over them, the producer 4: 29, of which states_tensor_kernel took 88.
+ * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, HEADS = 2: v, products and the update 18,
+ *     checkpoints 13 more, the producer 9.  states_tensor_kernel took 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
  * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with HEADS = 2,
  *     checkpoints P N / 64.
