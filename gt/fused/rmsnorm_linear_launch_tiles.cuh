@@ -13,7 +13,6 @@ namespace rmsnorm_linear {
 /* ---- rmsnorm_linear: which calls, and their workspace ----------------------------------------- */
 
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
-constexpr int64_t MOST_STRIDE = (int64_t)1 << 38;             /* of what tile_load takes */
 
 /* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  With fewer rows their making takes longer than
  * what they save. */
