@@ -3,14 +3,14 @@
  *
  * y = n weight^T + bias.  All of the weight stays in shared memory, up to O = 512 with D = 128, O = 1024 with D = 64.
  *
- * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 256 threads: two warpgroups, which have 64 of
- *     the rows each and meet only to start.
+ * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 256 threads: two warpgroups, which have 64
+ *     of the rows each and meet only to start.
  * A warp loads its 16 rows of x into registers, at once, and leaves them normalised in shared memory.  The rows of the
  *     next unit are loaded before these are multiplied.  The weight comes in pieces of 128 of O with a barrier each, so
  *     that the first is multiplied while others are on their way, and all while x is loaded and normalised.
- * y leaves by tile_store, 128 of its columns at a time, from two places in turn: one is written while the other is read.
+ * y leaves by tile_store, 128 of its columns at a time, from two places in turn, one written while one is read.
  *     One warpgroup multiplies while the other does that.
- * shared: normalised rows 32 KB, the weight 128 KB, y 2 x 16 KB a warpgroup; all in panels of 128-byte rows with swizzle.
+ * shared: normalised rows 32 KB, the weight 128 KB, y 2 x 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
  * registers: 64 results, 32 of x, 32 of gamma and beta, of 255.
  * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
  * bytes: x once, y once; the weight once a block from the second-level cache.
