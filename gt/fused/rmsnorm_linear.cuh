@@ -20,6 +20,7 @@
  *     hopper_tiles_kernel   the products of tiles_kernel; of fp32 in parts (rmsnorm_linear_parts.cuh)
  *     hopper_split_kernel   weight and dy in parts
  *     hopper_whole_kernel   mean and rstd, and y, for D <= 512 in 16 bits: n stays in shared memory
+ *     hopper_small_kernel   the same for D <= 128: the weight stays there, too
  * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.  Of fp32 n and xhat
  * are in parts and dn is fp32.
  * All sums have a fixed order. */

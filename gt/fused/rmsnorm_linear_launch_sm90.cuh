@@ -4,10 +4,12 @@
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_SM90_CUH
 
 #include "rmsnorm_linear_launch_any.cuh"
-#include "rmsnorm_linear_whole_sm90.cuh"
+#include "rmsnorm_linear_small_sm90.cuh"
 
 namespace gt {
 namespace rmsnorm_linear {
+
+constexpr int64_t MOST_STRIDE = (int64_t)1 << 38; /* of what tile_load and tile_store take */
 
 /* Whether this build has those kernels for the current device. */
 static inline bool has_hopper_kernels(gt_dtype dtype) {
@@ -123,7 +125,14 @@ static inline gt_status launch_hopper_dx(const TilesParams& p, const GradientPar
 
 /* ---- y from whole rows -------------------------------------------------------------------------- */
 
-static inline bool fits_whole_rows(const gt_rmsnorm_linear_args& a) { return a.D <= 512 && a.O > 128; }
+/* Whether the weight fits shared memory beside rows and y. */
+static inline bool fits_small(const gt_rmsnorm_linear_args& a) {
+    return a.D <= 128 && ceil_div(a.O, 128) <= (a.D <= 64 ? SmallTile<bf16, 1>::MOST : SmallTile<bf16, 2>::MOST) &&
+           a.y_stride <= MOST_STRIDE;
+}
+static inline bool fits_whole_rows(const gt_rmsnorm_linear_args& a) {
+    return (a.D <= 512 && a.O > 128) || fits_small(a);
+}
 
 template <class T, int K_BLOCKS>
 static gt_status launch_whole_of(WholeParams p, const Matrix& x, const Matrix& weight, const Device& device,
@@ -159,12 +168,43 @@ static gt_status launch_whole(const WholeParams& p, const Matrix& x, const Matri
     return GT_OK; /* not reached: there are no such kernels */
 }
 
+template <class T, int K_BLOCKS>
+static gt_status launch_small_of(const gt_rmsnorm_linear_args& a, const Input& in, const Matrix& weight,
+                                 const Device& device, Chain& chain) {
+    typedef SmallTile<T, K_BLOCKS> C;
+    if constexpr (is_built_for<T>()) {
+        if (a.M == 0) return GT_OK;
+        SmallParams p = {};
+        p.in = in;
+        p.bias = a.bias;
+        p.M = (int)a.M, p.O = (int)a.O;
+        p.pieces = (int)ceil_div(a.O, C::BN), p.units = (int)ceil_div(a.M, C::BM);
+        const Matrix y = {a.y, a.y_stride, (int)a.M, (int)a.O};
+        gt_status status = map_matrix<T>(&p.weight, weight, panels_of<Major::K, C::BN>(weight));
+        if (status == GT_OK) status = map_matrix<T>(&p.y, y, panels_of<Major::K, 64>(y));
+        if (status != GT_OK) return status;
+        return run("rmsnorm_linear hopper_small_kernel", hopper_small_kernel<C>, hopper_blocks(p.units, device),
+                   C::THREADS, C::SMEM, chain, p);
+    }
+    return GT_OK; /* not reached: there are no such kernels */
+}
+
+template <class T>
+static gt_status launch_small(const gt_rmsnorm_linear_args& a, const Input& in, const Matrix& weight,
+                              const Device& device, Chain& chain) {
+    if (a.D <= 64) return launch_small_of<T, 1>(a, in, weight, device, chain);
+    return launch_small_of<T, 2>(a, in, weight, device, chain);
+}
+
 /* y, and the moments of x. */
 static inline gt_status launch_whole_rows(const gt_rmsnorm_linear_args& a, const Input& in, const Device& device,
                                           Chain& chain) {
     WholeParams p = {};
     p.in = in;
     const Matrix x = {a.x, a.x_stride, (int)a.M, (int)a.D}, weight = {a.weight, a.D, (int)a.O, (int)a.D};
+    if (fits_small(a))
+        return a.dtype == GT_BF16 ? launch_small<bf16>(a, in, weight, device, chain)
+                                  : launch_small<f16>(a, in, weight, device, chain);
     p.y = a.y, p.y_stride = a.y_stride;
     p.bias = a.bias;
     p.M = (int)a.M, p.O = (int)a.O;

@@ -1,4 +1,4 @@
-/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of the kernels for rows of whole 16-byte pieces. */
+/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of kernels for rows of 16-byte pieces. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 
@@ -13,7 +13,6 @@ namespace rmsnorm_linear {
 /* ---- rmsnorm_linear: which calls, and their workspace ----------------------------------------- */
 
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
-constexpr int64_t MOST_STRIDE = (int64_t)1 << 38;             /* of what tile_load takes */
 
 /* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  With fewer rows their making takes longer than
  * what they save. */
@@ -96,8 +95,8 @@ static inline int64_t resident_blocks(int across, const Device& device) {
     return (across == 4 ? 1 : 2) * device.multiprocessors;
 }
 
-/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts; 1500 to begin
- * and end one; for the slices' sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
+/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts; 1500 to
+ * begin and end one; for the slices' sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
     const bool is_hopper = device.compute_capability == 90;
     const int across = is_split(a) ? 2 : warps_across_dweight(a), unit = is_split(a) ? 128 : is_hopper ? 64 : TILE_K;

@@ -1,10 +1,9 @@
-/* gt/fused/rmsnorm_linear_parts.cuh - rmsnorm_linear: rows of whole 16-byte pieces, 8 elements at a time; fp32 numbers in
- * parts.
+/* gt/fused/rmsnorm_linear_parts.cuh - rmsnorm_linear: 8 elements of a row at a time; fp32 numbers in parts.
  *
  * For the tensor cores of compute capability 9.0 an fp32 number is the sum of three of bf16: lo, mid and hi, 8 digits
  * each, hi being what is nearest to it, mid what is nearest to the rest.  Nothing is lost from 2^-110 on; below, lo and
- * then mid run out of exponents.  Of the nine products of two numbers in parts six are taken: what is left out is at most
- * 2^-24 of the product, and of either sign.
+ * then mid run out of exponents.  Of the nine products of two numbers in parts six are taken: what is left out is at
+ * most 2^-24 of the product, and of either sign.
  * A matrix in parts is three in memory, one after the other, lo first. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_PARTS_CUH

@@ -18,7 +18,7 @@
  *     K, from which the six products are made, so that each part is loaded once: 32 bytes a block and clock, as much as
  *     one product of 128 x 256 takes.
  * Tensor cores round sums towards zero.  So those of 64 of K start from zero, the small products first, and are then
- *     added in fp32, every second while others are multiplied: four sums that matter are rounded that way, by 2^-24 each.
+ *     added in fp32, every second while others are multiplied: four sums that matter are cut, by 2^-24 each.
  * registers: 64 results of two such sums, and of their own sum.
  * tensor cores: 3072 cycles for 64 of K.  Shared memory: 2304 cycles of wgmma and 768 of loads.
  *
@@ -274,8 +274,8 @@ struct PartSums {
     }
 };
 
-/* multiply_tiles of operands in parts.  Nothing is in flight from one 128 of K to the next: ptxas would not see that what
- * is added has been multiplied.  The other warpgroup multiplies meanwhile. */
+/* multiply_tiles of operands in parts.  Nothing is in flight from one 128 of K to the next: ptxas would not see that
+ * what is added has been multiplied.  The other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     const auto release = [&](int stage) { mbarrier_arrive(smem + C::EMPTY + 8 * stage); };

@@ -37,6 +37,10 @@ static const test_case cases[] = {
      .no_difference = 1, .fill = {{"x", 0, 2e-7, 0, 0}, {"dy", 0, 1e-5, 0, 0}}},
     {LINEAR(.M = 150, .D = 136, .O = 72), .name = "136 to 72", .level = TEST_SMALL},
     {LINEAR(.M = 300, .D = 72, .O = 264), .name = "72 to 264", .level = TEST_SMALL, .absent = "beta dbeta bias dbias"},
+    {LINEAR(.M = 17100, .D = 64, .O = 40), .name = "rows of more blocks than there are", .level = TEST_MEDIUM,
+     .no_difference = 1},
+    {LINEAR(.M = 9, .D = 64, .O = 1032), .name = "64 to 1032", .level = TEST_SMALL, .no_difference = 1},
+    {LINEAR(.M = 9, .D = 64, .O = 1024), .name = "64 to 1024", .level = TEST_SMALL, .no_difference = 1},
     {LINEAR(.M = 9, .D = 32, .O = 1096), .name = "32 to 1096", .level = TEST_SMALL},
     {LINEAR(.M = 9, .D = 40, .O = 2104), .name = "40 to 2104", .level = TEST_SMALL},
     {LINEAR(.M = 40, .D = 64, .O = 64), .name = "dn beyond fp16", .level = TEST_SMALL,
@@ -70,10 +74,18 @@ static const test_case cases[] = {
     {.op = NULL}};
 
 /* Sizes that kernels are made for, and some that they are not. */
-static const test_case sizes[] = {
-    {LINEAR(.D = 128, .O = 512), .name = "sweep"}, {LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER), .name = "sweep"},
-    {LINEAR(.D = 64, .O = 64), .name = "sweep"},   {LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER), .name = "sweep"},
-    {LINEAR(.D = 100, .O = 17), .name = "sweep"},  {.op = NULL}};
+static const test_case sizes[] = {{LINEAR(.D = 128, .O = 512), .name = "sweep"},
+                                  {LINEAR(.D = 128, .O = 520), .name = "sweep"},
+                                  {LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER), .name = "sweep"},
+                                  {LINEAR(.D = 64, .O = 64), .name = "sweep"},
+                                  {LINEAR(.D = 386, .O = 65, .norm = GT_NORM_LAYER), .name = "sweep"},
+                                  {LINEAR(.D = 100, .O = 17), .name = "sweep"},
+                                  {.op = NULL}};
+
+static const int64_t more_times[] = {130, 300, -1};
+static const char *const launched[] = {
+    "product_kernel",      "hopper_split_kernel", "hopper_tiles_kernel", "hopper_whole_kernel",
+    "hopper_small_kernel", "hopper_dx_kernel",    "normalise_kernel",    NULL};
 
 /* More than 65535 of what a grid may count. */
 static const test_case many[] = {{LINEAR(.M = 140000, .D = 4, .O = 2), .name = "many"},
@@ -144,6 +156,8 @@ const test_op test_op_rmsnorm_linear = {
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
     /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
+    .more_times = more_times,
+    .launched = launched,
     .handle = AT(rmsnorm_linear, cublaslt),
     .bench_draws = draws,
     .bench_cuts = cuts,

@@ -1,0 +1,198 @@
+/* gt/fused/rmsnorm_linear_small_sm90.cuh - rmsnorm_linear forward on compute capability 9.0, D <= 128 in 16 bits: one
+ * kernel that keeps the weight.
+ *
+ * y = n weight^T + bias.  All of the weight stays in shared memory, up to O = 512 with D = 128, O = 1024 with D = 64.
+ *
+ * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 256 threads: two warpgroups, which have 64
+ *     of the rows each and meet only to start.
+ * A warp loads its 16 rows of x into registers, at once, and leaves them normalised in shared memory.  The rows of the
+ *     next unit are loaded before these are multiplied.  The weight comes in pieces of 128 of O with a barrier each, so
+ *     that the first is multiplied while others are on their way, and all while x is loaded and normalised.
+ * y leaves by tile_store, 128 of its columns at a time, from two places in turn, one written while one is read.
+ *     One warpgroup multiplies while the other does that.
+ * shared: normalised rows 32 KB, the weight 128 KB, y 2 x 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
+ * registers: 64 results, 32 of x, 32 of gamma and beta, of 255.
+ * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
+ * bytes: x once, y once; the weight once a block from the second-level cache.
+ * Sums of a row: as in rmsnorm_linear_whole_sm90.cuh: deterministic. */
+#ifndef GT_FUSED_RMSNORM_LINEAR_SMALL_SM90_CUH
+#define GT_FUSED_RMSNORM_LINEAR_SMALL_SM90_CUH
+
+#include "rmsnorm_linear_whole_sm90.cuh"
+
+namespace gt {
+namespace rmsnorm_linear {
+
+struct SmallParams {
+    Input in;
+    TensorMap weight, y; /* boxes: 64 of D by 128 of O, 64 of O by 64 rows */
+    const float* bias;   /* or NULL */
+    int M, O;
+    int pieces; /* of 128 of O */
+    int units;  /* of 128 rows */
+};
+
+/* K_BLOCKS: of 64 of D. */
+template <class T, int K_BLOCKS_>
+struct SmallTile {
+    typedef T Type;
+    static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 256;
+    static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes of 64 of D */
+    static constexpr int MOST = 8 / K_BLOCKS;                     /* pieces */
+    static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE, PLACE = 2 * 64 * BN;
+    static constexpr int FULL = Y + 4 * PLACE, SMEM = FULL + 8 * MOST;
+    static_assert(SMEM <= 227 * 1024, "fits sm_90");
+};
+
+/* A warp's 16 rows, four at a time: 8 lanes have a row, each a piece of every 64 elements. */
+template <class C>
+struct SmallRows {
+    typedef typename C::Type T;
+    WholeRow<T, C::K_BLOCKS> row[4];
+    float gamma[C::K_BLOCKS][8] = {}, beta[C::K_BLOCKS][8] = {};
+
+    GT_METHOD void start(const Input& in) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) row[i].D = (int)in.D;
+        GT_UNROLL
+        for (int k = 0; k < C::K_BLOCKS; k++) {
+            if (!row[0].has(k)) continue;
+            load_8(gamma[k], in.gamma, 64 * k + lane_id() % 8 * 8, 1.0f);
+            load_8(beta[k], in.beta, 64 * k + lane_id() % 8 * 8, 0.0f);
+        }
+    }
+
+    GT_METHOD void load(const Input& in, int m0) {
+        const int first = m0 + 16 * warp_id() + lane_id() / 8;
+        const T* x = static_cast<const T*>(in.x) + first * in.stride + lane_id() % 8 * 8;
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            GT_UNROLL
+            for (int k = 0; k < C::K_BLOCKS; k++) {
+                row[i].v[k] = {};
+                if (first + 4 * i < in.M && row[i].has(k)) row[i].v[k] = ldg<Vec<T, 8>>(x + 4 * i * in.stride + 64 * k);
+            }
+        }
+    }
+
+    GT_METHOD void normalise(const Input& in, uint32_t smem, int m0) {
+        const int first = 16 * warp_id() + lane_id() / 8, piece = lane_id() % 8;
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const Moments s = moments_of(row[i], in);
+            if (piece == 0 && m0 + first + 4 * i < in.M) stg(in.moments + m0 + first + 4 * i, s);
+            GT_UNROLL
+            for (int k = 0; k < C::K_BLOCKS; k++) {
+                float n[8];
+                GT_UNROLL
+                for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, row[i].v[k].get(e)), gamma[k][e], beta[k][e]);
+                Vec<T, 8> eight = {};
+                if (row[i].has(k)) eight.set(n);
+                sts(smem + k * C::ROWS + panel_at<128>(first + 4 * i, piece), eight);
+            }
+        }
+    }
+};
+
+/* 16-bit results of the warp to its 16 rows of two panels of 64 columns. */
+template <class T, int TILES>
+GT_DEV void store_panels(uint32_t panels, const float (&c)[TILES][4]) {
+    const int matrix = lane_id() / 8, row = warp_id() % 4 * 16 + matrix % 2 * 8 + lane_id() % 8;
+    GT_UNROLL
+    for (int i = 0; i < TILES; i += 2) { /* 16 columns: halves of the rows, then of the columns */
+        uint32_t pair[4];
+        GT_UNROLL
+        for (int t = 0; t < 4; t++) pair[t] = Element<T>::pack(c[i + t / 2][t % 2 * 2], c[i + t / 2][t % 2 * 2 + 1]);
+        stmatrix_x4(panels + tile_at<128>(row, i + matrix / 2, PANEL), pair);
+    }
+}
+
+template <class C>
+GT_DEV void load_weight(const SmallParams& p, uint32_t smem) {
+    GT_NO_UNROLL
+    for (int i = 0; i < p.pieces; i++) {
+        const uint32_t full = smem + C::FULL + 8 * i;
+        mbarrier_arrive_expect(full, C::K_BLOCKS * C::PIECE);
+        GT_UNROLL
+        for (int k = 0; k < C::K_BLOCKS; k++)
+            tile_load(smem + C::WEIGHT + (i * C::K_BLOCKS + k) * C::PIECE, p.weight, 64 * k, C::BN * i, 0, full);
+    }
+}
+
+/* Results of 64 rows from m on and 128 columns from n on; `panels`: where the two panels before the last were. */
+template <class T, int TILES>
+GT_DEV void store_small(const SmallParams& p, uint32_t panels, const float (&c)[TILES][4], int group, int m, int n) {
+    const bool stores = shfl_idx(warp_id(), 0) % 4 == 0;
+    if (stores) bulk_wait_read<1>();
+    bar_sync(1 + group, 128);
+    store_panels<T>(panels, c);
+    fence_async_proxy();
+    bar_sync(1 + group, 128);
+    if (!stores) return;
+    if (m < p.M) tile_store(p.y, n, m, 0, panels);
+    if (m < p.M && n + 64 < p.O) tile_store(p.y, n + 64, m, 0, panels + PANEL);
+    bulk_commit();
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
+#if GT_SM90A
+    typedef typename C::Type T;
+    const uint32_t smem = smem_base_of_tiles();
+    const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
+    wait_for_chain();
+    SmallRows<C> x;
+    x.start(p.in);
+    x.load(p.in, block_x() * C::BM);
+    if (warp == 0) {
+        if (lane_id() < p.pieces) mbarrier_init(smem + C::FULL + 8 * lane_id(), 32);
+        sync_warp();
+        fence_async_proxy();
+        load_weight<C>(p, smem);
+    }
+    sync_threads();
+    const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
+    const uint64_t b0 = wgmma_tile<128, Major::K>(smem + C::WEIGHT);
+    int place = 0;
+    GT_NO_UNROLL
+    for (int unit = block_x(); unit < p.units; unit += grid_x()) {
+        const int m0 = unit * C::BM;
+        x.normalise(p.in, smem, m0);
+        fence_async_proxy();
+        bar_sync(1 + group, 128);
+        if (unit + grid_x() < p.units) x.load(p.in, m0 + grid_x() * C::BM);
+        GT_NO_UNROLL
+        for (int piece = 0; piece < p.pieces; piece++) {
+            WarpRows<T, C::BN / 8> results;
+            mbarrier_wait(smem + C::FULL + 8 * piece, 0);
+            wgmma_fence();
+            GT_UNROLL
+            for (int i = 0; i < C::K_BLOCKS; i++) {
+                const uint64_t a = wgmma_step(a0, i * C::ROWS);
+                const uint64_t b = wgmma_step(b0, (piece * C::K_BLOCKS + i) * C::PIECE);
+                GT_UNROLL
+                for (int k = 0; k < 64; k += 16)
+                    wgmma<T>(results.c, wgmma_step(a, 2 * k), wgmma_step(b, 2 * k), i > 0 || k > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_pin(results.c);
+            if (p.bias) results.add_to_columns(p.bias, C::BN * piece, p.O);
+            store_small<T>(p, smem + C::Y + (2 * group + place) * C::PLACE, results.c, group, m0 + 64 * group,
+                           C::BN * piece);
+            place ^= 1;
+        }
+    }
+    if (warp % 4 == 0) bulk_wait<0>();
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace rmsnorm_linear */
+} /* namespace gt */
+
+#endif
