@@ -59,6 +59,8 @@ int machine_launched(const char *kernel) {
     return 0;
 }
 
+int64_t machine_blocks(void) { return (int64_t)emu::stats().blocks; }
+
 char *machine_allocate(size_t bytes, int is_filled) {
     void *memory = operator new(bytes, std::align_val_t(256));
     if (is_filled) machine_poison(static_cast<char *>(memory), bytes);

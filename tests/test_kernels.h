@@ -43,6 +43,9 @@ void machine_report(void);
  * does not know, or may be too old for them. */
 int machine_launched(const char *kernel);
 
+/* Blocks that have run so far; 0 if the machine does not count them. */
+int64_t machine_blocks(void);
+
 /* Machine memory, aligned to 256 bytes.  If is_filled, it holds NaN in every dtype; else it is an
  * allocation of its own. */
 char *machine_allocate(size_t bytes, int is_filled);

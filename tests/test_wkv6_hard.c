@@ -459,6 +459,43 @@ static void check_long(void) {
     test_group("wkv6", "G in gradients, or in workspace");
 }
 
+/* ---- capacities ---- */
+
+/* Far fewer sequences than there may be, but more pieces of work than blocks: these take several in turn.  Ten times the
+ * capacity is no reason for more of them. */
+static void check_capacities(void) {
+    enum { MOST = 600 };
+    static const struct {
+        gt_dtype dtype;
+        int64_t H, N, segments;
+    } calls[] = {{GT_BF16, 3, 32, 0},  {GT_F32, 1, 64, 0}, {GT_F16, 1, 128, 0},
+                 {GT_BF16, 1, 64, 3},  {GT_F16, 2, 32, 0}, {GT_F32, 1, 128, 0},
+                 {GT_BF16, 1, 128, 0}, {GT_F16, 2, 64, 0}, {GT_F32, 2, 32, 2}};
+    static int64_t lengths[MOST];
+    const int count = is_short ? 30 : MOST;
+    for (int i = 0; i < count; i++) lengths[i] = i % 11 == 5 ? 65 : i % 4;
+    for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++) {
+        int64_t blocks[2];
+        const int first_turn = turn;
+        for (int is_large = 0; is_large < 2; is_large++) {
+            hard_case k = {.c = {WKV6(.T = 8 * count + 3, .H = calls[i].H, .N = calls[i].N), .name = "capacity"},
+                           .decay = slowly,
+                           .in_detail = 1};
+            set_variant(&k, calls[i].dtype, i);
+            k.c.args.wkv6.segments = calls[i].segments;
+            test_set_sequences(&k.c, count, is_large && is_short ? 10 * count : count + is_large);
+            k.c.packed.lengths = lengths;
+            turn = first_turn;
+            blocks[is_large] = -machine_blocks();
+            check_case(&k);
+            blocks[is_large] += machine_blocks();
+        }
+        test_check(blocks[1] <= blocks[0] + blocks[0] / 10, "N = %lld: %lld blocks, with ten times the capacity %lld",
+                   (long long)calls[i].N, (long long)blocks[0], (long long)blocks[1]);
+    }
+    test_group("wkv6", "capacities");
+}
+
 int main(int argc, char **argv) {
     const int status = machine_start();
     if (status) return status;
@@ -473,5 +510,6 @@ int main(int argc, char **argv) {
     check_neighbours();
     check_last_chunks();
     check_long();
+    check_capacities();
     return test_finish();
 }

@@ -30,7 +30,7 @@
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *                  stmatrix_x4.. (W)
  *   global memory  ldg stg global_pointer
- *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_arrive (W)
+ *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_inval mbarrier_arrive (W)
  *                  mbarrier_arrive_expect (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
@@ -142,6 +142,8 @@ namespace gt {
  * | mbarrier_init(addr, n)             | mbarrier.init: a barrier of 8 aligned bytes for n        |
  * |                                    | arriving threads, whole warps; a sync_threads comes      |
  * |                                    | before its use.  Its phases have parities 0, 1, 0 ...    |
+ * | mbarrier_inval(addr)               | mbarrier.inval: there is no barrier any more, and there  |
+ * |                                    | may be another; a sync_threads comes after its last use  |
  * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
  * |                                    | begins the next.  Each thread of the warp counts: one    |
  * |                                    | for all after sync_warp would do, but racecheck, which   |
@@ -308,6 +310,14 @@ GT_DEV void bar_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r
 GT_DEV void mbarrier_init(uint32_t addr, int threads) {
 #if GT_SM80
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(addr), "r"(threads) : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_inval(uint32_t addr) {
+#if GT_SM80
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(addr) : "memory");
 #else
     __trap();
 #endif

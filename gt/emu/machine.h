@@ -582,10 +582,26 @@ class Machine {
         fresh.expected = threads;
         for (Mbarrier& m : mbarriers_) {
             if (m.addr != addr) continue;
+            report(Fault::BARRIER, site, "mbarrier_init of %s, which there is already", mbarrier_name(m).c_str());
             m = fresh;
             return;
         }
         mbarriers_.push_back(fresh);
+    }
+
+    void end_mbarrier(uint32_t addr, const Site& site) {
+        if (!legal(addr, 8, 8, "mbarrier_inval", site)) return;
+        const auto is_it = [=](const Mbarrier& m) { return m.addr == addr; };
+        const auto m = std::find_if(mbarriers_.begin(), mbarriers_.end(), is_it);
+        if (m == mbarriers_.end()) {
+            report(Fault::BARRIER, site, "mbarrier_inval at smem_base() + %u, where no mbarrier is", addr - SMEM_BASE);
+            return;
+        }
+        check_mbarrier_idle(*m, site);
+        if (m->waiting) report(Fault::BARRIER, site, "warps wait at %s, which ends", mbarrier_name(*m).c_str());
+        write(addr, 8, stamp(), site);
+        memset(&smem_[addr - SMEM_BASE], 0, 8);
+        mbarriers_.erase(m);
     }
 
     void arrive(uint32_t addr, uint32_t bytes, const Site& site) {
@@ -1036,11 +1052,13 @@ class Machine {
     }
 
     void check_mbarriers_idle() {
-        for (const Mbarrier& m : mbarriers_) {
-            if (m.arrived == 0 && m.bytes == 0) continue;
-            report(Fault::BARRIER, launch.site, "%s is left with %d of %d threads, %lld bytes missing",
-                   mbarrier_name(m).c_str(), m.arrived, m.expected, (long long)m.bytes);
-        }
+        for (const Mbarrier& m : mbarriers_) check_mbarrier_idle(m, launch.site);
+    }
+
+    void check_mbarrier_idle(const Mbarrier& m, const Site& site) {
+        if (m.arrived == 0 && m.bytes == 0) return;
+        report(Fault::BARRIER, site, "%s is left with %d of %d threads, %lld bytes missing", mbarrier_name(m).c_str(),
+               m.arrived, m.expected, (long long)m.bytes);
     }
 
     void check_warpgroups_idle() {

@@ -84,6 +84,7 @@ inline void sync_threads(emu::Site site = emu::Site::here()) { emu::barrier(0, e
 inline void mbarrier_init(uint32_t addr, int threads, emu::Site site = emu::Site::here()) {
     emu::machine.init_mbarrier(addr, threads, site);
 }
+inline void mbarrier_inval(uint32_t addr, emu::Site site = emu::Site::here()) { emu::machine.end_mbarrier(addr, site); }
 inline void mbarrier_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::MBARRIER_ARRIVE, addr, 0, site);
 }

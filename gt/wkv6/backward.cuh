@@ -32,8 +32,8 @@
  * known for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first
  * if S is 0 before it, which has no such error (and dg_0 = 0).
  *
- * grid (chunk slots)*B*H, so that blocks side by side read whole rows of tokens; block 8 warps.  In turn, with
- * a barrier between:
+ * grid (chunk slots)*B*H, so that blocks side by side read whole rows of tokens, of packed sequences fewer
+ * (most_blocks), which take places in turn; block 8 warps.  For a chunk, with a barrier between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a sub-chunk for dv, another for X, then Z
@@ -357,31 +357,27 @@ GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardB
     return values;
 }
 
+/* The chunk of a place, if it has one. */
 template <class C>
-GT_KERNEL(C::THREADS, C::BLOCKS)
-backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-#if GT_SM80_KERNELS
-    if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
+GT_DEV void backward_chunk(const BackwardParams& p, int place) {
     BackwardBlock<C> me;
     ChannelPart<C> own;
     me.smem = smem_base();
+    if (C::KEEPS_PLACE && thread_id() == 0) sts<int>(me.smem + C::PLACE, place);
     me.sub_chunk = me.sub_chunk_of_warp();
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
     own.set_addresses();
-    if (C::TF32X3 && thread_id() == 0) {
-        mbarrier_init(me.smem + C::S_READ, C::THREADS);
-        mbarrier_init(me.smem + C::G_HERE, C::THREADS / 2);
-    }
 
     ChunkValues<C> values = {};
     for (me.slice0 = 0; me.slice0 < C::N; me.slice0 += C::CHANNELS) {
         typename ChannelPart<C>::Decays w;
-        StateRows<C> states;
+        StateRows<C> states = {}; /* all of it: else what a warp does not load would live from place to place */
         {
-            const ChunkCoordinates here = find_chunk<C>(p);
-            if (here.chunk.sequence < 0) { /* if all do so, those after them still come after those before */
+            const ChunkCoordinates here = find_chunk<C>(p, place);
+            if (here.chunk.sequence < 0) { /* the slot has none */
                 wait_for_chain();
+                if (C::KEEPS_PLACE) sync_threads();
                 return;
             }
             me.index = here.index, me.G_index = here.G_index;
@@ -423,6 +419,39 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
         sync_threads();
         finish_part<C>(p, me, own, raw, w);
     }
+}
+
+template <class C>
+GT_DEV void init_chunk_mbarriers(uint32_t smem, bool again = false) {
+    if (!C::TF32X3 || thread_id() != 0) return;
+    if (again) {
+        mbarrier_inval(smem + C::S_READ);
+        mbarrier_inval(smem + C::G_HERE);
+    }
+    mbarrier_init(smem + C::S_READ, C::THREADS);
+    mbarrier_init(smem + C::G_HERE, C::THREADS / 2);
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::BLOCKS)
+backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+#if GT_SM80_KERNELS
+    int place = block_x();
+    if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
+    init_chunk_mbarriers<C>(smem_base());
+    if (p.sequences.cu_seqlens) goto next; /* as take_places() */
+here:
+    backward_chunk<C>(p, place);
+    if (!p.sequences.cu_seqlens) return;
+    place = (C::KEEPS_PLACE ? lds<int>(smem_base() + C::PLACE) : place) + grid_x();
+next:
+    if (!has_chunk(p, place)) {
+        wait_for_chain(); /* if all do so, those after them still come after those before */
+        return;
+    }
+    sync_threads(); /* shared memory is no longer read */
+    init_chunk_mbarriers<C>(smem_base(), true);
+    goto here;
 #else
     (void)p;
     __trap();

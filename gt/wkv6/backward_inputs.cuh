@@ -90,11 +90,14 @@ struct BackwardTraits {
     static constexpr int C_CELLS = TF32X3 ? FLAGS_END : RAW_R;
     static constexpr int C_END = TF32X3 ? C_CELLS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
+    /* the block's place, where registers are so few that none keeps it */
+    static constexpr int PLACE = G_HERE + 8;
+    static constexpr bool KEEPS_PLACE = BLOCKS == 3;
     /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
      * TwoTerms, and SubChunkRows are kept.  SUMS_A, besides: A of two sub-chunks is summed over the slices before it
      * meets dy. */
     static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
-    static constexpr int KEPT_A = G_HERE + 8, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
+    static constexpr int KEPT_A = PLACE + 16, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(STRONG_DECAY % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_strong() */
@@ -166,7 +169,7 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 
 /* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
 
-/* The chunk of this block; sequence < 0: none. */
+/* The chunk of a place; sequence < 0: none. */
 struct ChunkCoordinates {
     int b, h, slot;
     int index;     /* in [B,H,chunk slots] */
@@ -178,10 +181,10 @@ struct ChunkCoordinates {
 };
 
 template <class C>
-GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p) {
+GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int place) {
     ChunkCoordinates at;
     int head; /* of the batch */
-    at.slot = divide(block_x(), p.heads, &head);
+    at.slot = divide(place, p.heads, &head);
     at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
     if (C::KEEPS_BF16 && p.last_first) at.slot = (at.slot ? at.slot : p.chunk_slots) - 1;
     at.b = divide(head, p.H, &at.h);
@@ -193,6 +196,11 @@ GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p) {
         at.G_index = at.tokens() == CHECKPOINT ? -1 : sequence * p.H.divisor + at.h;
     }
     return at;
+}
+
+/* Whether packed sequences have a chunk slot at a place. */
+GT_DEV bool has_chunk(const BackwardParams& p, int64_t place) {
+    return place < (int64_t)p.heads.divisor * used_slots(p.sequences, CHECKPOINT);
 }
 
 /* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in

@@ -9,7 +9,8 @@
  * running products, and S is scaled before the update.  No decay is clamped on either path.
  * Compute capability 9.0 has a kernel of its own for N = 128 in 16 bits: forward_hopper_kernel.
  *
- * grid ceil(sequences*H*segments/HEADS).  A block has for each of its HEADS heads
+ * grid ceil(sequences*H*segments/HEADS), of packed sequences fewer (most_blocks), which take places in turn
+ * (take_places).  A block has for each of its HEADS heads
  *   GROUPS producer warps, 16 channels each: they copy the inputs (cp.async, AHEAD sub-chunks ahead) and make R, K, E
  *     and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
  *   N / COLUMNS consumer warps, which have the state and make A, y and the new state.
@@ -377,13 +378,13 @@ GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> str
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
 template <class C>
-GT_DEV void consume(const TensorParams& p, uint32_t smem) {
+GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
     using E = Element<typename C::T>;
     const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
     ConsumerWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.set_addresses(smem + sub * C::HEAD_BUFFER);
-    const HeadSpan span = span_of<C, false>(p, sub);
+    const HeadSpan span = span_of<C, false>(p, place, sub);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
@@ -436,7 +437,7 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem) {
             }
         }
     }
-    const HeadSpan same = span_of<C, false>(p, sub); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, place_of<C>(smem), sub); /* found again: no registers keep it */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -444,12 +445,13 @@ template <class C>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
 forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
-    init_mbarriers<C>(smem_base());
+    const uint32_t smem = smem_base();
+    init_place<C>(smem, block_x());
     wait_for_chain();
     if (warp_id() < C::PRODUCER_WARPS) {
-        produce<C, false>(p, smem_base());
+        take_places<C>(p, smem, [&](int place) { produce<C, false>(p, smem, place); });
     } else {
-        consume<C>(p, smem_base());
+        take_places<C>(p, smem, [&](int place) { consume<C>(p, smem, place); });
     }
 #else
     (void)p;

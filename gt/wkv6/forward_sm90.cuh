@@ -44,11 +44,11 @@ struct HopperTraits : TensorTraits<T_, W_, 128> {
     static constexpr int SCALE = A + SUB_CHUNK * SUB_CHUNK * 4, STRONG_DECAY_SCALE = SCALE + 4 * N;
     static constexpr int BONUS = STRONG_DECAY_SCALE + 4 * N, STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS;
     static constexpr int FULL = STRONG_DECAY + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8,
-                         PAIRS = STRONG_DECAY + 64;
+                         PLACE = STRONG_DECAY + 56, PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * GROUPS, BUFFER = HEAD_BUFFER;
     static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PRODUCER_WARPS * AHEAD * Base::STAGE;
     static_assert(!Base::TF32X3 && PRODUCER_WARPS % 4 == 0 && Base::CONSUMER_WARPS % 4 == 0, "warpgroups");
-    static_assert(FULL % 8 == 0 && A_FULL + 8 <= PAIRS && BUFFER % 16 == 0, "flags, then mbarriers");
+    static_assert(FULL % 8 == 0 && A_FULL + 8 <= PLACE && BUFFER % 16 == 0, "flags, then mbarriers");
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
@@ -77,9 +77,6 @@ struct GroupFlags {
 /* x, of which the compiler does not know how it was made: it keeps it in a register, where it would make it again
  * in every sub-chunk. */
 GT_DEV uint32_t kept(uint32_t x) { return shfl_idx(x, lane_id()); }
-
-/* x, which is the same in all lanes.  Now the compiler knows: it prepares for no divergence where x decides. */
-GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
 
 /* ---- producer warps ---------------------------------------------------------------------------------------- */
 
@@ -262,12 +259,12 @@ GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int sub_chun
 }
 
 template <class C>
-GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem) {
+GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int place) {
     HopperProducer<C> me;
     PairsWarp<C> pairs;
     init_producer<C>(me, smem);
     pairs.set_addresses(smem);
-    const HeadSpan span = span_of<C, false>(p, 0);
+    const HeadSpan span = span_of<C, false>(p, place, 0);
     me.open(p.in, span, span.start, SUB_CHUNK);
     me.deferred[0] = me.deferred[1] = 0.0f;
     const int sub_chunks = uniform(span.sub_chunks), turn_after = (me.group + 1) % C::PRODUCER_WARPS;
@@ -358,12 +355,12 @@ GT_DEV void add_pairs(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]
 }
 
 template <class C>
-GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem) {
+GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
     using E = Element<typename C::T>;
     HopperStateWarp<C> me;
     me.column0 = (warp_id() - C::PRODUCER_WARPS) * C::COLUMNS;
     me.set_addresses(smem);
-    const HeadSpan span = span_of<C, false>(p, 0);
+    const HeadSpan span = span_of<C, false>(p, place, 0);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
@@ -399,7 +396,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem) {
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
         mbarrier_arrive(me.empty + offset);
     }
-    const HeadSpan same = span_of<C, false>(p, 0); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, place_of<C>(smem), 0); /* found again: no registers keep it */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -409,18 +406,12 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
-    if (thread_id() < C::BUFFERS) {
-        const uint32_t buffer = smem + thread_id() * C::BUFFER;
-        mbarrier_init(buffer + C::FULL, 32 * C::PRODUCER_WARPS);
-        mbarrier_init(buffer + C::A_FULL, 32);
-        mbarrier_init(buffer + C::EMPTY, 32 * C::CONSUMER_WARPS);
-    }
-    sync_threads();
+    init_place<C>(smem, block_x());
     wait_for_chain();
     if (uniform(warp_id()) < C::PRODUCER_WARPS) {
-        hopper_produce<C>(p, smem);
+        take_places<C>(p, smem, [&](int place) { hopper_produce<C>(p, smem, place); });
     } else {
-        hopper_consume<C>(p, smem);
+        take_places<C>(p, smem, [&](int place) { hopper_consume<C>(p, smem, place); });
     }
 #else
     (void)p;

@@ -92,13 +92,13 @@ static gt_status launch_tokens(const TokenParams& params, const Device& device, 
 }
 
 template <bool REVERSE, class T, class W, int N>
-static gt_status launch_tensor(const TensorParams& p, Chain& stream) {
+static gt_status launch_tensor(const TensorParams& p, const Device& device, Chain& stream) {
     using C = TensorTraits<T, W, N>;
     using States = StatesTraits<T, W, N>;
     const int64_t items = most_sequences(p.in.sequences) * p.in.H * p.segments.count;
-    const int64_t blocks = (items + C::HEADS - 1) / C::HEADS;
     if (items > INT32_MAX)
         return gt_fail(GT_ERROR_SIZE, "%lld segments of heads: at most %d", (long long)items, INT32_MAX);
+    const int64_t blocks = (pass_blocks(p.in, p.segments.count, device) + C::HEADS - 1) / C::HEADS;
     if constexpr (REVERSE && N == 128 && C::KEEPS_BF16) {
         using OneCopy = TensorTraits<T, W, N, true, 1>;
         if (p.S_copies == 1)
@@ -141,7 +141,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
         }
         return dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
             using K = decltype(types);
-            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(once, stream);
+            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(once, device, stream);
         });
     });
 }
@@ -332,7 +332,8 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
         TensorParams& t = plan.gradients.tensor;
         BackwardParams& p = plan.chunks;
         p = tensor_chunks_of(a);
-        plan.blocks = chunks;
+        plan.blocks =
+            most_blocks(plan.sequences, chunks, chunk_slots(sensible(plan.sequences), CHECKPOINT) * a.B * a.H, device);
         plan.slice = slice_channels(a.dtype, device);
         if (G_in_outputs && a.N == 128) {
             t.G_rows[0] = {a.dk, a.dk_stride}, t.G_rows[1] = {a.dv, a.dv_stride};

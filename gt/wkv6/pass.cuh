@@ -1,6 +1,6 @@
 /* gt/wkv6/pass.cuh - a pass through time on tensor cores, forward or backwards: how its kernels are compiled
- * (TensorTraits), their parameters, which tokens a block has, which state it starts from and where it leaves the
- * last. */
+ * (TensorTraits), their parameters, which tokens a block has, one place after another, which state it starts from and
+ * where it leaves the last. */
 #ifndef GT_WKV6_PASS_CUH
 #define GT_WKV6_PASS_CUH
 
@@ -70,10 +70,11 @@ struct TensorTraits {
     static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (TF32X3 ? 8 : 4) * N;
     static constexpr int STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS, FULL = STRONG_DECAY + 32, EMPTY = FULL + 8;
+    static constexpr int A_FULL = 0, PLACE = STRONG_DECAY + 56; /* no such mbarrier; of the block, in buffer 0 */
     static constexpr int PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * SUB_CHUNK * SUB_CHUNK * GROUPS);
-    static constexpr int BUFFER = HEADS * HEAD_BUFFER;
-    static constexpr int RING = 2 * BUFFER;
+    static constexpr int BUFFER = HEADS * HEAD_BUFFER, BUFFERS = 2;
+    static constexpr int RING = BUFFERS * BUFFER;
     static constexpr int SMEM = RING + PRODUCER_WARPS / TEAM * AHEAD * STAGE;
     /* reverse, behind all that: bf16, S of a checkpoint of each head, once or twice; once, a sum of each row, too */
     static constexpr bool KEEPS_LO = KEEPS_BF16 && N == 32; /* keeps_lo() */
@@ -166,10 +167,10 @@ GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
     return s;
 }
 
-/* That of the block's head `sub`. */
+/* That of head `sub` of a place. */
 template <class C, bool REVERSE>
-GT_DEV HeadSpan span_of(const TensorParams& p, int sub) {
-    return head_span_at<REVERSE>(p, (int64_t)block_x() * C::HEADS + sub);
+GT_DEV HeadSpan span_of(const TensorParams& p, int place, int sub) {
+    return head_span_at<REVERSE>(p, (int64_t)place * C::HEADS + sub);
 }
 
 /* ---- states that come and go; barriers ---------------------------------------------------------------------- */
@@ -197,15 +198,58 @@ GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_la
     return is_last && p.state_out ? p.state_out + (int64_t)span.head * (C::N * C::N) : nullptr;
 }
 
-/* Before the roles: a thread for each buffer of a head. */
+/* Before the roles, and `again` between the places of a block: a thread for each buffer of a head.  No registers keep
+ * the place. */
 template <class C>
-GT_DEV void init_mbarriers(uint32_t smem) {
-    if (thread_id() < 2 * C::HEADS) {
+GT_DEV void init_place(uint32_t smem, int place, bool again = false) {
+    if (thread_id() < C::BUFFERS * C::HEADS) {
         const uint32_t buffer = smem + thread_id() * C::HEAD_BUFFER;
-        mbarrier_init(buffer + C::FULL, 32 * C::GROUPS);
-        mbarrier_init(buffer + C::EMPTY, 32 * C::SHARES);
+        const auto init = [&](int barrier, int warps) {
+            if (again) mbarrier_inval(buffer + barrier);
+            mbarrier_init(buffer + barrier, 32 * warps);
+        };
+        init(C::FULL, C::GROUPS);
+        init(C::EMPTY, C::SHARES);
+        if constexpr (C::A_FULL != 0) init(C::A_FULL, 1);
+        if (thread_id() == 0) sts<int>(smem + C::PLACE, place);
     }
     sync_threads();
+}
+
+template <class C>
+GT_DEV int place_of(uint32_t smem) {
+    return lds<int>(smem + C::PLACE);
+}
+
+/* ---- the places of a block ---------------------------------------------------------------------------------- */
+
+/* x, which is the same in all lanes.  Now the compiler knows: it prepares for no divergence where x decides. */
+GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
+
+/* Whether packed sequences have items, HEADS side by side, at a place. */
+template <class C>
+GT_DEV bool has_place(const TensorParams& p, int64_t place) {
+    return place * C::HEADS < sequence_count(p.in.sequences) * p.in.H * p.segments.count;
+}
+
+/* A block takes places block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(place), for one of
+ * the roles.  All roles meet between two places.  Other than packed sequences, whose number the host does not know, have
+ * a block a place.
+ * A loop into which two ways lead is none that the compiler takes anything out of: with `for` it would keep addresses
+ * for the next place, in registers that there are not. */
+template <class C, class Pass>
+GT_DEV void take_places(const TensorParams& p, uint32_t smem, const Pass& pass) {
+    int place = block_x();
+    if (p.in.sequences.cu_seqlens) goto next;
+here:
+    pass(uniform(place));
+    if (!p.in.sequences.cu_seqlens) return;
+    place = place_of<C>(smem) + grid_x();
+next:
+    if (!has_place<C>(p, place)) return;
+    sync_threads(); /* buffers and mbarriers are no longer used */
+    init_place<C>(smem, place, true);
+    goto here;
 }
 
 } /* namespace wkv6 */

@@ -413,7 +413,7 @@ GT_DEV int steps_of(const HeadSpan& span) {
 }
 
 template <class C, bool REVERSE>
-GT_DEV void produce(const TensorParams& p, uint32_t smem) {
+GT_DEV void produce(const TensorParams& p, uint32_t smem, int place) {
     Producer<C> me;
     const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
     const int turn = warp_id() / (C::HEADS * C::GROUPS);
@@ -438,7 +438,7 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem) {
                 : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
                             : 4 * me.channel);
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
-    const HeadSpan span = span_of<C, REVERSE>(p, sub);
+    const HeadSpan span = span_of<C, REVERSE>(p, place, sub);
     const int steps = steps_of<C>(span), direction = REVERSE ? -C::TURNS : C::TURNS;
     const auto sub_chunk_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
     me.open(p.in, span, span.start + sub_chunk_at(turn) * C::STEP, direction * C::STEP);

@@ -81,7 +81,7 @@ struct SegmentPlan {
         const Problem& in = states.tensor.in;
         const gt_status status = dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
             using K = decltype(types);
-            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(states.tensor, stream);
+            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(states.tensor, device, stream);
         });
         if (status != GT_OK) return status;
         ScanParams scan = scan_of(states.tensor);

@@ -287,7 +287,7 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
 template <class C, bool REVERSE>
-GT_DEV void consume_states(const TensorParams& p, uint32_t smem) {
+GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int place) {
     using State = typename C::State;
     using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
     constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* of a chunk */
@@ -296,7 +296,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem) {
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
     StatePart<C> me;
     me.set_addresses(smem + sub * C::HEAD_BUFFER, share);
-    const HeadSpan span = span_of<C, REVERSE>(p, sub);
+    const HeadSpan span = span_of<C, REVERSE>(p, place, sub);
     const int steps = steps_of<C>(span);
     /* of the next checkpoint */
     int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
@@ -390,7 +390,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem) {
         }
     }
     if (p.local || p.state_out) {
-        const HeadSpan same = span_of<C, REVERSE>(p, sub); /* found again: no registers keep it */
+        const HeadSpan same = span_of<C, REVERSE>(p, place_of<C>(smem), sub); /* found again: no registers keep it */
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
     }
@@ -400,12 +400,13 @@ template <class C, bool REVERSE>
 GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
 states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
-    init_mbarriers<C>(smem_base());
+    const uint32_t smem = smem_base();
+    init_place<C>(smem, block_x());
     if (warp_id() < C::PRODUCER_WARPS) {
-        produce<C, REVERSE>(p, smem_base());
+        take_places<C>(p, smem, [&](int place) { produce<C, REVERSE>(p, smem, place); });
     } else {
         wait_for_chain(); /* the others read what no kernel of the chain has written */
-        consume_states<C, REVERSE>(p, smem_base());
+        take_places<C>(p, smem, [&](int place) { consume_states<C, REVERSE>(p, smem, place); });
     }
 #else
     (void)p;
