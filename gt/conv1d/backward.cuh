@@ -27,10 +27,10 @@ struct BackwardParams {
     Problem in;
     Cut cut;
     const void* dy;
-    gt_stride dy_at;
+    gt_stride dy_stride;
     const float* dstate_out;
     void* dx;
-    gt_stride dx_at;
+    gt_stride dx_stride;
     float *dweight, *dbias; /* partial sums [blocks, D*W], [blocks, D]; NULL if not wanted */
 };
 
@@ -211,7 +211,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     const uint32_t base = smem_base() + warp_id() * BACKWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
     const int all = stages + (used == me.tokens && me.readable > used); /* with one for the tokens after the run */
-    const RunTensor<L> x(in.x, in.x_at, me), dy(p.dy, p.dy_at, me), dx(p.dx, p.dx_at, me);
+    const RunTensor<L> x(in.x, in.x_stride, me), dy(p.dy, p.dy_stride, me), dx(p.dx, p.dx_stride, me);
     clear_missing<L>(me, base, 2 * STAGES);
     BackwardLane<L, W> lane;
     lane.sums = {};

@@ -25,7 +25,7 @@ struct ForwardParams {
     Problem in;
     Cut cut;
     void* y;
-    gt_stride y_at;
+    gt_stride y_stride;
     float* state_out;
 };
 
@@ -43,9 +43,9 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     const int J = in.W - 1;
     for (int j = 0; j < J; j++) {
         const int64_t t = in.T - J + j;
-        state_out[(row * in.D + d) * J + j] = t < 0
-                                                  ? state_input(in, row, d, (int)t)
-                                                  : Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, b, t, d));
+        state_out[(row * in.D + d) * J + j] =
+            t < 0 ? state_input(in, row, d, (int)t)
+                  : Element<T>::load(static_cast<const T*>(in.x), offset_of(in.x_stride, b, t, d));
     }
 }
 
@@ -119,7 +119,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     const Problem& in = p.in;
     const uint32_t base = smem_base() + warp_id() * FORWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
-    const RunTensor<L> x(in.x, in.x_at, me), y(p.y, p.y_at, me);
+    const RunTensor<L> x(in.x, in.x_stride, me), y(p.y, p.y_stride, me);
     clear_missing<L>(me, base, STAGES);
     ForwardLane<L, W> lane;
     lane.filter.load(in, lane_channel<L>(me), me.channels);

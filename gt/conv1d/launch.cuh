@@ -19,7 +19,7 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
     in.has_silu = a.activation == GT_ACT_SILU;
     in.weight = a.weight, in.bias = a.bias;
     in.x = a.x;
-    in.x_at = a.x_stride;
+    in.x_stride = a.x_stride;
     in.state_in = a.state_in;
     in.state_in_shared = a.state_in_shared;
     in.sequences = sequences_of(a);
@@ -33,14 +33,14 @@ static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 /* A tensor of the call; data is NULL if the call lacks it. */
 struct View {
     const void* data;
-    gt_stride at;
+    gt_stride stride;
 };
 
 /* Whether in all tensors the tokens of a channel are neighbours (t stride 1), and channels are not. */
 template <int COUNT>
 static bool is_over_time(const View (&views)[COUNT]) {
     for (const View& v : views)
-        if (v.data && (v.at.t != 1 || v.at.h == 1)) return false;
+        if (v.data && (v.stride.t != 1 || v.stride.h == 1)) return false;
     return true;
 }
 
@@ -53,8 +53,9 @@ static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool 
         bool fits = true;
         for (const View& v : views) {
             if (!v.data) continue;
-            fits = fits && (uintptr_t)v.data % (uintptr_t)granule == 0 && v.at.b % count == 0 &&
-                   (over_time ? v.at.t == 1 && v.at.h % count == 0 : v.at.h == 1 && v.at.t % count == 0);
+            fits =
+                fits && (uintptr_t)v.data % (uintptr_t)granule == 0 && v.stride.b % count == 0 &&
+                (over_time ? v.stride.t == 1 && v.stride.h % count == 0 : v.stride.h == 1 && v.stride.t % count == 0);
         }
         if (fits) return granule;
     }
@@ -161,7 +162,7 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
     ForwardParams p = {};
     p.in = problem_of(a);
     p.y = a.y;
-    p.y_at = a.y_stride;
+    p.y_stride = a.y_stride;
     p.state_out = a.state_out;
     const View views[] = {{a.x, a.x_stride}, {a.y, a.y_stride}};
     const bool over_time = is_over_time(views);
@@ -201,14 +202,14 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
     p.in = problem_of(a);
     p.in.state_in = a.state_out;
     p.y = a.y;
-    p.y_at = a.y_stride;
+    p.y_stride = a.y_stride;
     p.state_out = a.state_out;
     p.slots = a.slots;
     p.slot_capacity = a.slot_capacity;
     int vec = 4; /* channels that one load can move */
     for (const View& v : {View{a.x, a.x_stride}, View{a.y, a.y_stride}})
-        while (vec > 1 && (a.D % vec || (uintptr_t)v.data % (uintptr_t)(vec * size_of(a.dtype)) || v.at.h != 1 ||
-                           v.at.b % vec || v.at.t % vec))
+        while (vec > 1 && (a.D % vec || (uintptr_t)v.data % (uintptr_t)(vec * size_of(a.dtype)) || v.stride.h != 1 ||
+                           v.stride.b % vec || v.stride.t % vec))
             vec /= 2;
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
@@ -254,10 +255,10 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
     BackwardParams p = {};
     p.in = problem_of(a);
     p.dy = a.dy;
-    p.dy_at = a.dy_stride;
+    p.dy_stride = a.dy_stride;
     p.dstate_out = a.dstate_out;
     p.dx = a.dx;
-    p.dx_at = a.dx_stride;
+    p.dx_stride = a.dx_stride;
     p.dweight = plan.dweight;
     p.dbias = plan.dbias;
     const View views[] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}};

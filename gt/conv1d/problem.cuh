@@ -19,7 +19,7 @@ struct Problem {
     bool has_silu;
     const float *weight, *bias;
     const void* x;
-    gt_stride x_at;
+    gt_stride x_stride;
     const float* state_in;
     bool state_in_shared;
     Sequences sequences;
@@ -27,7 +27,7 @@ struct Problem {
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
+GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
 
 /* The sigmoid for results stored as T: rounding to 16 bits hides the error of the fast one. */
 template <class T>

@@ -109,8 +109,8 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     constexpr int N = Segment<T>::N, J = W - 1;
     const Problem& in = p.f.in;
     const Segment<T> me(in, p.rows);
-    const T* x = static_cast<const T*>(in.x) + at(in.x_at, me.b, 0, me.d);
-    T* y = static_cast<T*>(p.f.y) + at(p.f.y_at, me.b, 0, me.d);
+    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, me.b, 0, me.d);
+    T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, me.b, 0, me.d);
     const int step = p.rows.lanes * N;
     const bool is_last_lane = me.lane == p.rows.lanes - 1;
     const int64_t end = me.exists ? me.last : 0;
@@ -173,9 +173,9 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     const Problem& in = p.b.in;
     const Segment<T> me(in, p.rows);
-    const T* x = static_cast<const T*>(in.x) + at(in.x_at, me.b, 0, me.d);
-    const T* dy = static_cast<const T*>(p.b.dy) + at(p.b.dy_at, me.b, 0, me.d);
-    T* dx = static_cast<T*>(p.b.dx) + at(p.b.dx_at, me.b, 0, me.d);
+    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, me.b, 0, me.d);
+    const T* dy = static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, me.b, 0, me.d);
+    T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, me.b, 0, me.d);
     const int step = p.rows.lanes * N;
     const bool is_last_lane = me.lane == p.rows.lanes - 1;
     const int64_t start = me.first + me.lane * N, end = me.exists ? me.last : 0;

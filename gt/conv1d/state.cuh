@@ -48,7 +48,8 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
             const int64_t t = its.tokens - HALO + i;
             e[i] = 0.0f;
             if (i < HALO - J) continue;
-            e[i] = t >= 0 ? Element<T>::load(static_cast<const T*>(in.x), at(in.x_at, its.b, its.first + t, me.d))
+            e[i] = t >= 0 ? Element<T>::load(static_cast<const T*>(in.x),
+                                             offset_of(in.x_stride, its.b, its.first + t, me.d))
                           : state_input(in, s, me.d, (int)t);
         }
         GT_UNROLL
@@ -87,8 +88,9 @@ backward_state_kernel(const GT_GRID_CONSTANT BackwardStateParams p) {
     for (int64_t s = me.first; s < sequences; s += p.strands) {
         const Extent its = extent_of(in.sequences, s);
         float x[HALO], dy[HALO], e[2 * HALO], q[TAPS][1] = {}, gradient[HALO];
-        load_column(x, in.x, in.dtype, at(in.x_at, its.b, its.first, me.d), in.x_at.t, its.tokens);
-        load_column(dy, p.b.dy, in.dtype, at(p.b.dy_at, its.b, its.first, me.d), p.b.dy_at.t, its.tokens);
+        load_column(x, in.x, in.dtype, offset_of(in.x_stride, its.b, its.first, me.d), in.x_stride.t, its.tokens);
+        load_column(dy, p.b.dy, in.dtype, offset_of(p.b.dy_stride, its.b, its.first, me.d), p.b.dy_stride.t,
+                    its.tokens);
         GT_UNROLL
         for (int i = 0; i < HALO; i++) {
             e[i] = state_input(in, s, me.d, i - HALO);

@@ -17,7 +17,7 @@ namespace conv1d {
 struct StepParams {
     Problem in;
     void* y;
-    gt_stride y_at;
+    gt_stride y_stride;
     float* state_out;
     const int32_t* slots;
     int64_t slot_capacity;
@@ -31,11 +31,11 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const int64_t groups = in.D / VEC, item = (int64_t)block_x() * THREADS + thread_id();
     const int64_t b = item / groups, d = item % groups * VEC;
     if (b >= in.B) return;
-    const T* x = static_cast<const T*>(in.x) + at(in.x_at, b, 0, d);
-    T* y = static_cast<T*>(p.y) + at(p.y_at, b, 0, d);
+    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, b, 0, d);
+    T* y = static_cast<T*>(p.y) + offset_of(p.y_stride, b, 0, d);
     const int64_t row = p.slots ? p.slots[b] : b;
     if (row < 0 || row >= p.slot_capacity) {
-        for (int64_t t = 0; t < in.T; t++) stg(y + t * p.y_at.t, Vec<T, VEC>{});
+        for (int64_t t = 0; t < in.T; t++) stg(y + t * p.y_stride.t, Vec<T, VEC>{});
         return;
     }
     Taps<VEC> taps;
@@ -49,7 +49,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     for (int64_t t = 0; t < in.T; t += BATCH) {
         Vec<T, VEC> loaded[BATCH];
         GT_UNROLL
-        for (int i = 0; i < BATCH; i++) loaded[i] = ldg<Vec<T, VEC>>(x + (t + i < in.T ? t + i : t) * in.x_at.t);
+        for (int i = 0; i < BATCH; i++) loaded[i] = ldg<Vec<T, VEC>>(x + (t + i < in.T ? t + i : t) * in.x_stride.t);
         GT_UNROLL
         for (int i = 0; i < BATCH; i++) {
             if (t + i >= in.T) break;
@@ -61,7 +61,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
             }
             Vec<T, VEC> packed;
             packed.set(out);
-            stg(y + (t + i) * p.y_at.t, packed);
+            stg(y + (t + i) * p.y_stride.t, packed);
             shift(e);
         }
     }

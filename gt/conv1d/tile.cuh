@@ -142,7 +142,7 @@ struct RunTensor {
     const Run& me;
 
     GT_METHOD RunTensor(const void* data, const gt_stride& s_, const Run& me_)
-        : from(static_cast<T*>(const_cast<void*>(data)) + at(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
+        : from(static_cast<T*>(const_cast<void*>(data)) + offset_of(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
           me(me_) {}
 
     /* The lane's first channel of token t. */

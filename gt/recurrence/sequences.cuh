@@ -117,8 +117,8 @@ GT_DEV gt_chunk chunk_at(const Sequences& q, int chunk, int64_t slot) {
 }
 
 /* The offset, in elements, of a token's head (or group, or channel) in a tensor. */
-GT_DEV int64_t at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
-GT_DEV int64_t at(const gt_stride4& s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
+GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
+GT_DEV int64_t offset_of(const gt_stride4& s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
  * Writes zeros: in outputs, for the tokens from the end of the last packed sequence on; in partial sums, for all chunk

@@ -194,7 +194,7 @@ struct GroupSumParams {
     const float* in;
     void* out;
     gt_dtype dtype;
-    gt_stride out_at;
+    gt_stride out_stride;
     Sequences sequences;
     int64_t G, shares;
     int N;
@@ -211,7 +211,7 @@ GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
     const float* in = p.in + row * p.shares * p.N + n;
     float sum = 0.0f;
     for (int64_t share = 0; share < shares; share++) sum += in[share * p.N];
-    store_as(p.out, p.dtype, at(p.out_at, b, t, g) + n * p.step, sum);
+    store_as(p.out, p.dtype, offset_of(p.out_stride, b, t, g) + n * p.step, sum);
 }
 
 static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_stream stream) {

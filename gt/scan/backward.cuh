@@ -39,7 +39,7 @@ struct BackwardParams {
     float* dstate_in;  /* NULL if not wanted, or shared */
     float* dstate_sum; /* [strands,D,N]: of all sequences of a strand; or NULL */
     void *du, *ddt, *dz;
-    gt_stride du_at, ddt_at, dz_at;
+    gt_stride du_stride, ddt_stride, dz_stride;
     float *dB, *dC;       /* [B,T,G,tiles,N] or NULL */
     float* dA;            /* [strands,D,N] or NULL */
     float *dskip, *dbias; /* [strands,128/CHANNELS,D] or NULL */
@@ -84,14 +84,14 @@ template <bool BACKWARD, class C>
 GT_DEV void stage_sub_chunk(const Problem& in, const Coordinates<C>& s, int64_t first, int tokens) {
     using ChannelTile = Tile<C::SUB_CHUNK, C::CHANNELS, THREADS>;
     ChannelTile u, dt, dy, z;
-    u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
+    u.load(channel_rows(in, s, in.u, in.u_stride, first, tokens));
     dt.load(dt_rows(in, s, first, tokens));
     if constexpr (BACKWARD) {
-        dy.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
-        if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
-        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::CM), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+        dy.load(channel_rows(in, s, in.dy, in.dy_stride, first, tokens));
+        if (in.z) z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
+        stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::CM), group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
     }
-    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::BM), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+    stage<C::SUB_CHUNK, C::WIDTH, THREADS>(s.address(C::BM), group_rows(in, s, in.Bm, in.Bm_stride, first, tokens));
     u.store(s.address(C::U));
     store_delta<BACKWARD>(in, s, dt, tokens, C::DELTA, C::SLOPE);
     if constexpr (BACKWARD) {
@@ -180,8 +180,8 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, in
     const Problem& in = p.in;
     ChannelTile z, dout;
     if (p.dz) {
-        z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
-        dout.load(channel_rows(in, s, in.dy, in.dy_at, first, tokens));
+        z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
+        dout.load(channel_rows(in, s, in.dy, in.dy_stride, first, tokens));
     }
     float dskip = 0.0f, dbias = 0.0f;
     GT_UNROLL
@@ -197,10 +197,10 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, in
         if (slope == 0.0f) ddt = 0.0f;
         dskip = fma_rn(dy, u, dskip);
         dbias += ddt;
-        if (p.du) store_as(p.du, in.dtype, at(p.du_at, s.b, first + t, d), fma_rn(delta, gB, skip * dy));
-        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, s.b, first + t, d), ddt);
+        if (p.du) store_as(p.du, in.dtype, offset_of(p.du_stride, s.b, first + t, d), fma_rn(delta, gB, skip * dy));
+        if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, s.b, first + t, d), ddt);
         if (p.dz)
-            store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, d),
+            store_as(p.dz, in.dtype, offset_of(p.dz_stride, s.b, first + t, d),
                      dout.value(k) * fma_rn(skip, u, s.value(C::SUMS + 2 * C::VALUES + i)) * dsilu(z.value(k)));
     }
     sums.dskip.add(dskip);

@@ -22,7 +22,7 @@ namespace scan {
 struct ForwardParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
-    gt_stride y_at;
+    gt_stride y_stride;
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,chunk slots,D,N] */
     int state_in_shared, is_step;
@@ -38,7 +38,7 @@ GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, int64_t fi
     using ChannelTile = Tile<C::TILE, C::CHANNELS, THREADS>;
     const Problem& in = p.in;
     ChannelTile z;
-    if (in.z) z.load(channel_rows(in, s, in.z, in.z_at, first, tokens));
+    if (in.z) z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
     GT_UNROLL
     for (int k = 0; k < ChannelTile::COUNT; k++) {
         const int t = ChannelTile::row(k), c = ChannelTile::column(k);
@@ -46,7 +46,7 @@ GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, int64_t fi
         const float skip = in.Dskip ? in.Dskip[s.d0 + c] : 0.0f;
         float y = fma_rn(skip, s.value(C::F_U + ChannelTile::index(k)), s.value(C::F_Y + ChannelTile::index(k)));
         if (in.z) y *= silu(z.value(k));
-        store_as(p.y, in.dtype, at(p.y_at, s.b, first + t, s.d0 + c), skipped ? 0.0f : y);
+        store_as(p.y, in.dtype, offset_of(p.y_stride, s.b, first + t, s.d0 + c), skipped ? 0.0f : y);
     }
 }
 
@@ -72,11 +72,12 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         }
         const int tokens = (int)(s.end - first < C::TILE ? s.end - first : C::TILE);
         Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
-        u.load(channel_rows(in, s, in.u, in.u_at, first, tokens));
+        u.load(channel_rows(in, s, in.u, in.u_stride, first, tokens));
         dt.load(dt_rows(in, s, first, tokens));
-        stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_BM), group_rows(in, s, in.Bm, in.Bm_at, first, tokens));
+        stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_BM), group_rows(in, s, in.Bm, in.Bm_stride, first, tokens));
         if (p.y)
-            stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_CM), group_rows(in, s, in.Cm, in.Cm_at, first, tokens));
+            stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_CM),
+                                              group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
         u.store(s.address(C::F_U));
         store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
         sync_threads();

@@ -44,8 +44,8 @@ static inline Problem problem_of(const gt_selective_scan_args& a, Arena& arena, 
     in.rule.softplus = a.softplus;
     in.u = a.u, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
     in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
-    in.u_at = a.u_stride, in.dt_at = a.dt_stride, in.Bm_at = a.Bm_stride, in.Cm_at = a.Cm_stride;
-    in.z_at = a.z_stride, in.dy_at = a.dy_stride;
+    in.u_stride = a.u_stride, in.dt_stride = a.dt_stride, in.Bm_stride = a.Bm_stride, in.Cm_stride = a.Cm_stride;
+    in.z_stride = a.z_stride, in.dy_stride = a.dy_stride;
     return in;
 }
 
@@ -99,7 +99,7 @@ static inline ForwardPlan plan_forward(const gt_selective_scan_args& a, bool is_
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, 1, a.D, a.y_stride.h);
     p.in = problem_of(a, arena, is_step ? 1 : segments_for(a, device));
-    p.y = a.y, p.y_at = a.y_stride;
+    p.y = a.y, p.y_stride = a.y_stride;
     p.state_in = is_step ? a.state_out : a.state_in, p.state_in_shared = a.state_in_shared;
     p.state_out = a.state_out;
     p.checkpoints = take_states(saved, a);
@@ -188,7 +188,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     p.dstate_out = a.dstate_out;
     p.dstate_in = shared ? nullptr : a.dstate_in;
     p.du = a.du, p.ddt = a.ddt, p.dz = a.dz;
-    p.du_at = a.du_stride, p.ddt_at = a.ddt_stride, p.dz_at = a.dz_stride;
+    p.du_stride = a.du_stride, p.ddt_stride = a.ddt_stride, p.dz_stride = a.dz_stride;
     add_output(plan.unused, a.du, a.du_stride, a.dtype, 1, a.D, a.du_stride.h);
     add_output(plan.unused, a.ddt, a.ddt_stride, a.dt_dtype, 1, a.D, a.ddt_stride.h);
     add_output(plan.unused, a.dz, a.dz_stride, a.dtype, 1, a.D, a.dz_stride.h);

@@ -54,8 +54,8 @@ struct Problem {
     DeltaRule rule;
     const void *u, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    gt_stride u_at, dt_at, z_at, dy_at;
-    gt_stride4 Bm_at, Cm_at;
+    gt_stride u_stride, dt_stride, z_stride, dy_stride;
+    gt_stride4 Bm_stride, Cm_stride;
     int64_t tiles; /* of channels, in a group */
 };
 
@@ -105,12 +105,12 @@ GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tile
 template <class C>
 GT_DEV Rows channel_rows(const Problem& in, const Coordinates<C>& s, const void* data, gt_stride stride, int64_t first,
                          int tokens) {
-    return {data, in.dtype, at(stride, s.b, first, s.d0), stride.t, stride.h, tokens, s.channels};
+    return {data, in.dtype, offset_of(stride, s.b, first, s.d0), stride.t, stride.h, tokens, s.channels};
 }
 
 template <class C>
 GT_DEV Rows dt_rows(const Problem& in, const Coordinates<C>& s, int64_t first, int tokens) {
-    Rows rows = channel_rows(in, s, in.dt, in.dt_at, first, tokens);
+    Rows rows = channel_rows(in, s, in.dt, in.dt_stride, first, tokens);
     rows.dtype = in.dt_dtype;
     return rows;
 }
@@ -118,7 +118,7 @@ GT_DEV Rows dt_rows(const Problem& in, const Coordinates<C>& s, int64_t first, i
 template <class C>
 GT_DEV Rows group_rows(const Problem& in, const Coordinates<C>& s, const void* data, const gt_stride4& stride,
                        int64_t first, int tokens) {
-    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
+    return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
 /* Stores Delta of loaded tokens (offset `value` in shared memory) and, if SLOPE, its derivative by dt (offset `slope`).

@@ -28,7 +28,7 @@ struct BackwardParams {
     float* dstate_in;  /* NULL if not wanted, or shared */
     float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
     void *dx, *dz;
-    gt_stride dx_at, dz_at;
+    gt_stride dx_stride, dz_stride;
     float *dB, *dC;     /* [B,T,G,H/G*tiles,N] or NULL */
     float *ddelta, *da; /* [tiles,B,T,H]; ddelta without A da */
     float* dskip;       /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
@@ -94,8 +94,8 @@ GT_DEV void stage_dy(const Problem& in, const Place<C>& s, int64_t first) {
     GT_NO_UNROLL
     for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
         Part dy, z;
-        dy.load(head_rows(in, s, in.dy, in.dy_at, first).after(row));
-        if (in.z) z.load(head_rows(in, s, in.z, in.z_at, first).after(row));
+        dy.load(head_rows(in, s, in.dy, in.dy_stride, first).after(row));
+        if (in.z) z.load(head_rows(in, s, in.z, in.z_stride, first).after(row));
         GT_UNROLL
         for (int k = 0; k < Part::COUNT; k++) {
             const int cell = row * TILE_P + Part::index(k);
@@ -111,9 +111,9 @@ template <class C>
 GT_DEV void stage_sub_chunk(const Problem& in, const Place<C>& s, int64_t first) {
     stage_decays(in, s, first);
     stage_dy(in, s, first);
-    stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
-    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
-    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+    stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_stride, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
     sync_threads();
 }
 
@@ -144,8 +144,8 @@ GT_DEV void park_states(const BackwardParams& p, Place<C>& s, int64_t slot, int6
         const int64_t first = start + sub_chunk * SUB_CHUNK;
         s.recall();
         stage_decays(in, s, first);
-        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
-        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_stride, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
         sync_threads();
         update_state(s, state, SUB_CHUNK, C::X, C::WEIGHT, C::B);
         sync_threads();
@@ -161,7 +161,7 @@ GT_DEV void finish_dz(const BackwardParams& p, const Place<C>& s, int64_t first,
         const int t = round + i / TILE_P, row = i % TILE_P, cell = t * TILE_P + row;
         if (t >= tokens || row >= s.rows) continue;
         const float y = fma_rn(skip_of(in, s, row), s.value(C::X + cell), sum_parts(s, i));
-        store_as(p.dz, in.dtype, at(p.dz_at, s.b, first + t, s.h) + s.p0 + row, y * s.value(C::GATE + cell));
+        store_as(p.dz, in.dtype, offset_of(p.dz_stride, s.b, first + t, s.h) + s.p0 + row, y * s.value(C::GATE + cell));
     }
 }
 
@@ -243,7 +243,7 @@ GT_DEV float finish_dx(const BackwardParams& p, const Place<C>& s, int64_t first
         const float dy = s.value(C::DY + cell), U = sum_parts(s, i);
         dskip = fma_rn(dy, s.value(C::X + cell), dskip);
         if (p.dx)
-            store_as(p.dx, in.dtype, at(p.dx_at, s.b, first + t, s.h) + s.p0 + row,
+            store_as(p.dx, in.dtype, offset_of(p.dx_stride, s.b, first + t, s.h) + s.p0 + row,
                      fma_rn(s.value(C::DELTA + t), U, skip_of(in, s, row) * dy));
     }
     return dskip;
@@ -365,7 +365,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             const int64_t first = span.first + sub_chunk * SUB_CHUNK;
             stage_decays(in, s, first);
             stage_dy(in, s, first);
-            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
             sync_threads();
             s.add_log();
             update_state(s, G, tokens_from(s, first), C::DY, C::PRE, C::C);
@@ -384,7 +384,7 @@ struct DeltaParams {
     Problem in;
     const float *ddelta, *da;
     void* ddt;
-    gt_stride ddt_at;
+    gt_stride ddt_stride;
     float *dA, *dbias; /* rows [B*windows,H] or NULL */
 };
 
@@ -401,7 +401,7 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     for (int64_t t = start + warp_id(); h < in.H && t < end; t += 8) {
         float direct = 0.0f, da = 0.0f;
         if (t >= used) { /* of no sequence */
-            if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, b, t, h), 0.0f);
+            if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), 0.0f);
             continue;
         }
         for (int64_t tile = 0; tile < in.tiles; tile++) {
@@ -410,11 +410,11 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
             da += p.da[from];
         }
         const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-        const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, at(in.dt_at, b, t, h)) + bias);
+        const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, t, h)) + bias);
         /* the slope first: the sum without it may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * direct);
         if (delta.slope == 0.0f) ddt = 0.0f;
-        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, b, t, h), ddt);
+        if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), ddt);
         dA = fma_rn(delta.value, da, dA);
         dbias += ddt;
     }

@@ -15,7 +15,7 @@ struct ChunkGradientParams {
     int64_t slots;
     uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
-    gt_stride dx_at, ddt_at, dBm_at, dCm_at;
+    gt_stride dx_stride, ddt_stride, dBm_stride, dCm_stride;
     /* what launches before gave of dx, by block, step and thread, and of ddt, [B*slots*2][H][64]; NULL: there is but
      * one, or not wanted */
     float *dx_share, *ddt_share;
@@ -161,12 +161,14 @@ GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>&
     const Problem& in = p.in;
     const int h = me.head(p, step), p0 = me.p0(p, step), columns = in.P - p0;
     const uint32_t stage = me.stage(step);
-    copy_rows(me.warp, stage + C::X, in.x, at(in.x_at, me.b, me.first, h) + p0, in.x_at.t, me.tokens, columns);
-    copy_rows(me.warp, stage + C::DY, in.dy, at(in.dy_at, me.b, me.first, h) + p0, in.dy_at.t, me.tokens, columns);
+    copy_rows(me.warp, stage + C::X, in.x, offset_of(in.x_stride, me.b, me.first, h) + p0, in.x_stride.t, me.tokens,
+              columns);
+    copy_rows(me.warp, stage + C::DY, in.dy, offset_of(in.dy_stride, me.b, me.first, h) + p0, in.dy_stride.t, me.tokens,
+              columns);
     if (me.makes_state()) {
-        const gt_stride from = me.second ? in.x_at : in.dy_at;
-        copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, at(from, me.b, me.neighbour(), h) + p0, from.t,
-                  me.neighbour_tokens, columns);
+        const gt_stride from = me.second ? in.x_stride : in.dy_stride;
+        copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, offset_of(from, me.b, me.neighbour(), h) + p0,
+                  from.t, me.neighbour_tokens, columns);
     }
     const int64_t state = ((((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P + p0) * in.N;
     copy_state<C>(in, p.h, state, p0, stage + C::H);
@@ -184,7 +186,7 @@ GT_DEV void load_gate(const Problem& in, int warp, int64_t first, int rows, int 
                       uint4 (&z)[RowLanes<64>::PIECES]) {
     const RowLanes<64> at;
     const int row = warp * RowLanes<64>::ROWS + at.row;
-    const uint16_t* from = static_cast<const uint16_t*>(in.z) + first + row * in.z_at.t + 8 * at.piece;
+    const uint16_t* from = static_cast<const uint16_t*>(in.z) + first + row * in.z_stride.t + 8 * at.piece;
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
         const int column = 8 * RowLanes<64>::LANES * i;
@@ -197,9 +199,9 @@ GT_DEV void load_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>
     const Problem& in = p.in;
     if (!C::MORE || !in.z) return;
     const int h = me.head(p, step), p0 = me.p0(p, step);
-    load_gate(in, me.warp, at(in.z_at, me.b, me.first, h) + p0, me.tokens, in.P - p0, gates.own);
+    load_gate(in, me.warp, offset_of(in.z_stride, me.b, me.first, h) + p0, me.tokens, in.P - p0, gates.own);
     if (!me.second && me.makes_state())
-        load_gate(in, me.warp, at(in.z_at, me.b, me.neighbour(), h) + p0, me.neighbour_tokens, in.P - p0,
+        load_gate(in, me.warp, offset_of(in.z_stride, me.b, me.neighbour(), h) + p0, me.neighbour_tokens, in.P - p0,
                   gates.neighbour);
 }
 

@@ -103,9 +103,9 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
     };
     const auto inverses = [](int i) { return i ? Tile::GROUP_INVERSES + (i - 1) * SHORT : Tile::B_INVERSE; };
     const auto load = [&](int i, bool is_C, int chunk) {
-        const gt_stride& stride = is_C ? in.Cm_at : in.Bm_at;
+        const gt_stride& stride = is_C ? in.Cm_stride : in.Bm_stride;
         const float* first =
-            static_cast<const float*>(is_C ? in.Cm : in.Bm) + at(stride, me.b(), me.token(chunk), me.g());
+            static_cast<const float*>(is_C ? in.Cm : in.Bm) + offset_of(stride, me.b(), me.token(chunk), me.g());
         load_split_tile<NP>(tile(i), first, stride.t, me.tokens(chunk), in.columns);
     };
     load(0, false, me.me);
@@ -337,14 +337,14 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
         load_left<Tile>(by_rows<2 * ROWS_P>(me.smem + Tile::DY), first + k, a);
         mma_split(share, a, hi, lo);
     }
-    const float* const C = static_cast<const float*>(in.Cm) + (me.base(BASE_C) + g * in.Cm_at.t + column0 + 2 * j);
+    const float* const C = static_cast<const float*>(in.Cm) + (me.base(BASE_C) + g * in.Cm_stride.t + column0 + 2 * j);
     const int tokens = me.tokens(me.me) - g;
     GT_UNROLL
     for (int i = 0; i < 4 * TILES; i++) {
         const int m = i / 2 / TILES, n = i / 2 % TILES, e = i % 2; /* row 16 m + 8 e + g */
         const float by = factor[2 * m + e];
         const bool has_C = 16 * m + 8 * e < tokens && column0 + 8 * n < in.columns;
-        const float2 c = has_C ? ldg<float2>(C + (16 * m + 8 * e) * in.Cm_at.t + 8 * n) : float2{0.0f, 0.0f};
+        const float2 c = has_C ? ldg<float2>(C + (16 * m + 8 * e) * in.Cm_stride.t + 8 * n) : float2{0.0f, 0.0f};
         const float x0 = by * share[m][n][2 * e], x1 = by * share[m][n][2 * e + 1];
         sums.dC[m][n][2 * e] += x0;
         sums.dC[m][n][2 * e + 1] += x1;
@@ -428,7 +428,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
             dskip[1] = fma_rn(dy.y, x.y * x_inverse, dskip[1]);
         }
         if (!p.dx || t >= me.tokens(me.me) || row >= in.P) continue;
-        float* to = p.dx + (me.base(BASE_DX) + t * p.dx_at.t + head * p.dx_at.h + row);
+        float* to = p.dx + (me.base(BASE_DX) + t * p.dx_stride.t + head * p.dx_stride.h + row);
         if (p.has_share) {
             const float2 before = ldg<float2>(to);
             dx0 += before.x, dx1 += before.y;
@@ -480,7 +480,7 @@ GT_DEV void store_split_sums(const SplitGradientBlock<Tile>& me, const Problem& 
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const int t = 8 * i + lane_id() / 4;
-        float* to = out + at(stride, me.b(), me.token(me.me) + t, me.g()) + column0;
+        float* to = out + offset_of(stride, me.b(), me.token(me.me) + t, me.g()) + column0;
         GT_UNROLL
         for (int n = 0; n < Tile::TILES; n++)
             if (t < me.tokens(me.me) && column0 + 8 * n < in.columns)
@@ -502,9 +502,9 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
     for (int chunk = 0; chunk < SLOT_SHORTS; chunk++) {
         const bool is_own = chunk == me.me, is_C = chunk >= me.me, mine = me.warp / 2 == chunk;
         if (me.tokens(chunk) == 0) continue;
-        const gt_stride& stride = is_C ? in.Cm_at : in.Bm_at;
+        const gt_stride& stride = is_C ? in.Cm_stride : in.Bm_stride;
         const float* first =
-            static_cast<const float*>(is_C ? in.Cm : in.Bm) + at(stride, me.b(), me.token(chunk), me.g());
+            static_cast<const float*>(is_C ? in.Cm : in.Bm) + offset_of(stride, me.b(), me.token(chunk), me.g());
         sync_threads();
         load_split_tile<NP>(tile, first, stride.t, me.tokens(chunk), in.columns);
         cp_async_commit();
@@ -561,8 +561,8 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
             add_weighted(me, sums.dC, me.smem + Tile::M, Tile::M_INVERSE, tile);
         if (is_own) add_weighted(me, sums.dC, plain + TURNED, Tile::M_INVERSE + 2 * SHORT, me.smem + Tile::B);
     }
-    store_split_sums(me, in, p.dBm, p.dBm_at, sums.dB);
-    store_split_sums(me, in, p.dCm, p.dCm_at, sums.dC);
+    store_split_sums(me, in, p.dBm, p.dBm_stride, sums.dB);
+    store_split_sums(me, in, p.dCm, p.dCm_stride, sums.dC);
 }
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ struct SplitGradientParams {
     Checkpoints h, G;          /* before the first token of each slot; after its last; plain NULL: 0 */
     int64_t slots, state_step; /* slots P N: from a head's states to the next one's */
     float *dx, *dBm, *dCm;     /* NULL: not wanted */
-    gt_stride dx_at, dBm_at, dCm_at;
+    gt_stride dx_stride, dBm_stride, dCm_stride;
     float *da, *direct, *across; /* [B,T,H]: da but for what is across, <x, U>; NULL: not wanted */
     float* dskip;                /* [B*slots*4][H], per channel [H][P]; NULL: not wanted */
     int has_share;               /* a launch before has left its share of dx, da, direct and across */
@@ -113,11 +113,11 @@ GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
         sts<int>(to + 12, slot);
         sts<int>(to + 16, g);
         const auto put = [&](int i, int64_t elements) { sts<int64_t>(to + 24 + 8 * i, elements); };
-        put(BASE_X, at(in.x_at, b, token, h));
-        put(BASE_DY, at(in.dy_at, b, token, h));
-        put(BASE_DX, at(p.dx_at, b, token, h));
+        put(BASE_X, offset_of(in.x_stride, b, token, h));
+        put(BASE_DY, offset_of(in.dy_stride, b, token, h));
+        put(BASE_DX, offset_of(p.dx_stride, b, token, h));
         put(BASE_STATE, ((b * in.H + h) * p.slots + slot) * in.P * in.N);
-        put(BASE_C, at(in.Cm_at, b, token, g));
+        put(BASE_C, offset_of(in.Cm_stride, b, token, g));
     }
     sync_threads();
     return me;
@@ -133,9 +133,9 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
     const int row = (unsigned)thread_here() / PIECES, column = (unsigned)thread_here() % PIECES * 4;
     const uint32_t to = me.smem + Tile::X + tile_cell<WIDE>(row, column / 4);
     const float* const x =
-        static_cast<const float*>(in.x) + (me.base(BASE_X) + row * in.x_at.t + head * in.x_at.h + p0 + column);
-    const float* const dy =
-        static_cast<const float*>(in.dy) + (me.base(BASE_DY) + row * in.dy_at.t + head * in.dy_at.h + p0 + column);
+        static_cast<const float*>(in.x) + (me.base(BASE_X) + row * in.x_stride.t + head * in.x_stride.h + p0 + column);
+    const float* const dy = static_cast<const float*>(in.dy) +
+                            (me.base(BASE_DY) + row * in.dy_stride.t + head * in.dy_stride.h + p0 + column);
     const int left = p0 + column < in.P ? me.slot_tokens - row : 0; /* a chunk has the row if left > SHORT chunk */
     const auto copy = [&](int tile, const float* from, const gt_stride& stride, int chunk) {
         GT_UNROLL
@@ -143,16 +143,16 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
             cp_async<16>(to + Tile::ROWS * tile + k * TileShape<WIDE>::PITCH_BYTES, from + k * stride.t,
                          left > SHORT * chunk + k ? 16 : 0);
     };
-    copy(0, x, in.x_at, me.me);
-    copy(1, dy, in.dy_at, me.me);
+    copy(0, x, in.x_stride, me.me);
+    copy(1, dy, in.dy_stride, me.me);
     GT_UNROLL
     for (int i = 0; i < 3; i++) {
         const bool after = i >= me.me;
         const int chunk = i + after, further = SHORT * (chunk - me.me);
         if (after)
-            copy(2 + i, dy + further * in.dy_at.t, in.dy_at, chunk);
+            copy(2 + i, dy + further * in.dy_stride.t, in.dy_stride, chunk);
         else
-            copy(2 + i, x + further * in.x_at.t, in.x_at, chunk);
+            copy(2 + i, x + further * in.x_stride.t, in.x_stride, chunk);
     }
     cp_async_commit();
 }
@@ -165,9 +165,9 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlo
     const int tile = number / 4, chunk = tile < 2 ? me.me : tile - 2 + (tile - 2 >= me.me);
     const float* gates = nullptr;
     if (in.z && (tile == 1 || chunk > me.me))
-        gates = static_cast<const float*>(in.z) + at(in.z_at, me.b(), me.token(chunk), h) + p0;
+        gates = static_cast<const float*>(in.z) + offset_of(in.z_stride, me.b(), me.token(chunk), h) + p0;
     split_rows<ROWS_P>(me.smem + Tile::X + Tile::ROWS * tile, me.cell(Tile::INVERSES + SHORT * tile), number % 4 * 2,
-                       gates, in.z_at.t, me.tokens(chunk), in.P - p0);
+                       gates, in.z_stride.t, me.tokens(chunk), in.P - p0);
 }
 
 /* What a warp has of 32 rows of G before they are split: 4 rows. */
@@ -232,7 +232,8 @@ template <class Tile>
 GT_DEV void fetch_times(const Problem& in, const SplitGradientBlock<Tile>& me, int h) {
     if (me.warp >= SLOT_SHORTS) return;
     const int t = SHORT * me.warp + lane_id();
-    const float dt = t < me.slot_tokens ? load_as(in.dt, in.dt_dtype, at(in.dt_at, me.b(), me.first() + t, h)) : 0.0f;
+    const float dt =
+        t < me.slot_tokens ? load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b(), me.first() + t, h)) : 0.0f;
     sts<float>(me.cell(Tile::DT + t), dt);
 }
 

@@ -112,7 +112,7 @@ struct ChunkTimesParams {
     int64_t slots;
     const float *da, *direct, *across; /* of SplitGradientParams */
     void* ddt;
-    gt_stride ddt_at;
+    gt_stride ddt_stride;
     float *dA, *dbias; /* [B*slots][H]; NULL: not wanted */
 };
 
@@ -149,11 +149,11 @@ GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesP
         const int64_t token = chunk.first + t, from = (b * in.sequences.T + token) * in.H + h;
         const int k = t / SHORT;
         const float da = p.da[from] + (k < 2 ? k < 1 ? sums[0] : sums[1] : k < 3 ? sums[2] : sums[3]) + Z;
-        const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, at(in.dt_at, b, token, h)) + bias);
+        const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, token, h)) + bias);
         /* the slope first: the sum without it may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * p.direct[from]);
         if (delta.slope == 0.0f) ddt = 0.0f;
-        if (p.ddt) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, b, token, h), ddt);
+        if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, token, h), ddt);
         dA = fma_rn(delta.value, da, dA);
         dbias += ddt;
     }

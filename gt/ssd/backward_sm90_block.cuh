@@ -84,7 +84,7 @@ GT_DEV void stage_group(const ChunkGradientBlock<C>& me, const Problem& in, cons
     using T = typename C::T;
     const int lane = lane_id(), row = 4 * me.warp + lane / 8, piece = lane % 8;
     const uint16_t* from =
-        static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g) + row * stride.t + 8 * piece;
+        static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g) + row * stride.t + 8 * piece;
     uint4 x[C::PANELS];
     GT_UNROLL
     for (int i = 0; i < C::PANELS; i++) {
@@ -140,9 +140,9 @@ struct StepSource {
     GT_METHOD void place(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) {
         const Problem& in = p.in;
         const int lane = lane_id(), head = me.g * me.heads, row = 16 * warp + lane / 8, piece = lane % 8;
-        x = at(in.x_at, me.b, me.first + row, head) + 8 * piece;
-        dy = at(in.dy_at, me.b, me.first + row, head) + 8 * piece;
-        z = C::GATED ? at(in.z_at, me.b, me.first + row, head) + 8 * piece : 0;
+        x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
+        dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
+        z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
         state = (((int64_t)me.b * in.H + head) * p.slots + me.slot) * in.P * in.N +
                 (16 * warp + lane / (C::N / 8)) * in.N + 8 * (lane % (C::N / 8));
         tile = 0;
@@ -152,13 +152,15 @@ struct StepSource {
         const int rows = in.P - tile * TILE_P;
         const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
                        *dy_rows = static_cast<const uint16_t*>(in.dy) + dy;
-        copy_panel(warp, stage + C::X, x_rows, in.x_at.t, me.tokens, rows);
-        copy_panel(warp, stage + C::DY, dy_rows, in.dy_at.t, me.tokens, rows);
+        copy_panel(warp, stage + C::X, x_rows, in.x_stride.t, me.tokens, rows);
+        copy_panel(warp, stage + C::DY, dy_rows, in.dy_stride.t, me.tokens, rows);
         if (me.makes_state()) { /* 64 tokens before, or behind */
             if (me.second)
-                copy_panel(warp, stage + C::NEXT, x_rows - CHUNK * in.x_at.t, in.x_at.t, me.neighbour_tokens, rows);
+                copy_panel(warp, stage + C::NEXT, x_rows - CHUNK * in.x_stride.t, in.x_stride.t, me.neighbour_tokens,
+                           rows);
             else
-                copy_panel(warp, stage + C::NEXT, dy_rows + CHUNK * in.dy_at.t, in.dy_at.t, me.neighbour_tokens, rows);
+                copy_panel(warp, stage + C::NEXT, dy_rows + CHUNK * in.dy_stride.t, in.dy_stride.t, me.neighbour_tokens,
+                           rows);
         }
         copy_state_panels<C>(warp, stage + C::H, in, p.h, state, rows);
         copy_state_panels<C>(warp, stage + C::G, in, p.G, state, rows);
@@ -168,9 +170,10 @@ struct StepSource {
         const Problem& in = p.in;
         const int rows = in.P - tile * TILE_P;
         const uint16_t* from = static_cast<const uint16_t*>(in.z) + z;
-        copy_panel(warp, me.smem + C::GATES, from, in.z_at.t, me.tokens, rows);
+        copy_panel(warp, me.smem + C::GATES, from, in.z_stride.t, me.tokens, rows);
         if (me.makes_state() && !me.second)
-            copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_at.t, in.z_at.t, me.neighbour_tokens, rows);
+            copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_stride.t, in.z_stride.t, me.neighbour_tokens,
+                       rows);
     }
     GT_METHOD void advance(const ChunkGradientParams& p) {
         const Problem& in = p.in;
@@ -178,8 +181,8 @@ struct StepSource {
             x += TILE_P, dy += TILE_P, z += TILE_P, state += TILE_P * in.N;
         } else {
             const int columns = (in.tiles - 1) * TILE_P;
-            x += in.x_at.h - columns, dy += in.dy_at.h - columns, state += (p.slots * in.P - columns) * in.N;
-            z += in.z_at.h - columns;
+            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, state += (p.slots * in.P - columns) * in.N;
+            z += in.z_stride.h - columns;
             tile = 0;
         }
     }
@@ -390,7 +393,7 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
             if (p.has_share) ddt += *share;
             if (p.leaves_share) *share = ddt;
         }
-        if (p.ddt && !p.leaves_share) store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
+        if (p.ddt && !p.leaves_share) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, me.b, me.first + t, h), ddt);
     }
     dA = warp_sum(dA);
     dbias = warp_sum(dbias);
@@ -414,7 +417,7 @@ GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<
     const bool makes_factors = warp == 0 || warp == 2 || (warp == 1 && me.makes_state());
     const auto load_step = [&](int step) {
         if (makes_factors && step < me.steps)
-            load_dt(in, at(in.dt_at, me.b, warp == 1 ? me.neighbour() : me.first, me.head(p, step)),
+            load_dt(in, offset_of(in.dt_stride, me.b, warp == 1 ? me.neighbour() : me.first, me.head(p, step)),
                     warp == 1 ? me.neighbour_tokens : me.tokens, dt);
     };
     const auto make_factors_of = [&](int step) {

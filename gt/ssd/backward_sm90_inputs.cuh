@@ -147,12 +147,13 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
     }
     sync_warp();
     const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane_id() / 8, piece = lane_id() % 8;
-    uint16_t* to = static_cast<uint16_t*>(p.dx) + gt::at(p.dx_at, me.b, me.first, me.head(p, step)) + p0 + 8 * piece;
+    uint16_t* to =
+        static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, me.b, me.first, me.head(p, step)) + p0 + 8 * piece;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const int t = row0 + 4 * i;
         if (t < me.tokens && p0 + 8 * piece < p.in.P)
-            stg<uint4>(to + t * p.dx_at.t, lds<uint4>(tile + panel_at<128>(t, piece)));
+            stg<uint4>(to + t * p.dx_stride.t, lds<uint4>(tile + panel_at<128>(t, piece)));
     }
     sync_warp(); /* before the next step's */
 }

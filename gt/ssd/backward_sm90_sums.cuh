@@ -213,15 +213,15 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const ChunkGradientBlock<
     sync_warp();
     void* out = which ? p.dBm : p.dCm;
     if (!out) return;
-    const gt_stride out_at = which ? p.dBm_at : p.dCm_at;
+    const gt_stride out_stride = which ? p.dBm_stride : p.dCm_stride;
     constexpr int PIECES = C::N / 8, STEP = 32 / PIECES;
     const int row0 = 16 * at.warp + lane_id() / PIECES, piece = lane_id() % PIECES;
-    uint16_t* to = static_cast<uint16_t*>(out) + gt::at(out_at, me.b, me.first, me.g) + 8 * piece;
+    uint16_t* to = static_cast<uint16_t*>(out) + gt::offset_of(out_stride, me.b, me.first, me.g) + 8 * piece;
     GT_UNROLL
     for (int i = 0; i < 16 / STEP; i++) {
         const int t = row0 + STEP * i;
         if (t < me.tokens && 8 * piece < p.in.columns)
-            stg<uint4>(to + t * out_at.t, lds<uint4>(rows + piece / 8 * C::PANEL + panel_at<128>(t, piece % 8)));
+            stg<uint4>(to + t * out_stride.t, lds<uint4>(rows + piece / 8 * C::PANEL + panel_at<128>(t, piece % 8)));
     }
 }
 

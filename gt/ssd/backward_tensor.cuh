@@ -475,12 +475,12 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * t_half + 16 * p_block));
     sync_warp();
     if (!p.dx || (C::MORE && p.leaves_share)) return;
-    uint16_t* to = static_cast<uint16_t*>(p.dx) + at(p.dx_at, me.b, me.first, h) + p0;
+    uint16_t* to = static_cast<uint16_t*>(p.dx) + offset_of(p.dx_stride, me.b, me.first, h) + p0;
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
         const int t = 32 * t_half + 16 * i + lane_id() / 2, piece = 2 * p_block + lane_id() % 2;
         if (t < me.tokens && p0 + 8 * piece < in.P)
-            stg<uint4>(to + t * p.dx_at.t + 8 * piece, lds<uint4>(stage + C::X + tile_cell<64>(t, piece)));
+            stg<uint4>(to + t * p.dx_stride.t + 8 * piece, lds<uint4>(stage + C::X + tile_cell<64>(t, piece)));
     }
 }
 
@@ -557,14 +557,14 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
     sync_warp();
     void* out = own.which ? p.dBm : p.dCm;
     if (!out) return;
-    const gt_stride out_at = own.which ? p.dBm_at : p.dCm_at;
-    uint16_t* to = static_cast<uint16_t*>(out) + at(out_at, me.b, me.first, me.g);
+    const gt_stride out_stride = own.which ? p.dBm_stride : p.dCm_stride;
+    uint16_t* to = static_cast<uint16_t*>(out) + offset_of(out_stride, me.b, me.first, me.g);
     constexpr int PIECES = C::COLUMNS / 8;
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
         const int t = 32 * own.t_half + (32 * i + lane_id()) / PIECES, piece = piece0 + (32 * i + lane_id()) % PIECES;
         if (t < me.tokens && 8 * piece < p.in.columns)
-            stg<uint4>(to + t * out_at.t + 8 * piece, lds<uint4>(tile + tile_cell<C::N>(t, piece)));
+            stg<uint4>(to + t * out_stride.t + 8 * piece, lds<uint4>(tile + tile_cell<C::N>(t, piece)));
     }
 }
 
@@ -607,13 +607,13 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     /* a stage is free until step 0 comes, the other until step 1 does */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + (C::STAGES - 1) * C::STAGE + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
-        load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + at(stride, me.b, first, me.g),
+        load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g),
                                        stride.t, tokens, in.columns);
     };
-    copy_group(me.smem + C::B, in.Bm, in.Bm_at, me.first, me.tokens);
-    copy_group(me.smem + C::C, in.Cm, in.Cm_at, me.first, me.tokens);
+    copy_group(me.smem + C::B, in.Bm, in.Bm_stride, me.first, me.tokens);
+    copy_group(me.smem + C::C, in.Cm, in.Cm_stride, me.first, me.tokens);
     if (me.makes_state())
-        copy_group(neighbour_tile, me.second ? in.Bm : in.Cm, me.second ? in.Bm_at : in.Cm_at, me.neighbour(),
+        copy_group(neighbour_tile, me.second ? in.Bm : in.Cm, me.second ? in.Bm_stride : in.Cm_stride, me.neighbour(),
                    me.neighbour_tokens);
     cp_async_commit();
     if (C::STAGES > 1) copy_step(p, me, 0);

@@ -19,8 +19,8 @@ template <class C>
 GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, StepTimes& dt) {
     const Problem& in = p.in;
     const int h = me.head(p, step);
-    load_dt(in, at(in.dt_at, me.b, me.first, h), me.tokens, dt.own);
-    if (me.makes_state()) load_dt(in, at(in.dt_at, me.b, me.neighbour(), h), me.neighbour_tokens, dt.other);
+    load_dt(in, offset_of(in.dt_stride, me.b, me.first, h), me.tokens, dt.own);
+    if (me.makes_state()) load_dt(in, offset_of(in.dt_stride, me.b, me.neighbour(), h), me.neighbour_tokens, dt.other);
 }
 
 /* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
@@ -113,7 +113,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     const float A = in.A[h];
     float dt[2];
     Delta deltas[2];
-    load_dt(in, at(in.dt_at, me.b, me.first, h), me.tokens, dt);
+    load_dt(in, offset_of(in.dt_stride, me.b, me.first, h), me.tokens, dt);
     deltas_of(in, h, me.tokens, dt, deltas);
     float2 da = sums_from(plus(pair(C::E), pair(C::E + CHUNK)));
     GT_UNROLL
@@ -175,9 +175,9 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
             if (p.leaves_share)
                 *share = all;
             else
-                store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), all);
+                store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, me.b, me.first + t, h), all);
         } else if (p.ddt) {
-            store_as(p.ddt, in.dt_dtype, at(p.ddt_at, me.b, me.first + t, h), ddt);
+            store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, me.b, me.first + t, h), ddt);
         }
         dA = fma_rn(delta.value, da_t, dA);
         dbias += ddt;

@@ -224,8 +224,8 @@ GT_DEV int between_cell(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
     const int t = 2 * here();
-    dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_at.t) : 0.0f;
-    dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_at.t) : 0.0f;
+    dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_stride.t) : 0.0f;
+    dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_stride.t) : 0.0f;
 }
 
 /* Delta of them, 0 beyond. */

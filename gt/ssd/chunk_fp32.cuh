@@ -272,7 +272,7 @@ GT_DEV void load_split_units(const Problem& in, const void* data, const gt_strid
         if (unit >= walk.units()) continue;
         const int row0 = walk.row0(unit);
         const float* first =
-            static_cast<const float*>(data) + at(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
+            static_cast<const float*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
         load_split_tile<64>(tiles + unit * SplitTile<64>::BYTES, first, stride.t, walk.tokens(chunk), in.P - row0);
     }
 }
@@ -280,13 +280,13 @@ GT_DEV void load_split_units(const Problem& in, const void* data, const gt_strid
 template <int NP>
 GT_DEV void load_split_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
                              const ShortWalk& walk, int chunk) {
-    const float* first = static_cast<const float*>(data) + at(stride, walk.b(), walk.token(chunk), walk.group());
+    const float* first = static_cast<const float*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.group());
     load_split_tile<NP>(tile, first, stride.t, walk.tokens(chunk), in.columns);
 }
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk, of which the first SHORT lanes' exist. */
 GT_DEV void load_dt(const Problem& in, const ShortWalk& walk, int unit, int chunk, float (&dt)[2]) {
-    load_dt(in, at(in.dt_at, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
+    load_dt(in, offset_of(in.dt_stride, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
 }
 
 GT_DEV Scale split_decay(uint32_t cells) {

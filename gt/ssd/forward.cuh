@@ -21,7 +21,7 @@ namespace ssd {
 struct ForwardParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
-    gt_stride y_at;
+    gt_stride y_stride;
     const float* state_in;
     float* state_out;
     Checkpoints checkpoints;
@@ -42,7 +42,7 @@ GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, i
         if (t >= tokens || row >= s.rows) continue;
         float y = fma_rn(skip_of(in, s, row), s.value(C::X + cell), sum_parts(s, i));
         if (in.z) y *= s.value(C::GATE + cell);
-        store_as(p.y, in.dtype, at(p.y_at, s.b, first + t, s.h) + s.p0 + row, skipped ? 0.0f : y);
+        store_as(p.y, in.dtype, offset_of(p.y_stride, s.b, first + t, s.h) + s.p0 + row, skipped ? 0.0f : y);
     }
 }
 
@@ -53,7 +53,7 @@ GT_DEV void stage_gate(const Problem& in, const Place<C>& s, int64_t first) {
     GT_NO_UNROLL
     for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
         Part z;
-        z.load(head_rows(in, s, in.z, in.z_at, first).after(row));
+        z.load(head_rows(in, s, in.z, in.z_stride, first).after(row));
         GT_UNROLL
         for (int k = 0; k < Part::COUNT; k++)
             sts<float>(s.cell(C::GATE + row * TILE_P + Part::index(k)), silu(z.value(k)));
@@ -84,10 +84,10 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
         }
         const int tokens = tokens_from(s, first);
         stage_decays(in, s, first);
-        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_at, first));
-        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_at, first));
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_stride, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
         if (p.y) {
-            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_at, first));
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
             if (in.z) stage_gate(in, s, first);
         }
         sync_threads();

@@ -214,7 +214,7 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
     const auto exists = [&](int i) { return 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P; };
     const auto sum = [&](int i) { return &y[i / 4][i % 2][i / 2 % 2 * 2]; }; /* token 8 (i / 2), rows 8 (i % 2) */
     const auto each = [&](const void* data, const gt_stride& stride, auto work) {
-        const float* from = static_cast<const float*>(data) + at(stride, walk.b(), token, h) + row0 + 2 * j;
+        const float* from = static_cast<const float*>(data) + offset_of(stride, walk.b(), token, h) + row0 + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 8; i++)
             if (exists(i)) work(sum(i), from + 8 * (i / 2) * stride.t + 8 * (i % 2));
@@ -253,19 +253,19 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
         }
     }
     if (in.z) {
-        each(in.z, in.z_at, [&](float* to, const float* cell) {
+        each(in.z, in.z_stride, [&](float* to, const float* cell) {
             const float2 z = ldg<float2>(cell);
             to[0] *= p.makes_dz ? dsilu(z.x) : silu(z.x);
             to[1] *= p.makes_dz ? dsilu(z.y) : silu(z.y);
         });
     }
     if (p.makes_dz) {
-        each(in.dy, in.dy_at, [&](float* to, const float* cell) {
+        each(in.dy, in.dy_stride, [&](float* to, const float* cell) {
             const float2 dy = ldg<float2>(cell);
             to[0] *= dy.x, to[1] *= dy.y;
         });
     }
-    each(p.y, p.y_at, [&](float* to, const float* cell) { stg<float2>(const_cast<float*>(cell), {to[0], to[1]}); });
+    each(p.y, p.y_stride, [&](float* to, const float* cell) { stg<float2>(const_cast<float*>(cell), {to[0], to[1]}); });
 }
 
 /* Returns the item's number: no registers keep it. */
@@ -292,9 +292,9 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
     }
     const int chunks = walk.chunks();
     if (chunks > 0) {
-        load_split_units(in, in.x, in.x_at, smem + Tile::X, walk, 0);
-        load_split_group<NP>(in, in.Bm, in.Bm_at, smem + Tile::B, walk, 0);
-        load_split_group<NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
+        load_split_units(in, in.x, in.x_stride, smem + Tile::X, walk, 0);
+        load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, walk, 0);
+        load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, 0);
     }
     cp_async_commit();
     const auto fetch_dt = [&](int chunk) { /* of this unit, two tokens a lane */
@@ -313,9 +313,10 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
-            load_split_units(in, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk,
+            load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk,
                              chunk + 1);
-            load_split_group<NP>(in, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
+            load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk,
+                                 chunk + 1);
         }
         cp_async_commit();
         if (part >= 2) {
@@ -351,7 +352,7 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
             make_split_y<Tile>(smem, unit, state, y);
         }
         sync_threads(); /* C is free */
-        if (chunk + 1 < chunks) load_split_group<NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
+        if (chunk + 1 < chunks) load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, chunk + 1);
         cp_async_commit();
         if (!active) continue;
         add_split_pairs<Tile>(smem, x, unit, part, y);
@@ -407,7 +408,8 @@ GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit,
                    inverses = smem + Tile::LEFT_INVERSE + 4 * SHORT * unit;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
-    const gt_stride &left_at = REVERSE ? in.dy_at : in.x_at, &right_at = REVERSE ? in.Cm_at : in.Bm_at;
+    const gt_stride &left_stride = REVERSE ? in.dy_stride : in.x_stride,
+                    &right_stride = REVERSE ? in.Cm_stride : in.Bm_stride;
     const uint32_t log = smem + Tile::LOG + 8 * unit;
     const bool adds_log = p.is_local && part == 0 && lane_id() == 0;
     SplitState<NP> state;
@@ -425,8 +427,8 @@ GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
     const auto load = [&](int i) {
         if (i < chunks) {
             const int chunk = REVERSE ? chunks - 1 - i : i;
-            load_split_units(in, left, left_at, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
-            load_split_group<NP>(in, right, right_at, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
+            load_split_units(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
+            load_split_group<NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
         }
         cp_async_commit();
     };
@@ -451,11 +453,11 @@ GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
             const int row0 = walk.row0(unit);
             const float* gates = nullptr;
             if (REVERSE && in.z)
-                gates =
-                    static_cast<const float*>(in.z) + at(in.z_at, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
+                gates = static_cast<const float*>(in.z) +
+                        offset_of(in.z_stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
             GT_NO_UNROLL
             for (int k = 0; k < SplitTile<64>::GROUPS; k += SplitTile<64>::AT_ONCE)
-                split_rows<64>(x, inverses, k, gates, in.z_at.t, walk.tokens(chunk), in.P - row0);
+                split_rows<64>(x, inverses, k, gates, in.z_stride.t, walk.tokens(chunk), in.P - row0);
         } else if (active) {
             float dt[2], delta[2];
             load_dt(in, walk, unit, chunk, dt);

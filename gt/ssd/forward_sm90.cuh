@@ -229,22 +229,25 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         /* of the chunk that is copied next: addresses of the thread's first rows, dt of tokens 2 lane, 2 lane + 1 */
         const T *x, *B, *C;
         const int64_t b = walk.b(), token = walk.token(0);
-        x = of_units.own(static_cast<const T*>(in.x) + at(in.x_at, b, token, 0), in.x_at.t); /* of head 0 */
-        B = of_group.own(static_cast<const T*>(in.Bm) + at(in.Bm_at, b, token, walk.group()), in.Bm_at.t);
-        C = of_group.own(static_cast<const T*>(in.Cm) + at(in.Cm_at, b, token, walk.group()), in.Cm_at.t);
-        int64_t times = at(in.dt_at, b, token, walk.head(unit));
+        x = of_units.own(static_cast<const T*>(in.x) + offset_of(in.x_stride, b, token, 0),
+                         in.x_stride.t); /* of head 0 */
+        B = of_group.own(static_cast<const T*>(in.Bm) + offset_of(in.Bm_stride, b, token, walk.group()),
+                         in.Bm_stride.t);
+        C = of_group.own(static_cast<const T*>(in.Cm) + offset_of(in.Cm_stride, b, token, walk.group()),
+                         in.Cm_stride.t);
+        int64_t times = offset_of(in.dt_stride, b, token, walk.head(unit));
         float dt[2] = {0.0f, 0.0f};
         const auto load_times = [&](int chunk) {
             if (makes_factors && chunk < chunks) load_dt(in, times, walk.tokens(chunk), dt);
-            times += CHUNK * in.dt_at.t;
+            times += CHUNK * in.dt_stride.t;
         };
         const auto load_x = [&](int chunk, int number) {
             const uint32_t to = smem + Tile::X + number % X_STAGES * UNITS * Tile::TILE_X;
             GT_UNROLL
             for (int i = 0; chunk < chunks && i < UNITS; i++)
-                of_units.copy(to + i * Tile::TILE_X, x + walk.head(i) * in.x_at.h + walk.row0(i), in.x_at.t,
+                of_units.copy(to + i * Tile::TILE_X, x + walk.head(i) * in.x_stride.h + walk.row0(i), in.x_stride.t,
                               walk.tokens(chunk), in.P - walk.row0(i));
-            x += CHUNK * in.x_at.t;
+            x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
         load_x(0, n);
@@ -257,9 +260,9 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             const uint32_t cells = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
-            of_group.copy(B_tile, B, in.Bm_at.t, tokens, in.N);
-            of_group.copy(C_tile, C, in.Cm_at.t, tokens, in.N);
-            B += CHUNK * in.Bm_at.t, C += CHUNK * in.Cm_at.t;
+            of_group.copy(B_tile, B, in.Bm_stride.t, tokens, in.N);
+            of_group.copy(C_tile, C, in.Cm_stride.t, tokens, in.N);
+            B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
             cp_async_commit();
             load_x(chunk + 1, n + 1);
             if (makes_factors) {
@@ -481,8 +484,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     const int row0 = walk.row0(unit) + 16 * part;
     uint32_t gate[2][4][2];
     const auto load_half = [&](int half) {
-        const int64_t first = at(in.z_at, walk.b(), walk.token(chunk) + 32 * half, walk.head(unit)) + row0;
-        load_gate<T>(static_cast<const T*>(in.z) + first, in.z_at.t, in.P - row0, walk.tokens(chunk) - 32 * half,
+        const int64_t first = offset_of(in.z_stride, walk.b(), walk.token(chunk) + 32 * half, walk.head(unit)) + row0;
+        load_gate<T>(static_cast<const T*>(in.z) + first, in.z_stride.t, in.P - row0, walk.tokens(chunk) - 32 * half,
                      gate[half]);
     };
     const bool gated = Tile::HAS_GATE && in.z;
@@ -625,8 +628,9 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 const int unit = me.unit(i), row0 = walk.row0(unit);
                 if (!walk.exists(unit)) continue;
                 store_rows(me.x(n, i),
-                           static_cast<T*>(p.y) + at(p.y_at, walk.b(), walk.token(chunk), walk.head(unit)) + row0,
-                           p.y_at.t, walk.tokens(chunk), in.P - row0);
+                           static_cast<T*>(p.y) + offset_of(p.y_stride, walk.b(), walk.token(chunk), walk.head(unit)) +
+                               row0,
+                           p.y_stride.t, walk.tokens(chunk), in.P - row0);
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
         }

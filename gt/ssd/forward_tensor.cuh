@@ -35,7 +35,7 @@ namespace ssd {
 struct TensorParams {
     Problem in;
     void* y;
-    gt_stride y_at;
+    gt_stride y_stride;
     const float* state_in;
     float* state_out;
     int state_in_shared;
@@ -82,7 +82,8 @@ GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& str
     for (int unit = 0; unit < UNITS; unit++) {
         if (unit >= walk.units()) continue;
         const int row0 = walk.row0(unit);
-        const T* first = static_cast<const T*>(data) + at(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
+        const T* first =
+            static_cast<const T*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
         load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, walk.tokens(chunk), in.P - row0);
     }
 }
@@ -91,7 +92,7 @@ GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& str
 template <class T, int NP>
 GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile, const Walk& walk,
                        int chunk) {
-    const T* first = static_cast<const T*>(data) + at(stride, walk.b(), walk.token(chunk), walk.group());
+    const T* first = static_cast<const T*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.group());
     load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.columns);
 }
 
@@ -300,7 +301,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         }
     }
     const auto load = [&](const void* data, const gt_stride& stride, uint32_t(&values)[8]) {
-        const T* from = static_cast<const T*>(data) + at(stride, walk.b(), token, h) + row0 + 2 * j;
+        const T* from = static_cast<const T*>(data) + offset_of(stride, walk.b(), token, h) + row0 + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 8; i++)
             values[i] = 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P
@@ -309,7 +310,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
     };
     if (in.z) {
         uint32_t values[8];
-        load(in.z, in.z_at, values);
+        load(in.z, in.z_stride, values);
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
@@ -318,7 +319,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
             to[1] *= p.makes_dz ? dsilu(z[1]) : silu(z[1]);
         }
         if (p.makes_dz) {
-            load(in.dy, in.dy_at, values);
+            load(in.dy, in.dy_stride, values);
             GT_UNROLL
             for (int i = 0; i < 8; i++) {
                 float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
@@ -328,7 +329,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         }
     }
     const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
-    T* to = static_cast<T*>(p.y) + at(p.y_at, walk.b(), token, h) + row0 + (odd ? 8 : 0) + j / 2 * 4;
+    T* to = static_cast<T*>(p.y) + offset_of(p.y_stride, walk.b(), token, h) + row0 + (odd ? 8 : 0) + j / 2 * 4;
     const bool exists = row0 + (odd ? 8 : 0) < in.P;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -336,7 +337,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
         const uint32_t other = shfl_xor(odd ? first : second, 1);
         if (exists && 8 * i < tokens) stg<uint2>(to, odd ? uint2{other, second} : uint2{first, other});
-        to += 8 * p.y_at.t;
+        to += 8 * p.y_stride.t;
     }
 }
 
@@ -361,7 +362,7 @@ GT_DEV float2 update_bounds(float2 weight) {
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk. */
 GT_DEV void load_dt(const Problem& in, const Walk& walk, int unit, int chunk, float (&dt)[2]) {
-    load_dt(in, at(in.dt_at, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
+    load_dt(in, offset_of(in.dt_stride, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
 }
 
 /* The decay of a chunk. */
@@ -393,9 +394,9 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
     }
     const int chunks = walk.chunks();
     if (chunks > 0) {
-        load_units<T>(in, in.x, in.x_at, smem + Tile::X, walk, 0);
-        load_group<T, NP>(in, in.Bm, in.Bm_at, smem + Tile::B, walk, 0);
-        load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, 0);
+        load_units<T>(in, in.x, in.x_stride, smem + Tile::X, walk, 0);
+        load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, walk, 0);
+        load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, 0);
     }
     cp_async_commit();
     if (part == 0 && unit < walk.units() && chunks > 0) {
@@ -421,8 +422,10 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
-            load_units<T>(in, in.x, in.x_at, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk, chunk + 1);
-            load_group<T, NP>(in, in.Bm, in.Bm_at, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk, chunk + 1);
+            load_units<T>(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk,
+                          chunk + 1);
+            load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk,
+                              chunk + 1);
             if (active && part == 0) load_dt(in, walk, unit, chunk + 1, dt);
         }
         cp_async_commit();
@@ -463,7 +466,7 @@ GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
             store_y<Tile>(p, smem, x, walk, chunk, round, unit, part, y);
         }
         sync_threads(); /* C and M are free */
-        if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_at, smem + Tile::C, walk, chunk + 1);
+        if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, chunk + 1);
         cp_async_commit();
         if (!active) continue;
         state.template update<T>(x, 0, part, B, weights, chunk_decay(cells));

@@ -58,7 +58,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
         p.in = problem_of(a);
         p.in.segments = take_segments(arena, a, segments_by_units(a, plan.units, device));
         p.share = take_share(arena, a);
-        p.y = a.y, p.y_at = a.y_stride;
+        p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
         p.checkpoints = checkpoints;
@@ -66,7 +66,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
         ForwardParams& p = plan.any;
         p.in = problem_of(a);
         p.in.segments = take_segments(arena, a, is_step ? 1 : segments_for(a, device));
-        p.y = a.y, p.y_at = a.y_stride;
+        p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = is_step ? a.state_out : a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
         p.keeps_checkpoints = !is_step && a.saved;

@@ -19,8 +19,8 @@ static inline Problem problem_of(const gt_ssd_args& a) {
     in.skip_per_channel = a.Dskip_per_channel;
     in.x = a.x, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
     in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
-    in.x_at = a.x_stride, in.dt_at = a.dt_stride, in.Bm_at = a.Bm_stride, in.Cm_at = a.Cm_stride;
-    in.z_at = a.z_stride, in.dy_at = a.dy_stride;
+    in.x_stride = a.x_stride, in.dt_stride = a.dt_stride, in.Bm_stride = a.Bm_stride, in.Cm_stride = a.Cm_stride;
+    in.z_stride = a.z_stride, in.dy_stride = a.dy_stride;
     in.tiles = ((int)a.P + TILE_P - 1) / TILE_P;
     return in;
 }
@@ -158,9 +158,9 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     s.dstate_out = a.dstate_out;
     s.dstate_in = shared ? nullptr : a.dstate_in;
     s.dx = a.dx, s.dz = a.dz;
-    s.dx_at = a.dx_stride, s.dz_at = a.dz_stride;
+    s.dx_stride = a.dx_stride, s.dz_stride = a.dz_stride;
     d.ddelta = s.ddelta, d.da = s.da;
-    d.ddt = a.ddt, d.ddt_at = a.ddt_stride;
+    d.ddt = a.ddt, d.ddt_stride = a.ddt_stride;
     plan.dB = {s.dB, a.dBm, a.dtype, a.dBm_stride, s.in.sequences, a.G, a.H / a.G * tiles, (int)a.N};
     plan.dC = {s.dC, a.dCm, a.dtype, a.dCm_stride, s.in.sequences, a.G, a.H / a.G * tiles, (int)a.N};
     return plan;

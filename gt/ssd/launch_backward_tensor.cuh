@@ -42,10 +42,10 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     s.state_step = c.slots * a.P * a.N;
     s.dskip = sums.take(arena, a.dDskip, slots * SLOT_SHORTS, a.H * (a.Dskip_per_channel ? a.P : 1));
     s.dx = static_cast<float*>(a.dx), s.dBm = static_cast<float*>(a.dBm), s.dCm = static_cast<float*>(a.dCm);
-    s.dx_at = a.dx_stride, s.dBm_at = a.dBm_stride, s.dCm_at = a.dCm_stride;
+    s.dx_stride = a.dx_stride, s.dBm_stride = a.dBm_stride, s.dCm_stride = a.dCm_stride;
     t.dA = sums.take(arena, a.dA, slots, a.H);
     t.dbias = sums.take(arena, a.ddt_bias, slots, a.H);
-    t.ddt = a.ddt, t.ddt_at = a.ddt_stride;
+    t.ddt = a.ddt, t.ddt_stride = a.ddt_stride;
     if (!a.ddt && !a.dA && !a.ddt_bias) return;
     t.da = s.da = arena.take<float>(a.B * a.T * a.H);
     t.direct = s.direct = arena.take<float>(a.B * a.T * a.H);
@@ -93,7 +93,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.forward.state_in_shared = plan.gate.state_in_shared = a.state_in_shared;
     plan.forward.checkpoints = plan.gate.checkpoints = c.h;
     plan.gate.y = a.dz;
-    plan.gate.y_at = a.dz_stride;
+    plan.gate.y_stride = a.dz_stride;
     plan.gate.share = c.dx_share; /* before dx needs it */
     plan.gate.makes_dz = 1;
     plan.reverse.state_in = a.dstate_out;
@@ -103,7 +103,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.split.h = c.h, plan.split.G = c.G;
     if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
-    c.dx_at = a.dx_stride, c.ddt_at = a.ddt_stride, c.dBm_at = a.dBm_stride, c.dCm_at = a.dCm_stride;
+    c.dx_stride = a.dx_stride, c.ddt_stride = a.ddt_stride, c.dBm_stride = a.dBm_stride, c.dCm_stride = a.dCm_stride;
     return plan;
 }
 

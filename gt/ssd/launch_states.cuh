@@ -136,8 +136,8 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
     const HopperStatesParams p = {states,
                                   REVERSE ? in.dy : in.x,
                                   REVERSE ? in.Cm : in.Bm,
-                                  REVERSE ? in.dy_at : in.x_at,
-                                  REVERSE ? in.Cm_at : in.Bm_at,
+                                  REVERSE ? in.dy_stride : in.x_stride,
+                                  REVERSE ? in.Cm_stride : in.Bm_stride,
                                   REVERSE};
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;

@@ -61,7 +61,7 @@ struct Problem {
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    gt_stride x_at, dt_at, Bm_at, Cm_at, z_at, dy_at;
+    gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles;   /* of 64 rows of P */
     int columns; /* kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB */
 };
@@ -209,12 +209,12 @@ GT_DEV int tokens_from(const Place<C>& s, int64_t first) {
 
 template <class C>
 GT_DEV Rows head_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first) {
-    return {data, in.dtype, at(stride, s.b, first, s.h) + s.p0, stride.t, 1, tokens_from(s, first), s.rows};
+    return {data, in.dtype, offset_of(stride, s.b, first, s.h) + s.p0, stride.t, 1, tokens_from(s, first), s.rows};
 }
 
 template <class C>
 GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first) {
-    return {data, in.dtype, at(stride, s.b, first, s.g), stride.t, 1, tokens_from(s, first), in.N};
+    return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, 1, tokens_from(s, first), in.N};
 }
 
 /* Delta and everything made of a, by the first warp; tokens beyond the sequence have Delta = 0. */
@@ -225,7 +225,7 @@ GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
     float delta = 0.0f;
     if (lane < tokens_from(s, first)) {
         const float bias = in.dt_bias ? in.dt_bias[s.h] : 0.0f;
-        const float dt = load_as(in.dt, in.dt_dtype, at(in.dt_at, s.b, first + lane, s.h));
+        const float dt = load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, s.b, first + lane, s.h));
         delta = delta_of(in.rule, dt + bias).value;
     }
     const float a = delta * in.A[s.h];

@@ -49,7 +49,7 @@ namespace ssd {
 struct HopperStatesParams {
     StatesParams states;
     const void *left, *right;
-    gt_stride left_at, right_at;
+    gt_stride left_stride, right_stride;
     int reverse; /* from the last chunk to the first */
 };
 
@@ -157,16 +157,18 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         /* of the chunk that is copied next: addresses of the thread's first rows; of that after the next, dt of tokens 2
          * lane, 2 lane + 1 */
         const int64_t b = walk.b(), token = walk.token(chunk_at(0));
-        const T* left =
-            of_units.own(static_cast<const T*>(p.left) + at(p.left_at, b, token, 0), p.left_at.t); /* head 0 */
-        const T* right =
-            of_group.own(static_cast<const T*>(p.right) + at(p.right_at, b, token, walk.group()), p.right_at.t);
-        const T* z = gated ? of_units.own(static_cast<const T*>(in.z) + at(in.z_at, b, token, 0), in.z_at.t) : nullptr;
-        int64_t times = makes_weights ? at(in.dt_at, b, token, walk.head(unit)) : 0;
+        const T* left = of_units.own(static_cast<const T*>(p.left) + offset_of(p.left_stride, b, token, 0),
+                                     p.left_stride.t); /* head 0 */
+        const T* right = of_group.own(
+            static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, walk.group()), p.right_stride.t);
+        const T* z =
+            gated ? of_units.own(static_cast<const T*>(in.z) + offset_of(in.z_stride, b, token, 0), in.z_stride.t)
+                  : nullptr;
+        int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, walk.head(unit)) : 0;
         float dt[2] = {0.0f, 0.0f};
         const auto load_times = [&](int i) {
             if (makes_weights && i < chunks) load_dt(in, times, walk.tokens(chunk_at(i)), dt);
-            times += step * in.dt_at.t;
+            times += step * in.dt_stride.t;
         };
         const auto copy =
             [&](int i, int number) { /* the segment's i-th, which is `number` of all */
@@ -178,16 +180,16 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                          GT_UNROLL
                                          for (int k = 0; k < UNITS; k++)
                                              of_units.copy(to + Tile::LEFT + k * Tile::TILE_LEFT,
-                                                           left + walk.head(k) * p.left_at.h + walk.row0(k),
-                                                           p.left_at.t, tokens, in.P - walk.row0(k));
+                                                           left + walk.head(k) * p.left_stride.h + walk.row0(k),
+                                                           p.left_stride.t, tokens, in.P - walk.row0(k));
                                          GT_UNROLL
                                          for (int k = 0; gated && k < UNITS; k++)
                                              of_units.copy(to + Tile::GATE + k * Tile::TILE_LEFT,
-                                                           z + walk.head(k) * in.z_at.h + walk.row0(k), in.z_at.t,
-                                                           tokens, in.P - walk.row0(k));
-                                         of_group.copy(to + Tile::RIGHT, right, p.right_at.t, tokens, in.columns);
-                                         left += step * p.left_at.t, right += step * p.right_at.t;
-                                         if (gated) z += step * in.z_at.t;
+                                                           z + walk.head(k) * in.z_stride.h + walk.row0(k),
+                                                           in.z_stride.t, tokens, in.P - walk.row0(k));
+                                         of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
+                                         left += step * p.left_stride.t, right += step * p.right_stride.t;
+                                         if (gated) z += step * in.z_stride.t;
                                      }
                                      cp_async_commit();
             };

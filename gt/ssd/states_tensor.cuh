@@ -62,7 +62,8 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
-    const gt_stride &left_at = REVERSE ? in.dy_at : in.x_at, &right_at = REVERSE ? in.Cm_at : in.Bm_at;
+    const gt_stride &left_stride = REVERSE ? in.dy_stride : in.x_stride,
+                    &right_stride = REVERSE ? in.Cm_stride : in.Bm_stride;
     const bool gated = REVERSE && in.z;
     TwoTermSum log;
     WarpState<NP> state;
@@ -79,13 +80,13 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     const auto load = [&](int i) {
         if (i < chunks) {
             const int chunk = REVERSE ? chunks - 1 - i : i;
-            load_units<T>(in, left, left_at, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
-            load_group<T, NP>(in, right, right_at, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
+            load_units<T>(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
+            load_group<T, NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
         }
         cp_async_commit();
     };
     const auto load_gate = [&](int i) {
-        if (gated && i < chunks) load_units<T>(in, in.z, in.z_at, smem + Tile::GATE, walk, chunks - 1 - i);
+        if (gated && i < chunks) load_units<T>(in, in.z, in.z_stride, smem + Tile::GATE, walk, chunks - 1 - i);
         cp_async_commit();
     };
     load(0);

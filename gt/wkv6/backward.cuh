@@ -221,8 +221,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             packed.set({fma_rn(u.x, r_near.x, fma_rn(r_next.lo(), next.y, Z.x * ex2_approx(c[0]))),
                         fma_rn(u.y, r_near.y, fma_rn(r_next.hi(), next.y, Z.y * ex2_approx(c[1])))});
             if (i + e < left_dk) stg<Vec<T, 2>>(dk_row, packed);
-            dr_row += (int)p.tensors[OF_DR].at.t;
-            dk_row += (int)p.tensors[OF_DK].at.t;
+            dr_row += (int)p.tensors[OF_DR].stride.t;
+            dk_row += (int)p.tensors[OF_DK].stride.t;
             du.x = fma_rn(r.lo(), k_near.x, du.x);
             du.y = fma_rn(r.hi(), k_near.y, du.y);
             if (t > 0) { /* what ends here leaves */
@@ -294,7 +294,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         Vec<W, 2> packed;
         packed.set({dw.x, dw.y});
         if (i < left) stg<Vec<W, 2>>(row, packed);
-        row += (int)p.tensors[OF_DW].at.t;
+        row += (int)p.tensors[OF_DW].stride.t;
     }
 }
 

@@ -15,8 +15,8 @@ enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
 struct BackwardParams {
     struct Tensor {
         void* data;
-        gt_stride at; /* below 2^31 bytes from token to token */
-        int element;  /* bytes */
+        gt_stride stride; /* below 2^31 bytes from token to token */
+        int element;      /* bytes */
     } tensors[TENSORS];
     Divider heads, H; /* heads: B*H */
     int chunk_slots;
@@ -215,13 +215,13 @@ GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me,
     if (i >= TENSORS) return;
     const BackwardParams::Tensor& x = p.tensors[i];
     sts<char*>(me.smem + C::ADDRESSES + 8 * i,
-               static_cast<char*>(x.data) + at(x.at, here.b, here.chunk.first, here.h) * x.element);
+               static_cast<char*>(x.data) + offset_of(x.stride, here.b, here.chunk.first, here.h) * x.element);
 }
 
 /* Where token t of the chunk is. */
 template <class T, class C>
 GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
-    const int bytes = (int)p.tensors[tensor].at.t * (int)sizeof(T);
+    const int bytes = (int)p.tensors[tensor].stride.t * (int)sizeof(T);
     return global_pointer<T>(lds<char*>(me.smem + C::ADDRESSES + 8 * tensor) + (int64_t)t * bytes);
 }
 
@@ -229,7 +229,7 @@ GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor
 template <class T>
 GT_DEV T* global_row(const BackwardParams& p, const ChunkCoordinates& here, int tensor, int t) {
     const BackwardParams::Tensor& x = p.tensors[tensor];
-    return static_cast<T*>(x.data) + at(x.at, here.b, here.chunk.first + t, here.h);
+    return static_cast<T*>(x.data) + offset_of(x.stride, here.b, here.chunk.first + t, here.h);
 }
 
 /* Rows of a slice of a state, `pitch` elements apart, from one of them on. */
@@ -251,7 +251,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
     if (!C::G_IN_OUTPUTS || me.G_index >= 0)
         return checkpoint_rows<typename C::Gradient>(me, p.G_checkpoints, me.G_index, row);
     const int tensor = me.slice0 + row + C::STATE_ROWS < C::N ? OF_DK : OF_DV;
-    return {output(tensor), (int)p.tensors[tensor].at.t};
+    return {output(tensor), (int)p.tensors[tensor].stride.t};
 }
 
 /* The same where store_addresses() is done. */
@@ -333,7 +333,7 @@ struct ChannelPart {
         for (int i = 0; i < C::PART; i++) {
             w[i].value.x = w[i].value.y = p.raw ? -INFINITY : 0.0f;
             if (i < left) w[i] = ldg<Pair<float>>(row);
-            row += (int)p.tensors[OF_W].at.t;
+            row += (int)p.tensors[OF_W].stride.t;
         }
     }
 
@@ -427,13 +427,13 @@ struct RawPart<C, true> {
     GT_METHOD RawPart(const BackwardParams& p, const ChannelPart<C>& own, int left, const float* r_row,
                       const float* k_row) {
         ks[0].value = rs[C::PART].value = {0.0f, 0.0f};
-        if (own.t0 > 0 && left >= 0) ks[0] = ldg<Raw>(k_row - (int)p.tensors[OF_K].at.t);
+        if (own.t0 > 0 && left >= 0) ks[0] = ldg<Raw>(k_row - (int)p.tensors[OF_K].stride.t);
         GT_UNROLL
         for (int i = 0; i < C::PART; i++) {
             rs[i].value = ks[i + 1].value = {0.0f, 0.0f};
             if (i < left) rs[i] = ldg<Raw>(r_row), ks[i + 1] = ldg<Raw>(k_row);
-            r_row += (int)p.tensors[OF_R].at.t;
-            k_row += (int)p.tensors[OF_K].at.t;
+            r_row += (int)p.tensors[OF_R].stride.t;
+            k_row += (int)p.tensors[OF_K].stride.t;
         }
         if (C::PART < left && own.t0 + C::PART < CHECKPOINT) rs[C::PART] = ldg<Raw>(r_row);
     }
@@ -474,8 +474,10 @@ GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinate
                         uint32_t none, const Cell& cell) {
     constexpr int PIECES = COUNT / 8;
     const BackwardParams::Tensor& x = p.tensors[tensor];
-    const int64_t first = at(x.at, here.b, here.chunk.first + lane / PIECES, here.h) + column + lane % PIECES * 8;
-    copy_rows<COUNT, 64>(lane, static_cast<const uint16_t*>(x.data) + first, (int)x.at.t, here.tokens(), none, cell);
+    const int64_t first =
+        offset_of(x.stride, here.b, here.chunk.first + lane / PIECES, here.h) + column + lane % PIECES * 8;
+    copy_rows<COUNT, 64>(lane, static_cast<const uint16_t*>(x.data) + first, (int)x.stride.t, here.tokens(), none,
+                         cell);
 }
 
 /* Two warps: STATE_ROWS rows of a state kept as bf16, or zeros, to rows at `to`. */
@@ -501,11 +503,11 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
     const int piece = lane_id() % PIECES, first = CHECKPOINT / 2 * half + lane_id() / PIECES;
     const int left = here.tokens() - first;
     const float* from =
-        static_cast<const float*>(x.data) + at(x.at, here.b, here.chunk.first + first, here.h) + 4 * piece;
+        static_cast<const float*>(x.data) + offset_of(x.stride, here.b, here.chunk.first + first, here.h) + 4 * piece;
     GT_UNROLL
     for (int i = 0; i < CHECKPOINT / 2; i += ROWS) {
         cp_async<16>(me.smem + to + fp32_piece<C::N>(first + i, piece), from, i < left ? 16 : 0);
-        from += ROWS * (int)x.at.t;
+        from += ROWS * (int)x.stride.t;
     }
 }
 

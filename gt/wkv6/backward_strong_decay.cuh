@@ -39,7 +39,7 @@ struct StrongColumn {
     template <class E>
     GT_METHOD float load(const E* from, int tensor, int t) const {
         const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
-        return inside ? Element<E>::load(from + (int64_t)t * (int)p.tensors[tensor].at.t, 0) : 0.0f;
+        return inside ? Element<E>::load(from + (int64_t)t * (int)p.tensors[tensor].stride.t, 0) : 0.0f;
     }
     GT_METHOD float r(int t) const { return load(r0, OF_R, t); }
     GT_METHOD float k(int t) const { return load(k0, OF_K, t); }

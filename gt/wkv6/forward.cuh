@@ -388,8 +388,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
-    typename C::T* y_out =
-        static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start, span.h) + me.column0 + 2 * C::TILES * me.j;
+    typename C::T* y_out = static_cast<typename C::T*>(p.y) + offset_of(p.y_stride, span.b, span.start, span.h) +
+                           me.column0 + 2 * C::TILES * me.j;
 
     constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* two sub-chunks side by side would spill there */
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
@@ -422,16 +422,16 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
                     float x[2 * C::TILES];
                     GT_UNROLL
                     for (int k = 0; k < 2 * C::TILES; k++) x[k] = y[k / 2][2 * half + k % 2];
-                    if (t < span.tokens) store_row<C::TILES>(y_out + t * p.y_at.t, x);
+                    if (t < span.tokens) store_row<C::TILES>(y_out + t * p.y_stride.t, x);
                 } else {
                     uint32_t words[C::TILES];
                     GT_UNROLL
                     for (int k = 0; k < C::TILES; k++) words[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
                     if (t >= span.tokens) continue;
                     if constexpr (C::TILES == 4) {
-                        stg<uint4>(y_out + t * p.y_at.t, {words[0], words[1], words[2], words[3]});
+                        stg<uint4>(y_out + t * p.y_stride.t, {words[0], words[1], words[2], words[3]});
                     } else {
-                        stg<uint2>(y_out + t * p.y_at.t, {words[0], words[1]});
+                        stg<uint2>(y_out + t * p.y_stride.t, {words[0], words[1]});
                     }
                 }
             }

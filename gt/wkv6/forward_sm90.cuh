@@ -85,7 +85,7 @@ struct HopperProducer : Producer<C> {
     float deferred[2]; /* of the channels' decay, log2: by which the state has not been scaled */
     uint32_t flags;    /* the group's, in buffer 0 */
     /* in stage 0: what the lane reads of r and k, and of w; to where and from which token it copies */
-    uint32_t read_at, w_read_at, copy_at, w_copy_at, v_at;
+    uint32_t read_at, w_read_at, copy_at, w_copy_at, v_stride;
     int copy_row, w_copy_row, v_copy_row;
 };
 
@@ -117,7 +117,7 @@ GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
         me.w_copy_at =
             kept(me.ring + W_SIZE * (ring_at<C>(me.w_copy_row) + me.template copied_column<typename C::W>()));
     }
-    me.v_at = kept(me.ring + C::RING_V + me.v_cell(0));
+    me.v_stride = kept(me.ring + C::RING_V + me.v_cell(0));
     me.v_copy_row = kept(me.v_row(0));
 }
 
@@ -128,7 +128,7 @@ GT_DEV void copy_sub_chunk(HopperProducer<C>& me, int sub_chunk) {
     const int left = me.tokens - sub_chunk * SUB_CHUNK;
     me.r[0].copy(me.copy_at + to + C::RING_R, true, me.copy_row < left);
     me.k[0].copy(me.copy_at + to + C::RING_K, true, me.copy_row < left);
-    me.v[0].copy(me.v_at + to, true, me.v_copy_row < left);
+    me.v[0].copy(me.v_stride + to, true, me.v_copy_row < left);
     GT_UNROLL
     for (int i = 0; i < me.W_PIECES; i++) { /* half a sub-chunk further each */
         const int half = i * ring_at<C>(SUB_CHUNK / 2) * (int)sizeof(typename C::W);
@@ -149,7 +149,7 @@ GT_DEV RawSubChunk<C> read_sub_chunk(const HopperProducer<C>& me, int stage) {
         x.k[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_K + ROW * i);
         x.w[i] = lds<Pair<typename C::W>>(me.w_read_at + from + C::RING_W + W_ROW * i);
     }
-    x.v[0] = lds<uint4>(me.v_at + from);
+    x.v[0] = lds<uint4>(me.v_stride + from);
     return x;
 }
 
@@ -364,8 +364,9 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
-    typename C::T* y_row = static_cast<typename C::T*>(p.y) + at(p.y_at, span.b, span.start + 2 * me.g, span.h) +
-                           me.column0 + 2 * C::TILES * me.j;
+    typename C::T* y_row = static_cast<typename C::T*>(p.y) +
+                           offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
+                           2 * C::TILES * me.j;
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
         const int offset = sub_chunk % C::BUFFERS * C::BUFFER, parity = sub_chunk / C::BUFFERS % 2;
@@ -389,7 +390,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
             const uint32_t low = E::pack(y[0][2 * half], y[0][2 * half + 1]);
             const uint64_t high = E::pack(y[1][2 * half], y[1][2 * half + 1]);
             if (sub_chunk * SUB_CHUNK + 2 * me.g + half < span.tokens) stg<uint64_t>(y_row, high << 32 | low);
-            y_row += half ? (SUB_CHUNK - 1) * p.y_at.t : p.y_at.t;
+            y_row += half ? (SUB_CHUNK - 1) * p.y_stride.t : p.y_stride.t;
         }
         wgmma_wait<0>();
         GT_UNROLL

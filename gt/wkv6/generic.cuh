@@ -54,9 +54,9 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
         const int n = i % C::ROWS, token = i / C::ROWS * COLUMN;
         const int64_t t = first + token, left = n < in.N ? end - t : 0;
         float r[COLUMN], k[COLUMN], w[COLUMN];
-        load_column(r, in.r, in.dtype, at(in.r_at, b, t, h) + n, in.r_at.t, p.y ? left : 0);
-        load_column(k, in.k, in.dtype, at(in.k_at, b, t, h) + n, in.k_at.t, left);
-        load_column(w, in.w, in.w_dtype, at(in.w_at, b, t, h) + n, in.w_at.t, left);
+        load_column(r, in.r, in.dtype, offset_of(in.r_stride, b, t, h) + n, in.r_stride.t, p.y ? left : 0);
+        load_column(k, in.k, in.dtype, offset_of(in.k_stride, b, t, h) + n, in.k_stride.t, left);
+        load_column(w, in.w, in.w_dtype, offset_of(in.w_stride, b, t, h) + n, in.w_stride.t, left);
         GT_UNROLL
         for (int x = 0; x < COLUMN; x++) {
             const Scale scale = scale_of_log(x < left ? log_decay(in, w[x]) : 0.0f);
@@ -73,7 +73,7 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
         const int j = column0 + column;
         const int64_t t = first + token;
         float v[COUNT];
-        load_column(v, in.v, in.dtype, at(in.v_at, b, t, h) + j, in.v_at.t, j < in.V ? end - t : 0);
+        load_column(v, in.v, in.dtype, offset_of(in.v_stride, b, t, h) + j, in.v_stride.t, j < in.V ? end - t : 0);
         GT_UNROLL
         for (int x = 0; x < COUNT; x++) sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
     }
@@ -183,7 +183,7 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
             const int token = REVERSE ? tokens - 1 - step : step;
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
             if (p.y && slice == 0 && column0 + column < in.V)
-                store_as(p.y, in.dtype, at(p.y_at, seq.b, first + token, h) + column0 + column,
+                store_as(p.y, in.dtype, offset_of(p.y_stride, seq.b, first + token, h) + column0 + column,
                          skipped ? 0.0f : in.scale * y);
         }
         sync_threads();
@@ -222,7 +222,7 @@ struct ChunkParams {
     const void *S_checkpoints, *G_checkpoints; /* [B,H,chunk slots,N,V]: S before, G after each chunk */
     gt_dtype S_dtype, G_dtype;
     void *dr, *dk, *dw, *dv;
-    gt_stride dr_at, dk_at, dw_at, dv_at;
+    gt_stride dr_stride, dk_stride, dw_stride, dv_stride;
     float* du;      /* partial sums [B,chunk slots,H,N] or NULL */
     float* scratch; /* [blocks, scratch_size] */
     int64_t chunk_slots, scratch_size;
@@ -264,9 +264,9 @@ GT_DEV void load_states_sub_chunk(const ChunkParams& p, const StatesBlock& s, in
     for (int n = thread_id(); n < p.rows; n += STATES_THREADS) {
         const int left = n < in.N ? s.tokens - (int)(first - s.start) : 0;
         float g[SUB_CHUNK], r[SUB_CHUNK], k[SUB_CHUNK], product = 1.0f, sum = 0.0f;
-        load_column(g, in.w, in.w_dtype, at(in.w_at, s.b, first, s.h) + n, in.w_at.t, left);
-        load_column(r, in.r, in.dtype, at(in.r_at, s.b, first, s.h) + n, in.r_at.t, left);
-        load_column(k, in.k, in.dtype, at(in.k_at, s.b, first, s.h) + n, in.k_at.t, left);
+        load_column(g, in.w, in.w_dtype, offset_of(in.w_stride, s.b, first, s.h) + n, in.w_stride.t, left);
+        load_column(r, in.r, in.dtype, offset_of(in.r_stride, s.b, first, s.h) + n, in.r_stride.t, left);
+        load_column(k, in.k, in.dtype, offset_of(in.k_stride, s.b, first, s.h) + n, in.k_stride.t, left);
         GT_UNROLL
         for (int t = 0; t < SUB_CHUNK; t++) {
             g[t] = t < left ? log_decay(in, g[t]) : 0.0f;
@@ -290,8 +290,8 @@ GT_DEV void load_states_sub_chunk(const ChunkParams& p, const StatesBlock& s, in
         const int64_t t = first + token;
         const int left = j < in.V ? s.tokens - (int)(t - s.start) : 0;
         float v[4], dy[4];
-        load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
-        load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
+        load_column(v, in.v, in.dtype, offset_of(in.v_stride, s.b, t, s.h) + j, in.v_stride.t, left);
+        load_column(dy, in.dy, in.dtype, offset_of(in.dy_stride, s.b, t, s.h) + j, in.dy_stride.t, left);
         GT_UNROLL
         for (int x = 0; x < 4; x++) {
             sts<float>(s.smem + 4 * (s.at.v + (token + x) * p.columns + column), v[x]);
@@ -467,14 +467,14 @@ GT_DEV float Gv_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
 
 /* v and dy of a token of the sub-chunk. */
 template <bool WIDE>
-GT_DEV float v_at(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
-    return WIDE ? load_as(p.in.v, p.in.dtype, at(p.in.v_at, s.b, s.first + token, s.h) + j)
+GT_DEV float v_stride(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
+    return WIDE ? load_as(p.in.v, p.in.dtype, offset_of(p.in.v_stride, s.b, s.first + token, s.h) + j)
                 : cell(s, s.v + token * p.in.V + j);
 }
 
 template <bool WIDE>
-GT_DEV float dy_at(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
-    return WIDE ? load_as(p.in.dy, p.in.dtype, at(p.in.dy_at, s.b, s.first + token, s.h) + j)
+GT_DEV float dy_stride(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
+    return WIDE ? load_as(p.in.dy, p.in.dtype, offset_of(p.in.dy_stride, s.b, s.first + token, s.h) + j)
                 : cell(s, s.dy + token * p.in.V + j);
 }
 
@@ -493,9 +493,9 @@ GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
         const int64_t t = s.first + token;
         const int left = s.tokens - token;
         float r[4], k[4], d[4];
-        load_column(r, in.r, in.dtype, at(in.r_at, s.b, t, s.h) + n, in.r_at.t, left);
-        load_column(k, in.k, in.dtype, at(in.k_at, s.b, t, s.h) + n, in.k_at.t, left);
-        load_column(d, in.w, in.w_dtype, at(in.w_at, s.b, t, s.h) + n, in.w_at.t, left);
+        load_column(r, in.r, in.dtype, offset_of(in.r_stride, s.b, t, s.h) + n, in.r_stride.t, left);
+        load_column(k, in.k, in.dtype, offset_of(in.k_stride, s.b, t, s.h) + n, in.k_stride.t, left);
+        load_column(d, in.w, in.w_dtype, offset_of(in.w_stride, s.b, t, s.h) + n, in.w_stride.t, left);
         GT_UNROLL
         for (int x = 0; x < 4; x++) r[x] *= in.scale, d[x] = x < left ? exp_accurate(log_decay(in, d[x])) : 1.0f;
         store_column(s, s.r, in.N, token, n, r);
@@ -507,8 +507,8 @@ GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
         const int64_t t = s.first + token;
         const int left = s.tokens - token;
         float v[4], dy[4];
-        load_column(v, in.v, in.dtype, at(in.v_at, s.b, t, s.h) + j, in.v_at.t, left);
-        load_column(dy, in.dy, in.dtype, at(in.dy_at, s.b, t, s.h) + j, in.dy_at.t, left);
+        load_column(v, in.v, in.dtype, offset_of(in.v_stride, s.b, t, s.h) + j, in.v_stride.t, left);
+        load_column(dy, in.dy, in.dtype, offset_of(in.dy_stride, s.b, t, s.h) + j, in.dy_stride.t, left);
         store_column(s, s.v, in.V, token, j, v);
         store_column(s, s.dy, in.V, token, j, dy);
     }
@@ -539,7 +539,7 @@ GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
     const int i = thread_id() / SUB_CHUNK, j = thread_id() % SUB_CHUNK;
     float c = 0.0f;
     const bool pair = j <= i && (!WIDE || i < s.tokens);
-    for (int x = 0; pair && x < in.V; x++) c = fma_rn(dy_at<WIDE>(p, s, i, x), v_at<WIDE>(p, s, j, x), c);
+    for (int x = 0; pair && x < in.V; x++) c = fma_rn(dy_stride<WIDE>(p, s, i, x), v_stride<WIDE>(p, s, j, x), c);
     sts<float>(s.smem + 4 * (s.C + thread_id()), c);
 
     float a[SUB_CHUNK] = {};
@@ -570,8 +570,9 @@ GT_DEV void sub_chunk_dv(const ChunkParams& p, const SubChunkBlock& s) {
     for (int x = thread_id(); x < s.tokens * in.V; x += 256) {
         const int t = x / in.V, j = x % in.V;
         float dv = s.products[2 * CHECKPOINT * in.N + (s.sub_chunk * SUB_CHUNK + t) * in.V + j];
-        for (int i = t; i < s.tokens; i++) dv = fma_rn(cell(s, s.A + i * SUB_CHUNK + t), dy_at<WIDE>(p, s, i, j), dv);
-        store_as(p.dv, in.dtype, at(p.dv_at, s.b, s.first + t, s.h) + j, dv);
+        for (int i = t; i < s.tokens; i++)
+            dv = fma_rn(cell(s, s.A + i * SUB_CHUNK + t), dy_stride<WIDE>(p, s, i, j), dv);
+        store_as(p.dv, in.dtype, offset_of(p.dv_stride, s.b, s.first + t, s.h) + j, dv);
     }
 }
 
@@ -587,7 +588,7 @@ GT_DEV void sub_chunk_dr(const ChunkParams& p, const SubChunkBlock& s) {
             product *= cell(s, s.d + j * in.N + n);
         }
         dr = fma_rn(product, Sdy_at<WIDE>(p, s, x), dr);
-        store_as(p.dr, in.dtype, at(p.dr_at, s.b, s.first + i, s.h) + n, in.scale * dr);
+        store_as(p.dr, in.dtype, offset_of(p.dr_stride, s.b, s.first + i, s.h) + n, in.scale * dr);
     }
 }
 
@@ -603,7 +604,7 @@ GT_DEV void sub_chunk_dk(const ChunkParams& p, const SubChunkBlock& s) {
             product *= cell(s, s.d + i * in.N + n);
         }
         dk = fma_rn(product, Gv_at<WIDE>(p, s, x), dk);
-        store_as(p.dk, in.dtype, at(p.dk_at, s.b, s.first + j, s.h) + n, dk);
+        store_as(p.dk, in.dtype, offset_of(p.dk_stride, s.b, s.first + j, s.h) + n, dk);
     }
 }
 
@@ -656,7 +657,7 @@ GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < in.N; n += 256) {
         float dg[SUB_CHUNK], w[SUB_CHUNK];
-        load_column(w, in.w, in.w_dtype, at(in.w_at, s.b, s.first, s.h) + n, in.w_at.t, s.tokens);
+        load_column(w, in.w, in.w_dtype, offset_of(in.w_stride, s.b, s.first, s.h) + n, in.w_stride.t, s.tokens);
         sub_chunk_dg<WIDE>(p, s, n, dg);
         GT_UNROLL
         for (int t = 0; t < SUB_CHUNK; t++) {
@@ -664,7 +665,7 @@ GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
             float dw = dg[t];
             if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
             if (cell(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there */
-            store_as(p.dw, in.w_dtype, at(p.dw_at, s.b, s.first + t, s.h) + n, dw);
+            store_as(p.dw, in.w_dtype, offset_of(p.dw_stride, s.b, s.first + t, s.h) + n, dw);
         }
     }
 }

@@ -26,8 +26,8 @@ static inline Problem problem_of(const gt_wkv6_args& a) {
     in.scale = a.scale, in.log2_scale = log2f(a.scale);
     in.r = a.r, in.k = a.k, in.w = a.w, in.v = a.v, in.dy = a.dy;
     in.u = a.u;
-    in.r_at = a.r_stride, in.k_at = a.k_stride, in.w_at = a.w_stride, in.v_at = a.v_stride;
-    in.dy_at = a.dy_stride;
+    in.r_stride = a.r_stride, in.k_stride = a.k_stride, in.w_stride = a.w_stride, in.v_stride = a.v_stride;
+    in.dy_stride = a.dy_stride;
     return in;
 }
 
@@ -62,7 +62,7 @@ static Pass pass_of(const gt_wkv6_args& a, bool on_tensor_cores, const Segments&
     pass.on_tensor_cores = on_tensor_cores;
     PassParams& p = pass.params();
     p.in = problem_of(a);
-    if (REVERSE) p.in.k = a.r, p.in.k_at = a.r_stride, p.in.v = a.dy, p.in.v_at = a.dy_stride;
+    if (REVERSE) p.in.k = a.r, p.in.k_stride = a.r_stride, p.in.v = a.dy, p.in.v_stride = a.dy_stride;
     p.state_in = REVERSE ? a.dstate_out : a.state_in;
     p.state_in_shared = !REVERSE && a.state_in_shared;
     p.checkpoints = checkpoints;
@@ -188,7 +188,7 @@ static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, cons
     void* checkpoints = take_S(saved, a);
     plan.states = pass_of<false>(a, on_tensor_cores, take_segments(arena, a, on_tensor_cores, device), checkpoints);
     PassParams& p = plan.states.params();
-    p.y = a.y, p.y_at = a.y_stride;
+    p.y = a.y, p.y_stride = a.y_stride;
     p.state_out = a.state_out;
     if (is_step) p.state_in = a.state_out;
     plan.states.any.is_step = is_step;
@@ -266,7 +266,7 @@ static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
     c.scratch_size = SUB_CHUNKS * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + SUB_CHUNKS * a.N;
     c.scratch_size = (c.scratch_size + 63) / 64 * 64;
     c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
-    c.dr_at = a.dr_stride, c.dk_at = a.dk_stride, c.dw_at = a.dw_stride, c.dv_at = a.dv_stride;
+    c.dr_stride = a.dr_stride, c.dk_stride = a.dk_stride, c.dw_stride = a.dw_stride, c.dv_stride = a.dv_stride;
     return c;
 }
 

@@ -119,7 +119,7 @@ struct TensorParams : PassParams {
      * there */
     struct Rows {
         void* data;
-        gt_stride at;
+        gt_stride stride;
     } G_rows[2];
     const void* S;  /* reverse, bf16: S before each chunk, and ... */
     float* rowsums; /* ... where rowsums go, [B,H,chunk slots,3,PARTS,N]: see store_rowsums(); NULL: not wanted */

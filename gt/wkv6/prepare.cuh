@@ -69,13 +69,13 @@ struct Producer {
         GT_UNROLL
         for (int i = 0; i < PIECES; i++) {
             const int row = copied_row<T>(i), column = channel0 + copied_column<T>();
-            r[i].set(in.r, in.r_at, ELEMENT, b, h, first, row, column, step);
-            k[i].set(in.k, in.k_at, ELEMENT, b, h, first, row, column, step);
-            v[i].set(in.v, in.v_at, ELEMENT, b, h, first, v_row(i), v_column(i), step);
+            r[i].set(in.r, in.r_stride, ELEMENT, b, h, first, row, column, step);
+            k[i].set(in.k, in.k_stride, ELEMENT, b, h, first, row, column, step);
+            v[i].set(in.v, in.v_stride, ELEMENT, b, h, first, v_row(i), v_column(i), step);
         }
         GT_UNROLL
         for (int i = 0; i < W_PIECES; i++)
-            w[i].set(in.w, in.w_at, sizeof(W), b, h, first, copied_row<W>(i), channel0 + copied_column<W>(), step);
+            w[i].set(in.w, in.w_stride, sizeof(W), b, h, first, copied_row<W>(i), channel0 + copied_column<W>(), step);
         u0 = in.u ? in.u[h * C::N + channel] : 0.0f;
         u1 = in.u ? in.u[h * C::N + channel + 1] : 0.0f;
         raw = in.decay == GT_DECAY_RAW;

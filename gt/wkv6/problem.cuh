@@ -62,14 +62,14 @@ struct Problem {
     float scale, log2_scale; /* of y: dr has it, and r wherever else a gradient has it */
     const void *r, *k, *w, *v, *dy;
     const float* u;
-    gt_stride r_at, k_at, w_at, v_at, dy_at;
+    gt_stride r_stride, k_stride, w_stride, v_stride, dy_stride;
 };
 
 /* What all passes through time are given, forward and (G) backwards. */
 struct PassParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
-    gt_stride y_at;
+    gt_stride y_stride;
     const float* state_in;
     float* state_out;
     void* checkpoints;   /* [B,H,chunk slots,N,V] */

@@ -30,7 +30,7 @@ GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
         const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
         TwoTermSum sum;
         for (int64_t t = warp_id(); n < in.N && t < seq.tokens; t += 8)
-            sum.add(log_decay(in, load_as(in.w, in.w_dtype, at(in.w_at, seq.b, seq.first + t, h) + n)));
+            sum.add(log_decay(in, load_as(in.w, in.w_dtype, offset_of(in.w_stride, seq.b, seq.first + t, h) + n)));
         sts<float2>(cells + 256 * warp_id(), {sum.hi, sum.lo});
         sync_threads();
         for (int i = 1; warp_id() == 0 && i < 8; i++) {

@@ -306,11 +306,11 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int place) {
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
     const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* that of the last chunk */
-    const int pitch = in_outputs ? (int)outputs.at.t : C::N;
+    const int pitch = in_outputs ? (int)outputs.stride.t : C::N;
     Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
     if (in_outputs) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
-        checkpoint = static_cast<Left*>(outputs.data) + at(outputs.at, span.b, token, span.h) + first % C::N;
+        checkpoint = static_cast<Left*>(outputs.data) + offset_of(outputs.stride, span.b, token, span.h) + first % C::N;
     }
     /* the lane's first in [B,H,chunk slots,PARTS,N], bf16: [B,H,chunk slots,3,PARTS,N], of the next checkpoint */
     const auto own_part = [&](float* parts) {
