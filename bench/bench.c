@@ -80,7 +80,8 @@ static const char help_text[] =
     "  --peers FILE   compare with the rows of FILE, written by bench/peers.py\n"
     "  --list         print the rows for GPUs as CSV and run none\n"
     "columns:\n"
-    "  pass      fwd: saves what bwd reads; inf: forward that saves nothing\n"
+    "  pass      fwd: saves what bwd reads; inf: forward that saves nothing; seg, segb, join, joinb:\n"
+    "            gt_OP_segment, gt_OP_join, of 8 pieces, and their backward\n"
     "  impl      gt: the kernels on the GPU; ref: the CPU twin, plain C; gt_ptx: the kernels as\n"
     "            the driver compiles them from PTX of compute_80, which is what a GPU newer than\n"
     "            those built for runs\n"
@@ -205,7 +206,7 @@ typedef struct measurement {
 static const char *const dtype_names[] = {"", "f32", "bf16", "f16"};
 
 static const char *pass_name(const bench_call *c) {
-    static const char *const names[] = {"fwd", "bwd", "step"};
+    static const char *const names[GT_PASSES] = {"fwd", "bwd", "step", "seg", "segb", "join", "joinb"};
     return c->is_inference ? "inf" : names[c->pass];
 }
 
@@ -216,6 +217,7 @@ static double tokens(const bench_call *c) {
 
 static double tera_flops(const bench_call *c, double ms) {
     const test_op *op = c->functions;
+    if (c->pass >= GT_SEGMENT) return 0;
     double n = c->pass == GT_BACKWARD ? op->operations.backward : op->operations.forward;
     for (const char *l = op->operations.letters; l && *l; l++) n *= (double)c->dims.n[*l - 'A'];
     return n / ms * 1e-9;
@@ -448,6 +450,11 @@ static void for_rows(report *r, const test_op *op, const test_bench_row *rows, r
         for (int i = GT_F32; i <= GT_F16; i++) {
             gt_dtype dtype = (gt_dtype)i;
             if (!(row->dtypes & (1 << dtype))) continue;
+            if (test_get_pieces(&row->c)) {
+                for (int pass = GT_SEGMENT; pass <= GT_JOIN_BACKWARD; pass++)
+                    action(r, &row->c, dtype, (gt_pass)pass, 0);
+                continue;
+            }
             if (is_step) {
                 action(r, &row->c, dtype, GT_STEP, 0);
                 continue;

@@ -58,11 +58,11 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
-static int is_updated(const gt_tensor *t, gt_pass pass) { return t->use[pass] == 's'; }
+static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
 static int is_used(const bench_call *c, const gt_tensor *t) {
-    int is_required = strchr("IOs", t->use[c->pass]) != NULL;
-    return t->use[c->pass] != '-' && (is_required || !test_is_absent(&c->row, t));
+    int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL;
+    return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
 }
 
 static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
@@ -150,7 +150,7 @@ static gt_status fill_saved(bench_call *c) {
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
         gt_view v = view_of(c, t);
-        if (t->use[GT_FORWARD] != 'O') continue;
+        if (gt_use(t, GT_FORWARD) != 'O') continue;
         outputs[i] = m->allocate(view_bytes(&v));
         set_pointer(&args, t->offset, outputs[i]);
     }
@@ -163,20 +163,19 @@ static gt_status fill_saved(bench_call *c) {
 
 static gt_status allocate_saved_and_workspace(bench_call *c) {
     gt_workspace need;
-    size_t bytes[3];
+    size_t bytes;
     gt_status status = bench_ask(c, &need);
     if (status != GT_OK || !c->machine->has_saved) return status;
-    if (c->op->fields.saved && need.saved && c->pass != GT_STEP && !c->is_inference) {
+    if (c->op->fields.saved && need.saved && c->pass <= GT_BACKWARD && !c->is_inference) {
         c->saved = allocate_scratch(c, &c->args, c->op->fields.saved, c->op->fields.saved_bytes, need.saved);
         c->machine->poison(c->saved, need.saved);
         c->scratch_bytes = need.saved;
         if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
         if ((status = bench_ask(c, &need)) != GT_OK) return status; /* it may be less now */
     }
-    bytes[GT_FORWARD] = need.forward, bytes[GT_BACKWARD] = need.backward, bytes[GT_STEP] = need.step;
-    c->workspace =
-        allocate_scratch(c, &c->args, c->op->fields.workspace, c->op->fields.workspace_bytes, bytes[c->pass]);
-    c->scratch_bytes += bytes[c->pass];
+    bytes = test_workspace_of(&need, c->pass);
+    c->workspace = allocate_scratch(c, &c->args, c->op->fields.workspace, c->op->fields.workspace_bytes, bytes);
+    c->scratch_bytes += bytes;
     return GT_OK;
 }
 
@@ -216,8 +215,8 @@ void bench_poison(bench_call *c) {
 /* ---- the sample that is compared ------------------------------------------------------------- */
 
 /* Of a large call the double reference is run on samples, each cut along some of the call's indices (test_bench_cut).
- * Compared are the outputs that have all of these indices.  Calls of little work, and operators without cuts, are
- * compared whole; packed rows must be large.  A state's columns N do not depend on each other: two of them show what is
+ * Compared are the outputs that have all of these indices.  Calls of little work, joins, and operators without cuts, are
+ * compared whole; packed rows never.  A state's columns N do not depend on each other: two of them show what is
  * summed over heads or channels.  What no cut can show, dgamma of a large rmsnorm_linear, has a check of its own. */
 static const double WHOLE = 1 << 28; /* products of all sizes up to here are little work */
 
@@ -338,7 +337,7 @@ static void sample_arguments(const bench_call *c, const sample *p, int has_magni
         if (!is_used(c, t) || t->kind == 'i') continue;
         if (test_is_input(t, c->pass))
             values = gather(c, p, t, c->before[i] ? c->before[i] : view_of(c, t).data);
-        else if (is_compared(c, p, t) || t->use[c->pass] == 'O')
+        else if (is_compared(c, p, t) || gt_use(t, c->pass) == 'O')
             values = test_array(count, NAN);
         if (has_magnitudes && test_is_input(t, c->pass) && !sets_decay(t))
             for (int64_t k = 0; k < count; k++) values[k] = fabs(values[k]);
@@ -372,13 +371,16 @@ static void element_arguments(const bench_call *c, const sample *p, const test_a
     }
 }
 
+/* Pieces come first in its tensors, and heads are no index of their own. */
+static int is_join(const bench_call *c) { return c->pass >= GT_JOIN; }
+
 /* Runs the double twin on a sample, batch elements in parallel.  What has no batch index is their sum. */
 static void run_truth(const bench_call *c, const sample *p, test_args *args) {
     gt_status (*twin)(const void *args) = c->functions->twin64[c->pass];
     int64_t batch = p->n['B' - 'A'];
     gt_status status = GT_OK;
     test_values *own;
-    if (batch <= 1 || c->pass == GT_STEP) {
+    if (batch <= 1 || c->pass == GT_STEP || is_join(c)) {
         if ((status = twin(args)) != GT_OK) fail(c->row.op, status);
         return;
     }
@@ -450,7 +452,7 @@ static int judge(bench_call *c, const gt_tensor *t, double error, double *worst)
 static int check_output(bench_call *c, const sample *p, const gt_tensor *t, const double *truth, double *worst) {
     double *got = gather(c, p, t, view_of(c, t).data);
     double error = relative_error(got, truth, NULL, sample_count(c, p, t));
-    if (error > tolerance_of(c, t) && t->use[c->pass] == 'g') error = error_by_terms(c, p, t, got, truth);
+    if (error > tolerance_of(c, t) && gt_use(t, c->pass) == 'g') error = error_by_terms(c, p, t, got, truth);
     free(got);
     return judge(c, t, error, worst);
 }
@@ -520,10 +522,11 @@ static int check_gains(bench_call *c, double *worst) {
 
 int bench_check(bench_call *c, double *worst) {
     double work = 1;
-    int ok = 1, samples = 0;
+    int ok = 1, samples = 0, is_cut;
     *worst = 0;
     for (const gt_size *s = c->op->sizes; s->letter; s++) work *= (double)c->dims.n[s->letter - 'A'];
-    for (const test_bench_cut *cut = c->functions->bench_cuts; work > WHOLE && cut && cut->letters; cut++) {
+    is_cut = !is_join(c) && (work > WHOLE || test_is_packed(&c->row));
+    for (const test_bench_cut *cut = c->functions->bench_cuts; is_cut && cut && cut->letters; cut++) {
         const char *letters = cut->letters;
         if (test_is_packed(&c->row) && !strcmp(letters, "NB")) letters = "N"; /* one batch element, many states */
         sample p = make_sample(c, letters, cut->count);

@@ -152,6 +152,13 @@ void test_set_pieces(test_case *c, int64_t pieces) {
     memcpy((char *)&c->args + test_table(c)->fields.pieces, &pieces, sizeof pieces);
 }
 
+int64_t test_get_pieces(const test_case *c) {
+    const size_t offset = test_table(c)->fields.pieces;
+    int64_t pieces = 0;
+    if (offset) memcpy(&pieces, (const char *)&c->args + offset, sizeof pieces);
+    return pieces;
+}
+
 void test_set_sequences(test_case *c, int64_t count, int64_t capacity) {
     size_t offset = test_table(c)->fields.seq_capacity;
     c->packed.count = count;

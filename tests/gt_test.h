@@ -110,7 +110,8 @@ typedef struct test_tolerance {
 enum { TEST_F32 = 1 << GT_F32, TEST_BF16 = 1 << GT_BF16, TEST_F16 = 1 << GT_F16 };
 
 /* A row with at most 16 tokens is one of the step function; the others are one of forward, one of backward, and where
- * forward saves something, one of forward without that (inf).  The name tells what the sizes do not. */
+ * forward saves something, one of forward without that (inf).  A row with pieces is one of each pass in pieces.  The
+ * name tells what the sizes do not. */
 typedef struct test_bench_row {
     test_case c;
     int dtypes;
@@ -275,6 +276,7 @@ int test_get_flag(const test_case *c, size_t offset); /* 0 if the operator has n
 void test_set_flag(test_case *c, size_t offset, int value);
 void test_set_slots(test_case *c, int64_t capacity);
 void test_set_pieces(test_case *c, int64_t pieces);
+int64_t test_get_pieces(const test_case *c);                            /* 0 where the operator has none */
 void test_set_sequences(test_case *c, int64_t count, int64_t capacity); /* 0, 0: not packed */
 void test_set_dtype(test_case *c, gt_dtype dtype, gt_dtype companion);  /* DEFAULT: as dtype */
 gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);         /* of its elements */

@@ -208,6 +208,36 @@ static void check_huge(void) {
     test_group("ssd", "one huge token among tiny ones");
 }
 
+/* ---- growth ---------------------------------------------------------------------------------- */
+
+/* Delta A of head 0, whose x and dy are tiny, is `bias` over 64 tokens together. */
+static void set_growth(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
+    const gt_ssd_args *a = &c->args.ssd;
+    for (int64_t i = 0; i < a->T * a->H; i++)
+        if (i % a->H == 0) hard_array(c, in, "dt")[i] = 0;
+    hard_array(c, in, "dt_bias")[0] = 0; /* Delta = log 2 */
+    hard_array(c, in, "A")[0] = k->bias / 64 / log(2);
+    for (int i = 0; i < 2; i++) {
+        double *values = hard_array(c, in, i ? "dy" : "x");
+        for (int64_t j = 0; values && j < a->T * a->H * a->P; j++)
+            if (j / a->P % a->H == 0) values[j] *= 1e-15;
+    }
+}
+
+static void check_growth(void) {
+    static const struct { int P, N; } sizes[] = {{64, 64}, {16, 24}, {64, 128}};
+    for (int i = 0; i < 3; i++) {
+        const hard_case k = {.c = {SSD(.T = 100, .H = 2, .P = sizes[i].P, .N = sizes[i].N), .name = "growth",
+                                   .absent = i == 2 ? "z dz state_in dstate_out" : "state_in dstate_out"},
+                             .change = set_growth,
+                             .bias = 40};
+        if (i < 2) check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F32);
+    }
+    test_group("ssd", "growth by e^40 in 64 tokens");
+}
+
 /* Far below 0 silu(z) is tiny beside z. */
 static void check_closed(void) {
     const hard_case k = {
@@ -248,6 +278,7 @@ int main(int argc, char **argv) {
     const int status = machine_start();
     if (status) return status;
     is_short = machine_is_slow || (argc > 1 && strcmp(argv[1], "--short") == 0);
+    check_growth();
     check_decays();
     check_scales();
     check_huge();

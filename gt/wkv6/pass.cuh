@@ -233,8 +233,8 @@ GT_DEV bool has_place(const TensorParams& p, int64_t place) {
 }
 
 /* A block takes places block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(place), for one of
- * the roles.  All roles meet between two places.  Other than packed sequences, whose number the host does not know, have
- * a block a place.
+ * the roles.  All roles meet between two places.  A batch has a block a place; of packed sequences the host does not
+ * know how many there are.
  * A loop into which two ways lead is none that the compiler takes anything out of: with `for` it would keep addresses
  * for the next place, in registers that there are not. */
 template <class C, class Pass>

@@ -195,13 +195,15 @@ static const test_bench_row host_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 8, 256
                                            ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
                                            {{.op = NULL}, 0}};
 
-static const test_bench_row gpu_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 64, 256, 640),
-                                          ROW_BOTH(TEST_BF16, 8, 2048, 4352),
-                                          ROW_BOTH(TEST_BF16, 8, 4096, 4352),
-                                          ROW_BOTH(TEST_BF16, 1, 32768, 4352),
-                                          ROW_BOTH(TEST_BF16, 8, 3750, 640),
-                                          ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
-                                          {{.op = NULL}, 0}};
+static const test_bench_row gpu_rows[] = {
+    ROW_BOTH(TEST_F32 | TEST_BF16, 64, 256, 640),
+    ROW_BOTH(TEST_BF16, 8, 2048, 4352),
+    ROW_BOTH(TEST_BF16, 8, 4096, 4352),
+    ROW_BOTH(TEST_BF16, 1, 32768, 4352),
+    ROW_BOTH(TEST_BF16, 8, 3750, 640),
+    ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
+    TEST_PACKED_ROWS(conv1d, NO_STATES, .D = 640, .W = 4, .activation = GT_ACT_SILU),
+    {{.op = NULL}, 0}};
 
 static const test_bench_cut cuts[] = {{"D", 4}, {NULL, 0}};
 

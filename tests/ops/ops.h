@@ -108,4 +108,19 @@ void test_set_ssm_regime(test_case *c, int n);
         "Dskip", { 0, 1, 0.3f }                                                                                        \
     }
 
+/* A packed row of the bench, 64 sequences of 1024 tokens: at a capacity that is their number, and at one far above,
+ * which is to cost no more. */
+#define TEST_EIGHT(x) x, x, x, x, x, x, x, x
+#define TEST_PACKED_ROW(op_name, missing, capacity, ...)                                                               \
+    {                                                                                                                  \
+        {.op = #op_name,                                                                                               \
+         .name = "packed c" #capacity,                                                                                 \
+         .absent = missing,                                                                                            \
+         .packed = {64, (const int64_t[]){TEST_EIGHT(TEST_EIGHT(1024))}},                                              \
+         .args.op_name = {.B = 1, .T = 65536, .seq_capacity = capacity, __VA_ARGS__}},                                 \
+            TEST_BF16                                                                                                  \
+    }
+#define TEST_PACKED_ROWS(op_name, missing, ...)                                                                        \
+    TEST_PACKED_ROW(op_name, missing, 64, __VA_ARGS__), TEST_PACKED_ROW(op_name, missing, 65536, __VA_ARGS__)
+
 #endif

@@ -319,9 +319,13 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 64),
     ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 3750, .H = 8, .P = 64, .N = 64),
     ROW(TEST_F32 | TEST_BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
+    TEST_PACKED_ROWS(ssd, "z dz " NO_STATES, .softplus = 1, .H = 8, .P = 64, .N = 128),
+    ROW(TEST_BF16, "", "z dz", .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .pieces = 8),
+    ROW(TEST_BF16, "", "z dz", .B = 1, .T = 16384, .H = 8, .P = 64, .N = 128, .pieces = 8),
+    ROW(TEST_BF16, "", "z dz", .B = 8, .T = 2048, .H = 32, .P = 64, .N = 64, .pieces = 8),
     {{.op = NULL}, 0}};
 
-static const test_bench_draw draws[] = {TEST_SSM_DRAWS, {NULL, {0, 0, 0}}};
+static const test_bench_draw draws[] = {TEST_SSM_DRAWS, {"piece_decays", {0, -3, 1}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */

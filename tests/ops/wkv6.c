@@ -269,10 +269,17 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, NO_STATES, .B = 8, .T = 4096, .H = 64, .N = 32),
     ROW(TEST_BF16, NO_STATES, .B = 8, .T = 3750, .H = 4, .N = 64),
     ROW(TEST_F32 | TEST_BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
+    TEST_PACKED_ROWS(wkv6, NO_STATES, .H = 4, .N = 64),
+    ROW(TEST_BF16, "", .B = 8, .T = 4096, .H = 32, .N = 64, .pieces = 8),
+    ROW(TEST_BF16, "", .B = 1, .T = 16384, .H = 4, .N = 64, .pieces = 8),
+    ROW(TEST_BF16, "", .B = 1, .T = 32768, .H = 64, .N = 64, .pieces = 8),
+    ROW(TEST_BF16, "", .B = 8, .T = 4096, .H = 64, .N = 32, .pieces = 8),
+    ROW(TEST_BF16, "", .B = 8, .T = 4096, .H = 16, .N = 128, .pieces = 8),
     {{.op = NULL}, 0}};
 
 /* decays of exp(-exp(-6)) = 0.9975 */
-static const test_bench_draw draws[] = {{"w", {0, -6, 1}}, {"r k v u", {0, 0, 0.5f}}, {NULL, {0, 0, 0}}};
+static const test_bench_draw draws[] = {
+    {"w", {0, -6, 1}}, {"r k v u", {0, 0, 0.5f}}, {"piece_decays", {0, -3, 1}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"H", 2}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */
