@@ -123,13 +123,15 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks) {
     expect_ssd(&a, "forward: forward_kernel;");
     a = good, a.dtype = GT_F32;
     expect_ssd(&a, "forward: forward_fp32_kernel;");
-    expect_ssd(&a, "backward_kernel"); /* there are none of tensor cores */
+    expect_ssd(&a, ", chunk_gradient_fp32_kernel, chunk_times_fp32_kernel");
     a.x = (char *)memory + 8;
     expect_ssd(&a, "forward: forward_kernel;");
+    expect_ssd(&a, "backward_kernel");
     a.x = NULL, a.N = 250;
     expect_ssd(&a, "forward: forward_kernel;");
     a.N = 256;
     expect_ssd(&a, "forward: forward_fp32_kernel (2 times);");
+    expect_ssd(&a, "chunk_gradient_fp32_kernel (2 times)");
     a = good, a.N = 256;
     expect_ssd(&a, "forward: forward_tensor_kernel (2 times);");
     expect_ssd(&a, "chunk_gradient_kernel (2 times)");

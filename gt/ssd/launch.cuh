@@ -106,7 +106,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
     const Checkpoints states = take_checkpoints(saved, a);
     plan.sequences = sequences_of(a);
     plan.accumulate = a.accumulate;
-    plan.on_tensor_cores = a.dtype != GT_F32 && takes_tensor_cores(a, device); /* fp32: forward alone does */
+    plan.on_tensor_cores = takes_tensor_cores(a, device);
     add_output(plan.unused, a.dx, a.dx_stride, a.dtype, a.H, a.P);
     add_output(plan.unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
     if (plan.on_tensor_cores) {

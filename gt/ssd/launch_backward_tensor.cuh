@@ -2,6 +2,7 @@
 #ifndef GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
+#include "backward_fp32.cuh"
 #include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
 #include "launch_tensor.cuh"
@@ -14,6 +15,8 @@ struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
     TensorParams gate;             /* dz, and h then */
     ChunkGradientParams chunks;
+    SplitGradientParams split; /* instead, with fp32 activations */
+    ChunkTimesParams times;
     int64_t blocks; /* of the passes over states */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
@@ -27,6 +30,27 @@ struct TensorBackwardPlan {
     }
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
+
+/* The chunks' gradients with fp32 activations: sums, and what is by token.  c has all but the states. */
+static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
+                                     TensorBackwardPlan& plan) {
+    SplitGradientParams& s = plan.split;
+    ChunkTimesParams& t = plan.times;
+    const int64_t slots = a.B * c.slots;
+    s.in = t.in = c.in;
+    s.slots = t.slots = c.slots;
+    s.state_step = c.slots * a.P * a.N;
+    s.dskip = sums.take(arena, a.dDskip, slots * SLOT_SHORTS, a.H * (a.Dskip_per_channel ? a.P : 1));
+    s.dx = static_cast<float*>(a.dx), s.dBm = static_cast<float*>(a.dBm), s.dCm = static_cast<float*>(a.dCm);
+    s.dx_at = a.dx_stride, s.dBm_at = a.dBm_stride, s.dCm_at = a.dCm_stride;
+    t.dA = sums.take(arena, a.dA, slots, a.H);
+    t.dbias = sums.take(arena, a.ddt_bias, slots, a.H);
+    t.ddt = a.ddt, t.ddt_at = a.ddt_stride;
+    if (!a.ddt && !a.dA && !a.ddt_bias) return;
+    t.da = s.da = arena.take<float>(a.B * a.T * a.H);
+    t.direct = s.direct = arena.take<float>(a.B * a.T * a.H);
+    t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
+}
 
 /* saved: what forward left, or no pointers. */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
@@ -47,14 +71,22 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (plan.makes_G) c.G = take_checkpoints(arena, a);
     plan.rows = a.B * c.slots * 2;
     const int slab_count = slabs((int)a.N);
-    c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H);
-    c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H);
-    c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
+    const bool is_split = a.dtype == GT_F32;
+    if (is_split) {
+        plan_split_chunks(a, arena, c, sums, plan);
+    } else {
+        c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H);
+        c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H);
+        c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
+    }
     plan.reverse.state_sum =
         sums.take(arena, shared ? a.dstate_in : nullptr, plan.blocks / (c.in.G * group_pairs(c.in)), a.H * a.P * a.N);
-    if ((a.dx || plan.makes_dz) && slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
+    if (is_split)
+        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* of dz alone: dx itself holds shares */
+    else if ((a.dx || plan.makes_dz) &&
+             slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
-    if (a.ddt && slab_count > 1) c.ddt_share = arena.take<float>(a.B * a.T * a.H);
+    if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(a.B * a.T * a.H);
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
     plan.forward.state_in = plan.gate.state_in = a.state_in;
@@ -68,6 +100,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
     plan.reverse.checkpoints = c.G;
     if (a.saved) c.h = saved;
+    plan.split.h = c.h, plan.split.G = c.G;
     if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
     c.dx_at = a.dx_stride, c.ddt_at = a.ddt_stride, c.dBm_at = a.dBm_stride, c.dCm_at = a.dCm_stride;
@@ -131,8 +164,37 @@ static inline void take_slab(ChunkGradientParams& p, int slab, int64_t rows) {
     if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
+/* The same with fp32 activations: all launches add to one set of sums. */
+static inline void take_slab(SplitGradientParams& p, int slab) {
+    take_slab(p.in, slab);
+    take_slab(p.h, slab);
+    take_slab(p.G, slab);
+    if (p.dBm) p.dBm += slab * SLAB;
+    if (p.dCm) p.dCm += slab * SLAB;
+    p.has_share = slab > 0;
+    if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
+}
+
+static inline gt_status finish_split_chunks(const SplitGradientParams& all, const ChunkTimesParams& times,
+                                            Chain& chain) {
+    gt_status status = GT_OK;
+    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
+        SplitGradientParams p = all;
+        take_slab(p, slab);
+        status = dispatch_fp32_columns(p.in, [&](auto columns) {
+            using Tile = GradientSplitTile<decltype(columns)::value>;
+            return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>,
+                       p.in.sequences.B * p.slots * p.in.G * SLOT_SHORTS, THREADS, Tile::BYTES, chain, p);
+        });
+    }
+    if (status != GT_OK || !times.da) return status;
+    return run("ssd chunk_times_fp32_kernel", chunk_times_fp32_kernel,
+               times.in.sequences.B * times.slots * ((times.in.H + 31) / 32), THREADS, 8 * THREADS, chain, times);
+}
+
 inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
+    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, chain);
     for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
         ChunkGradientParams p = chunks;
         take_slab(p, slab, rows);
