@@ -339,7 +339,7 @@ static void two_calls_agree(const test_runner *r, const test_case *given, double
     c.in_place = c.args.conv_ssd.accumulate = 0;
     const test_case conv = conv_case(&c), ssd = ssd_case(&c);
     const gt_pass last = r == &test_twin && c.args.conv_ssd.dtype != GT_F32 ? GT_FORWARD : GT_BACKWARD;
-    for (int pass = GT_FORWARD; pass <= last; pass++) {
+    for (int pass = GT_FORWARD; pass <= (int)last; pass++) {
         static const char *const of_ssd[][6] = {{"y", "state_out", NULL},
                                                 {"ddt", "dz", "dA", "ddt_bias", "dDskip", "dstate_in"}};
         test_values in, whole, conv_in, conv_out, ssd_in, ssd_out, expected = {{NULL}};
