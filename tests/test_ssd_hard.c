@@ -232,7 +232,7 @@ static void check_growth(void) {
                                    .absent = i == 2 ? "z dz state_in dstate_out" : "state_in dstate_out"},
                              .change = set_growth,
                              .bias = 40};
-        if (i < 2) check_dtype(k, GT_BF16);
+        check_dtype(k, GT_BF16);
         check_dtype(k, GT_F32);
     }
     test_group("ssd", "growth by e^40 in 64 tokens");

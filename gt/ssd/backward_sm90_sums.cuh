@@ -122,7 +122,8 @@ GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
         decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
                          : me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
         magnitude[e] = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
-        bound[e] = fmaxf(magnitude[e], largest * 0x1p-85f); /* power times largest is finite, of zeros too */
+        /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
+        bound[e] = fmaxf(magnitude[e], fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
     if (warp_any(grows)) { /* with room for eight times as much */
