@@ -314,7 +314,7 @@ static const char *const launched[] = {"wkv6::forward_tensor_kernel",
                                        "wkv6::states_tensor_kernel",
                                        "wkv6::backward_tensor_kernel",
                                        "ssd::forward_hopper_kernel",
-                                       "ssd::states_tensor_kernel",
+                                       "ssd::states_hopper_kernel",
                                        "chunk_gradient_hopper_kernel",
                                        NULL};
 
