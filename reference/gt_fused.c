@@ -174,6 +174,22 @@ static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *
     for (int64_t m = 0; m < a->M; m++) ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
 }
 
+/* The same of a single output, from x on and in double: no other output of a row tells how large terms were that cancel. */
+static void linear_single(const gt_rmsnorm_linear_args *a, double *blocks) {
+    GT_PARALLEL_FOR
+    for (int64_t k = 0; k < NORM_BLOCKS; k++) {
+        double *xhat = blocks + k * linear_block_size(a);
+        for (int64_t m = norm_block_start(a->M, k); m < norm_block_start(a->M, k + 1); m++) {
+            double sum = ref_param(a->bias, 0, 0);
+            linear_row(a, m, xhat);
+            for (int64_t d = 0; d < a->D; d++)
+                sum +=
+                    (xhat[d] * ref_param(a->gamma, d, 1) + ref_param(a->beta, d, 0)) * ref_load(a->weight, a->dtype, d);
+            norm_store_row(a->y, a->dtype, m * a->y_stride, &sum, 1);
+        }
+    }
+}
+
 gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     gt_rmsnorm_linear_args a;
     gt_dims dims;
@@ -183,7 +199,9 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     double *blocks = NULL;
     status = norm_scratch(&blocks, linear_block_size(&a));
     if (status == GT_OK) status = ref_scratch(&n, a.M * a.D + a.D * a.O + a.M * a.O);
-    if (status == GT_OK) {
+    if (status == GT_OK && a.O == 1) {
+        linear_single(&a, blocks);
+    } else if (status == GT_OK) {
         real *weight = n + a.M * a.D, *y = weight + a.D * a.O;
         linear_normalise(&a, n, blocks);
         linear_output(&a, n, weight, y);

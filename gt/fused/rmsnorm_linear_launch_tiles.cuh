@@ -14,11 +14,11 @@ namespace rmsnorm_linear {
 
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
 
-/* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  With fewer rows their making takes longer than
- * what they save. */
+/* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  Of any M: a row gives the bits that it gives
+ * alone. */
 static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
 static inline bool uses_parts(const gt_rmsnorm_linear_args& a) {
-    return is_split(a) && a.M >= 128 && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32);
+    return is_split(a) && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32);
 }
 
 /* Pointers that are NULL count as aligned. */
