@@ -134,7 +134,6 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, "forward: forward_fp32_kernel (2 times);");
     expect_ssd(&a, "chunk_gradient_fp32_kernel (2 times)");
     a = good, a.N = 256;
-    expect_ssd(&a, "forward: forward_tensor_kernel (2 times);");
     expect_ssd(&a, fastest_chunks);
     expect_ssd(&a, "_kernel (2 times), reduce_rows");
     a = good, a.N = 250;
@@ -157,16 +156,17 @@ static void test_ssd(void) {
         return;
     }
     test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel", "states_tensor_kernel");
+    const gt_ssd_args wide = {.B = 1, .T = 3000, .H = 2, .P = 64, .N = 256, .dtype = GT_BF16};
+    expect_ssd(&wide,
+               "forward: states_tensor_kernel (2 times), scan_segments_kernel, forward_tensor_kernel (2 times);");
     machine_choose("sm_90");
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "states_hopper_kernel");
     /* a block would have half of its warps idle */
     const gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_tensor_kernel;");
     expect_ssd(&alone, "states_tensor_kernel");
-    /* more columns than a launch of forward has: the states of its segments, one launch for each 128 */
-    const gt_ssd_args wide = {.B = 1, .T = 3000, .H = 2, .P = 64, .N = 256, .dtype = GT_BF16};
-    expect_ssd(&wide,
-               "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_tensor_kernel (2 times);");
+    /* the states of segments in a launch for each 128 columns */
+    expect_ssd(&wide, "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel;");
 }
 
 static void test_errors(void) {

@@ -91,12 +91,14 @@ struct CopiedRows {
     /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
     template <class T>
     GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
-        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL); /* further ones differ by whole rows */
+        /* further ones differ by whole rows; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too */
+        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL);
+        const auto cell = [&](int k) { return (STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * ROW; };
         const int left = 8 * piece() < columns ? rows - row() : 0;
         if (left > CHUNK - STEP) {
             GT_UNROLL
             for (int k = 0; k < CHUNK / STEP; k++) {
-                cp_async<16>(to + k * STEP * ROW, from);
+                cp_async<16>(cell(k), from);
                 from += STEP * pitch;
             }
             return;
@@ -105,7 +107,7 @@ struct CopiedRows {
         GT_UNROLL
         for (int k = 0; k < CHUNK / STEP; k++) {
             const bool exists = k * STEP < left;
-            cp_async<16>(to + k * STEP * ROW, exists ? from : first, exists ? 16 : 0);
+            cp_async<16>(cell(k), exists ? from : first, exists ? 16 : 0);
             from += STEP * pitch;
         }
     }

@@ -1,5 +1,5 @@
 /* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
- * the same calls with N up to 128.
+ * the same calls.
  *
  * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
@@ -27,6 +27,8 @@
  * x has three stages, so that its copies come from memory while the chunk before is prepared.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
+ *     Shared memory 209.9 KB; registers 208, producer 88.
  *
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
@@ -133,7 +135,10 @@ struct HopperTile {
     static constexpr bool HAS_GATE = HAS_GATE_;
     static constexpr int NP = NP_, HEADS = HEADS_, UNITS = CONSUMERS * HEADS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int REGISTERS = HEADS * NP > 128 ? 216 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+    static constexpr int REGISTERS = NP > 128          ? 208
+                                     : HEADS *NP > 128 ? 216
+                                                       : 200,
+                         PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
@@ -185,26 +190,32 @@ template <class Tile>
 GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
     using T = typename Tile::T;
     using Lanes = RowLanes<Tile::NP>;
-    constexpr int ALL = CHUNK / Lanes::ROWS, AT_ONCE = ALL >= 8 ? 2 : 1, PIECES = Lanes::PIECES;
+    constexpr int ALL = CHUNK / Lanes::ROWS, OWN = ALL >= 8 ? 2 : 1, AT_ONCE = Tile::NP > 128 ? 1 : OWN;
+    constexpr int PIECES = Lanes::PIECES;
     const Lanes at;
     if (warp >= ALL) return;
-    uint4 x[AT_ONCE][PIECES];
-    const auto cell = [&](int block, int i) {
-        return tile + group_cell<Tile>((4 * block + warp) * Lanes::ROWS + at.row, at.piece + Lanes::LANES * i);
-    };
-    GT_UNROLL
-    for (int i = 0; i < AT_ONCE * PIECES; i++) x[i / PIECES][i % PIECES] = lds<uint4>(cell(i / PIECES, i % PIECES));
-    float largest[AT_ONCE];
-    GT_UNROLL
-    for (int k = 0; k < AT_ONCE; k++) largest[k] = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
-    GT_UNROLL
-    for (int k = 0; k < AT_ONCE; k++) {
-        const Power power = power_of(largest[k]);
+    GT_NO_UNROLL
+    for (int first = 0; first < OWN; first += AT_ONCE) {
+        uint4 x[AT_ONCE][PIECES];
+        const auto cell = [&](int block, int i) {
+            return tile +
+                   group_cell<Tile>((4 * (first + block) + warp) * Lanes::ROWS + at.row, at.piece + Lanes::LANES * i);
+        };
         GT_UNROLL
-        for (int i = 0; i < PIECES; i++)
-            sts<uint4>(cell(k, i), {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
-                                    scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
-        if (at.piece == 0) sts<float>(inverses + 4 * ((4 * k + warp) * Lanes::ROWS + at.row), power.inverse);
+        for (int i = 0; i < AT_ONCE * PIECES; i++) x[i / PIECES][i % PIECES] = lds<uint4>(cell(i / PIECES, i % PIECES));
+        float largest[AT_ONCE];
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++) largest[k] = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++) {
+            const Power power = power_of(largest[k]);
+            GT_UNROLL
+            for (int i = 0; i < PIECES; i++)
+                sts<uint4>(cell(k, i), {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
+                                        scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
+            if (at.piece == 0)
+                sts<float>(inverses + 4 * ((4 * (first + k) + warp) * Lanes::ROWS + at.row), power.inverse);
+        }
     }
 }
 
@@ -404,7 +415,9 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
     store_checkpoint<Tile::NP>(me.M(i), part, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
                                in.P - row0, in.N, in.N);
-    if (lane_id() == 0 && row0 < in.P) p.checkpoints.powers[slot * row_tiles(in.P) + row0 / 16] = state.power.inverse;
+    constexpr int SLABS = (Tile::NP + SLAB - 1) / SLAB; /* of every N that NP is for */
+    if (lane_id() < SLABS && row0 < in.P)
+        p.checkpoints.powers[(slot * row_tiles(in.P) + row0 / 16) * SLABS + lane_id()] = state.power.inverse;
     clear_pairs(me.M(i), part); /* it was used */
 }
 

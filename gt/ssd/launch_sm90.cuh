@@ -8,12 +8,13 @@
 namespace gt {
 namespace ssd {
 
-/* Units of a block of forward's kernel; 0: it takes another.  One launch has at most SLAB columns. */
+/* Units of a block of forward's kernel; 0: it takes another.  With more than SLAB columns a warpgroup has one. */
 static inline int hopper_units(const gt_ssd_args& a, const Device& device) {
-    return a.N <= SLAB ? states_units(a, device) : 0;
+    const int units = states_units(a, device);
+    return units && a.N > SLAB ? 2 : units;
 }
 
-/* With one unit a warpgroup there are registers enough: one kernel does for calls with and without z. */
+/* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int HEADS>
 static gt_status launch_forward_hopper_with(const TensorParams& p, const Device& device, Chain& chain) {
     const auto with = [&](auto has_gate) {
@@ -24,7 +25,8 @@ static gt_status launch_forward_hopper_with(const TensorParams& p, const Device&
                    strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room) * each, Tile::THREADS,
                    Tile::BYTES, chain, p);
     };
-    return HEADS == 1 || p.in.z ? with(std::true_type()) : with(std::integral_constant<bool, HEADS == 1>());
+    constexpr bool ONE = HEADS == 1 && NP <= SLAB;
+    return ONE || p.in.z ? with(std::true_type()) : with(std::integral_constant<bool, ONE>());
 }
 
 template <int HEADS>
@@ -33,6 +35,11 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
     const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, 2 * HEADS, device, chain);
     if (status != GT_OK) return status;
     p.in.columns = p.in.N;
+    if constexpr (HEADS == 1) {
+        if (p.in.N > SLAB)
+            return p.in.dtype == GT_BF16 ? launch_forward_hopper_with<bf16, 2 * SLAB, 1>(p, device, chain)
+                                         : launch_forward_hopper_with<f16, 2 * SLAB, 1>(p, device, chain);
+    }
     return dispatch_columns(p.in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value;
         return launch_forward_hopper_with < decltype(type), N == 32 ? 64 : N, HEADS > (p, device, chain);

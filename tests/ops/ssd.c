@@ -160,6 +160,7 @@ static const test_case sizes[] = {
     {SSD(.H = 8, .P = 72, .N = 64, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {SSD(.H = 6, .P = 40, .N = 16, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 3, .P = 64, .N = 128, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
+    {SSD(.H = 2, .P = 40, .N = 208, .softplus = 1), .name = "sweep"},
     {.op = NULL}};
 
 /* More than 65535 of what a grid may count. */
