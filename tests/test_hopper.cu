@@ -692,7 +692,7 @@ static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0,
                 bool is_there = true, is_stored = true;
                 for (int d = 0; d < 3; d++) {
                     is_there = is_there && i[d] >= 0 && i[d] < b.size[d];
-                    is_stored = is_stored && to_i[d] < b.size[d];
+                    is_stored = is_stored && to_i[d] >= 0 && to_i[d] < b.size[d];
                 }
                 T value;
                 memset(static_cast<void*>(&value), 0, sizeof value);
