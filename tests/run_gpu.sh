@@ -218,6 +218,28 @@ peers() {
     return $status
 }
 
+# The same for RWKV-6, in PARTS processes: what they wait for is Triton's compiler.
+PARTS=10
+peers_rwkv6() {
+    local status=0 processes=() i
+    [ -n "${SOURCES-}" ] || return 77
+    enter_package || return
+    for ((i = 0; i < PARTS; i++)); do
+        timeout "${STEP_LIMIT:-540}" python3 "$root/python/tests/peers.py" "$SOURCES" --suite rwkv6 --part "$i/$PARTS" \
+            >"$out/rwkv6.$i.log" 2>&1 &
+        processes+=($!)
+    done
+    for ((i = 0; i < PARTS; i++)); do
+        wait "${processes[i]}" || { status=$? && echo "FAILED: part $i of $PARTS ended with $status"; }
+        cat "$out/rwkv6.$i.log"
+    done
+    echo "==== all parts"
+    sed -n 's/^\(rwkv6, [a-z_]*\) *\([0-9]*\) of \([0-9]*\) pass.*/\1 \2 \3/p' "$out"/rwkv6.*.log |
+        awk '{ pass[$2] += $3; of[$2] += $4 } END { for (name in of) print name ": " pass[name] " of " of[name] " pass" }'
+    rm -f "$out"/rwkv6.*.log
+    return $status
+}
+
 # A training step beside that of the public packages.
 peers_step() {
     [ -n "${SOURCES-}" ] || return 77
@@ -264,7 +286,7 @@ step train train
 # in shells of their own, since they change the folder and variables
 step python eval '(python)'
 step peers eval '(peers causal-conv1d:40 selective_scan:1 selective_state_update:6 layernorm:1)'
-step peers_rwkv6 eval '(peers rwkv6:1)' # its Triton kernels alone take minutes to compile
+step peers_rwkv6 eval '(peers_rwkv6)'
 step peers_step eval '(peers_step)'
 step protocol protocol
 step memcheck sanitize memcheck --leak-check full -- --short --exact

@@ -1,9 +1,9 @@
-"""peers.py FOLDER [--every N] [--device DEVICE]: the test suites of the public packages, run against gt_kernels.compat.
+"""peers.py FOLDER [--every N] [--part I/N] [--device DEVICE]: the test suites of the public packages, run against gt_kernels.compat.
 
 FOLDER holds copies of the repositories causal-conv1d, mamba and flash-linear-attention.  Their tests are read from there,
 with the functions under test replaced by those of gt_kernels.compat.  What they compare with stays theirs: references in
 PyTorch operations, and for RWKV-6 the other function of the package, in Triton.  --every N takes one test in N, always
-the same ones.  A refusal is a failure.  Prints the share of each suite that passes, and the failures' reasons.
+the same ones; --part I/N every N-th of these from number I = 0 on, so that N processes share the work.  A refusal is a failure.  Prints the share of each suite that passes, and the failures' reasons.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def prepare(folder):
     return importlib, compat
 
 
-def run_suite(folder, suite, every, device):
+def run_suite(folder, suite, every, part, device):
     import pytest
     title, path, replaced, functions = suite
     importlib, compat = prepare(folder)
@@ -81,7 +81,7 @@ def run_suite(folder, suite, every, device):
             mine = [item for item in items if item.originalname not in OTHERS]
             kept = [item for item in mine if zlib.crc32(item.name.encode()) % every == 0]
             self.outcomes["of"] = len(mine)
-            items[:] = kept
+            items[:] = kept[part[0]::part[1]]
 
         def pytest_runtest_logreport(self, report):
             if report.when == "call" or report.outcome != "passed":
@@ -108,6 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--part", type=lambda text: [int(number) for number in text.split("/")], default=[0, 1])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--suite", help="only suites with this in their name")
     args = parser.parse_args()
@@ -116,7 +117,7 @@ def main():
         if args.suite and args.suite not in suite[0]:
             continue
         try:
-            counter = run_suite(os.path.abspath(args.folder), suite, args.every, args.device)
+            counter = run_suite(os.path.abspath(args.folder), suite, args.every, args.part, args.device)
         except ImportError as error:
             rows.append((suite[0], f"not run: {error}", collections.Counter()))
             continue
