@@ -393,7 +393,7 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
                            offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
                            2 * C::TILES * me.j;
 
-    const bool is_scaled = warp_any(p.in.scale != 1.0f);
+    const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales); /* fp32: no register */
     constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* two sub-chunks side by side would spill there */
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) {
