@@ -62,7 +62,6 @@ struct ReduceRowsParams {
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
     constexpr int BATCH = 18; /* loads in flight: 288 rows, two blocks of each of 144 multiprocessors, are one batch */
-    wait_for_chain();
     RowSums::Sum p = params.sums[0];
     int64_t block = block_x();
     GT_UNROLL
@@ -71,6 +70,7 @@ GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT Reduce
         p = params.sums[i];
         block = block_x() - params.end[i - 1];
     }
+    wait_for_chain();
     const int64_t c = block * 32 + lane_id(), rows = row_count(p.packed, p.rows);
     float sum = 0.0f;
     for (int64_t r = warp_id(); c < p.columns && r < rows; r += BATCH * REDUCED_ROWS) {

@@ -13,6 +13,15 @@ GT_DEV float warp_sum(float value) {
     return value;
 }
 
+/* Zero, of which only ptxas knows that it is. */
+GT_DEV int hidden_zero() {
+    int zero = 0;
+#ifndef GT_EMU
+    asm("mov.b32 %0, 0;" : "=r"(zero));
+#endif
+    return zero;
+}
+
 /* True in every lane if it is in one (vote.any). */
 GT_DEV bool warp_any(bool condition) {
 #ifdef GT_EMU

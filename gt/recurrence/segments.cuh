@@ -240,6 +240,7 @@ struct ScanParams {
     int terms = 1;
     int64_t elements = 0;                     /* of the state, that one entry serves; set by scan_segments() */
     Divider tiles = {};                       /* blocks of a strand; set by scan_segments() */
+    int strands = 1;                          /* the same */
     float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
 };
 
@@ -266,10 +267,9 @@ GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int le
 template <bool REVERSE, bool WHOLE_WARPS, bool ENDS = false>
 GT_KERNEL(SCAN_THREADS, 4)
 scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
-    wait_for_chain();
     int tile;
     const Segments& cut = p.segments;
-    const int strand = divide(block_x(), p.tiles, &tile), strands = grid_x() / p.tiles.divisor;
+    const int strand = divide(block_x(), p.tiles, &tile);
     const int64_t element = (int64_t)tile * SCAN_THREADS + thread_id();
     const bool inside = element < p.state_size;
     if (element - lane_id() >= p.state_size) return;
@@ -277,10 +277,11 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     /* the element's decay, among those of a segment */
     const int64_t entry = element <= UINT32_MAX && p.elements <= UINT32_MAX ? (uint32_t)element / (uint32_t)p.elements
                                                                             : element / p.elements;
+    wait_for_chain();
     const float rate = p.rate && inside ? p.rate[element] : p.unit;
     const uint32_t sums = smem_base() + SCAN_SUMS * warp_id();
     const uint32_t scales = smem_base() + SCAN_THREADS / 32 * SCAN_SUMS + SCAN_SCALES * warp_id();
-    for (int64_t s = strand; s < sequences; s += strands) {
+    for (int64_t s = strand; s < sequences; s += p.strands) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1 && !ENDS) continue;
@@ -302,14 +303,16 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             if constexpr (WHOLE_WARPS) {
                 float log[SCAN_BATCH / 32];
                 GT_UNROLL
-                for (int j = 0; j < SCAN_BATCH / 32; j++)
-                    log[j] = lane_id() + 32 * j < left ? log_of(k0 + lane_id() + 32 * j) : 0.0f;
+                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* beyond the last, its again: no load waits for another */
+                    const int segment = lane_id() + 32 * j;
+                    log[j] = log_of(k0 + (segment < left ? segment : left - 1));
+                }
                 GT_UNROLL
                 for (int j = 0; j < SCAN_BATCH / 32; j++) {
                     const Scale scale = scale_of_segment(log[j]);
                     sts<float2>(scales + 8 * (lane_id() + 32 * j), {scale.keep, scale.factor});
                     grows = grows || scale.keep == FAR;
-                    if (ENDS) whole += log[j];
+                    if (ENDS && lane_id() + 32 * j < left) whole += log[j];
                 }
             }
             cp_async_wait<0>();
@@ -371,11 +374,12 @@ static inline gt_status scan_segments(const char* name, ScanParams p, const Devi
     if (tiles > INT32_MAX) return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)tiles);
     p.elements = p.state_size / p.decay_size;
     p.tiles = divide_by((int)tiles);
+    p.strands = (int)(most < wanted ? most : wanted);
     p.segments.tokens = segment_tokens(p.sequences.T, p.segments.count, p.chunk);
     const bool whole_warps = !p.rate && p.elements % 32 == 0;
     return run(name,
                whole_warps ? scan_segments_kernel<REVERSE, true, ENDS> : scan_segments_kernel<REVERSE, false, ENDS>,
-               tiles * (most < wanted ? most : wanted), SCAN_THREADS, SCAN_SMEM, stream, p);
+               tiles * p.strands, SCAN_THREADS, SCAN_SMEM, stream, p);
 }
 
 } /* namespace gt */

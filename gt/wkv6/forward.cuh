@@ -299,10 +299,11 @@ GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][
     }
 }
 
-/* A branch, since nearly always there is nothing to do. */
+/* A branch, since nearly always there is nothing to do.  is_scaled: scale is not 1.  Kernels vote on it before their
+ * loop: a load of the constant would be waited for in every sub-chunk. */
 template <int TILES>
-GT_DEV void scale_y(float scale, float (&y)[TILES][4]) {
-    if (scale == 1.0f) return;
+GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
+    if (!is_scaled) return;
     GT_UNROLL
     for (int i = 0; i < 4 * TILES; i++) y[i / 4][i % 4] *= scale;
 }
@@ -388,9 +389,11 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
-    typename C::T* y_out = static_cast<typename C::T*>(p.y) + offset_of(p.y_stride, span.b, span.start, span.h) +
-                           me.column0 + 2 * C::TILES * me.j;
+    typename C::T* y_row = static_cast<typename C::T*>(p.y) +
+                           offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
+                           2 * C::TILES * me.j;
 
+    const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales); /* fp32: no register */
     constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* two sub-chunks side by side would spill there */
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) {
@@ -414,26 +417,26 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
                 state_sub_chunk<C, false>(me, buffer * C::BUFFER, strong, y);
             }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
-            scale_y(p.in.scale, y);
+            scale_y(is_scaled, p.in.scale, y);
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
-                const int t = (sub_chunk + i) * SUB_CHUNK + 2 * me.g + half;
+                const bool inside = (sub_chunk + i) * SUB_CHUNK + 2 * me.g + half < span.tokens;
                 if constexpr (C::TF32X3) {
                     float x[2 * C::TILES];
                     GT_UNROLL
                     for (int k = 0; k < 2 * C::TILES; k++) x[k] = y[k / 2][2 * half + k % 2];
-                    if (t < span.tokens) store_row<C::TILES>(y_out + t * p.y_stride.t, x);
+                    if (inside) store_row<C::TILES>(y_row, x);
                 } else {
                     uint32_t words[C::TILES];
                     GT_UNROLL
                     for (int k = 0; k < C::TILES; k++) words[k] = E::pack(y[k][2 * half], y[k][2 * half + 1]);
-                    if (t >= span.tokens) continue;
                     if constexpr (C::TILES == 4) {
-                        stg<uint4>(y_out + t * p.y_stride.t, {words[0], words[1], words[2], words[3]});
+                        if (inside) stg<uint4>(y_row, {words[0], words[1], words[2], words[3]});
                     } else {
-                        stg<uint2>(y_out + t * p.y_stride.t, {words[0], words[1]});
+                        if (inside) stg<uint2>(y_row, {words[0], words[1]});
                     }
                 }
+                y_row += half ? (SUB_CHUNK - 1) * p.y_stride.t : p.y_stride.t;
             }
         }
     }
@@ -447,10 +450,10 @@ forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
     init_place<C>(smem, block_x());
-    wait_for_chain();
-    if (warp_id() < C::PRODUCER_WARPS) {
+    if (warp_id() < C::PRODUCER_WARPS) { /* they read what no kernel of the chain has written */
         take_places<C>(p, smem, [&](int place) { produce<C, false>(p, smem, place); });
     } else {
+        wait_for_chain();
         take_places<C>(p, smem, [&](int place) { consume<C>(p, smem, place); });
     }
 #else

@@ -367,6 +367,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
     typename C::T* y_row = static_cast<typename C::T*>(p.y) +
                            offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
                            2 * C::TILES * me.j;
+    const bool is_scaled = warp_any(p.in.scale != 1.0f);
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
         const int offset = sub_chunk % C::BUFFERS * C::BUFFER, parity = sub_chunk / C::BUFFERS % 2;
@@ -383,7 +384,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
 
         mbarrier_wait(me.a_full + offset, parity);
         add_pairs<C>(me, offset, y);
-        scale_y(p.in.scale, y);
+        scale_y(is_scaled, p.in.scale, y);
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
             /* as one number: the compiler would store two one by one */
@@ -408,10 +409,10 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
     init_place<C>(smem, block_x());
-    wait_for_chain();
-    if (uniform(warp_id()) < C::PRODUCER_WARPS) {
+    if (uniform(warp_id()) < C::PRODUCER_WARPS) { /* they read what no kernel of the chain has written */
         take_places<C>(p, smem, [&](int place) { hopper_produce<C>(p, smem, place); });
     } else {
+        wait_for_chain();
         take_places<C>(p, smem, [&](int place) { hopper_consume<C>(p, smem, place); });
     }
 #else

@@ -233,23 +233,25 @@ GT_DEV bool has_place(const TensorParams& p, int64_t place) {
 }
 
 /* A block takes places block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(place), for one of
- * the roles.  All roles meet between two places.  A batch has a block a place; of packed sequences the host does not
- * know how many there are.
- * A loop into which two ways lead is none that the compiler takes anything out of: with `for` it would keep addresses
- * for the next place, in registers that there are not. */
+ * the roles.  The first is taken whether it has items or not.  All roles meet between two places.  A batch has a block a
+ * place; of packed sequences the host does not know how many there are.
+ * Two ways seem to lead into this loop (hidden_zero): of such a loop the front end takes nothing out, where with `for`
+ * it would keep addresses for the next place, in registers that there are not.  ptxas sees the one way that there is,
+ * and that a warp takes it as a whole (uniform, warp_any): so it prepares no wait inside of `pass` for divergence. */
 template <class C, class Pass>
 GT_DEV void take_places(const TensorParams& p, uint32_t smem, const Pass& pass) {
-    int place = block_x();
-    if (p.in.sequences.cu_seqlens) goto next;
+    if (hidden_zero()) goto next;
 here:
-    pass(uniform(place));
-    if (!p.in.sequences.cu_seqlens) return;
-    place = place_of<C>(smem) + grid_x();
+    pass(uniform(place_of<C>(smem)));
 next:
-    if (!has_place<C>(p, place)) return;
-    sync_threads(); /* buffers and mbarriers are no longer used */
-    init_place<C>(smem, place, true);
-    goto here;
+    if (p.in.sequences.cu_seqlens) {
+        const int place = uniform(place_of<C>(smem)) + grid_x();
+        if (warp_any(has_place<C>(p, place))) {
+            sync_threads(); /* buffers and mbarriers are no longer used */
+            init_place<C>(smem, place, true);
+            goto here;
+        }
+    }
 }
 
 } /* namespace wkv6 */
