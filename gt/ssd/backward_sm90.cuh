@@ -57,7 +57,7 @@ namespace ssd {
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int N, bool GATED>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
-chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
+chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
 #if GT_SM90A
     using C = HopperGradientTraits<T, N, GATED>;
     wait_for_chain();
@@ -69,7 +69,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, C::GROUP);
+        mbarrier_init(barriers + C::FULL, 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
         if (GATED) mbarrier_init(barriers + C::DY_GATED, C::GROUP);

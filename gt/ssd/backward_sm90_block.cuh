@@ -4,11 +4,18 @@
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
+#include "../base/bulk.cuh"
 #include "../base/wgmma.cuh"
 #include "backward_tensor.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* The states as tensors [slot of a batch element and head][P][columns] of f16, in boxes of 64 rows p, a panel each. */
+struct HopperGradientParams : ChunkGradientParams {
+    TensorMap h_map, G_map;
+    int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
+};
 
 template <class T_, int N_, bool GATED_ = false>
 struct HopperGradientTraits {
@@ -23,6 +30,8 @@ struct HopperGradientTraits {
     static constexpr int COPIES = STAGES + 1;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
+    static constexpr bool M_HAS_SKIP =
+        std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
     static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
@@ -36,32 +45,31 @@ struct HopperGradientTraits {
     static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
     /* floats, from FLOATS */
     static constexpr int FACTORS = 0;                              /* [STAGES] */
-    static constexpr int MADE = FACTORS + COPIES * Factors::COUNT; /* [2][64, E], neighbour_factors() */
-    static constexpr int MADE_FLOATS = CHUNK + 4;
-    static constexpr int WEIGHT = MADE + 2 * MADE_FLOATS;             /* [STAGES][64]: of the neighbour's rows */
-    static constexpr int KEPT = WEIGHT + STAGES * CHUNK;              /* [STAGES][4]: of 16 rows of the state before */
-    static constexpr int STATE_INVERSES = KEPT + 4 * STAGES;          /* [STAGES][h 4, G 4] */
-    static constexpr int READ_INVERSES = STATE_INVERSES + 8 * STAGES; /* [2][h 4, G 4]: as they came */
-    static constexpr int BOUND = READ_INVERSES + 16;                  /* [4]: of the preparing warps' rows */
-    static constexpr int B_INVERSE = BOUND + 4, C_INVERSE = B_INVERSE + CHUNK, OTHER_INVERSE = C_INVERSE + CHUNK;
+    static constexpr int MADE = FACTORS + COPIES * Factors::COUNT; /* [COPIES][64, E], neighbour_factors() */
+    static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = CHUNK + 4;
+    static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
+    static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK;
+    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK;
     static constexpr int POWER = OTHER_INVERSE + CHUNK; /* [2][64]: at the end, of dC and dB */
     static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 4;
-    /* [STAGES + 2][Delta 64, its slope 64, exp(sum a)]: of the tokens of a step, until its da are made */
+    /* [TIMES_COPIES][Delta 64, its slope 64, exp(sum a), largest_delta()]: of the tokens of a step, until its da are
+     * made, by a warp that may be as many steps behind as there are stages */
+    static constexpr int TIMES_COPIES = 2 * STAGES + 2;
     static constexpr int TIMES = W_MOST + 4, TIMES_FLOATS = 2 * CHUNK + 4;
     static constexpr int HEAD_SUMS =
-        TIMES + (STAGES + 2) * TIMES_FLOATS; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
+        TIMES + TIMES_COPIES * TIMES_FLOATS; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
     /* GATED, [STAGES][64]: what undoes the powers of dy's rows; the powers of M's columns */
     static constexpr int DY_INVERSE = HEAD_SUMS + 2 * CHUNK + 4;
     static constexpr int M_POWER = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int SUMS = M_POWER + (GATED ? STAGES * CHUNK : 0);
-    /* from the step's SUMS.  PAIR_SUMS: Gamma, [i][k], of row k with block i of s before k's, or of column k with block
-     * i + 1 of t behind k's */
+    /* from the step's SUMS.  PAIR_SUMS, [i][k]: Gamma of row k with block i of s before k's, or Gamma / Delta of column
+     * k with block i + 1 of t behind k's */
     static constexpr int PAIR_SUMS = 0;
-    static constexpr int DIAGONAL = PAIR_SUMS + 3 * CHUNK;       /* [k] */
-    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;    /* [t] */
-    static constexpr int DIRECT = F + CHUNK;                     /* [s] */
-    static constexpr int Z = DIRECT + CHUNK, DSKIP_HEAD = Z + 4; /* [4 warps] */
-    static constexpr int DSKIP = DSKIP_HEAD + 4;                 /* [4 warps][p] */
+    static constexpr int DIAGONAL = PAIR_SUMS + 3 * CHUNK;     /* [k] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;  /* [t] */
+    static constexpr int NEAR = F + CHUNK;                     /* [s]: Gamma / Delta over t in the block of s */
+    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4; /* [4 warps] */
+    static constexpr int DSKIP = DSKIP_HEAD + 4;               /* [4 warps][p] */
     static constexpr int SUMS_COUNT = DSKIP + 4 * CHUNK;
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT), EMPTY = FULL + 8 * STAGES;
@@ -71,6 +79,10 @@ struct HopperGradientTraits {
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
 };
+
+/* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
+constexpr float LEAST_DELTA = 0x1p-20f;
+GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
 /* Named barriers: of the preparing warps, of the pairs, of the state that is made, of S_MOST, of all that multiply. */
 enum { PREPARING_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
@@ -115,27 +127,12 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* A warp's 16 rows of a state: a lane has piece lane % PIECES of every 32 / PIECES rows. */
-template <class C>
-GT_DEV void copy_state_panels(int warp, uint32_t tile, const Problem& in, const Checkpoints& states, int64_t offset,
-                              int rows) {
-    constexpr int PIECES = C::N / 8, STEP = 32 / PIECES;
-    const int lane = here(), row0 = 16 * warp + lane / PIECES, piece = lane % PIECES;
-    /* for zeros any address does */
-    const f16* from = states.values ? states.values + offset : static_cast<const f16*>(in.x);
-    if (!states.values || 8 * piece >= in.columns) rows = 0;
-    tile += piece / 8 * C::PANEL;
-    GT_UNROLL
-    for (int i = 0; i < 16 / STEP; i++)
-        cp_async<16>(tile + panel_at<128>(row0 + i * STEP, piece % 8), from + i * STEP * in.N,
-                     row0 + i * STEP < rows ? 16 : 0);
-}
-
-/* Where the first rows of a lane are in x, dy, z and states, in elements; of a step, and of the next. */
+/* Where the first rows of a lane are in x, dy and z, in elements, and states in their maps; of a step, and of the
+ * next. */
 template <class C>
 struct StepSource {
-    int64_t x, dy, z, state;
-    int tile;
+    int64_t x, dy, z;
+    int tile, slot;
 
     GT_METHOD void place(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) {
         const Problem& in = p.in;
@@ -143,9 +140,17 @@ struct StepSource {
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
         z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
-        state = (((int64_t)me.b * in.H + head) * p.slots + me.slot) * in.P * in.N +
-                (16 * warp + lane / (C::N / 8)) * in.N + 8 * (lane % (C::N / 8));
+        slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
+    }
+    /* Both states of the step, by one warp, which arrives; the bytes that are not there come as zeros. */
+    GT_METHOD void load_states(const HopperGradientParams& p, uint32_t stage, uint32_t full) const {
+        mbarrier_arrive_expect(full, 2 * C::STATE);
+        GT_UNROLL
+        for (int i = 0; i < C::PANELS; i++) {
+            tile_load(stage + C::H + i * C::PANEL, p.h_map, 64 * i, tile * TILE_P, p.has_h ? slot : -1, full);
+            tile_load(stage + C::G + i * C::PANEL, p.G_map, 64 * i, tile * TILE_P, p.has_G ? slot : -1, full);
+        }
     }
     GT_METHOD void copy(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
@@ -162,8 +167,6 @@ struct StepSource {
                 copy_panel(warp, stage + C::NEXT, dy_rows + CHUNK * in.dy_stride.t, in.dy_stride.t, me.neighbour_tokens,
                            rows);
         }
-        copy_state_panels<C>(warp, stage + C::H, in, p.h, state, rows);
-        copy_state_panels<C>(warp, stage + C::G, in, p.G, state, rows);
     }
     /* z of the chunk, and, where dy of the neighbour comes, of the neighbour. */
     GT_METHOD void copy_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) const {
@@ -178,11 +181,11 @@ struct StepSource {
     GT_METHOD void advance(const ChunkGradientParams& p) {
         const Problem& in = p.in;
         if (++tile < in.tiles) {
-            x += TILE_P, dy += TILE_P, z += TILE_P, state += TILE_P * in.N;
+            x += TILE_P, dy += TILE_P, z += TILE_P;
         } else {
             const int columns = (in.tiles - 1) * TILE_P;
-            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, state += (p.slots * in.P - columns) * in.N;
-            z += in.z_stride.h - columns;
+            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
+            slot += (int)p.slots;
             tile = 0;
         }
     }
@@ -191,9 +194,9 @@ struct StepSource {
 /* ---- dy silu(z) ------------------------------------------------------------------------------------------------- */
 
 /* A warp's 16 rows of dy silu(z), f16 in place, a power of two a row.  A lane gets of its rows, lane / 8 of every four,
- * the largest magnitudes, and what undoes the powers. */
+ * what undoes the powers. */
 template <class T>
-GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&most)[4], float (&inverse)[4]) {
+GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&inverse)[4]) {
     using E = Element<T>;
     const int lane = here();
     GT_UNROLL
@@ -213,9 +216,14 @@ GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&most)[4],
         const Power power = power_of(finite(largest));
         const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
         sts<uint4>(tile + cell, {pair(0), pair(2), pair(4), pair(6)});
-        most[i] = finite(largest) * power.value;
         inverse[i] = power.inverse;
     }
+}
+
+/* The step's largest |Delta|, or LEAST_DELTA. */
+template <class C>
+GT_DEV float largest_delta(const ChunkGradientBlock<C>& me, int step) {
+    return me.value(C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS + 2 * CHUNK + 1);
 }
 
 /* What undoes the power of dy's row t. */
@@ -225,10 +233,10 @@ GT_DEV float dy_inverse(const ChunkGradientBlock<C>& me, int step, int t) {
     return 1.0f;
 }
 
-/* The powers of the columns s of M_ts = S_ts L_ts times what undoes dy_t.  No t >= s exceeds f16 then; nor does U,
- * which has these powers, too, exceed 2^40 by what G gives.  One warp. */
+/* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds f16
+ * then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
 template <class C>
-GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step) {
+GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step, float skip) {
     const int lane = lane_id(), stage = step % C::STAGES;
     const auto pair = [&](int offset) { return lds<float2>(me.cell(offset + 2 * lane)); };
     const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
@@ -242,74 +250,11 @@ GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step) {
     }
     const float right = shfl_down(from, 1), after = lane < 31 ? fmaxf(second, right) : second;
     /* no row of B or C exceeds 2^14, no state 2^16 */
-    const float pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
+    const float delta = largest_delta(me, step), pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
     const float G = largest_of(lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
-    sts<float2>(
-        me.cell(C::M_POWER + CHUNK * stage + 2 * lane),
-        {power_of(b.x * fmaxf(from * pairs, suf.x * G)).value, power_of(b.y * fmaxf(after * pairs, suf.y * G)).value});
-}
-
-/* ---- the state that the chunk makes ----------------------------------------------------------------------------- */
-
-/* The largest magnitudes of the rows of NEXT that the lane has copied, and what undoes the powers that they have where
- * they are gated. */
-template <class C>
-GT_DEV void next_maxima(const ChunkGradientBlock<C>& me, int warp, int step, float (&most)[4], float (&inverse)[4]) {
-    const int lane = here();
-    if (C::GATED && !me.second) {
-        gate_rows<typename C::T>(warp, me.stage(step) + C::NEXT, me.smem + C::NEXT_GATES, most, inverse);
-        return;
-    }
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const uint4 x[1] = {
-            lds<uint4>(me.stage(step) + C::NEXT + panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8))};
-        most[i] = row_maximum<typename C::T, 8>(larger_of<typename C::T>(x));
-        inverse[i] = 1.0f;
-    }
-}
-
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T comes out times a power of two, which is within the
- * factors of both: KEPT of the state before, by its 16 rows, and WEIGHT of the rows.  Two barriers of these warps. */
-template <class C>
-GT_DEV void weigh_state(const ChunkGradientBlock<C>& me, int warp, int step) {
-    const int lane = lane_id(), stage = step % C::STAGES, made = C::MADE + step % 2 * C::MADE_FLOATS;
-    const bool makes = me.makes_state();
-    float most[4], weight[4], inverse[4], sum = 0.0f;
-    if (makes) next_maxima(me, warp, step, most, inverse);
-    bar_sync(PREPARING_BARRIER, C::GROUP); /* the neighbour's factors, READ_INVERSES */
-    if (makes) {
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const int row = 16 * warp + lane / 8 + 4 * i;
-            weight[i] = me.value(made + row) * me.value(C::OTHER_INVERSE + row);
-            if (C::GATED) weight[i] *= inverse[i];
-            sum = fma_rn(most[i], fabsf(weight[i]), sum); /* Delta may be below 0 */
-        }
-        sum += shfl_xor(sum, 8);
-        sum += shfl_xor(sum, 16);
-        if (lane == 0) sts<float>(me.cell(C::BOUND + warp), sum);
-        bar_sync(PREPARING_BARRIER, C::GROUP);
-    }
-    const int read = C::READ_INVERSES + step % 2 * 8, from = read + (me.second ? 0 : 4);
-    Power power = {1.0f, 1.0f};
-    if (makes) {
-        const float4 sums = lds<float4>(me.cell(C::BOUND));
-        const float E = me.value(made + CHUNK);
-        /* no row of B or C exceeds 2^14, no state 2^16 */
-        power = power_of(fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.cell(from))),
-                                ((sums.x + sums.y) + (sums.z + sums.w)) * 0x1p14f));
-        GT_UNROLL
-        for (int i = 0; i < 4; i++)
-            if (lane % 8 == 0)
-                sts<float>(me.cell(C::WEIGHT + CHUNK * stage + 16 * warp + lane / 8 + 4 * i), weight[i] * power.value);
-        if (warp == 0 && lane < 4)
-            sts<float>(me.cell(C::KEPT + 4 * stage + lane), E * me.value(from + lane) * power.value);
-    }
-    if (warp == 0 && lane < 8) {
-        const bool is_made = makes && (lane < 4) == me.second;
-        sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane), is_made ? power.inverse : me.value(read + lane));
-    }
+    const float x = b.x * fmaxf(from * pairs, suf.x * G), y = b.y * fmaxf(after * pairs, suf.y * G);
+    sts<float2>(me.cell(C::M_POWER + CHUNK * stage + 2 * lane), {power_of(fma_rn(x, delta, fabsf(skip) * dy.x)).value,
+                                                                 power_of(fma_rn(y, delta, fabsf(skip) * dy.y)).value});
 }
 
 /* Lane 4 which + i: what undoes the power of rows 16 i ... of h (0) or G (1). */
@@ -329,8 +274,9 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     const Problem& in = p.in;
     const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
     const auto pair = [&](int offset) { return lds<float2>(me.cell(me.sums(step, offset) + 2 * lane)); };
-    const int times = C::TIMES + step % (C::STAGES + 2) * C::TIMES_FLOATS;
+    const int times = C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS;
     const float A = in.A[h];
+    const float2 values = lds<float2>(me.cell(times + 2 * lane));
     float2 da = sums_from(pair(C::E)), columns = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
@@ -341,13 +287,16 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
         else
             columns = plus(columns, both);
     }
-    da = plus(da, sums_before<8>(columns)); /* s in the block of k, t in a later one */
-    da = plus(da, pair(C::DIAGONAL));       /* both in that of k */
-    da = plus(da, sums_before<32>(pair(C::F)));
+    /* s in the block of k, t in a later one */
+    da = plus(da, sums_before<8>({columns.x * values.x, columns.y * values.y}));
+    da = plus(da, pair(C::DIAGONAL)); /* both in that of k */
+    /* <x, U>: by pairs, and by G */
+    const float2 f = pair(C::F), by = {factor_of_U(values.x), factor_of_U(values.y)};
+    float2 direct = plus(plus(columns, pair(C::NEAR)), {f.x / by.x, f.y / by.y});
+    da = plus(da, sums_before<32>({by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
     const float4 z = lds<float4>(me.cell(me.sums(step, C::Z)));
     const float EGh = me.value(times + 2 * CHUNK) * ((z.x + z.y) + (z.z + z.w));
     da = plus(da, {EGh, EGh});
-    float2 direct = pair(C::DIRECT);
     float dskip = 0.0f;
     if (p.dskip && in.skip_per_channel) {
         const float2 all = plus(plus(pair(C::DSKIP), pair(C::DSKIP + CHUNK)),
@@ -375,8 +324,7 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
         return;
     }
     float dA = 0.0f, dbias = 0.0f;
-    const float2 values = lds<float2>(me.cell(times + 2 * lane)),
-                 slopes = lds<float2>(me.cell(times + CHUNK + 2 * lane));
+    const float2 slopes = lds<float2>(me.cell(times + CHUNK + 2 * lane));
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
         const int t = 2 * lane + i;
@@ -405,10 +353,10 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* Of step i: copies, and the weights of the state that the chunk makes; before the stage of step i + 1 is waited for,
- * the decay factors of that step, by warps 0 to 2, and da and ddt of step i - STAGES, by warp 3. */
+/* Of step i: as soon as its stage is free, copies, for which nobody waits here; then the decay factors of step i + 1, by
+ * warps 0 to 2, and da and ddt of step i - STAGES, by warp 3. */
 template <class C>
-GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
     const Problem& in = p.in;
     StepSource<C> source;
@@ -421,11 +369,14 @@ GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<
                     warp == 1 ? me.neighbour_tokens : me.tokens, dt);
     };
     const auto make_factors_of = [&](int step) {
-        const int h = me.head(p, step);
+        const int h = me.head(p, step), lane = lane_id();
         const uint32_t cells = me.cell(me.factor(step, 0));
-        if (warp == 1) {
+        if (warp == 1) { /* times what undoes the powers of B's or C's rows */
             const StepTimes times = {{dt[0], dt[1]}, {dt[0], dt[1]}};
             neighbour_factors(p, me, step, times);
+            const uint32_t weights = me.cell(made_cell<C>(step) + 2 * lane);
+            const float2 w = lds<float2>(weights), other = lds<float2>(me.cell(C::OTHER_INVERSE + 2 * lane));
+            sts<float2>(weights, {w.x * other.x, w.y * other.y});
             return;
         }
         Delta delta[2];
@@ -435,12 +386,18 @@ GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<
             make_factors<DIAGONAL_FACTORS>(cells, values, in.A[h]);
             return;
         }
-        const uint32_t times = me.cell(C::TIMES + step % (C::STAGES + 2) * C::TIMES_FLOATS);
+        const uint32_t times = me.cell(C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS);
         make_factors<SUM_FACTORS | (C::M_TERMS > 1 ? 0 : GROWTH_FACTOR)>(cells, values, in.A[h]);
-        sts<float2>(times + 8 * lane_id(), {values[0], values[1]});
-        sts<float2>(times + 4 * CHUNK + 8 * lane_id(), {delta[0].slope, delta[1].slope});
+        sts<float2>(times + 8 * lane, {values[0], values[1]});
+        sts<float2>(times + 4 * CHUNK + 8 * lane, {delta[0].slope, delta[1].slope});
+        float largest = LEAST_DELTA;
+        if (C::M_TERMS == 1) {
+            largest = fmaxf(largest, fmaxf(fabsf(values[0]), fabsf(values[1])));
+            GT_UNROLL
+            for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+        }
         sync_warp();
-        if (lane_id() == 0) sts<float>(times + 8 * CHUNK, me.value(me.factor(step, Factors::PRE + CHUNK - 1)));
+        if (lane == 0) sts<float2>(times + 8 * CHUNK, {me.value(me.factor(step, Factors::PRE + CHUNK - 1)), largest});
     };
     source.place(p, me, warp);
     load_step(0);
@@ -450,27 +407,25 @@ GT_DEV void prepare_role(const ChunkGradientParams& p, const ChunkGradientBlock<
     GT_NO_UNROLL
     for (int step = 0; step < me.steps + C::STAGES; step++) {
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
+        const uint32_t full = me.smem + C::FULL + 8 * stage;
         const bool follows = step + 1 < me.steps;
         mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - parity);
         if (step < me.steps) {
+            if (warp == 0) source.load_states(p, me.stage(step), full);
             source.copy(p, me, warp, me.stage(step));
-            if constexpr (
-                C::GATED) { /* the tiles of z are free: this warp has read NEXT_GATES, states have read GATES */
+            if constexpr (C::GATED) { /* the tiles of z are free: states have read them */
                 if (step > 0)
                     mbarrier_wait(me.smem + C::DY_GATED + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
                 source.copy_gates(p, me, warp);
             }
-            cp_async_commit();
-            if (follows) source.advance(p);
-            if (warp == 3) {
-                if (lane_id() < 8) sts<float>(me.cell(C::READ_INVERSES + step % 2 * 8 + lane_id()), inverse);
-                if (follows) inverse = read_inverse(p, me, step + 1);
+            cp_async_arrive(full);
+            if (warp == 3 && lane_id() < 8) sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
+            if (warp > 0) mbarrier_arrive(full);
+            if (follows) {
+                source.advance(p);
+                if (warp == 3) inverse = read_inverse(p, me, step + 1);
+                if (makes_factors) make_factors_of(step + 1);
             }
-            cp_async_wait<0>();
-            weigh_state(me, warp, step);
-            fence_async_proxy();
-            mbarrier_arrive(me.smem + C::FULL + 8 * stage);
-            if (makes_factors && follows) make_factors_of(step + 1);
             load_step(step + 2);
         }
         if (warp == 3 && step >= C::STAGES) finish_hopper_step(p, me, step - C::STAGES);

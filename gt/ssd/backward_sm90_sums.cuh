@@ -59,7 +59,13 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH. */
+/* Dskip, where it is one number of a head; else 0. */
+template <class C>
+GT_DEV float skip_of_head(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
+}
+
+/* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH and Delta. */
 template <class C>
 GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
     if constexpr (C::GATED) {
@@ -69,13 +75,17 @@ GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
     if constexpr (C::M_TERMS > 1) return {1.0f, 1.0f};
     const float4 S = lds<float4>(me.cell(C::S_MOST));
     const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
-    return power_of(most > 0x1p-40f ? most : 0x1p-40f);
+    return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
 }
 
-/* FULL does not do for dy where states have yet to gate it. */
+/* Waits until x and dy of a step are there, dy silu(z) too, and hands over to the asynchronous proxy what cp_async has
+ * written. */
 template <class C>
-GT_DEV void wait_for_gates(const ChunkGradientBlock<C>& me, int step) {
-    if constexpr (C::GATED) mbarrier_wait(me.smem + C::DY_GATED + 8 * (step % C::STAGES), step / C::STAGES % 2);
+GT_DEV void wait_for_rows(const ChunkGradientBlock<C>& me, int step) {
+    const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
+    mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
+    if constexpr (C::GATED) mbarrier_wait(me.smem + C::DY_GATED + 8 * stage, parity);
+    fence_async_proxy();
 }
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */

@@ -28,7 +28,7 @@ template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                               const StepTimes& dt) {
     const Problem& in = p.in;
-    const int lane = lane_id(), h = me.head(p, step), cells = C::MADE + step % 2 * C::MADE_FLOATS;
+    const int lane = lane_id(), h = me.head(p, step), cells = made_cell<C>(step);
     float delta[2];
     deltas_of(in, h, me.neighbour_tokens, dt.other, delta);
     const float A = in.A[h] * LOG2_E, l0 = delta[0] * A, l1 = delta[1] * A;
