@@ -78,13 +78,6 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
             mbarrier_init(barriers + C::M_EMPTY, C::GROUP);
         }
     }
-    stage_group<C>(me, p.in, p.in.Bm, p.in.Bm_stride, me.first, me.tokens, me.smem + C::B, C::B_INVERSE);
-    stage_group<C>(me, p.in, p.in.Cm, p.in.Cm_stride, me.first, me.tokens, me.smem + C::C, C::C_INVERSE);
-    if (me.makes_state())
-        stage_group<C>(me, p.in, me.second ? p.in.Bm : p.in.Cm, me.second ? p.in.Bm_stride : p.in.Cm_stride,
-                       me.neighbour(), me.neighbour_tokens, me.smem + C::OTHER, C::OTHER_INVERSE);
-    for (int i = thread_id(); i < (C::OUT - C::M) / 16; i += C::THREADS) /* no pairs with s > t, ever */
-        sts<uint4>(me.smem + C::M + 16 * i, {0, 0, 0, 0});
     fence_async_proxy();
     sync_threads();
     const int role = me.warp / 4;
@@ -92,6 +85,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
         give_registers<C::PREPARE_REGISTERS>();
         prepare_role(p, me);
     } else {
+        stage_groups(p, me);
         if (role == 0) {
             take_registers<C::PAIRS_REGISTERS>();
             pairs_role(p, me);

@@ -84,32 +84,61 @@ struct HopperGradientTraits {
 constexpr float LEAST_DELTA = 0x1p-20f;
 GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
-/* Named barriers: of the preparing warps, of the pairs, of the state that is made, of S_MOST, of all that multiply. */
-enum { PREPARING_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
+/* Named barriers: of B, C and OTHER, for all that multiply and the warp of the neighbour's factors; of the pairs, of the
+ * state that is made, of S_MOST, of all that multiply. */
+enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
-/* 64 rows of B or C as f16 panels, a power of two a row; inverses[row] <- what undoes it.  16 warps, 4 rows each. */
+/* 64 rows of B or C as f16 panels, a power of two a row; inverses[row] <- what undoes it.  A warpgroup, 16 rows a warp. */
 template <class C>
 GT_DEV void stage_group(const ChunkGradientBlock<C>& me, const Problem& in, const void* data, gt_stride stride,
                         int64_t first, int tokens, uint32_t tile, int inverses) {
     using T = typename C::T;
-    const int lane = lane_id(), row = 4 * me.warp + lane / 8, piece = lane % 8;
+    const int lane = lane_id(), row0 = 16 * (me.warp % 4) + lane / 8, piece = lane % 8;
     const uint16_t* from =
-        static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g) + row * stride.t + 8 * piece;
-    uint4 x[C::PANELS];
+        static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g) + row0 * stride.t + 8 * piece;
+    uint4 x[4][C::PANELS];
     GT_UNROLL
-    for (int i = 0; i < C::PANELS; i++) {
-        x[i] = {0, 0, 0, 0};
-        if (row < tokens && 64 * i + 8 * piece < in.columns) x[i] = ldg<uint4>(from + 64 * i);
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < C::PANELS; i++) {
+            x[k][i] = {0, 0, 0, 0};
+            if (row0 + 4 * k < tokens && 64 * i + 8 * piece < in.columns)
+                x[k][i] = ldg<uint4>(from + 4 * k * stride.t + 64 * i);
+        }
     }
-    const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x)));
     GT_UNROLL
-    for (int i = 0; i < C::PANELS; i++)
-        sts<uint4>(tile + i * C::PANEL + panel_at<128>(row, piece),
-                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
-                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
-    if (piece == 0) sts<float>(me.cell(inverses + row), power.inverse);
+    for (int k = 0; k < 4; k++) {
+        const int row = row0 + 4 * k;
+        const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x[k])));
+        GT_UNROLL
+        for (int i = 0; i < C::PANELS; i++)
+            sts<uint4>(tile + i * C::PANEL + panel_at<128>(row, piece),
+                       {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
+                        scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
+        if (piece == 0) sts<float>(me.cell(inverses + row), power.inverse);
+    }
+}
+
+/* B, C and the neighbour's B or C, by a warpgroup each; zeros in M, of which no pairs with s > t are ever written. */
+template <class C>
+GT_DEV void stage_groups(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+    const int role = me.warp / 4;
+    const bool is_B = role == 1 || (role == 2 && me.second);
+    if (role < 2 || me.makes_state())
+        stage_group<C>(me, p.in, is_B ? p.in.Bm : p.in.Cm, is_B ? p.in.Bm_stride : p.in.Cm_stride,
+                       role < 2 ? me.first : me.neighbour(), role < 2 ? me.tokens : me.neighbour_tokens,
+                       me.smem + (role == 0   ? C::C
+                                  : role == 1 ? C::B
+                                              : C::OTHER),
+                       role == 0   ? C::C_INVERSE
+                       : role == 1 ? C::B_INVERSE
+                                   : C::OTHER_INVERSE);
+    for (int i = thread_id(); i < (C::OUT - C::M) / 16; i += C::CONSUMERS)
+        sts<uint4>(me.smem + C::M + 16 * i, {0, 0, 0, 0});
+    fence_async_proxy();
+    bar_sync(STAGED_BARRIER, C::CONSUMERS + 32);
 }
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
@@ -143,9 +172,8 @@ struct StepSource {
         slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
     }
-    /* Both states of the step, by one warp, which arrives; the bytes that are not there come as zeros. */
+    /* Both states of the step, by one warp; what is not there comes as zeros. */
     GT_METHOD void load_states(const HopperGradientParams& p, uint32_t stage, uint32_t full) const {
-        mbarrier_arrive_expect(full, 2 * C::STATE);
         GT_UNROLL
         for (int i = 0; i < C::PANELS; i++) {
             tile_load(stage + C::H + i * C::PANEL, p.h_map, 64 * i, tile * TILE_P, p.has_h ? slot : -1, full);
@@ -353,8 +381,8 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* Of step i: as soon as its stage is free, copies, for which nobody waits here; then the decay factors of step i + 1, by
- * warps 0 to 2, and da and ddt of step i - STAGES, by warp 3. */
+/* Of a step: decay factors, by warps 0 to 2; as soon as its stage is free, copies, for which nobody waits here; then da
+ * and ddt of the step that had the stage before, by warp 3. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
@@ -399,34 +427,38 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
         sync_warp();
         if (lane == 0) sts<float2>(times + 8 * CHUNK, {me.value(me.factor(step, Factors::PRE + CHUNK - 1)), largest});
     };
-    source.place(p, me, warp);
+    const auto copy_step = [&](int step) {
+        const uint32_t full = me.smem + C::FULL + 8 * (step % C::STAGES);
+        if (warp == 0) source.load_states(p, me.stage(step), full);
+        source.copy(p, me, warp, me.stage(step));
+        if constexpr (C::GATED) { /* the tiles of z are free: states have read them */
+            if (step > 0)
+                mbarrier_wait(me.smem + C::DY_GATED + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
+            source.copy_gates(p, me, warp);
+        }
+        cp_async_arrive(full);
+        source.advance(p);
+    };
     load_step(0);
-    if (makes_factors) make_factors_of(0);
-    load_step(1);
     if (warp == 3) inverse = read_inverse(p, me, 0);
+    source.place(p, me, warp);
+    copy_step(0);
+    if (warp == 1) bar_sync(STAGED_BARRIER, C::CONSUMERS + 32); /* OTHER_INVERSE */
     GT_NO_UNROLL
     for (int step = 0; step < me.steps + C::STAGES; step++) {
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        const uint32_t full = me.smem + C::FULL + 8 * stage;
-        const bool follows = step + 1 < me.steps;
+        if (makes_factors && step < me.steps) make_factors_of(step);
+        load_step(step + 1);
         mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - parity);
         if (step < me.steps) {
-            if (warp == 0) source.load_states(p, me.stage(step), full);
-            source.copy(p, me, warp, me.stage(step));
-            if constexpr (C::GATED) { /* the tiles of z are free: states have read them */
-                if (step > 0)
-                    mbarrier_wait(me.smem + C::DY_GATED + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
-                source.copy_gates(p, me, warp);
+            if (step > 0) copy_step(step);
+            if (warp == 0) {
+                mbarrier_arrive_expect(me.smem + C::FULL + 8 * stage, 2 * C::STATE);
+            } else {
+                if (warp == 3 && lane_id() < 8) sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
+                mbarrier_arrive(me.smem + C::FULL + 8 * stage);
             }
-            cp_async_arrive(full);
-            if (warp == 3 && lane_id() < 8) sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
-            if (warp > 0) mbarrier_arrive(full);
-            if (follows) {
-                source.advance(p);
-                if (warp == 3) inverse = read_inverse(p, me, step + 1);
-                if (makes_factors) make_factors_of(step + 1);
-            }
-            load_step(step + 2);
+            if (warp == 3 && step + 1 < me.steps) inverse = read_inverse(p, me, step + 1);
         }
         if (warp == 3 && step >= C::STAGES) finish_hopper_step(p, me, step - C::STAGES);
     }
