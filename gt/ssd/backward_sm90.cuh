@@ -5,29 +5,34 @@
  * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
- *     prepare   _block.cuh    copies x, dy, the neighbour's x or dy, h and G of a step as soon as its stage is free
- *                             (cp.async); decay factors of the next step; weights of the state that the chunk makes; da
- *                             and ddt of steps that are done; with z the neighbour's dy silu(z)
- *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta, M = S
- *     L inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = suf B G^T + M^T dy;  dx, <x, U>, F from its first
- *     part states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
+ *     prepare   _block.cuh    copies of a step as soon as its stage is free: h and G by TMA, x, dy and the neighbour's
+ *                             x or dy by cp.async, which arrive at FULL themselves; decay factors of the next step; da
+ *                             and ddt of steps that are done
+ *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
+ *                             M = S L Delta, with Dskip on the diagonal
+ *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
+ *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
  *                             counts;  with z, before all this, dy silu(z), for which pairs and inputs wait
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
+ * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
+ * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.1, one block a multiprocessor
- *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          all, once
+ * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.8, one block a multiprocessor
+ *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
  *     stage 0, 1     112     X, DY, NEXT 24: as they came; H, G 32: f16            prepare, or states: H or G in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
- *     floats          24.0   three times: factors 3.5, sums by token 2.8           prepare; pairs, inputs, states
- *                            once: powers, weights, Delta of the last steps        prepare
- *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.0: 225.1
+ *     floats          24.8   three times: factors 3.5, the neighbour's .3, sums by token 2.8
+ *                            six times: Delta 0.5; once: powers                    prepare; pairs, inputs, states
+ *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.8: 225.8
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
- * MBARRIERS.  FULL: prepare has filled a stage; EMPTY: the other three have read it.  STATE_MADE: states has made H or
- * G of a stage.  M_FULL, M_EMPTY: of M's buffers.  DY_GATED: states has made dy silu(z) of a stage, and read z.
+ * MBARRIERS.  FULL: a stage's copies have come, and prepare has made its factors; who multiplies what cp_async has
+ * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made
+ * H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.  DY_GATED: states has made dy silu(z) of
+ * a stage, and read z.
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 144 (dC 64, product 32, dy 16), states 160 (dB 64, product
- *     32, x 16), prepare 64.
+ *     32, x 16, the neighbour's rows 32), prepare 64.
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: two terms of bf16, or f16 times a
  * power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of

@@ -84,13 +84,14 @@ struct HopperGradientTraits {
 constexpr float LEAST_DELTA = 0x1p-20f;
 GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
-/* Named barriers: of B, C and OTHER, for all that multiply and the warp of the neighbour's factors; of the pairs, of the
- * state that is made, of S_MOST, of all that multiply. */
+/* Named barriers: of B, C and OTHER, for all that multiply and the warp of the neighbour's factors; of the pairs, of
+ * the state that is made, of S_MOST, of all that multiply. */
 enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
-/* 64 rows of B or C as f16 panels, a power of two a row; inverses[row] <- what undoes it.  A warpgroup, 16 rows a warp. */
+/* 64 rows of B or C as f16 panels, a power of two a row; inverses[row] <- what undoes it.  A warpgroup, 16 rows a
+ * warp. */
 template <class C>
 GT_DEV void stage_group(const ChunkGradientBlock<C>& me, const Problem& in, const void* data, gt_stride stride,
                         int64_t first, int tokens, uint32_t tile, int inverses) {
@@ -261,8 +262,8 @@ GT_DEV float dy_inverse(const ChunkGradientBlock<C>& me, int step, int t) {
     return 1.0f;
 }
 
-/* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds f16
- * then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
+/* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
+ * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
 template <class C>
 GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step, float skip) {
     const int lane = lane_id(), stage = step % C::STAGES;

@@ -2,9 +2,9 @@
  * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
  *     once       make_all_S()             S = C B^T
  *     a step     make_dS()                dS = dy x^T, of tiles in the stage
- *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with Dskip on its diagonal, to shared
- *                                         memory; row, column and diagonal sums of Gamma = dS S L Delta, of which
- *                                         prepare makes da and ddt
+ *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with Dskip on its diagonal, to
+ *                                         shared memory; row, column and diagonal sums of Gamma = dS S L Delta, of
+ *                                         which prepare makes da and ddt
  *     the end    store_all_W()            W to shared memory, for dC and dB
  * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_BACKWARD_SM90_PAIRS_CUH
