@@ -66,6 +66,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
 #if GT_SM90A
     using C = HopperGradientTraits<T, N, GATED>;
     wait_for_chain();
+    if (!has_work(p)) return;
     ChunkGradientBlock<C> me = find_chunk<C>(p);
     me.smem = smem_base_of_tiles();
     if (me.tokens <= 0) {

@@ -15,7 +15,14 @@ namespace ssd {
 struct HopperGradientParams : ChunkGradientParams {
     TensorMap h_map, G_map;
     int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
+    int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
 };
+
+/* Blocks are [B,slots,G], then the two chunks of a slot: of packed sequences, most may have none. */
+GT_DEV bool has_work(const HopperGradientParams& p) {
+    const Problem& in = p.in;
+    return p.clears || !in.sequences.cu_seqlens || block_x() < used_slots(in.sequences, CHECKPOINT) * in.G * 2;
+}
 
 template <class T_, int N_, bool GATED_ = false>
 struct HopperGradientTraits {

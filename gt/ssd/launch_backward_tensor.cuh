@@ -75,9 +75,11 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
-        c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H);
-        c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H);
-        c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
+        /* rows of several slabs lie one after the other */
+        const PackedRows used = slab_count > 1 ? PackedRows() : packed_rows(c.in.sequences, CHECKPOINT, 2);
+        c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H, used);
+        c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H, used);
+        c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1), used);
     }
     plan.reverse.state_sum =
         sums.take(arena, shared ? a.dstate_in : nullptr, states_strands(c.in, units, device), a.H * a.P * a.N);
@@ -140,6 +142,7 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, Chain& cha
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
+    p.clears = slabs(p.in.N) > 1;
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
     if (status != GT_OK) return status;
