@@ -6,14 +6,14 @@
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
  *     prepare   _block.cuh    copies of a step as soon as its stage is free: h and G by TMA, x, dy and the neighbour's
- *                             x or dy by cp.async, which arrive at FULL themselves; decay factors of the next step; da
- *                             and ddt of steps that are done
+ *                             x or dy by cp.async, which arrive at FULL themselves; with z dy silu(z); decay factors of
+ *                             the next step; da and ddt of steps that are done
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, with Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts;  with z, before all this, dy silu(z), for which pairs and inputs wait
+ *                             counts;  with z the powers of M's columns
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
@@ -29,8 +29,8 @@
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
  * MBARRIERS.  FULL: a stage's copies have come, and prepare has made its factors; who multiplies what cp_async has
  * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made
- * H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.  DY_GATED: states has made dy silu(z) of
- * a stage, and read z.
+ * H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.
+ * POWERS_MADE, with z: states has made the powers of M's columns, and read z of the neighbour.
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 144 (dC 64, product 32, dy 16), states 160 (dB 64, product
  *     32, x 16, the neighbour's rows 32), prepare 64.
  *
@@ -78,7 +78,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
         mbarrier_init(barriers + C::FULL, 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
-        if (GATED) mbarrier_init(barriers + C::DY_GATED, C::GROUP);
+        if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);
         if (thread_id() < C::M_BUFFERS) {
             mbarrier_init(barriers + C::M_FULL, C::GROUP);
             mbarrier_init(barriers + C::M_EMPTY, C::GROUP);

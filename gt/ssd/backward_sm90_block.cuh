@@ -81,8 +81,8 @@ struct HopperGradientTraits {
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT), EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
-    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, DY_GATED = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int SMEM = DY_GATED + (GATED ? 8 * STAGES : 0);
+    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, POWERS_MADE = M_EMPTY + 8 * M_BUFFERS;
+    static constexpr int SMEM = POWERS_MADE + (GATED ? 8 * STAGES : 0);
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
 };
@@ -229,11 +229,15 @@ struct StepSource {
 
 /* ---- dy silu(z) ------------------------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of dy silu(z), f16 in place, a power of two a row.  A lane gets of its rows, lane / 8 of every four,
- * what undoes the powers. */
-template <class T>
-GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&inverse)[4]) {
-    using E = Element<T>;
+/* silu(z), to what 16 bits tell. */
+GT_DEV float gate_of(float z) { return silu_of_sigmoid(z, sigmoid_fast(z)); }
+
+/* A warp's 16 rows of dy silu(z) of a step, f16 in place, a power of two a row.  A lane has of the rows what it copied
+ * itself. */
+template <class C>
+GT_DEV void gate_rows(const ChunkGradientBlock<C>& me, int warp, int step) {
+    using E = Element<typename C::T>;
+    const uint32_t tile = me.stage(step) + C::DY, gates = me.smem + C::GATES;
     const int lane = here();
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -243,8 +247,8 @@ GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&inverse)[
         float x[8], largest = 0.0f;
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
-            x[2 * e] = E::lo(left[e]) * silu(E::lo(right[e]));
-            x[2 * e + 1] = E::hi(left[e]) * silu(E::hi(right[e]));
+            x[2 * e] = E::lo(left[e]) * gate_of(E::lo(right[e]));
+            x[2 * e + 1] = E::hi(left[e]) * gate_of(E::hi(right[e]));
             largest = fmaxf(largest, fmaxf(fabsf(x[2 * e]), fabsf(x[2 * e + 1])));
         }
         GT_UNROLL
@@ -252,7 +256,9 @@ GT_DEV void gate_rows(int warp, uint32_t tile, uint32_t gates, float (&inverse)[
         const Power power = power_of(finite(largest));
         const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
         sts<uint4>(tile + cell, {pair(0), pair(2), pair(4), pair(6)});
-        inverse[i] = power.inverse;
+        if (lane % 8 == 0)
+            sts<float>(me.cell(C::DY_INVERSE + CHUNK * (step % C::STAGES) + 16 * warp + lane / 8 + 4 * i),
+                       power.inverse);
     }
 }
 
@@ -389,8 +395,8 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* Of a step: decay factors, by warps 0 to 2; as soon as its stage is free, copies, for which nobody waits here; then da
- * and ddt of the step that had the stage before, by warp 3. */
+/* Of a step: as soon as its stage is free, copies, for which nobody waits here but with z, to gate dy; then the decay
+ * factors of the next step, by warps 0 to 2, and da and ddt of the step that had the stage before, by warp 3. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
@@ -439,36 +445,47 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
         const uint32_t full = me.smem + C::FULL + 8 * (step % C::STAGES);
         if (warp == 0) source.load_states(p, me.stage(step), full);
         source.copy(p, me, warp, me.stage(step));
-        if constexpr (C::GATED) { /* the tiles of z are free: states have read them */
-            if (step > 0)
-                mbarrier_wait(me.smem + C::DY_GATED + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
+        if constexpr (C::GATED) { /* the lane has read GATES; states have read NEXT_GATES */
+            if (step > 0 && me.makes_state() && !me.second)
+                mbarrier_wait(me.smem + C::POWERS_MADE + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
             source.copy_gates(p, me, warp);
         }
         cp_async_arrive(full);
         source.advance(p);
+    };
+    const auto hand_over = [&](int step) {
+        const int stage = step % C::STAGES;
+        if (warp == 0) {
+            mbarrier_arrive_expect(me.smem + C::FULL + 8 * stage, 2 * C::STATE);
+        } else {
+            if (warp == 3 && lane_id() < 8) sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
+            mbarrier_arrive(me.smem + C::FULL + 8 * stage);
+        }
+        if (warp == 3 && step + 1 < me.steps) inverse = read_inverse(p, me, step + 1);
     };
     load_step(0);
     if (warp == 3) inverse = read_inverse(p, me, 0);
     source.place(p, me, warp);
     copy_step(0);
     if (warp == 1) bar_sync(STAGED_BARRIER, C::CONSUMERS + 32); /* OTHER_INVERSE */
+    if (makes_factors) make_factors_of(0);
+    load_step(1);
     GT_NO_UNROLL
     for (int step = 0; step < me.steps + C::STAGES; step++) {
-        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        if (makes_factors && step < me.steps) make_factors_of(step);
-        load_step(step + 1);
-        mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - parity);
+        mbarrier_wait(me.smem + C::EMPTY + 8 * (step % C::STAGES), 1 - step / C::STAGES % 2);
         if (step < me.steps) {
             if (step > 0) copy_step(step);
-            if (warp == 0) {
-                mbarrier_arrive_expect(me.smem + C::FULL + 8 * stage, 2 * C::STATE);
-            } else {
-                if (warp == 3 && lane_id() < 8) sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
-                mbarrier_arrive(me.smem + C::FULL + 8 * stage);
-            }
-            if (warp == 3 && step + 1 < me.steps) inverse = read_inverse(p, me, step + 1);
+            if (!C::GATED) hand_over(step);
         }
+        if (makes_factors && step + 1 < me.steps) make_factors_of(step + 1);
+        load_step(step + 2);
         if (warp == 3 && step >= C::STAGES) finish_hopper_step(p, me, step - C::STAGES);
+        if (C::GATED && step < me.steps) {
+            cp_async_wait<0>();
+            gate_rows(me, warp, step);
+            fence_async_proxy();
+            hand_over(step);
+        }
     }
 }
 

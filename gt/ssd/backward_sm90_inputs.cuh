@@ -193,6 +193,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     wgmma_fence();
     multiply_rows<C>(U, me.smem + C::B, tiles + C::G);
     wgmma_commit();
+    wait_for_powers(me, step);
     const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
     const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};
     const float4 G_inverse = lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4));

@@ -323,6 +323,7 @@ GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>
         wait_for_rows(me, step);
         Pairs64 dS;
         make_dS(me, at, step, dS);
+        wait_for_powers(me, step);
         mbarrier_wait(me.smem + C::M_EMPTY + 8 * buffer, (step / C::M_BUFFERS + 1) % 2);
         make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
         sync_warp();

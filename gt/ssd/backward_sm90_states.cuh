@@ -1,6 +1,5 @@
 /* gt/ssd/backward_sm90_states.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
- *     gate_dy()               with z: dy silu(z) in place of dy, for all
  *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
  *     states_role()           dB += Delta suf x G, and beside it G h^T; with z, before it: the powers of M's columns
  *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da */
@@ -11,19 +10,6 @@
 
 namespace gt {
 namespace ssd {
-
-/* dy of the stage becomes dy silu(z), f16 with a power of two a row.  The tile of z is free then. */
-template <class C>
-GT_DEV void gate_dy(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
-    const int stage = step % C::STAGES, lane = lane_id();
-    float inverse[4];
-    gate_rows<typename C::T>(at.warp, me.stage(step) + C::DY, me.smem + C::GATES, inverse);
-    GT_UNROLL
-    for (int i = 0; i < 4; i++)
-        if (lane % 8 == 0)
-            sts<float>(me.cell(C::DY_INVERSE + CHUNK * stage + 16 * at.warp + lane / 8 + 4 * i), inverse[i]);
-    fence_async_proxy();
-}
 
 /* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
  * weigh; and `kept`, what the warp's rows of the state before are multiplied by.  Both have a power of two in them, which
@@ -47,7 +33,7 @@ GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
                 float a = E::lo(pairs[e]), b = E::hi(pairs[e]);
-                if (C::GATED && !me.second) a *= silu(E::lo(z[e])), b *= silu(E::hi(z[e]));
+                if (C::GATED && !me.second) a *= gate_of(E::lo(z[e])), b *= gate_of(E::hi(z[e]));
                 x[k][e][0] = a * w.x, x[k][e][1] = b * w.y;
                 sums[e % 2] += fabsf(x[k][e][0]) + fabsf(x[k][e][1]);
             }
@@ -146,16 +132,14 @@ GT_DEV void states_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
         const uint32_t tiles = me.stage(step);
         mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
-        if constexpr (C::GATED) gate_dy(me, at, step);
         if (me.makes_state()) {
             make_hopper_state(me, at, step);
             mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         }
         if constexpr (C::GATED) {
             const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-            bar_sync(MADE_BARRIER, C::GROUP); /* DY_INVERSE */
             if (at.warp == 0) store_M_powers(me, step, skip);
-            mbarrier_arrive(me.smem + C::DY_GATED + 8 * stage);
+            mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
         }
         uint32_t a[4][4];
         float Gh[8][4];

@@ -78,14 +78,17 @@ GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
     return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
 }
 
-/* Waits until x and dy of a step are there, dy silu(z) too, and hands over to the asynchronous proxy what cp_async has
- * written. */
+/* Waits until x and dy of a step are there, and hands over to the asynchronous proxy what cp_async has written. */
 template <class C>
 GT_DEV void wait_for_rows(const ChunkGradientBlock<C>& me, int step) {
-    const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-    mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
-    if constexpr (C::GATED) mbarrier_wait(me.smem + C::DY_GATED + 8 * stage, parity);
+    mbarrier_wait(me.smem + C::FULL + 8 * (step % C::STAGES), step / C::STAGES % 2);
     fence_async_proxy();
+}
+
+/* With z: until the powers of M are. */
+template <class C>
+GT_DEV void wait_for_powers(const ChunkGradientBlock<C>& me, int step) {
+    if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * (step % C::STAGES), step / C::STAGES % 2);
 }
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
