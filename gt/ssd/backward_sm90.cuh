@@ -31,8 +31,8 @@
  * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made
  * H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.
  * POWERS_MADE, with z: states has made the powers of M's columns, and read z of the neighbour.
- * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 144 (dC 64, product 32, dy 16), states 160 (dB 64, product
- *     32, x 16, the neighbour's rows 32), prepare 64.
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 152 (dC 64, product 32, dy 16), states 160 (dB 64, product
+ *     32, x 16, the neighbour's rows 32), prepare 56.
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: two terms of bf16, or f16 times a
  * power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of

@@ -1,7 +1,7 @@
 /* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes dC and dx.  A step, of tiles in the stage and M of the pairs' warpgroup:
- *     inputs_role()      dC += pre dy h, and beside it C h^T
- *     store_E()          E_t = <pre_t dy_t, h C_t>
+ *     inputs_role()      C h^T, and meanwhile the left operand of dC += pre dy h
+ *     store_E()          E_t = <pre_t dy_t, h C_t>, beside the latter
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
@@ -21,44 +21,29 @@ GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) {
     if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
 }
 
-/* E_t = <pre dy_t, h C_t>, from the left operand of dC or, where that is not exact, from dy. */
+/* E_t = <pre dy_t, h C_t>. */
 template <class C>
-GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const StateShare<C>& share,
-                    bool is_exact, const uint32_t (&a)[4][4], const float (&Ch)[8][4]) {
+GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
     using E = Element<typename C::D>;
     float sums[2] = {}, odd[2] = {};
+    const uint32_t cells = at.cells(me.stage(step) + C::DY);
+    const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
-    if (is_exact) {
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4];
+        ldmatrix_x4(dy, cells ^ 32 * k);
         GT_UNROLL
-        for (int k = 0; k < 4; k++) {
-            GT_UNROLL
-            for (int i = 0; i < 4; i++) {
-                const float* y = Ch[2 * k + i / 2] + i % 2 * 2;
-                sums[i % 2] = fma_rn(unpack_f16_lo(a[k][i]), y[0], sums[i % 2]);
-                odd[i % 2] = fma_rn(unpack_f16_hi(a[k][i]), y[1], odd[i % 2]);
-            }
+        for (int i = 0; i < 4; i++) {
+            const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+            sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
+            odd[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, odd[i % 2]);
         }
-        GT_UNROLL
-        for (int e = 0; e < 2; e++) sums[e] = (sums[e] + odd[e]) * (c[e] * inverse_of(share.power[e]));
-    } else {
-        const uint32_t cells = at.cells(me.stage(step) + C::DY);
-        const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
-        GT_UNROLL
-        for (int k = 0; k < 4; k++) {
-            uint32_t dy[4];
-            ldmatrix_x4(dy, cells ^ 32 * k);
-            GT_UNROLL
-            for (int i = 0; i < 4; i++) {
-                const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
-                sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
-                sums[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, sums[i % 2]);
-            }
-        }
-        GT_UNROLL
-        for (int e = 0; e < 2; e++) {
-            const int t = at.row + 8 * e;
-            sums[e] *= me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
-        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int t = at.row + 8 * e;
+        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
     }
     store_row_sums(at, sums, me.cell(me.sums(step, C::E)));
 }
@@ -269,14 +254,17 @@ GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
         {
             uint32_t a[4][4];
             float Ch[8][4];
-            const bool is_exact = make_left<0>(me, at, step, share, a);
             wgmma_fence();
             multiply_rows<C>(Ch, me.smem + C::C, me.stage(step) + C::H);
+            wgmma_commit();
+            make_left<0>(me, at, step, share, a);
+            wgmma_fence();
             add_left(me, step, 0, share, a);
             wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_wait<1>();
             wgmma_pin(Ch);
-            store_E(me, at, step, share, is_exact, a, Ch);
+            store_E(me, at, step, Ch);
+            wgmma_wait<0>();
         }
         if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         make_inputs(p, me, at, step);

@@ -143,9 +143,11 @@ GT_DEV void states_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
         }
         uint32_t a[4][4];
         float Gh[8][4];
-        make_left<1>(me, at, step, share, a);
         wgmma_fence();
         multiply_rows<C>(Gh, tiles + C::G, tiles + C::H);
+        wgmma_commit();
+        make_left<1>(me, at, step, share, a);
+        wgmma_fence();
         add_left(me, step, 1, share, a);
         wgmma_commit();
         wgmma_wait<0>();

@@ -115,17 +115,17 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
 }
 
 /* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
- * power.  Whether it holds all rows to 11 bits: heads before may have left a power that is too small for this one. */
+ * power. */
 template <int which, class C>
-GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, StateShare<C>& share,
+GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
     using T = std::conditional_t<which, typename C::T, typename C::D>;
     using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
     const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
     const float largest = largest_of(inverses);
-    float decay[2], magnitude[2], bound[2];
-    bool grows = false, is_small = false;
+    float decay[2], bound[2];
+    bool grows = false;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         uint32_t pairs = 0;
@@ -134,9 +134,9 @@ GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
         const int t = at.row + 8 * e;
         decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
                          : me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
-        magnitude[e] = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        const float magnitude = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
-        bound[e] = fmaxf(magnitude[e], fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
+        bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
     if (warp_any(grows)) { /* with room for eight times as much */
@@ -159,9 +159,6 @@ GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
             a[k][i] = pack_f16(E::lo(a[k][i]) * f, E::hi(a[k][i]) * f);
         }
     }
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) is_small |= magnitude[e] > 0.0f && magnitude[e] * share.power[e] < 0x1p-3f;
-    return !warp_any(is_small);
 }
 
 /* Starts dC += left h or dB += left G. */
