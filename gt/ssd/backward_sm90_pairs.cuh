@@ -89,8 +89,8 @@ GT_DEV void store_diagonal_rows(const float (&x)[2][4], uint32_t out) {
     store_column_sums(v, out);
 }
 
-/* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or in two terms of bf16. */
-template <class T>
+/* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or bf16, where it counts in two terms. */
+template <class T, bool TWO_TERMS>
 GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -98,7 +98,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
         uint32_t& pair = hi[2 * n + e];
         if constexpr (std::is_same<T, bf16>::value) {
             pair = pack_bf16(a, b);
-            lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
+            if (TWO_TERMS) lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
         } else {
             pair = pack_f16(a * power.x, b * power.y);
         }
@@ -148,7 +148,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
                 if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip : 0.0f; /* t = s */
                 M[e] *= dy[e / 2];
             }
-            pack_M<D>(M, power(first + 8 * n + 2 * j), n, hi, lo);
+            pack_M<D, true>(M, power(first + 8 * n + 2 * j), n, hi, lo);
         }
         stmatrix_x4(M_cells ^ 32 * at.warp, hi);
         if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * at.warp) + C::PANEL, lo);
@@ -187,10 +187,9 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
             }
             columns[4 * i + 2 * n] = gamma[0] + gamma[2];
             columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
-            pack_M<D>(M, power(s), n, hi, lo);
+            pack_M<D, false>(M, power(s), n, hi, lo);
         }
         stmatrix_x4(M_cells ^ 32 * i, hi);
-        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * i) + C::PANEL, lo);
     }
     fence_async_proxy();
     mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
