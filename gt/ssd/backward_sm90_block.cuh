@@ -190,18 +190,17 @@ struct StepSource {
     }
     GT_METHOD void copy(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
-        const int rows = in.P - tile * TILE_P;
         const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
                        *dy_rows = static_cast<const uint16_t*>(in.dy) + dy;
-        copy_panel(warp, stage + C::X, x_rows, in.x_stride.t, me.tokens, rows);
-        copy_panel(warp, stage + C::DY, dy_rows, in.dy_stride.t, me.tokens, rows);
-        if (me.makes_state()) { /* 64 tokens before, or behind */
-            if (me.second)
-                copy_panel(warp, stage + C::NEXT, x_rows - CHUNK * in.x_stride.t, in.x_stride.t, me.neighbour_tokens,
-                           rows);
-            else
-                copy_panel(warp, stage + C::NEXT, dy_rows + CHUNK * in.dy_stride.t, in.dy_stride.t, me.neighbour_tokens,
-                           rows);
+        const int tiles = me.makes_state() ? 3 : 2;
+        GT_NO_UNROLL
+        for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
+            const bool is_x = i == 0 || (i == 2 && me.second);
+            const int64_t pitch = is_x ? in.x_stride.t : in.dy_stride.t;
+            const uint16_t* from = is_x ? x_rows : dy_rows;
+            if (i == 2) from += (me.second ? -CHUNK : CHUNK) * pitch;
+            copy_panel(warp, stage + C::X + i * C::PANEL, from, pitch, i == 2 ? me.neighbour_tokens : me.tokens,
+                       in.P - tile * TILE_P);
         }
     }
     /* z of the chunk, and, where dy of the neighbour comes, of the neighbour. */
@@ -320,7 +319,7 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     const float A = in.A[h];
     const float2 values = lds<float2>(me.cell(times + 2 * lane));
     float2 da = sums_from(pair(C::E)), columns = {0.0f, 0.0f};
-    GT_UNROLL
+    GT_NO_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
         const float2 both = pair(C::PAIR_SUMS + CHUNK * i);
         const float2 row = sums_from(i < block ? both : float2{0.0f, 0.0f});
@@ -367,7 +366,7 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     }
     float dA = 0.0f, dbias = 0.0f;
     const float2 slopes = lds<float2>(me.cell(times + CHUNK + 2 * lane));
-    GT_UNROLL
+    GT_NO_UNROLL
     for (int i = 0; i < 2; i++) {
         const int t = 2 * lane + i;
         const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
@@ -413,19 +412,26 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
     const auto make_factors_of = [&](int step) {
         const int h = me.head(p, step), lane = lane_id();
         const uint32_t cells = me.cell(me.factor(step, 0));
+        const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+        const int tokens = warp == 1 ? me.neighbour_tokens : me.tokens;
+        Delta delta[2] = {};
+        GT_NO_UNROLL
+        for (int i = 0; i < 2; i++) { /* short code: see the kernel's file */
+            Delta x = {0.0f, 0.0f};
+            if (2 * lane + i < tokens) x = delta_of(in.rule, (i ? dt[1] : dt[0]) + bias);
+            delta[0] = i ? delta[0] : x;
+            delta[1] = x;
+        }
+        const float values[2] = {delta[0].value, delta[1].value};
         if (warp == 1) { /* times what undoes the powers of B's or C's rows */
-            const StepTimes times = {{dt[0], dt[1]}, {dt[0], dt[1]}};
-            neighbour_factors(p, me, step, times);
+            neighbour_factors(p, me, step, values);
             const uint32_t weights = me.cell(made_cell<C>(step) + 2 * lane);
             const float2 w = lds<float2>(weights), other = lds<float2>(me.cell(C::OTHER_INVERSE + 2 * lane));
             sts<float2>(weights, {w.x * other.x, w.y * other.y});
             return;
         }
-        Delta delta[2];
-        deltas_of(in, h, me.tokens, dt, delta);
-        const float values[2] = {delta[0].value, delta[1].value};
         if (warp == 2) {
-            make_factors<DIAGONAL_FACTORS>(cells, values, in.A[h]);
+            make_factors<DIAGONAL_FACTORS | SHORT_CODE>(cells, values, in.A[h]);
             return;
         }
         const uint32_t times = me.cell(C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS);
