@@ -36,8 +36,8 @@
  * CODE.  The four loops are more than what a multiprocessor keeps of instructions: a step takes as long as they take to
  * come (an H200: 58 KB, 8,300 clocks, of which 45 % of all waits; 64 KB, 9,300).  So what can be a loop is one.
  *
- * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: two terms of bf16, or f16 times a
- * power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of
+ * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the
+ * blocks on the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of
  * two that a token keeps over the heads, as long as it holds (StateShare): dC and dB are summed where the products are
  * made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into the left operand or, for
  * columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too, with a diagonal left
