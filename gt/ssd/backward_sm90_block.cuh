@@ -182,10 +182,11 @@ struct StepSource {
     }
     /* Both states of the step, by one warp; what is not there comes as zeros. */
     GT_METHOD void load_states(const HopperGradientParams& p, uint32_t stage, uint32_t full) const {
-        GT_UNROLL
-        for (int i = 0; i < C::PANELS; i++) {
-            tile_load(stage + C::H + i * C::PANEL, p.h_map, 64 * i, tile * TILE_P, p.has_h ? slot : -1, full);
-            tile_load(stage + C::G + i * C::PANEL, p.G_map, 64 * i, tile * TILE_P, p.has_G ? slot : -1, full);
+        GT_NO_UNROLL
+        for (int i = 0; i < 2 * C::PANELS; i++) {
+            const bool is_h = i < C::PANELS;
+            tile_load(stage + C::H + i * C::PANEL, is_h ? p.h_map : p.G_map, 64 * (i % C::PANELS), tile * TILE_P,
+                      (is_h ? p.has_h : p.has_G) ? slot : -1, full);
         }
     }
     GT_METHOD void copy(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp, uint32_t stage) const {
@@ -318,10 +319,10 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     const int times = C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS;
     const float A = in.A[h];
     const float2 values = lds<float2>(me.cell(times + 2 * lane));
-    float2 da = sums_from(pair(C::E)), columns = {0.0f, 0.0f};
+    float2 da = {0.0f, 0.0f}, columns = {0.0f, 0.0f};
     GT_NO_UNROLL
-    for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
-        const float2 both = pair(C::PAIR_SUMS + CHUNK * i);
+    for (int i = -1; i < 3; i++) { /* E; Gamma_ts, s in an earlier block than k */
+        const float2 both = pair(i < 0 ? C::E : C::PAIR_SUMS + CHUNK * i);
         const float2 row = sums_from(i < block ? both : float2{0.0f, 0.0f});
         if (i < block)
             da = plus(da, row);
@@ -387,9 +388,11 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     dA = warp_sum(dA);
     dbias = warp_sum(dbias);
     if (lane > 0) return;
-    if (p.dA) p.dA[me.row(p.slots) * in.H + h] = dA;
-    if (p.dbias) p.dbias[me.row(p.slots) * in.H + h] = dbias;
-    if (p.dskip && !in.skip_per_channel) p.dskip[me.row(p.slots) * in.H + h] = dskip;
+    GT_NO_UNROLL
+    for (int i = 0; i < 3; i++) {
+        float* const to = i == 0 ? p.dA : i == 1 ? p.dbias : in.skip_per_channel ? nullptr : p.dskip;
+        if (to) to[me.row(p.slots) * in.H + h] = i == 0 ? dA : i == 1 ? dbias : dskip;
+    }
 }
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
@@ -405,9 +408,16 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
     /* of the chunk's tokens warps 0 and 2, of the neighbour's warp 1 */
     const bool makes_factors = warp == 0 || warp == 2 || (warp == 1 && me.makes_state());
     const auto load_step = [&](int step) {
-        if (makes_factors && step < me.steps)
-            load_dt(in, offset_of(in.dt_stride, me.b, warp == 1 ? me.neighbour() : me.first, me.head(p, step)),
-                    warp == 1 ? me.neighbour_tokens : me.tokens, dt);
+        if (!makes_factors || step >= me.steps) return;
+        const int64_t first = offset_of(in.dt_stride, me.b, warp == 1 ? me.neighbour() : me.first, me.head(p, step));
+        const int tokens = warp == 1 ? me.neighbour_tokens : me.tokens;
+        GT_NO_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int t = 2 * here() + i;
+            const float x = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_stride.t) : 0.0f;
+            dt[0] = i ? dt[0] : x;
+            dt[1] = x;
+        }
     };
     const auto make_factors_of = [&](int step) {
         const int h = me.head(p, step), lane = lane_id();
@@ -455,6 +465,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
             if (step > 0 && me.makes_state() && !me.second)
                 mbarrier_wait(me.smem + C::POWERS_MADE + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
             source.copy_gates(p, me, warp);
+            cp_async_commit();
         }
         cp_async_arrive(full);
         source.advance(p);
