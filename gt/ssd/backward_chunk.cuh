@@ -46,8 +46,8 @@ struct ChunkGradientTraits {
     static constexpr int COPIES = STAGES;
     static constexpr int FACTORS = 0,
                          MADE = FACTORS + COPIES * Factors::COUNT; /* MADE: [2][64, E], neighbour_factors() */
-    static constexpr int MADE_FLOATS = CHUNK + 4;
-    static constexpr int STATE_INVERSES = MADE + 2 * MADE_FLOATS; /* [2][h 4, G 4] */
+    static constexpr int MADE_COPIES = 2, MADE_FLOATS = CHUNK + 4;
+    static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [2][h 4, G 4] */
     static constexpr int MADE_INVERSE = STATE_INVERSES + 16;
     static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [2][x 64, dy 64] */
     static constexpr int M_INVERSE = ROW_INVERSES + 4 * CHUNK,
@@ -68,6 +68,12 @@ struct ChunkGradientTraits {
     static_assert(SMEM <= (STAGES == 2 && N > 32 ? 163 : 99) * 1024, "fits: where two stages may not, one does");
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
 };
+
+/* Where neighbour_factors() leaves those of a step. */
+template <class C>
+GT_HD int made_cell(int step) {
+    return C::MADE + step % C::MADE_COPIES * C::MADE_FLOATS;
+}
 
 /* What a block works on. */
 template <class C>

@@ -5,32 +5,39 @@
  * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
- *     prepare   _block.cuh    copies x, dy, the neighbour's x or dy, h and G of a step as soon as its stage is free
- *                             (cp.async); decay factors of the next step; weights of the state that the chunk makes; da
- *                             and ddt of steps that are done; with z the neighbour's dy silu(z)
- *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta, M = S
- *     L inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = suf B G^T + M^T dy;  dx, <x, U>, F from its first
- *     part states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
+ *     prepare   _block.cuh    copies of a step as soon as its stage is free: h and G by TMA, x, dy and the neighbour's
+ *                             x or dy by cp.async, which arrive at FULL themselves; with z dy silu(z); decay factors of
+ *                             the next step; da and ddt of steps that are done
+ *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
+ *                             M = S L Delta, with Dskip on the diagonal
+ *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
+ *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts;  with z, before all this, dy silu(z), for which pairs and inputs wait
+ *                             counts;  with z the powers of M's columns
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
+ * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
+ * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.1, one block a multiprocessor
- *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          all, once
+ * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.8, one block a multiprocessor
+ *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
  *     stage 0, 1     112     X, DY, NEXT 24: as they came; H, G 32: f16            prepare, or states: H or G in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
- *     floats          24.0   three times: factors 3.5, sums by token 2.8           prepare; pairs, inputs, states
- *                            once: powers, weights, Delta of the last steps        prepare
- *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.0: 225.1
+ *     floats          24.8   three times: factors 3.5, the neighbour's .3, sums by token 2.8
+ *                            six times: Delta 0.5; once: powers                    prepare; pairs, inputs, states
+ *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.8: 225.8
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
- * MBARRIERS.  FULL: prepare has filled a stage; EMPTY: the other three have read it.  STATE_MADE: states has made H or
- * G of a stage.  M_FULL, M_EMPTY: of M's buffers.  DY_GATED: states has made dy silu(z) of a stage, and read z.
- * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 144 (dC 64, product 32, dy 16), states 160 (dB 64, product
- *     32, x 16), prepare 64.
+ * MBARRIERS.  FULL: a stage's copies have come, and prepare has made its factors; who multiplies what cp_async has
+ * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made
+ * H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.
+ * POWERS_MADE, with z: states has made the powers of M's columns, and read z of the neighbour.
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 152 (dC 64, product 32, dy 16), states 160 (dB 64, product
+ *     32, x 16, the neighbour's rows 32), prepare 56.
+ * CODE.  The four loops are more than what a multiprocessor keeps of instructions: a step takes as long as they take to
+ * come (an H200: 58 KB, 8,300 clocks, of which 45 % of all waits; 64 KB, 9,300).  So what can be a loop is one.
  *
- * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: two terms of bf16, or f16 times a
- * power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of
+ * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the
+ * blocks on the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of
  * two that a token keeps over the heads, as long as it holds (StateShare): dC and dB are summed where the products are
  * made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into the left operand or, for
  * columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too, with a diagonal left
@@ -57,10 +64,11 @@ namespace ssd {
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int N, bool GATED>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
-chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
+chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
 #if GT_SM90A
     using C = HopperGradientTraits<T, N, GATED>;
     wait_for_chain();
+    if (!has_work(p)) return;
     ChunkGradientBlock<C> me = find_chunk<C>(p);
     me.smem = smem_base_of_tiles();
     if (me.tokens <= 0) {
@@ -69,22 +77,15 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, C::GROUP);
+        mbarrier_init(barriers + C::FULL, 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
-        if (GATED) mbarrier_init(barriers + C::DY_GATED, C::GROUP);
+        if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);
         if (thread_id() < C::M_BUFFERS) {
             mbarrier_init(barriers + C::M_FULL, C::GROUP);
             mbarrier_init(barriers + C::M_EMPTY, C::GROUP);
         }
     }
-    stage_group<C>(me, p.in, p.in.Bm, p.in.Bm_stride, me.first, me.tokens, me.smem + C::B, C::B_INVERSE);
-    stage_group<C>(me, p.in, p.in.Cm, p.in.Cm_stride, me.first, me.tokens, me.smem + C::C, C::C_INVERSE);
-    if (me.makes_state())
-        stage_group<C>(me, p.in, me.second ? p.in.Bm : p.in.Cm, me.second ? p.in.Bm_stride : p.in.Cm_stride,
-                       me.neighbour(), me.neighbour_tokens, me.smem + C::OTHER, C::OTHER_INVERSE);
-    for (int i = thread_id(); i < (C::OUT - C::M) / 16; i += C::THREADS) /* no pairs with s > t, ever */
-        sts<uint4>(me.smem + C::M + 16 * i, {0, 0, 0, 0});
     fence_async_proxy();
     sync_threads();
     const int role = me.warp / 4;
@@ -92,6 +93,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
         give_registers<C::PREPARE_REGISTERS>();
         prepare_role(p, me);
     } else {
+        stage_groups(p, me);
         if (role == 0) {
             take_registers<C::PAIRS_REGISTERS>();
             pairs_role(p, me);

@@ -1,11 +1,12 @@
 /* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes dC and dx.  A step, of tiles in the stage and M of the pairs' warpgroup:
- *     inputs_role()      dC += pre dy h, and beside it C h^T
- *     store_E()          E_t = <pre_t dy_t, h C_t>
- *     make_inputs()      U = suf B G^T and F = Delta <x, U>; U += M^T dy; dx = Delta U + Dskip dy
+ *     inputs_role()      C h^T, and meanwhile the left operand of dC += pre dy h
+ *     store_E()          E_t = <pre_t dy_t, h C_t>, beside the latter
+ *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
- * E, F and <x, U> go to the step's sums in shared memory, of which prepare makes da and ddt. */
+ * E and F go to the step's sums in shared memory, of which prepare makes da and ddt.  M has Delta in it, and Dskip on
+ * its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
 #define GT_SSD_BACKWARD_SM90_INPUTS_CUH
 
@@ -20,49 +21,34 @@ GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) {
     if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
 }
 
-/* E_t = <pre dy_t, h C_t>, from the left operand of dC or, where that is not exact, from dy. */
+/* E_t = <pre dy_t, h C_t>. */
 template <class C>
-GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const StateShare<C>& share,
-                    bool is_exact, const uint32_t (&a)[4][4], const float (&Ch)[8][4]) {
+GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
     using E = Element<typename C::D>;
     float sums[2] = {}, odd[2] = {};
+    const uint32_t cells = at.cells(me.stage(step) + C::DY);
+    const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
-    if (is_exact) {
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4];
+        ldmatrix_x4(dy, cells ^ 32 * k);
         GT_UNROLL
-        for (int k = 0; k < 4; k++) {
-            GT_UNROLL
-            for (int i = 0; i < 4; i++) {
-                const float* y = Ch[2 * k + i / 2] + i % 2 * 2;
-                sums[i % 2] = fma_rn(unpack_f16_lo(a[k][i]), y[0], sums[i % 2]);
-                odd[i % 2] = fma_rn(unpack_f16_hi(a[k][i]), y[1], odd[i % 2]);
-            }
+        for (int i = 0; i < 4; i++) {
+            const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+            sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
+            odd[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, odd[i % 2]);
         }
-        GT_UNROLL
-        for (int e = 0; e < 2; e++) sums[e] = (sums[e] + odd[e]) * (c[e] * inverse_of(share.power[e]));
-    } else {
-        const uint32_t cells = at.cells(me.stage(step) + C::DY);
-        const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
-        GT_UNROLL
-        for (int k = 0; k < 4; k++) {
-            uint32_t dy[4];
-            ldmatrix_x4(dy, cells ^ 32 * k);
-            GT_UNROLL
-            for (int i = 0; i < 4; i++) {
-                const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
-                sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
-                sums[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, sums[i % 2]);
-            }
-        }
-        GT_UNROLL
-        for (int e = 0; e < 2; e++) {
-            const int t = at.row + 8 * e;
-            sums[e] *= me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
-        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int t = at.row + 8 * e;
+        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
     }
     store_row_sums(at, sums, me.cell(me.sums(step, C::E)));
 }
 
-/* <x_s, U_s> of a lane's rows.  x is read anew: kept until the second time it would take 16 registers. */
+/* <x_s, U_s> of a lane's rows. */
 template <class T>
 GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], float (&sums)[2]) {
     const uint32_t cells = at.cells(tile);
@@ -135,6 +121,7 @@ template <class C>
 GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
     const uint32_t tile = me.smem + C::OUT, cells = at.cells(tile);
+    const int lane = here(); /* addresses kept over the steps would not fit into registers */
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         uint32_t words[4];
@@ -146,14 +133,18 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
         stmatrix_x4(cells ^ 32 * i, words);
     }
     sync_warp();
-    const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane_id() / 8, piece = lane_id() % 8;
-    uint16_t* to =
-        static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, me.b, me.first, me.head(p, step)) + p0 + 8 * piece;
+    const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane / 8, piece = lane % 8;
+    const uint32_t first = tile + panel_at<128>(row0, piece);
+    uint4 rows[4];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) rows[i] = lds<uint4>((first ^ (uint32_t)(i % 2 * 64)) + 512 * i);
+    uint16_t* to = static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, me.b, me.first + row0, me.head(p, step)) +
+                   p0 + 8 * piece;
+    const int left = p0 + 8 * piece < p.in.P ? me.tokens - row0 : 0;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        const int t = row0 + 4 * i;
-        if (t < me.tokens && p0 + 8 * piece < p.in.P)
-            stg<uint4>(to + t * p.dx_stride.t, lds<uint4>(tile + panel_at<128>(t, piece)));
+        if (4 * i < left) stg<uint4>(to, rows[i]);
+        to += 4 * p.dx_stride.t;
     }
     sync_warp(); /* before the next step's */
 }
@@ -175,7 +166,7 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const ChunkGradientBlo
     }
 }
 
-/* U, F, <x, U> and dx of a step.  From prepare: B, G, x and dy of the stage, DELTA and SUF of the factors; from states,
+/* U, F and dx of a step.  From prepare: B, G, x and dy of the stage, DELTA and SUF of the factors; from states,
  * in the checkpoint's first chunk, G; from pairs: M, times power_of_M(). */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
@@ -187,15 +178,17 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     wgmma_fence();
     multiply_rows<C>(U, me.smem + C::B, tiles + C::G);
     wgmma_commit();
-    const float skip = p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
+    wait_for_powers(me, step);
+    const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
     const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};
     const float4 G_inverse = lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4));
     float delta[2], by_G[2], sums[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int s = at.row + 8 * e;
-        delta[e] = me.value(me.factor(step, Factors::DELTA) + s) * M[e].inverse;
-        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M[e].value;
+        delta[e] = me.value(me.factor(step, Factors::DELTA) + s);
+        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M[e].value *
+                  factor_of_U(delta[e]);
     }
     wgmma_wait<0>();
     wgmma_pin(U);
@@ -205,7 +198,17 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
         for (int e = 0; e < 4; e++) U[n][e] *= by_G[e / 2] * part_of(G_inverse, n / 2);
     }
     dots_of<T>(tiles + C::X, at, U, sums);
-    float both[4] = {sums[0] * delta[0], sums[1] * delta[1]};
+    sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
+    store_row_sums(at, sums, me.cell(me.sums(step, C::F)));
+    if (warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1])) {
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) delta[e] = factor_of_U(delta[e]) == delta[e] ? 1.0f : delta[e];
+        GT_UNROLL
+        for (int n = 0; n < 8; n++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) U[n][e] *= delta[e / 2];
+        }
+    }
     mbarrier_wait(me.smem + C::M_FULL + 8 * buffer, step / C::M_BUFFERS % 2);
     wgmma_pin(U);
     wgmma_fence();
@@ -220,18 +223,16 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     wgmma_wait<0>();
     wgmma_pin(U);
     mbarrier_arrive(me.smem + C::M_EMPTY + 8 * buffer);
-    dots_of<T>(tiles + C::X, at, U, sums);
-    both[2] = sums[0] * M[0].inverse, both[3] = sums[1] * M[1].inverse;
-    reduce_scatter<4, 4, 1>(both, at.j);
-    sts<float>(me.cell(me.sums(step, at.j < 2 ? C::F : C::DIRECT) + at.row + at.j % 2 * 8), both[0]);
-    GT_UNROLL
-    for (int n = 0; n < 8; n++) {
+    if constexpr (C::M_TERMS == 1) {
         GT_UNROLL
-        for (int e = 0; e < 4; e++) U[n][e] *= delta[e / 2];
+        for (int n = 0; n < 8; n++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) U[n][e] *= M[e / 2].inverse;
+        }
     }
     if (p.in.skip_per_channel)
         add_channel_skips(p, me, at, step, U);
-    else if (p.in.Dskip)
+    else if (!C::M_HAS_SKIP && p.in.Dskip)
         add_skip(me, at, step, skip, U);
     mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
     if (p.dx_share) add_input_share(p, me, step, U);
@@ -248,20 +249,22 @@ GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
-        wait_for_gates(me, step);
+        wait_for_rows(me, step);
         if (me.makes_state() && me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         {
             uint32_t a[4][4];
             float Ch[8][4];
-            const bool is_exact = make_left<0>(me, at, step, share, a);
             wgmma_fence();
             multiply_rows<C>(Ch, me.smem + C::C, me.stage(step) + C::H);
+            wgmma_commit();
+            make_left<0>(me, at, step, share, a);
+            wgmma_fence();
             add_left(me, step, 0, share, a);
             wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_wait<1>();
             wgmma_pin(Ch);
-            store_E(me, at, step, share, is_exact, a, Ch);
+            store_E(me, at, step, Ch);
+            wgmma_wait<0>();
         }
         if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         make_inputs(p, me, at, step);

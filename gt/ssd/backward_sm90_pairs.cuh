@@ -2,8 +2,9 @@
  * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
  *     once       make_all_S()             S = C B^T
  *     a step     make_dS()                dS = dy x^T, of tiles in the stage
- *                make_pairs_of_rows()     W += dS L Delta; M = S L to shared memory; row, column and diagonal sums of
- *                                         Gamma = dS S L Delta, from which prepare makes da
+ *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with Dskip on its diagonal, to
+ *                                         shared memory; row, column and diagonal sums of Gamma = dS S L Delta, of
+ *                                         which prepare makes da and ddt
  *     the end    store_all_W()            W to shared memory, for dC and dB
  * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_BACKWARD_SM90_PAIRS_CUH
@@ -88,8 +89,8 @@ GT_DEV void store_diagonal_rows(const float (&x)[2][4], uint32_t out) {
     store_column_sums(v, out);
 }
 
-/* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or in two terms of bf16. */
-template <class T>
+/* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or bf16, where it counts in two terms. */
+template <class T, bool TWO_TERMS>
 GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -97,7 +98,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
         uint32_t& pair = hi[2 * n + e];
         if constexpr (std::is_same<T, bf16>::value) {
             pair = pack_bf16(a, b);
-            lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
+            if (TWO_TERMS) lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
         } else {
             pair = pack_f16(a * power.x, b * power.y);
         }
@@ -108,7 +109,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
  * prepare has made (chunk.cuh). */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
-                               int step, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
+                               int step, float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     const uint32_t M_cells = at.cells(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
@@ -120,9 +121,48 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
                                         return lds<float2>(me.cell(C::M_POWER + CHUNK * (step % C::STAGES) + s));
                                     return float2{one_power, one_power};
     };
+    { /* first: what it keeps in registers is then free for the others */
+        const int first = 16 * at.warp;
+        float diagonal[2][4];
+        take_diagonal(dS, at, diagonal);
+        uint32_t hi[4], lo[4];
+        const float2 near0 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * t + 2 * j));
+        const float2 near1 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
+        const float2 v = lds<float2>(me.cell(factors + Factors::HALF + first + 2 * j));
+        const float u = me.value(factors + Factors::HALF + t + 8);
+        const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
+        float gamma[2][4], near[4]; /* the latter without Delta, over t */
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + first + 8 * n + 2 * j));
+            float M[4];
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float by = e % 2 ? delta.y : delta.x, SL = S.diagonal[n][e] * L[n][e];
+                diagonal[n][e] *= dy[e / 2];
+                W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
+                const float x = diagonal[n][e] * SL;
+                near[2 * n + e % 2] = e < 2 ? x : near[2 * n + e % 2] + x;
+                gamma[n][e] = x * by;
+                M[e] = SL * by;
+                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip : 0.0f; /* t = s */
+                M[e] *= dy[e / 2];
+            }
+            pack_M<D, true>(M, power(first + 8 * n + 2 * j), n, hi, lo);
+        }
+        stmatrix_x4(M_cells ^ 32 * at.warp, hi);
+        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * at.warp) + C::PANEL, lo);
+        store_column_sums(near, me.cell(me.sums(step, C::NEAR) + first));
+        store_diagonal_rows(gamma, me.cell(me.sums(step, C::DIAGONAL) + first));
+        if (p.dskip && !p.in.skip_per_channel) { /* <dy_t, x_t> */
+            float sum = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
+                        : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
+                                            : 0.0f;
+            sum = warp_sum(sum);
+            if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::DSKIP_HEAD) + at.warp), sum);
+        }
+    }
     float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
-    float diagonal[2][4];
-    take_diagonal(dS, at, diagonal);
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* blocks of s */
         if (i >= at.warp) continue;
@@ -134,59 +174,25 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
             const int s = 16 * i + 8 * n + 2 * j;
             const float2 v = lds<float2>(me.cell(factors + Factors::V + s));
             const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + s));
-            float M[4], gamma[4];
+            float M[4], gamma[4]; /* the latter without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e];
+                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e], by = e % 2 ? delta.y : delta.x;
                 float& w = W.left[i][n][e];
-                M[e] = S.left[i][n][e] * L;
-                w = fma_rn(x * L, e % 2 ? delta.y : delta.x, w);
-                gamma[e] = x * M[e];
-                rows[2 * i + e / 2] = fma_rn(gamma[e], e % 2 ? delta.y : delta.x, rows[2 * i + e / 2]);
+                const float SL = S.left[i][n][e] * L;
+                w = fma_rn(x * L, by, w);
+                gamma[e] = x * SL;
+                rows[2 * i + e / 2] = fma_rn(gamma[e], by, rows[2 * i + e / 2]);
+                M[e] = SL * by;
             }
-            columns[4 * i + 2 * n] = (gamma[0] + gamma[2]) * delta.x;
-            columns[4 * i + 2 * n + 1] = (gamma[1] + gamma[3]) * delta.y;
-            pack_M<D>(M, power(s), n, hi, lo);
+            columns[4 * i + 2 * n] = gamma[0] + gamma[2];
+            columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
+            pack_M<D, false>(M, power(s), n, hi, lo);
         }
         stmatrix_x4(M_cells ^ 32 * i, hi);
-        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * i) + C::PANEL, lo);
     }
-    {
-        const int first = 16 * at.warp;
-        uint32_t hi[4], lo[4];
-        const float2 near0 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * t + 2 * j));
-        const float2 near1 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
-        const float2 v = lds<float2>(me.cell(factors + Factors::HALF + first + 2 * j));
-        const float u = me.value(factors + Factors::HALF + t + 8);
-        const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
-        float gamma[2][4];
-        GT_UNROLL
-        for (int n = 0; n < 2; n++) {
-            const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + first + 8 * n + 2 * j));
-            float M[4];
-            GT_UNROLL
-            for (int e = 0; e < 4; e++) {
-                diagonal[n][e] *= dy[e / 2];
-                const float w = diagonal[n][e] * L[n][e] * (e % 2 ? delta.y : delta.x);
-                M[e] = S.diagonal[n][e] * L[n][e] * dy[e / 2];
-                W.diagonal[n][e] += w;
-                gamma[n][e] = w * S.diagonal[n][e];
-            }
-            pack_M<D>(M, power(first + 8 * n + 2 * j), n, hi, lo);
-        }
-        stmatrix_x4(M_cells ^ 32 * at.warp, hi);
-        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * at.warp) + C::PANEL, lo);
-        fence_async_proxy();
-        mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
-        store_diagonal_rows(gamma, me.cell(me.sums(step, C::DIAGONAL) + first));
-    }
-    if (p.dskip && !p.in.skip_per_channel) { /* <dy_t, x_t> */
-        float sum = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
-                    : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
-                                        : 0.0f;
-        sum = warp_sum(sum);
-        if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::DSKIP_HEAD) + at.warp), sum);
-    }
+    fence_async_proxy();
+    mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
     if (at.warp == 0) return;
     reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
     reduce_scatter<8, 4, 1>(rows, j);        /* block j */
@@ -312,12 +318,13 @@ GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
-        mbarrier_wait(me.smem + C::FULL + 8 * stage, step / C::STAGES % 2);
-        wait_for_gates(me, step);
+        const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+        wait_for_rows(me, step);
         Pairs64 dS;
         make_dS(me, at, step, dS);
+        wait_for_powers(me, step);
         mbarrier_wait(me.smem + C::M_EMPTY + 8 * buffer, (step / C::M_BUFFERS + 1) % 2);
-        make_pairs_of_rows(p, me, at, step, S, dS, W);
+        make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
         sync_warp();
         mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
     }

@@ -1,8 +1,7 @@
 /* gt/ssd/backward_sm90_states.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
- *     gate_dy()               with z: dy silu(z) in place of dy, for all
  *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
- *     states_role()           dB += Delta suf x G, and beside it G h^T
+ *     states_role()           dB += Delta suf x G, and beside it G h^T; with z, before it: the powers of M's columns
  *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da */
 #ifndef GT_SSD_BACKWARD_SM90_STATES_CUH
 #define GT_SSD_BACKWARD_SM90_STATES_CUH
@@ -12,50 +11,63 @@
 namespace gt {
 namespace ssd {
 
-template <class T>
-GT_DEV uint32_t weighted_pair(uint32_t pair, float2 w) {
-    return pack_f16(Element<T>::lo(pair) * w.x, Element<T>::hi(pair) * w.y);
-}
-
-/* dy of the stage becomes dy silu(z), f16 with a power of two a row; then the powers of M's columns.  DY_GATED says so.
- * The tile of z is free then. */
+/* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
+ * weigh; and `kept`, what the warp's rows of the state before are multiplied by.  Both have a power of two in them, which
+ * brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
-GT_DEV void gate_dy(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
-    const int stage = step % C::STAGES, lane = lane_id();
-    float most[4], inverse[4];
-    gate_rows<typename C::T>(at.warp, me.stage(step) + C::DY, me.smem + C::GATES, most, inverse);
+GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
+                                 uint32_t (&rows)[4][4]) {
+    using E = Element<typename C::T>;
+    const int lane = lane_id(), weights = made_cell<C>(step);
+    const uint32_t cell = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
+    const uint32_t inverse = me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
+    float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
     GT_UNROLL
-    for (int i = 0; i < 4; i++)
-        if (lane % 8 == 0)
-            sts<float>(me.cell(C::DY_INVERSE + CHUNK * stage + 16 * at.warp + lane / 8 + 4 * i), inverse[i]);
-    fence_async_proxy();
-    bar_sync(MADE_BARRIER, C::GROUP);
-    if (at.warp == 0) store_M_powers(me, step);
-    mbarrier_arrive(me.smem + C::DY_GATED + 8 * stage);
-}
-
-/* state <- kept state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C, which are
- * the neighbour's.  weight and kept: weigh_state()'s, with decays and powers of two. */
-template <class C>
-GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
-    using T = typename C::T;
-    using D = typename C::D;
-    const int stage = step % C::STAGES, j = at.j, lane = lane_id();
-    const uint32_t next = me.stage(step) + C::NEXT, state = me.stage(step) + (me.second ? C::H : C::G);
-    uint32_t rows[4][4], kept[4][4];
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) { /* rows p, columns t */
-        ldmatrix_x4_trans(rows[k], next + panel_at<128>(16 * k + lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2));
+    for (int k = 0; k < 4; k++) { /* columns t */
+        uint32_t pairs[4], z[4];
+        ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + cell + 2048 * k);
+        if (C::GATED && !me.second) ldmatrix_x4_trans(z, me.smem + C::NEXT_GATES + cell + 2048 * k);
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            const float2 w = lds<float2>(me.cell(C::WEIGHT + CHUNK * stage + 16 * k + 8 * i + 2 * j));
+            const float2 w = lds<float2>(me.cell(weights + 16 * k + 8 * i + 2 * at.j));
             GT_UNROLL
-            for (int e = 2 * i; e < 2 * i + 2; e++)
-                rows[k][e] = me.second ? weighted_pair<T>(rows[k][e], w) : weighted_pair<D>(rows[k][e], w);
+            for (int e = 2 * i; e < 2 * i + 2; e++) {
+                float a = E::lo(pairs[e]), b = E::hi(pairs[e]);
+                if (C::GATED && !me.second) a *= gate_of(E::lo(z[e])), b *= gate_of(E::hi(z[e]));
+                x[k][e][0] = a * w.x, x[k][e][1] = b * w.y;
+                sums[e % 2] += fabsf(x[k][e][0]) + fabsf(x[k][e][1]);
+            }
         }
     }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) sums[e] += shfl_xor(sums[e], 1);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) sums[e] += shfl_xor(sums[e], 2);
+    float most = fmaxf(sums[0], sums[1]);
+    GT_UNROLL
+    for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+    /* no row of B or C exceeds 2^14, no state 2^16 */
+    const float kept = me.value(weights + CHUNK) * lds<float>(inverse);
+    const Power power = power_of(fma_rn(kept, 0x1p16f, most * 0x1p14f));
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) rows[k][e] = pack_f16(x[k][e][0] * power.value, x[k][e][1] * power.value);
+    }
+    sync_warp();
+    if (lane == 0) sts<float>(inverse, power.inverse);
+    return kept * power.value;
+}
+
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C, which
+ * are the neighbour's. */
+template <class C>
+GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
+    const int stage = step % C::STAGES, j = at.j;
+    const uint32_t state = me.stage(step) + (me.second ? C::H : C::G);
+    uint32_t rows[4][4], kept[4][4];
     {
-        const float x = me.value(C::KEPT + 4 * stage + at.warp);
+        const float x = make_state_operands(me, at, step, rows);
         const uint32_t pair = pack_f16(at.g == 2 * j ? x : 0.0f, at.g == 2 * j + 1 ? x : 0.0f);
         const uint32_t none = as_uint(made_here(0.0f));
         GT_UNROLL
@@ -120,14 +132,22 @@ GT_DEV void states_role(const ChunkGradientParams& p, const ChunkGradientBlock<C
         const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
         const uint32_t tiles = me.stage(step);
         mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
-        if constexpr (C::GATED) gate_dy(me, at, step);
-        if (me.makes_state()) make_hopper_state(me, at, step);
+        if (me.makes_state()) {
+            make_hopper_state(me, at, step);
+            mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        }
+        if constexpr (C::GATED) {
+            const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+            if (at.warp == 0) store_M_powers(me, step, skip);
+            mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+        }
         uint32_t a[4][4];
         float Gh[8][4];
-        make_left<1>(me, at, step, share, a);
-        if (me.makes_state()) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         wgmma_fence();
         multiply_rows<C>(Gh, tiles + C::G, tiles + C::H);
+        wgmma_commit();
+        make_left<1>(me, at, step, share, a);
+        wgmma_fence();
         add_left(me, step, 1, share, a);
         wgmma_commit();
         wgmma_wait<0>();

@@ -59,7 +59,13 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH. */
+/* Dskip, where it is one number of a head; else 0. */
+template <class C>
+GT_DEV float skip_of_head(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
+}
+
+/* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH and Delta. */
 template <class C>
 GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
     if constexpr (C::GATED) {
@@ -69,13 +75,20 @@ GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
     if constexpr (C::M_TERMS > 1) return {1.0f, 1.0f};
     const float4 S = lds<float4>(me.cell(C::S_MOST));
     const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
-    return power_of(most > 0x1p-40f ? most : 0x1p-40f);
+    return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
 }
 
-/* FULL does not do for dy where states have yet to gate it. */
+/* Waits until x and dy of a step are there, and hands over to the asynchronous proxy what cp_async has written. */
 template <class C>
-GT_DEV void wait_for_gates(const ChunkGradientBlock<C>& me, int step) {
-    if constexpr (C::GATED) mbarrier_wait(me.smem + C::DY_GATED + 8 * (step % C::STAGES), step / C::STAGES % 2);
+GT_DEV void wait_for_rows(const ChunkGradientBlock<C>& me, int step) {
+    mbarrier_wait(me.smem + C::FULL + 8 * (step % C::STAGES), step / C::STAGES % 2);
+    fence_async_proxy();
+}
+
+/* With z: until the powers of M are. */
+template <class C>
+GT_DEV void wait_for_powers(const ChunkGradientBlock<C>& me, int step) {
+    if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * (step % C::STAGES), step / C::STAGES % 2);
 }
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
@@ -102,17 +115,17 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
 }
 
 /* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
- * power.  Whether it holds all rows to 11 bits: heads before may have left a power that is too small for this one. */
+ * power. */
 template <int which, class C>
-GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, StateShare<C>& share,
+GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
     using T = std::conditional_t<which, typename C::T, typename C::D>;
     using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
     const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
     const float largest = largest_of(inverses);
-    float decay[2], magnitude[2], bound[2];
-    bool grows = false, is_small = false;
+    float decay[2], bound[2];
+    bool grows = false;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         uint32_t pairs = 0;
@@ -121,9 +134,9 @@ GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
         const int t = at.row + 8 * e;
         decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
                          : me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
-        magnitude[e] = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        const float magnitude = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
-        bound[e] = fmaxf(magnitude[e], fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
+        bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
     if (warp_any(grows)) { /* with room for eight times as much */
@@ -146,9 +159,6 @@ GT_DEV bool make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
             a[k][i] = pack_f16(E::lo(a[k][i]) * f, E::hi(a[k][i]) * f);
         }
     }
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) is_small |= magnitude[e] > 0.0f && magnitude[e] * share.power[e] < 0x1p-3f;
-    return !warp_any(is_small);
 }
 
 /* Starts dC += left h or dB += left G. */

@@ -26,12 +26,9 @@ GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>
 /* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
 template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
-                              const StepTimes& dt) {
-    const Problem& in = p.in;
-    const int lane = lane_id(), h = me.head(p, step), cells = C::MADE + step % 2 * C::MADE_FLOATS;
-    float delta[2];
-    deltas_of(in, h, me.neighbour_tokens, dt.other, delta);
-    const float A = in.A[h] * LOG2_E, l0 = delta[0] * A, l1 = delta[1] * A;
+                              const float (&delta)[2]) {
+    const int lane = lane_id(), cells = made_cell<C>(step);
+    const float A = p.in.A[me.head(p, step)] * LOG2_E, l0 = delta[0] * A, l1 = delta[1] * A;
     float upto = l0 + l1, from = upto;
     GT_UNROLL
     for (int d = 1; d < 32; d *= 2) {
@@ -53,7 +50,11 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
-    if (me.makes_state()) neighbour_factors(p, me, step, dt);
+    if (me.makes_state()) {
+        float delta[2];
+        deltas_of(in, me.head(p, step), me.neighbour_tokens, dt.other, delta);
+        neighbour_factors(p, me, step, delta);
+    }
     const int which = lane_id() / 4, row = me.p0(p, step) + lane_id() % 4 * 16;
     if (which > 1) return;
     const Checkpoints& states = which ? p.G : p.h;

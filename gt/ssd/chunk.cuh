@@ -250,6 +250,7 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2]
 /* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
  * synchronises.  PARTS: those asked for, where warps share the work. */
 constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* the last: with GROWTH */
+constexpr int SHORT_CODE = 16; /* a loop rather than twice the instructions */
 
 template <int PARTS = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS>
 GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
@@ -296,18 +297,24 @@ GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
         float log[8];
         GT_UNROLL
         for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
-        GT_UNROLL
-        for (int i = 0; i < 2; i++) { /* of token 2 lane + i */
-            const int t = 2 * in_half + i;
-            float sum = 0.0f, pair[8];
+        const auto store_row = [&](int i) { /* of token 2 lane + i */
+                                            const int t = 2 * in_half + i;
+                                            float sum = 0.0f, pair[8];
+                                            GT_UNROLL
+                                            for (int s = 7; s >= 0; s--) {
+                                                if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
+                                                pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
+                                            }
+                                            const uint32_t row = cells + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
+                                            sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
+                                            sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
+        };
+        if constexpr (PARTS & SHORT_CODE) {
+            GT_NO_UNROLL
+            for (int i = 0; i < 2; i++) store_row(i);
+        } else {
             GT_UNROLL
-            for (int s = 7; s >= 0; s--) {
-                if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
-                pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
-            }
-            const uint32_t row = cells + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
-            sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
-            sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
+            for (int i = 0; i < 2; i++) store_row(i);
         }
     }
     if constexpr (PARTS & (GROWTH_FACTOR | CHUNK_FACTORS)) {

@@ -75,9 +75,11 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
-        c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H);
-        c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H);
-        c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1));
+        /* rows of several slabs lie one after the other */
+        const PackedRows used = slab_count > 1 ? PackedRows() : packed_rows(c.in.sequences, CHECKPOINT, 2);
+        c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H, used);
+        c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H, used);
+        c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1), used);
     }
     plan.reverse.state_sum =
         sums.take(arena, shared ? a.dstate_in : nullptr, states_strands(c.in, units, device), a.H * a.P * a.N);
@@ -121,17 +123,34 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
 static inline bool has_hopper_chunks(const Device& device) {
     using C = HopperGradientTraits<bf16, 64>;
     static Answers known = {};
-    void (*const kernel)(ChunkGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
+    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
     return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
 }
 
+static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots) {
+    TensorShape shape = {
+        {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, TILE_P, 1}, true};
+    if (!states.values) shape.size[0] = 8, shape.size[1] = shape.size[2] = 1;
+    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x); /* for zeros any address does */
+    return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
+}
+
 template <class T, int N>
-static gt_status launch_hopper_chunks(const ChunkGradientParams& p, Chain& chain) {
+static gt_status launch_hopper_chunks(const ChunkGradientParams& all, Chain& chain) {
+    const int64_t blocks = all.in.sequences.B * all.slots * all.in.G * 2;
+    if (blocks == 0) return GT_OK; /* no tensors */
+    HopperGradientParams p;
+    static_cast<ChunkGradientParams&>(p) = all;
+    p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
+    p.clears = slabs(p.in.N) > 1;
+    gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
+    if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
+    if (status != GT_OK) return status;
     const auto with = [&](auto gated) {
         constexpr bool GATED = decltype(gated)::value;
         using C = HopperGradientTraits<T, N, GATED>;
-        return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>,
-                   p.in.sequences.B * p.slots * p.in.G * 2, C::THREADS, C::SMEM, chain, p);
+        return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>, blocks, C::THREADS,
+                   C::SMEM, chain, p);
     };
     return p.in.z ? with(std::true_type()) : with(std::false_type());
 }
