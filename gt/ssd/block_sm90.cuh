@@ -75,6 +75,41 @@ GT_DEV int64_t bundle_strand(const Problem& in) {
     return block_x() / (in.G * group_bundles(in, Tile::UNITS));
 }
 
+/* ---- times ------------------------------------------------------------------------------------------------------- */
+
+/* What a lane of a producer has of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk as
+ * it lies in memory.  Loads that were issued after copies are answered after them; so nothing is made of dt before the
+ * next chunk. */
+struct UnitTimes {
+    float bias, A;
+    uint32_t dt[2];
+
+    GT_METHOD void enter(const Problem& in, int h) {
+        bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+        A = in.A[h];
+    }
+    /* first: the chunk's first element; tokens: that it has. */
+    GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int t = 2 * here() + i;
+            const int64_t at = first + t * in.dt_stride.t;
+            dt[i] = 0;
+            if (t >= tokens) continue;
+            if (in.dt_dtype == GT_F32)
+                dt[i] = as_uint(static_cast<const float*>(in.dt)[at]);
+            else
+                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* or of f16 */
+        }
+    }
+    GT_METHOD float delta(const Problem& in, int i, int tokens) const {
+        const float x = in.dt_dtype == GT_F32    ? as_float(dt[i])
+                        : in.dt_dtype == GT_BF16 ? unpack_bf16_lo(dt[i])
+                                                 : unpack_f16_lo(dt[i]);
+        return 2 * here() + i < tokens ? delta_of(in.rule, x + bias).value : 0.0f;
+    }
+};
+
 /* ---- rows in and states out ---------------------------------------------------------------------------------------- */
 
 /* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */

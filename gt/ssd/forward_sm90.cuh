@@ -47,7 +47,6 @@
 namespace gt {
 namespace ssd {
 
-constexpr int X_STAGES = 3;
 constexpr int MEASURED_SLOTS = 8; /* the bound of a state becomes its maximum where so many checkpoints are written */
 
 /* ---- factors as the consumers read them ------------------------------------------------------------------------- */
@@ -141,8 +140,11 @@ struct HopperTile {
                          PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
+    static constexpr int X_STAGES = HAS_GATE && HEADS * NP > 128 ? 2 : 3, X_AHEAD = X_STAGES - 2;
+    static constexpr int LATER = X_AHEAD + HAS_GATE;                         /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
-    static constexpr int M = X + X_STAGES * UNITS * TILE_X;                  /* [UNITS] */
+    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS] */
+    static constexpr int M = GATE + HAS_GATE * UNITS * TILE_X;               /* [UNITS] */
     static constexpr int B = M + UNITS * TILE_X;                             /* [2] */
     static constexpr int C = B + 2 * TILE_B;                                 /* [2] */
     static constexpr int FACTORS = C + 2 * TILE_B;                           /* [2][UNITS] */
@@ -151,7 +153,8 @@ struct HopperTile {
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int WALK = C_INVERSE + 4 * CHUNK;                          /* of each warpgroup */
     static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 16; /* [2] */
-    static constexpr int BYTES = EMPTY + 16;
+    static constexpr int GATE_FULL = EMPTY + 16;
+    static constexpr int BYTES = GATE_FULL + 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -238,7 +241,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         }
         const int chunks = walk.chunks();
         /* of the chunk that is copied next: addresses of the thread's first rows, dt of tokens 2 lane, 2 lane + 1 */
-        const T *x, *B, *C;
+        const T *x, *B, *C, *z = nullptr;
         const int64_t b = walk.b(), token = walk.token(0);
         x = of_units.own(static_cast<const T*>(in.x) + offset_of(in.x_stride, b, token, 0),
                          in.x_stride.t); /* of head 0 */
@@ -246,14 +249,17 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                          in.Bm_stride.t);
         C = of_group.own(static_cast<const T*>(in.Cm) + offset_of(in.Cm_stride, b, token, walk.group()),
                          in.Cm_stride.t);
+        if (Tile::HAS_GATE && in.z)
+            z = of_units.own(static_cast<const T*>(in.z) + offset_of(in.z_stride, b, token, 0), in.z_stride.t);
         int64_t times = offset_of(in.dt_stride, b, token, walk.head(unit));
-        float dt[2] = {0.0f, 0.0f};
+        UnitTimes of_unit = {};
+        if (makes_factors) of_unit.enter(in, walk.head(unit));
         const auto load_times = [&](int chunk) {
-            if (makes_factors && chunk < chunks) load_dt(in, times, walk.tokens(chunk), dt);
+            if (makes_factors && chunk < chunks) of_unit.load(in, times, walk.tokens(chunk));
             times += CHUNK * in.dt_stride.t;
         };
         const auto load_x = [&](int chunk, int number) {
-            const uint32_t to = smem + Tile::X + number % X_STAGES * UNITS * Tile::TILE_X;
+            const uint32_t to = smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X;
             GT_UNROLL
             for (int i = 0; chunk < chunks && i < UNITS; i++)
                 of_units.copy(to + i * Tile::TILE_X, x + walk.head(i) * in.x_stride.h + walk.row0(i), in.x_stride.t,
@@ -261,8 +267,23 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
-        load_x(0, n);
+        /* of the chunk before the one that is prepared: the consumers are in it */
+        const auto load_gate = [&](int chunk) {
+            if constexpr (Tile::HAS_GATE) {
+                if (in.z && chunk >= 0) {
+                    GT_UNROLL
+                    for (int i = 0; i < UNITS; i++)
+                        of_units.copy(smem + Tile::GATE + i * Tile::TILE_X,
+                                      z + walk.head(i) * in.z_stride.h + walk.row0(i), in.z_stride.t,
+                                      walk.tokens(chunk), in.P - walk.row0(i));
+                    z += CHUNK * in.z_stride.t;
+                    cp_async_arrive(smem + Tile::GATE_FULL);
+                }
+                cp_async_commit();
+            }
+        };
         load_times(0);
+        if constexpr (Tile::X_AHEAD) load_x(0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
             const int stage = n % 2, tokens = walk.tokens(chunk);
@@ -271,25 +292,24 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             const uint32_t cells = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
             of_group.copy(B_tile, B, in.Bm_stride.t, tokens, in.N);
             of_group.copy(C_tile, C, in.Cm_stride.t, tokens, in.N);
             B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
             cp_async_commit();
-            load_x(chunk + 1, n + 1);
+            load_gate(chunk - 1);
+            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             if (makes_factors) {
-                const int t = 2 * here(), h = walk.head(unit);
-                const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-                const float delta[2] = {t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f,
-                                        t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f};
+                const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(chunk + 1);
-                make_factors(cells, delta, in.A[h]);
+                make_factors(cells, delta, of_unit.A);
             }
-            cp_async_wait<2>();
+            cp_async_wait<Tile::LATER + 1>();
             bar_sync(BARRIER, WARPGROUP);
             if (finds_maxima)
-                row_maxima<T>(smem + Tile::X + (n % X_STAGES * UNITS + unit) * Tile::TILE_X,
+                row_maxima<T>(smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X,
                               prepared + 4 * Prepared::X_POWERS);
-            cp_async_wait<1>();
+            cp_async_wait<Tile::LATER>();
             bar_sync(BARRIER, WARPGROUP);
             group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
             group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
@@ -298,6 +318,10 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 finish_factors<Tile::NP>(cells, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+        }
+        if (Tile::HAS_GATE && in.z && chunks > 0) {
+            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            load_gate(chunks - 1);
         }
         item = walk.item();
     }
@@ -350,32 +374,23 @@ GT_DEV void clear_pairs(uint32_t M, int part) {
     for (int sb = part + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, part, sb), zeros);
 }
 
-/* z of a warp's 16 rows and 32 tokens as it lies in memory: pairs of rows 8 i + 2 j of token 8 k + g.  z: its first row
- * of the first token; rows, tokens: that exist from there. */
+/* 16 tokens of y times silu(z).  z: the lane's cell in a tile of z. */
 template <class T>
-GT_DEV void load_gate(const T* z, int64_t pitch, int rows, int tokens, uint32_t (&gate)[4][2]) {
-    const int g = here() / 4, j = here() % 4;
-    z += g * pitch + 2 * j;
+GT_DEV void apply_gate(uint32_t z, float (&first)[4], float (&second)[4]) {
+    using E = Element<T>;
+    uint32_t pairs[4];
+    ldmatrix_x4_trans(pairs, z);
     GT_UNROLL
-    for (int k = 0; k < 4; k++) {
-        GT_UNROLL
-        for (int i = 0; i < 2; i++)
-            gate[k][i] = 8 * k + g < tokens && 8 * i + 2 * j < rows ? ldg<uint32_t>(z + 8 * i) : 0;
-        z += 8 * pitch;
+    for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+        const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
+        float* y = &(e < 2 ? first : second)[e % 2 * 2];
+        y[0] *= silu_of_sigmoid(gate.x, sigmoid_fast(gate.x));
+        y[1] *= silu_of_sigmoid(gate.y, sigmoid_fast(gate.y));
     }
 }
 
-/* 8 tokens of y times silu(z). */
-template <class T>
-GT_DEV void apply_gate(const uint32_t (&gate)[2], float (&y)[4]) {
-    using E = Element<T>;
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const uint32_t pair = movmatrix_trans(gate[i]);
-        y[2 * i] *= silu(E::lo(pair));
-        y[2 * i + 1] *= silu(E::hi(pair));
-    }
-}
+/* As finite(), of what is 0 or more. */
+GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : value; }
 
 /* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers
  * from the states.  n: number of the chunk among those of all segments. */
@@ -389,8 +404,9 @@ struct Consumer {
         return {smem + Tile::WALK + group() * GroupWalk<Tile::UNITS>::BYTES};
     }
     GT_METHOD uint32_t x(int n, int i) const {
-        return smem + Tile::X + (made_here(n) % X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
+        return smem + Tile::X + (made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
+    GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t B(int n) const { return smem + Tile::B + made_here(n) % 2 * Tile::TILE_B; }
     GT_METHOD uint32_t C(int n) const { return smem + Tile::C + made_here(n) % 2 * Tile::TILE_B; }
@@ -430,7 +446,7 @@ GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
 
 /* Unit i of a consumer's: y of a chunk to its tile of x, and the state. */
 template <class Tile>
-GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
+GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n, int i, float (&y)[8][4],
                          WarpState<Tile::NP>& state) {
     using T = typename Tile::T;
     using E = Element<T>;
@@ -477,7 +493,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + 8 * i + 2 * j));
-        const float2 factor = {finite(pre.x * undo) * power, finite(pre.y * undo) * power};
+        const float2 factor = {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power};
         y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
     }
     GT_UNROLL
@@ -495,14 +511,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], wgmma_step(M, k_bytes<128, Major::K>(16 * k)));
     wgmma_commit();
     const int row0 = walk.row0(unit) + 16 * part;
-    uint32_t gate[2][4][2];
-    const auto load_half = [&](int half) {
-        const int64_t first = offset_of(in.z_stride, walk.b(), walk.token(chunk) + 32 * half, walk.head(unit)) + row0;
-        load_gate<T>(static_cast<const T*>(in.z) + first, in.z_stride.t, in.P - row0, walk.tokens(chunk) - 32 * half,
-                     gate[half]);
-    };
     const bool gated = Tile::HAS_GATE && in.z;
-    if (gated) load_half(0);
     const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
     const float decay = chunk_decay(cells);
     state.bound = finite(decay * state.bound + added_up.y);
@@ -518,6 +527,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         skip[1] = next < in.P ? from[next] : 0.0f;
     }
     uint32_t v[BLOCKS][4];
+    if (gated && i == 0) mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
@@ -531,11 +541,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
             to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        if (gated) {
-            if (k == 0) load_half(1);
-            apply_gate<T>(gate[k / 2][k % 2 * 2], y[2 * k]);
-            apply_gate<T>(gate[k / 2][k % 2 * 2 + 1], y[2 * k + 1]);
-        }
+        if (gated) apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i)), k, part), y[2 * k], y[2 * k + 1]);
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
         sync_warp(); /* other lanes have read x there */
@@ -630,9 +636,9 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             for (int i = 0; i < HEADS; i++) {
                 [[maybe_unused]] float y[8][4];
                 if constexpr (HEADS * NP > 128)
-                    forward_unit<Tile>(p, me, chunk, n, i, S, state[i]);
+                    forward_unit<Tile>(p, me, n, i, S, state[i]);
                 else
-                    forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
+                    forward_unit<Tile>(p, me, n, i, y, state[i]);
             }
             me.wait(); /* y is there, and M free */
             GT_UNROLL
@@ -673,6 +679,7 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+        if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
     sync_threads();
     wait_for_chain();

@@ -165,9 +165,9 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             gated ? of_units.own(static_cast<const T*>(in.z) + offset_of(in.z_stride, b, token, 0), in.z_stride.t)
                   : nullptr;
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, walk.head(unit)) : 0;
-        float dt[2] = {0.0f, 0.0f};
+        UnitTimes of_unit = {};
         const auto load_times = [&](int i) {
-            if (makes_weights && i < chunks) load_dt(in, times, walk.tokens(chunk_at(i)), dt);
+            if (makes_weights && i < chunks) of_unit.load(in, times, walk.tokens(chunk_at(i)));
             times += step * in.dt_stride.t;
         };
         const auto copy =
@@ -193,6 +193,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                      }
                                      cp_async_commit();
             };
+        if (makes_weights) of_unit.enter(in, walk.head(unit));
         load_times(0);
         GT_NO_UNROLL
         for (int i = 0; i < AHEAD; i++) copy(i, n + i);
@@ -201,13 +202,11 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         GT_NO_UNROLL
         for (int i = 0; i < chunks; i++, n++) {
             if (makes_weights) {
-                const int t = 2 * here(), h = walk.head(unit), tokens = walk.tokens(chunk_at(i));
-                const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-                const float delta[2] = {t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f,
-                                        t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f};
+                const int tokens = walk.tokens(chunk_at(i));
+                const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(i + 1);
                 const uint32_t cells = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
-                log.add(weigh_chunk(cells, p.reverse, delta, in.A[h], power));
+                log.add(weigh_chunk(cells, p.reverse, delta, of_unit.A, power));
             }
             cp_async_wait<AHEAD - 1>();
             fence_async_proxy();
