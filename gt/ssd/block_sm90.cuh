@@ -20,12 +20,13 @@ GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(
  * are not written: so nothing branches on them. */
 template <int UNITS>
 struct GroupWalk {
-    static constexpr int BYTES = 80;
+    static constexpr int BYTES = 176;
     static_assert(UNITS <= 4, "fits");
     uint32_t cells;
 
-    /* All threads of a warpgroup; barrier: its number. */
-    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+    /* All threads of a warpgroup; barrier: its number.  one thread calls fill(): it may put offsets. */
+    template <class Fill>
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
         if (thread_id() % WARPGROUP == 0) {
             const int bundles = (int)group_bundles(in, UNITS), place = block_x() % ((int)in.G * bundles);
@@ -33,7 +34,6 @@ struct GroupWalk {
             sts<int64_t>(cells, span.b);
             sts<int64_t>(cells + 8, span.first);
             sts<int64_t>(cells + 16, span.end);
-            sts<int64_t>(cells + 24, span.chunk_slot);
             sts<int64_t>(cells + 32, item);
             sts<int>(cells + 40, group);
             sts<int>(cells + 44, all - first < UNITS ? all - first : UNITS);
@@ -41,9 +41,15 @@ struct GroupWalk {
                 const int unit = first + i < all ? first + i : all - 1;
                 sts<int>(cells + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
                 sts<int>(cells + 64 + 4 * i, unit % in.tiles * TILE_P);
+                sts<int64_t>(cells + 80 + 8 * i,
+                             (span.b * in.H + head(i)) * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot);
             }
+            fill();
         }
         bar_sync(barrier, WARPGROUP);
+    }
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+        enter(in, span, item, barrier, [] {});
     }
     GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
     GT_METHOD int64_t item() const { return lds<int64_t>(cells + 32); }
@@ -51,7 +57,6 @@ struct GroupWalk {
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
     GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
-    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
     GT_METHOD int head(int unit) const { return lds<int>(cells + 48 + 4 * unit); }
     GT_METHOD int row0(int unit) const { return lds<int>(cells + 64 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(cells + 40); }
@@ -61,8 +66,15 @@ struct GroupWalk {
         return (row * in.H + head(unit)) * in.P * in.N;
     }
     /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
-    GT_METHOD int64_t slot(const Problem& in, int unit, int chunk) const {
-        return (b() * in.H + head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + chunk_slot() + chunk / SLOT_CHUNKS;
+    GT_METHOD int64_t slot(int unit, int chunk) const {
+        return lds<int64_t>(cells + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
+    }
+    /* Where a unit's rows begin in one of two tensors, at the segment's first token. */
+    GT_METHOD int64_t offset(int tensor, int unit) const { return lds<int64_t>(cells + 112 + 32 * tensor + 8 * unit); }
+    GT_METHOD void put_offsets(int tensor, const gt_stride& stride) const {
+        const int64_t first = token(0);
+        for (int i = 0; i < UNITS; i++)
+            sts<int64_t>(cells + 112 + 32 * tensor + 8 * i, offset_of(stride, b(), first, head(i)) + row0(i));
     }
 };
 
@@ -116,37 +128,61 @@ struct UnitTimes {
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
+    /* The cell k STEP rows further; in steps of 4, of which 8 have a swizzle, every second differs by a bit of it, too. */
+    GT_HD uint32_t next(uint32_t cell, int k) { return (STEP == 4 && k % 2 ? cell ^ 64 : cell) + k * STEP * ROW; }
     GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
     GT_METHOD int piece() const { return thread_here() % PIECES; }
+    GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
+    GT_METHOD uint32_t cell() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
     /* Where the thread's first row and piece lie.  first: row 0. */
     template <class T>
     GT_METHOD const T* own(const T* first, int64_t pitch) const {
         return first + row() * pitch + 8 * piece();
     }
+    /* Starts the copy of rows and columns that all exist.  to: the thread's cell(), of a tile; from: own(first). */
+    template <class T>
+    GT_METHOD void copy_whole(uint32_t to, const T* from, int64_t pitch) const {
+        GT_UNROLL
+        for (int k = 0; k < CHUNK / STEP; k++) {
+            cp_async<16>(next(to, k), from);
+            from += STEP * pitch;
+        }
+    }
     /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
     template <class T>
     GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
-        /* further ones differ by whole rows; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too */
-        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL);
-        const auto cell = [&](int k) { return (STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * ROW; };
+        const uint32_t to = tile + cell();
         const int left = 8 * piece() < columns ? rows - row() : 0;
         if (left > CHUNK - STEP) {
-            GT_UNROLL
-            for (int k = 0; k < CHUNK / STEP; k++) {
-                cp_async<16>(cell(k), from);
-                from += STEP * pitch;
-            }
+            copy_whole(to, from, pitch);
             return;
         }
         const T* const first = from - row() * pitch - 8 * piece();
         GT_UNROLL
         for (int k = 0; k < CHUNK / STEP; k++) {
             const bool exists = k * STEP < left;
-            cp_async<16>(cell(k), exists ? from : first, exists ? 16 : 0);
+            cp_async<16>(next(to, k), exists ? from : first, exists ? 16 : 0);
             from += STEP * pitch;
         }
     }
 };
+
+/* Starts the copies of a chunk of one tensor, a tile a unit.  x: the tensor; own: of_units.own() from the segment's
+ * first token to the chunk's; tensor: its number in the walk. */
+template <int UNITS, class T>
+GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupWalk<UNITS>& walk, int tensor, uint32_t tile,
+                       const T* x, int64_t own, int64_t pitch, int tokens, int64_t P) {
+    constexpr int TILE = CHUNK * 128;
+    if (tokens == CHUNK && P % TILE_P == 0) {
+        const uint32_t to = tile + of_units.cell();
+        GT_UNROLL
+        for (int i = 0; i < UNITS; i++) of_units.copy_whole(to + i * TILE, x + (walk.offset(tensor, i) + own), pitch);
+        return;
+    }
+    GT_NO_UNROLL
+    for (int i = 0; i < UNITS; i++)
+        of_units.copy(tile + i * TILE, x + (walk.offset(tensor, i) + own), pitch, tokens, (int)P - walk.row0(i));
+}
 
 /* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
  * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */

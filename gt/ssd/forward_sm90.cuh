@@ -151,8 +151,8 @@ struct HopperTile {
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int WALK = C_INVERSE + 4 * CHUNK;                          /* of each warpgroup */
-    static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 16; /* [2] */
+    static constexpr int WALK = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int FULL = WALK + (CONSUMERS + 1) * GroupWalk<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int GATE_FULL = EMPTY + 16;
     static constexpr int BYTES = GATE_FULL + 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
@@ -237,20 +237,20 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            walk.enter(in, span, item, BARRIER);
+            walk.enter(in, span, item, BARRIER, [&] {
+                walk.put_offsets(0, in.x_stride);
+                if (Tile::HAS_GATE && in.z) walk.put_offsets(1, in.z_stride);
+            });
         }
         const int chunks = walk.chunks();
         /* of the chunk that is copied next: addresses of the thread's first rows, dt of tokens 2 lane, 2 lane + 1 */
-        const T *x, *B, *C, *z = nullptr;
+        const T *B, *C;
+        int64_t x = of_units.own(in.x_stride.t), z = Tile::HAS_GATE ? of_units.own(in.z_stride.t) : 0;
         const int64_t b = walk.b(), token = walk.token(0);
-        x = of_units.own(static_cast<const T*>(in.x) + offset_of(in.x_stride, b, token, 0),
-                         in.x_stride.t); /* of head 0 */
         B = of_group.own(static_cast<const T*>(in.Bm) + offset_of(in.Bm_stride, b, token, walk.group()),
                          in.Bm_stride.t);
         C = of_group.own(static_cast<const T*>(in.Cm) + offset_of(in.Cm_stride, b, token, walk.group()),
                          in.Cm_stride.t);
-        if (Tile::HAS_GATE && in.z)
-            z = of_units.own(static_cast<const T*>(in.z) + offset_of(in.z_stride, b, token, 0), in.z_stride.t);
         int64_t times = offset_of(in.dt_stride, b, token, walk.head(unit));
         UnitTimes of_unit = {};
         if (makes_factors) of_unit.enter(in, walk.head(unit));
@@ -260,10 +260,9 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         };
         const auto load_x = [&](int chunk, int number) {
             const uint32_t to = smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X;
-            GT_UNROLL
-            for (int i = 0; chunk < chunks && i < UNITS; i++)
-                of_units.copy(to + i * Tile::TILE_X, x + walk.head(i) * in.x_stride.h + walk.row0(i), in.x_stride.t,
-                              walk.tokens(chunk), in.P - walk.row0(i));
+            if (chunk < chunks)
+                copy_units(of_units, walk, 0, to, static_cast<const T*>(in.x), x, in.x_stride.t, walk.tokens(chunk),
+                           in.P);
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
@@ -271,11 +270,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         const auto load_gate = [&](int chunk) {
             if constexpr (Tile::HAS_GATE) {
                 if (in.z && chunk >= 0) {
-                    GT_UNROLL
-                    for (int i = 0; i < UNITS; i++)
-                        of_units.copy(smem + Tile::GATE + i * Tile::TILE_X,
-                                      z + walk.head(i) * in.z_stride.h + walk.row0(i), in.z_stride.t,
-                                      walk.tokens(chunk), in.P - walk.row0(i));
+                    copy_units(of_units, walk, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
+                               walk.tokens(chunk), in.P);
                     z += CHUNK * in.z_stride.t;
                     cp_async_arrive(smem + Tile::GATE_FULL);
                 }
@@ -426,7 +422,7 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     const GroupWalk<Tile::UNITS> walk = me.walk();
     const int unit = me.unit(i), part = me.part(), row0 = walk.row0(unit) + 16 * part;
     if (!walk.exists(unit)) return;
-    const int64_t slot = walk.slot(in, unit, chunk);
+    const int64_t slot = walk.slot(unit, chunk);
     state.power.inverse = inverse_of(state.power.value);
     if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
     store_checkpoint<Tile::NP>(me.M(i), part, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
@@ -569,11 +565,11 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     }
 }
 
-/* Rows of y from a tile to memory, by the warpgroup. */
+/* Rows of y from a tile to memory, by the warpgroup.  first: where rows of the segment begin; token: of the chunk. */
 template <class T>
-GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int rows, int columns) {
+GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int token, int rows, int columns) {
     const int thread = thread_here() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
-    T* to = first + row0 * pitch + 8 * piece;
+    T* to = first + (token + row0) * pitch + 8 * piece;
     if (8 * piece >= columns) rows = 0;
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
@@ -598,7 +594,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            me.walk().enter(in, span, item, 2 + me.group());
+            me.walk().enter(in, span, item, 2 + me.group(), [&] { me.walk().put_offsets(0, p.y_stride); });
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
@@ -644,12 +640,10 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
                 const GroupWalk<Tile::UNITS> walk = me.walk();
-                const int unit = me.unit(i), row0 = walk.row0(unit);
+                const int unit = me.unit(i);
                 if (!walk.exists(unit)) continue;
-                store_rows(me.x(n, i),
-                           static_cast<T*>(p.y) + offset_of(p.y_stride, walk.b(), walk.token(chunk), walk.head(unit)) +
-                               row0,
-                           p.y_stride.t, walk.tokens(chunk), in.P - row0);
+                store_rows(me.x(n, i), static_cast<T*>(p.y) + walk.offset(0, unit), p.y_stride.t, chunk * CHUNK,
+                           walk.tokens(chunk), in.P - walk.row0(unit));
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
         }

@@ -78,8 +78,9 @@ struct StatesHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
-    static constexpr int WALK = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT;     /* of each warpgroup */
-    static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 8 * STAGES; /* [STAGES] */
+    static constexpr int WALK = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
+    static constexpr int FULL = WALK + (CONSUMERS + 1) * GroupWalk<UNITS>::BYTES,
+                         EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
@@ -150,20 +151,21 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (skips(p.states.is_local, span, p.reverse ? span.starts : span.ends)) continue;
-            walk.enter(in, span, item, BARRIER);
+            walk.enter(in, span, item, BARRIER, [&] {
+                walk.put_offsets(0, p.left_stride);
+                if (gated) walk.put_offsets(1, in.z_stride);
+            });
         }
         const int chunks = walk.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
         /* of the chunk that is copied next: addresses of the thread's first rows; of that after the next, dt of tokens 2
          * lane, 2 lane + 1 */
         const int64_t b = walk.b(), token = walk.token(chunk_at(0));
-        const T* left = of_units.own(static_cast<const T*>(p.left) + offset_of(p.left_stride, b, token, 0),
-                                     p.left_stride.t); /* head 0 */
+        const int64_t first = (int64_t)chunk_at(0) * CHUNK;
+        int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t,
+                z = gated ? of_units.own(in.z_stride.t) + first * in.z_stride.t : 0;
         const T* right = of_group.own(
             static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, walk.group()), p.right_stride.t);
-        const T* z =
-            gated ? of_units.own(static_cast<const T*>(in.z) + offset_of(in.z_stride, b, token, 0), in.z_stride.t)
-                  : nullptr;
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, walk.head(unit)) : 0;
         UnitTimes of_unit = {};
         const auto load_times = [&](int i) {
@@ -177,24 +179,19 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                                        (number / STAGES + 1) % 2);
                                          const uint32_t to = smem + number % STAGES * Tile::STAGE;
                                          const int tokens = walk.tokens(chunk_at(i));
-                                         GT_UNROLL
-                                         for (int k = 0; k < UNITS; k++)
-                                             of_units.copy(to + Tile::LEFT + k * Tile::TILE_LEFT,
-                                                           left + walk.head(k) * p.left_stride.h + walk.row0(k),
-                                                           p.left_stride.t, tokens, in.P - walk.row0(k));
-                                         GT_UNROLL
-                                         for (int k = 0; gated && k < UNITS; k++)
-                                             of_units.copy(to + Tile::GATE + k * Tile::TILE_LEFT,
-                                                           z + walk.head(k) * in.z_stride.h + walk.row0(k),
-                                                           in.z_stride.t, tokens, in.P - walk.row0(k));
+                                         copy_units(of_units, walk, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
+                                                    left, p.left_stride.t, tokens, in.P);
+                                         if (gated)
+                                             copy_units(of_units, walk, 1, to + Tile::GATE, static_cast<const T*>(in.z),
+                                                        z, in.z_stride.t, tokens, in.P);
                                          of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
                                          left += step * p.left_stride.t, right += step * p.right_stride.t;
                                          if (gated) z += step * in.z_stride.t;
                                      }
                                      cp_async_commit();
             };
-        if (makes_weights) of_unit.enter(in, walk.head(unit));
         load_times(0);
+        if (makes_weights) of_unit.enter(in, walk.head(unit));
         GT_NO_UNROLL
         for (int i = 0; i < AHEAD; i++) copy(i, n + i);
         TwoTermSum log;
@@ -356,7 +353,7 @@ GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int
     const GroupWalk<Tile::UNITS> walk = me.walk();
     const int unit = me.unit(i), row0 = me.row0(i);
     if (!walk.exists(unit)) return;
-    const int64_t slot = walk.slot(in, unit, chunk);
+    const int64_t slot = walk.slot(unit, chunk);
     state.power = {1.0f, 1.0f};
     state.measure();
     const Power power = power_of(state.bound);
