@@ -69,6 +69,9 @@ struct GroupWalk {
     GT_METHOD int64_t slot(int unit, int chunk) const {
         return lds<int64_t>(cells + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
+    /* In place of a second tensor's offset: a number of a unit. */
+    GT_METHOD float number(int unit) const { return lds<float>(cells + 144 + 8 * unit); }
+    GT_METHOD void put_number(int unit, float x) const { sts<float>(cells + 144 + 8 * unit, x); }
     /* Where a unit's rows begin in one of two tensors, at the segment's first token. */
     GT_METHOD int64_t offset(int tensor, int unit) const { return lds<int64_t>(cells + 112 + 32 * tensor + 8 * unit); }
     GT_METHOD void put_offsets(int tensor, const gt_stride& stride) const {
@@ -128,7 +131,7 @@ struct UnitTimes {
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    /* The cell k STEP rows further; in steps of 4, of which 8 have a swizzle, every second differs by a bit of it, too. */
+    /* The cell k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
     GT_HD uint32_t next(uint32_t cell, int k) { return (STEP == 4 && k % 2 ? cell ^ 64 : cell) + k * STEP * ROW; }
     GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
     GT_METHOD int piece() const { return thread_here() % PIECES; }
@@ -191,7 +194,10 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
                              int pitch, int columns) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
-    const uint32_t cell = by_rows<64>(tile);
+    const uint32_t cell = by_rows<64>(tile), from = tile + panel_at<128>(16 * part + row, piece);
+    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
+    const bool whole = pitch == NP && columns == NP && rows >= 16;
+    to += row * pitch + 8 * piece;
     GT_UNROLL
     for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
         GT_UNROLL
@@ -203,12 +209,16 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
             stmatrix_x4(tile_at<64>(cell, part, k), values);
         }
         sync_warp();
-        f16* at = to + (int64_t)row * pitch + 8 * (n0 + piece);
-        const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
-        GT_UNROLL
-        for (int k = 0; k < 16; k += STEP) {
-            const uint4 values = lds<uint4>(tile + panel_at<128>(16 * part + row + k, piece));
-            if (k < left) stg<uint4>(at + k * pitch, values);
+        if (whole) { /* addresses differ by constants */
+            GT_UNROLL
+            for (int k = 0; k < 16; k += STEP) stg<uint4>(to + (k * NP + 8 * n0), values_at(k));
+        } else {
+            const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
+            GT_UNROLL
+            for (int k = 0; k < 16; k += STEP) {
+                const uint4 values = values_at(k);
+                if (k < left) stg<uint4>(to + (k * pitch + 8 * n0), values);
+            }
         }
         sync_warp();
     }

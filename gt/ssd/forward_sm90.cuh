@@ -5,9 +5,10 @@
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async), turns B and C into f16 in place,
- *                  once for all units, makes each unit's decay factors, a warp a unit, and merges them with the powers
- *                  of B and C.
+ *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
+ *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
+ *                  warp a unit, and merges them with the powers of B and C.  It is one warp a scheduler, so it waits
+ *                  for no load: dt comes a chunk ahead (UnitTimes).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
@@ -19,13 +20,16 @@
  *
  * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
+ *                             with z 64, two stages: x comes with B and C
+ *     GATE             32     z of four units, with z                              producer
  *     M                32     of each unit; checkpoints pass through it            consumers
  *     B, C             64     two stages, as they came, then f16                   producer
  *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
  *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
- * x has three stages, so that its copies come from memory while the chunk before is prepared.
+ * A third stage of x lets its copies come from memory while the chunk before is prepared.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
+ *     GATE_FULL: of z; copies arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.9 KB; registers 208, producer 88.
@@ -60,6 +64,8 @@ struct Merged {
     static constexpr int HALF = Factors::HALF; /* HALF . RIGHT of a block's first 8 tokens, HALF . LEFT of its last 8 */
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
+    static constexpr int OWN =
+        DIAGONAL; /* [part][2][t], once M is made: what a warp multiplies y by, and the rows of x */
 
     /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
@@ -458,9 +464,9 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
                    M = wgmma_tile<128, Major::K>(me.M(i));
     const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
     /* y^T = H C^T, in two halves: with more registers for packed H ptxas lets products wait for each other (C7512) */
+    uint32_t H[AT_ONCE][4];
     GT_UNROLL
     for (int k0 = 0; k0 < STEPS; k0 += AT_ONCE) {
-        uint32_t H[AT_ONCE][4];
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
             GT_UNROLL
@@ -474,32 +480,41 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         for (int k = 0; k < AT_ONCE; k++)
             wgmma<f16>(y, H[k], wgmma_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
         wgmma_commit();
-        wgmma_wait<0>();
+        if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
-    wgmma_pin(y);
-    uint32_t x[BLOCKS][4];
-    const uint32_t columns = by_columns<64>(me.x(n, i));
-    GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part));
+    /* while the last of these products run */
     /* y is summed with the power of M, or with less: so that what the state gives, which may be much larger, fits; then
      * pairs are nothing beside it */
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
+    const uint32_t own = cells + 4 * (Merged::OWN + 2 * CHUNK * part), own_powers = own + 4 * CHUNK;
+    { /* a lane makes them for two tokens */
+        const int t = 2 * here();
+        const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + t));
+        const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
+        sts<float2>(own + 4 * t, {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power});
+        sts<float2>(own_powers + 4 * t, {x_power.x * for_x, x_power.y * for_x});
+        sync_warp();
+    }
+    wgmma_wait<0>();
+    wgmma_pin(y);
+    uint32_t x[BLOCKS][4];
+    const uint32_t columns = by_columns<64>(me.x(n, i));
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part));
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
-        const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + 8 * i + 2 * j));
-        const float2 factor = {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power};
+        const float2 factor = lds<float2>(own + 4 * (8 * i + 2 * j));
         y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
     }
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) { /* to f16 */
-        const uint32_t powers = weights + 4 * (Prepared::X_POWERS + 16 * k + 2 * j);
-        const float2 low = lds<float2>(powers), high = lds<float2>(powers + 32);
+        const float2 low = lds<float2>(own_powers + 4 * (16 * k + 2 * j)),
+                     high = lds<float2>(own_powers + 4 * (16 * k + 8 + 2 * j));
         GT_UNROLL
         for (int e = 0; e < 4; e++)
-            x[k][e] = pack_f16(E::lo(x[k][e]) * ((e < 2 ? low.x : high.x) * for_x),
-                               E::hi(x[k][e]) * ((e < 2 ? low.y : high.y) * for_x));
+            x[k][e] = pack_f16(E::lo(x[k][e]) * (e < 2 ? low.x : high.x), E::hi(x[k][e]) * (e < 2 ? low.y : high.y));
     }
     wgmma_pin(y);
     wgmma_fence();
@@ -516,11 +531,13 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_wait<0>();
     wgmma_pin(y);
     float skip[2] = {0.0f, 0.0f};
-    if (in.Dskip) {
-        const float* from = in.Dskip + (int64_t)walk.head(unit) * (in.skip_per_channel ? in.P : 1);
-        const int row = in.skip_per_channel ? row0 + here() / 4 : 0, next = in.skip_per_channel ? row + 8 : 0;
+    if (in.Dskip && in.skip_per_channel) {
+        const float* from = in.Dskip + (int64_t)walk.head(unit) * in.P;
+        const int row = row0 + here() / 4, next = row + 8;
         skip[0] = row < in.P ? from[row] : 0.0f;
         skip[1] = next < in.P ? from[next] : 0.0f;
+    } else {
+        skip[0] = skip[1] = walk.number(unit);
     }
     uint32_t v[BLOCKS][4];
     if (gated && i == 0) mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
@@ -594,7 +611,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            me.walk().enter(in, span, item, 2 + me.group(), [&] { me.walk().put_offsets(0, p.y_stride); });
+            me.walk().enter(in, span, item, 2 + me.group(), [&] {
+                me.walk().put_offsets(0, p.y_stride);
+                for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
+                    me.walk().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.walk().head(i)] : 0.0f);
+            });
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
