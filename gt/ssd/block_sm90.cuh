@@ -20,12 +20,13 @@ GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(
  * are not written: so nothing branches on them. */
 template <int UNITS>
 struct GroupWalk {
-    static constexpr int BYTES = 80;
+    static constexpr int BYTES = 176;
     static_assert(UNITS <= 4, "fits");
     uint32_t cells;
 
-    /* All threads of a warpgroup; barrier: its number. */
-    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+    /* All threads of a warpgroup; barrier: its number.  one thread calls fill(): it may put offsets. */
+    template <class Fill>
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
         if (thread_id() % WARPGROUP == 0) {
             const int bundles = (int)group_bundles(in, UNITS), place = block_x() % ((int)in.G * bundles);
@@ -33,7 +34,6 @@ struct GroupWalk {
             sts<int64_t>(cells, span.b);
             sts<int64_t>(cells + 8, span.first);
             sts<int64_t>(cells + 16, span.end);
-            sts<int64_t>(cells + 24, span.chunk_slot);
             sts<int64_t>(cells + 32, item);
             sts<int>(cells + 40, group);
             sts<int>(cells + 44, all - first < UNITS ? all - first : UNITS);
@@ -41,9 +41,15 @@ struct GroupWalk {
                 const int unit = first + i < all ? first + i : all - 1;
                 sts<int>(cells + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
                 sts<int>(cells + 64 + 4 * i, unit % in.tiles * TILE_P);
+                sts<int64_t>(cells + 80 + 8 * i,
+                             (span.b * in.H + head(i)) * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot);
             }
+            fill();
         }
         bar_sync(barrier, WARPGROUP);
+    }
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+        enter(in, span, item, barrier, [] {});
     }
     GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
     GT_METHOD int64_t item() const { return lds<int64_t>(cells + 32); }
@@ -51,7 +57,6 @@ struct GroupWalk {
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
     GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
-    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
     GT_METHOD int head(int unit) const { return lds<int>(cells + 48 + 4 * unit); }
     GT_METHOD int row0(int unit) const { return lds<int>(cells + 64 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(cells + 40); }
@@ -61,8 +66,18 @@ struct GroupWalk {
         return (row * in.H + head(unit)) * in.P * in.N;
     }
     /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
-    GT_METHOD int64_t slot(const Problem& in, int unit, int chunk) const {
-        return (b() * in.H + head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + chunk_slot() + chunk / SLOT_CHUNKS;
+    GT_METHOD int64_t slot(int unit, int chunk) const {
+        return lds<int64_t>(cells + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
+    }
+    /* In place of a second tensor's offset: a number of a unit. */
+    GT_METHOD float number(int unit) const { return lds<float>(cells + 144 + 8 * unit); }
+    GT_METHOD void put_number(int unit, float x) const { sts<float>(cells + 144 + 8 * unit, x); }
+    /* Where a unit's rows begin in one of two tensors, at the segment's first token. */
+    GT_METHOD int64_t offset(int tensor, int unit) const { return lds<int64_t>(cells + 112 + 32 * tensor + 8 * unit); }
+    GT_METHOD void put_offsets(int tensor, const gt_stride& stride) const {
+        const int64_t first = token(0);
+        for (int i = 0; i < UNITS; i++)
+            sts<int64_t>(cells + 112 + 32 * tensor + 8 * i, offset_of(stride, b(), first, head(i)) + row0(i));
     }
 };
 
@@ -75,43 +90,102 @@ GT_DEV int64_t bundle_strand(const Problem& in) {
     return block_x() / (in.G * group_bundles(in, Tile::UNITS));
 }
 
+/* ---- times ------------------------------------------------------------------------------------------------------- */
+
+/* What a lane of a producer has of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk as
+ * it lies in memory.  Loads that were issued after copies are answered after them; so nothing is made of dt before the
+ * next chunk. */
+struct UnitTimes {
+    float bias, A;
+    uint32_t dt[2];
+
+    GT_METHOD void enter(const Problem& in, int h) {
+        bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+        A = in.A[h];
+    }
+    /* first: the chunk's first element; tokens: that it has. */
+    GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int t = 2 * here() + i;
+            const int64_t at = first + t * in.dt_stride.t;
+            dt[i] = 0;
+            if (t >= tokens) continue;
+            if (in.dt_dtype == GT_F32)
+                dt[i] = as_uint(static_cast<const float*>(in.dt)[at]);
+            else
+                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* or of f16 */
+        }
+    }
+    GT_METHOD float delta(const Problem& in, int i, int tokens) const {
+        const float x = in.dt_dtype == GT_F32    ? as_float(dt[i])
+                        : in.dt_dtype == GT_BF16 ? unpack_bf16_lo(dt[i])
+                                                 : unpack_f16_lo(dt[i]);
+        return 2 * here() + i < tokens ? delta_of(in.rule, x + bias).value : 0.0f;
+    }
+};
+
 /* ---- rows in and states out ---------------------------------------------------------------------------------------- */
 
 /* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
+    /* The cell k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
+    GT_HD uint32_t next(uint32_t cell, int k) { return (STEP == 4 && k % 2 ? cell ^ 64 : cell) + k * STEP * ROW; }
     GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
     GT_METHOD int piece() const { return thread_here() % PIECES; }
+    GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
+    GT_METHOD uint32_t cell() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
     /* Where the thread's first row and piece lie.  first: row 0. */
     template <class T>
     GT_METHOD const T* own(const T* first, int64_t pitch) const {
         return first + row() * pitch + 8 * piece();
     }
+    /* Starts the copy of rows and columns that all exist.  to: the thread's cell(), of a tile; from: own(first). */
+    template <class T>
+    GT_METHOD void copy_whole(uint32_t to, const T* from, int64_t pitch) const {
+        GT_UNROLL
+        for (int k = 0; k < CHUNK / STEP; k++) {
+            cp_async<16>(next(to, k), from);
+            from += STEP * pitch;
+        }
+    }
     /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
     template <class T>
     GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
-        /* further ones differ by whole rows; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too */
-        const uint32_t to = tile + gt::tile_at<ROW>(row(), piece(), PANEL);
-        const auto cell = [&](int k) { return (STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * ROW; };
+        const uint32_t to = tile + cell();
         const int left = 8 * piece() < columns ? rows - row() : 0;
         if (left > CHUNK - STEP) {
-            GT_UNROLL
-            for (int k = 0; k < CHUNK / STEP; k++) {
-                cp_async<16>(cell(k), from);
-                from += STEP * pitch;
-            }
+            copy_whole(to, from, pitch);
             return;
         }
         const T* const first = from - row() * pitch - 8 * piece();
         GT_UNROLL
         for (int k = 0; k < CHUNK / STEP; k++) {
             const bool exists = k * STEP < left;
-            cp_async<16>(cell(k), exists ? from : first, exists ? 16 : 0);
+            cp_async<16>(next(to, k), exists ? from : first, exists ? 16 : 0);
             from += STEP * pitch;
         }
     }
 };
+
+/* Starts the copies of a chunk of one tensor, a tile a unit.  x: the tensor; own: of_units.own() from the segment's
+ * first token to the chunk's; tensor: its number in the walk. */
+template <int UNITS, class T>
+GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupWalk<UNITS>& walk, int tensor, uint32_t tile,
+                       const T* x, int64_t own, int64_t pitch, int tokens, int64_t P) {
+    constexpr int TILE = CHUNK * 128;
+    if (tokens == CHUNK && P % TILE_P == 0) {
+        const uint32_t to = tile + of_units.cell();
+        GT_UNROLL
+        for (int i = 0; i < UNITS; i++) of_units.copy_whole(to + i * TILE, x + (walk.offset(tensor, i) + own), pitch);
+        return;
+    }
+    GT_NO_UNROLL
+    for (int i = 0; i < UNITS; i++)
+        of_units.copy(tile + i * TILE, x + (walk.offset(tensor, i) + own), pitch, tokens, (int)P - walk.row0(i));
+}
 
 /* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
  * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
@@ -120,7 +194,10 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
                              int pitch, int columns) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
-    const uint32_t cell = by_rows<64>(tile);
+    const uint32_t cell = by_rows<64>(tile), from = tile + panel_at<128>(16 * part + row, piece);
+    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
+    const bool whole = pitch == NP && columns == NP && rows >= 16;
+    to += row * pitch + 8 * piece;
     GT_UNROLL
     for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
         GT_UNROLL
@@ -132,12 +209,16 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
             stmatrix_x4(tile_at<64>(cell, part, k), values);
         }
         sync_warp();
-        f16* at = to + (int64_t)row * pitch + 8 * (n0 + piece);
-        const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
-        GT_UNROLL
-        for (int k = 0; k < 16; k += STEP) {
-            const uint4 values = lds<uint4>(tile + panel_at<128>(16 * part + row + k, piece));
-            if (k < left) stg<uint4>(at + k * pitch, values);
+        if (whole) { /* addresses differ by constants */
+            GT_UNROLL
+            for (int k = 0; k < 16; k += STEP) stg<uint4>(to + (k * NP + 8 * n0), values_at(k));
+        } else {
+            const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
+            GT_UNROLL
+            for (int k = 0; k < 16; k += STEP) {
+                const uint4 values = values_at(k);
+                if (k < left) stg<uint4>(to + (k * pitch + 8 * n0), values);
+            }
         }
         sync_warp();
     }

@@ -5,9 +5,10 @@
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async), turns B and C into f16 in place,
- *                  once for all units, makes each unit's decay factors, a warp a unit, and merges them with the powers
- *                  of B and C.
+ *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
+ *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
+ *                  warp a unit, and merges them with the powers of B and C.  It is one warp a scheduler, so it waits
+ *                  for no load: dt comes a chunk ahead (UnitTimes).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
@@ -19,13 +20,16 @@
  *
  * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
+ *                             with z 64, two stages: x comes with B and C
+ *     GATE             32     z of four units, with z                              producer
  *     M                32     of each unit; checkpoints pass through it            consumers
  *     B, C             64     two stages, as they came, then f16                   producer
  *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
  *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
- * x has three stages, so that its copies come from memory while the chunk before is prepared.
+ * A third stage of x lets its copies come from memory while the chunk before is prepared.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
+ *     GATE_FULL: of z; copies arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.9 KB; registers 208, producer 88.
@@ -47,7 +51,6 @@
 namespace gt {
 namespace ssd {
 
-constexpr int X_STAGES = 3;
 constexpr int MEASURED_SLOTS = 8; /* the bound of a state becomes its maximum where so many checkpoints are written */
 
 /* ---- factors as the consumers read them ------------------------------------------------------------------------- */
@@ -61,6 +64,8 @@ struct Merged {
     static constexpr int HALF = Factors::HALF; /* HALF . RIGHT of a block's first 8 tokens, HALF . LEFT of its last 8 */
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
+    static constexpr int OWN =
+        DIAGONAL; /* [part][2][t], once M is made: what a warp multiplies y by, and the rows of x */
 
     /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
@@ -141,17 +146,21 @@ struct HopperTile {
                          PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
+    static constexpr int X_STAGES = HAS_GATE && HEADS * NP > 128 ? 2 : 3, X_AHEAD = X_STAGES - 2;
+    static constexpr int LATER = X_AHEAD + HAS_GATE;                         /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
-    static constexpr int M = X + X_STAGES * UNITS * TILE_X;                  /* [UNITS] */
+    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS] */
+    static constexpr int M = GATE + HAS_GATE * UNITS * TILE_X;               /* [UNITS] */
     static constexpr int B = M + UNITS * TILE_X;                             /* [2] */
     static constexpr int C = B + 2 * TILE_B;                                 /* [2] */
     static constexpr int FACTORS = C + 2 * TILE_B;                           /* [2][UNITS] */
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int WALK = C_INVERSE + 4 * CHUNK;                          /* of each warpgroup */
-    static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 16; /* [2] */
-    static constexpr int BYTES = EMPTY + 16;
+    static constexpr int WALK = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int FULL = WALK + (CONSUMERS + 1) * GroupWalk<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
+    static constexpr int GATE_FULL = EMPTY + 16;
+    static constexpr int BYTES = GATE_FULL + 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -234,35 +243,49 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            walk.enter(in, span, item, BARRIER);
+            walk.enter(in, span, item, BARRIER, [&] {
+                walk.put_offsets(0, in.x_stride);
+                if (Tile::HAS_GATE && in.z) walk.put_offsets(1, in.z_stride);
+            });
         }
         const int chunks = walk.chunks();
         /* of the chunk that is copied next: addresses of the thread's first rows, dt of tokens 2 lane, 2 lane + 1 */
-        const T *x, *B, *C;
+        const T *B, *C;
+        int64_t x = of_units.own(in.x_stride.t), z = Tile::HAS_GATE ? of_units.own(in.z_stride.t) : 0;
         const int64_t b = walk.b(), token = walk.token(0);
-        x = of_units.own(static_cast<const T*>(in.x) + offset_of(in.x_stride, b, token, 0),
-                         in.x_stride.t); /* of head 0 */
         B = of_group.own(static_cast<const T*>(in.Bm) + offset_of(in.Bm_stride, b, token, walk.group()),
                          in.Bm_stride.t);
         C = of_group.own(static_cast<const T*>(in.Cm) + offset_of(in.Cm_stride, b, token, walk.group()),
                          in.Cm_stride.t);
         int64_t times = offset_of(in.dt_stride, b, token, walk.head(unit));
-        float dt[2] = {0.0f, 0.0f};
+        UnitTimes of_unit = {};
+        if (makes_factors) of_unit.enter(in, walk.head(unit));
         const auto load_times = [&](int chunk) {
-            if (makes_factors && chunk < chunks) load_dt(in, times, walk.tokens(chunk), dt);
+            if (makes_factors && chunk < chunks) of_unit.load(in, times, walk.tokens(chunk));
             times += CHUNK * in.dt_stride.t;
         };
         const auto load_x = [&](int chunk, int number) {
-            const uint32_t to = smem + Tile::X + number % X_STAGES * UNITS * Tile::TILE_X;
-            GT_UNROLL
-            for (int i = 0; chunk < chunks && i < UNITS; i++)
-                of_units.copy(to + i * Tile::TILE_X, x + walk.head(i) * in.x_stride.h + walk.row0(i), in.x_stride.t,
-                              walk.tokens(chunk), in.P - walk.row0(i));
+            const uint32_t to = smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X;
+            if (chunk < chunks)
+                copy_units(of_units, walk, 0, to, static_cast<const T*>(in.x), x, in.x_stride.t, walk.tokens(chunk),
+                           in.P);
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
-        load_x(0, n);
+        /* of the chunk before the one that is prepared: the consumers are in it */
+        const auto load_gate = [&](int chunk) {
+            if constexpr (Tile::HAS_GATE) {
+                if (in.z && chunk >= 0) {
+                    copy_units(of_units, walk, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
+                               walk.tokens(chunk), in.P);
+                    z += CHUNK * in.z_stride.t;
+                    cp_async_arrive(smem + Tile::GATE_FULL);
+                }
+                cp_async_commit();
+            }
+        };
         load_times(0);
+        if constexpr (Tile::X_AHEAD) load_x(0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
             const int stage = n % 2, tokens = walk.tokens(chunk);
@@ -271,25 +294,24 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             const uint32_t cells = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
             of_group.copy(B_tile, B, in.Bm_stride.t, tokens, in.N);
             of_group.copy(C_tile, C, in.Cm_stride.t, tokens, in.N);
             B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
             cp_async_commit();
-            load_x(chunk + 1, n + 1);
+            load_gate(chunk - 1);
+            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             if (makes_factors) {
-                const int t = 2 * here(), h = walk.head(unit);
-                const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-                const float delta[2] = {t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f,
-                                        t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f};
+                const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(chunk + 1);
-                make_factors(cells, delta, in.A[h]);
+                make_factors(cells, delta, of_unit.A);
             }
-            cp_async_wait<2>();
+            cp_async_wait<Tile::LATER + 1>();
             bar_sync(BARRIER, WARPGROUP);
             if (finds_maxima)
-                row_maxima<T>(smem + Tile::X + (n % X_STAGES * UNITS + unit) * Tile::TILE_X,
+                row_maxima<T>(smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X,
                               prepared + 4 * Prepared::X_POWERS);
-            cp_async_wait<1>();
+            cp_async_wait<Tile::LATER>();
             bar_sync(BARRIER, WARPGROUP);
             group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
             group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
@@ -298,6 +320,10 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 finish_factors<Tile::NP>(cells, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+        }
+        if (Tile::HAS_GATE && in.z && chunks > 0) {
+            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            load_gate(chunks - 1);
         }
         item = walk.item();
     }
@@ -350,32 +376,23 @@ GT_DEV void clear_pairs(uint32_t M, int part) {
     for (int sb = part + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, part, sb), zeros);
 }
 
-/* z of a warp's 16 rows and 32 tokens as it lies in memory: pairs of rows 8 i + 2 j of token 8 k + g.  z: its first row
- * of the first token; rows, tokens: that exist from there. */
+/* 16 tokens of y times silu(z).  z: the lane's cell in a tile of z. */
 template <class T>
-GT_DEV void load_gate(const T* z, int64_t pitch, int rows, int tokens, uint32_t (&gate)[4][2]) {
-    const int g = here() / 4, j = here() % 4;
-    z += g * pitch + 2 * j;
+GT_DEV void apply_gate(uint32_t z, float (&first)[4], float (&second)[4]) {
+    using E = Element<T>;
+    uint32_t pairs[4];
+    ldmatrix_x4_trans(pairs, z);
     GT_UNROLL
-    for (int k = 0; k < 4; k++) {
-        GT_UNROLL
-        for (int i = 0; i < 2; i++)
-            gate[k][i] = 8 * k + g < tokens && 8 * i + 2 * j < rows ? ldg<uint32_t>(z + 8 * i) : 0;
-        z += 8 * pitch;
+    for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+        const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
+        float* y = &(e < 2 ? first : second)[e % 2 * 2];
+        y[0] *= silu_of_sigmoid(gate.x, sigmoid_fast(gate.x));
+        y[1] *= silu_of_sigmoid(gate.y, sigmoid_fast(gate.y));
     }
 }
 
-/* 8 tokens of y times silu(z). */
-template <class T>
-GT_DEV void apply_gate(const uint32_t (&gate)[2], float (&y)[4]) {
-    using E = Element<T>;
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const uint32_t pair = movmatrix_trans(gate[i]);
-        y[2 * i] *= silu(E::lo(pair));
-        y[2 * i + 1] *= silu(E::hi(pair));
-    }
-}
+/* As finite(), of what is 0 or more. */
+GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : value; }
 
 /* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers
  * from the states.  n: number of the chunk among those of all segments. */
@@ -389,8 +406,9 @@ struct Consumer {
         return {smem + Tile::WALK + group() * GroupWalk<Tile::UNITS>::BYTES};
     }
     GT_METHOD uint32_t x(int n, int i) const {
-        return smem + Tile::X + (made_here(n) % X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
+        return smem + Tile::X + (made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
+    GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t B(int n) const { return smem + Tile::B + made_here(n) % 2 * Tile::TILE_B; }
     GT_METHOD uint32_t C(int n) const { return smem + Tile::C + made_here(n) % 2 * Tile::TILE_B; }
@@ -410,7 +428,7 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     const GroupWalk<Tile::UNITS> walk = me.walk();
     const int unit = me.unit(i), part = me.part(), row0 = walk.row0(unit) + 16 * part;
     if (!walk.exists(unit)) return;
-    const int64_t slot = walk.slot(in, unit, chunk);
+    const int64_t slot = walk.slot(unit, chunk);
     state.power.inverse = inverse_of(state.power.value);
     if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
     store_checkpoint<Tile::NP>(me.M(i), part, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
@@ -430,7 +448,7 @@ GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
 
 /* Unit i of a consumer's: y of a chunk to its tile of x, and the state. */
 template <class Tile>
-GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
+GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n, int i, float (&y)[8][4],
                          WarpState<Tile::NP>& state) {
     using T = typename Tile::T;
     using E = Element<T>;
@@ -446,9 +464,9 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
                    M = wgmma_tile<128, Major::K>(me.M(i));
     const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
     /* y^T = H C^T, in two halves: with more registers for packed H ptxas lets products wait for each other (C7512) */
+    uint32_t H[AT_ONCE][4];
     GT_UNROLL
     for (int k0 = 0; k0 < STEPS; k0 += AT_ONCE) {
-        uint32_t H[AT_ONCE][4];
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
             GT_UNROLL
@@ -462,32 +480,41 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         for (int k = 0; k < AT_ONCE; k++)
             wgmma<f16>(y, H[k], wgmma_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
         wgmma_commit();
-        wgmma_wait<0>();
+        if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
-    wgmma_pin(y);
-    uint32_t x[BLOCKS][4];
-    const uint32_t columns = by_columns<64>(me.x(n, i));
-    GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part));
+    /* while the last of these products run */
     /* y is summed with the power of M, or with less: so that what the state gives, which may be much larger, fits; then
      * pairs are nothing beside it */
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
+    const uint32_t own = cells + 4 * (Merged::OWN + 2 * CHUNK * part), own_powers = own + 4 * CHUNK;
+    { /* a lane makes them for two tokens */
+        const int t = 2 * here();
+        const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + t));
+        const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
+        sts<float2>(own + 4 * t, {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power});
+        sts<float2>(own_powers + 4 * t, {x_power.x * for_x, x_power.y * for_x});
+        sync_warp();
+    }
+    wgmma_wait<0>();
+    wgmma_pin(y);
+    uint32_t x[BLOCKS][4];
+    const uint32_t columns = by_columns<64>(me.x(n, i));
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part));
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
-        const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + 8 * i + 2 * j));
-        const float2 factor = {finite(pre.x * undo) * power, finite(pre.y * undo) * power};
+        const float2 factor = lds<float2>(own + 4 * (8 * i + 2 * j));
         y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
     }
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) { /* to f16 */
-        const uint32_t powers = weights + 4 * (Prepared::X_POWERS + 16 * k + 2 * j);
-        const float2 low = lds<float2>(powers), high = lds<float2>(powers + 32);
+        const float2 low = lds<float2>(own_powers + 4 * (16 * k + 2 * j)),
+                     high = lds<float2>(own_powers + 4 * (16 * k + 8 + 2 * j));
         GT_UNROLL
         for (int e = 0; e < 4; e++)
-            x[k][e] = pack_f16(E::lo(x[k][e]) * ((e < 2 ? low.x : high.x) * for_x),
-                               E::hi(x[k][e]) * ((e < 2 ? low.y : high.y) * for_x));
+            x[k][e] = pack_f16(E::lo(x[k][e]) * (e < 2 ? low.x : high.x), E::hi(x[k][e]) * (e < 2 ? low.y : high.y));
     }
     wgmma_pin(y);
     wgmma_fence();
@@ -495,14 +522,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], wgmma_step(M, k_bytes<128, Major::K>(16 * k)));
     wgmma_commit();
     const int row0 = walk.row0(unit) + 16 * part;
-    uint32_t gate[2][4][2];
-    const auto load_half = [&](int half) {
-        const int64_t first = offset_of(in.z_stride, walk.b(), walk.token(chunk) + 32 * half, walk.head(unit)) + row0;
-        load_gate<T>(static_cast<const T*>(in.z) + first, in.z_stride.t, in.P - row0, walk.tokens(chunk) - 32 * half,
-                     gate[half]);
-    };
     const bool gated = Tile::HAS_GATE && in.z;
-    if (gated) load_half(0);
     const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
     const float decay = chunk_decay(cells);
     state.bound = finite(decay * state.bound + added_up.y);
@@ -511,13 +531,16 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     wgmma_wait<0>();
     wgmma_pin(y);
     float skip[2] = {0.0f, 0.0f};
-    if (in.Dskip) {
-        const float* from = in.Dskip + (int64_t)walk.head(unit) * (in.skip_per_channel ? in.P : 1);
-        const int row = in.skip_per_channel ? row0 + here() / 4 : 0, next = in.skip_per_channel ? row + 8 : 0;
+    if (in.Dskip && in.skip_per_channel) {
+        const float* from = in.Dskip + (int64_t)walk.head(unit) * in.P;
+        const int row = row0 + here() / 4, next = row + 8;
         skip[0] = row < in.P ? from[row] : 0.0f;
         skip[1] = next < in.P ? from[next] : 0.0f;
+    } else {
+        skip[0] = skip[1] = walk.number(unit);
     }
     uint32_t v[BLOCKS][4];
+    if (gated && i == 0) mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
@@ -531,11 +554,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
             to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        if (gated) {
-            if (k == 0) load_half(1);
-            apply_gate<T>(gate[k / 2][k % 2 * 2], y[2 * k]);
-            apply_gate<T>(gate[k / 2][k % 2 * 2 + 1], y[2 * k + 1]);
-        }
+        if (gated) apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i)), k, part), y[2 * k], y[2 * k + 1]);
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
         sync_warp(); /* other lanes have read x there */
@@ -563,11 +582,11 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     }
 }
 
-/* Rows of y from a tile to memory, by the warpgroup. */
+/* Rows of y from a tile to memory, by the warpgroup.  first: where rows of the segment begin; token: of the chunk. */
 template <class T>
-GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int rows, int columns) {
+GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int token, int rows, int columns) {
     const int thread = thread_here() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
-    T* to = first + row0 * pitch + 8 * piece;
+    T* to = first + (token + row0) * pitch + 8 * piece;
     if (8 * piece >= columns) rows = 0;
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
@@ -592,7 +611,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            me.walk().enter(in, span, item, 2 + me.group());
+            me.walk().enter(in, span, item, 2 + me.group(), [&] {
+                me.walk().put_offsets(0, p.y_stride);
+                for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
+                    me.walk().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.walk().head(i)] : 0.0f);
+            });
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
@@ -630,20 +653,18 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             for (int i = 0; i < HEADS; i++) {
                 [[maybe_unused]] float y[8][4];
                 if constexpr (HEADS * NP > 128)
-                    forward_unit<Tile>(p, me, chunk, n, i, S, state[i]);
+                    forward_unit<Tile>(p, me, n, i, S, state[i]);
                 else
-                    forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
+                    forward_unit<Tile>(p, me, n, i, y, state[i]);
             }
             me.wait(); /* y is there, and M free */
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
                 const GroupWalk<Tile::UNITS> walk = me.walk();
-                const int unit = me.unit(i), row0 = walk.row0(unit);
+                const int unit = me.unit(i);
                 if (!walk.exists(unit)) continue;
-                store_rows(me.x(n, i),
-                           static_cast<T*>(p.y) + offset_of(p.y_stride, walk.b(), walk.token(chunk), walk.head(unit)) +
-                               row0,
-                           p.y_stride.t, walk.tokens(chunk), in.P - row0);
+                store_rows(me.x(n, i), static_cast<T*>(p.y) + walk.offset(0, unit), p.y_stride.t, chunk * CHUNK,
+                           walk.tokens(chunk), in.P - walk.row0(unit));
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
         }
@@ -673,6 +694,7 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+        if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
     sync_threads();
     wait_for_chain();

@@ -6,7 +6,8 @@
  *
  * WARPGROUPS
  *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit, a warp
- *                  a unit, the tokens' weights and the chunk's decay.
+ *                  a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk ahead
+ *                  (UnitTimes).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand from
  *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
@@ -78,8 +79,9 @@ struct StatesHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
-    static constexpr int WALK = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT;     /* of each warpgroup */
-    static constexpr int FULL = WALK + (CONSUMERS + 1) * 80, EMPTY = FULL + 8 * STAGES; /* [STAGES] */
+    static constexpr int WALK = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
+    static constexpr int FULL = WALK + (CONSUMERS + 1) * GroupWalk<UNITS>::BYTES,
+                         EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
@@ -150,24 +152,25 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (skips(p.states.is_local, span, p.reverse ? span.starts : span.ends)) continue;
-            walk.enter(in, span, item, BARRIER);
+            walk.enter(in, span, item, BARRIER, [&] {
+                walk.put_offsets(0, p.left_stride);
+                if (gated) walk.put_offsets(1, in.z_stride);
+            });
         }
         const int chunks = walk.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
         /* of the chunk that is copied next: addresses of the thread's first rows; of that after the next, dt of tokens 2
          * lane, 2 lane + 1 */
         const int64_t b = walk.b(), token = walk.token(chunk_at(0));
-        const T* left = of_units.own(static_cast<const T*>(p.left) + offset_of(p.left_stride, b, token, 0),
-                                     p.left_stride.t); /* head 0 */
+        const int64_t first = (int64_t)chunk_at(0) * CHUNK;
+        int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t,
+                z = gated ? of_units.own(in.z_stride.t) + first * in.z_stride.t : 0;
         const T* right = of_group.own(
             static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, walk.group()), p.right_stride.t);
-        const T* z =
-            gated ? of_units.own(static_cast<const T*>(in.z) + offset_of(in.z_stride, b, token, 0), in.z_stride.t)
-                  : nullptr;
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, walk.head(unit)) : 0;
-        float dt[2] = {0.0f, 0.0f};
+        UnitTimes of_unit = {};
         const auto load_times = [&](int i) {
-            if (makes_weights && i < chunks) load_dt(in, times, walk.tokens(chunk_at(i)), dt);
+            if (makes_weights && i < chunks) of_unit.load(in, times, walk.tokens(chunk_at(i)));
             times += step * in.dt_stride.t;
         };
         const auto copy =
@@ -177,16 +180,11 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                                        (number / STAGES + 1) % 2);
                                          const uint32_t to = smem + number % STAGES * Tile::STAGE;
                                          const int tokens = walk.tokens(chunk_at(i));
-                                         GT_UNROLL
-                                         for (int k = 0; k < UNITS; k++)
-                                             of_units.copy(to + Tile::LEFT + k * Tile::TILE_LEFT,
-                                                           left + walk.head(k) * p.left_stride.h + walk.row0(k),
-                                                           p.left_stride.t, tokens, in.P - walk.row0(k));
-                                         GT_UNROLL
-                                         for (int k = 0; gated && k < UNITS; k++)
-                                             of_units.copy(to + Tile::GATE + k * Tile::TILE_LEFT,
-                                                           z + walk.head(k) * in.z_stride.h + walk.row0(k),
-                                                           in.z_stride.t, tokens, in.P - walk.row0(k));
+                                         copy_units(of_units, walk, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
+                                                    left, p.left_stride.t, tokens, in.P);
+                                         if (gated)
+                                             copy_units(of_units, walk, 1, to + Tile::GATE, static_cast<const T*>(in.z),
+                                                        z, in.z_stride.t, tokens, in.P);
                                          of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
                                          left += step * p.left_stride.t, right += step * p.right_stride.t;
                                          if (gated) z += step * in.z_stride.t;
@@ -194,6 +192,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                      cp_async_commit();
             };
         load_times(0);
+        if (makes_weights) of_unit.enter(in, walk.head(unit));
         GT_NO_UNROLL
         for (int i = 0; i < AHEAD; i++) copy(i, n + i);
         TwoTermSum log;
@@ -201,13 +200,11 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         GT_NO_UNROLL
         for (int i = 0; i < chunks; i++, n++) {
             if (makes_weights) {
-                const int t = 2 * here(), h = walk.head(unit), tokens = walk.tokens(chunk_at(i));
-                const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-                const float delta[2] = {t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f,
-                                        t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f};
+                const int tokens = walk.tokens(chunk_at(i));
+                const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(i + 1);
                 const uint32_t cells = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
-                log.add(weigh_chunk(cells, p.reverse, delta, in.A[h], power));
+                log.add(weigh_chunk(cells, p.reverse, delta, of_unit.A, power));
             }
             cp_async_wait<AHEAD - 1>();
             fence_async_proxy();
@@ -357,7 +354,7 @@ GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int
     const GroupWalk<Tile::UNITS> walk = me.walk();
     const int unit = me.unit(i), row0 = me.row0(i);
     if (!walk.exists(unit)) return;
-    const int64_t slot = walk.slot(in, unit, chunk);
+    const int64_t slot = walk.slot(unit, chunk);
     state.power = {1.0f, 1.0f};
     state.measure();
     const Power power = power_of(state.bound);
