@@ -16,10 +16,11 @@ void test_truth_holds(const test_runner *r, const test_case *c);
 
 /* A second run gives the same bits. */
 void test_repeats(const test_runner *r, const test_case *c);
-/* Every layout gives what packed arrays give. */
-void test_layouts_agree(const test_runner *r, const test_case *c, double tolerance);
+/* Every layout gives what packed arrays give: the same bits or, if other kernels may take it, what agrees with the double
+ * twin within the runner's tolerances. */
+void test_layouts_agree(const test_runner *r, const test_case *c, int within_tolerance);
 /* Outputs in the place of the input that they may equal. */
-void test_in_place_agrees(const test_runner *r, const test_case *c, double tolerance);
+void test_in_place_agrees(const test_runner *r, const test_case *c, int within_tolerance);
 /* Each gradient is the same when no other is asked for, each output when no other is written. */
 void test_alone_agrees(const test_runner *r, const test_case *c, double tolerance);
 /* An optional input that is NULL counts as the constant stated. */

@@ -212,7 +212,10 @@ typedef struct test_op {
     void (*set_regime)(test_case *c, int n);
     /* NULL, or: moves what was drawn from where no result is sure. */
     void (*settle)(const test_case *c, test_values *in);
-    test_tolerance kernels;       /* what the kernels may lose */
+    test_tolerance kernels; /* what the kernels may lose */
+    /* NULL, or: fp32 outputs that are sums of a few numbers of the call's dtype, by name: they may lose what activations
+     * may. */
+    const char *sums_of_few;
     const test_formula *formulas; /* of every output of forward */
     /* What must hold of this operator alone; NULL or a list that ends with what NULL. */
     const test_property *properties;

@@ -960,6 +960,27 @@ GT_KERNEL(32, 1) mbarrier_misaligned_kernel(const GT_GRID_CONSTANT NoParams) {
     mbarrier_init(smem_base() + 8 * thread_id() + 4, 32);
 }
 
+GT_KERNEL(32, 1) mbarrier_twice_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    init_one_mbarrier(32);
+}
+
+GT_KERNEL(32, 1) mbarrier_ended_twice_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    if (thread_id() == 0) mbarrier_inval(smem_base() + 256);
+    if (thread_id() == 0) mbarrier_inval(smem_base() + 256);
+}
+
+/* None is wrong: there is no barrier any more when the second begins there. */
+GT_KERNEL(32, 1) mbarrier_again_kernel(const GT_GRID_CONSTANT NoParams) {
+    init_one_mbarrier(32);
+    if (thread_id() == 0) mbarrier_inval(smem_base() + 256);
+    sync_threads();
+    init_one_mbarrier(32);
+    mbarrier_arrive(smem_base() + 256);
+    mbarrier_wait(smem_base() + 256, 0);
+}
+
 GT_KERNEL(32, 1) mbarrier_overwritten_kernel(const GT_GRID_CONSTANT NoParams) {
     init_one_mbarrier(32);
     if (thread_id() == 0) sts<float>(smem_base() + 256, 1.0f);
@@ -1056,6 +1077,8 @@ static void test_faults() {
         {too_few_kernel, "too_few", 32, emu::Fault::BARRIER, "barrier for more than the block"},
         {mbarrier_half_warp_kernel, "mbarrier_half_warp", 64, emu::Fault::BARRIER, "mbarrier for half a warp"},
         {mbarrier_misaligned_kernel, "mbarrier_misaligned", 32, emu::Fault::ALIGNMENT, "misaligned mbarrier"},
+        {mbarrier_twice_kernel, "mbarrier_twice", 32, emu::Fault::BARRIER, "second mbarrier_init of a barrier"},
+        {mbarrier_ended_twice_kernel, "mbarrier_ended_twice", 32, emu::Fault::BARRIER, "second mbarrier_inval"},
         {mbarrier_overwritten_kernel, "mbarrier_overwritten", 32, emu::Fault::BARRIER, "overwritten mbarrier"},
         {mbarrier_lanes_kernel, "mbarrier_lanes", 32, emu::Fault::RACE, "arrive between lanes of a warp"},
         {mbarrier_lanes_reuse_kernel, "mbarrier_lanes_reuse", 32, emu::Fault::RACE,
@@ -1072,6 +1095,8 @@ static void test_faults() {
     }
     launch(mbarrier_round_kernel, {2}, 32, 512, nullptr, NoParams{nullptr});
     check_clean("arrive and wait of one warp");
+    launch(mbarrier_again_kernel, {2}, 32, 512, nullptr, NoParams{nullptr});
+    check_clean("a barrier where one was ended");
 }
 
 /* A device that lacks what the kernel uses, or has less shared memory. */
