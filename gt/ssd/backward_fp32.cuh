@@ -99,7 +99,11 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
     const Problem& in = p.in;
     /* B, C, the other chunks' */
     const auto tile = [&](int i) {
-        return me.smem + (i == 0 ? Tile::B : i == 1 ? Tile::X : i == 2 ? Tile::G : i == 3 ? Tile::OTHERS : Tile::M);
+        return me.smem + (i == 0   ? Tile::B
+                          : i == 1 ? Tile::X
+                          : i == 2 ? Tile::G
+                          : i == 3 ? Tile::CHUNKS + Tile::ROWS
+                                   : Tile::M);
     };
     const auto inverses = [](int i) { return i ? Tile::GROUP_INVERSES + (i - 1) * SHORT : Tile::B_INVERSE; };
     const auto load = [&](int i, bool is_C, int chunk) {
@@ -115,12 +119,13 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
     cp_async_wait<0>();
     sync_threads();
     constexpr int CALLS = Rows::GROUPS / Rows::AT_ONCE;
+    static_assert(WARPS % CALLS == 0, "a warp splits the same rows of every tile");
+    const RowSplitter<NP> rows(me.warp % CALLS * Rows::AT_ONCE);
     GT_NO_UNROLL
-    for (int i = me.warp; i < 5 * CALLS; i += WARPS)
-        split_rows<NP>(tile(i / CALLS), me.cell(inverses(i / CALLS)), i % CALLS * Rows::AT_ONCE);
+    for (int i = me.warp; i < 5 * CALLS; i += WARPS) rows.split(tile(i / CALLS), me.cell(inverses(i / CALLS)), 0);
     sync_threads();
     const int chunk = me.warp / 2, half = me.warp % 2, lane = lane_id();
-    const int left = chunk < me.me ? 1 : 0, right = chunk == me.me ? 1 : 2 + me.other(chunk);
+    const int left = chunk < me.me ? 1 : 0, right = chunk == me.me ? 1 : 2 + chunk - (chunk > me.me);
     GT_UNROLL
     for (int i = 0; i < 16; i++) S[i / 8][i / 4 % 2][i % 4] = 0.0f;
     multiply_pairs<NP>(tile(left), tile(right), half, S);
@@ -166,7 +171,7 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
     const int chunk = me.warp / 2, half = me.warp % 2, g = lane_id() / 4, j = lane_id() % 4;
     const bool is_own = chunk == me.me, is_before = chunk < me.me;
     SplitPairs v = {}; /* <dy, x>, then M */
-    multiply_pairs<ROWS_P>(me.smem + (is_before ? Tile::DY : Tile::X), me.rows(chunk), half, v);
+    multiply_pairs<ROWS_P>(is_before ? me.rows(me.me) : me.smem + Tile::X, me.rows(chunk), half, v);
     float2 column[2]; /* what undoes t or s, and its factor */
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
@@ -184,7 +189,7 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
         for (int e = 0; e < 2; e++) {
             const int row = 16 * m + 8 * e + g;
             if (is_before) {
-                decay[e] = me.value(Tile::FACTORS + Factors::PRE + row) * me.value(Tile::INVERSES + SHORT + row);
+                decay[e] = me.value(Tile::FACTORS + Factors::PRE + row) * me.value(me.inverses(me.me) + row);
                 weight[e] = 1.0f;
             } else {
                 decay[e] = is_own ? 1.0f : me.value(Tile::FACTORS + Factors::SUF + row);
@@ -277,8 +282,9 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
                 state[i / 2][n][i % 2 * 2 + e] = reads ? ldg<float>(from + (8 * i + e) * in.N + 8 * n) : 0.0f;
         }
     }
-    const bool second = p0 % ROWS_P;            /* half of the step's rows: sums are there */
-    const int first = second ? HALF_P / 16 : 0; /* pair of pieces of x and dy */
+    const bool second = p0 % ROWS_P; /* half of the step's rows: sums are there */
+    const uint32_t first =
+        second ? 2 * HALF_P : 0; /* bytes; where the exchange is, rows p HALF_P apart differ by that */
     float factor[4], Z = 0.0f;
     const int chunks = (me.slot_tokens + SHORT - 1) / SHORT;
     const Power G_power = power_of_G(me);
@@ -291,7 +297,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
         for (int k = 0; k < 2; k++) {
             SplitLeft a[2];
             uint32_t hi[TILES][2], lo[TILES][2];
-            load_left<Tile>(by_rows<2 * ROWS_P>(me.smem + Tile::X), first + k, a);
+            load_left<Tile>(by_rows<2 * ROWS_P>(me.smem + Tile::X) ^ first, k, a);
             load_right(me, by_rows<Tile::WIDE>(me.smem + Tile::G), k, hi, lo);
             mma_split(share, a, hi, lo);
             const int owner = (p0 / 16 + k) % SLOT_SHORTS; /* of these rows of Z */
@@ -323,8 +329,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const Power power = split_power(largest);
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        factor[i] =
-            capped(me.value(Tile::PRE + 8 * i + g) * me.value(Tile::INVERSES + SHORT + 8 * i + g) * power.inverse);
+        factor[i] = capped(me.value(Tile::PRE + 8 * i + g) * me.value(me.inverses(me.me) + 8 * i + g) * power.inverse);
     GT_UNROLL
     for (int k = 0; k < 2; k++) {
         SplitLeft a[2];
@@ -334,7 +339,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
             const float* x = &state[k][i / 2][i % 2 * 2];
             split_pair(x[0] * power.value, x[1] * power.value, hi[i / 2][i % 2], lo[i / 2][i % 2]);
         }
-        load_left<Tile>(by_rows<2 * ROWS_P>(me.smem + Tile::DY), first + k, a);
+        load_left<Tile>(by_rows<2 * ROWS_P>(me.rows(me.me)) ^ first, k, a);
         mma_split(share, a, hi, lo);
     }
     const float* const C = static_cast<const float*>(in.Cm) + (me.base(BASE_C) + g * in.Cm_stride.t + column0 + 2 * j);
@@ -364,7 +369,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s_block = me.warp / 4, p_block = me.warp % 4;
     const bool second = p0 % ROWS_P; /* half of the step's rows: sums are there */
     const int s = 16 * s_block + g, row = p0 + 8 * p_block + 2 * j, piece = p_block + (second ? HALF_P / 8 : 0);
-    float from_G[1][1][4] = {}, from_pairs[4] = {};
+    float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* of even k and odd: a sum waits for half of the products */
     const uint32_t B = by_rows<WIDE>(me.smem + Tile::B),
                    G = me.smem + Tile::G +
                        tile_cell<WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
@@ -379,24 +384,33 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
         ldmatrix_x4(a[0].hi, tile_at<WIDE>(B, s_block, k));
         ldmatrix_x4(a[0].lo, tile_at<WIDE>(B, s_block, k + Tile::LO));
         ldmatrix_x4(b, tile_at<WIDE>(G, 0, k));
-        multiply(from_G, a, b);
+        multiply(from_G[k % 2], a, b);
     }
-    const int blocks = (me.slot_tokens + 15) / 16;
-    const int dy_cell = tile_cell<2 * ROWS_P>(lane % 16, piece + lane / 16 * 2 * LO);
-    GT_NO_UNROLL
-    for (int k = 2 * me.me + s_block; k < blocks; k++) { /* 16 tokens t, from those of s on */
-        SplitLeft a[1];
-        uint32_t b[4];
-        float share[1][1][4] = {};
-        const uint32_t M = by_rows<32>(me.smem + Tile::M + Tile::BLOCK16 * k);
-        ldmatrix_x4(a[0].hi, tile_at<32>(M, s_block, 0));
-        ldmatrix_x4(a[0].lo, tile_at<32>(M, s_block, 1));
-        ldmatrix_x4_trans(b, tile_at<2 * ROWS_P>(me.rows(k / 2) + dy_cell, k % 2, 0));
-        multiply(share, a, b);
-        const float inverse0 = me.value(Tile::M_INVERSE + SHORT * k + s),
-                    inverse1 = me.value(Tile::M_INVERSE + SHORT * k + s + 8);
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) from_pairs[e] = fma_rn(e < 2 ? inverse0 : inverse1, share[0][0][e], from_pairs[e]);
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) from_G[0][0][0][e] += from_G[1][0][0][e];
+    {
+        /* 16 tokens t at a time, from those of s on */
+        constexpr int M_STEP = Tile::BLOCK16, DY_STEP = Tile::ROWS / 2;
+        const int blocks = (me.slot_tokens + 15) / 16, first = 2 * me.me + s_block;
+        uint32_t M = tile_at<32>(by_rows<32>(me.smem + Tile::M + M_STEP * first), s_block, 0),
+                 dy = me.smem + Tile::CHUNKS + DY_STEP * first +
+                      tile_cell<2 * ROWS_P>(lane % 16, piece + lane / 16 * 2 * LO),
+                 inverses = me.cell(Tile::M_INVERSE + SHORT * first + s);
+        GT_NO_UNROLL
+        for (int k = first; k < blocks; k++) {
+            SplitLeft a[1];
+            uint32_t b[4];
+            float share[1][1][4] = {};
+            ldmatrix_x4(a[0].hi, M);
+            ldmatrix_x4(a[0].lo, tile_at<32>(M, 0, 1));
+            ldmatrix_x4_trans(b, dy);
+            multiply(share, a, b);
+            const float inverse0 = lds<float>(inverses), inverse1 = lds<float>(inverses + 32);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++)
+                from_pairs[e] = fma_rn(e < 2 ? inverse0 : inverse1, share[0][0][e], from_pairs[e]);
+            M += M_STEP, dy += DY_STEP, inverses += 4 * SHORT;
+        }
     }
     const float G_inverse = power_of_G(me).inverse;
     const float2 skip = skips_of(in, h, row);
@@ -413,14 +427,14 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
             return float2{unpack_f16_lo(hi) + unpack_f16_lo(lo), unpack_f16_hi(hi) + unpack_f16_hi(lo)};
         };
         const float2 x = pair(me.smem + Tile::X);
-        const float g0 = by * from_G[0][0][2 * e], g1 = by * from_G[0][0][2 * e + 1];
+        const float g0 = by * from_G[0][0][0][2 * e], g1 = by * from_G[0][0][0][2 * e + 1];
         const float U0 = g0 + from_pairs[2 * e], U1 = g1 + from_pairs[2 * e + 1];
         dots[e] = fma_rn(x.x, U0, x.y * U1) * x_inverse;
         dots[2 + e] = fma_rn(x.x, g0, x.y * g1) * x_inverse * delta;
         float dx0 = delta * U0, dx1 = delta * U1;
         if (needs_dy) {
-            float2 dy = pair(me.smem + Tile::DY);
-            const float dy_inverse = me.value(Tile::INVERSES + SHORT + t);
+            float2 dy = pair(me.rows(me.me));
+            const float dy_inverse = me.value(me.inverses(me.me) + t);
             dy.x *= dy_inverse, dy.y *= dy_inverse;
             dx0 = fma_rn(skip.x, dy.x, dx0);
             dx1 = fma_rn(skip.y, dy.y, dx1);
@@ -493,7 +507,6 @@ template <class Tile>
 GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, SplitPairs& W,
                               SplitSums<Tile>& sums) {
     constexpr int NP = Tile::NP;
-    using Rows = SplitTile<NP>;
     const Problem& in = p.in;
     const int half = me.warp % 2, lane = lane_id(), g = lane / 4, j = lane % 4;
     const uint32_t tile = me.smem + Tile::G, plain = me.smem + Tile::X; /* W of the own pairs, [s][33] */
@@ -517,9 +530,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
         }
         cp_async_wait<0>();
         sync_threads();
-        GT_NO_UNROLL
-        for (int i = me.warp; i < Rows::GROUPS / Rows::AT_ONCE; i += WARPS)
-            split_rows<NP>(tile, me.cell(Tile::GROUP_INVERSES), i * Rows::AT_ONCE);
+        split_rows<NP>(tile, me.cell(Tile::GROUP_INVERSES), me.warp, WARPS);
         sync_threads();
         if (mine) {
             GT_UNROLL
@@ -582,7 +593,7 @@ GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradient
     SplitPairs S, W = {};
     SplitSums<Tile> sums = {};
     int h = me.g() * heads;
-    fetch_times(in, me, h);
+    keep_time(in, me, h, fetch_time(in, me, h));
     make_split_products(p, me, S);
     GT_NO_UNROLL
     for (int head = 0; head < heads; head++, h++) {
@@ -593,36 +604,37 @@ GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradient
             load_G(p, me, head, p0, G);
             cp_async_wait<0>();
             sync_threads();
-            GT_NO_UNROLL
-            for (int i = me.warp; i < 20; i += WARPS) split_step_rows(p, me, h, p0, i);
+            split_step_rows(p, me, h, p0);
             if (me.warp == FINISHES && head + p0 > 0)
                 finish_split_step(p, me, p0 ? h : h - 1, p0 ? p0 - ROWS_P : last_p);
-            if (p0 == 0 && me.warp < SLOT_SHORTS) slot_factors(in, me, h, me.warp);
+            if (p0 == 0 && me.warp < SLOT_SHORTS) slot_factors(me, in.A[h], me.warp);
             if (p0 == 0 && me.warp == SLOT_SHORTS) {
-                float dt[2] = {0.0f, 0.0f}, delta[2];
+                float delta[2] = {0.0f, 0.0f};
                 if (2 * lane_id() < SHORT) {
-                    const float2 kept = lds<float2>(me.cell(Tile::DT + SHORT * me.me + 2 * lane_id()));
-                    dt[0] = kept.x, dt[1] = kept.y;
+                    const float2 kept = lds<float2>(me.cell(Tile::DELTAS + SHORT * me.me + 2 * lane_id()));
+                    delta[0] = kept.x, delta[1] = kept.y;
                 }
-                deltas_of(in, h, me.tokens(me.me), dt, delta);
                 make_factors<SUM_FACTORS | DIAGONAL_FACTORS>(me.cell(Tile::FACTORS), delta, in.A[h]);
             }
             sync_threads();
-            G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);
-            make_split_pairs(me, S, W);
-            if (p0 == 0 && head + 1 < heads) fetch_times(in, me, h + 1);
-            sync_threads();
-            add_split_states(p, me, head, p0, sums);
-            finish_split_inputs(p, me, h, head, p0);
-            sync_threads();
-            if (p0 + HALF_P >= in.P) continue;
-            load_G(p, me, head, p0 + HALF_P, G);
-            sync_threads();
-            G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);
-            sync_threads();
-            add_split_states(p, me, head, p0 + HALF_P, sums);
-            finish_split_inputs(p, me, h, head, p0 + HALF_P);
-            sync_threads();
+            GT_NO_UNROLL
+            for (int first = p0;;) {
+                G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);
+                if (first == p0) {
+                    const bool fetches = p0 == 0 && head + 1 < heads;
+                    const float dt = fetches ? fetch_time(in, me, h + 1) : 0.0f;
+                    make_split_pairs(me, S, W);
+                    if (fetches) keep_time(in, me, h + 1, dt);
+                }
+                sync_threads();
+                add_split_states(p, me, head, first, sums);
+                finish_split_inputs(p, me, h, head, first);
+                sync_threads();
+                first += HALF_P;
+                if (first >= in.P || first == p0 + ROWS_P) break;
+                load_G(p, me, head, first, G);
+                sync_threads();
+            }
         }
     }
     if (me.warp == FINISHES) finish_split_step(p, me, h - 1, last_p);

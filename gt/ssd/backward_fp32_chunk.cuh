@@ -33,14 +33,14 @@ struct GradientSplitTile {
     static constexpr int TILES = NP < 64 ? 1 : NP / 64, ACTIVE = NP / 8 / TILES; /* of 8 columns, of a warp; warps */
     static constexpr int TILE = SplitTile<NP>::BYTES, ROWS = SplitTile<ROWS_P>::BYTES, BLOCK16 = SplitTile<16>::BYTES;
     static constexpr int B = 0, G = B + TILE;
-    static constexpr int X = G + TILE, DY = X + ROWS, OTHERS = DY + ROWS; /* [3] */
-    static constexpr int M = OTHERS + 3 * ROWS;                           /* [8 times 16 tokens t] */
+    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* [4]: of those before x, of the others and the own dy */
+    static constexpr int M = CHUNKS + 4 * ROWS;           /* [8 times 16 tokens t] */
     static constexpr int FLOATS = M + 8 * BLOCK16;
     /* floats, from there */
     static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* the slot's */
     static constexpr int WEIGHT = SUF + SHORT;                                           /* Delta SUF */
     static constexpr int OTHER = WEIGHT + SHORT;           /* [4 chunks]: their factor of L, see slot_factors */
-    static constexpr int INVERSES = OTHER + 4 * SHORT;     /* x, dy, [3] */
+    static constexpr int INVERSES = OTHER + 4 * SHORT;     /* x, [4 chunks] */
     static constexpr int B_INVERSE = INVERSES + 5 * SHORT; /* of B */
     static constexpr int M_INVERSE = B_INVERSE + SHORT;    /* [8] */
     static constexpr int E = M_INVERSE + 8 * SHORT, F = E + 8 * SHORT; /* [8 warps], [4 times 8 rows p] */
@@ -50,7 +50,8 @@ struct GradientSplitTile {
     static constexpr int DSKIP = CORNER + SHORT, KEPT = DSKIP + 2 * ROWS_P;      /* [2][rows p], [da, direct, across] */
     static constexpr int Z = KEPT + 3 * SHORT, G_MOST = Z + 8, ALL = G_MOST + 8; /* [8 warps], [8 warps], E */
     static constexpr int DSKIP_SUM = ALL + 1, PLACE = ALL + 4;                   /* see SplitGradientBlock */
-    static constexpr int DT = PLACE + 20, COUNT = DT + SLOT_SHORTS * SHORT;      /* of the head to come: as it is */
+    static constexpr int DELTAS = PLACE + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* of the head to come */
+    static constexpr int COUNT = TOTALS + SLOT_SHORTS;
     static constexpr int BYTES = FLOATS + 4 * COUNT;
     static_assert(TILE <= 8 * BLOCK16 && TILE <= 2 * ROWS, "tiles of a group fit there");
     static_assert(4 * SHORT * (SHORT + 1) + 2 * BLOCK16 <= 5 * ROWS, "W fits there, at the end");
@@ -83,12 +84,9 @@ struct SplitGradientBlock {
         const int left = slot_tokens - SHORT * chunk;
         return left < 0 ? 0 : left < SHORT ? left : SHORT;
     }
-    GT_METHOD int other(int chunk) const { return chunk - (chunk > me); } /* place among the three */
     /* the tile of a step that has the tokens of a chunk, and what undoes its rows; the block's own: dy */
-    GT_METHOD uint32_t rows(int chunk) const {
-        return smem + (chunk == me ? Tile::DY : Tile::OTHERS + Tile::ROWS * other(chunk));
-    }
-    GT_METHOD int inverses(int chunk) const { return Tile::INVERSES + SHORT * (chunk == me ? 1 : 2 + other(chunk)); }
+    GT_METHOD uint32_t rows(int chunk) const { return smem + (Tile::CHUNKS + Tile::ROWS * chunk); }
+    GT_METHOD int inverses(int chunk) const { return Tile::INVERSES + SHORT * (1 + chunk); }
 };
 
 enum SplitBase { BASE_X, BASE_DY, BASE_DX, BASE_STATE, BASE_C };
@@ -137,37 +135,38 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
     const float* const dy = static_cast<const float*>(in.dy) +
                             (me.base(BASE_DY) + row * in.dy_stride.t + head * in.dy_stride.h + p0 + column);
     const int left = p0 + column < in.P ? me.slot_tokens - row : 0; /* a chunk has the row if left > SHORT chunk */
-    const auto copy = [&](int tile, const float* from, const gt_stride& stride, int chunk) {
+    GT_NO_UNROLL
+    for (int i = 0; i < 5; i++) {
+        const int chunk = i ? i - 1 : me.me;
+        const bool is_dy = i && chunk >= me.me;
+        const int64_t pitch = is_dy ? in.dy_stride.t : in.x_stride.t;
+        const float* from = (is_dy ? dy : x) + SHORT * (chunk - me.me) * pitch;
         GT_UNROLL
         for (int k = 0; k < SHORT; k += STEP) /* of rows STEP apart the exchange is the same */
-            cp_async<16>(to + Tile::ROWS * tile + k * TileShape<WIDE>::PITCH_BYTES, from + k * stride.t,
+            cp_async<16>(to + Tile::ROWS * i + k * TileShape<WIDE>::PITCH_BYTES, from + k * pitch,
                          left > SHORT * chunk + k ? 16 : 0);
-    };
-    copy(0, x, in.x_stride, me.me);
-    copy(1, dy, in.dy_stride, me.me);
-    GT_UNROLL
-    for (int i = 0; i < 3; i++) {
-        const bool after = i >= me.me;
-        const int chunk = i + after, further = SHORT * (chunk - me.me);
-        if (after)
-            copy(2 + i, dy + further * in.dy_stride.t, in.dy_stride, chunk);
-        else
-            copy(2 + i, x + further * in.x_stride.t, in.x_stride, chunk);
     }
     cp_async_commit();
 }
 
-/* Splits 8 rows of a tile of x or dy, `number` of twenty. */
+/* Splits the tiles of x and dy, 8 rows of one at a time. */
 template <class Tile>
-GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0,
-                            int number) {
+GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
-    const int tile = number / 4, chunk = tile < 2 ? me.me : tile - 2 + (tile - 2 >= me.me);
-    const float* gates = nullptr;
-    if (in.z && (tile == 1 || chunk > me.me))
-        gates = static_cast<const float*>(in.z) + offset_of(in.z_stride, me.b(), me.token(chunk), h) + p0;
-    split_rows<ROWS_P>(me.smem + Tile::X + Tile::ROWS * tile, me.cell(Tile::INVERSES + SHORT * tile), number % 4 * 2,
-                       gates, in.z_stride.t, me.tokens(chunk), in.P - p0);
+    const RowSplitter<ROWS_P> rows(0);
+    /* of 20: 2, 2, 2, 2, 3, 4, 4, 1; the first five make factors, the last finishes the step before */
+    constexpr uint64_t FIRST =
+        0 | 2 << 5 | 4 << 10 | 6 << 15 | 8 << 20 | 11 << 25 | 15ull << 30 | 19ull << 35 | 20ull << 40;
+    const int end = (int)(FIRST >> (5 * me.warp + 5)) & 31;
+    GT_NO_UNROLL
+    for (int i = (int)(FIRST >> (5 * me.warp)) & 31; i < end; i++) {
+        const int tile = i / 4, chunk = tile ? tile - 1 : me.me;
+        const float* gates = nullptr;
+        if (in.z && tile && chunk >= me.me)
+            gates = static_cast<const float*>(in.z) + offset_of(in.z_stride, me.b(), me.token(chunk), h) + p0;
+        rows.split(me.smem + Tile::X + Tile::ROWS * tile, me.cell(Tile::INVERSES + SHORT * tile), i % 4 * 8, gates,
+                   in.z_stride.t, me.tokens(chunk), in.P - p0);
+    }
 }
 
 /* What a warp has of 32 rows of G before they are split: 4 rows. */
@@ -227,14 +226,24 @@ GT_DEV Power power_of_G(const SplitGradientBlock<Tile>& me) {
     return split_power(fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
 }
 
-/* dt of the slot's tokens, as it is in memory; a chunk by a warp. */
+/* dt of a token of the slot, as it is in memory; a chunk by a warp. */
 template <class Tile>
-GT_DEV void fetch_times(const Problem& in, const SplitGradientBlock<Tile>& me, int h) {
-    if (me.warp >= SLOT_SHORTS) return;
+GT_DEV float fetch_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h) {
     const int t = SHORT * me.warp + lane_id();
-    const float dt =
-        t < me.slot_tokens ? load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b(), me.first() + t, h)) : 0.0f;
-    sts<float>(me.cell(Tile::DT + t), dt);
+    if (me.warp >= SLOT_SHORTS || t >= me.slot_tokens) return 0.0f;
+    return load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b(), me.first() + t, h));
+}
+
+/* Leaves its Delta, and the chunk's sum of log2 of the decays, for the head to come. */
+template <class Tile>
+GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h, float dt) {
+    const int t = SHORT * me.warp + lane_id();
+    if (me.warp >= SLOT_SHORTS) return;
+    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    const float delta = t < me.slot_tokens ? delta_of(in.rule, dt + bias).value : 0.0f;
+    const float total = warp_sum(delta * in.A[h] * LOG2_E);
+    sts<float>(me.cell(Tile::DELTAS + t), delta);
+    if (lane_id() == 0) sts<float>(me.cell(Tile::TOTALS + me.warp), total);
 }
 
 /* Of each token of chunk `chunk`, its factor of L and w:
@@ -242,18 +251,11 @@ GT_DEV void fetch_times(const Problem& in, const SplitGradientBlock<Tile>& me, i
  *     after                  exp(from after the block's last through t)          times SUF of the block's it is L
  *     the block's own        pre_t and suf_t of the slot; ALL */
 template <class Tile>
-GT_DEV void slot_factors(const Problem& in, const SplitGradientBlock<Tile>& me, int h, int chunk) {
+GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk) {
     const int lane = lane_id();
-    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f, A = in.A[h];
-    float total[SLOT_SHORTS], delta = 0.0f, log = 0.0f;
-    GT_UNROLL
-    for (int i = 0; i < SLOT_SHORTS; i++) {
-        const int t = SHORT * i + lane;
-        const float own = t < me.slot_tokens ? delta_of(in.rule, me.value(Tile::DT + t) + bias).value : 0.0f;
-        const float a = own * A * LOG2_E;
-        if (i == chunk) delta = own, log = a;
-        total[i] = warp_sum(a);
-    }
+    const float4 totals = lds<float4>(me.cell(Tile::TOTALS));
+    const float total[SLOT_SHORTS] = {totals.x, totals.y, totals.z, totals.w};
+    const float delta = me.value(Tile::DELTAS + SHORT * chunk + lane), log = delta * A * LOG2_E;
     float upto = log, from = log, before = 0.0f, between = 0.0f, after = 0.0f;
     GT_UNROLL
     for (int d = 1; d < 32; d *= 2) {

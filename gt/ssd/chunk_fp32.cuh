@@ -67,73 +67,115 @@ struct SplitTile {
     static constexpr int GROUPS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* of them, side by side */
 };
 
-/* As load_tile(): SHORT rows of fp32, columns a multiple of 4. */
+/* As load_tile(): SHORT rows of fp32, columns a multiple of 4; `first` is the thread's, at split_column() of the row of
+ * its number / TileShape::PIECES. */
 template <int COLUMNS>
-GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
+GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
     constexpr int WIDE = SplitTile<COLUMNS>::WIDE, PIECES = TileShape<WIDE>::PIECES, STEP = THREADS / PIECES;
-    const int thread = thread_here(), row0 = thread / PIECES, piece = thread % PIECES;
-    const float* from = first + row0 * pitch + 4 * piece;
+    const unsigned thread = thread_here();
+    const int row = thread / PIECES, piece = thread % PIECES;
+    const uint32_t to = tile + tile_cell<WIDE>(row, piece);
     if (4 * piece >= columns) rows = 0;
     GT_UNROLL
-    for (int k = 0; k < (SHORT + STEP - 1) / STEP; k++) {
-        const int row = row0 + k * STEP;
-        if (SHORT % STEP && row >= SHORT) break;
-        cp_async<16>(tile + tile_cell<WIDE>(row, piece), row < rows ? from : first, row < rows ? 16 : 0);
-        from += STEP * pitch;
+    for (int k = 0; k < SHORT; k += STEP) { /* of rows STEP apart the exchange is the same */
+        if (SHORT < STEP && row >= SHORT) break;
+        cp_async<16>(to + k * TileShape<WIDE>::PITCH_BYTES, first + k * pitch, row + k < rows ? 16 : 0);
     }
 }
 
-/* Splits the rows of groups `group` ... of a tile in place; inverses[row] <- what undoes a row's power.  One warp.
- * gates: NULL, or the first row of z, of `rows` rows and `columns` columns, whose silu the tile is multiplied by. */
+/* The same; first: of the tile. */
 template <int COLUMNS>
-GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int group, const float* gates = nullptr, int64_t pitch = 0,
-                       int rows = 0, int columns = 0) {
+GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
+    constexpr unsigned PIECES = COLUMNS / 4;
+    const unsigned thread = thread_here();
+    load_split_rows<COLUMNS>(tile, first + (thread / PIECES * pitch + 4 * (thread % PIECES)), pitch, rows, columns);
+}
+
+/* Splits rows in place, by a warp; it has the lane's places in rows ROWS group ... and in those a multiple of 8 further:
+ * of the first 4 numbers, and of their hi. */
+template <int COLUMNS>
+struct RowSplitter {
     using S = SplitTile<COLUMNS>;
-    constexpr int COUNT = S::AT_ONCE * 2 * S::EACH;
-    const int lane = here(), piece = lane % S::LANES, row0 = group * S::ROWS + lane / S::LANES;
-    /* which half of 8 numbers is the first: eight lanes' pieces of 16 bytes lie in different banks, and so do sixteen
-     * lanes' of 8 bytes */
-    const int flip = (piece / 4 ^ row0) & 1;
-    float4 x[COUNT];
-    const auto row = [&](int i) { return row0 + i / (2 * S::EACH) * S::ROWS; };
-    const auto eight = [&](int i) { return piece + i / 2 % S::EACH * S::LANES; }; /* number of 8 numbers in the row */
-    const auto half = [&](int i) { return i % 2 ^ flip; };
-    GT_UNROLL
-    for (int i = 0; i < COUNT; i++) x[i] = lds<float4>(tile + tile_cell<S::WIDE>(row(i), 2 * eight(i) + half(i)));
-    if (gates) {
+    static constexpr int AT_ONCE = S::AT_ONCE, COUNT = AT_ONCE * 2 * S::EACH;
+    int piece, row0;
+    uint32_t from[AT_ONCE], to[AT_ONCE];
+
+    /* group: a multiple of AT_ONCE */
+    GT_METHOD explicit RowSplitter(int group) {
+        const int lane = here();
+        piece = lane % S::LANES, row0 = group * S::ROWS + lane / S::LANES;
+        /* which half of 8 numbers is the first: eight lanes' pieces of 16 bytes lie in different banks, and so do
+         * sixteen lanes' of 8 bytes */
+        const int flip = (piece / 4 ^ row0) & 1;
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) {
-            const int column = 8 * eight(i) + 4 * half(i);
-            if (row(i) >= rows || column >= columns) continue;
-            const float4 z = ldg<float4>(gates + row(i) * pitch + column);
-            x[i] = {x[i].x * silu(z.x), x[i].y * silu(z.y), x[i].z * silu(z.z), x[i].w * silu(z.w)};
+        for (int k = 0; k < AT_ONCE; k++) {
+            from[k] = tile_cell<S::WIDE>(row0 + k * S::ROWS, 2 * piece + flip);
+            to[k] = tile_cell<S::WIDE>(row0 + k * S::ROWS, piece) + 8 * flip;
         }
     }
-    Power power[S::AT_ONCE];
-    GT_UNROLL
-    for (int k = 0; k < S::AT_ONCE; k++) {
-        float largest = 0.0f;
+
+    /* further: rows from those of the group, a multiple of 8.  inverses[row] <- what undoes a row's power.  gates: NULL,
+     * or the tile's first row of z, of `rows` rows and `columns` columns, whose silu the tile is multiplied by. */
+    GT_METHOD void split(uint32_t tile, uint32_t inverses, int further, const float* gates = nullptr, int64_t pitch = 0,
+                         int rows = 0, int columns = 0) const {
+        float4 x[COUNT];
+        Power power[AT_ONCE];
+        tile += further * TileShape<S::WIDE>::PITCH_BYTES;
         GT_UNROLL
-        for (int i = 2 * S::EACH * k; i < 2 * S::EACH * (k + 1); i++)
-            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
+        for (int i = 0; i < COUNT; i++) {
+            const int k = i / (2 * S::EACH), n = i / 2 % S::EACH;
+            x[i] = lds<float4>(tile + (from[k] ^ 16 * (i % 2)) + 32 * S::LANES * n);
+        }
+        if (gates) {
+            GT_UNROLL
+            for (int i = 0; i < COUNT; i++) {
+                const int row = row0 + further + i / (2 * S::EACH) * S::ROWS;
+                const int half = i % 2 ^ ((piece / 4 ^ row0) & 1);
+                const int column = 8 * (piece + i / 2 % S::EACH * S::LANES) + 4 * half;
+                if (row >= rows || column >= columns) continue;
+                const float4 z = ldg<float4>(gates + row * pitch + column);
+                x[i] = {x[i].x * silu(z.x), x[i].y * silu(z.y), x[i].z * silu(z.z), x[i].w * silu(z.w)};
+            }
+        }
         GT_UNROLL
-        for (int mask = 1; mask < S::LANES; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-        power[k] = split_power(largest);
+        for (int k = 0; k < AT_ONCE; k++) {
+            float largest = 0.0f;
+            GT_UNROLL
+            for (int i = 2 * S::EACH * k; i < 2 * S::EACH * (k + 1); i++)
+                largest =
+                    fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
+            GT_UNROLL
+            for (int mask = 1; mask < S::LANES; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+            power[k] = split_power(largest);
+        }
+        sync_warp(); /* the rows are read */
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            uint2 hi, lo;
+            const int k = i / (2 * S::EACH), n = i / 2 % S::EACH;
+            const float by = power[k].value;
+            split_pair(x[i].x * by, x[i].y * by, hi.x, lo.x);
+            split_pair(x[i].z * by, x[i].w * by, hi.y, lo.y);
+            const uint32_t cell = to[k] ^ 8 * (i % 2), cell_lo = COLUMNS < 64 ? cell ^ 2 * COLUMNS : cell + 2 * COLUMNS;
+            sts<uint2>(tile + cell + 16 * S::LANES * n, hi);
+            sts<uint2>(tile + cell_lo + 16 * S::LANES * n, lo);
+        }
+        GT_UNROLL
+        for (int k = 0; k < AT_ONCE; k++)
+            if (piece == 0) sts<float>(inverses + 4 * (row0 + further + k * S::ROWS), power[k].inverse);
     }
-    sync_warp(); /* the rows are read */
-    GT_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        uint2 hi, lo;
-        const float by = power[i / (2 * S::EACH)].value;
-        split_pair(x[i].x * by, x[i].y * by, hi.x, lo.x);
-        split_pair(x[i].z * by, x[i].w * by, hi.y, lo.y);
-        const int at = 8 * half(i);
-        sts<uint2>(tile + tile_cell<S::WIDE>(row(i), eight(i)) + at, hi);
-        sts<uint2>(tile + tile_cell<S::WIDE>(row(i), eight(i) + COLUMNS / 8) + at, lo);
-    }
-    GT_UNROLL
-    for (int k = 0; k < S::AT_ONCE; k++)
-        if (piece == 0) sts<float>(inverses + 4 * (row0 + k * S::ROWS), power[k].inverse);
+};
+
+/* The rows of a tile shared out to `warps` warps, a power of two (for 128 columns: not 1); this is number `warp`. */
+template <int COLUMNS>
+GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
+    using S = SplitTile<COLUMNS>;
+    constexpr int AT_ONCE = S::AT_ONCE;
+    const int group = AT_ONCE * warp, step = AT_ONCE * warps * S::ROWS;
+    if (group >= S::GROUPS) return;
+    const RowSplitter<COLUMNS> rows(group);
+    GT_NO_UNROLL
+    for (int further = 0; further + group * S::ROWS < SHORT; further += step) rows.split(tile, inverses, further);
 }
 
 /* ---- states ---------------------------------------------------------------------------------------------------- */
@@ -209,9 +251,21 @@ struct SplitState {
         }
     }
 
-    /* H <- E H + sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, of which the warp has
-     * pair `part`; right: of B or C. */
-    GT_METHOD void update(uint32_t left, int part, uint32_t right, uint32_t weights, Scale scale) {
+    /* H <- E H, as rescale(). */
+    GT_METHOD void decay(Scale scale) {
+        if (scale.keep != 0.0f) {
+            GT_UNROLL
+            for (int i = 0; i < TILES * 4; i++)
+                H[i / 4][i % 4] = fma_rn(scale.factor, H[i / 4][i % 4], H[i / 4][i % 4]);
+        } else {
+            GT_UNROLL
+            for (int i = 0; i < TILES * 4; i++) H[i / 4][i % 4] *= scale.factor;
+        }
+    }
+
+    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, of which the warp has pair
+     * `part`; right: of B or C. */
+    GT_METHOD void update(uint32_t left, int part, uint32_t right, uint32_t weights) {
         using X = SplitTile<64>;
         using B = SplitTile<NP>;
         const float undo = lds<float>(weights + 4 * Weights::INVERSE) * (1.0f / WEIGHT_POWER);
@@ -249,7 +303,7 @@ struct SplitState {
             GT_UNROLL
             for (int i = 0; i < WIDTH * 4; i++) {
                 float& x = H[n0 + i / 4][i % 4];
-                x = rescale(scale.keep, scale.factor, x, added[0][i / 4][i % 4] * undo);
+                x = fma_rn(added[0][i / 4][i % 4], undo, x);
             }
         }
     }
@@ -257,31 +311,49 @@ struct SplitState {
 
 /* ---- where a block stands -------------------------------------------------------------------------------------- */
 
-/* Walk in chunks of SHORT tokens. */
+/* Walk in chunks of SHORT tokens.  It has the places, in elements, of the first rows of tensors, too. */
 struct ShortWalk : Walk {
+    enum Base { LEFT = 0, OUT = UNITS, RIGHT = 2 * UNITS, C, BASES }; /* x or dy, y [UNITS]; B or C of states, C */
+    static constexpr int BYTES = Walk::BYTES + 8 * BASES;
     GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * SHORT; }
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < SHORT ? (int)left(chunk) : SHORT; }
     GT_METHOD int chunks() const { return (int)((left(0) + SHORT - 1) / SHORT); }
+    GT_METHOD int64_t base(int i) const { return lds<int64_t>(cells + Walk::BYTES + 8 * i); }
+
+    /* After enter(), by one thread before a barrier. */
+    GT_METHOD void keep_base(int i, int64_t elements) const { sts<int64_t>(cells + Walk::BYTES + 8 * i, elements); }
+    GT_METHOD void keep_units(Base i, const gt_stride& stride) const {
+        for (int unit = 0; unit < units(); unit++)
+            keep_base(i + unit, offset_of(stride, b(), token(0), head(unit)) + row0(unit));
+    }
+    GT_METHOD void keep_group(Base i, const gt_stride& stride) const {
+        keep_base(i, offset_of(stride, b(), token(0), group()));
+    }
 };
 
+/* tokens: of the chunk */
 GT_DEV void load_split_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
-                             const ShortWalk& walk, int chunk) {
+                             const ShortWalk& walk, int chunk, int tokens) {
+    constexpr unsigned PIECES = 64 / 4;
+    const unsigned thread = thread_here();
+    const float* from = static_cast<const float*>(data) +
+                        (((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES));
     GT_UNROLL
     for (int unit = 0; unit < UNITS; unit++) {
         if (unit >= walk.units()) continue;
-        const int row0 = walk.row0(unit);
-        const float* first =
-            static_cast<const float*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
-        load_split_tile<64>(tiles + unit * SplitTile<64>::BYTES, first, stride.t, walk.tokens(chunk), in.P - row0);
+        load_split_rows<64>(tiles + unit * SplitTile<64>::BYTES, from + walk.base(ShortWalk::LEFT + unit), stride.t,
+                            tokens, in.P - walk.row0(unit));
     }
 }
 
 template <int NP>
 GT_DEV void load_split_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
-                             const ShortWalk& walk, int chunk) {
-    const float* first = static_cast<const float*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.group());
-    load_split_tile<NP>(tile, first, stride.t, walk.tokens(chunk), in.columns);
+                             const ShortWalk& walk, ShortWalk::Base base, int chunk, int tokens) {
+    constexpr unsigned PIECES = NP / 4;
+    const unsigned thread = thread_here();
+    const int64_t from = ((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES);
+    load_split_rows<NP>(tile, static_cast<const float*>(data) + (walk.base(base) + from), stride.t, tokens, in.columns);
 }
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk, of which the first SHORT lanes' exist. */

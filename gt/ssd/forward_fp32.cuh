@@ -50,7 +50,7 @@ struct ForwardSplitTile {
     static constexpr int M_INVERSE = X_INVERSE + UNITS * 4 * SHORT; /* [UNITS] */
     static constexpr int DT = M_INVERSE + UNITS * 4 * SHORT;        /* [UNITS], of the next chunk */
     static constexpr int WALK = DT + UNITS * 4 * SHORT;
-    static constexpr int BYTES = WALK + Walk::BYTES;
+    static constexpr int BYTES = WALK + ShortWalk::BYTES;
     static_assert(M % 128 == 0 && C % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
@@ -63,26 +63,32 @@ GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     constexpr int NP = Tile::NP, WIDE = SplitTile<NP>::WIDE, LO = SplitTile<NP>::LO;
     const int tb = number < 2 ? 0 : 1, part = number < 2 ? number : number - 2; /* of 8 tokens s */
     const int lane = here(), g = lane / 4, j = lane % 4;
-    float S[1][1][4] = {};
+    float sums[3][4] = {}; /* of each kind of product one: a sum waits for a third of them */
     const uint32_t C = by_rows<WIDE>(smem + Tile::C), row = B + tile_cell<WIDE>(8 * part + lane % 8, lane / 8 % 2);
     GT_UNROLL
     for (int k = 0; k < NP / 16; k++) {
-        SplitLeft c[1];
-        uint32_t hi[1][2], lo[1][2];
-        ldmatrix_x4(c[0].hi, tile_at<WIDE>(C, tb, k));
-        ldmatrix_x4(c[0].lo, tile_at<WIDE>(C, tb, k + LO));
-        ldmatrix_x2(hi[0], tile_at<WIDE>(row, 0, k));
-        ldmatrix_x2(lo[0], tile_at<WIDE>(row, 0, k + LO));
-        mma_split(S, c, hi, lo);
+        SplitLeft c;
+        uint32_t hi[2], lo[2];
+        ldmatrix_x4(c.hi, tile_at<WIDE>(C, tb, k));
+        ldmatrix_x4(c.lo, tile_at<WIDE>(C, tb, k + LO));
+        ldmatrix_x2(hi, tile_at<WIDE>(row, 0, k));
+        ldmatrix_x2(lo, tile_at<WIDE>(row, 0, k + LO));
+        mma_f16(sums[0], c.lo, hi[0], hi[1]);
+        mma_f16(sums[1], c.hi, lo[0], lo[1]);
+        mma_f16(sums[2], c.hi, hi[0], hi[1]);
     }
+    float S[4];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) S[i] = sums[2][i] + (sums[0][i] + sums[1][i]);
     const uint32_t to = smem + Tile::S + short_block(tb, part / 2) * Tile::S_BLOCK + 4 * (part % 2 * 8 + 2 * j);
-    sts<float2>(to + g * Tile::S_PITCH, {S[0][0][0], S[0][0][1]});
-    sts<float2>(to + (g + 8) * Tile::S_PITCH, {S[0][0][2], S[0][0][3]});
+    sts<float2>(to + g * Tile::S_PITCH, {S[0], S[1]});
+    sts<float2>(to + (g + 8) * Tile::S_PITCH, {S[2], S[3]});
 }
 
-/* M of tokens t from 8 `part` on: a lane has one of them and 8 tokens s. */
+/* M of tokens t from 8 `part` on: a lane has one of them and 8 tokens s.  skip: Dskip, where it is the head's: on M's
+ * diagonal it adds Dskip x to y. */
 template <class Tile>
-GT_DEV void make_split_M(uint32_t smem, int unit, int part) {
+GT_DEV void make_split_M(uint32_t smem, int unit, int part, float skip) {
     const int lane = here(), j = lane % 4, t = 8 * part + lane / 4;
     const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const int block = short_block(part / 2, j / 2), half = j % 2, row = t % BLOCK;
@@ -112,9 +118,16 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int part) {
             M[i + 2] = finite(S.z * b.z * from * (delta.z * x.z * L.z));
             M[i + 3] = finite(S.w * b.w * from * (delta.w * x.w * L.w));
         }
+        float diagonal = 0.0f;
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             if (8 * j + i > t) M[i] = 0.0f; /* S there may be anything */
+            if (8 * j + i == t) diagonal = M[i];
+        }
+        diagonal = finite(fma_rn(skip, lds<float>(smem + Tile::X_INVERSE + 4 * (SHORT * unit + t)), diagonal));
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) {
+            if (8 * j + i == t) M[i] = diagonal;
             largest = fmaxf(largest, fabsf(M[i]));
         }
     }
@@ -202,22 +215,24 @@ GT_DEV void add_split_pairs(uint32_t smem, uint32_t x, int unit, int part, Split
     }
 }
 
-/* Dskip x, what other launches gave, the gate; to memory.  The lanes of a token write 32 bytes side by side. */
+/* Dskip x where it is of channels, what other launches gave, the gate; to memory.  The lanes of a token write 32 bytes side by side. */
 template <class Tile>
 GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, const ShortWalk& walk, int chunk, int unit,
                           int part, SplitY& y) {
     using X = SplitTile<64>;
     const Problem& in = p.in;
     const int lane = here(), g = lane / 4, j = lane % 4, h = walk.head(unit), row0 = walk.row0(unit) + 16 * part;
-    const int64_t token = walk.token(chunk) + g;
     const int tokens = walk.tokens(chunk) - g;
     const auto exists = [&](int i) { return 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P; };
     const auto sum = [&](int i) { return &y[i / 4][i % 2][i / 2 % 2 * 2]; }; /* token 8 (i / 2), rows 8 (i % 2) */
-    const auto each = [&](const void* data, const gt_stride& stride, auto work) {
-        const float* from = static_cast<const float*>(data) + offset_of(stride, walk.b(), token, h) + row0 + 2 * j;
+    const auto each_of = [&](const float* from, int64_t pitch, auto work) {
         GT_UNROLL
         for (int i = 0; i < 8; i++)
-            if (exists(i)) work(sum(i), from + 8 * (i / 2) * stride.t + 8 * (i % 2));
+            if (exists(i)) work(sum(i), from + 8 * (i / 2) * pitch + 8 * (i % 2));
+    };
+    const auto each = [&](const void* data, const gt_stride& stride, auto work) {
+        each_of(static_cast<const float*>(data) + offset_of(stride, walk.b(), walk.token(chunk) + g, h) + row0 + 2 * j,
+                stride.t, work);
     };
     if (p.share) {
         const gt_stride stride = {in.sequences.T * in.H * in.P, in.H * in.P, in.P};
@@ -230,16 +245,13 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
         });
         if (p.leaves_share) return;
     }
-    if (in.Dskip) {
+    if (in.Dskip && in.skip_per_channel) {
         float2 skip[2];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int row = row0 + 8 * n + 2 * j;
             skip[n] = {0.0f, 0.0f};
-            if (!in.skip_per_channel)
-                skip[n].x = skip[n].y = in.Dskip[h];
-            else if (row < in.P)
-                skip[n] = {in.Dskip[(int64_t)h * in.P + row], in.Dskip[(int64_t)h * in.P + row + 1]};
+            if (row < in.P) skip[n] = {in.Dskip[(int64_t)h * in.P + row], in.Dskip[(int64_t)h * in.P + row + 1]};
         }
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
@@ -265,7 +277,11 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
             to[0] *= dy.x, to[1] *= dy.y;
         });
     }
-    each(p.y, p.y_stride, [&](float* to, const float* cell) { stg<float2>(const_cast<float*>(cell), {to[0], to[1]}); });
+    const int64_t row = ((int64_t)chunk * SHORT + g) * p.y_stride.t + 16 * part + 2 * j;
+    each_of(static_cast<const float*>(p.y) + (walk.base(ShortWalk::OUT + unit) + row), p.y_stride.t,
+            [&](float* to, const float* cell) {
+                stg<float2>(const_cast<float*>(cell), {to[0], to[1]});
+            });
 }
 
 /* Returns the item's number: no registers keep it. */
@@ -290,11 +306,19 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
         const bool reads = start && unit < walk.units();
         state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
     }
+    if (thread_id() == 0) {
+        walk.keep_units(ShortWalk::LEFT, in.x_stride);
+        walk.keep_units(ShortWalk::OUT, p.y_stride);
+        walk.keep_group(ShortWalk::RIGHT, in.Bm_stride);
+        walk.keep_group(ShortWalk::C, in.Cm_stride);
+    }
+    sync_threads();
     const int chunks = walk.chunks();
     if (chunks > 0) {
-        load_split_units(in, in.x, in.x_stride, smem + Tile::X, walk, 0);
-        load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, walk, 0);
-        load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, 0);
+        const int tokens = walk.tokens(0);
+        load_split_units(in, in.x, in.x_stride, smem + Tile::X, walk, 0, tokens);
+        load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, walk, ShortWalk::RIGHT, 0, tokens);
+        load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, ShortWalk::C, 0, tokens);
     }
     cp_async_commit();
     const auto fetch_dt = [&](int chunk) { /* of this unit, two tokens a lane */
@@ -313,22 +337,23 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
+            const int tokens = walk.tokens(chunk + 1);
             load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk,
-                             chunk + 1);
+                             chunk + 1, tokens);
             load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk,
-                                 chunk + 1);
+                                 ShortWalk::RIGHT, chunk + 1, tokens);
         }
         cp_async_commit();
         if (part >= 2) {
+            constexpr int GROUPS = 2 * UNITS * Rows::AT_ONCE, TIMES = (Rows::GROUPS + GROUPS - 1) / GROUPS;
+            const int group = Rows::AT_ONCE * (2 * unit + part - 2);
+            const RowSplitter<NP> rows(group);
             GT_NO_UNROLL
-            for (int i = 2 * unit + part - 2; i < 2 * Rows::GROUPS / Rows::AT_ONCE; i += 2 * UNITS) {
-                const bool second = i >= Rows::GROUPS / Rows::AT_ONCE;
-                split_rows<NP>(second ? smem + Tile::C : B, smem + (second ? Tile::C_INVERSE : Tile::B_INVERSE),
-                               Rows::AT_ONCE * i - (second ? Rows::GROUPS : 0));
-            }
+            for (int i = 0; i < 2 * TIMES && group < Rows::GROUPS; i++)
+                rows.split(i < TIMES ? B : smem + Tile::C, smem + (i < TIMES ? Tile::B_INVERSE : Tile::C_INVERSE),
+                           i % TIMES * GROUPS * Rows::ROWS);
         } else if (active && part == 1) {
-            GT_NO_UNROLL
-            for (int i = 0; i < SplitTile<64>::GROUPS; i += SplitTile<64>::AT_ONCE) split_rows<64>(x, inverses, i);
+            split_rows<64>(x, inverses, 0, 1);
         } else if (active) {
             float dt[2] = {0.0f, 0.0f}, delta[2];
             if (2 * here() < SHORT) {
@@ -348,16 +373,20 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
         sync_threads();
         SplitY y;
         if (active) {
-            make_split_M<Tile>(smem, unit, part);
+            const bool skips = in.Dskip && !in.skip_per_channel && !p.leaves_share;
+            make_split_M<Tile>(smem, unit, part, skips ? in.Dskip[walk.head(unit)] : 0.0f);
             make_split_y<Tile>(smem, unit, state, y);
+            state.decay(split_decay(cells));
         }
         sync_threads(); /* C is free */
-        if (chunk + 1 < chunks) load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, chunk + 1);
+        if (chunk + 1 < chunks)
+            load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, ShortWalk::C, chunk + 1,
+                                 walk.tokens(chunk + 1));
         cp_async_commit();
         if (!active) continue;
         add_split_pairs<Tile>(smem, x, unit, part, y);
         store_split_y<Tile>(p, smem, x, walk, chunk, unit, part, y);
-        state.update(x, part, B, weights, split_decay(cells));
+        state.update(x, part, B, weights);
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
     if (unit < walk.units() && p.state_out && same.ends)
@@ -391,7 +420,7 @@ struct StatesSplitTile {
     static constexpr int LEFT_INVERSE = INVERSE + 4 * SHORT;     /* [UNITS] */
     static constexpr int LOG = LEFT_INVERSE + UNITS * 4 * SHORT; /* [UNITS] TwoTermSum: of the segment so far */
     static constexpr int WALK = LOG + UNITS * 8;
-    static constexpr int BYTES = WALK + Walk::BYTES;
+    static constexpr int BYTES = WALK + ShortWalk::BYTES;
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
 
@@ -399,7 +428,6 @@ struct StatesSplitTile {
 template <class Tile, bool REVERSE>
 GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
     constexpr int NP = Tile::NP;
-    using Rows = SplitTile<NP>;
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const ShortWalk walk = {{smem + Tile::WALK}};
@@ -422,13 +450,21 @@ GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
         const bool reads = start && unit < walk.units();
         state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
     }
+    if (thread_id() == 0) {
+        walk.keep_units(ShortWalk::LEFT, left_stride);
+        walk.keep_group(ShortWalk::RIGHT, right_stride);
+    }
     if (adds_log) sts<TwoTermSum>(log, TwoTermSum());
+    sync_threads();
     const int chunks = walk.chunks();
     const auto load = [&](int i) {
         if (i < chunks) {
             const int chunk = REVERSE ? chunks - 1 - i : i;
-            load_split_units(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
-            load_split_group<NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
+            const int tokens = walk.tokens(chunk);
+            load_split_units(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk,
+                             tokens);
+            load_split_group<NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk,
+                                 ShortWalk::RIGHT, chunk, tokens);
         }
         cp_async_commit();
     };
@@ -446,18 +482,17 @@ GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
         if (part >= 2) {
-            GT_NO_UNROLL
-            for (int k = 2 * unit + part - 2; k < Rows::GROUPS / Rows::AT_ONCE; k += 2 * UNITS)
-                split_rows<NP>(b, smem + Tile::INVERSE, Rows::AT_ONCE * k);
+            split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + part - 2, 2 * UNITS);
         } else if (active && part == 1) {
             const int row0 = walk.row0(unit);
             const float* gates = nullptr;
             if (REVERSE && in.z)
                 gates = static_cast<const float*>(in.z) +
                         offset_of(in.z_stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
+            const RowSplitter<64> rows(0);
             GT_NO_UNROLL
-            for (int k = 0; k < SplitTile<64>::GROUPS; k += SplitTile<64>::AT_ONCE)
-                split_rows<64>(x, inverses, k, gates, in.z_stride.t, walk.tokens(chunk), in.P - row0);
+            for (int further = 0; further < SHORT; further += SplitTile<64>::ROWS * SplitTile<64>::AT_ONCE)
+                rows.split(x, inverses, further, gates, in.z_stride.t, walk.tokens(chunk), in.P - row0);
         } else if (active) {
             float dt[2], delta[2];
             load_dt(in, walk, unit, chunk, dt);
@@ -466,9 +501,10 @@ GT_DEV int64_t walk_split_states(const StatesParams& p, int64_t item) {
         }
         sync_threads();
         if (active && part == 3) split_update_weights(weights, cells, inverses, smem + Tile::INVERSE, REVERSE);
+        if (active) state.decay(split_decay(cells));
         sync_threads();
         if (!active) continue;
-        state.update(x, part, b, weights, split_decay(cells));
+        state.update(x, part, b, weights);
         if (adds_log) {
             TwoTermSum sum = lds<TwoTermSum>(log);
             sum.add(lds<float>(cells + 4 * Factors::LOG));
