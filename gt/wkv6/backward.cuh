@@ -439,8 +439,8 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     int place = block_x();
     if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
     init_chunk_mbarriers<C>(smem_base());
-    /* Two ways lead into this loop, so that the compiler takes nothing out of it.  They are not hidden as in take_places:
-     * that cost spills here. */
+    /* Two ways lead into this loop, so that the compiler takes nothing out of it.  They are not hidden, as in
+     * take_places: that cost spills here. */
     if (p.sequences.cu_seqlens) goto next;
 here:
     backward_chunk<C>(p, place);

@@ -233,8 +233,8 @@ GT_DEV bool has_place(const TensorParams& p, int64_t place) {
 }
 
 /* A block takes places block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(place), for one of
- * the roles.  The first is taken whether it has items or not.  All roles meet between two places.  A batch has a block a
- * place; of packed sequences the host does not know how many there are.
+ * the roles.  The first is taken whether it has items or not.  All roles meet between two places.  A batch has a block
+ * a place; of packed sequences the host does not know how many there are.
  * Two ways seem to lead into this loop (hidden_zero): of such a loop the front end takes nothing out, where with `for`
  * it would keep addresses for the next place, in registers that there are not.  ptxas sees the one way that there is,
  * and that a warp takes it as a whole (uniform, warp_any): so it prepares no wait inside of `pass` for divergence. */
