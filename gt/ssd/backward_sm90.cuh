@@ -28,20 +28,22 @@
  *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.8: 225.8
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
  * MBARRIERS.  FULL: a stage's copies have come, and prepare has made its factors; who multiplies what cp_async has
- * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made
- * H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.
- * POWERS_MADE, with z: states has made the powers of M's columns, and read z of the neighbour.
- * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs 152 (dC 64, product 32, dy 16), states 160 (dB 64, product
- *     32, x 16, the neighbour's rows 32), prepare 56.
- * CODE.  The four loops are more than what a multiprocessor keeps of instructions: a step takes as long as they take to
- * come (an H200: 58 KB, 8,300 clocks, of which 45 % of all waits; 64 KB, 9,300).  So what can be a loop is one.
+ * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has
+ * made H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has
+ * made the powers of M's columns, and read z of the neighbour.
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
+ *     neighbour's rows 32), prepare 48.
  *
- * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the
- * blocks on the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times their decay and a power of
- * two that a token keeps over the heads, as long as it holds (StateShare): dC and dB are summed where the products are
- * made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into the left operand or, for
- * columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too, with a diagonal left
- * operand.
+ * CODE.  The loops are more than what a multiprocessor keeps of instructions: a step takes as long as they take to come
+ * (an H200: 58 KB, 8,300 clocks, of which 45 % of all waits; 64 KB, 9,300).  So what can be a loop is one, and inputs
+ * and states share what they can.
+ *
+ * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
+ * the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times
+ * their decay and a power of two that a token keeps over the heads, as long as it holds (StateShare): dC and dB are
+ * summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into the
+ * left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too, with
+ * a diagonal left operand.
  * GATE.  dy stands for dy silu(z) everywhere: f16 in place of dy, times a power of two a row, from fp32, and so rounded
  * once.  x stays as it is: in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
  * row t and a power for each column s, which U_s has, too (store_M_powers).
@@ -60,6 +62,59 @@
 
 namespace gt {
 namespace ssd {
+
+/* inputs (0) and states (1), as one code: of a step's product with the state before or behind, and of dC or dB.  FULL
+ * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first chunk,
+ * read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
+template <class C>
+GT_DEV void sums_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int which) {
+    const WarpRows at(me.warp);
+    StateShare<C> share;
+    if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
+    GT_NO_UNROLL
+    for (int step = 0; step < me.steps; step++) {
+        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
+        const uint32_t tiles = me.stage(step);
+        wait_for_rows(me, step);
+        if (which && me.makes_state()) make_hopper_state(me, at, step);
+        if (me.makes_state() && (which || me.second)) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        if constexpr (C::GATED) {
+            if (which) {
+                const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+                if (at.warp == 0) store_M_powers(me, step, skip);
+                mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+            }
+        }
+        {
+            uint32_t a[4][4];
+            float product[8][4];
+            wgmma_fence();
+            multiply_rows<C>(product, which ? tiles + C::G : me.smem + C::C, tiles + C::H);
+            wgmma_commit();
+            if (!C::GATED || which)
+                make_left<typename C::T>(me, at, step, which, share, a);
+            else
+                make_left<typename C::D>(me, at, step, which, share, a);
+            wgmma_fence();
+            add_left(me, step, which, share, a);
+            wgmma_commit();
+            wgmma_wait<1>();
+            wgmma_pin(product);
+            if (which)
+                store_Z(me, at, step, product);
+            else
+                store_E(me, at, step, product);
+            wgmma_wait<0>();
+        }
+        if (which) {
+            mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+            continue;
+        }
+        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        make_inputs(p, me, at, step);
+    }
+    finish_share(p, me, at, which, share);
+}
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int N, bool GATED>
@@ -97,12 +152,9 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
         if (role == 0) {
             take_registers<C::PAIRS_REGISTERS>();
             pairs_role(p, me);
-        } else if (role == 1) {
-            take_registers<C::INPUTS_REGISTERS>();
-            inputs_role(p, me);
         } else {
-            take_registers<C::STATES_REGISTERS>();
-            states_role(p, me);
+            take_registers<C::SUMS_REGISTERS>();
+            sums_role(p, me, role - 1);
         }
     }
 #else

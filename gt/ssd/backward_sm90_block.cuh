@@ -31,7 +31,7 @@ struct HopperGradientTraits {
     using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
-    static constexpr int PREPARE_REGISTERS = 56, PAIRS_REGISTERS = 144, INPUTS_REGISTERS = 152, STATES_REGISTERS = 160;
+    static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     /* of factors and sums by token, which are made a step earlier than tiles come, and read a step later */
     static constexpr int COPIES = STAGES + 1;

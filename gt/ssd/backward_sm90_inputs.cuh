@@ -1,6 +1,6 @@
 /* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
- * warpgroup that makes dC and dx.  A step, of tiles in the stage and M of the pairs' warpgroup:
- *     inputs_role()      C h^T, and meanwhile the left operand of dC += pre dy h
+ * warpgroup that makes dC and dx.  In a step sums_role() has C h^T, and meanwhile the left operand of dC += pre dy h;
+ * then, of tiles in the stage and M of the pairs' warpgroup:
  *     store_E()          E_t = <pre_t dy_t, h C_t>, beside the latter
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
@@ -237,39 +237,6 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
     if (p.dx_share) add_input_share(p, me, step, U);
     if (p.dx && !p.leaves_share) store_inputs(p, me, at, step, U);
-}
-
-/* A step: FULL says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or
- * G (first chunk, read in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
-template <class C>
-GT_DEV void inputs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
-    const WarpRows at(me.warp);
-    StateShare<C> share;
-    if (C::M_HAS_POWER) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
-    GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        wait_for_rows(me, step);
-        if (me.makes_state() && me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        {
-            uint32_t a[4][4];
-            float Ch[8][4];
-            wgmma_fence();
-            multiply_rows<C>(Ch, me.smem + C::C, me.stage(step) + C::H);
-            wgmma_commit();
-            make_left<0>(me, at, step, share, a);
-            wgmma_fence();
-            add_left(me, step, 0, share, a);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_pin(Ch);
-            store_E(me, at, step, Ch);
-            wgmma_wait<0>();
-        }
-        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        make_inputs(p, me, at, step);
-    }
-    finish_share(p, me, at, 0, share);
 }
 
 } /* namespace ssd */

@@ -1,8 +1,9 @@
 /* gt/ssd/backward_sm90_states.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
  *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
- *     states_role()           dB += Delta suf x G, and beside it G h^T; with z, before it: the powers of M's columns
- *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da */
+ *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da
+ * Between them sums_role() has dB += Delta suf x G, and beside it G h^T; with z before it the powers of M's
+ * columns. */
 #ifndef GT_SSD_BACKWARD_SM90_STATES_CUH
 #define GT_SSD_BACKWARD_SM90_STATES_CUH
 
@@ -12,8 +13,8 @@ namespace gt {
 namespace ssd {
 
 /* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
- * weigh; and `kept`, what the warp's rows of the state before are multiplied by.  Both have a power of two in them, which
- * brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
+ * weigh; and, returned, what the warp's rows of the state before are multiplied by.  Both have a power of two in them,
+ * which brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
 GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
                                  uint32_t (&rows)[4][4]) {
@@ -119,43 +120,6 @@ GT_DEV void store_Z(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
     const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
     if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + at.warp), sum);
-}
-
-/* A step: FULL says that prepare has filled the stage; STATE_MADE, that all of this warpgroup have made their rows of h
- * or G, is waited for here, too. */
-template <class C>
-GT_DEV void states_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
-    const WarpRows at(me.warp);
-    StateShare<C> share;
-    GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        const uint32_t tiles = me.stage(step);
-        mbarrier_wait(me.smem + C::FULL + 8 * stage, parity);
-        if (me.makes_state()) {
-            make_hopper_state(me, at, step);
-            mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        }
-        if constexpr (C::GATED) {
-            const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-            if (at.warp == 0) store_M_powers(me, step, skip);
-            mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
-        }
-        uint32_t a[4][4];
-        float Gh[8][4];
-        wgmma_fence();
-        multiply_rows<C>(Gh, tiles + C::G, tiles + C::H);
-        wgmma_commit();
-        make_left<1>(me, at, step, share, a);
-        wgmma_fence();
-        add_left(me, step, 1, share, a);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_pin(Gh);
-        store_Z(me, at, step, Gh);
-        mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-    }
-    finish_share(p, me, at, 1, share);
 }
 
 } /* namespace ssd */

@@ -114,12 +114,11 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], cells ^ 32 * k);
 }
 
-/* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
- * power. */
-template <int which, class C>
-GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, StateShare<C>& share,
+/* A step's left operand, of T: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the
+ * row's power. */
+template <class T, class C>
+GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
-    using T = std::conditional_t<which, typename C::T, typename C::D>;
     using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
     const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
@@ -132,8 +131,8 @@ GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
         GT_UNROLL
         for (int k = 0; k < 4; k++) pairs = larger_magnitudes<T>(larger_magnitudes<T>(pairs, a[k][e]), a[k][2 + e]);
         const int t = at.row + 8 * e;
-        decay[e] = which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
-                         : me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t);
+        decay[e] = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + t);
+        decay[e] *= which ? me.value(me.factor(step, Factors::DELTA) + t) : dy_inverse(me, step, t);
         const float magnitude = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
