@@ -6,8 +6,8 @@
  *
  * WARPGROUPS
  *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
- *                  a warp a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk ahead
- *                  (UnitTimes).
+ *                  a warp a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk
+ *                  ahead (UnitTimes).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
  *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
