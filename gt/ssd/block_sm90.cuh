@@ -24,7 +24,7 @@ struct GroupWalk {
     static_assert(UNITS <= 4, "fits");
     uint32_t cells;
 
-    /* All threads of a warpgroup; barrier: its number.  one thread calls fill(): it may put offsets. */
+    /* All threads of a warpgroup; barrier: its number.  One thread calls fill(), which may put offsets. */
     template <class Fill>
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
@@ -125,7 +125,7 @@ struct UnitTimes {
     }
 };
 
-/* ---- rows in and states out ---------------------------------------------------------------------------------------- */
+/* ---- rows in and states out -------------------------------------------------------------------------------------- */
 
 /* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
 template <int PIECES>

@@ -1,16 +1,16 @@
-/* gt/ssd/states_sm90.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of 16-bit
- * calls; what states_tensor_kernel computes, forward and reverse.
+/* gt/ssd/states_sm90.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of
+ * 16-bit calls; what states_tensor_kernel computes, forward and reverse.
  *
  * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
  * chunk, 64 tokens each.  "left" is x, or dy in reverse; "right" is B, or C.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit, a warp
- *                  a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk ahead
- *                  (UnitTimes).
+ *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
+ *                  a warp a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk
+ *                  ahead (UnitTimes).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
- *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand from
- *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
+ *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
+ *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
  *
  * NUMBERS.  right is the operand as it came, so that nothing is converted in shared memory.  bf16: v is two terms of
  * bf16, hi + lo, 16 bits over all of fp32's range, and takes two products.  f16: v is one term with a power of two a
@@ -33,7 +33,7 @@
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 216; producer 72.
  *
  * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, HEADS = 2: v, products and the update 18,
- *     checkpoints 13 more, the producer 9.  states_tensor_kernel took 88.
+ *     checkpoints 13 more before their addresses differed by constants, the producer 8.  states_tensor_kernel took 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
  * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with HEADS = 2,
  *     checkpoints P N / 64.
@@ -159,8 +159,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         }
         const int chunks = walk.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
-        /* of the chunk that is copied next: addresses of the thread's first rows; of that after the next, dt of tokens 2
-         * lane, 2 lane + 1 */
+        /* where the thread's first rows of the chunk that is copied next lie */
         const int64_t b = walk.b(), token = walk.token(chunk_at(0));
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
         int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t,
