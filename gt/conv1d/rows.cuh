@@ -131,7 +131,7 @@ GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, cons
 /* ---- forward --------------------------------------------------------------------------------- */
 
 template <class T, int W>
-GT_KERNEL(ROWS_BLOCK, ROWS_FORWARD_BLOCKS)
+GT_KERNEL(ROWS_BLOCK, GT_SM80 ? ROWS_FORWARD_BLOCKS : 8) /* before 8.0 a multiprocessor has 1024 threads */
 forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     const Problem& in = p.f.in;
