@@ -94,32 +94,39 @@ static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
     return cut_for(a.B, a.T, a.D, L::CHANNELS, L::TOKENS, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
 }
 
-/* Whether the kernels for whole rows serve a call. */
+/* Whether the kernels for long rows serve a call: rows of a channel lie alike in all tensors. */
 template <int COUNT>
-static bool has_whole_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
-    const int unit = 16 / size_of(a.dtype);
-    return a.seq_capacity == 0 && is_over_time(views) && granule_of(a, views, true) == 16 && a.T % unit == 0 &&
-           a.T / unit >= LEAST_UNITS;
+static bool has_long_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
+    const int size = size_of(a.dtype), unit = 16 / size;
+    if (a.seq_capacity > 0 || a.T / unit < LEAST_UNITS || !is_over_time(views)) return false;
+    const View& first = views[0]; /* x: every call has it */
+    for (const View& v : views) {
+        if (!v.data) continue;
+        const bool alike = ((uintptr_t)v.data - (uintptr_t)first.data) % 16 == 0 && (uintptr_t)v.data % size == 0 &&
+                           (v.stride.b - first.stride.b) % unit == 0 && (v.stride.h - first.stride.h) % unit == 0;
+        if (!alike) return false;
+    }
+    return true;
 }
 
-/* As cut_for, for the kernels of rows.cuh.  A segment costs as much as its rounds and two more. */
-static inline RowsCut rows_cut_for(const gt_conv1d_args& a, int64_t resident, const Device& device) {
+/* As cut_for, for the kernels of rows.cuh.  A warp takes up to `most` segments.  It costs as much as their rounds, a
+ * quarter each, and two more. */
+static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int most, int64_t resident,
+                                   const Device& device) {
     RowsCut cut = {};
-    const int64_t units = (a.T + 16 / size_of(a.dtype) - 1) / (16 / size_of(a.dtype));
-    cut.lanes = 1;
-    while (cut.lanes < units && cut.lanes < 32) cut.lanes *= 2;
+    const int unit = 16 / size_of(a.dtype), warps = ROWS_BLOCK / 32;
+    const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first may lack tokens, too */
     resident *= device.multiprocessors;
     int64_t best = INT64_MAX;
     for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
-        const int64_t units_of_segment = (int64_t)cut.lanes * rounds;
-        const int64_t segments = (units + units_of_segment - 1) / units_of_segment;
-        const int64_t blocks = (a.B * a.D * segments * cut.lanes + ROWS_BLOCK - 1) / ROWS_BLOCK;
-        const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (rounds + 2);
-        if (rounds > 1 && cost >= best) continue;
-        best = cost;
-        cut.rounds = rounds;
-        cut.segments = segments;
-        cut.blocks = blocks;
+        const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = a.B * a.D * segments;
+        for (int each = 1; each <= most; each++) {
+            const int64_t blocks = (all + each * warps - 1) / (each * warps);
+            const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (each * (4 * rounds + 1) + 8);
+            if (cost >= best) continue;
+            best = cost;
+            cut = {rounds, each, segments, blocks, (uint32_t)all};
+        }
     }
     return cut;
 }
@@ -171,10 +178,11 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         const gt_status status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
             using L = decltype(layout);
             if constexpr (L::OVER_TIME) {
-                if (has_whole_rows(a, views)) {
-                    const ForwardRowsParams rows = {p, rows_cut_for(a, ROWS_FORWARD_BLOCKS, device)};
+                if (has_long_rows(a, views)) {
+                    const ForwardRowsParams rows = {
+                        p, rows_cut_for(a, granule_of(a, views, true) == 16, MAX_EACH, ROWS_FORWARD_BLOCKS, device)};
                     return run("conv1d forward_rows_kernel", forward_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, 0, stream, rows);
+                               rows.rows.blocks, ROWS_BLOCK, ROWS_STAGES * FORWARD_STAGE, stream, rows);
                 }
             }
             p.cut = forward_cut_for<L>(a, device);
@@ -238,8 +246,10 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
     const int64_t time = a.dtype == GT_F32 ? backward_cut_for<Layout<float, true>>(a, device).blocks
                                            : backward_cut_for<Layout<bf16, true>>(a, device).blocks;
     int64_t rows = channels > time ? channels : time;
-    const int64_t of_rows = a.seq_capacity > 0 ? 0 : a.B * rows_cut_for(a, ROWS_BACKWARD_BLOCKS, device).segments;
-    if (of_rows > rows) rows = of_rows;
+    for (int aligned = 0; aligned < 2 && a.seq_capacity == 0; aligned++) {
+        const RowsCut cut = rows_cut_for(a, aligned, 1, ROWS_BACKWARD_BLOCKS, device);
+        if (a.B * cut.segments > rows) rows = a.B * cut.segments;
+    }
     plan.state_rows = strands_for(a, device);
     if (a.dweight) plan.dweight = arena.take<float>(rows * a.D * a.W);
     if (a.dbias) plan.dbias = arena.take<float>(rows * a.D);
@@ -271,11 +281,12 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
             status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
                 using L = decltype(layout);
                 if constexpr (L::OVER_TIME) {
-                    if (has_whole_rows(a, views)) {
-                        const BackwardRowsParams rowwise = {p, rows_cut_for(a, ROWS_BACKWARD_BLOCKS, device)};
+                    if (has_long_rows(a, views)) {
+                        const BackwardRowsParams rowwise = {
+                            p, rows_cut_for(a, granule_of(a, views, true) == 16, 1, ROWS_BACKWARD_BLOCKS, device)};
                         rows = a.B * rowwise.rows.segments;
                         return run("conv1d backward_rows_kernel", backward_rows_kernel<T, decltype(width)::value>,
-                                   rowwise.rows.blocks, ROWS_BLOCK, 0, chain, rowwise);
+                                   rowwise.rows.blocks, ROWS_BLOCK, ROWS_STAGES * BACKWARD_STAGE, chain, rowwise);
                     }
                 }
                 p.cut = backward_cut_for<L>(a, device);

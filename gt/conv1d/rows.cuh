@@ -1,22 +1,26 @@
 /* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of long rows: the same sums as forward.cuh and
  * backward.cuh.
  *
- * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds.  In a round `lanes`
- * neighbouring threads (a power of 2 up to 32) take a unit each, 16 bytes side by side: up to 512 bytes of a row at
- * once, where tile.cuh takes 128 bytes of each of 32 rows.  A thread needs the inputs before its unit, and the q after
- * it.  They come from the lanes before and after by shuffles; for the first and last lane, from the neighbouring round.
- * These kernels serve calls without packed sequences whose rows are whole numbers of aligned units, LEAST_UNITS or
- * more.  Those of forward.cuh and backward.cuh serve the others.
+ * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds, each of which a warp
+ * takes.  In a round the lanes take a unit each, 16 bytes side by side: 512 bytes of a row at once, where tile.cuh takes
+ * 128 bytes of each of 32 rows.  cp.async brings units into a ring of four rounds in shared memory.  A lane needs the
+ * inputs before its unit, which it reads there, and in backward the q after it, which come by shuffles.  For the first
+ * and last lane they are of the neighbouring round; forward copies the unit before a round once more.
+ * A warp of forward takes several segments in turn, and copies the next while it works on the last rounds of one.
+ * These kernels serve calls without packed sequences whose rows have LEAST_UNITS or more.  Units are aligned.  A row
+ * need not be: of its first and last unit some tokens may be others'.  But the rows of a channel in all tensors must lie
+ * alike.  The kernels of forward.cuh and backward.cuh serve the other calls.
  *
- * grid ceil(B*D*segments*lanes / 128), block 128, all warps alike; no shared memory.
- * registers: weights (backward: and their gradients), x (and dy) of three rounds: two are in flight while one is worked
- * on.  64 at most, so that eight blocks share a multiprocessor; backward 80, for six.
- * bytes: every tensor once; a second time the unit of x before every segment.  Backward also reads a second time the
- * W - 1 tokens of x and dy after every segment, and stores 4 (W + 1) bytes of sums a segment.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for shuffles and
- * addresses.
+ * grid: four warps a block, as many as there are segments (forward: a part of them).  No block has a barrier.
+ * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
+ * blocks share a multiprocessor, 64 in backward, for eight.
+ * shared, a block: forward 8.25 KB, backward 16 KB.
+ * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x before
+ * every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every segment, and
+ * stores 4 (W + 1) bytes of sums a segment.
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for copies and addresses.
  * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
- * over a thread's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
+ * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
  * deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH
 #define GT_CONV1D_ROWS_CUH
@@ -27,13 +31,17 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32;
+constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32, MAX_EACH = 16;
 constexpr int LEAST_UNITS = 128;                                 /* of a row: with fewer, tiles are faster */
-constexpr int ROWS_FORWARD_BLOCKS = 8, ROWS_BACKWARD_BLOCKS = 6; /* on a multiprocessor */
+constexpr int ROWS_FORWARD_BLOCKS = 9, ROWS_BACKWARD_BLOCKS = 8; /* on a multiprocessor */
+constexpr int ROWS_STAGES = 4;                                   /* of the ring; their bytes: */
+constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
-    int lanes, rounds;        /* of a segment */
+    int rounds;               /* of a segment */
+    int each;                 /* segments that a warp takes, one after another; 1 in backward */
     int64_t segments, blocks; /* segments of a row; blocks of the grid */
+    uint32_t all;             /* segments of all rows */
 };
 
 struct ForwardRowsParams {
@@ -49,117 +57,175 @@ struct BackwardRowsParams {
 template <class T>
 using Unit = Vec<T, 16 / (int)sizeof(T)>;
 
-/* A thread's segment of a row, and its neighbours. */
+constexpr int BEFORE = 4; /* inputs before a unit that are loaded for it: W - 1 or more, aligned */
 template <class T>
-struct Segment {
-    static constexpr int N = 16 / (int)sizeof(T);
-    int64_t b, d, segment, first, last; /* tokens first ... last - 1 */
-    int lane;                           /* among those of the segment */
-    int lane_before, lane_after;        /* in the warp; the segment's lanes form a ring */
-    bool exists;
+using Before = Vec<T, BEFORE>;
+template <class T>
+constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* where a unit has them, in bytes */
 
-    GT_METHOD Segment(const Problem& p, const RowsCut& cut) {
-        int64_t item = (int64_t)block_x() * (ROWS_BLOCK / cut.lanes) + thread_id() / cut.lanes;
-        exists = item < p.B * p.D * cut.segments;
-        if (!exists) item = 0;
-        segment = item % cut.segments;
-        d = item / cut.segments % p.D;
-        b = item / cut.segments / p.D;
-        lane = lane_id() % cut.lanes;
-        lane_before = lane_id() - lane + (lane + cut.lanes - 1) % cut.lanes;
-        lane_after = lane_id() - lane + (lane + 1) % cut.lanes;
-        const int64_t tokens = (int64_t)cut.rounds * cut.lanes * N;
-        first = segment * tokens;
-        last = first + tokens < p.T ? first + tokens : p.T;
+/* Where a segment is.  Segments are numbered; a number fits 32 bits, for memory has no 2^32 times 512 bytes. */
+template <class T>
+struct SegmentPlace {
+    int64_t b, d, segment, offset; /* offset: of the segment's token 0, from the row's first */
+
+    GT_METHOD SegmentPlace(const Problem& p, const RowsCut& cut, uint32_t number) {
+        const uint32_t row = number / (uint32_t)cut.segments;
+        segment = number % (uint32_t)cut.segments;
+        b = row / (uint32_t)p.D;
+        d = row % (uint32_t)p.D;
+        const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d); /* other tensors' lie alike */
+        offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - (int)((uintptr_t)first % 16 / sizeof(T));
     }
 };
 
-/* The unit that begins with token t of a row; zeros if t is outside of first ... end - 1. */
+/* A warp's segment of a row.  Its tokens are numbered from where its first unit begins. */
 template <class T>
-GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t first, int64_t end) {
-    Unit<T> unit = {};
-    if (t >= first && t < end) unit = ldg<Unit<T>>(row + t);
-    return unit;
+struct Segment {
+    static constexpr int N = 16 / (int)sizeof(T), STEP = 32 * N; /* STEP: tokens of a round */
+    int tokens;                                                  /* up to the segment's end or the row's */
+    int start, end; /* of the row: its first token, up to N - 1, and the one after its last; where they lie in other
+                     * segments before and after all that are asked for */
+
+    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const SegmentPlace<T>& place) {
+        const int most = cut.rounds * STEP;
+        const int64_t left = p.T - place.offset;
+        tokens = left < 0 ? 0 : left < most ? (int)left : most;
+        start = place.segment == 0 ? -(int)place.offset : -STEP;
+        end = left < most + BEFORE ? (int)left : most + BEFORE;
+    }
+
+    /* Of a unit, with `left` tokens up to the end of the segment. */
+    GT_DEV int bytes(int left) { return (int)sizeof(T) * (left > N ? N : left < 0 ? 0 : left); }
+    GT_METHOD bool is_first() const { return start >= 0; }
+};
+
+/* Stores results of the unit that begins with token t, but those outside of the row. */
+template <class T, int N>
+GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N]) {
+    if (t >= me.start && t + N <= me.tokens) {
+        Unit<T> packed;
+        packed.set(x);
+        stg(row + t, packed);
+        return;
+    }
+    GT_UNROLL
+    for (int i = 0; i < N; i++)
+        if (t + i >= me.start && t + i < me.tokens) Element<T>::store(row, t + i, x[i]);
 }
 
-/* e[0 ... W-2] = the inputs before a thread's unit `own`: the end of the unit that the lane before sends.  The first
- * lane gets `earlier` from the last lane, whose unit it is in the round that is earlier in time.
- * Only words FIRST ... 3 of a unit hold inputs that are asked for. */
-template <class T, int W, int COUNT>
-GT_DEV void inputs_before(float (&e)[COUNT], const Segment<T>& me, bool is_last_lane, const Unit<T>& own,
-                          const Unit<T>& earlier) {
-    constexpr int N = Segment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;
-    uint32_t own_words[WORDS], earlier_words[WORDS], got[WORDS] = {};
-    memcpy(own_words, &own, 16);
-    memcpy(earlier_words, &earlier, 16);
+/* The inputs e before and in the unit that begins with token t: before the row are those that the state holds.
+ * channel: b D + d */
+template <class T, int COUNT>
+GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
+    constexpr int J = COUNT - Segment<T>::N;
+    if (t - J >= me.start) return;
+    const float* state = p.state_in;
+    if (state) state += (p.state_in_shared ? channel % p.D : channel) * J;
     GT_UNROLL
-    for (int i = FIRST; i < WORDS; i++)
-        got[i] = shfl_idx(is_last_lane ? earlier_words[i] : own_words[i], me.lane_before);
-    Unit<T> unit;
-    memcpy(&unit, got, 16);
-    GT_UNROLL
-    for (int i = 0; i < W - 1; i++) e[i] = unit.get(N - (W - 1) + i);
+    for (int i = 0; i < COUNT; i++) {
+        const int j = t + i - me.start; /* of the state's inputs */
+        if (j < J) e[i] = state && j >= 0 ? state[j] : 0.0f;
+    }
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
 template <class T, int W>
-GT_KERNEL(ROWS_BLOCK, ROWS_FORWARD_BLOCKS)
+GT_KERNEL(ROWS_BLOCK, GT_SM80 ? ROWS_FORWARD_BLOCKS : 8) /* before 8.0 a multiprocessor has 1024 threads */
 forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
-    constexpr int N = Segment<T>::N, J = W - 1;
+    constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     const Problem& in = p.f.in;
-    const Segment<T> me(in, p.rows);
-    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, me.b, 0, me.d);
-    T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, me.b, 0, me.d);
-    const int step = p.rows.lanes * N;
-    const bool is_last_lane = me.lane == p.rows.lanes - 1;
-    const int64_t end = me.exists ? me.last : 0;
-    int64_t t = me.first + me.lane * N;
-    Unit<T> own = load_unit(x, t, 0, end), next = load_unit(x, t + step, 0, end), earlier = {};
-    if (is_last_lane && me.first > 0) earlier = load_unit(x, me.first - N, 0, end);
-    Filter<W, 1> filter;
-    filter.load(in, me.d, 1);
-    for (int round = 0; round < p.rows.rounds; round++, t += step) {
-        const Unit<T> after = load_unit(x, t + 2 * step, 0, end);
-        float e[N + J], out[N];
-        inputs_before<T, W>(e, me, is_last_lane, own, earlier);
-        if (in.state_in && t == 0) {
+    constexpr int STEP = Segment<T>::STEP;
+    const uint32_t slot = smem_base() + 16 * thread_id(), first_slot = smem_base() + 16 * (ROWS_BLOCK + warp_id());
+    const uint32_t before = (lane_id() == 0 ? first_slot : slot - 16) + BEFORE_AT<T>;
+    uint32_t number = (block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0)) * p.rows.each;
+    if (number >= p.rows.all) return;
+    const uint32_t end = p.rows.all - number < (uint32_t)p.rows.each ? p.rows.all : number + p.rows.each;
+    /* what is copied next, up to ROWS_STAGES - 1 rounds ahead, perhaps of the next segment */
+    struct {
+        uint32_t number;
+        int tokens, t, round;
+        bool is_first;
+        const T* x;
+    } next;
+    const auto enter = [&](uint32_t n) {
+        const SegmentPlace<T> at(in, p.rows, n);
+        const Segment<T> segment(in, p.rows, at);
+        next = {n, segment.tokens,     lane_id() * N,
+                0, segment.is_first(), static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d)};
+    };
+    const auto copy = [&](int stage) {
+        if (next.number < end) {
+            const int bytes = Segment<T>::bytes(next.tokens - next.t);
+            const int bytes_before = bytes > 0 && (next.t > 0 || !next.is_first) ? 16 : 0;
+            cp_async<16>(slot + stage * FORWARD_STAGE, next.x + (bytes ? next.t : 0), bytes);
+            if (lane_id() == 0)
+                cp_async<16>(first_slot + stage * FORWARD_STAGE, next.x + (bytes_before ? next.t - N : 0),
+                             bytes_before);
+            next.t += STEP;
+            if (++next.round == p.rows.rounds) {
+                if (next.number + 1 < end)
+                    enter(next.number + 1);
+                else
+                    next.number = end;
+            }
+        }
+        cp_async_commit();
+    };
+    enter(number);
+    GT_UNROLL
+    for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i);
+    int stage = 0;
+    GT_NO_UNROLL
+    for (; number < end; number++) {
+        const SegmentPlace<T> at(in, p.rows, number);
+        const Segment<T> me(in, p.rows, at);
+        T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, at.b, at.offset, at.d);
+        const int64_t channel = at.b * in.D + at.d;
+        Filter<W, 1> filter;
+        filter.load(in, at.d, 1);
+        int t = lane_id() * N;
+        GT_NO_UNROLL
+        for (int round = 0; round < p.rows.rounds; round++, t += STEP) {
+            cp_async_wait<ROWS_STAGES - 2>();
+            sync_warp(); /* of all lanes, and the stage before has been read */
+            copy((stage + ROWS_STAGES - 1) % ROWS_STAGES);
+            const Unit<T> own = lds<Unit<T>>(slot + stage * FORWARD_STAGE);
+            const Before<T> earlier = lds<Before<T>>(before + stage * FORWARD_STAGE);
+            stage = (stage + 1) % ROWS_STAGES;
+            float e[N + J], out[N];
             GT_UNROLL
-            for (int i = 0; i < J; i++) e[i] = state_input(in, me.b, me.d, i - J);
-        }
-        GT_UNROLL
-        for (int n = 0; n < N; n++) {
-            e[n + J] = own.get(n);
-            float window[W][1];
+            for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
             GT_UNROLL
-            for (int k = 0; k < W; k++) window[k][0] = e[n + k];
-            out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
+            for (int n = 0; n < N; n++) e[n + J] = own.get(n);
+            begin_row(e, in, channel, me, t);
+            GT_UNROLL
+            for (int n = 0; n < N; n++) {
+                float window[W][1];
+                GT_UNROLL
+                for (int k = 0; k < W; k++) window[k][0] = e[n + k];
+                out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
+            }
+            if (t < me.tokens) store_unit(y, me, t, out);
         }
-        if (t < end) {
-            Unit<T> packed;
-            packed.set(out);
-            stg(y + t, packed);
-        }
-        earlier = own;
-        own = next;
-        next = after;
+        if (p.f.state_out && me.is_first() && lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
     }
-    if (p.f.state_out && me.exists && me.segment == 0 && me.lane == 0)
-        store_state<T>(in, p.f.state_out, me.b, me.b, me.d);
+    cp_async_wait<0>();
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Adds up the sums of a segment's lanes; its first lane stores them.  All threads of the block call it. */
+/* Adds up the sums of a segment's lanes; its first lane stores them. */
 template <class T, int W>
-GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Sums<W, 1>& sums) {
+GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W, 1>& sums) {
     const Problem& in = p.b.in;
-    for (int mask = 1; mask < p.rows.lanes; mask <<= 1) {
+    for (int mask = 1; mask < 32; mask <<= 1) {
         GT_UNROLL
         for (int k = 0; k <= W; k++) sums.tap[k][0] += shfl_xor(sums.tap[k][0], mask);
     }
-    if (!me.exists || me.lane != 0) return;
-    const int64_t to = (me.b * p.rows.segments + me.segment) * in.D + me.d;
+    const SegmentPlace<T> at(in, p.rows, number);
+    if (lane_id() != 0) return;
+    const int64_t to = (at.b * p.rows.segments + at.segment) * in.D + at.d;
     GT_UNROLL
     for (int k = 0; k < W; k++)
         if (p.b.dweight) p.b.dweight[to * W + k] = sums.tap[k][0];
@@ -169,63 +235,87 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, const Segment<T>& me, Su
 template <class T, int W>
 GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
-    constexpr int N = Segment<T>::N, J = W - 1;
+    constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     const Problem& in = p.b.in;
-    const Segment<T> me(in, p.rows);
-    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, me.b, 0, me.d);
-    const T* dy = static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, me.b, 0, me.d);
-    T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, me.b, 0, me.d);
-    const int step = p.rows.lanes * N;
-    const bool is_last_lane = me.lane == p.rows.lanes - 1;
-    const int64_t start = me.first + me.lane * N, end = me.exists ? me.last : 0;
-    /* before the segment only the last lane's x is needed, one unit of it */
-    const int64_t earliest = is_last_lane && me.first > 0 ? me.first - N : me.first;
-    int64_t t = start + (int64_t)(p.rows.rounds - 1) * step;
-    const auto load_x = [&](int64_t from) { return load_unit(x, from, earliest, end); };
-    const auto load_dy = [&](int64_t from) { return load_unit(dy, from, me.first, end); };
-    Unit<T> own = load_x(t), own_dy = load_dy(t), next = load_x(t - step), next_dy = load_dy(t - step);
+    const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
+    if (number >= p.rows.all) return;
+    const SegmentPlace<T> at(in, p.rows, number);
+    const Segment<T> me(in, p.rows, at);
+    constexpr int STEP = Segment<T>::STEP;
+    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d);
+    const T* dy = static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d);
+    T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d);
+    int t = lane_id() * N + (p.rows.rounds - 1) * STEP;
+    const int64_t channel = at.b * in.D + at.d;
+    const uint32_t slot = smem_base() + 16 * thread_id();
+    const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
+    const auto copy = [&](int stage, int t) {
+        /* one unit of x before the segment: the last lane's */
+        const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N) ? Segment<T>::bytes(me.tokens - t) : 0,
+                  of_dy = t >= 0 ? of_x : 0;
+        const uint32_t to = slot + stage * BACKWARD_STAGE;
+        cp_async<16>(to, x + (of_x ? t : 0), of_x);
+        cp_async<16>(to + BACKWARD_STAGE / 2, dy + (of_dy ? t : 0), of_dy);
+        cp_async_commit();
+    };
+    GT_UNROLL
+    for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i, t - i * STEP);
     Filter<W, 1> filter;
-    filter.load(in, me.d, 1);
+    filter.load(in, at.d, 1);
     float e[N + J], q[N + J]; /* inputs from J before the unit on; q from the unit's first to J after it */
     GT_UNROLL
     for (int i = 0; i < J; i++) { /* the q after the segment, which the last lane asks the first for: see below */
         float window[W][1];
         q[i] = 0.0f;
-        if (end == 0 || me.last + i >= in.T) continue;
+        if (me.tokens == 0 || at.offset + me.tokens + i >= in.T) continue;
         GT_UNROLL
-        for (int k = 0; k < W; k++) window[k][0] = Element<T>::load(x, me.last + i - J + k);
-        q[i] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, me.last + i));
+        for (int k = 0; k < W; k++) window[k][0] = Element<T>::load(x, me.tokens + i - J + k);
+        q[i] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, me.tokens + i));
     }
     Sums<W, 1> sums = {};
-    for (int round = 0; round < p.rows.rounds; round++, t -= step) { /* next, after: earlier in time */
-        const Unit<T> after = load_x(t - 2 * step), after_dy = load_dy(t - 2 * step);
+    for (int round = 0; round < p.rows.rounds; round++, t -= STEP) {
+        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time are there */
+        sync_warp();                      /* of all lanes, and the stage before has been read */
+        copy((round + ROWS_STAGES - 1) % ROWS_STAGES, t - (ROWS_STAGES - 1) * STEP);
+        const uint32_t stage = round % ROWS_STAGES * BACKWARD_STAGE;
+        const uint32_t next = (round + 1) % ROWS_STAGES * BACKWARD_STAGE; /* earlier in time */
+        const Unit<T> own = lds<Unit<T>>(slot + stage);
+        const Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
+        const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));
         float carried[J], out[N]; /* carried: q of the first tokens of the round before, later in time */
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
-        inputs_before<T, W>(e, me, is_last_lane, own, next);
-        if (in.state_in && t == 0) {
-            GT_UNROLL
-            for (int i = 0; i < J; i++) e[i] = state_input(in, me.b, me.d, i - J);
-        }
+        GT_UNROLL
+        for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
+        GT_UNROLL
+        for (int n = 0; n < N; n++) e[n + J] = own.get(n);
+        begin_row(e, in, channel, me, t);
         GT_UNROLL
         for (int i = 0; i < J; i++) q[i] = 0.0f; /* of a unit beyond the row's end */
-        if (t < end) {
+        if (t < me.tokens) {
             GT_UNROLL
             for (int n = 0; n < N; n++) {
-                e[n + J] = own.get(n);
                 float window[W][1];
                 GT_UNROLL
                 for (int k = 0; k < W; k++) window[k][0] = e[n + k];
                 q[n] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), own_dy.get(n));
+            }
+            if (t < me.start || t + N > me.tokens) {
+                GT_UNROLL
+                for (int n = 0; n < N; n++)
+                    if (t + n < me.start || t + n >= me.tokens) q[n] = 0.0f;
+            }
+            GT_UNROLL
+            for (int n = 0; n < N; n++) {
                 GT_UNROLL
                 for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(e[n + k], q[n], sums.tap[k][0]);
                 sums.tap[W][0] += q[n];
             }
         }
         GT_UNROLL
-        for (int i = 0; i < J; i++) q[N + i] = shfl_idx(me.lane == 0 ? carried[i] : q[i], me.lane_after);
-        if (t < end && p.b.dx) {
+        for (int i = 0; i < J; i++) q[N + i] = shfl_idx(lane_id() == 0 ? carried[i] : q[i], (lane_id() + 1) % 32);
+        if (t < me.tokens && p.b.dx) {
             GT_UNROLL
             for (int n = 0; n < N; n++) {
                 float later[W][1];
@@ -233,20 +323,19 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
                 for (int k = 0; k < W; k++) later[k][0] = q[n + k];
                 out[n] = filter.gradient(later, 0);
             }
-            if (p.b.dstate_out && t + N == in.T) {
+            if (p.b.dstate_out && t + N + J > me.end) {
+                const float* gradient = p.b.dstate_out + channel * J; /* of the row's last J inputs */
                 GT_UNROLL
-                for (int i = N - J; i < N; i++) out[i] += state_gradient(p.b, me.b, t + i, in.T, me.d);
+                for (int i = 0; i < N; i++) {
+                    const int j = t + i - (me.end - J);
+                    if (j >= 0 && j < J) out[i] += gradient[j];
+                }
             }
-            Unit<T> packed;
-            packed.set(out);
-            stg(dx + t, packed);
+            store_unit(dx, me, t, out);
         }
-        own = next;
-        own_dy = next_dy;
-        next = after;
-        next_dy = after_dy;
     }
-    if (p.b.dweight || p.b.dbias) store_row_sums<T, W>(p, me, sums);
+    cp_async_wait<0>();
+    if (p.b.dweight || p.b.dbias) store_row_sums<T, W>(p, number, sums);
 }
 
 } /* namespace conv1d */

@@ -85,34 +85,79 @@ struct ScaledMoments {
     float center, lo, square;
 };
 
+/* Rows: COUNT rows that a lane works on.  sums(sum, f) sums f(x, i) over each row, i its index, the same in all lanes of
+ * the row.  A warp may have several times as many rows, of 8 lanes or more. */
 template <class Row>
-GT_DEV ScaledMoments scaled_moments(Row& row, const Input& in, float scale) {
-    const float count = (float)in.D;
-    ScaledMoments s = {0.0f, 0.0f, 0.0f};
-    if (in.norm == GT_NORM_LAYER) {
-        s.center = row.sum([=](float x) { return x * scale; }) / count;
-        s.lo = row.sum([=](float x) { return x * scale - s.center; }) / count;
+struct OneRow {
+    static constexpr int COUNT = 1;
+    Row& row;
+
+    template <class Function>
+    GT_METHOD void sums(float (&sum)[1], Function f) {
+        sum[0] = row.sum([=](float x) { return f(x, 0); });
     }
-    s.square = row.sum([=](float x) {
-        const float distance = x * scale - s.center - s.lo;
-        return distance * distance;
-    });
-    return s;
+};
+
+template <class Rows>
+GT_DEV void scaled_moments(ScaledMoments (&s)[Rows::COUNT], Rows& rows, const Input& in, float scale) {
+    constexpr int N = Rows::COUNT;
+    const float count = (float)in.D;
+    float center[N] = {}, lo[N] = {}, square[N];
+    if (in.norm == GT_NORM_LAYER) {
+        rows.sums(center, [=](float x, int) { return x * scale; });
+        GT_UNROLL
+        for (int i = 0; i < N; i++) center[i] /= count;
+        rows.sums(lo, [=](float x, int i) { return x * scale - center[i]; });
+        GT_UNROLL
+        for (int i = 0; i < N; i++) lo[i] /= count;
+    }
+    if (in.norm == GT_NORM_LAYER) {
+        rows.sums(square, [=](float x, int i) {
+            const float distance = x * scale - center[i] - lo[i];
+            return distance * distance;
+        });
+    } else {
+        rows.sums(square, [=](float x, int) { return x * scale * (x * scale); });
+    }
+    GT_UNROLL
+    for (int i = 0; i < N; i++) s[i] = {center[i], lo[i], square[i]};
 }
 
-/* A warp may have several rows, of 8 lanes or more. */
+template <class Rows>
+GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const Input& in) {
+    constexpr int N = Rows::COUNT;
+    ScaledMoments s[N];
+    float scale[N];
+    scaled_moments(s, rows, in, 1.0f);
+    bool overflows = false; /* squares or the sum do, but the result need not */
+    GT_UNROLL
+    for (int i = 0; i < N; i++) {
+        scale[i] = s[i].square < INFINITY ? 1.0f : 0x1p-80f;
+        overflows = overflows || scale[i] != 1.0f;
+    }
+    if (warp_any(overflows)) {
+        ScaledMoments smaller[N];
+        scaled_moments(smaller, rows, in, 0x1p-80f);
+        GT_UNROLL
+        for (int i = 0; i < N; i++)
+            if (scale[i] != 1.0f) s[i] = smaller[i];
+    }
+    GT_UNROLL
+    for (int i = 0; i < N; i++) {
+        const float eps = fmaxf(in.eps * scale[i] * scale[i], 0x1p-126f);
+        const float rstd = 1.0f / sqrtf(s[i].square / (float)in.D + eps);
+        /* not center / scale: a quotient of 0 takes the long way */
+        const float center = s[i].center * (scale[i] == 1.0f ? 1.0f : 0x1p80f);
+        moments[i] = {center, rstd * scale[i], s[i].lo * rstd, 0.0f};
+    }
+}
+
 template <class Row>
 GT_DEV Moments moments_of(Row& row, const Input& in) {
-    float scale = 1.0f;
-    ScaledMoments s = scaled_moments(row, in, scale);
-    const bool overflows = !(s.square < INFINITY); /* squares or the sum do, but the result need not */
-    if (warp_any(overflows)) {
-        const ScaledMoments smaller = scaled_moments(row, in, 0x1p-80f);
-        if (overflows) s = smaller, scale = 0x1p-80f;
-    }
-    const float eps = fmaxf(in.eps * scale * scale, 0x1p-126f);
-    const float rstd = 1.0f / sqrtf(s.square / (float)in.D + eps);
-    return {s.center / scale, rstd * scale, s.lo * rstd, 0.0f};
+    OneRow<Row> one = {row};
+    Moments moments[1];
+    moments_of_rows(moments, one, in);
+    return moments[0];
 }
 
 GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {

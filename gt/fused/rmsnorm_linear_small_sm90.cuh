@@ -3,15 +3,14 @@
  *
  * y = n weight^T + bias.  All of the weight stays in shared memory, up to O = 512 with D = 128, O = 1024 with D = 64.
  *
- * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 256 threads: two warpgroups, which have 64
- *     of the rows each and meet only to start.
- * A warp loads its 16 rows of x into registers, at once, and leaves them normalised in shared memory.  The rows of the
- *     next unit are loaded before these are multiplied.  The weight comes in pieces of 128 of O with a barrier each, so
- *     that the first is multiplied while others are on their way, and all while x is loaded and normalised.
- * y leaves by tile_store, 128 of its columns at a time, from two places in turn, one written while one is read.
- *     One warpgroup multiplies while the other does that.
- * shared: normalised rows 32 KB, the weight 128 KB, y 2 x 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
- * registers: 64 results, 32 of x, 32 of gamma and beta, of 255.
+ * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
+ *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones.
+ * A warp loads 8 rows of x into registers, at once, and leaves them normalised in shared memory.  The rows of the next
+ *     unit are loaded before these are multiplied.  The weight comes in pieces with a barrier each, so that the first is
+ *     multiplied while others are on their way, and all while x is loaded and normalised.
+ * y leaves by tile_store, a piece at a time.  Other warpgroups multiply while one does that.
+ * shared: normalised rows 32 KB, the weight 128 KB, y 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
+ * registers: 64 results, 16 of x, of 128.
  * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
  * bytes: x once, y once; the weight once a block from the second-level cache.
  * Sums of a row: as in rmsnorm_linear_whole_sm90.cuh: deterministic. */
@@ -36,7 +35,7 @@ struct SmallParams {
 template <class T, int K_BLOCKS_>
 struct SmallTile {
     typedef T Type;
-    static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 256;
+    static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 512;
     static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes of 64 of D */
     static constexpr int MOST = 8 / K_BLOCKS;                     /* pieces */
     static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE, PLACE = 2 * 64 * BN;
@@ -44,53 +43,82 @@ struct SmallTile {
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* A warp's 16 rows, four at a time: 8 lanes have a row, each a piece of every 64 elements. */
+/* A warp's 8 rows: 8 lanes have two of them, each a piece of every 64 elements. */
 template <class C>
 struct SmallRows {
     typedef typename C::Type T;
-    WholeRow<T, C::K_BLOCKS> row[4];
-    float gamma[C::K_BLOCKS][8] = {}, beta[C::K_BLOCKS][8] = {};
+    static constexpr int ROWS = C::BM / (C::THREADS / 32), COUNT = ROWS / 4; /* of a warp, of a lane */
+    Vec<T, 8> x[COUNT][C::K_BLOCKS];
+    int D;
 
-    GT_METHOD void start(const Input& in) {
+    GT_METHOD bool has(int k) const { return 64 * k + lane_id() % 8 * 8 < D; }
+
+    template <class Function>
+    GT_METHOD void sums(float (&sum)[COUNT], Function f) {
         GT_UNROLL
-        for (int i = 0; i < 4; i++) row[i].D = (int)in.D;
+        for (int i = 0; i < COUNT; i++) {
+            sum[i] = 0.0f;
+            GT_UNROLL
+            for (int k = 0; k < C::K_BLOCKS; k++) {
+                float part = 0.0f;
+                GT_UNROLL
+                for (int e = 0; e < 8; e++) part += f(x[i][k].get(e), i);
+                if (has(k)) sum[i] += part;
+            }
+        }
         GT_UNROLL
-        for (int k = 0; k < C::K_BLOCKS; k++) {
-            if (!row[0].has(k)) continue;
-            load_8(gamma[k], in.gamma, 64 * k + lane_id() % 8 * 8, 1.0f);
-            load_8(beta[k], in.beta, 64 * k + lane_id() % 8 * 8, 0.0f);
+        for (int mask = 1; mask < 8; mask *= 2) {
+            GT_UNROLL
+            for (int i = 0; i < COUNT; i++) sum[i] += shfl_xor(sum[i], mask);
+        }
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) { /* else x would be kept in fp32 */
+            GT_UNROLL
+            for (int j = 0; j < C::K_BLOCKS * 4; j++)
+                x[i][j / 4].word[j % 4] = (uint32_t)made_here((int)x[i][j / 4].word[j % 4]);
         }
     }
 
     GT_METHOD void load(const Input& in, int m0) {
-        const int first = m0 + 16 * warp_id() + lane_id() / 8;
-        const T* x = static_cast<const T*>(in.x) + first * in.stride + lane_id() % 8 * 8;
+        D = (int)in.D;
+        const int first = m0 + ROWS * warp_id() + lane_id() / 8;
+        const T* from = static_cast<const T*>(in.x) + first * in.stride + lane_id() % 8 * 8;
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < COUNT; i++) {
             GT_UNROLL
             for (int k = 0; k < C::K_BLOCKS; k++) {
-                row[i].v[k] = {};
-                if (first + 4 * i < in.M && row[i].has(k)) row[i].v[k] = ldg<Vec<T, 8>>(x + 4 * i * in.stride + 64 * k);
+                x[i][k] = {};
+                if (first + 4 * i < in.M && has(k)) x[i][k] = ldg<Vec<T, 8>>(from + 4 * i * in.stride + 64 * k);
             }
         }
     }
 
     GT_METHOD void normalise(const Input& in, uint32_t smem, int m0) {
-        const int first = 16 * warp_id() + lane_id() / 8, piece = lane_id() % 8;
+        const int first = ROWS * warp_id() + lane_id() / 8, piece = lane_id() % 8;
+        Gains gains[C::K_BLOCKS] = {};
         GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const Moments s = moments_of(row[i], in);
-            if (piece == 0 && m0 + first + 4 * i < in.M) stg(in.moments + m0 + first + 4 * i, s);
+        for (int k = 0; k < C::K_BLOCKS; k++)
+            if (has(k)) gains[k].load(in, 64 * k + 8 * piece);
+        Moments s[COUNT];
+        moments_of_rows(s, *this, in);
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++)
+            if (piece == 0 && m0 + first + 4 * i < in.M) stg(in.moments + m0 + first + 4 * i, s[i]);
+        with_xhat(in, [&](auto xhat) {
             GT_UNROLL
-            for (int k = 0; k < C::K_BLOCKS; k++) {
-                float n[8];
+            for (int i = 0; i < COUNT; i++) {
                 GT_UNROLL
-                for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, row[i].v[k].get(e)), gamma[k][e], beta[k][e]);
-                Vec<T, 8> eight = {};
-                if (row[i].has(k)) eight.set(n);
-                sts(smem + k * C::ROWS + panel_at<128>(first + 4 * i, piece), eight);
+                for (int k = 0; k < C::K_BLOCKS; k++) {
+                    float n[8];
+                    GT_UNROLL
+                    for (int e = 0; e < 8; e++)
+                        n[e] = fma_rn(xhat(s[i], x[i][k].get(e)), gains[k].gamma[e], gains[k].beta[e]);
+                    Vec<T, 8> eight = {};
+                    if (has(k)) eight.set(n);
+                    sts(smem + k * C::ROWS + panel_at<128>(first + 4 * i, piece), eight);
+                }
             }
-        }
+        });
     }
 };
 
@@ -119,15 +147,15 @@ GT_DEV void load_weight(const SmallParams& p, uint32_t smem) {
     }
 }
 
-/* Results of 64 rows from m on and 128 columns from n on; `panels`: where the two panels before the last were. */
+/* Results of 64 rows from m on and 128 columns from n on. */
 template <class T, int TILES>
 GT_DEV void store_small(const SmallParams& p, uint32_t panels, const float (&c)[TILES][4], int group, int m, int n) {
     const bool stores = shfl_idx(warp_id(), 0) % 4 == 0;
-    if (stores) bulk_wait_read<1>();
-    bar_sync(1 + group, 128);
+    if (stores) bulk_wait_read<0>();
+    bar_sync(3 + group, 128);
     store_panels<T>(panels, c);
     fence_async_proxy();
-    bar_sync(1 + group, 128);
+    bar_sync(3 + group, 128);
     if (!stores) return;
     if (m < p.M) tile_store(p.y, n, m, 0, panels);
     if (m < p.M && n + 64 < p.O) tile_store(p.y, n + 64, m, 0, panels + PANEL);
@@ -141,30 +169,31 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
 #if GT_SM90A
     typedef typename C::Type T;
     const uint32_t smem = smem_base_of_tiles();
-    const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
+    const int warp = shfl_idx(warp_id(), 0), group = warp / 4, half = group / 2;
     wait_for_chain();
-    SmallRows<C> x;
-    x.start(p.in);
-    x.load(p.in, block_x() * C::BM);
-    if (warp == 0) {
+    if (warp == C::THREADS / 32 - 1) {
         if (lane_id() < p.pieces) mbarrier_init(smem + C::FULL + 8 * lane_id(), 32);
         sync_warp();
         fence_async_proxy();
         load_weight<C>(p, smem);
     }
-    sync_threads();
-    const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
+    SmallRows<C> x;
+    x.load(p.in, block_x() * C::BM);
+    const uint64_t a0 = wgmma_tile<128, Major::K>(smem + half * PANEL);
     const uint64_t b0 = wgmma_tile<128, Major::K>(smem + C::WEIGHT);
-    int place = 0;
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const int m0 = unit * C::BM;
+        if (unit != block_x()) bar_sync(1 + half, 256); /* the rows before have been multiplied */
         x.normalise(p.in, smem, m0);
         fence_async_proxy();
-        bar_sync(1 + group, 128);
+        if (unit == block_x())
+            sync_threads();
+        else
+            bar_sync(1 + half, 256);
         if (unit + grid_x() < p.units) x.load(p.in, m0 + grid_x() * C::BM);
         GT_NO_UNROLL
-        for (int piece = 0; piece < p.pieces; piece++) {
+        for (int piece = group % 2; piece < p.pieces; piece += 2) {
             WarpRows<T, C::BN / 8> results;
             mbarrier_wait(smem + C::FULL + 8 * piece, 0);
             wgmma_fence();
@@ -180,12 +209,10 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
             wgmma_wait<0>();
             wgmma_pin(results.c);
             if (p.bias) results.add_to_columns(p.bias, C::BN * piece, p.O);
-            store_small<T>(p, smem + C::Y + (2 * group + place) * C::PLACE, results.c, group, m0 + 64 * group,
-                           C::BN * piece);
-            place ^= 1;
+            store_small<T>(p, smem + C::Y + group * C::PLACE, results.c, group, m0 + 64 * half, C::BN * piece);
         }
     }
-    if (warp % 4 == 0) bulk_wait<0>();
+    if (warp % 4 == 0) bulk_wait_read<0>();
 #else
     (void)p;
     __trap();

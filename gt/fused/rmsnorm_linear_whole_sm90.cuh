@@ -12,8 +12,8 @@
  *     multiplied.
  * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply.
  * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
- * To normalise: a warp has 16 rows, four at a time, of 8 lanes each, which keep them in registers (32) between the sums
- *     and what is written back in place.
+ * To normalise: 8 lanes have four of a warp's 16 rows.  They are read from shared memory for every sum,
+ *     and once more for what is written back in place, 64 of D at a time.
  * bytes: x once, y once; weight M/128 times from the second-level cache.
  * Sums of a row: a lane's elements, 8 by 8, then a butterfly: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
@@ -107,63 +107,94 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
 
 /* ---- normalised rows -------------------------------------------------------------------------- */
 
-/* 8 lanes have a row of shared memory, each a piece of every 64 elements. */
-template <class T, int K_BLOCKS>
-struct WholeRow {
-    Vec<T, 8> v[K_BLOCKS];
-    int D;
+/* A lane's rows: 8 lanes have a row of shared memory, each a piece of every 64 elements. */
+template <class T>
+struct WholeRows {
+    static constexpr int COUNT = 4;
+    uint32_t at[COUNT]; /* of the lane's first piece */
+    int D, k_blocks;
 
-    GT_METHOD void load(uint32_t at, int k_blocks) {
-        GT_UNROLL
-        for (int i = 0; i < K_BLOCKS; i++)
-            if (i == 0 || i < k_blocks) v[i] = lds<Vec<T, 8>>(at + i * (2 * PANEL));
-    }
+    GT_METHOD bool has(int k_block) const { return 64 * k_block + lane_id() % 8 * 8 < D; }
 
-    GT_METHOD bool has(int i) const { return 64 * i + lane_id() % 8 * 8 < D; }
-
-    /* Sum over the row of f(x), the same in its lanes. */
     template <class Function>
-    GT_METHOD float sum(Function f) const {
-        float sum = 0.0f;
+    GT_METHOD void sums(float (&sum)[COUNT], Function f) const {
         GT_UNROLL
-        for (int i = 0; i < K_BLOCKS; i++) {
-            float part = 0.0f;
+        for (int i = 0; i < COUNT; i++) sum[i] = 0.0f;
+        GT_NO_UNROLL
+        for (int k_block = 0; k_block < k_blocks; k_block++) {
+            Vec<T, 8> x[COUNT];
             GT_UNROLL
-            for (int e = 0; e < 8; e++) part += f(v[i].get(e));
-            if (has(i)) sum += part;
+            for (int i = 0; i < COUNT; i++) x[i] = lds<Vec<T, 8>>(at[i] + k_block * (2 * PANEL));
+            GT_UNROLL
+            for (int i = 0; i < COUNT; i++) {
+                float part = 0.0f;
+                GT_UNROLL
+                for (int e = 0; e < 8; e++) part += f(x[i].get(e), i);
+                if (has(k_block)) sum[i] += part;
+            }
         }
         GT_UNROLL
-        for (int mask = 1; mask < 8; mask *= 2) sum += shfl_xor(sum, mask);
-        return sum;
+        for (int mask = 1; mask < 8; mask *= 2) {
+            GT_UNROLL
+            for (int i = 0; i < COUNT; i++) sum[i] += shfl_xor(sum[i], mask);
+        }
     }
 };
 
-/* x of the warp's 16 rows becomes n, in place, four rows at a time, and their moments are written. */
+/* Calls write(xhat), xhat a function of moments and x: RMSNorm's has the bits of xhat_of, by one instruction. */
+template <class Write>
+GT_DEV void with_xhat(const Input& in, Write write) {
+    if (in.norm == GT_NORM_LAYER)
+        write([](const Moments& s, float x) { return xhat_of(s, x); });
+    else
+        write([](const Moments& s, float x) { return x * s.rstd; });
+}
+
+/* 8 elements of gamma and beta. */
+struct Gains {
+    float gamma[8], beta[8];
+    GT_METHOD void load(const Input& in, int d) {
+        load_8(gamma, in.gamma, d, 1.0f);
+        load_8(beta, in.beta, d, 0.0f);
+    }
+};
+
+/* x of the warp's 16 rows becomes n, in place, and their moments are written. */
 template <class C>
 GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool writes) {
     typedef typename C::Type T;
-    const int piece = lane_id() % 8;
-    WholeRow<T, C::K_BLOCKS> x;
-    x.D = (int)p.in.D;
+    constexpr int COUNT = WholeRows<T>::COUNT;
+    const int piece = lane_id() % 8, first = 16 * warp_id() + lane_id() / 8, k_blocks = p.k_blocks;
+    WholeRows<T> rows;
+    rows.D = (int)p.in.D, rows.k_blocks = k_blocks;
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) rows.at[i] = smem + panel_at<128>(first + 4 * i, piece);
+    Gains next = {};
+    if (rows.has(0)) next.load(p.in, 8 * piece);
+    Moments s[COUNT];
+    moments_of_rows(s, rows, p.in);
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++)
+        if (writes && piece == 0 && m0 + first + 4 * i < p.M) stg(p.in.moments + m0 + first + 4 * i, s[i]);
     GT_NO_UNROLL
-    for (int row = 16 * warp_id() + lane_id() / 8, i = 0; i < 4; i++, row += 4) {
-        const uint32_t at = smem + panel_at<128>(row, piece);
-        x.load(at, p.k_blocks);
-        const Moments s = moments_of(x, p.in);
-        if (writes && piece == 0 && m0 + row < p.M) stg(p.in.moments + m0 + row, s);
+    for (int k_block = 0; k_block < k_blocks; k_block++) {
+        if (!rows.has(k_block)) break; /* the last */
+        const Gains gains = next;
+        if (rows.has(k_block + 1)) next.load(p.in, 64 * (k_block + 1) + 8 * piece);
+        Vec<T, 8> x[COUNT];
         GT_UNROLL
-        for (int k_block = 0; k_block < C::K_BLOCKS; k_block++) {
-            if (!x.has(k_block)) continue;
-            float gamma[8], beta[8], n[8];
-            const int d = made_here(8 * piece) + 64 * k_block; /* else gamma and beta of all would be kept */
-            load_8(gamma, p.in.gamma, d, 1.0f);
-            load_8(beta, p.in.beta, d, 0.0f);
+        for (int i = 0; i < COUNT; i++) x[i] = lds<Vec<T, 8>>(rows.at[i] + k_block * (2 * PANEL));
+        with_xhat(p.in, [&](auto xhat) {
             GT_UNROLL
-            for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat_of(s, x.v[k_block].get(e)), gamma[e], beta[e]);
-            Vec<T, 8> eight;
-            eight.set(n);
-            sts(at + k_block * (2 * PANEL), eight);
-        }
+            for (int i = 0; i < COUNT; i++) {
+                float n[8];
+                GT_UNROLL
+                for (int e = 0; e < 8; e++) n[e] = fma_rn(xhat(s[i], x[i].get(e)), gains.gamma[e], gains.beta[e]);
+                Vec<T, 8> eight;
+                eight.set(n);
+                sts(rows.at[i] + k_block * (2 * PANEL), eight);
+            }
+        });
     }
 }
 
