@@ -26,12 +26,10 @@
  * Each 32 rows p of h have a power of two for a warp's columns; each row of 16 tokens of M has its own, so that M dy is
  * summed in fp32 over them.
  *
- * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor on
- *     9.0, one where shared memory holds no two.
+ * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor
+ *     on 9.0, one where shared memory holds no two.
  * shared, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB: 99 KB.
  * tensor cores a step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 a token and head at P 64.
- * issue slots a token and head, P 64, N 128, counted in the machine code for 9.0: pairs 200, dB, dC and U 560,
- *     splitting 200, copies 60, factors, da and ddt 50: 1070.
  * bytes a token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; other chunks 768 and h, G 1536 from L2.
  * N > 128: a launch for every 128 columns; dx, da, <x, U> and the sums across are added to what is there.
  * grid: [B, slots, G], four chunks each; block 256.  Every sum has one fixed order: deterministic. */
@@ -617,24 +615,23 @@ GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradient
                 make_factors<SUM_FACTORS | DIAGONAL_FACTORS>(me.cell(Tile::FACTORS), delta, in.A[h]);
             }
             sync_threads();
-            GT_NO_UNROLL
-            for (int first = p0;;) {
-                G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);
-                if (first == p0) {
-                    const bool fetches = p0 == 0 && head + 1 < heads;
-                    const float dt = fetches ? fetch_time(in, me, h + 1) : 0.0f;
-                    make_split_pairs(me, S, W);
-                    if (fetches) keep_time(in, me, h + 1, dt);
-                }
-                sync_threads();
-                add_split_states(p, me, head, first, sums);
-                finish_split_inputs(p, me, h, head, first);
-                sync_threads();
-                first += HALF_P;
-                if (first >= in.P || first == p0 + ROWS_P) break;
-                load_G(p, me, head, first, G);
-                sync_threads();
-            }
+            G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);
+            const bool fetches = p0 == 0 && head + 1 < heads;
+            const float dt = fetches ? fetch_time(in, me, h + 1) : 0.0f;
+            make_split_pairs(me, S, W);
+            if (fetches) keep_time(in, me, h + 1, dt);
+            sync_threads();
+            add_split_states(p, me, head, p0, sums);
+            finish_split_inputs(p, me, h, head, p0);
+            sync_threads();
+            if (p0 + HALF_P >= in.P) continue;
+            load_G(p, me, head, p0 + HALF_P, G);
+            sync_threads();
+            G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);
+            sync_threads();
+            add_split_states(p, me, head, p0 + HALF_P, sums);
+            finish_split_inputs(p, me, h, head, p0 + HALF_P);
+            sync_threads();
         }
     }
     if (me.warp == FINISHES) finish_split_step(p, me, h - 1, last_p);

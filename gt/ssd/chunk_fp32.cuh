@@ -91,8 +91,8 @@ GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, in
     load_split_rows<COLUMNS>(tile, first + (thread / PIECES * pitch + 4 * (thread % PIECES)), pitch, rows, columns);
 }
 
-/* Splits rows in place, by a warp; it has the lane's places in rows ROWS group ... and in those a multiple of 8 further:
- * of the first 4 numbers, and of their hi. */
+/* Splits rows in place, by a warp.  It has the lane's places in rows ROWS group ... (in those a multiple of 8 further,
+ * too): of the first 4 numbers, and of their hi. */
 template <int COLUMNS>
 struct RowSplitter {
     using S = SplitTile<COLUMNS>;
@@ -114,8 +114,9 @@ struct RowSplitter {
         }
     }
 
-    /* further: rows from those of the group, a multiple of 8.  inverses[row] <- what undoes a row's power.  gates: NULL,
-     * or the tile's first row of z, of `rows` rows and `columns` columns, whose silu the tile is multiplied by. */
+    /* further: rows from those of the group, a multiple of 8.  inverses[row] <- what undoes a row's power.
+     * gates: NULL, or the tile's first row of z, of `rows` rows and `columns` columns, whose silu multiplies the
+     * tile. */
     GT_METHOD void split(uint32_t tile, uint32_t inverses, int further, const float* gates = nullptr, int64_t pitch = 0,
                          int rows = 0, int columns = 0) const {
         float4 x[COUNT];

@@ -6,9 +6,10 @@
  *     1  copies of x, B, C have come; six warps split rows in place, two make decay factors                -- barrier
  *     2  S = C B^T: six products of 16 x 8 on and under the diagonal, one a warp, once for both units; two warps make
  *        the weights of the update                                                                         -- barrier
- *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows a warp, split by the largest of a row; y = pre_t (C_t H) of 32
- *        tokens x 16 rows a warp, H the right operand as it stands                                         -- barrier
- *     4  y += M x + Dskip x, times silu(z); H <- E H + (x Delta suf)^T B
+ *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows a warp, split by the largest of a row; a head's Dskip is added
+ *        on the diagonal.  y = pre_t (C_t H) of 32 tokens x 16 rows a warp, H the right operand as it stands; then
+ *        H <- E H                                                                                          -- barrier
+ *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B
  * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
  * N > 128, BACKWARD with z: as forward_tensor_kernel.
  *
@@ -17,8 +18,7 @@
  * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
  * tensor cores a warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y of the state, 18 for y of pairs,
  *     96 for the update: 228; that is 28.5 a token and head.
- * issue slots a token and head, N = 128, counted in the source: y of the state 61 (H's split 32, its maximum 9), the
- *     update 62, rows split 45, S and M 21, y of pairs and its store 30, decay factors 8, copies 10: about 240.
+ * issue slots a token and head, N = 128, profiled on 9.0: 316; passes over states 141.
  * bytes per token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N a head from L2,
  *     checkpoints P N / 32; shares as forward_tensor_kernel.
  * Every sum has one fixed order: deterministic. */
@@ -215,7 +215,8 @@ GT_DEV void add_split_pairs(uint32_t smem, uint32_t x, int unit, int part, Split
     }
 }
 
-/* Dskip x where it is of channels, what other launches gave, the gate; to memory.  The lanes of a token write 32 bytes side by side. */
+/* Dskip x where it is of channels, what other launches gave, the gate; to memory.  The lanes of a token write 32 bytes
+ * side by side. */
 template <class Tile>
 GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, const ShortWalk& walk, int chunk, int unit,
                           int part, SplitY& y) {
