@@ -25,6 +25,11 @@ namespace ssd {
 
 constexpr int SHORT = 32, SHORT_BLOCKS = SHORT / BLOCK, SLOT_SHORTS = CHECKPOINT / SHORT;
 
+/* Unit and part of the warp, where a chunk needs them: kept over the loop they would be spilled, and local memory finds
+ * no place in the first-level cache beside this much shared memory. */
+GT_DEV int unit_here() { return made_here(warp_id()) / PARTS; }
+GT_DEV int part_here() { return made_here(warp_id()) % PARTS; }
+
 /* ---- split numbers --------------------------------------------------------------------------------------------- */
 
 /* As power_of(), for the whole range of fp32: the smallest rows keep their bits, too. */

@@ -18,7 +18,8 @@
  * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
  * tensor cores a warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y of the state, 18 for y of pairs,
  *     96 for the update: 228; that is 28.5 a token and head.
- * issue slots a token and head, N = 128, profiled on 9.0: 316; passes over states 141.
+ * issue slots a token and head, N = 128, profiled on 9.0: 317; passes over states 141.
+ * Forward makes the warp's number and the chunks' anew where a phase needs them: of a spilled one a warp waits for L2.
  * bytes per token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N a head from L2,
  *     checkpoints P N / 32; shares as forward_tensor_kernel.
  * Every sum has one fixed order: deterministic. */
@@ -293,17 +294,13 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const ShortWalk walk = {{smem + Tile::WALK}};
-    const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
-                   next_dt = smem + Tile::DT + 4 * SHORT * unit,
-                   weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit,
-                   inverses = smem + Tile::X_INVERSE + 4 * SHORT * unit;
     SplitState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (!span.exists) return item;
         walk.enter(in, span, item);
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        const int unit = unit_here(), part = part_here();
         const bool reads = start && unit < walk.units();
         state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
     }
@@ -314,30 +311,36 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
         walk.keep_group(ShortWalk::C, in.Cm_stride);
     }
     sync_threads();
-    const int chunks = walk.chunks();
-    if (chunks > 0) {
+    if (walk.chunks() > 0) {
         const int tokens = walk.tokens(0);
         load_split_units(in, in.x, in.x_stride, smem + Tile::X, walk, 0, tokens);
         load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, walk, ShortWalk::RIGHT, 0, tokens);
         load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, ShortWalk::C, 0, tokens);
     }
     cp_async_commit();
-    const auto fetch_dt = [&](int chunk) { /* of this unit, two tokens a lane */
-                                           float dt[2];
-                                           load_dt(in, walk, unit, chunk, dt);
-                                           if (2 * here() < SHORT) sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]});
-    };
-    if (part == 0 && unit < walk.units() && chunks > 0) fetch_dt(0);
+    const auto fetch_dt =
+        [&](int unit, int chunk) { /* two tokens a lane */
+                                   float dt[2];
+                                   load_dt(in, walk, unit, chunk, dt);
+                                   if (2 * here() < SHORT)
+                                       sts<float2>(smem + Tile::DT + 4 * SHORT * unit + 8 * here(), {dt[0], dt[1]});
+        };
+    if (part_here() == 0 && unit_here() < walk.units() && walk.chunks() > 0) fetch_dt(unit_here(), 0);
     GT_NO_UNROLL
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
-        const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B;
-        const bool active = unit < walk.units();
-        if (active && p.checkpoints.plain && chunk % SLOT_SHORTS == 0)
-            state.store(plain_slot(in, walk, p.checkpoints, unit, chunk), walk.row0(unit) + 16 * part, in);
+    for (int chunk = 0; chunk < walk.chunks(); chunk++) {
+        const auto x = [&](int unit) { return smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X; };
+        const auto B = [&] { return smem + Tile::B + chunk % 2 * Tile::TILE_B; };
+        const auto cells = [&](int unit) { return smem + Tile::FACTORS + 4 * Factors::COUNT * unit; };
+        const auto weights = [&](int unit) { return smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit; };
+        const auto inverses = [&](int unit) { return smem + Tile::X_INVERSE + 4 * SHORT * unit; };
+        if (p.checkpoints.plain && chunk % SLOT_SHORTS == 0) {
+            const int unit = unit_here();
+            if (unit < walk.units())
+                state.store(plain_slot(in, walk, p.checkpoints, unit, chunk), walk.row0(unit) + 16 * part_here(), in);
+        }
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < chunks) { /* into what the chunk before has left */
+        if (chunk + 1 < walk.chunks()) { /* into what the chunk before has left */
             const int tokens = walk.tokens(chunk + 1);
             load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk,
                              chunk + 1, tokens);
@@ -345,51 +348,53 @@ GT_DEV int64_t forward_split_walk(const TensorParams& p, int64_t item) {
                                  ShortWalk::RIGHT, chunk + 1, tokens);
         }
         cp_async_commit();
-        if (part >= 2) {
+        if (const int unit = unit_here(), part = part_here(); part >= 2) {
             constexpr int GROUPS = 2 * UNITS * Rows::AT_ONCE, TIMES = (Rows::GROUPS + GROUPS - 1) / GROUPS;
             const int group = Rows::AT_ONCE * (2 * unit + part - 2);
             const RowSplitter<NP> rows(group);
             GT_NO_UNROLL
             for (int i = 0; i < 2 * TIMES && group < Rows::GROUPS; i++)
-                rows.split(i < TIMES ? B : smem + Tile::C, smem + (i < TIMES ? Tile::B_INVERSE : Tile::C_INVERSE),
+                rows.split(i < TIMES ? B() : smem + Tile::C, smem + (i < TIMES ? Tile::B_INVERSE : Tile::C_INVERSE),
                            i % TIMES * GROUPS * Rows::ROWS);
-        } else if (active && part == 1) {
-            split_rows<64>(x, inverses, 0, 1);
-        } else if (active) {
+        } else if (unit < walk.units() && part == 1) {
+            split_rows<64>(x(unit), inverses(unit), 0, 1);
+        } else if (unit < walk.units()) {
             float dt[2] = {0.0f, 0.0f}, delta[2];
             if (2 * here() < SHORT) {
-                const float2 kept = lds<float2>(next_dt + 8 * here());
+                const float2 kept = lds<float2>(smem + Tile::DT + 4 * SHORT * unit + 8 * here());
                 dt[0] = kept.x, dt[1] = kept.y;
             }
             deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
-            make_factors(cells, delta, in.A[walk.head(unit)]);
+            make_factors(cells(unit), delta, in.A[walk.head(unit)]);
             sync_warp(); /* they are read */
-            if (chunk + 1 < chunks) fetch_dt(chunk + 1);
+            if (chunk + 1 < walk.chunks()) fetch_dt(unit, chunk + 1);
         }
         sync_threads();
-        if (part < 3)
-            make_split_S<Tile>(smem, B, 3 * unit + part);
-        else if (active)
-            split_update_weights(weights, cells, inverses, smem + Tile::B_INVERSE, false);
+        if (const int unit = unit_here(), part = part_here(); part < 3)
+            make_split_S<Tile>(smem, B(), 3 * unit + part);
+        else if (unit < walk.units())
+            split_update_weights(weights(unit), cells(unit), inverses(unit), smem + Tile::B_INVERSE, false);
         sync_threads();
         SplitY y;
-        if (active) {
+        if (const int unit = unit_here(); unit < walk.units()) {
             const bool skips = in.Dskip && !in.skip_per_channel && !p.leaves_share;
-            make_split_M<Tile>(smem, unit, part, skips ? in.Dskip[walk.head(unit)] : 0.0f);
+            make_split_M<Tile>(smem, unit, part_here(), skips ? in.Dskip[walk.head(unit)] : 0.0f);
             make_split_y<Tile>(smem, unit, state, y);
-            state.decay(split_decay(cells));
+            state.decay(split_decay(cells(unit)));
         }
         sync_threads(); /* C is free */
-        if (chunk + 1 < chunks)
+        if (chunk + 1 < walk.chunks())
             load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, ShortWalk::C, chunk + 1,
                                  walk.tokens(chunk + 1));
         cp_async_commit();
-        if (!active) continue;
-        add_split_pairs<Tile>(smem, x, unit, part, y);
-        store_split_y<Tile>(p, smem, x, walk, chunk, unit, part, y);
-        state.update(x, part, B, weights);
+        const int unit = unit_here(), part = part_here();
+        if (unit >= walk.units()) continue;
+        add_split_pairs<Tile>(smem, x(unit), unit, part, y);
+        store_split_y<Tile>(p, smem, x(unit), walk, chunk, unit, part, y);
+        state.update(x(unit), part, B(), weights(unit));
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
+    const int unit = unit_here(), part = part_here();
     if (unit < walk.units() && p.state_out && same.ends)
         state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 16 * part, in);
     return walk.item();
