@@ -19,7 +19,8 @@
  *     tile.cuh       how forward and backward are cut, and their copies through shared memory
  *     forward.cuh    forward
  *     backward.cuh   backward
- *     rows.cuh       both over time, whole rows
+ *     rows.cuh       both over time, long rows
+ *     whole_rows.cuh forward over time, long rows that are whole numbers of aligned units
  *     step.cuh       steps
  *     state.cuh      states of packed sequences, gradients of states
  *     launch.cuh     plans and launches

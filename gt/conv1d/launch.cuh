@@ -6,6 +6,7 @@
 #include "rows.cuh"
 #include "state.cuh"
 #include "step.cuh"
+#include "whole_rows.cuh"
 #include "table.h"
 
 namespace gt {
@@ -131,6 +132,26 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int mo
     return cut;
 }
 
+/* The same for forward of rows that are whole numbers of aligned units.  A segment costs as much as its rounds and two
+ * more. */
+static inline WholeRowsCut whole_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
+    WholeRowsCut cut = {};
+    const int64_t units = a.T / (16 / size_of(a.dtype)), resident = WHOLE_ROWS_BLOCKS * device.multiprocessors;
+    cut.lanes = 1;
+    while (cut.lanes < units && cut.lanes < 32) cut.lanes *= 2;
+    int64_t best = INT64_MAX;
+    for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
+        const int64_t units_of_segment = (int64_t)cut.lanes * rounds;
+        const int64_t segments = (units + units_of_segment - 1) / units_of_segment;
+        const int64_t blocks = (a.B * a.D * segments * cut.lanes + ROWS_BLOCK - 1) / ROWS_BLOCK;
+        const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (rounds + 2);
+        if (cost >= best) continue;
+        best = cost;
+        cut.rounds = rounds, cut.segments = segments, cut.blocks = blocks;
+    }
+    return cut;
+}
+
 /* Strands of a kernel over states: one a sequence, but no more than fill the device. */
 static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
     if (a.seq_capacity == 0) return a.B;
@@ -178,9 +199,15 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         const gt_status status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
             using L = decltype(layout);
             if constexpr (L::OVER_TIME) {
+                const bool is_aligned = granule_of(a, views, true) == 16;
+                if (has_long_rows(a, views) && is_aligned && a.T % (16 / size_of(a.dtype)) == 0) {
+                    const WholeRowsParams rows = {p, whole_rows_cut_for(a, device)};
+                    return run("conv1d forward_whole_rows_kernel", forward_whole_rows_kernel<T, decltype(width)::value>,
+                               rows.rows.blocks, ROWS_BLOCK, 0, stream, rows);
+                }
                 if (has_long_rows(a, views)) {
-                    const ForwardRowsParams rows = {
-                        p, rows_cut_for(a, granule_of(a, views, true) == 16, MAX_EACH, ROWS_FORWARD_BLOCKS, device)};
+                    const ForwardRowsParams rows = {p,
+                                                    rows_cut_for(a, is_aligned, MAX_EACH, ROWS_FORWARD_BLOCKS, device)};
                     return run("conv1d forward_rows_kernel", forward_rows_kernel<T, decltype(width)::value>,
                                rows.rows.blocks, ROWS_BLOCK, ROWS_STAGES * FORWARD_STAGE, stream, rows);
                 }
