@@ -105,13 +105,13 @@ GT_DEV int64_t row_of_warp() { return (int64_t)block_x() * WARPS + warp_id(); }
 /* Sums `value` over the block, in one order; the sum is valid in thread 0.  8 bytes of shared
  * memory per thread, which is free again afterwards. */
 GT_DEV double block_sum(double value) {
-    const uint32_t cell = smem_base() + 8 * thread_id();
-    sts<double>(cell, value);
+    const uint32_t address = smem_base() + 8 * thread_id();
+    sts<double>(address, value);
     for (int half = block_threads() / 2; half > 0; half /= 2) {
         sync_threads();
-        if (thread_id() < half) sts<double>(cell, lds<double>(cell) + lds<double>(cell + 8 * half));
+        if (thread_id() < half) sts<double>(address, lds<double>(address) + lds<double>(address + 8 * half));
     }
-    value = lds<double>(cell);
+    value = lds<double>(address);
     sync_threads();
     return value;
 }

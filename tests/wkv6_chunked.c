@@ -81,9 +81,9 @@ static double dot(const double *first, const double *second, int count) {
 
 /* ---- [2] forward ----------------------------------------------------------------------------- */
 
-/* y of the sub-chunk from token `first` on; S goes to the next one.  owed[n] is the decay, as -log2, by which channel n
- * of S has yet to be scaled: 0 unless the form defers decays.  is_last: the last sub-chunk of its chunk. */
-static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_form *form, double *owed, state S,
+/* y of the sub-chunk from token `first` on; S goes to the next one.  deferred[n] is the decay, as -log2, by which
+ * channel n of S has yet to be scaled: 0 unless the form defers decays.  is_last: the last sub-chunk of its chunk. */
+static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_form *form, double *deferred, state S,
                               double (*y)[CHUNKED_V], wkv6_paths *paths) {
     double A[SUB_CHUNK][SUB_CHUNK] = {{0}};
     for (int group = 0; group < x->N; group += GROUP) {
@@ -91,7 +91,7 @@ static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_
         int is_strong = form->always_strong, is_scaled = !form->defers_decay || is_last || form->always_strong;
         for (int i = 0; i < GROUP; i++) {
             sums_before(x, first, group + i, SUB_CHUNK, c[i]);
-            end[i] = owed[group + i] + c[i][SUB_CHUNK];
+            end[i] = deferred[group + i] + c[i][SUB_CHUNK];
             is_strong |= !(fabs(end[i]) < STRONG_DECAY_LIMIT);
             is_scaled |= !(fabs(end[i]) < DEFERRED_LIMIT);
         }
@@ -101,8 +101,8 @@ static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_
             double R[SUB_CHUNK], K[SUB_CHUNK];
             sums_after(x, first, n, SUB_CHUNK, after);
             for (int t = 0; t < SUB_CHUNK; t++) {
-                R[t] = x->r[first + t][n] * decay(owed[n] + c[i][t]);
-                K[t] = x->k[first + t][n] * (is_strong ? decay(after[t]) : exp2(owed[n] + c[i][t + 1]));
+                R[t] = x->r[first + t][n] * decay(deferred[n] + c[i][t]);
+                K[t] = x->k[first + t][n] * (is_strong ? decay(after[t]) : exp2(deferred[n] + c[i][t + 1]));
                 for (int j = 0; j < x->V; j++) y[first + t][j] += R[t] * S[n][j];
             }
             for (int t = 0; t < SUB_CHUNK; t++) { /* A = tril(R K^T) + diag(bonus) */
@@ -119,7 +119,7 @@ static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_
                 for (int t = 0; t < SUB_CHUNK; t++) added += K[t] * x->v[first + t][j];
                 S[n][j] = is_strong ? E * S[n][j] + added : E * (S[n][j] + added);
             }
-            owed[n] = is_scaled ? 0 : end[i];
+            deferred[n] = is_scaled ? 0 : end[i];
         }
     }
     for (int t = 0; t < SUB_CHUNK; t++)
@@ -182,11 +182,11 @@ static void forward(const head *x, const gt_wkv6_args *a, const wkv6_form *form,
     start_states(x, each, 0, form, start);
     memcpy(S, start[0], sizeof(state)); /* of no tokens */
     for (int chunk = 0; chunk < x->chunks; chunk++) {
-        double owed[CHUNKED_N] = {0};
+        double deferred[CHUNKED_N] = {0};
         if (chunk % each == 0) memcpy(S, start[chunk / each], sizeof(state));
         memcpy(checkpoints[chunk], S, sizeof(state));
         for (int first = CHUNK * chunk; first < CHUNK * (chunk + 1); first += SUB_CHUNK)
-            forward_sub_chunk(x, first, first % CHUNK == CHUNK - SUB_CHUNK, form, owed, S, y, paths);
+            forward_sub_chunk(x, first, first % CHUNK == CHUNK - SUB_CHUNK, form, deferred, S, y, paths);
     }
 }
 

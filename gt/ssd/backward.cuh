@@ -38,7 +38,7 @@ struct BackwardParams {
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
  * to global memory unless NULL; and sums [warp][t] <- <state^T vector_t, other_t>, not scaled. */
 template <class C>
-GT_DEV void sum_over_p(const BackwardParams& p, const Place<C>& s, const float (&state)[8][C::RN], int64_t first,
+GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const float (&state)[8][C::RN], int64_t first,
                        int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
     constexpr int RN = C::RN, TOKENS = 8 / RN;     /* whose sums are reduced together */
     constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* whose inner products are */
@@ -83,37 +83,37 @@ GT_DEV void sum_over_p(const BackwardParams& p, const Place<C>& s, const float (
         }
         reduce_scatter<GROUP, 32, 1>(inner, lane_id());
         if (lane_id() % (32 / GROUP) == 0)
-            sts<float>(s.cell(sums + warp_id() * SUB_CHUNK + t0 + lane_id() / (32 / GROUP)), inner[0]);
+            sts<float>(s.address(sums + warp_id() * SUB_CHUNK + t0 + lane_id() / (32 / GROUP)), inner[0]);
     }
 }
 
 /* dy without the gate to DY, and what y has to be multiplied by for dz to GATE. */
 template <class C>
-GT_DEV void stage_dy(const Problem& in, const Place<C>& s, int64_t first) {
-    using Part = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
+GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
+    using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
     GT_NO_UNROLL
     for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
-        Part dy, z;
+        Half dy, z;
         dy.load(head_rows(in, s, in.dy, in.dy_stride, first).after(row));
         if (in.z) z.load(head_rows(in, s, in.z, in.z_stride, first).after(row));
         GT_UNROLL
-        for (int k = 0; k < Part::COUNT; k++) {
-            const int cell = row * TILE_P + Part::index(k);
+        for (int k = 0; k < Half::COUNT; k++) {
+            const int address = row * TILE_P + Half::index(k);
             const float dout = dy.value(k);
-            sts<float>(s.cell(C::DY + cell), in.z ? dout * silu(z.value(k)) : dout);
-            if (in.z) sts<float>(s.cell(C::GATE + cell), dout * dsilu(z.value(k)));
+            sts<float>(s.address(C::DY + address), in.z ? dout * silu(z.value(k)) : dout);
+            if (in.z) sts<float>(s.address(C::GATE + address), dout * dsilu(z.value(k)));
         }
     }
 }
 
 /* All that the way back through a sub-chunk needs. */
 template <class C>
-GT_DEV void stage_sub_chunk(const Problem& in, const Place<C>& s, int64_t first) {
+GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t first) {
     stage_decays(in, s, first);
     stage_dy(in, s, first);
-    stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_stride, first));
-    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
-    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
+    stage<SUB_CHUNK, TILE_P, C::THREADS>(s.address(C::X), head_rows(in, s, in.x, in.x_stride, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
     sync_threads();
 }
 
@@ -127,7 +127,7 @@ GT_DEV float4* parked_state(const BackwardParams& p, int sub_chunk) {
 /* Rolls h from the checkpoint in slot `slot`, of token `start`, through its sub-chunks and parks what it is before
  * each. */
 template <class C>
-GT_DEV void park_states(const BackwardParams& p, Place<C>& s, int64_t slot, int64_t start, int sub_chunks) {
+GT_DEV void park_states(const BackwardParams& p, Position<C>& s, int64_t slot, int64_t start, int sub_chunks) {
     const Problem& in = p.in;
     const int64_t slots = chunk_slots(in.sequences, CHECKPOINT), head = s.b * in.H + s.h;
     float state[8][C::RN];
@@ -144,30 +144,31 @@ GT_DEV void park_states(const BackwardParams& p, Place<C>& s, int64_t slot, int6
         const int64_t first = start + sub_chunk * SUB_CHUNK;
         s.recall();
         stage_decays(in, s, first);
-        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_stride, first));
-        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.address(C::X), head_rows(in, s, in.x, in.x_stride, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
         sync_threads();
         update_state(s, state, SUB_CHUNK, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
 }
 
-/* dz of the ROUND tokens whose y lie in PARTS. */
+/* dz of the ROUND tokens whose y lie in PARTIAL. */
 template <class C>
-GT_DEV void finish_dz(const BackwardParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
+GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
-        const int t = round + i / TILE_P, row = i % TILE_P, cell = t * TILE_P + row;
+        const int t = round + i / TILE_P, row = i % TILE_P, address = t * TILE_P + row;
         if (t >= tokens || row >= s.rows) continue;
-        const float y = fma_rn(skip_of(in, s, row), s.value(C::X + cell), sum_parts(s, i));
-        store_as(p.dz, in.dtype, offset_of(p.dz_stride, s.b, first + t, s.h) + s.p0 + row, y * s.value(C::GATE + cell));
+        const float y = fma_rn(skip_of(in, s, row), s.value(C::X + address), sum_partial(s, i));
+        store_as(p.dz, in.dtype, offset_of(p.dz_stride, s.b, first + t, s.h) + s.p0 + row,
+                 y * s.value(C::GATE + address));
     }
 }
 
 /* What needs h: dC, e, <G, h> and dz. */
 template <class C>
-GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Place<C>& s, int64_t first, const float4* parked,
+GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, int64_t first, const float4* parked,
                                  const float (&G)[8][C::RN]) {
     constexpr int RN = C::RN;
     const int tokens = tokens_from(s, first);
@@ -184,7 +185,7 @@ GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Place<C>& s, int
         }
     }
     Gh = warp_sum(Gh);
-    if (lane_id() == 0) sts<float>(s.cell(C::Z_PARTS + warp_id()), Gh);
+    if (lane_id() == 0) sts<float>(s.address(C::Z_PARTS + warp_id()), Gh);
     sum_over_p(p, s, h, first, C::DY, C::PRE, C::C, C::E_PARTS, {C::R, PITCH, 1}, C::B, p.dC);
     if (!p.dz) return;
     float v[8];
@@ -200,7 +201,7 @@ GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Place<C>& s, int
 
 /* da and the direct part of dDelta, by sums alone: 8 lanes a token k share the tokens t. */
 template <class C>
-GT_DEV void sub_chunk_delta(const BackwardParams& p, const Place<C>& s, int64_t first) {
+GT_DEV void sub_chunk_delta(const BackwardParams& p, const Position<C>& s, int64_t first) {
     if (warp_id() >= 4) return;
     const Problem& in = p.in;
     const int k = thread_id() / 8, j = thread_id() % 8;
@@ -231,17 +232,17 @@ GT_DEV void sub_chunk_delta(const BackwardParams& p, const Place<C>& s, int64_t 
     }
 }
 
-/* dx of the ROUND tokens whose U lie in PARTS; returns this thread's <dy, x>, all of one row p. */
+/* dx of the ROUND tokens whose U lie in PARTIAL; returns this thread's <dy, x>, all of one row p. */
 template <class C>
-GT_DEV float finish_dx(const BackwardParams& p, const Place<C>& s, int64_t first, int round, int tokens) {
+GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     float dskip = 0.0f;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
-        const int t = round + i / TILE_P, row = i % TILE_P, cell = t * TILE_P + row;
+        const int t = round + i / TILE_P, row = i % TILE_P, address = t * TILE_P + row;
         if (t >= tokens || row >= s.rows) continue;
-        const float dy = s.value(C::DY + cell), U = sum_parts(s, i);
-        dskip = fma_rn(dy, s.value(C::X + cell), dskip);
+        const float dy = s.value(C::DY + address), U = sum_partial(s, i);
+        dskip = fma_rn(dy, s.value(C::X + address), dskip);
         if (p.dx)
             store_as(p.dx, in.dtype, offset_of(p.dx_stride, s.b, first + t, s.h) + s.p0 + row,
                      fma_rn(s.value(C::DELTA + t), U, skip_of(in, s, row) * dy));
@@ -251,7 +252,7 @@ GT_DEV float finish_dx(const BackwardParams& p, const Place<C>& s, int64_t first
 
 /* Leaves a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
 template <class C>
-GT_DEV void store_dskip(const BackwardParams& p, const Place<C>& s, float dskip) {
+GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dskip) {
     const Problem& in = p.in;
     const int64_t strand = strand_of(in);
     if (in.skip_per_channel) {
@@ -267,7 +268,7 @@ GT_DEV void store_dskip(const BackwardParams& p, const Place<C>& s, float dskip)
 
 /* Adds G, of a sequence's first state, to the strand's sum. */
 template <class C>
-GT_DEV void add_dstate(const BackwardParams& p, const Place<C>& s, const float (&G)[8][C::RN]) {
+GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const float (&G)[8][C::RN]) {
     float* sums = p.dstate_sum + state_of(p.in, s, strand_of(p.in));
     float sum[8][C::RN];
     load_state(p.in, s, sums, sum);
@@ -281,7 +282,7 @@ GT_DEV void add_dstate(const BackwardParams& p, const Place<C>& s, const float (
 
 /* One segment; G is the gradient of the state after it, and then of the state before it. */
 template <class C>
-GT_DEV void backward_segment(const BackwardParams& p, Place<C>& s, const Span& span, float (&G)[8][C::RN],
+GT_DEV void backward_segment(const BackwardParams& p, Position<C>& s, const Span& span, float (&G)[8][C::RN],
                              TwoTermSum& dskip_sum) {
     const Problem& in = p.in;
     const int64_t chunks = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT;
@@ -324,7 +325,7 @@ GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
 backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
-    Place<C> s(in);
+    Position<C> s(in);
     float G[8][RN];
     TwoTermSum dskip;
     if (p.dstate_sum) {
@@ -354,7 +355,7 @@ GT_KERNEL(32 * WARPS, 8 / WARPS)
 reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
-    Place<C> s(in);
+    Position<C> s(in);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (skips(p.all_segments ? ALL_SEGMENTS : ALL_BUT_LAST, span, span.starts)) continue;
@@ -365,7 +366,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
             const int64_t first = span.first + sub_chunk * SUB_CHUNK;
             stage_decays(in, s, first);
             stage_dy(in, s, first);
-            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
             sync_threads();
             s.add_log();
             update_state(s, G, tokens_from(s, first), C::DY, C::PRE, C::C);
@@ -418,13 +419,13 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
         dA = fma_rn(delta.value, da, dA);
         dbias += ddt;
     }
-    const uint32_t cells = smem_base();
-    sts<float2>(cells + 8 * thread_id(), float2{dA, dbias});
+    const uint32_t addresses = smem_base();
+    sts<float2>(addresses + 8 * thread_id(), float2{dA, dbias});
     sync_threads();
     if (warp_id() != 0 || h >= in.H) return;
     dA = dbias = 0.0f;
     for (int w = 0; w < 8; w++) {
-        const float2 sum = lds<float2>(cells + 8 * (32 * w + lane_id()));
+        const float2 sum = lds<float2>(addresses + 8 * (32 * w + lane_id()));
         dA += sum.x;
         dbias += sum.y;
     }

@@ -85,8 +85,8 @@ struct ChunkGradientBlock {
     int tokens, neighbour_tokens;
     bool second; /* of the two chunks of its checkpoint */
 
-    GT_METHOD uint32_t cell(int offset) const { return smem + C::FLOATS + 4 * offset; }
-    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    GT_METHOD uint32_t address(int offset) const { return smem + C::FLOATS + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD uint32_t stage(int step) const { return smem + C::STAGE0 + step % C::STAGES * C::STAGE; }
     GT_METHOD int factor(int step, int offset) const { return C::FACTORS + step % C::COPIES * Factors::COUNT + offset; }
     GT_METHOD int sums(int step, int offset) const { return C::SUMS + step % C::COPIES * C::SUMS_COUNT + offset; }
@@ -114,9 +114,9 @@ GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
     me.warp = shfl_idx(warp_id(), 0);
     me.second = block_x() % 2;
     me.g = (int)(pair % in.G);
-    const int64_t place = pair / in.G;
-    me.slot = (int)(place % p.slots);
-    me.b = (int)(place / p.slots);
+    const int64_t index = pair / in.G;
+    me.slot = (int)(index % p.slots);
+    me.b = (int)(index / p.slots);
     me.heads = (int)(in.H / in.G);
     me.steps = me.heads * in.tiles;
     gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
@@ -141,7 +141,7 @@ GT_DEV void copy_rows(int warp, uint32_t tile, const void* data, int64_t first, 
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
         const int column = 8 * RowLanes<64>::LANES * i;
-        cp_async<16>(tile + at.cell(warp, i), from + column, row < rows && column + 8 * at.piece < columns ? 16 : 0);
+        cp_async<16>(tile + at.address(warp, i), from + column, row < rows && column + 8 * at.piece < columns ? 16 : 0);
     }
 }
 
@@ -157,7 +157,7 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t off
     for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
         const int row = row0 + k * STEP;
         if (CHUNK % STEP && row >= CHUNK) break;
-        cp_async<16>(tile + tile_cell<C::N>(row, piece), from + k * STEP * in.N, row < rows ? 16 : 0);
+        cp_async<16>(tile + tile_address<C::N>(row, piece), from + k * STEP * in.N, row < rows ? 16 : 0);
     }
 }
 
@@ -217,12 +217,13 @@ GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
     uint4 x[RowLanes<64>::PIECES];
     GT_UNROLL
-    for (int i = 0; i < RowLanes<64>::PIECES; i++) x[i] = lds<uint4>(tile + at.cell(warp, i));
+    for (int i = 0; i < RowLanes<64>::PIECES; i++) x[i] = lds<uint4>(tile + at.address(warp, i));
     const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(larger_of<T>(x)));
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++)
-        sts<uint4>(tile + at.cell(warp, i), {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
-                                             scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
+        sts<uint4>(tile + at.address(warp, i),
+                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
+                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
     return power.inverse;
 }
 
@@ -235,7 +236,7 @@ GT_DEV float convert_gated_rows_of(int warp, uint32_t tile, const uint4 (&z)[Row
     float x[8 * PIECES], largest = 0.0f;
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
-        const uint4 dy = lds<uint4>(tile + at.cell(warp, i));
+        const uint4 dy = lds<uint4>(tile + at.address(warp, i));
         const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z[i].x, z[i].y, z[i].z, z[i].w};
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
@@ -251,7 +252,7 @@ GT_DEV float convert_gated_rows_of(int warp, uint32_t tile, const uint4 (&z)[Row
     const auto pair = [&](int i) { return pack_f16(x[i] * power.value, x[i + 1] * power.value); };
     GT_UNROLL
     for (int i = 0; i < PIECES; i++)
-        sts<uint4>(tile + at.cell(warp, i), {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)});
+        sts<uint4>(tile + at.address(warp, i), {pair(8 * i), pair(8 * i + 2), pair(8 * i + 4), pair(8 * i + 6)});
     return power.inverse;
 }
 
@@ -298,13 +299,13 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
     }
     const float sum = rows_sum(fabsf(weight)); /* Delta may be below 0 */
     if (at.piece == 0) {
-        sts<float>(me.cell(me.row_inverse(step, false) + row), x);
-        sts<float>(me.cell(me.row_inverse(step, true) + row), dy);
-        sts<float>(me.cell(C::WEIGHT + row), weight);
+        sts<float>(me.address(me.row_inverse(step, false) + row), x);
+        sts<float>(me.address(me.row_inverse(step, true) + row), dy);
+        sts<float>(me.address(C::WEIGHT + row), weight);
     }
     if (lane_id() == 0) {
-        sts<float>(me.cell(C::M_BOUND + me.warp), bound);
-        sts<float>(me.cell(C::WEIGHT_SUM + me.warp), sum);
+        sts<float>(me.address(C::M_BOUND + me.warp), bound);
+        sts<float>(me.address(C::WEIGHT_SUM + me.warp), sum);
     }
 }
 
@@ -328,7 +329,7 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
         GT_UNROLL
         for (int i = 0; i < C::MADE_TILES; i++)
             ldmatrix_x2_trans(neighbour.words[k][i],
-                              tile + tile_cell<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
+                              tile + tile_address<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
     }
 }
 
@@ -348,13 +349,13 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     const int lane = lane_id(), g = lane / 4, j = lane % 4;
     const uint32_t stage = me.stage(step), state = stage + (me.second ? C::H : C::G);
     const int block0 = me.warp / C::GROUPS * C::MADE_BLOCKS;
-    const float4 sums0 = lds<float4>(me.cell(C::WEIGHT_SUM)), sums1 = lds<float4>(me.cell(C::WEIGHT_SUM + 4));
+    const float4 sums0 = lds<float4>(me.address(C::WEIGHT_SUM)), sums1 = lds<float4>(me.address(C::WEIGHT_SUM + 4));
     const float sum = ((sums0.x + sums0.y) + (sums0.z + sums0.w)) + ((sums1.x + sums1.y) + (sums1.z + sums1.w));
     const float E = me.value(C::MADE + step % 2 * C::MADE_FLOATS + CHUNK);
     const int from = C::STATE_INVERSES + step % 2 * 8 + (me.second ? 0 : 4);
     const Power weights = power_of(sum * 0x1p14f); /* to at most 1 */
     /* no row and no row of B or C exceeds 2^14, no state 2^16 */
-    const float bound = fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.cell(from))), sum * 0x1p28f);
+    const float bound = fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.address(from))), sum * 0x1p28f);
     const Power made = power_of(bound);
     float sums[C::MADE_BLOCKS][C::MADE_TILES][4] = {};
     const uint32_t left = by_columns<64>(stage + C::NEXT);
@@ -363,7 +364,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
         uint32_t right[C::MADE_TILES][2];
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
-            const float2 w = lds<float2>(me.cell(C::WEIGHT + 16 * k + 8 * e + 2 * j));
+            const float2 w = lds<float2>(me.address(C::WEIGHT + 16 * k + 8 * e + 2 * j));
             const float w0 = w.x * weights.value, w1 = w.y * weights.value;
             GT_UNROLL
             for (int i = 0; i < C::MADE_TILES; i++) {
@@ -387,14 +388,15 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
         for (int i = 0; i < C::MADE_TILES; i++) {
             GT_UNROLL
             for (int e = 0; e < 2; e++) {
-                const uint32_t cell = state + tile_cell<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
-                const uint32_t old = lds<uint32_t>(cell);
-                sts<uint32_t>(cell, pack_f16(fma_rn(kept, unpack_f16_lo(old), added * sums[m][i][2 * e]),
-                                             fma_rn(kept, unpack_f16_hi(old), added * sums[m][i][2 * e + 1])));
+                const uint32_t address =
+                    state + tile_address<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
+                const uint32_t old = lds<uint32_t>(address);
+                sts<uint32_t>(address, pack_f16(fma_rn(kept, unpack_f16_lo(old), added * sums[m][i][2 * e]),
+                                                fma_rn(kept, unpack_f16_hi(old), added * sums[m][i][2 * e + 1])));
             }
         }
     }
-    if (thread_id() == 0) sts<float>(me.cell(C::MADE_INVERSE), made.inverse);
+    if (thread_id() == 0) sts<float>(me.address(C::MADE_INVERSE), made.inverse);
 }
 
 /* What undoes the power of each 16 rows of h (0) or G (1). */
@@ -404,7 +406,7 @@ GT_DEV float4 state_inverses(const ChunkGradientBlock<C>& me, int step, int whic
         const float x = me.value(C::MADE_INVERSE);
         return {x, x, x, x};
     }
-    return lds<float4>(me.cell(C::STATE_INVERSES + step % 2 * 8 + 4 * which));
+    return lds<float4>(me.address(C::STATE_INVERSES + step % 2 * 8 + 4 * which));
 }
 
 } /* namespace ssd */

@@ -82,8 +82,8 @@ GT_DEV void store_split_pairs(const SplitPairs& v, uint32_t block, uint32_t inve
         for (int n = 0; n < 2; n++) {
             uint32_t hi, lo;
             split_pair(x[n][0] * power.value, x[n][1] * power.value, hi, lo);
-            sts<uint32_t>(block + tile_cell<32>(8 * i + g, n) + 4 * j, hi);
-            sts<uint32_t>(block + tile_cell<32>(8 * i + g, n + 2) + 4 * j, lo);
+            sts<uint32_t>(block + tile_address<32>(8 * i + g, n) + 4 * j, hi);
+            sts<uint32_t>(block + tile_address<32>(8 * i + g, n + 2) + 4 * j, lo);
         }
         if (j == 0) sts<float>(inverses + 4 * (8 * i + g), power.inverse);
     }
@@ -120,7 +120,7 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
     static_assert(WARPS % CALLS == 0, "a warp splits the same rows of every tile");
     const RowSplitter<NP> rows(me.warp % CALLS * Rows::AT_ONCE);
     GT_NO_UNROLL
-    for (int i = me.warp; i < 5 * CALLS; i += WARPS) rows.split(tile(i / CALLS), me.cell(inverses(i / CALLS)), 0);
+    for (int i = me.warp; i < 5 * CALLS; i += WARPS) rows.split(tile(i / CALLS), me.address(inverses(i / CALLS)), 0);
     sync_threads();
     const int chunk = me.warp / 2, half = me.warp % 2, lane = lane_id();
     const int left = chunk < me.me ? 1 : 0, right = chunk == me.me ? 1 : 2 + chunk - (chunk > me.me);
@@ -151,14 +151,14 @@ GT_DEV void own_decays(const SplitGradientBlock<Tile>& me, int m, int half, int 
         return;
     }
     if (m < half) {
-        const float2 u = lds<float2>(me.cell(Tile::FACTORS + Factors::U + t));
+        const float2 u = lds<float2>(me.address(Tile::FACTORS + Factors::U + t));
         const float v0 = me.value(Tile::FACTORS + Factors::V + s), v1 = me.value(Tile::FACTORS + Factors::V + s + 8);
         L[0] = u.x * v0, L[1] = u.y * v0, L[2] = u.x * v1, L[3] = u.y * v1;
         return;
     }
-    const uint32_t diagonal = me.cell(Tile::FACTORS + Factors::DIAGONAL + 8 * t + g);
+    const uint32_t diagonal = me.address(Tile::FACTORS + Factors::DIAGONAL + 8 * t + g);
     const float near0 = lds<float>(diagonal), near1 = lds<float>(diagonal + 32);
-    const float2 u = lds<float2>(me.cell(Tile::FACTORS + Factors::HALF + t));
+    const float2 u = lds<float2>(me.address(Tile::FACTORS + Factors::HALF + t));
     const float v = me.value(Tile::FACTORS + Factors::HALF + s);
     L[0] = n ? u.x * v : near0, L[1] = n ? u.y * v : near1;
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
@@ -174,9 +174,9 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
         const int c = 16 * half + 8 * n + 2 * j;
-        column[n] = lds<float2>(me.cell(me.inverses(chunk) + c));
+        column[n] = lds<float2>(me.address(me.inverses(chunk) + c));
         if (is_own) continue;
-        const float2 factor = lds<float2>(me.cell(Tile::OTHER + SHORT * chunk + c));
+        const float2 factor = lds<float2>(me.address(Tile::OTHER + SHORT * chunk + c));
         column[n].x *= factor.x, column[n].y *= factor.y;
     }
     float rows[4] = {};
@@ -210,18 +210,19 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
             for (int e = 0; e < 2; e++) rows[2 * m + e] += gamma[n][2 * e] + gamma[n][2 * e + 1];
         }
         if (!is_own) continue;
-        if (m == half) store_diagonal(gamma, me.cell(Tile::DIAGONAL + 16 * m));
+        if (m == half) store_diagonal(gamma, me.address(Tile::DIAGONAL + 16 * m));
         if (m < half) {
             float columns[4] = {gamma[0][0] + gamma[0][2], gamma[0][1] + gamma[0][3], gamma[1][0] + gamma[1][2],
                                 gamma[1][1] + gamma[1][3]};
-            store_column_sums(columns, me.cell(Tile::CORNER + 16));
+            store_column_sums(columns, me.address(Tile::CORNER + 16));
         }
     }
     reduce_scatter<4, 4, 1>(rows, j); /* of token 8 j + g */
-    if (!is_own) sts<float>(me.cell(Tile::GAMMA + SHORT * me.warp + 8 * j + g), rows[0]);
-    if (is_own && half == 1 && j < 2) sts<float>(me.cell(Tile::CORNER + 8 * j + g), rows[0]);
+    if (!is_own) sts<float>(me.address(Tile::GAMMA + SHORT * me.warp + 8 * j + g), rows[0]);
+    if (is_own && half == 1 && j < 2) sts<float>(me.address(Tile::CORNER + 8 * j + g), rows[0]);
     if (!is_before)
-        store_split_pairs(v, me.smem + Tile::M + Tile::BLOCK16 * me.warp, me.cell(Tile::M_INVERSE + SHORT * me.warp));
+        store_split_pairs(v, me.smem + Tile::M + Tile::BLOCK16 * me.warp,
+                          me.address(Tile::M_INVERSE + SHORT * me.warp));
 }
 
 /* ---- a step: dB, dC, U, dx --------------------------------------------------------------------------------------- */
@@ -317,7 +318,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     }
     if (lane_id() == 0) {
         Z *= me.value(Tile::ALL);
-        sts<float>(me.cell(Tile::Z + me.warp), second ? me.value(Tile::Z + me.warp) + Z : Z);
+        sts<float>(me.address(Tile::Z + me.warp), second ? me.value(Tile::Z + me.warp) + Z : Z);
     }
     float dots[4] = {}, share[2][TILES][4] = {}, largest = 0.0f;
     GT_UNROLL
@@ -355,7 +356,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     }
     reduce_scatter<4, 4, 1>(dots, j);
     const int to = Tile::E + SHORT * me.warp + 8 * j + g;
-    sts<float>(me.cell(to), second ? me.value(to) + dots[0] : dots[0]);
+    sts<float>(me.address(to), second ? me.value(to) + dots[0] : dots[0]);
 }
 
 /* U of 16 tokens s by 8 rows p a warp; dx, <x, U>, F, dDskip. */
@@ -370,7 +371,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* of even k and odd: a sum waits for half of the products */
     const uint32_t B = by_rows<WIDE>(me.smem + Tile::B),
                    G = me.smem + Tile::G +
-                       tile_cell<WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
+                       tile_address<WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
     const auto multiply = [&](float(&sums)[1][1][4], const SplitLeft(&a)[1], const uint32_t(&b)[4]) {
         const uint32_t hi[1][2] = {{b[0], b[1]}}, lo[1][2] = {{b[2], b[3]}};
         mma_split(sums, a, hi, lo);
@@ -392,8 +393,8 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
         const int blocks = (me.slot_tokens + 15) / 16, first = 2 * me.me + s_block;
         uint32_t M = tile_at<32>(by_rows<32>(me.smem + Tile::M + M_STEP * first), s_block, 0),
                  dy = me.smem + Tile::CHUNKS + DY_STEP * first +
-                      tile_cell<2 * ROWS_P>(lane % 16, piece + lane / 16 * 2 * LO),
-                 inverses = me.cell(Tile::M_INVERSE + SHORT * first + s);
+                      tile_address<2 * ROWS_P>(lane % 16, piece + lane / 16 * 2 * LO),
+                 inverses = me.address(Tile::M_INVERSE + SHORT * first + s);
         GT_NO_UNROLL
         for (int k = first; k < blocks; k++) {
             SplitLeft a[1];
@@ -420,8 +421,8 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
         const float x_inverse = me.value(Tile::INVERSES + t), delta = me.value(Tile::FACTORS + Factors::DELTA + t);
         const float by = finite(me.value(Tile::SUF + t) * me.value(Tile::B_INVERSE + t) * G_inverse);
         const auto pair = [&](uint32_t tile) {
-            const uint32_t hi = lds<uint32_t>(tile + tile_cell<2 * ROWS_P>(t, piece) + 4 * j),
-                           lo = lds<uint32_t>(tile + tile_cell<2 * ROWS_P>(t, piece + 2 * LO) + 4 * j);
+            const uint32_t hi = lds<uint32_t>(tile + tile_address<2 * ROWS_P>(t, piece) + 4 * j),
+                           lo = lds<uint32_t>(tile + tile_address<2 * ROWS_P>(t, piece + 2 * LO) + 4 * j);
             return float2{unpack_f16_lo(hi) + unpack_f16_lo(lo), unpack_f16_hi(hi) + unpack_f16_hi(lo)};
         };
         const float2 x = pair(me.smem + Tile::X);
@@ -449,10 +450,10 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     }
     reduce_scatter<4, 4, 1>(dots, j);
     const int to = (j < 2 ? Tile::DIRECT : Tile::F) + SHORT * p_block + s + 8 * (j % 2);
-    sts<float>(me.cell(to), second ? me.value(to) + dots[0] : dots[0]);
+    sts<float>(me.address(to), second ? me.value(to) + dots[0] : dots[0]);
     if (!p.dskip) return;
     reduce_scatter<2, 8, 4>(dskip, g);
-    if (g % 4 == 0) sts<float>(me.cell(Tile::DSKIP + ROWS_P * s_block + 8 * piece + 2 * j + g / 4), dskip[0]);
+    if (g % 4 == 0) sts<float>(me.address(Tile::DSKIP + ROWS_P * s_block + 8 * piece + 2 * j + g / 4), dskip[0]);
 }
 
 /* ---- dB and dC in the end ---------------------------------------------------------------------------------------- */
@@ -528,7 +529,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
         }
         cp_async_wait<0>();
         sync_threads();
-        split_rows<NP>(tile, me.cell(Tile::GROUP_INVERSES), me.warp, WARPS);
+        split_rows<NP>(tile, me.address(Tile::GROUP_INVERSES), me.warp, WARPS);
         sync_threads();
         if (mine) {
             GT_UNROLL
@@ -540,7 +541,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
                     x = finite(x * undo);
                 }
             }
-            store_split_pairs(W, me.smem + Tile::M + Tile::BLOCK16 * half, me.cell(Tile::M_INVERSE + SHORT * half));
+            store_split_pairs(W, me.smem + Tile::M + Tile::BLOCK16 * half, me.address(Tile::M_INVERSE + SHORT * half));
         }
         if (is_own && me.warp / 2 == (chunk + 1) % SLOT_SHORTS) { /* 16 columns s of a row t a lane */
             float x[16], largest = 0.0f;
@@ -558,10 +559,10 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
                 GT_UNROLL
                 for (int k = 0; k < 4; k++)
                     split_pair(x[8 * i + 2 * k] * power.value, x[8 * i + 2 * k + 1] * power.value, hi[k], lo[k]);
-                sts<uint4>(block + tile_cell<32>(lane, i), {hi[0], hi[1], hi[2], hi[3]});
-                sts<uint4>(block + tile_cell<32>(lane, i + 2), {lo[0], lo[1], lo[2], lo[3]});
+                sts<uint4>(block + tile_address<32>(lane, i), {hi[0], hi[1], hi[2], hi[3]});
+                sts<uint4>(block + tile_address<32>(lane, i + 2), {lo[0], lo[1], lo[2], lo[3]});
             }
-            sts<float>(me.cell(Tile::M_INVERSE + SHORT * (2 + half) + lane), power.inverse);
+            sts<float>(me.address(Tile::M_INVERSE + SHORT * (2 + half) + lane), power.inverse);
         }
         sync_threads();
         if (is_C)
@@ -609,10 +610,10 @@ GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradient
             if (p0 == 0 && me.warp == SLOT_SHORTS) {
                 float delta[2] = {0.0f, 0.0f};
                 if (2 * lane_id() < SHORT) {
-                    const float2 kept = lds<float2>(me.cell(Tile::DELTAS + SHORT * me.me + 2 * lane_id()));
+                    const float2 kept = lds<float2>(me.address(Tile::DELTAS + SHORT * me.me + 2 * lane_id()));
                     delta[0] = kept.x, delta[1] = kept.y;
                 }
-                make_factors<SUM_FACTORS | DIAGONAL_FACTORS>(me.cell(Tile::FACTORS), delta, in.A[h]);
+                make_factors<SUM_FACTORS | DIAGONAL_FACTORS>(me.address(Tile::FACTORS), delta, in.A[h]);
             }
             sync_threads();
             G.store(me.smem + Tile::G, me.warp, power_of_G(me).value);

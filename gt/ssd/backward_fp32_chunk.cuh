@@ -49,8 +49,8 @@ struct GradientSplitTile {
     static constexpr int DIAGONAL = GAMMA + 8 * SHORT, CORNER = DIAGONAL + SHORT; /* [16 rows, 16 columns] */
     static constexpr int DSKIP = CORNER + SHORT, KEPT = DSKIP + 2 * ROWS_P;      /* [2][rows p], [da, direct, across] */
     static constexpr int Z = KEPT + 3 * SHORT, G_MOST = Z + 8, ALL = G_MOST + 8; /* [8 warps], [8 warps], E */
-    static constexpr int DSKIP_SUM = ALL + 1, PLACE = ALL + 4;                   /* see SplitGradientBlock */
-    static constexpr int DELTAS = PLACE + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* of the head to come */
+    static constexpr int DSKIP_SUM = ALL + 1, POSITION = ALL + 4;                /* see SplitGradientBlock */
+    static constexpr int DELTAS = POSITION + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* of the head to come */
     static constexpr int COUNT = TOTALS + SLOT_SHORTS;
     static constexpr int BYTES = FLOATS + 4 * COUNT;
     static_assert(TILE <= 8 * BLOCK16 && TILE <= 2 * ROWS, "tiles of a group fit there");
@@ -67,18 +67,18 @@ struct SplitGradientBlock {
     int me;          /* number of the chunk */
     int slot_tokens; /* 0: there are none */
 
-    GT_METHOD uint32_t cell(int offset) const { return smem + Tile::FLOATS + 4 * offset; }
-    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    GT_METHOD uint32_t address(int offset) const { return smem + Tile::FLOATS + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     template <class T>
-    GT_METHOD T place(int offset) const {
-        return lds<T>(cell(Tile::PLACE) + offset);
+    GT_METHOD T field(int offset) const {
+        return lds<T>(address(Tile::POSITION) + offset);
     }
-    GT_METHOD int64_t first() const { return place<int64_t>(0); } /* token of the slot */
-    GT_METHOD int b() const { return place<int>(8); }
-    GT_METHOD int slot() const { return place<int>(12); }
-    GT_METHOD int g() const { return place<int>(16); }
+    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* token of the slot */
+    GT_METHOD int b() const { return field<int>(8); }
+    GT_METHOD int slot() const { return field<int>(12); }
+    GT_METHOD int g() const { return field<int>(16); }
     /* elements before the chunk's first rows of the group's first head, of x, dy, dx; before that head's states; C */
-    GT_METHOD int64_t base(int i) const { return place<int64_t>(24 + 8 * i); }
+    GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); }
     GT_METHOD int64_t token(int chunk) const { return first() + SHORT * chunk; }
     GT_METHOD int tokens(int chunk) const {
         const int left = slot_tokens - SHORT * chunk;
@@ -96,16 +96,16 @@ template <class Tile>
 GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
     const Problem& in = p.in;
     SplitGradientBlock<Tile> me;
-    const int64_t place = block_x() / SLOT_SHORTS;
+    const int64_t index = block_x() / SLOT_SHORTS;
     me.smem = smem_base();
     me.warp = shfl_idx(warp_id(), 0);
     me.me = (int)(block_x() % SLOT_SHORTS);
-    const int g = (int)(place % in.G), slot = (int)(place / in.G % p.slots), b = (int)(place / in.G / p.slots);
+    const int g = (int)(index % in.G), slot = (int)(index / in.G % p.slots), b = (int)(index / in.G / p.slots);
     const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
     me.slot_tokens = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first);
     if (thread_id() == 0) {
         const int64_t h = g * (in.H / in.G), token = chunk.first + SHORT * me.me;
-        const uint32_t to = me.cell(Tile::PLACE);
+        const uint32_t to = me.address(Tile::POSITION);
         sts<int64_t>(to, chunk.first);
         sts<int>(to + 8, b);
         sts<int>(to + 12, slot);
@@ -129,7 +129,7 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
     const Problem& in = p.in;
     constexpr int WIDE = 2 * ROWS_P, PIECES = ROWS_P / 4, STEP = THREADS / PIECES; /* rows at a time */
     const int row = (unsigned)thread_here() / PIECES, column = (unsigned)thread_here() % PIECES * 4;
-    const uint32_t to = me.smem + Tile::X + tile_cell<WIDE>(row, column / 4);
+    const uint32_t to = me.smem + Tile::X + tile_address<WIDE>(row, column / 4);
     const float* const x =
         static_cast<const float*>(in.x) + (me.base(BASE_X) + row * in.x_stride.t + head * in.x_stride.h + p0 + column);
     const float* const dy = static_cast<const float*>(in.dy) +
@@ -164,7 +164,7 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlo
         const float* gates = nullptr;
         if (in.z && tile && chunk >= me.me)
             gates = static_cast<const float*>(in.z) + offset_of(in.z_stride, me.b(), me.token(chunk), h) + p0;
-        rows.split(me.smem + Tile::X + Tile::ROWS * tile, me.cell(Tile::INVERSES + SHORT * tile), i % 4 * 8, gates,
+        rows.split(me.smem + Tile::X + Tile::ROWS * tile, me.address(Tile::INVERSES + SHORT * tile), i % 4 * 8, gates,
                    in.z_stride.t, me.tokens(chunk), in.P - p0);
     }
 }
@@ -204,8 +204,8 @@ struct SplitRows {
             split_pair(x[i].x * power, x[i].y * power, hi.x, lo.x);
             split_pair(x[i].z * power, x[i].w * power, hi.y, lo.y);
             const uint32_t half = 8 * (piece(i) % 2);
-            sts<uint2>(tile + tile_cell<Tile::WIDE>(row(warp, i), piece(i) / 2) + half, hi);
-            sts<uint2>(tile + tile_cell<Tile::WIDE>(row(warp, i), piece(i) / 2 + Tile::NP / 8) + half, lo);
+            sts<uint2>(tile + tile_address<Tile::WIDE>(row(warp, i), piece(i) / 2) + half, hi);
+            sts<uint2>(tile + tile_address<Tile::WIDE>(row(warp, i), piece(i) / 2 + Tile::NP / 8) + half, lo);
         }
     }
 };
@@ -216,13 +216,13 @@ GT_DEV void load_G(const SplitGradientParams& p, const SplitGradientBlock<Tile>&
                    SplitRows<Tile>& G) {
     const float* from = p.G.plain;
     if (from) from += me.base(BASE_STATE) + head * p.state_step + (int64_t)p0 * p.in.N;
-    G.load(from, p.in.P - p0, p.in, me.warp, me.cell(Tile::G_MOST + me.warp));
+    G.load(from, p.in.P - p0, p.in, me.warp, me.address(Tile::G_MOST + me.warp));
 }
 
 /* Of the G at hand. */
 template <class Tile>
 GT_DEV Power power_of_G(const SplitGradientBlock<Tile>& me) {
-    const float4 a = lds<float4>(me.cell(Tile::G_MOST)), b = lds<float4>(me.cell(Tile::G_MOST + 4));
+    const float4 a = lds<float4>(me.address(Tile::G_MOST)), b = lds<float4>(me.address(Tile::G_MOST + 4));
     return split_power(fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
 }
 
@@ -242,8 +242,8 @@ GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int
     const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
     const float delta = t < me.slot_tokens ? delta_of(in.rule, dt + bias).value : 0.0f;
     const float total = warp_sum(delta * in.A[h] * LOG2_E);
-    sts<float>(me.cell(Tile::DELTAS + t), delta);
-    if (lane_id() == 0) sts<float>(me.cell(Tile::TOTALS + me.warp), total);
+    sts<float>(me.address(Tile::DELTAS + t), delta);
+    if (lane_id() == 0) sts<float>(me.address(Tile::TOTALS + me.warp), total);
 }
 
 /* Of each token of chunk `chunk`, its factor of L and w:
@@ -253,7 +253,7 @@ GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int
 template <class Tile>
 GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk) {
     const int lane = lane_id();
-    const float4 totals = lds<float4>(me.cell(Tile::TOTALS));
+    const float4 totals = lds<float4>(me.address(Tile::TOTALS));
     const float total[SLOT_SHORTS] = {totals.x, totals.y, totals.z, totals.w};
     const float delta = me.value(Tile::DELTAS + SHORT * chunk + lane), log = delta * A * LOG2_E;
     float upto = log, from = log, before = 0.0f, between = 0.0f, after = 0.0f;
@@ -272,15 +272,15 @@ GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk)
         between += (i > chunk && i < me.me) || (i > me.me && i < chunk) ? total[i] : 0.0f;
     }
     if (chunk == me.me) {
-        sts<float>(me.cell(Tile::PRE + lane), exp2_finite(before + upto));
+        sts<float>(me.address(Tile::PRE + lane), exp2_finite(before + upto));
         const float suf = exp2_finite(after + from);
-        sts<float>(me.cell(Tile::SUF + lane), suf);
-        sts<float>(me.cell(Tile::WEIGHT + lane), finite(delta * suf));
-        if (lane == 0) sts<float>(me.cell(Tile::ALL), exp2_finite((total[0] + total[1]) + (total[2] + total[3])));
+        sts<float>(me.address(Tile::SUF + lane), suf);
+        sts<float>(me.address(Tile::WEIGHT + lane), finite(delta * suf));
+        if (lane == 0) sts<float>(me.address(Tile::ALL), exp2_finite((total[0] + total[1]) + (total[2] + total[3])));
         return;
     }
     const float factor = chunk < me.me ? delta * exp2_finite(between + from) : exp2_finite(between + upto);
-    sts<float>(me.cell(Tile::OTHER + SHORT * chunk + lane), finite(factor));
+    sts<float>(me.address(Tile::OTHER + SHORT * chunk + lane), finite(factor));
 }
 
 } /* namespace ssd */

@@ -17,14 +17,15 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
     const Problem& in = p.in;
     const int lane = lane_id(), tokens = me.tokens(me.me);
     const bool is_first = p0 == 0, is_last = p0 + ROWS_P >= in.P;
-    const auto cell = [&](int offset) { return lds<float>(me.cell(offset + lane)); };
+    const auto address = [&](int offset) { return lds<float>(me.address(offset + lane)); };
     if (p.dskip) {
         const int64_t row = ((int64_t)me.b() * p.slots + me.slot()) * SLOT_SHORTS + me.me;
         float sums[2];
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
             const int column = p0 + SHORT * i + lane;
-            sums[i] = column < in.P ? cell(Tile::DSKIP + SHORT * i) + cell(Tile::DSKIP + ROWS_P + SHORT * i) : 0.0f;
+            sums[i] =
+                column < in.P ? address(Tile::DSKIP + SHORT * i) + address(Tile::DSKIP + ROWS_P + SHORT * i) : 0.0f;
             if (in.skip_per_channel && column < in.P) p.dskip[(row * in.H + h) * in.P + column] = sums[i];
         }
         if (!in.skip_per_channel) {
@@ -32,7 +33,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
             if (!is_first) all += me.value(Tile::DSKIP_SUM);
             sync_warp();
             if (lane == 0) {
-                sts<float>(me.cell(Tile::DSKIP_SUM), all);
+                sts<float>(me.address(Tile::DSKIP_SUM), all);
                 if (is_last) p.dskip[row * in.H + h] = all;
             }
         }
@@ -40,12 +41,13 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
     if (!p.da) return;
     float E = 0.0f, Z = 0.0f;
     GT_UNROLL
-    for (int i = 0; i < Tile::ACTIVE; i++) E += cell(Tile::E + SHORT * i);
+    for (int i = 0; i < Tile::ACTIVE; i++) E += address(Tile::E + SHORT * i);
     GT_UNROLL
     for (int i = 0; i < Tile::ACTIVE; i++) Z += me.value(Tile::Z + i);
-    const float F = (cell(Tile::F) + cell(Tile::F + SHORT)) + (cell(Tile::F + 2 * SHORT) + cell(Tile::F + 3 * SHORT));
-    float direct = (cell(Tile::DIRECT) + cell(Tile::DIRECT + SHORT)) +
-                   (cell(Tile::DIRECT + 2 * SHORT) + cell(Tile::DIRECT + 3 * SHORT));
+    const float F =
+        (address(Tile::F) + address(Tile::F + SHORT)) + (address(Tile::F + 2 * SHORT) + address(Tile::F + 3 * SHORT));
+    float direct = (address(Tile::DIRECT) + address(Tile::DIRECT + SHORT)) +
+                   (address(Tile::DIRECT + 2 * SHORT) + address(Tile::DIRECT + 3 * SHORT));
     float across = 0.0f, from = E, upto = F; /* of k: sums over t >= k, over s < k */
     const float all_E = warp_sum(E), all_F = warp_sum(F);
     if (lane == Across::E) across = all_E;
@@ -54,7 +56,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
     GT_UNROLL
     for (int i = 0; i < SLOT_SHORTS; i++) {
         if (i == me.me) continue;
-        const float row = cell(Tile::GAMMA + 2 * SHORT * i) + cell(Tile::GAMMA + 2 * SHORT * i + SHORT);
+        const float row = address(Tile::GAMMA + 2 * SHORT * i) + address(Tile::GAMMA + 2 * SHORT * i + SHORT);
         if (i > me.me) {
             upto += row;
             continue;
@@ -63,7 +65,8 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
         const float all = warp_sum(row);
         if (lane == Across::GAMMA + i) across = all;
     }
-    const float corner = cell(Tile::CORNER); /* s of the first 16 with all later t; t of the later with all of those */
+    const float corner =
+        address(Tile::CORNER); /* s of the first 16 with all later t; t of the later with all of those */
     float corner_upto = corner, corner_from = corner;
     GT_UNROLL
     for (int d = 1; d < 32; d *= 2) {
@@ -77,17 +80,17 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
     upto = shfl_up(upto, 1);
     corner_upto = shfl_up(corner_upto, 1);
     if (lane == 0) upto = corner_upto = 0.0f;
-    float da = from + upto + (lane < 16 ? corner_upto : corner_from) + cell(Tile::DIAGONAL);
+    float da = from + upto + (lane < 16 ? corner_upto : corner_from) + address(Tile::DIAGONAL);
     if (!is_first) {
-        da += cell(Tile::KEPT);
-        direct += cell(Tile::KEPT + SHORT);
-        across += cell(Tile::KEPT + 2 * SHORT);
+        da += address(Tile::KEPT);
+        direct += address(Tile::KEPT + SHORT);
+        across += address(Tile::KEPT + 2 * SHORT);
     }
     if (!is_last) {
         sync_warp();
-        sts<float>(me.cell(Tile::KEPT + lane), da);
-        sts<float>(me.cell(Tile::KEPT + SHORT + lane), direct);
-        sts<float>(me.cell(Tile::KEPT + 2 * SHORT + lane), across);
+        sts<float>(me.address(Tile::KEPT + lane), da);
+        sts<float>(me.address(Tile::KEPT + SHORT + lane), direct);
+        sts<float>(me.address(Tile::KEPT + 2 * SHORT + lane), across);
         sync_warp();
         return;
     }
@@ -157,13 +160,13 @@ GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesP
         dA = fma_rn(delta.value, da, dA);
         dbias += ddt;
     }
-    const uint32_t cells = smem_base();
-    sts<float2>(cells + 8 * thread_id(), float2{dA, dbias});
+    const uint32_t addresses = smem_base();
+    sts<float2>(addresses + 8 * thread_id(), float2{dA, dbias});
     sync_threads();
     if (warp_id() != 0 || h >= in.H) return;
     dA = dbias = 0.0f;
     for (int w = 0; w < WARPS; w++) {
-        const float2 sum = lds<float2>(cells + 8 * (32 * w + lane_id()));
+        const float2 sum = lds<float2>(addresses + 8 * (32 * w + lane_id()));
         dA += sum.x;
         dbias += sum.y;
     }

@@ -41,9 +41,9 @@
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
  * the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times
  * their decay and a power of two that a token keeps over the heads, as long as it holds (StateShare): dC and dB are
- * summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into the
- * left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too, with
- * a diagonal left operand.
+ * summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into
+ * the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too,
+ * with a diagonal left operand.
  * GATE.  dy stands for dy silu(z) everywhere: f16 in place of dy, times a power of two a row, from fp32, and so rounded
  * once.  x stays as it is: in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
  * row t and a power for each column s, which U_s has, too (store_M_powers).
@@ -64,8 +64,8 @@ namespace gt {
 namespace ssd {
 
 /* inputs (0) and states (1), as one code: of a step's product with the state before or behind, and of dC or dB.  FULL
- * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first chunk,
- * read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
+ * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first
+ * chunk, read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
 template <class C>
 GT_DEV void sums_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int which) {
     const WarpRows at(me.warp);

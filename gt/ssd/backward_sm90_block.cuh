@@ -125,7 +125,7 @@ GT_DEV void stage_group(const ChunkGradientBlock<C>& me, const Problem& in, cons
             sts<uint4>(tile + i * C::PANEL + panel_at<128>(row, piece),
                        {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
                         scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
-        if (piece == 0) sts<float>(me.cell(inverses + row), power.inverse);
+        if (piece == 0) sts<float>(me.address(inverses + row), power.inverse);
     }
 }
 
@@ -155,11 +155,11 @@ GT_DEV void stage_groups(const ChunkGradientParams& p, const ChunkGradientBlock<
  * and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
 GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
-    const uint32_t cell = tile + panel_at<128>(row0, piece);
+    const uint32_t address = tile + panel_at<128>(row0, piece);
     if (8 * piece >= columns) rows = 0;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        cp_async<16>((cell ^ (uint32_t)(i % 2 * 64)) + 512 * i, from, row0 + 4 * i < rows ? 16 : 0);
+        cp_async<16>((address ^ (uint32_t)(i % 2 * 64)) + 512 * i, from, row0 + 4 * i < rows ? 16 : 0);
         from += 4 * pitch;
     }
 }
@@ -171,7 +171,7 @@ struct StepSource {
     int64_t x, dy, z;
     int tile, slot;
 
-    GT_METHOD void place(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) {
+    GT_METHOD void start(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int warp) {
         const Problem& in = p.in;
         const int lane = lane_id(), head = me.g * me.heads, row = 16 * warp + lane / 8, piece = lane % 8;
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
@@ -241,8 +241,8 @@ GT_DEV void gate_rows(const ChunkGradientBlock<C>& me, int warp, int step) {
     const int lane = here();
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        const uint32_t cell = panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8);
-        const uint4 dy = lds<uint4>(tile + cell), z = lds<uint4>(gates + cell);
+        const uint32_t address = panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8);
+        const uint4 dy = lds<uint4>(tile + address), z = lds<uint4>(gates + address);
         const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
         float x[8], largest = 0.0f;
         GT_UNROLL
@@ -255,9 +255,9 @@ GT_DEV void gate_rows(const ChunkGradientBlock<C>& me, int warp, int step) {
         for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
         const Power power = power_of(finite(largest));
         const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
-        sts<uint4>(tile + cell, {pair(0), pair(2), pair(4), pair(6)});
+        sts<uint4>(tile + address, {pair(0), pair(2), pair(4), pair(6)});
         if (lane % 8 == 0)
-            sts<float>(me.cell(C::DY_INVERSE + CHUNK * (step % C::STAGES) + 16 * warp + lane / 8 + 4 * i),
+            sts<float>(me.address(C::DY_INVERSE + CHUNK * (step % C::STAGES) + 16 * warp + lane / 8 + 4 * i),
                        power.inverse);
     }
 }
@@ -280,7 +280,7 @@ GT_DEV float dy_inverse(const ChunkGradientBlock<C>& me, int step, int t) {
 template <class C>
 GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step, float skip) {
     const int lane = lane_id(), stage = step % C::STAGES;
-    const auto pair = [&](int offset) { return lds<float2>(me.cell(offset + 2 * lane)); };
+    const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
     const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
     const float2 suf = pair(me.factor(step, Factors::SUF));
     const float second = dy.y * c.y;
@@ -293,10 +293,11 @@ GT_DEV void store_M_powers(const ChunkGradientBlock<C>& me, int step, float skip
     const float right = shfl_down(from, 1), after = lane < 31 ? fmaxf(second, right) : second;
     /* no row of B or C exceeds 2^14, no state 2^16 */
     const float delta = largest_delta(me, step), pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
-    const float G = largest_of(lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
+    const float G = largest_of(lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
     const float x = b.x * fmaxf(from * pairs, suf.x * G), y = b.y * fmaxf(after * pairs, suf.y * G);
-    sts<float2>(me.cell(C::M_POWER + CHUNK * stage + 2 * lane), {power_of(fma_rn(x, delta, fabsf(skip) * dy.x)).value,
-                                                                 power_of(fma_rn(y, delta, fabsf(skip) * dy.y)).value});
+    sts<float2>(
+        me.address(C::M_POWER + CHUNK * stage + 2 * lane),
+        {power_of(fma_rn(x, delta, fabsf(skip) * dy.x)).value, power_of(fma_rn(y, delta, fabsf(skip) * dy.y)).value});
 }
 
 /* Lane 4 which + i: what undoes the power of rows 16 i ... of h (0) or G (1). */
@@ -305,7 +306,7 @@ GT_DEV float read_inverse(const ChunkGradientParams& p, const ChunkGradientBlock
     const int P = p.in.P, N = p.in.N, row = me.p0(p, step) + lane_id() % 4 * 16;
     const Checkpoints& states = lane_id() / 4 % 2 ? p.G : p.h;
     const int64_t slot = (me.b * p.in.H + me.head(p, step)) * p.slots + me.slot;
-    return states.values && row < P ? states.powers[slot * slot_powers(P, N) + power_cell(N, row)] : 0x1p-100f;
+    return states.values && row < P ? states.powers[slot * slot_powers(P, N) + power_index(N, row)] : 0x1p-100f;
 }
 
 /* ---- da, ddt ---------------------------------------------------------------------------------------------------- */
@@ -315,10 +316,10 @@ template <class C>
 GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
     const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
-    const auto pair = [&](int offset) { return lds<float2>(me.cell(me.sums(step, offset) + 2 * lane)); };
+    const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
     const int times = C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS;
     const float A = in.A[h];
-    const float2 values = lds<float2>(me.cell(times + 2 * lane));
+    const float2 values = lds<float2>(me.address(times + 2 * lane));
     float2 da = {0.0f, 0.0f}, columns = {0.0f, 0.0f};
     GT_NO_UNROLL
     for (int i = -1; i < 3; i++) { /* E; Gamma_ts, s in an earlier block than k */
@@ -336,7 +337,7 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
     const float2 f = pair(C::F), by = {factor_of_U(values.x), factor_of_U(values.y)};
     float2 direct = plus(plus(columns, pair(C::NEAR)), {f.x / by.x, f.y / by.y});
     da = plus(da, sums_before<32>({by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
-    const float4 z = lds<float4>(me.cell(me.sums(step, C::Z)));
+    const float4 z = lds<float4>(me.address(me.sums(step, C::Z)));
     const float EGh = me.value(times + 2 * CHUNK) * ((z.x + z.y) + (z.z + z.w));
     da = plus(da, {EGh, EGh});
     float dskip = 0.0f;
@@ -348,10 +349,10 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
         if (column < in.P) to[0] = all.x;
         if (column + 1 < in.P) to[1] = all.y;
     } else if (p.dskip) {
-        const float4 warps = lds<float4>(me.cell(me.sums(step, C::DSKIP_HEAD)));
+        const float4 warps = lds<float4>(me.address(me.sums(step, C::DSKIP_HEAD)));
         dskip = (warps.x + warps.y) + (warps.z + warps.w);
     }
-    const uint32_t kept = me.cell(C::HEAD_SUMS + 2 * lane);
+    const uint32_t kept = me.address(C::HEAD_SUMS + 2 * lane);
     if (tile > 0) {
         da = plus(lds<float2>(kept), da);
         direct = plus(lds<float2>(kept + 4 * CHUNK), direct);
@@ -361,12 +362,12 @@ GT_DEV void finish_hopper_step(const ChunkGradientParams& p, const ChunkGradient
         sync_warp();
         sts<float2>(kept, da);
         sts<float2>(kept + 4 * CHUNK, direct);
-        if (lane == 0) sts<float>(me.cell(C::HEAD_SUMS + 2 * CHUNK), dskip);
+        if (lane == 0) sts<float>(me.address(C::HEAD_SUMS + 2 * CHUNK), dskip);
         sync_warp();
         return;
     }
     float dA = 0.0f, dbias = 0.0f;
-    const float2 slopes = lds<float2>(me.cell(times + CHUNK + 2 * lane));
+    const float2 slopes = lds<float2>(me.address(times + CHUNK + 2 * lane));
     GT_NO_UNROLL
     for (int i = 0; i < 2; i++) {
         const int t = 2 * lane + i;
@@ -421,7 +422,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
     };
     const auto make_factors_of = [&](int step) {
         const int h = me.head(p, step), lane = lane_id();
-        const uint32_t cells = me.cell(me.factor(step, 0));
+        const uint32_t addresses = me.address(me.factor(step, 0));
         const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
         const int tokens = warp == 1 ? me.neighbour_tokens : me.tokens;
         Delta delta[2] = {};
@@ -435,17 +436,17 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
         const float values[2] = {delta[0].value, delta[1].value};
         if (warp == 1) { /* times what undoes the powers of B's or C's rows */
             neighbour_factors(p, me, step, values);
-            const uint32_t weights = me.cell(made_cell<C>(step) + 2 * lane);
-            const float2 w = lds<float2>(weights), other = lds<float2>(me.cell(C::OTHER_INVERSE + 2 * lane));
+            const uint32_t weights = me.address(made_cell<C>(step) + 2 * lane);
+            const float2 w = lds<float2>(weights), other = lds<float2>(me.address(C::OTHER_INVERSE + 2 * lane));
             sts<float2>(weights, {w.x * other.x, w.y * other.y});
             return;
         }
         if (warp == 2) {
-            make_factors<DIAGONAL_FACTORS | SHORT_CODE>(cells, values, in.A[h]);
+            make_factors<DIAGONAL_FACTORS | SHORT_CODE>(addresses, values, in.A[h]);
             return;
         }
-        const uint32_t times = me.cell(C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS);
-        make_factors<SUM_FACTORS | (C::M_TERMS > 1 ? 0 : GROWTH_FACTOR)>(cells, values, in.A[h]);
+        const uint32_t times = me.address(C::TIMES + step % C::TIMES_COPIES * C::TIMES_FLOATS);
+        make_factors<SUM_FACTORS | (C::M_TERMS > 1 ? 0 : GROWTH_FACTOR)>(addresses, values, in.A[h]);
         sts<float2>(times + 8 * lane, {values[0], values[1]});
         sts<float2>(times + 4 * CHUNK + 8 * lane, {delta[0].slope, delta[1].slope});
         float largest = LEAST_DELTA;
@@ -475,14 +476,14 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
         if (warp == 0) {
             mbarrier_arrive_expect(me.smem + C::FULL + 8 * stage, 2 * C::STATE);
         } else {
-            if (warp == 3 && lane_id() < 8) sts<float>(me.cell(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
+            if (warp == 3 && lane_id() < 8) sts<float>(me.address(C::STATE_INVERSES + 8 * stage + lane_id()), inverse);
             mbarrier_arrive(me.smem + C::FULL + 8 * stage);
         }
         if (warp == 3 && step + 1 < me.steps) inverse = read_inverse(p, me, step + 1);
     };
     load_step(0);
     if (warp == 3) inverse = read_inverse(p, me, 0);
-    source.place(p, me, warp);
+    source.start(p, me, warp);
     copy_step(0);
     if (warp == 1) bar_sync(STAGED_BARRIER, C::CONSUMERS + 32); /* OTHER_INVERSE */
     if (makes_factors) make_factors_of(0);

@@ -26,13 +26,13 @@ template <class C>
 GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
     using E = Element<typename C::D>;
     float sums[2] = {}, odd[2] = {};
-    const uint32_t cells = at.cells(me.stage(step) + C::DY);
-    const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES)));
+    const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)));
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4];
-        ldmatrix_x4(dy, cells ^ 32 * k);
+        ldmatrix_x4(dy, addresses ^ 32 * k);
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
@@ -45,19 +45,19 @@ GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
         const int t = at.row + 8 * e;
         sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
     }
-    store_row_sums(at, sums, me.cell(me.sums(step, C::E)));
+    store_row_sums(at, sums, me.address(me.sums(step, C::E)));
 }
 
 /* <x_s, U_s> of a lane's rows. */
 template <class T>
 GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], float (&sums)[2]) {
-    const uint32_t cells = at.cells(tile);
+    const uint32_t addresses = at.addresses(tile);
     float odd[2] = {};
     sums[0] = sums[1] = 0.0f;
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t x[4];
-        ldmatrix_x4(x, cells ^ 32 * k);
+        ldmatrix_x4(x, addresses ^ 32 * k);
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const float* u = U[2 * k + i / 2] + i % 2 * 2;
@@ -72,12 +72,12 @@ GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], f
 template <class C>
 GT_DEV void add_skip(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
     using E = Element<typename C::D>;
-    const uint32_t cells = at.cells(me.stage(step) + C::DY);
+    const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
     const float by[2] = {of_head * dy_inverse(me, step, at.row), of_head * dy_inverse(me, step, at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4];
-        ldmatrix_x4(dy, cells ^ 32 * k);
+        ldmatrix_x4(dy, addresses ^ 32 * k);
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             float *to = dx[2 * k + i / 2] + i % 2 * 2, f = by[i % 2];
@@ -93,14 +93,14 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientB
     using E = Element<typename C::T>;
     using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
-    const uint32_t cells = at.cells(me.stage(step));
+    const uint32_t addresses = at.addresses(me.stage(step));
     const float by[2] = {dy_inverse(me, step, at.row), dy_inverse(me, step, at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4], x[4];
         float v[4];
-        ldmatrix_x4(dy, (cells ^ 32 * k) + C::DY);
-        ldmatrix_x4(x, (cells ^ 32 * k) + C::X);
+        ldmatrix_x4(dy, (addresses ^ 32 * k) + C::DY);
+        ldmatrix_x4(x, (addresses ^ 32 * k) + C::X);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const float2 skip = skips_of(p.in, h, p0 + 16 * k + 8 * n + 2 * at.j);
@@ -112,7 +112,7 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientB
             v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
             v[2 * n + 1] = fma_rn(a1, E::hi(x[2 * n]), b1 * E::hi(x[2 * n + 1]));
         }
-        if (p.dskip) store_column_sums(v, me.cell(me.sums(step, C::DSKIP) + CHUNK * at.warp + 16 * k));
+        if (p.dskip) store_column_sums(v, me.address(me.sums(step, C::DSKIP) + CHUNK * at.warp + 16 * k));
     }
 }
 
@@ -120,7 +120,7 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientB
 template <class C>
 GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
-    const uint32_t tile = me.smem + C::OUT, cells = at.cells(tile);
+    const uint32_t tile = me.smem + C::OUT, addresses = at.addresses(tile);
     const int lane = here(); /* addresses kept over the steps would not fit into registers */
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -130,7 +130,7 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
             const float* x = dx[2 * i + n / 2] + n % 2 * 2;
             words[n] = Element<typename C::T>::pack(x[0], x[1]);
         }
-        stmatrix_x4(cells ^ 32 * i, words);
+        stmatrix_x4(addresses ^ 32 * i, words);
     }
     sync_warp();
     const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane / 8, piece = lane % 8;
@@ -153,11 +153,11 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
 template <class C>
 GT_DEV void add_input_share(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                             float (&dx)[8][4]) {
-    float* const cell =
+    float* const address =
         p.dx_share + ((block_x() * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
-        float4* const four = reinterpret_cast<float4*>(cell) + n * C::GROUP;
+        float4* const four = reinterpret_cast<float4*>(address) + n * C::GROUP;
         if (p.has_share) {
             const float4 before = ldg<float4>(four);
             dx[n][0] += before.x, dx[n][1] += before.y, dx[n][2] += before.z, dx[n][3] += before.w;
@@ -181,7 +181,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     wait_for_powers(me, step);
     const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
     const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};
-    const float4 G_inverse = lds<float4>(me.cell(C::STATE_INVERSES + 8 * stage + 4));
+    const float4 G_inverse = lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4));
     float delta[2], by_G[2], sums[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -199,7 +199,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     }
     dots_of<T>(tiles + C::X, at, U, sums);
     sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
-    store_row_sums(at, sums, me.cell(me.sums(step, C::F)));
+    store_row_sums(at, sums, me.address(me.sums(step, C::F)));
     if (warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1])) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) delta[e] = factor_of_U(delta[e]) == delta[e] ? 1.0f : delta[e];

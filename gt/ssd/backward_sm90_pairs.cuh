@@ -44,7 +44,7 @@ GT_DEV void make_all_S(const ChunkGradientBlock<C>& me, const WarpRows& at, Pair
     float most = 0.0f;
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
-        const float2 column = lds<float2>(me.cell(C::B_INVERSE + 8 * n + 2 * at.j));
+        const float2 column = lds<float2>(me.address(C::B_INVERSE + 8 * n + 2 * at.j));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             S[n][e] *= row[e / 2] * (e % 2 ? column.y : column.x);
@@ -53,7 +53,7 @@ GT_DEV void make_all_S(const ChunkGradientBlock<C>& me, const WarpRows& at, Pair
     }
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    if (lane_id() == 0) sts<float>(me.cell(C::S_MOST + at.warp), most);
+    if (lane_id() == 0) sts<float>(me.address(C::S_MOST + at.warp), most);
     take_diagonal(S, at, blocks.diagonal);
     GT_UNROLL
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
@@ -112,13 +112,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
                                int step, float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
-    const uint32_t M_cells = at.cells(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
+    const uint32_t M_addresses = at.addresses(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
     const float dy[2] = {dy_inverse(me, step, t), dy_inverse(me, step, t + 8)};
     const float U0 = me.value(factors + Factors::U + t) * dy[0], U1 = me.value(factors + Factors::U + t + 8) * dy[1];
     const float one_power = C::GATED ? 1.0f : power_of_M(me, step, 0).value;
     const auto power = [&](int s) { /* of two columns */
                                     if constexpr (C::GATED)
-                                        return lds<float2>(me.cell(C::M_POWER + CHUNK * (step % C::STAGES) + s));
+                                        return lds<float2>(me.address(C::M_POWER + CHUNK * (step % C::STAGES) + s));
                                     return float2{one_power, one_power};
     };
     { /* first: what it keeps in registers is then free for the others */
@@ -126,15 +126,15 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
         float diagonal[2][4];
         take_diagonal(dS, at, diagonal);
         uint32_t hi[4], lo[4];
-        const float2 near0 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * t + 2 * j));
-        const float2 near1 = lds<float2>(me.cell(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
-        const float2 v = lds<float2>(me.cell(factors + Factors::HALF + first + 2 * j));
+        const float2 near0 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * t + 2 * j));
+        const float2 near1 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
+        const float2 v = lds<float2>(me.address(factors + Factors::HALF + first + 2 * j));
         const float u = me.value(factors + Factors::HALF + t + 8);
         const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
         float gamma[2][4], near[4]; /* the latter without Delta, over t */
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + first + 8 * n + 2 * j));
+            const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + first + 8 * n + 2 * j));
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
@@ -150,16 +150,16 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
             }
             pack_M<D, true>(M, power(first + 8 * n + 2 * j), n, hi, lo);
         }
-        stmatrix_x4(M_cells ^ 32 * at.warp, hi);
-        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_cells ^ 32 * at.warp) + C::PANEL, lo);
-        store_column_sums(near, me.cell(me.sums(step, C::NEAR) + first));
-        store_diagonal_rows(gamma, me.cell(me.sums(step, C::DIAGONAL) + first));
+        stmatrix_x4(M_addresses ^ 32 * at.warp, hi);
+        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_addresses ^ 32 * at.warp) + C::PANEL, lo);
+        store_column_sums(near, me.address(me.sums(step, C::NEAR) + first));
+        store_diagonal_rows(gamma, me.address(me.sums(step, C::DIAGONAL) + first));
         if (p.dskip && !p.in.skip_per_channel) { /* <dy_t, x_t> */
             float sum = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
                         : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
                                             : 0.0f;
             sum = warp_sum(sum);
-            if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::DSKIP_HEAD) + at.warp), sum);
+            if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::DSKIP_HEAD) + at.warp), sum);
         }
     }
     float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
@@ -167,13 +167,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
     for (int i = 0; i < 3; i++) { /* blocks of s */
         if (i >= at.warp) continue;
         uint32_t hi[4], lo[4];
-        const float between = me.value(factors + between_cell(at.warp, i));
+        const float between = me.value(factors + between_index(at.warp, i));
         const float u[2] = {U0 * between, U1 * between};
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int s = 16 * i + 8 * n + 2 * j;
-            const float2 v = lds<float2>(me.cell(factors + Factors::V + s));
-            const float2 delta = lds<float2>(me.cell(factors + Factors::DELTA + s));
+            const float2 v = lds<float2>(me.address(factors + Factors::V + s));
+            const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + s));
             float M[4], gamma[4]; /* the latter without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
@@ -189,14 +189,14 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
             columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
             pack_M<D, false>(M, power(s), n, hi, lo);
         }
-        stmatrix_x4(M_cells ^ 32 * i, hi);
+        stmatrix_x4(M_addresses ^ 32 * i, hi);
     }
     fence_async_proxy();
     mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
     if (at.warp == 0) return;
     reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
     reduce_scatter<8, 4, 1>(rows, j);        /* block j */
-    const uint32_t sums = me.cell(me.sums(step, C::PAIR_SUMS));
+    const uint32_t sums = me.address(me.sums(step, C::PAIR_SUMS));
     if (at.g < 2 * at.warp) /* the columns before the warp's rows */
         sts<float2>(sums + 4 * (CHUNK * (at.warp - 1) + 8 * at.g + 2 * j), {columns[0], columns[1]});
     if (j >= at.warp) return;
@@ -220,7 +220,7 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
     float of_dC[2] = {}, of_dB = 0.0f;
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
-        const float2 b = lds<float2>(me.cell(C::B_INVERSE + 8 * n + 2 * at.j));
+        const float2 b = lds<float2>(me.address(C::B_INVERSE + 8 * n + 2 * at.j));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             const float x = fabsf(W[n][e]);
@@ -230,7 +230,7 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
     }
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) of_dB = fmaxf(of_dB, shfl_xor(of_dB, mask));
-    if (lane_id() == 0) sts<float>(me.cell(C::W_MOST + at.warp), of_dB);
+    if (lane_id() == 0) sts<float>(me.address(C::W_MOST + at.warp), of_dB);
     float power[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -241,17 +241,18 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
     }
     bar_sync(PAIRS_BARRIER, C::GROUP); /* W_MOST */
     if (at.j == 0) {
-        sts<float>(me.cell(C::POWER + at.row), power[0]);
-        sts<float>(me.cell(C::POWER + at.row + 8), power[1]);
+        sts<float>(me.address(C::POWER + at.row), power[0]);
+        sts<float>(me.address(C::POWER + at.row + 8), power[1]);
     }
-    const float most = power_of(largest_of(lds<float4>(me.cell(C::W_MOST)))).value;
+    const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         uint32_t for_dC[4], for_dB[4];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int s = 16 * i + 8 * n + 2 * at.j;
-            const float2 b = lds<float2>(me.cell(C::B_INVERSE + s)), sum = lds<float2>(me.cell(C::POWER + CHUNK + s));
+            const float2 b = lds<float2>(me.address(C::B_INVERSE + s)),
+                         sum = lds<float2>(me.address(C::POWER + CHUNK + s));
             const float f0 = sum.x < most ? sum.x : most, f1 = sum.y < most ? sum.y : most;
             const float(&w)[4] = W[2 * i + n];
             GT_UNROLL
@@ -260,8 +261,8 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
                 for_dB[2 * n + e] = pack_f16(w[2 * e] * c[e] * f0, w[2 * e + 1] * c[e] * f1);
             }
         }
-        stmatrix_x4(at.cells(me.smem + C::W) ^ 32 * i, for_dC);
-        stmatrix_x4(at.cells(me.smem + C::W + C::PANEL) ^ 32 * i, for_dB);
+        stmatrix_x4(at.addresses(me.smem + C::W) ^ 32 * i, for_dC);
+        stmatrix_x4(at.addresses(me.smem + C::W + C::PANEL) ^ 32 * i, for_dB);
     }
 }
 
@@ -280,13 +281,13 @@ GT_DEV void make_dS(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
         wgmma_wait<0>();
         wgmma_pin(dS);
     } else {
-        const uint32_t cells = at.cells(tiles + C::DY);
+        const uint32_t addresses = at.addresses(tiles + C::DY);
         GT_UNROLL
         for (int half = 0; half < 2; half++) { /* of the columns: their operands take 16 registers */
             uint32_t hi[2][4], lo[2][4];
             GT_UNROLL
             for (int k = 0; k < 2; k++) {
-                ldmatrix_x4(hi[k], cells ^ 32 * (2 * half + k));
+                ldmatrix_x4(hi[k], addresses ^ 32 * (2 * half + k));
                 GT_UNROLL
                 for (int i = 0; i < 4; i++) {
                     const float a = unpack_f16_lo(hi[k][i]), b = unpack_f16_hi(hi[k][i]);

@@ -20,17 +20,17 @@ GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows
                                  uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
     const int lane = lane_id(), weights = made_cell<C>(step);
-    const uint32_t cell = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
-    const uint32_t inverse = me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
+    const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
+    const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
     float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
     GT_UNROLL
     for (int k = 0; k < 4; k++) { /* columns t */
         uint32_t pairs[4], z[4];
-        ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + cell + 2048 * k);
-        if (C::GATED && !me.second) ldmatrix_x4_trans(z, me.smem + C::NEXT_GATES + cell + 2048 * k);
+        ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + address + 2048 * k);
+        if (C::GATED && !me.second) ldmatrix_x4_trans(z, me.smem + C::NEXT_GATES + address + 2048 * k);
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            const float2 w = lds<float2>(me.cell(weights + 16 * k + 8 * i + 2 * at.j));
+            const float2 w = lds<float2>(me.address(weights + 16 * k + 8 * i + 2 * at.j));
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
                 float a = E::lo(pairs[e]), b = E::hi(pairs[e]);
@@ -60,8 +60,8 @@ GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows
     return kept * power.value;
 }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C, which
- * are the neighbour's. */
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C,
+ * which are the neighbour's. */
 template <class C>
 GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
     const int stage = step % C::STAGES, j = at.j;
@@ -100,7 +100,7 @@ GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& a
                 const float* x = sums[2 * i + n / 2] + n % 2 * 2;
                 words[n] = pack_f16(x[0], x[1]);
             }
-            stmatrix_x4(at.cells(state + panel * C::PANEL) ^ 32 * i, words);
+            stmatrix_x4(at.addresses(state + panel * C::PANEL) ^ 32 * i, words);
         }
     }
     fence_async_proxy();
@@ -119,7 +119,7 @@ GT_DEV void store_Z(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
                                          : 0.0f;
     const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
-    if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + at.warp), sum);
+    if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::Z) + at.warp), sum);
 }
 
 } /* namespace ssd */

@@ -28,7 +28,7 @@ struct WarpRows {
     }
     /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
      * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
-    GT_METHOD uint32_t cells(uint32_t panel) const { return (uint32_t)made_here((int)(panel + cell0)); }
+    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + cell0)); }
 };
 
 template <class C>
@@ -73,7 +73,7 @@ GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
         return {value, inverse_of(value)};
     }
     if constexpr (C::M_TERMS > 1) return {1.0f, 1.0f};
-    const float4 S = lds<float4>(me.cell(C::S_MOST));
+    const float4 S = lds<float4>(me.address(C::S_MOST));
     const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
     return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
 }
@@ -109,9 +109,9 @@ struct StateShare {
 
 /* The left operand of a product of the warpgroup's rows of a panel; the pairs that a lane has of a product, too. */
 GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
-    const uint32_t cells = at.cells(tile);
+    const uint32_t addresses = at.addresses(tile);
     GT_UNROLL
-    for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], cells ^ 32 * k);
+    for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], addresses ^ 32 * k);
 }
 
 /* A step's left operand, of T: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the
@@ -121,7 +121,7 @@ GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
                       uint32_t (&a)[4][4]) {
     using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
-    const float4 inverses = lds<float4>(me.cell(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
     const float largest = largest_of(inverses);
     float decay[2], bound[2];
     bool grows = false;
@@ -175,13 +175,13 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const ChunkGradientBlock<
                          StateShare<C>& share) {
     using T = typename C::T;
     if (at.j == 0) {
-        sts<float>(me.cell(C::POWER + CHUNK * which + at.row), share.power[0]);
-        sts<float>(me.cell(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
+        sts<float>(me.address(C::POWER + CHUNK * which + at.row), share.power[0]);
+        sts<float>(me.address(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
     }
     bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
     bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* W */
     float inverse[2];
-    const float most = power_of(largest_of(lds<float4>(me.cell(C::W_MOST)))).value;
+    const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
     wgmma_pin(share.sum);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -218,7 +218,7 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const ChunkGradientBlock<
             const float f = inverse[n % 2], *x = share.sum[2 * i + n / 2] + n % 2 * 2;
             words[n] = Element<T>::pack(x[0] * f, x[1] * f);
         }
-        stmatrix_x4(at.cells(rows + i / 4 * C::PANEL) ^ i % 4 * 32, words);
+        stmatrix_x4(at.addresses(rows + i / 4 * C::PANEL) ^ i % 4 * 32, words);
     }
     sync_warp();
     void* out = which ? p.dBm : p.dCm;

@@ -88,7 +88,7 @@ GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
         }
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const float2 t = lds<float2>(me.cell(C::C_INVERSE + 16 * block + 8 * n + 2 * j));
+            const float2 t = lds<float2>(me.address(C::C_INVERSE + 16 * block + 8 * n + 2 * j));
             GT_UNROLL
             for (int e = 0; e < 4; e++)
                 S[i][n][e] *= me.value(C::B_INVERSE + 16 * at.s_block + g + e / 2 * 8) * (e % 2 ? t.y : t.x);
@@ -101,8 +101,8 @@ template <class C>
 GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, int s_block, int n, float (&L)[4]) {
     const int g = lane_id() / 4, j = lane_id() % 4, t = 16 * block + 8 * n + 2 * j, s = 16 * s_block + g;
     if (block != s_block) {
-        const float2 u = lds<float2>(me.cell(me.factor(step, Factors::U) + t));
-        const float between = me.value(me.factor(step, between_cell(block, s_block)));
+        const float2 u = lds<float2>(me.address(me.factor(step, Factors::U) + t));
+        const float between = me.value(me.factor(step, between_index(block, s_block)));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             const float v = me.value(me.factor(step, Factors::V) + s + e / 2 * 8) * between;
@@ -111,9 +111,9 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
         return;
     }
     /* the half of t before that of s: none */
-    const uint32_t diagonal = me.cell(me.factor(step, Factors::DIAGONAL) + 8 * t + g);
+    const uint32_t diagonal = me.address(me.factor(step, Factors::DIAGONAL) + 8 * t + g);
     const float near0 = lds<float>(diagonal), near1 = lds<float>(diagonal + 32);
-    const float2 u = lds<float2>(me.cell(me.factor(step, Factors::HALF) + t));
+    const float2 u = lds<float2>(me.address(me.factor(step, Factors::HALF) + t));
     const float v = me.value(me.factor(step, Factors::HALF) + s);
     L[0] = n ? u.x * v : near0, L[1] = n ? u.y * v : near1;
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
@@ -186,7 +186,7 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
         power[e] = M.value;
         weight[e] =
             me.value(me.factor(step, Factors::DELTA) + s + 8 * e) * me.value(me.row_inverse(step, false) + s + 8 * e);
-        if (at.t_half == 1 && j == 0) sts<float>(me.cell(C::M_INVERSE + s + 8 * e), M.inverse);
+        if (at.t_half == 1 && j == 0) sts<float>(me.address(C::M_INVERSE + s + 8 * e), M.inverse);
     }
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -197,7 +197,7 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
         for (int n = 0; n < 2; n++) {
             float L[4];
             pair_decays(me, step, block, at.s_block, n, L);
-            const float2 dy = lds<float2>(me.cell(me.row_inverse(step, true) + 16 * block + 8 * n + 2 * j));
+            const float2 dy = lds<float2>(me.address(me.row_inverse(step, true) + 16 * block + 8 * n + 2 * j));
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
@@ -208,22 +208,22 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
             }
             GT_UNROLL
             for (int e = 0; e < 2; e++)
-                sts<uint32_t>(stage + C::NEXT + tile_cell<64>(s + 8 * e, 2 * block + n) + 4 * j,
+                sts<uint32_t>(stage + C::NEXT + tile_address<64>(s + 8 * e, 2 * block + n) + 4 * j,
                               pack_f16(M[2 * e], M[2 * e + 1]));
             columns[2 * n] = gamma[n][0] + gamma[n][2];
             columns[2 * n + 1] = gamma[n][1] + gamma[n][3];
         }
         if (block == at.s_block) {
-            store_diagonal(gamma, me.cell(me.sums(step, C::DIAGONAL) + 16 * block));
+            store_diagonal(gamma, me.address(me.sums(step, C::DIAGONAL) + 16 * block));
             continue;
         }
         GT_UNROLL
         for (int e = 0; e < 2; e++)
             sums[e] += (gamma[0][2 * e] + gamma[0][2 * e + 1]) + (gamma[1][2 * e] + gamma[1][2 * e + 1]);
-        store_column_sums(columns, me.cell(me.sums(step, C::ROW_SUMS) + CHUNK * at.s_block + 16 * block));
+        store_column_sums(columns, me.address(me.sums(step, C::ROW_SUMS) + CHUNK * at.s_block + 16 * block));
     }
     reduce_scatter<2, 4, 1>(sums, j);
-    if (j % 2 == 0) sts<float>(me.cell(me.sums(step, C::COLUMN_SUMS) + CHUNK * at.t_half + s + 4 * j), sums[0]);
+    if (j % 2 == 0) sts<float>(me.address(me.sums(step, C::COLUMN_SUMS) + CHUNK * at.t_half + s + 4 * j), sums[0]);
 }
 
 /* ---- dC and dB ------------------------------------------------------------------------------------------------- */
@@ -250,8 +250,8 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
                         uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
     const WarpProduct at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4;
-    const uint32_t a_cells = tile_at<64>(by_rows<64>(left), 2 * at.t_half, 0);
-    const uint32_t b_cells = tile_at<C::N>(by_rows<C::N>(right), 0, at.n_half * C::COLUMNS / 16);
+    const uint32_t a_addresses = tile_at<64>(by_rows<64>(left), 2 * at.t_half, 0);
+    const uint32_t b_addresses = tile_at<C::N>(by_rows<C::N>(right), 0, at.n_half * C::COLUMNS / 16);
     GT_UNROLL
     for (int i = 0; i < 4; i++) dots[i] = 0.0f;
     GT_UNROLL
@@ -262,14 +262,14 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
             uint32_t a[2][4];
             GT_UNROLL
             for (int m = 0; m < 2; m++) {
-                ldmatrix_x4(a[m], tile_at<64>(a_cells, m, k));
+                ldmatrix_x4(a[m], tile_at<64>(a_addresses, m, k));
                 GT_UNROLL
                 for (int e = 0; e < 4; e++) a[m][e] = multiply_f16(a[m][e], pack_f16(ratios[k], ratios[k]));
             }
             GT_UNROLL
             for (int n = 0; n < C::TILES; n += 2) {
                 uint32_t b[4];
-                ldmatrix_x4_trans(b, tile_at<C::N>(b_cells, k, 2 * pass + n / 2));
+                ldmatrix_x4_trans(b, tile_at<C::N>(b_addresses, k, 2 * pass + n / 2));
                 if (C::TILES == 1 && at.n_half) b[0] = b[2], b[1] = b[3];
                 GT_UNROLL
                 for (int m = 0; m < 2; m++) {
@@ -291,7 +291,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
                     if constexpr (!DOTS) continue;
                     const int row = 32 * at.t_half + 16 * m + 8 * e + g;
                     const int piece = at.n_half * (C::COLUMNS / 8) + 4 * pass + n;
-                    const uint32_t pair = lds<uint32_t>(other + tile_cell<C::N>(row, piece) + 4 * j);
+                    const uint32_t pair = lds<uint32_t>(other + tile_address<C::N>(row, piece) + 4 * j);
                     dots[2 * m + e] = fma_rn(x0, unpack_f16_lo(pair), fma_rn(x1, unpack_f16_hi(pair), dots[2 * m + e]));
                 }
             }
@@ -328,7 +328,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
         dots[i] *= factor[i / 2][i % 2] * me.value((at.which ? C::B_INVERSE : C::C_INVERSE) + t);
     }
     reduce_scatter<4, 4, 1>(dots, j);
-    sts<float>(me.cell(me.sums(step, at.which ? C::F : C::E) + CHUNK * at.n_half + 32 * at.t_half + 8 * j + g),
+    sts<float>(me.address(me.sums(step, at.which ? C::F : C::E) + CHUNK * at.n_half + 32 * at.t_half + 8 * j + g),
                dots[0]);
 }
 
@@ -343,29 +343,29 @@ struct InputSums {
 template <class C>
 GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int t_half, InputSums& sums) {
     const uint32_t stage = me.stage(step);
-    const uint32_t b_cells = tile_at<C::N>(by_columns<C::N>(stage + C::G), p_block, 0);
-    const uint32_t h_cells = tile_at<C::N>(by_rows<C::N>(stage + C::H), p_block, 0);
-    const uint32_t a_cells = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), 2 * t_half, 0);
-    const uint32_t m_cells = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * t_half, 2 * t_half);
-    const uint32_t dy_cells = tile_at<64>(by_rows<64>(stage + C::DY), 2 * t_half, p_block);
+    const uint32_t b_addresses = tile_at<C::N>(by_columns<C::N>(stage + C::G), p_block, 0);
+    const uint32_t h_addresses = tile_at<C::N>(by_rows<C::N>(stage + C::H), p_block, 0);
+    const uint32_t a_addresses = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), 2 * t_half, 0);
+    const uint32_t m_addresses = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * t_half, 2 * t_half);
+    const uint32_t dy_addresses = tile_at<64>(by_rows<64>(stage + C::DY), 2 * t_half, p_block);
     constexpr int STEPS = C::N / 16, HALF = STEPS / 2;
     GT_UNROLL
     for (int i = 0; i < STEPS;
          i++) { /* of the two warps with these p each begins with the half of <G, h> that it takes */
         const int n_half = i < HALF ? t_half : 1 - t_half, k = i % (HALF ? HALF : 1);
         uint32_t a[4], b[4];
-        const auto at_half = [&](uint32_t cells) {
-            return tile_at<C::N>(tile_at<C::N>(cells, 0, n_half * HALF), 0, k);
+        const auto at_half = [&](uint32_t addresses) {
+            return tile_at<C::N>(tile_at<C::N>(addresses, 0, n_half * HALF), 0, k);
         };
-        ldmatrix_x4(b, at_half(b_cells));
+        ldmatrix_x4(b, at_half(b_addresses));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4(a, at_half(tile_at<C::N>(a_cells, m, 0)));
+            ldmatrix_x4(a, at_half(tile_at<C::N>(a_addresses, m, 0)));
             mma_f16(sums.from_G[m][0], a, b[0], b[1]);
             mma_f16(sums.from_G[m][1], a, b[2], b[3]);
         }
         if (i >= HALF && (HALF || t_half)) continue;
-        ldmatrix_x4(a, at_half(h_cells));
+        ldmatrix_x4(a, at_half(h_addresses));
         mma_f16(sums.Gh[0], a, b[0], b[1]);
         mma_f16(sums.Gh[1], a, b[2], b[3]);
     }
@@ -373,11 +373,11 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_blo
     for (int k = 0; k < 4; k++) { /* blocks of t, from that of the first s on */
         if (k >= 2 && t_half) break;
         uint32_t a[4], b[4];
-        ldmatrix_x4_trans(b, tile_at<64>(dy_cells, k, 0));
+        ldmatrix_x4_trans(b, tile_at<64>(dy_addresses, k, 0));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
             if (k < m) continue;
-            ldmatrix_x4(a, tile_at<64>(m_cells, m, k));
+            ldmatrix_x4(a, tile_at<64>(m_addresses, m, k));
             mma_f16(sums.from_pairs[m][0], a, b[0], b[1]);
             mma_f16(sums.from_pairs[m][1], a, b[2], b[3]);
         }
@@ -400,13 +400,13 @@ GT_DEV float2 skips_of(const Problem& in, int h, int p) {
 
 /* Of dx: what launches before gave is added; it is left for those that follow. */
 GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, float (&dx)[4]) {
-    float* const cell =
+    float* const address =
         p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * block_threads() + thread_id()) * 4;
     if (p.has_share) {
-        const float4 before = ldg<float4>(cell);
+        const float4 before = ldg<float4>(address);
         dx[0] += before.x, dx[1] += before.y, dx[2] += before.z, dx[3] += before.w;
     }
-    if (p.leaves_share) stg<float4>(cell, {dx[0], dx[1], dx[2], dx[3]});
+    if (p.leaves_share) stg<float4>(address, {dx[0], dx[1], dx[2], dx[3]});
 }
 
 template <class C>
@@ -422,7 +422,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     multiply_inputs(me, step, p_block, t_half, sums);
     float Gh = g == 2 * j ? sums.Gh[0][0] + sums.Gh[1][2] : g == 2 * j + 1 ? sums.Gh[0][1] + sums.Gh[1][3] : 0.0f;
     Gh = warp_sum(Gh * h_inverse * G_inverse);
-    if (lane_id() == 0) sts<float>(me.cell(me.sums(step, C::Z) + me.warp), Gh);
+    if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::Z) + me.warp), Gh);
     const bool needs_dy = in.Dskip || p.dskip;
     float2 skips[2];
     GT_UNROLL
@@ -441,15 +441,15 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
             [[maybe_unused]] float dx[4];
             GT_UNROLL
             for (int n = 0; n < 2; n++) {
-                const uint32_t cell = tile_cell<64>(s, 2 * p_block + n) + 4 * j;
-                const uint32_t x = lds<uint32_t>(stage + C::X + cell);
+                const uint32_t address = tile_address<64>(s, 2 * p_block + n) + 4 * j;
+                const uint32_t x = lds<uint32_t>(stage + C::X + address);
                 const float x0 = unpack_f16_lo(x), x1 = unpack_f16_hi(x);
                 const float U0 = fma_rn(by_pairs, sums.from_pairs[m][n][2 * e], by_G * sums.from_G[m][n][2 * e]);
                 const float U1 =
                     fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1]);
                 float dx0 = delta * U0, dx1 = delta * U1;
                 dot = fma_rn(x0, U0, fma_rn(x1, U1, dot));
-                const uint32_t dy = needs_dy ? lds<uint32_t>(stage + C::DY + cell) : 0;
+                const uint32_t dy = needs_dy ? lds<uint32_t>(stage + C::DY + address) : 0;
                 const float dy0 = unpack_f16_lo(dy) * dy_inverse, dy1 = unpack_f16_hi(dy) * dy_inverse;
                 dx0 = fma_rn(skips[n].x, dy0, dx0);
                 dx1 = fma_rn(skips[n].y, dy1, dx1);
@@ -458,21 +458,21 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                 if constexpr (C::MORE)
                     dx[2 * n] = dx0, dx[2 * n + 1] = dx1;
                 else /* over x, which is read no more */
-                    sts<uint32_t>(stage + C::X + cell, pack_as(in.dtype, dx0, dx1));
+                    sts<uint32_t>(stage + C::X + address, pack_as(in.dtype, dx0, dx1));
             }
             if constexpr (C::MORE) {
                 if (p.dx_share) add_share(p, me.steps, step, 2 * m + e, dx);
                 GT_UNROLL
                 for (int n = 0; n < 2; n++)
-                    sts<uint32_t>(stage + C::X + tile_cell<64>(s, 2 * p_block + n) + 4 * j,
+                    sts<uint32_t>(stage + C::X + tile_address<64>(s, 2 * p_block + n) + 4 * j,
                                   pack_as(in.dtype, dx[2 * n], dx[2 * n + 1]));
             }
             direct[2 * m + e] = dot * x_inverse;
         }
     }
     reduce_scatter<4, 4, 1>(direct, j);
-    sts<float>(me.cell(me.sums(step, C::DIRECT) + CHUNK * p_block + 32 * t_half + 8 * j + g), direct[0]);
-    if (p.dskip) store_column_sums(dskip, me.cell(me.sums(step, C::DSKIP) + CHUNK * t_half + 16 * p_block));
+    sts<float>(me.address(me.sums(step, C::DIRECT) + CHUNK * p_block + 32 * t_half + 8 * j + g), direct[0]);
+    if (p.dskip) store_column_sums(dskip, me.address(me.sums(step, C::DSKIP) + CHUNK * t_half + 16 * p_block));
     sync_warp();
     if (!p.dx || (C::MORE && p.leaves_share)) return;
     uint16_t* to = static_cast<uint16_t*>(p.dx) + offset_of(p.dx_stride, me.b, me.first, h) + p0;
@@ -480,7 +480,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     for (int i = 0; i < 2; i++) {
         const int t = 32 * t_half + 16 * i + lane_id() / 2, piece = 2 * p_block + lane_id() % 2;
         if (t < me.tokens && p0 + 8 * piece < in.P)
-            stg<uint4>(to + t * p.dx_stride.t + 8 * piece, lds<uint4>(stage + C::X + tile_cell<64>(t, piece)));
+            stg<uint4>(to + t * p.dx_stride.t + 8 * piece, lds<uint4>(stage + C::X + tile_address<64>(t, piece)));
     }
 }
 
@@ -504,7 +504,8 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     }
     sync_threads();
     float2 rows[2][8];
-    const float2 B = lds<float2>(me.cell(C::B_INVERSE + 2 * lane)), c = lds<float2>(me.cell(C::C_INVERSE + 2 * lane));
+    const float2 B = lds<float2>(me.address(C::B_INVERSE + 2 * lane)),
+                 c = lds<float2>(me.address(C::C_INVERSE + 2 * lane));
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const int row = 8 * me.warp + i;
@@ -527,9 +528,9 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
                 largest = other > largest ? other : largest;
             }
             const Power power = power_of(largest);
-            sts<uint32_t>(tile + which * C::ROWS + tile_cell<64>(row, lane / 4) + 4 * (lane % 4),
+            sts<uint32_t>(tile + which * C::ROWS + tile_address<64>(row, lane / 4) + 4 * (lane % 4),
                           pack_f16(x.x * power.value, x.y * power.value));
-            if (lane == 0) sts<float>(me.cell(C::ROW_INVERSES + which * CHUNK + row), power.inverse);
+            if (lane == 0) sts<float>(me.address(C::ROW_INVERSES + which * CHUNK + row), power.inverse);
         }
     }
 }
@@ -548,9 +549,9 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
             for (int n = 0; n < C::TILES; n++) {
                 GT_UNROLL
                 for (int e = 0; e < 2; e++)
-                    sts<uint32_t>(tile + tile_cell<C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + 4 * pass + n) +
-                                      4 * j,
-                                  pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
+                    sts<uint32_t>(
+                        tile + tile_address<C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + 4 * pass + n) + 4 * j,
+                        pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
             }
         }
     }
@@ -564,7 +565,7 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
     for (int i = 0; i < PIECES; i++) {
         const int t = 32 * own.t_half + (32 * i + lane_id()) / PIECES, piece = piece0 + (32 * i + lane_id()) % PIECES;
         if (t < me.tokens && 8 * piece < p.in.columns)
-            stg<uint4>(to + t * out_stride.t + 8 * piece, lds<uint4>(tile + tile_cell<C::N>(t, piece)));
+            stg<uint4>(to + t * out_stride.t + 8 * piece, lds<uint4>(tile + tile_address<C::N>(t, piece)));
     }
 }
 
@@ -621,9 +622,9 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     sync_threads();
     const auto convert_group = [&](uint32_t tile, int inverses) {
         if (in.dtype == GT_BF16)
-            rows_to_f16<bf16, C::N>(tile, me.cell(inverses), me.warp, C::WARPS);
+            rows_to_f16<bf16, C::N>(tile, me.address(inverses), me.warp, C::WARPS);
         else
-            rows_to_f16<f16, C::N>(tile, me.cell(inverses), me.warp, C::WARPS);
+            rows_to_f16<f16, C::N>(tile, me.address(inverses), me.warp, C::WARPS);
     };
     convert_group(me.smem + C::B, C::B_INVERSE);
     convert_group(me.smem + C::C, C::C_INVERSE);

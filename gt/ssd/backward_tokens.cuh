@@ -27,7 +27,7 @@ GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>
 template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                               const float (&delta)[2]) {
-    const int lane = lane_id(), cells = made_cell<C>(step);
+    const int lane = lane_id(), addresses = made_cell<C>(step);
     const float A = p.in.A[me.head(p, step)] * LOG2_E, l0 = delta[0] * A, l1 = delta[1] * A;
     float upto = l0 + l1, from = upto;
     GT_UNROLL
@@ -40,10 +40,11 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
     before = lane > 0 ? before : 0.0f;
     after = lane < 31 ? after : 0.0f;
     if (me.second)
-        sts<float2>(me.cell(cells + 2 * lane), {delta[0] * exp2_finite(after + l1), delta[1] * exp2_finite(after)});
+        sts<float2>(me.address(addresses + 2 * lane),
+                    {delta[0] * exp2_finite(after + l1), delta[1] * exp2_finite(after)});
     else
-        sts<float2>(me.cell(cells + 2 * lane), {exp2_finite(before + l0), exp2_finite(before + l0 + l1)});
-    if (lane == 0) sts<float>(me.cell(cells + CHUNK), exp2_finite(from));
+        sts<float2>(me.address(addresses + 2 * lane), {exp2_finite(before + l0), exp2_finite(before + l0 + l1)});
+    if (lane == 0) sts<float>(me.address(addresses + CHUNK), exp2_finite(from));
 }
 
 /* What a step needs before it begins. */
@@ -59,9 +60,10 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
     if (which > 1) return;
     const Checkpoints& states = which ? p.G : p.h;
     const int64_t slot = (me.b * in.H + me.head(p, step)) * p.slots + me.slot;
-    const float inverse =
-        states.values && row < in.P ? states.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row)] : 0x1p-100f;
-    sts<float>(me.cell(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
+    const float inverse = states.values && row < in.P
+                              ? states.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row)]
+                              : 0x1p-100f;
+    sts<float>(me.address(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
 /* The decay factors of the chunk itself. */
@@ -71,7 +73,7 @@ GT_DEV void own_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C
     const int h = me.head(p, step);
     float delta[2];
     deltas_of(in, h, me.tokens, dt.own, delta);
-    make_factors(me.cell(me.factor(step, 0)), delta, in.A[h]);
+    make_factors(me.address(me.factor(step, 0)), delta, in.A[h]);
 }
 
 /* Sums of pairs of tokens over this and the later tokens. */
@@ -110,7 +112,7 @@ template <class C>
 GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
     const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
-    const auto pair = [&](int offset) { return lds<float2>(me.cell(me.sums(step, offset) + 2 * lane)); };
+    const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
     const float A = in.A[h];
     float dt[2];
     Delta deltas[2];
@@ -128,7 +130,8 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     da = plus(da, sums_before<8>(plus(pair(C::COLUMN_SUMS), pair(C::COLUMN_SUMS + CHUNK))));
     da = plus(da, pair(C::DIAGONAL));
     da = plus(da, sums_before<32>(plus(pair(C::F), pair(C::F + CHUNK))));
-    const float4 z0 = lds<float4>(me.cell(me.sums(step, C::Z))), z1 = lds<float4>(me.cell(me.sums(step, C::Z) + 4));
+    const float4 z0 = lds<float4>(me.address(me.sums(step, C::Z))),
+                 z1 = lds<float4>(me.address(me.sums(step, C::Z) + 4));
     const float Gh = ((z0.x + z0.y) + (z0.z + z0.w)) + ((z1.x + z1.y) + (z1.z + z1.w));
     const float E = exp2_finite(warp_sum((deltas[0].value + deltas[1].value) * A * LOG2_E));
     da = plus(da, {E * Gh, E * Gh});
@@ -146,7 +149,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
             dskip = warp_sum(both.x + both.y);
         }
     }
-    const uint32_t kept = me.cell(C::HEAD_SUMS + 2 * lane);
+    const uint32_t kept = me.address(C::HEAD_SUMS + 2 * lane);
     if (tile > 0) {
         da = plus(lds<float2>(kept), da);
         direct = plus(lds<float2>(kept + 4 * CHUNK), direct);
@@ -156,7 +159,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         sync_warp();
         sts<float2>(kept, da);
         sts<float2>(kept + 4 * CHUNK, direct);
-        if (lane == 0) sts<float>(me.cell(C::HEAD_SUMS + 2 * CHUNK), dskip);
+        if (lane == 0) sts<float>(me.address(C::HEAD_SUMS + 2 * CHUNK), dskip);
         sync_warp();
         return;
     }

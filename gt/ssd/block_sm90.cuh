@@ -16,32 +16,32 @@ constexpr int WARPGROUP = 128, CONSUMERS = 2;
 
 GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
 
-/* As Walk, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose results
- * are not written: so nothing branches on them. */
+/* As Cursor, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose
+ * results are not written: so nothing branches on them. */
 template <int UNITS>
-struct GroupWalk {
+struct GroupCursor {
     static constexpr int BYTES = 176;
     static_assert(UNITS <= 4, "fits");
-    uint32_t cells;
+    uint32_t addresses;
 
     /* All threads of a warpgroup; barrier: its number.  One thread calls fill(), which may put offsets. */
     template <class Fill>
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
         if (thread_id() % WARPGROUP == 0) {
-            const int bundles = (int)group_bundles(in, UNITS), place = block_x() % ((int)in.G * bundles);
-            const int group = place / bundles, first = place % bundles * UNITS, all = (int)group_units(in);
-            sts<int64_t>(cells, span.b);
-            sts<int64_t>(cells + 8, span.first);
-            sts<int64_t>(cells + 16, span.end);
-            sts<int64_t>(cells + 32, item);
-            sts<int>(cells + 40, group);
-            sts<int>(cells + 44, all - first < UNITS ? all - first : UNITS);
+            const int bundles = (int)group_bundles(in, UNITS), index = block_x() % ((int)in.G * bundles);
+            const int group = index / bundles, first = index % bundles * UNITS, all = (int)group_units(in);
+            sts<int64_t>(addresses, span.b);
+            sts<int64_t>(addresses + 8, span.first);
+            sts<int64_t>(addresses + 16, span.end);
+            sts<int64_t>(addresses + 32, item);
+            sts<int>(addresses + 40, group);
+            sts<int>(addresses + 44, all - first < UNITS ? all - first : UNITS);
             for (int i = 0; i < UNITS; i++) {
                 const int unit = first + i < all ? first + i : all - 1;
-                sts<int>(cells + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
-                sts<int>(cells + 64 + 4 * i, unit % in.tiles * TILE_P);
-                sts<int64_t>(cells + 80 + 8 * i,
+                sts<int>(addresses + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
+                sts<int>(addresses + 64 + 4 * i, unit % in.tiles * TILE_P);
+                sts<int64_t>(addresses + 80 + 8 * i,
                              (span.b * in.H + head(i)) * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot);
             }
             fill();
@@ -51,33 +51,35 @@ struct GroupWalk {
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
         enter(in, span, item, barrier, [] {});
     }
-    GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
-    GT_METHOD int64_t item() const { return lds<int64_t>(cells + 32); }
-    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
-    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
+    GT_METHOD int64_t b() const { return lds<int64_t>(addresses); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(addresses + 32); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
     GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
-    GT_METHOD int head(int unit) const { return lds<int>(cells + 48 + 4 * unit); }
-    GT_METHOD int row0(int unit) const { return lds<int>(cells + 64 + 4 * unit); }
-    GT_METHOD int group() const { return lds<int>(cells + 40); }
-    GT_METHOD bool exists(int unit) const { return unit < lds<int>(cells + 44); }
+    GT_METHOD int head(int unit) const { return lds<int>(addresses + 48 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(addresses + 64 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(addresses + 40); }
+    GT_METHOD bool exists(int unit) const { return unit < lds<int>(addresses + 44); }
     /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
     GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
         return (row * in.H + head(unit)) * in.P * in.N;
     }
     /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
     GT_METHOD int64_t slot(int unit, int chunk) const {
-        return lds<int64_t>(cells + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
+        return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
     /* In place of a second tensor's offset: a number of a unit. */
-    GT_METHOD float number(int unit) const { return lds<float>(cells + 144 + 8 * unit); }
-    GT_METHOD void put_number(int unit, float x) const { sts<float>(cells + 144 + 8 * unit, x); }
+    GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
+    GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
     /* Where a unit's rows begin in one of two tensors, at the segment's first token. */
-    GT_METHOD int64_t offset(int tensor, int unit) const { return lds<int64_t>(cells + 112 + 32 * tensor + 8 * unit); }
+    GT_METHOD int64_t offset(int tensor, int unit) const {
+        return lds<int64_t>(addresses + 112 + 32 * tensor + 8 * unit);
+    }
     GT_METHOD void put_offsets(int tensor, const gt_stride& stride) const {
         const int64_t first = token(0);
         for (int i = 0; i < UNITS; i++)
-            sts<int64_t>(cells + 112 + 32 * tensor + 8 * i, offset_of(stride, b(), first, head(i)) + row0(i));
+            sts<int64_t>(addresses + 112 + 32 * tensor + 8 * i, offset_of(stride, b(), first, head(i)) + row0(i));
     }
 };
 
@@ -131,18 +133,20 @@ struct UnitTimes {
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    /* The cell k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
-    GT_HD uint32_t next(uint32_t cell, int k) { return (STEP == 4 && k % 2 ? cell ^ 64 : cell) + k * STEP * ROW; }
+    /* The address k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
+    GT_HD uint32_t next(uint32_t address, int k) {
+        return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
+    }
     GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
     GT_METHOD int piece() const { return thread_here() % PIECES; }
     GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
-    GT_METHOD uint32_t cell() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
+    GT_METHOD uint32_t address() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
     /* Where the thread's first row and piece lie.  first: row 0. */
     template <class T>
     GT_METHOD const T* own(const T* first, int64_t pitch) const {
         return first + row() * pitch + 8 * piece();
     }
-    /* Starts the copy of rows and columns that all exist.  to: the thread's cell(), of a tile; from: own(first). */
+    /* Starts the copy of rows and columns that all exist.  to: the thread's address(), of a tile; from: own(first). */
     template <class T>
     GT_METHOD void copy_whole(uint32_t to, const T* from, int64_t pitch) const {
         GT_UNROLL
@@ -154,7 +158,7 @@ struct CopiedRows {
     /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
     template <class T>
     GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
-        const uint32_t to = tile + cell();
+        const uint32_t to = tile + address();
         const int left = 8 * piece() < columns ? rows - row() : 0;
         if (left > CHUNK - STEP) {
             copy_whole(to, from, pitch);
@@ -171,30 +175,30 @@ struct CopiedRows {
 };
 
 /* Starts the copies of a chunk of one tensor, a tile a unit.  x: the tensor; own: of_units.own() from the segment's
- * first token to the chunk's; tensor: its number in the walk. */
+ * first token to the chunk's; tensor: its number in the cursor. */
 template <int UNITS, class T>
-GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupWalk<UNITS>& walk, int tensor, uint32_t tile,
+GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& cursor, int tensor, uint32_t tile,
                        const T* x, int64_t own, int64_t pitch, int tokens, int64_t P) {
     constexpr int TILE = CHUNK * 128;
     if (tokens == CHUNK && P % TILE_P == 0) {
-        const uint32_t to = tile + of_units.cell();
+        const uint32_t to = tile + of_units.address();
         GT_UNROLL
-        for (int i = 0; i < UNITS; i++) of_units.copy_whole(to + i * TILE, x + (walk.offset(tensor, i) + own), pitch);
+        for (int i = 0; i < UNITS; i++) of_units.copy_whole(to + i * TILE, x + (cursor.offset(tensor, i) + own), pitch);
         return;
     }
     GT_NO_UNROLL
     for (int i = 0; i < UNITS; i++)
-        of_units.copy(tile + i * TILE, x + (walk.offset(tensor, i) + own), pitch, tokens, (int)P - walk.row0(i));
+        of_units.copy(tile + i * TILE, x + (cursor.offset(tensor, i) + own), pitch, tokens, (int)P - cursor.row0(i));
 }
 
 /* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
  * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
 template <int NP>
-GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4], float power, f16* to, int rows,
+GT_DEV void store_checkpoint(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to, int rows,
                              int pitch, int columns) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
-    const uint32_t cell = by_rows<64>(tile), from = tile + panel_at<128>(16 * part + row, piece);
+    const uint32_t address = by_rows<64>(tile), from = tile + panel_at<128>(16 * unit_warp + row, piece);
     const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
     const bool whole = pitch == NP && columns == NP && rows >= 16;
     to += row * pitch + 8 * piece;
@@ -206,7 +210,7 @@ GT_DEV void store_checkpoint(uint32_t tile, int part, const float (&H)[NP / 8][4
             const uint32_t values[4] = {
                 pack_f16(low[0] * power, low[1] * power), pack_f16(low[2] * power, low[3] * power),
                 pack_f16(high[0] * power, high[1] * power), pack_f16(high[2] * power, high[3] * power)};
-            stmatrix_x4(tile_at<64>(cell, part, k), values);
+            stmatrix_x4(tile_at<64>(address, unit_warp, k), values);
         }
         sync_warp();
         if (whole) { /* addresses differ by constants */

@@ -2,7 +2,7 @@
  * first; with fewer left, the rest have Delta = 0 and rows of zeros, and change nothing.
  *
  * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes; pieces of a row are exchanged (xor) so
- * that eight rows' pieces of one column lie in different banks: tile_cell() says where a piece lies.
+ * that eight rows' pieces of one column lie in different banks: tile_address() says where a piece lies.
  *
  * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own,
  * which brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to the
@@ -52,7 +52,7 @@ GT_DEV int tile_exchange(int row) {
 
 /* Offset in bytes of piece `piece` (8 elements) of row `row`. */
 template <int COLUMNS>
-GT_DEV int tile_cell(int row, int piece) {
+GT_DEV int tile_address(int row, int piece) {
     return row * TileShape<COLUMNS>::PITCH_BYTES + 16 * (piece ^ tile_exchange<COLUMNS>(row));
 }
 
@@ -68,13 +68,13 @@ GT_DEV int tile_cell(int row, int piece) {
 template <int COLUMNS>
 GT_DEV uint32_t by_rows(uint32_t tile) {
     const int lane = here();
-    return tile + tile_cell<COLUMNS>(lane % 16, lane / 16);
+    return tile + tile_address<COLUMNS>(lane % 16, lane / 16);
 }
 
 template <int COLUMNS>
 GT_DEV uint32_t by_columns(uint32_t tile) {
     const int lane = here();
-    return tile + tile_cell<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    return tile + tile_address<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 /* The address for rows 16 `row_block` ..., pieces 2 `pair`, 2 `pair` + 1. */
@@ -98,7 +98,7 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
     for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
         const int row = row0 + k * STEP;
         if (CHUNK % STEP && row >= CHUNK) break;
-        cp_async<16>(tile + tile_cell<COLUMNS>(row, piece), row < rows ? from : first, row < rows ? 16 : 0);
+        cp_async<16>(tile + tile_address<COLUMNS>(row, piece), row < rows ? from : first, row < rows ? 16 : 0);
         from += STEP * pitch;
     }
 }
@@ -117,8 +117,8 @@ struct RowLanes {
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
         piece = lane % LANES;
     }
-    GT_METHOD uint32_t cell(int block, int i) const {
-        return (uint32_t)tile_cell<COLUMNS>(block * ROWS + row, piece + LANES * i);
+    GT_METHOD uint32_t address(int block, int i) const {
+        return (uint32_t)tile_address<COLUMNS>(block * ROWS + row, piece + LANES * i);
     }
 };
 
@@ -157,7 +157,7 @@ GT_DEV float largest_in_row(uint32_t tile, int row) {
     float most = -INFINITY;
     GT_NO_UNROLL
     for (int piece = 0; piece < TileShape<64>::PIECES; piece++) {
-        const uint4 x = lds<uint4>(tile + tile_cell<64>(row, piece));
+        const uint4 x = lds<uint4>(tile + tile_address<64>(row, piece));
         most = fmaxf(most, fmaxf(fmaxf(fmaxf(E::lo(x.x), E::hi(x.x)), fmaxf(E::lo(x.y), E::hi(x.y))),
                                  fmaxf(fmaxf(E::lo(x.z), E::hi(x.z)), fmaxf(E::lo(x.w), E::hi(x.w)))));
     }
@@ -184,14 +184,14 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
         GT_UNROLL
         for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
             x[i / Lanes::PIECES][i % Lanes::PIECES] =
-                lds<uint4>(tile + at.cell(block + i / Lanes::PIECES * warps, i % Lanes::PIECES));
+                lds<uint4>(tile + at.address(block + i / Lanes::PIECES * warps, i % Lanes::PIECES));
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) power[k] = power_of(row_maximum<T, Lanes::LANES>(larger_of<T>(x[k])));
         GT_UNROLL
         for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++) {
             const uint4 from = x[i / Lanes::PIECES][i % Lanes::PIECES];
             const float value = power[i / Lanes::PIECES].value;
-            sts<uint4>(tile + at.cell(block + i / Lanes::PIECES * warps, i % Lanes::PIECES),
+            sts<uint4>(tile + at.address(block + i / Lanes::PIECES * warps, i % Lanes::PIECES),
                        {scaled_f16<T>(from.x, value), scaled_f16<T>(from.y, value), scaled_f16<T>(from.z, value),
                         scaled_f16<T>(from.w, value)});
         }
@@ -218,8 +218,8 @@ struct Factors {
 /* 2^sum, at most 2^127.99; NaN stays. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
-/* The factor between blocks `t` > `s` as a place in Factors. */
-GT_DEV int between_cell(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s); }
+/* The factor between blocks `t` > `s` as an index in Factors. */
+GT_DEV int between_index(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s); }
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
@@ -247,17 +247,17 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2]
     delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
 }
 
-/* Fills the factors at `cells` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
- * synchronises.  PARTS: those asked for, where warps share the work. */
+/* Fills the factors at `addresses` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
+ * synchronises.  WHICH: those asked for, where warps share the work. */
 constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* the last: with GROWTH */
 constexpr int SHORT_CODE = 16; /* a loop rather than twice the instructions */
 
-template <int PARTS = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS>
-GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
+template <int WHICH = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS>
+GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
     const int lane = here(), in_half = lane % 4, block = lane / 8;
     const bool upper = lane & 4; /* the second half of a block */
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
-    if constexpr (PARTS & SUM_FACTORS) {
+    if constexpr (WHICH & SUM_FACTORS) {
         /* sums over the lanes before and after in a half */
         float upto = l0 + l1, from = upto;
         GT_UNROLL
@@ -280,9 +280,9 @@ GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
             chunk_after += i > block ? total[i] : 0.0f;
         }
         const auto put = [&](int at, float first, float second) {
-            sts<float2>(cells + 4 * (at + 2 * lane), {exp2_finite(first), exp2_finite(second)});
+            sts<float2>(addresses + 4 * (at + 2 * lane), {exp2_finite(first), exp2_finite(second)});
         };
-        sts<float2>(cells + 4 * (Factors::DELTA + 2 * lane), {delta[0], delta[1]});
+        sts<float2>(addresses + 4 * (Factors::DELTA + 2 * lane), {delta[0], delta[1]});
         const float pre0 = block_before + l0, pre1 = pre0 + l1, suf0 = block_after + l1, suf1 = block_after;
         put(Factors::U, pre0, pre1);
         put(Factors::V, suf0, suf1);
@@ -290,10 +290,10 @@ GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
         put(Factors::PRE, chunk_before + pre0, chunk_before + pre1);
         put(Factors::SUF, chunk_after + suf0, chunk_after + suf1);
         if (lane == 0)
-            sts<float4>(cells + 4 * Factors::BETWEEN,
+            sts<float4>(addresses + 4 * Factors::BETWEEN,
                         {exp2_finite(total[1]), exp2_finite(total[2]), exp2_finite(total[1] + total[2]), 1.0f});
     }
-    if constexpr (PARTS & DIAGONAL_FACTORS) {
+    if constexpr (WHICH & DIAGONAL_FACTORS) {
         float log[8];
         GT_UNROLL
         for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
@@ -305,11 +305,12 @@ GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
                                                 if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
                                                 pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
                                             }
-                                            const uint32_t row = cells + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
+                                            const uint32_t row =
+                                                addresses + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
                                             sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
                                             sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
         };
-        if constexpr (PARTS & SHORT_CODE) {
+        if constexpr (WHICH & SHORT_CODE) {
             GT_NO_UNROLL
             for (int i = 0; i < 2; i++) store_row(i);
         } else {
@@ -317,16 +318,16 @@ GT_DEV void make_factors(uint32_t cells, const float (&delta)[2], float A) {
             for (int i = 0; i < 2; i++) store_row(i);
         }
     }
-    if constexpr (PARTS & (GROWTH_FACTOR | CHUNK_FACTORS)) {
+    if constexpr (WHICH & (GROWTH_FACTOR | CHUNK_FACTORS)) {
         const float growth = warp_sum((l0 > 0.0f ? l0 : 0.0f) + (l1 > 0.0f ? l1 : 0.0f));
-        if (lane == 0) sts<float>(cells + 4 * Factors::GROWTH, exp2_finite(growth));
+        if (lane == 0) sts<float>(addresses + 4 * Factors::GROWTH, exp2_finite(growth));
     }
-    if constexpr (PARTS & CHUNK_FACTORS) {
+    if constexpr (WHICH & CHUNK_FACTORS) {
         const float sum = warp_sum(a0 + a1);
         if (lane == 0) {
             const Scale scale = scale_of_log(sum);
-            sts<float2>(cells + 4 * Factors::KEEP, {scale.keep, scale.factor});
-            sts<float>(cells + 4 * Factors::LOG, sum);
+            sts<float2>(addresses + 4 * Factors::KEEP, {scale.keep, scale.factor});
+            sts<float>(addresses + 4 * Factors::LOG, sum);
         }
     }
 }

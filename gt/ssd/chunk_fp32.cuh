@@ -27,8 +27,8 @@ constexpr int SHORT = 32, SHORT_BLOCKS = SHORT / BLOCK, SLOT_SHORTS = CHECKPOINT
 
 /* Unit and part of the warp, where a chunk needs them: kept over the loop they would be spilled, and local memory finds
  * no place in the first-level cache beside this much shared memory. */
-GT_DEV int unit_here() { return made_here(warp_id()) / PARTS; }
-GT_DEV int part_here() { return made_here(warp_id()) % PARTS; }
+GT_DEV int unit_here() { return made_here(warp_id()) / UNIT_WARPS; }
+GT_DEV int part_here() { return made_here(warp_id()) % UNIT_WARPS; }
 
 /* ---- split numbers --------------------------------------------------------------------------------------------- */
 
@@ -79,7 +79,7 @@ GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, in
     constexpr int WIDE = SplitTile<COLUMNS>::WIDE, PIECES = TileShape<WIDE>::PIECES, STEP = THREADS / PIECES;
     const unsigned thread = thread_here();
     const int row = thread / PIECES, piece = thread % PIECES;
-    const uint32_t to = tile + tile_cell<WIDE>(row, piece);
+    const uint32_t to = tile + tile_address<WIDE>(row, piece);
     if (4 * piece >= columns) rows = 0;
     GT_UNROLL
     for (int k = 0; k < SHORT; k += STEP) { /* of rows STEP apart the exchange is the same */
@@ -114,8 +114,8 @@ struct RowSplitter {
         const int flip = (piece / 4 ^ row0) & 1;
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
-            from[k] = tile_cell<S::WIDE>(row0 + k * S::ROWS, 2 * piece + flip);
-            to[k] = tile_cell<S::WIDE>(row0 + k * S::ROWS, piece) + 8 * flip;
+            from[k] = tile_address<S::WIDE>(row0 + k * S::ROWS, 2 * piece + flip);
+            to[k] = tile_address<S::WIDE>(row0 + k * S::ROWS, piece) + 8 * flip;
         }
     }
 
@@ -162,8 +162,9 @@ struct RowSplitter {
             const float by = power[k].value;
             split_pair(x[i].x * by, x[i].y * by, hi.x, lo.x);
             split_pair(x[i].z * by, x[i].w * by, hi.y, lo.y);
-            const uint32_t cell = to[k] ^ 8 * (i % 2), cell_lo = COLUMNS < 64 ? cell ^ 2 * COLUMNS : cell + 2 * COLUMNS;
-            sts<uint2>(tile + cell + 16 * S::LANES * n, hi);
+            const uint32_t address = to[k] ^ 8 * (i % 2),
+                           cell_lo = COLUMNS < 64 ? address ^ 2 * COLUMNS : address + 2 * COLUMNS;
+            sts<uint2>(tile + address + 16 * S::LANES * n, hi);
             sts<uint2>(tile + cell_lo + 16 * S::LANES * n, lo);
         }
         GT_UNROLL
@@ -191,14 +192,14 @@ GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
  * about 1, the smallest would leave fp32's range.  Weights::INVERSE: of v. */
 constexpr float WEIGHT_POWER = 0x1p24f;
 
-GT_DEV void make_split_weights(uint32_t cells, float2 weight, float2 left, float2 right) {
+GT_DEV void make_split_weights(uint32_t addresses, float2 weight, float2 left, float2 right) {
     weight = {weight.x * left.x * WEIGHT_POWER * right.x, weight.y * left.y * WEIGHT_POWER * right.y};
     float largest = fmaxf(finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f));
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
     const Power power = split_power(largest);
-    sts<float2>(cells + 4 * Weights::OF_TOKENS + 8 * here(), {weight.x * power.value, weight.y * power.value});
-    if (here() == 0) sts<float>(cells + 4 * Weights::INVERSE, power.inverse);
+    sts<float2>(addresses + 4 * Weights::OF_TOKENS + 8 * here(), {weight.x * power.value, weight.y * power.value});
+    if (here() == 0) sts<float>(addresses + 4 * Weights::INVERSE, power.inverse);
 }
 
 /* What a warp has of a state: as WarpState, without a power. */
@@ -239,10 +240,10 @@ struct SplitState {
 
     /* What brings its largest magnitude to 2^13 ... 2^14. */
     GT_METHOD Power power() const {
-        float parts[4] = {};
+        float partial[4] = {};
         GT_UNROLL
-        for (int i = 0; i < TILES * 4; i++) parts[i % 4] = fmaxf(parts[i % 4], fabsf(H[i / 4][i % 4]));
-        float most = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+        for (int i = 0; i < TILES * 4; i++) partial[i % 4] = fmaxf(partial[i % 4], fabsf(H[i / 4][i % 4]));
+        float most = fmaxf(fmaxf(partial[0], partial[1]), fmaxf(partial[2], partial[3]));
         GT_UNROLL
         for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
         return split_power(most);
@@ -270,8 +271,8 @@ struct SplitState {
     }
 
     /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, of which the warp has pair
-     * `part`; right: of B or C. */
-    GT_METHOD void update(uint32_t left, int part, uint32_t right, uint32_t weights) {
+     * `unit_warp`; right: of B or C. */
+    GT_METHOD void update(uint32_t left, int unit_warp, uint32_t right, uint32_t weights) {
         using X = SplitTile<64>;
         using B = SplitTile<NP>;
         const float undo = lds<float>(weights + 4 * Weights::INVERSE) * (1.0f / WEIGHT_POWER);
@@ -281,8 +282,8 @@ struct SplitState {
         for (int block = 0; block < SHORT_BLOCKS; block++) {
             uint32_t hi[4], lo[4];
             const float2 low = lds<float2>(tokens + 64 * block), high = lds<float2>(tokens + 64 * block + 32);
-            ldmatrix_x4_trans(hi, tile_at<X::WIDE>(lefts, block, part));
-            ldmatrix_x4_trans(lo, tile_at<X::WIDE>(lefts, block, part + X::LO));
+            ldmatrix_x4_trans(hi, tile_at<X::WIDE>(lefts, block, unit_warp));
+            ldmatrix_x4_trans(lo, tile_at<X::WIDE>(lefts, block, unit_warp + X::LO));
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float2 w = e < 2 ? low : high;
@@ -317,18 +318,20 @@ struct SplitState {
 
 /* ---- where a block stands -------------------------------------------------------------------------------------- */
 
-/* Walk in chunks of SHORT tokens.  It has the places, in elements, of the first rows of tensors, too. */
-struct ShortWalk : Walk {
+/* Cursor in chunks of SHORT tokens.  It has the places, in elements, of the first rows of tensors, too. */
+struct ShortCursor : Cursor {
     enum Base { LEFT = 0, OUT = UNITS, RIGHT = 2 * UNITS, C, BASES }; /* x or dy, y [UNITS]; B or C of states, C */
-    static constexpr int BYTES = Walk::BYTES + 8 * BASES;
-    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * SHORT; }
-    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
+    static constexpr int BYTES = Cursor::BYTES + 8 * BASES;
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * SHORT; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < SHORT ? (int)left(chunk) : SHORT; }
     GT_METHOD int chunks() const { return (int)((left(0) + SHORT - 1) / SHORT); }
-    GT_METHOD int64_t base(int i) const { return lds<int64_t>(cells + Walk::BYTES + 8 * i); }
+    GT_METHOD int64_t base(int i) const { return lds<int64_t>(addresses + Cursor::BYTES + 8 * i); }
 
     /* After enter(), by one thread before a barrier. */
-    GT_METHOD void keep_base(int i, int64_t elements) const { sts<int64_t>(cells + Walk::BYTES + 8 * i, elements); }
+    GT_METHOD void keep_base(int i, int64_t elements) const {
+        sts<int64_t>(addresses + Cursor::BYTES + 8 * i, elements);
+    }
     GT_METHOD void keep_units(Base i, const gt_stride& stride) const {
         for (int unit = 0; unit < units(); unit++)
             keep_base(i + unit, offset_of(stride, b(), token(0), head(unit)) + row0(unit));
@@ -340,53 +343,54 @@ struct ShortWalk : Walk {
 
 /* tokens: of the chunk */
 GT_DEV void load_split_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
-                             const ShortWalk& walk, int chunk, int tokens) {
+                             const ShortCursor& cursor, int chunk, int tokens) {
     constexpr unsigned PIECES = 64 / 4;
     const unsigned thread = thread_here();
     const float* from = static_cast<const float*>(data) +
                         (((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES));
     GT_UNROLL
     for (int unit = 0; unit < UNITS; unit++) {
-        if (unit >= walk.units()) continue;
-        load_split_rows<64>(tiles + unit * SplitTile<64>::BYTES, from + walk.base(ShortWalk::LEFT + unit), stride.t,
-                            tokens, in.P - walk.row0(unit));
+        if (unit >= cursor.units()) continue;
+        load_split_rows<64>(tiles + unit * SplitTile<64>::BYTES, from + cursor.base(ShortCursor::LEFT + unit), stride.t,
+                            tokens, in.P - cursor.row0(unit));
     }
 }
 
 template <int NP>
 GT_DEV void load_split_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
-                             const ShortWalk& walk, ShortWalk::Base base, int chunk, int tokens) {
+                             const ShortCursor& cursor, ShortCursor::Base base, int chunk, int tokens) {
     constexpr unsigned PIECES = NP / 4;
     const unsigned thread = thread_here();
     const int64_t from = ((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES);
-    load_split_rows<NP>(tile, static_cast<const float*>(data) + (walk.base(base) + from), stride.t, tokens, in.columns);
+    load_split_rows<NP>(tile, static_cast<const float*>(data) + (cursor.base(base) + from), stride.t, tokens,
+                        in.columns);
 }
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk, of which the first SHORT lanes' exist. */
-GT_DEV void load_dt(const Problem& in, const ShortWalk& walk, int unit, int chunk, float (&dt)[2]) {
-    load_dt(in, offset_of(in.dt_stride, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
+GT_DEV void load_dt(const Problem& in, const ShortCursor& cursor, int unit, int chunk, float (&dt)[2]) {
+    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
 }
 
-GT_DEV Scale split_decay(uint32_t cells) {
-    const float2 scale = lds<float2>(cells + 4 * Factors::KEEP);
+GT_DEV Scale split_decay(uint32_t addresses) {
+    const float2 scale = lds<float2>(addresses + 4 * Factors::KEEP);
     return {scale.x, scale.y};
 }
 
 /* The plain checkpoint of a unit that is the state before chunk `chunk`, or (REVERSE) after it. */
-GT_DEV float* plain_slot(const Problem& in, const ShortWalk& walk, const Checkpoints& checkpoints, int unit,
+GT_DEV float* plain_slot(const Problem& in, const ShortCursor& cursor, const Checkpoints& checkpoints, int unit,
                          int chunk) {
-    return checkpoints.plain + unit_slot(in, walk, unit, chunk / (CHUNK / SHORT)) * in.P * in.N;
+    return checkpoints.plain + unit_slot(in, cursor, unit, chunk / (CHUNK / SHORT)) * in.P * in.N;
 }
 
 /* Weights of the update of a unit, by one warp: Delta suf, reverse: pre. */
-GT_DEV void split_update_weights(uint32_t weights, uint32_t cells, uint32_t left, uint32_t right, bool reverse) {
+GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     float2 a = {0.0f, 0.0f}, b = a, weight = a;
     if (t < SHORT) {
         a = lds<float2>(left + 4 * t);
         b = lds<float2>(right + 4 * t);
-        const float2 first = lds<float2>(cells + 4 * ((reverse ? Factors::PRE : Factors::DELTA) + t));
-        const float2 suf = reverse ? float2{1.0f, 1.0f} : lds<float2>(cells + 4 * (Factors::SUF + t));
+        const float2 first = lds<float2>(addresses + 4 * ((reverse ? Factors::PRE : Factors::DELTA) + t));
+        const float2 suf = reverse ? float2{1.0f, 1.0f} : lds<float2>(addresses + 4 * (Factors::SUF + t));
         weight = {first.x * suf.x, first.y * suf.y};
     }
     make_split_weights(weights, weight, a, b);

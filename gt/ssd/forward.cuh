@@ -32,37 +32,37 @@ struct ForwardParams {
     int64_t slot_capacity;
 };
 
-/* y of the ROUND tokens whose sums lie in PARTS. */
+/* y of the ROUND tokens whose sums lie in PARTIAL. */
 template <class C>
-GT_DEV void finish_y(const ForwardParams& p, const Place<C>& s, int64_t first, int round, int tokens, bool skipped) {
+GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first, int round, int tokens, bool skipped) {
     const Problem& in = p.in;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
-        const int t = round + i / TILE_P, row = i % TILE_P, cell = t * TILE_P + row;
+        const int t = round + i / TILE_P, row = i % TILE_P, address = t * TILE_P + row;
         if (t >= tokens || row >= s.rows) continue;
-        float y = fma_rn(skip_of(in, s, row), s.value(C::X + cell), sum_parts(s, i));
-        if (in.z) y *= s.value(C::GATE + cell);
+        float y = fma_rn(skip_of(in, s, row), s.value(C::X + address), sum_partial(s, i));
+        if (in.z) y *= s.value(C::GATE + address);
         store_as(p.y, in.dtype, offset_of(p.y_stride, s.b, first + t, s.h) + s.p0 + row, skipped ? 0.0f : y);
     }
 }
 
 /* silu(z) */
 template <class C>
-GT_DEV void stage_gate(const Problem& in, const Place<C>& s, int64_t first) {
-    using Part = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
+GT_DEV void stage_gate(const Problem& in, const Position<C>& s, int64_t first) {
+    using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
     GT_NO_UNROLL
     for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
-        Part z;
+        Half z;
         z.load(head_rows(in, s, in.z, in.z_stride, first).after(row));
         GT_UNROLL
-        for (int k = 0; k < Part::COUNT; k++)
-            sts<float>(s.cell(C::GATE + row * TILE_P + Part::index(k)), silu(z.value(k)));
+        for (int k = 0; k < Half::COUNT; k++)
+            sts<float>(s.address(C::GATE + row * TILE_P + Half::index(k)), silu(z.value(k)));
     }
 }
 
 /* One segment, number `item` of those that the blocks of a tile and head share. */
 template <class C>
-GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
+GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item) {
     const Problem& in = p.in;
     const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
     if (skips(p.is_local, span, span.ends)) return;
@@ -84,10 +84,10 @@ GT_DEV void forward_segment(const ForwardParams& p, Place<C>& s, int64_t item) {
         }
         const int tokens = tokens_from(s, first);
         stage_decays(in, s, first);
-        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.cell(C::X), head_rows(in, s, in.x, in.x_stride, first));
-        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.address(C::X), head_rows(in, s, in.x, in.x_stride, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
         if (p.y) {
-            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.cell(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
             if (in.z) stage_gate(in, s, first);
         }
         sync_threads();
@@ -123,7 +123,7 @@ GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
                       : RN == 8 ? 4
                                 : 3)
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    Place<Traits<RN, WARPS>> s(p.in);
+    Position<Traits<RN, WARPS>> s(p.in);
     for (int64_t item = strand_of(p.in); item < items_of(p.in); item += strands_of(p.in)) forward_segment(p, s, item);
 }
 

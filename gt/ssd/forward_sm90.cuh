@@ -55,7 +55,7 @@ constexpr int MEASURED_SLOTS = 8; /* the bound of a state becomes its maximum wh
 
 /* ---- factors as the consumers read them ------------------------------------------------------------------------- */
 
-/* The cells of Factors once finish_factors() has merged them with the powers of B and C: */
+/* The addresses of Factors once finish_factors() has merged them with the powers of B and C: */
 struct Merged {
     static constexpr int RIGHT = Factors::DELTA; /* [s] Delta / powers of B and x */
     static constexpr int PRE = Factors::PRE;     /* [t] pre / power of C */
@@ -65,7 +65,7 @@ struct Merged {
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
     static constexpr int OWN =
-        DIAGONAL; /* [part][2][t], once M is made: what a warp multiplies y by, and the rows of x */
+        DIAGONAL; /* [unit_warp][2][t], once M is made: what a warp multiplies y by, and the rows of x */
 
     /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
@@ -82,17 +82,17 @@ static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepar
 /* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  inverses: of
  * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
 template <int NP>
-GT_DEV void finish_factors(uint32_t cells, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
+GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
     const int lane = here(), t = 2 * lane, block = lane / 8;
-    const auto two = [&](int at) { return lds<float2>(cells + 4 * (at + t)); };
-    const auto put = [&](int at, float2 x) { sts<float2>(cells + 4 * (at + t), x); };
+    const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
+    const auto put = [&](int at, float2 x) { sts<float2>(addresses + 4 * (at + t), x); };
     const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
     const float2 x = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
     const float2 delta = two(Factors::DELTA), suf = two(Factors::SUF);
     const float2 pre = two(Factors::PRE), U = two(Factors::U), V = two(Factors::V), half = two(Factors::HALF);
-    const float between[2] = {lds<float>(cells + 4 * (Factors::BETWEEN + (block == 1 ? 1 : 0))),
-                              lds<float>(cells + 4 * (Factors::BETWEEN + 2))};
-    const float growth = lds<float>(cells + 4 * Factors::GROWTH);
+    const float between[2] = {lds<float>(addresses + 4 * (Factors::BETWEEN + (block == 1 ? 1 : 0))),
+                              lds<float>(addresses + 4 * (Factors::BETWEEN + 2))};
+    const float growth = lds<float>(addresses + 4 * Factors::GROWTH);
     const Power power_x = power_of(x.x), power_y = power_of(x.y);
     const float2 plain = {delta.x * b.x, delta.y * b.y};
     const float2 right = {plain.x * power_x.inverse, plain.y * power_y.inverse};
@@ -157,8 +157,8 @@ struct HopperTile {
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int WALK = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
-    static constexpr int FULL = WALK + (CONSUMERS + 1) * GroupWalk<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
+    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int GATE_FULL = EMPTY + 16;
     static constexpr int BYTES = GATE_FULL + 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
@@ -167,7 +167,7 @@ struct HopperTile {
 
 /* Where a piece of a row of B or C lies. */
 template <class Tile>
-GT_DEV uint32_t group_cell(int row, int piece) {
+GT_DEV uint32_t group_address(int row, int piece) {
     return gt::tile_at<Tile::ROW>(row, piece, Tile::PANEL);
 }
 
@@ -185,7 +185,7 @@ GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
         GT_UNROLL
         for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
             x[i / Lanes::PIECES][i % Lanes::PIECES] =
-                lds<uint4>(tile + at.cell(block + i / Lanes::PIECES, i % Lanes::PIECES));
+                lds<uint4>(tile + at.address(block + i / Lanes::PIECES, i % Lanes::PIECES));
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
             const float largest = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
@@ -206,12 +206,13 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
     GT_NO_UNROLL
     for (int first = 0; first < OWN; first += AT_ONCE) {
         uint4 x[AT_ONCE][PIECES];
-        const auto cell = [&](int block, int i) {
-            return tile +
-                   group_cell<Tile>((4 * (first + block) + warp) * Lanes::ROWS + at.row, at.piece + Lanes::LANES * i);
+        const auto address = [&](int block, int i) {
+            return tile + group_address<Tile>((4 * (first + block) + warp) * Lanes::ROWS + at.row,
+                                              at.piece + Lanes::LANES * i);
         };
         GT_UNROLL
-        for (int i = 0; i < AT_ONCE * PIECES; i++) x[i / PIECES][i % PIECES] = lds<uint4>(cell(i / PIECES, i % PIECES));
+        for (int i = 0; i < AT_ONCE * PIECES; i++)
+            x[i / PIECES][i % PIECES] = lds<uint4>(address(i / PIECES, i % PIECES));
         float largest[AT_ONCE];
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) largest[k] = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
@@ -220,8 +221,9 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
             const Power power = power_of(largest[k]);
             GT_UNROLL
             for (int i = 0; i < PIECES; i++)
-                sts<uint4>(cell(k, i), {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
-                                        scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
+                sts<uint4>(address(k, i),
+                           {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
+                            scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
             if (at.piece == 0)
                 sts<float>(inverses + 4 * ((4 * (first + k) + warp) * Lanes::ROWS + at.row), power.inverse);
         }
@@ -233,7 +235,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS;
     const Problem& in = p.in;
-    const GroupWalk<UNITS> walk = {smem + Tile::WALK + CONSUMERS * GroupWalk<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
@@ -243,31 +245,31 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            walk.enter(in, span, item, BARRIER, [&] {
-                walk.put_offsets(0, in.x_stride);
-                if (Tile::HAS_GATE && in.z) walk.put_offsets(1, in.z_stride);
+            cursor.enter(in, span, item, BARRIER, [&] {
+                cursor.put_offsets(0, in.x_stride);
+                if (Tile::HAS_GATE && in.z) cursor.put_offsets(1, in.z_stride);
             });
         }
-        const int chunks = walk.chunks();
+        const int chunks = cursor.chunks();
         /* where the thread's first rows of the chunk that is copied next lie */
         const T *B, *C;
         int64_t x = of_units.own(in.x_stride.t), z = Tile::HAS_GATE ? of_units.own(in.z_stride.t) : 0;
-        const int64_t b = walk.b(), token = walk.token(0);
-        B = of_group.own(static_cast<const T*>(in.Bm) + offset_of(in.Bm_stride, b, token, walk.group()),
+        const int64_t b = cursor.b(), token = cursor.token(0);
+        B = of_group.own(static_cast<const T*>(in.Bm) + offset_of(in.Bm_stride, b, token, cursor.group()),
                          in.Bm_stride.t);
-        C = of_group.own(static_cast<const T*>(in.Cm) + offset_of(in.Cm_stride, b, token, walk.group()),
+        C = of_group.own(static_cast<const T*>(in.Cm) + offset_of(in.Cm_stride, b, token, cursor.group()),
                          in.Cm_stride.t);
-        int64_t times = offset_of(in.dt_stride, b, token, walk.head(unit));
+        int64_t times = offset_of(in.dt_stride, b, token, cursor.head(unit));
         UnitTimes of_unit = {};
-        if (makes_factors) of_unit.enter(in, walk.head(unit));
+        if (makes_factors) of_unit.enter(in, cursor.head(unit));
         const auto load_times = [&](int chunk) {
-            if (makes_factors && chunk < chunks) of_unit.load(in, times, walk.tokens(chunk));
+            if (makes_factors && chunk < chunks) of_unit.load(in, times, cursor.tokens(chunk));
             times += CHUNK * in.dt_stride.t;
         };
         const auto load_x = [&](int chunk, int number) {
             const uint32_t to = smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X;
             if (chunk < chunks)
-                copy_units(of_units, walk, 0, to, static_cast<const T*>(in.x), x, in.x_stride.t, walk.tokens(chunk),
+                copy_units(of_units, cursor, 0, to, static_cast<const T*>(in.x), x, in.x_stride.t, cursor.tokens(chunk),
                            in.P);
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
@@ -276,8 +278,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         const auto load_gate = [&](int chunk) {
             if constexpr (Tile::HAS_GATE) {
                 if (in.z && chunk >= 0) {
-                    copy_units(of_units, walk, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
-                               walk.tokens(chunk), in.P);
+                    copy_units(of_units, cursor, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
+                               cursor.tokens(chunk), in.P);
                     z += CHUNK * in.z_stride.t;
                     cp_async_arrive(smem + Tile::GATE_FULL);
                 }
@@ -288,10 +290,10 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         if constexpr (Tile::X_AHEAD) load_x(0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
-            const int stage = n % 2, tokens = walk.tokens(chunk);
+            const int stage = n % 2, tokens = cursor.tokens(chunk);
             const uint32_t B_tile = smem + Tile::B + stage * Tile::TILE_B,
                            C_tile = smem + Tile::C + stage * Tile::TILE_B;
-            const uint32_t cells = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
+            const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
             if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
@@ -304,7 +306,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             if (makes_factors) {
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(chunk + 1);
-                make_factors(cells, delta, of_unit.A);
+                make_factors(addresses, delta, of_unit.A);
             }
             cp_async_wait<Tile::LATER + 1>();
             bar_sync(BARRIER, WARPGROUP);
@@ -317,7 +319,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
             bar_sync(BARRIER, WARPGROUP);
             if (makes_factors)
-                finish_factors<Tile::NP>(cells, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
+                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
@@ -325,26 +327,26 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
             load_gate(chunks - 1);
         }
-        item = walk.item();
+        item = cursor.item();
     }
 }
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* M of a unit from S: the warp's rows 16 part + g, + 8, block by block up to the diagonal. */
-GT_DEV void store_pairs(uint32_t cells, uint32_t M, int part, const float (&S)[8][4]) {
-    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * part + g;
-    const auto value = [&](int at) { return lds<float>(cells + 4 * at); };
-    const auto two = [&](int at) { return lds<float2>(cells + 4 * at); };
+/* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal. */
+GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
+    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
+    const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
+    const auto two = [&](int at) { return lds<float2>(addresses + 4 * at); };
     const uint32_t to = by_rows<64>(M);
     const float row[2] = {value(Merged::ROW + t), value(Merged::ROW + t + 8)};
-    const int columns = Merged::column(part) + 2 * j;
+    const int columns = Merged::column(unit_warp) + 2 * j;
     GT_UNROLL
     for (int sb = 0; sb < BLOCKS; sb++) {
-        if (sb > part) break;
+        if (sb > unit_warp) break;
         const float(&low)[4] = S[2 * sb], (&high)[4] = S[2 * sb + 1];
         uint32_t pairs[4]; /* rows + 0, + 8 of columns + 0; then of + 8 */
-        if (sb < part) {
+        if (sb < unit_warp) {
             const float2 first = two(columns + BLOCK * sb), second = two(columns + BLOCK * sb + 8);
             pairs[0] = pack_f16(low[0] * (row[0] * first.x), low[1] * (row[0] * first.y));
             pairs[1] = pack_f16(low[2] * (row[1] * first.x), low[3] * (row[1] * first.y));
@@ -365,18 +367,18 @@ GT_DEV void store_pairs(uint32_t cells, uint32_t M, int part, const float (&S)[8
             pairs[3] =
                 pack_f16(high[2] * (left[1] * (right[1].x * lower.x)), high[3] * (left[1] * (right[1].y * lower.y)));
         }
-        stmatrix_x4(tile_at<64>(to, part, sb), pairs);
+        stmatrix_x4(tile_at<64>(to, unit_warp, sb), pairs);
     }
 }
 
 /* Zeros above the diagonal of M, which nothing writes later. */
-GT_DEV void clear_pairs(uint32_t M, int part) {
+GT_DEV void clear_pairs(uint32_t M, int unit_warp) {
     const uint32_t to = by_rows<64>(M);
     const uint32_t zeros[4] = {0, 0, 0, 0};
-    for (int sb = part + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, part, sb), zeros);
+    for (int sb = unit_warp + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
 }
 
-/* 16 tokens of y times silu(z).  z: the lane's cell in a tile of z. */
+/* 16 tokens of y times silu(z).  z: the lane's address in a tile of z. */
 template <class T>
 GT_DEV void apply_gate(uint32_t z, float (&first)[4], float (&second)[4]) {
     using E = Element<T>;
@@ -400,10 +402,10 @@ template <class Tile>
 struct Consumer {
     uint32_t smem;
     GT_METHOD int group() const { return thread_here() / WARPGROUP; }
-    GT_METHOD int part() const { return thread_here() / 32 % 4; }
+    GT_METHOD int unit_warp() const { return thread_here() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
-    GT_METHOD GroupWalk<Tile::UNITS> walk() const {
-        return {smem + Tile::WALK + group() * GroupWalk<Tile::UNITS>::BYTES};
+    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
+        return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD uint32_t x(int n, int i) const {
         return smem + Tile::X + (made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
@@ -412,7 +414,7 @@ struct Consumer {
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t B(int n) const { return smem + Tile::B + made_here(n) % 2 * Tile::TILE_B; }
     GT_METHOD uint32_t C(int n) const { return smem + Tile::C + made_here(n) % 2 * Tile::TILE_B; }
-    GT_METHOD uint32_t cells(int n, int i) const {
+    GT_METHOD uint32_t addresses(int n, int i) const {
         return smem + Tile::FACTORS + 4 * Merged::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
     }
     GT_METHOD uint32_t prepared(int n, int i) const {
@@ -425,18 +427,18 @@ struct Consumer {
 template <class Tile>
 GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i, WarpState<Tile::NP>& state) {
     const Problem& in = p.in;
-    const GroupWalk<Tile::UNITS> walk = me.walk();
-    const int unit = me.unit(i), part = me.part(), row0 = walk.row0(unit) + 16 * part;
-    if (!walk.exists(unit)) return;
-    const int64_t slot = walk.slot(unit, chunk);
+    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+    const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
+    if (!cursor.exists(unit)) return;
+    const int64_t slot = cursor.slot(unit, chunk);
     state.power.inverse = inverse_of(state.power.value);
     if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
-    store_checkpoint<Tile::NP>(me.M(i), part, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
+    store_checkpoint<Tile::NP>(me.M(i), unit_warp, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
                                in.P - row0, in.N, in.N);
     constexpr int SLABS = (Tile::NP + SLAB - 1) / SLAB; /* of every N that NP is for */
     if (lane_id() < SLABS && row0 < in.P)
         p.checkpoints.powers[(slot * row_tiles(in.P) + row0 / 16) * SLABS + lane_id()] = state.power.inverse;
-    clear_pairs(me.M(i), part); /* it was used */
+    clear_pairs(me.M(i), unit_warp); /* it was used */
 }
 
 /* The accumulators of y again, if their shape is that of the sums of an update. */
@@ -452,9 +454,9 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
                          WarpState<Tile::NP>& state) {
     using T = typename Tile::T;
     using E = Element<T>;
-    const GroupWalk<Tile::UNITS> walk = me.walk();
-    const int unit = me.unit(i), part = me.part();
-    const uint32_t cells = me.cells(n, i), weights = me.prepared(n, i);
+    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+    const int unit = me.unit(i), unit_warp = me.unit_warp();
+    const uint32_t addresses = me.addresses(n, i), weights = me.prepared(n, i);
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
     constexpr int STEPS = NP / 16,
                   AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all H do not fit: see below */
@@ -487,10 +489,10 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
-    const uint32_t own = cells + 4 * (Merged::OWN + 2 * CHUNK * part), own_powers = own + 4 * CHUNK;
+    const uint32_t own = addresses + 4 * (Merged::OWN + 2 * CHUNK * unit_warp), own_powers = own + 4 * CHUNK;
     { /* a lane makes them for two tokens */
         const int t = 2 * here();
-        const float2 pre = lds<float2>(cells + 4 * (Merged::PRE + t));
+        const float2 pre = lds<float2>(addresses + 4 * (Merged::PRE + t));
         const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
         sts<float2>(own + 4 * t, {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power});
         sts<float2>(own_powers + 4 * t, {x_power.x * for_x, x_power.y * for_x});
@@ -501,7 +503,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     uint32_t x[BLOCKS][4];
     const uint32_t columns = by_columns<64>(me.x(n, i));
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part));
+    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp));
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const float2 factor = lds<float2>(own + 4 * (8 * i + 2 * j));
@@ -520,10 +522,10 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], wgmma_step(M, k_bytes<128, Major::K>(16 * k)));
     wgmma_commit();
-    const int row0 = walk.row0(unit) + 16 * part;
+    const int row0 = cursor.row0(unit) + 16 * unit_warp;
     const bool gated = Tile::HAS_GATE && in.z;
     const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
-    const float decay = chunk_decay(cells);
+    const float decay = chunk_decay(addresses);
     state.bound = finite(decay * state.bound + added_up.y);
     state.power.value = power_of(state.bound).value;
     const float factor = finite(decay * undo) * state.power.value, scale = added_up.x * state.power.value;
@@ -531,12 +533,12 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_pin(y);
     float skip[2] = {0.0f, 0.0f};
     if (in.Dskip && in.skip_per_channel) {
-        const float* from = in.Dskip + (int64_t)walk.head(unit) * in.P;
+        const float* from = in.Dskip + (int64_t)cursor.head(unit) * in.P;
         const int row = row0 + here() / 4, next = row + 8;
         skip[0] = row < in.P ? from[row] : 0.0f;
         skip[1] = next < in.P ? from[next] : 0.0f;
     } else {
-        skip[0] = skip[1] = walk.number(unit);
+        skip[0] = skip[1] = cursor.number(unit);
     }
     uint32_t v[BLOCKS][4];
     if (gated && i == 0) mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
@@ -544,7 +546,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
-        ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, part)); /* as it came */
+        ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp)); /* as it came */
         GT_UNROLL
         for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
             const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
@@ -553,11 +555,11 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
             to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        if (gated) apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i)), k, part), y[2 * k], y[2 * k + 1]);
+        if (gated) apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i)), k, unit_warp), y[2 * k], y[2 * k + 1]);
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
         sync_warp(); /* other lanes have read x there */
-        stmatrix_x4_trans(tile_at<64>(columns, k, part), out);
+        stmatrix_x4_trans(tile_at<64>(columns, k, unit_warp), out);
     }
     constexpr int WIDTH = NP / 8 < 8 ? NP / 8 : 8;
     GT_UNROLL
@@ -603,25 +605,25 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
     const Problem& in = p.in;
     const Consumer<Tile> me = {smem};
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.part());
+    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp());
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
         WarpState<NP> state[HEADS];
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            me.walk().enter(in, span, item, 2 + me.group(), [&] {
-                me.walk().put_offsets(0, p.y_stride);
+            me.cursor().enter(in, span, item, 2 + me.group(), [&] {
+                me.cursor().put_offsets(0, p.y_stride);
                 for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
-                    me.walk().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.walk().head(i)] : 0.0f);
+                    me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
             });
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
-                state[i].load(start ? start + me.walk().state(in, me.unit(i), 0) : nullptr,
-                              me.walk().row0(me.unit(i)) + 16 * me.part(), in);
+                state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
+                              me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
-        const int chunks = me.walk().chunks();
+        const int chunks = me.cursor().chunks();
         /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
         float S[8][4] = {};
         GT_NO_UNROLL
@@ -644,7 +646,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 wgmma_wait<0>();
                 wgmma_pin(S);
                 GT_UNROLL
-                for (int i = 0; i < HEADS; i++) store_pairs(me.cells(n, i), me.M(i), me.part(), S);
+                for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
             }
             fence_async_proxy();
             me.wait();
@@ -659,25 +661,26 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             me.wait(); /* y is there, and M free */
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
-                const GroupWalk<Tile::UNITS> walk = me.walk();
+                const GroupCursor<Tile::UNITS> cursor = me.cursor();
                 const int unit = me.unit(i);
-                if (!walk.exists(unit)) continue;
-                store_rows(me.x(n, i), static_cast<T*>(p.y) + walk.offset(0, unit), p.y_stride.t, chunk * CHUNK,
-                           walk.tokens(chunk), in.P - walk.row0(unit));
+                if (!cursor.exists(unit)) continue;
+                store_rows(me.x(n, i), static_cast<T*>(p.y) + cursor.offset(0, unit), p.y_stride.t, chunk * CHUNK,
+                           cursor.tokens(chunk), in.P - cursor.row0(unit));
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
         }
-        item = me.walk().item();
+        item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (p.state_out && same.ends) {
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
-                const GroupWalk<Tile::UNITS> walk = me.walk();
+                const GroupCursor<Tile::UNITS> cursor = me.cursor();
                 const int unit = me.unit(i);
-                if (!walk.exists(unit)) continue;
+                if (!cursor.exists(unit)) continue;
                 state[i].power.inverse = inverse_of(state[i].power.value);
-                state[i].store(p.state_out + walk.state(in, unit, same.sequence), walk.row0(unit) + 16 * me.part(), in);
+                state[i].store(p.state_out + cursor.state(in, unit, same.sequence),
+                               cursor.row0(unit) + 16 * me.unit_warp(), in);
             }
         }
     }

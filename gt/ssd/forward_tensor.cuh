@@ -63,8 +63,8 @@ struct ForwardTile {
     static constexpr int C_INVERSE = DT + UNITS * 4 * CHUNK;
     static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;      /* [UNITS] */
     static constexpr int BOUNDS = X_INVERSE + UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
-    static constexpr int WALK = BOUNDS + 4 * WARPS;
-    static constexpr int BYTES = WALK + Walk::BYTES;
+    static constexpr int CURSOR = BOUNDS + 4 * WARPS;
+    static constexpr int BYTES = CURSOR + Cursor::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING >= WarpState<NP>::STAGING && STAGING >= 1024 && STAGING % 128 == 0, "holds 32 tokens of y");
@@ -76,53 +76,53 @@ GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb +
 
 /* Starts the copies of a chunk's tile of each unit of x, dy or z. */
 template <class T>
-GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles, const Walk& walk,
-                       int chunk) {
+GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
+                       const Cursor& cursor, int chunk) {
     GT_UNROLL
     for (int unit = 0; unit < UNITS; unit++) {
-        if (unit >= walk.units()) continue;
-        const int row0 = walk.row0(unit);
+        if (unit >= cursor.units()) continue;
+        const int row0 = cursor.row0(unit);
         const T* first =
-            static_cast<const T*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.head(unit)) + row0;
-        load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, walk.tokens(chunk), in.P - row0);
+            static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.head(unit)) + row0;
+        load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, cursor.tokens(chunk), in.P - row0);
     }
 }
 
 /* And of B or C. */
 template <class T, int NP>
-GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile, const Walk& walk,
-                       int chunk) {
-    const T* first = static_cast<const T*>(data) + offset_of(stride, walk.b(), walk.token(chunk), walk.group());
-    load_tile<NP, THREADS>(tile, first, stride.t, walk.tokens(chunk), in.columns);
+GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
+                       const Cursor& cursor, int chunk) {
+    const T* first = static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.group());
+    load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
 }
 
 /* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what
  * the state gives, which may be much larger, must not overflow. */
 template <class Tile>
 GT_DEV Power pair_power(uint32_t smem, int unit) {
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const int t = 2 * here();
     const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
     const float2 x = lds<float2>(smem + Tile::X_INVERSE + 4 * (CHUNK * unit + t));
-    const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t));
+    const float2 delta = lds<float2>(addresses + 4 * (Factors::DELTA + t));
     float right = fmaxf(fabsf(delta.x) * b.x * x.x, fabsf(delta.y) * b.y * x.y), left = fmaxf(c.x, c.y);
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
         right = fmaxf(right, shfl_xor(right, mask));
         left = fmaxf(left, shfl_xor(left, mask));
     }
-    const float4 states = lds<float4>(smem + Tile::BOUNDS + 4 * PARTS * unit);
+    const float4 states = lds<float4>(smem + Tile::BOUNDS + 4 * UNIT_WARPS * unit);
     right = fmaxf(right * 0x1p14f, fmaxf(fmaxf(states.x, states.y), fmaxf(states.z, states.w)) * 0x1p-106f);
-    return power_of(finite(left * right * lds<float>(cells + 4 * Factors::GROWTH) * (0x1p14f * Tile::NP)));
+    return power_of(finite(left * right * lds<float>(addresses + 4 * Factors::GROWTH) * (0x1p14f * Tile::NP)));
 }
 
 /* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
 template <class Tile>
 GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4], float power) {
     const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
-    const auto value = [&](int at, int i) { return lds<float>(cells + 4 * (at + i)); };
-    const auto two = [&](int at, int i) { return lds<float2>(cells + 4 * (at + i)); };
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
+    const auto value = [&](int at, int i) { return lds<float>(addresses + 4 * (at + i)); };
+    const auto two = [&](int at, int i) { return lds<float2>(addresses + 4 * (at + i)); };
     float left[2] = {lds<float>(smem + Tile::C_INVERSE + 4 * t) * power,
                      lds<float>(smem + Tile::C_INVERSE + 4 * (t + 8)) * power};
     float2 right[2];
@@ -146,7 +146,7 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
         M[1][2] = S[1][2] * left[1] * (right[1].x * lower.x);
         M[1][3] = S[1][3] * left[1] * (right[1].y * lower.y);
     } else {
-        const float between = lds<float>(cells + 4 * between_cell(tb, sb));
+        const float between = lds<float>(addresses + 4 * between_index(tb, sb));
         left[0] *= value(Factors::U, t);
         left[1] *= value(Factors::U, t + 8);
         GT_UNROLL
@@ -161,7 +161,7 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
     const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        sts<uint32_t>(to + tile_cell<16>(g + 8 * (i / 2), i % 2),
+        sts<uint32_t>(to + tile_address<16>(g + 8 * (i / 2), i % 2),
                       pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
 }
 
@@ -189,12 +189,13 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     }
 }
 
-/* y of 32 tokens, 16 tb + g (+ 8) for tb from 2 `round` on, in rows 16 part + 8 n + 2j, + 1 of the unit: products. */
+/* y of 32 tokens, 16 tb + g (+ 8) for tb from 2 `round` on, in rows 16 unit_warp + 8 n + 2j, + 1 of the unit: products.
+ * */
 template <class Tile>
-GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, const WarpState<Tile::NP>& state,
+GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int unit_warp, const WarpState<Tile::NP>& state,
                    float (&y)[2][2][4]) {
     const int g = here() / 4;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * (Factors::COUNT * unit + Factors::PRE);
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * (Factors::COUNT * unit + Factors::PRE);
     GT_UNROLL
     for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] = 0.0f;
     const uint32_t C = by_rows<Tile::NP>(smem + Tile::C) + 32 * round * TileShape<Tile::NP>::PITCH_BYTES;
@@ -219,7 +220,7 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const int t = 32 * round + 8 * i + g;
-        const float pre = lds<float>(cells + 4 * t) * lds<float>(smem + Tile::C_INVERSE + 4 * t),
+        const float pre = lds<float>(addresses + 4 * t) * lds<float>(smem + Tile::C_INVERSE + 4 * t),
                     factor = finite(pre * power);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
@@ -232,7 +233,7 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
     GT_NO_UNROLL
     for (int sb = 0; sb < 2 * round + 2; sb++) {
         uint32_t right[4], m[4];
-        ldmatrix_x4_trans(right, tile_at<64>(rows, sb, part));
+        ldmatrix_x4_trans(right, tile_at<64>(rows, sb, unit_warp));
         GT_UNROLL
         for (int tb = 0; tb < 2; tb++) {
             if (sb > 2 * round + tb) continue;
@@ -247,30 +248,31 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int part, con
 /* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a
  * token write 32 bytes side by side. */
 template <class Tile>
-GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk& walk, int chunk, int round, int unit,
-                    int part, float (&y)[2][2][4]) {
+GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Cursor& cursor, int chunk, int round,
+                    int unit, int unit_warp, float (&y)[2][2][4]) {
     using T = typename Tile::T;
     using E = Element<T>;
     const Problem& in = p.in;
-    const int lane = here(), g = lane / 4, j = lane % 4, h = walk.head(unit), row0 = walk.row0(unit) + 16 * part;
+    const int lane = here(), g = lane / 4, j = lane % 4, h = cursor.head(unit),
+              row0 = cursor.row0(unit) + 16 * unit_warp;
     const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
     GT_UNROLL
     for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] *= undo;
-    const int64_t token = walk.token(chunk) + 32 * round + g;
-    const int tokens = walk.tokens(chunk) - 32 * round - g;
+    const int64_t token = cursor.token(chunk) + 32 * round + g;
+    const int tokens = cursor.tokens(chunk) - 32 * round - g;
     if (p.share) {
-        float* share = p.share + ((walk.b() * in.sequences.T + token) * in.H + h) * in.P + row0 + 2 * j;
+        float* share = p.share + ((cursor.b() * in.sequences.T + token) * in.H + h) * in.P + row0 + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
             if (8 * (i / 2) >= tokens || row0 + 8 * (i % 2) >= in.P) continue;
-            float* cell = share + 8 * (i / 2) * in.H * in.P + 8 * (i % 2);
+            float* address = share + 8 * (i / 2) * in.H * in.P + 8 * (i % 2);
             if (p.has_share) {
-                const float2 before = ldg<float2>(cell);
+                const float2 before = ldg<float2>(address);
                 to[0] += before.x;
                 to[1] += before.y;
             }
-            if (p.leaves_share) stg<float2>(cell, {to[0], to[1]});
+            if (p.leaves_share) stg<float2>(address, {to[0], to[1]});
         }
         if (p.leaves_share) return;
     }
@@ -289,7 +291,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
             uint32_t plain[4];
-            ldmatrix_x4(plain, tile_at<64>(rows, 2 * round + i, part));
+            ldmatrix_x4(plain, tile_at<64>(rows, 2 * round + i, unit_warp));
             const uint32_t inverses = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + 32 * round + BLOCK * i + g);
             const float inverse[2] = {lds<float>(inverses), lds<float>(inverses + 32)};
             GT_UNROLL
@@ -301,7 +303,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         }
     }
     const auto load = [&](const void* data, const gt_stride& stride, uint32_t(&values)[8]) {
-        const T* from = static_cast<const T*>(data) + offset_of(stride, walk.b(), token, h) + row0 + 2 * j;
+        const T* from = static_cast<const T*>(data) + offset_of(stride, cursor.b(), token, h) + row0 + 2 * j;
         GT_UNROLL
         for (int i = 0; i < 8; i++)
             values[i] = 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P
@@ -329,7 +331,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
         }
     }
     const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
-    T* to = static_cast<T*>(p.y) + offset_of(p.y_stride, walk.b(), token, h) + row0 + (odd ? 8 : 0) + j / 2 * 4;
+    T* to = static_cast<T*>(p.y) + offset_of(p.y_stride, cursor.b(), token, h) + row0 + (odd ? 8 : 0) + j / 2 * 4;
     const bool exists = row0 + (odd ? 8 : 0) < in.P;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -343,15 +345,15 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Walk
 
 /* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
  * lane, 2 lane + 1. */
-GT_DEV float2 update_weight(uint32_t cells, uint32_t left, uint32_t right, bool reverse) {
+GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
     if (reverse) {
-        const float2 pre = lds<float2>(cells + 4 * (Factors::PRE + t));
+        const float2 pre = lds<float2>(addresses + 4 * (Factors::PRE + t));
         return {pre.x * a.x * b.x, pre.y * a.y * b.y};
     }
-    const float2 delta = lds<float2>(cells + 4 * (Factors::DELTA + t)),
-                 suf = lds<float2>(cells + 4 * (Factors::SUF + t));
+    const float2 delta = lds<float2>(addresses + 4 * (Factors::DELTA + t)),
+                 suf = lds<float2>(addresses + 4 * (Factors::SUF + t));
     return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
 }
 
@@ -361,120 +363,122 @@ GT_DEV float2 update_bounds(float2 weight) {
 }
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk. */
-GT_DEV void load_dt(const Problem& in, const Walk& walk, int unit, int chunk, float (&dt)[2]) {
-    load_dt(in, offset_of(in.dt_stride, walk.b(), walk.token(chunk), walk.head(unit)), walk.tokens(chunk), dt);
+GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, float (&dt)[2]) {
+    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
 }
 
 /* The decay of a chunk. */
-GT_DEV float chunk_decay(uint32_t cells) {
-    const float2 scale = lds<float2>(cells + 4 * Factors::KEEP);
+GT_DEV float chunk_decay(uint32_t addresses) {
+    const float2 scale = lds<float2>(addresses + 4 * Factors::KEEP);
     return scale.x + scale.y;
 }
 
 /* One segment, chunk by chunk: steps 1 to 4.  Returns the item's number: no registers keep it. */
 template <class Tile>
-GT_DEV int64_t forward_walk(const TensorParams& p, int64_t item) {
+GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
-    const Walk walk = {smem + Tile::WALK};
-    const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
+    const Cursor cursor = {smem + Tile::CURSOR};
+    const int warp = warp_id(), unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
                    next_dt = smem + Tile::DT + 4 * CHUNK * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     WarpState<NP> state;
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (!span.exists) return item;
-        walk.enter(in, span, item);
+        cursor.enter(in, span, item);
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-        const bool reads = start && unit < walk.units();
-        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
+        const bool reads = start && unit < cursor.units();
+        state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
-    const int chunks = walk.chunks();
+    const int chunks = cursor.chunks();
     if (chunks > 0) {
-        load_units<T>(in, in.x, in.x_stride, smem + Tile::X, walk, 0);
-        load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, walk, 0);
-        load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, 0);
+        load_units<T>(in, in.x, in.x_stride, smem + Tile::X, cursor, 0);
+        load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B, cursor, 0);
+        load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, cursor, 0);
     }
     cp_async_commit();
-    if (part == 0 && unit < walk.units() && chunks > 0) {
+    if (unit_warp == 0 && unit < cursor.units() && chunks > 0) {
         float dt[2];
-        load_dt(in, walk, unit, 0, dt);
+        load_dt(in, cursor, unit, 0, dt);
         sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]});
     }
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
-        const bool active = unit < walk.units();
+        const bool active = unit < cursor.units();
         float dt[2], delta[2] = {0.0f, 0.0f};
-        if (active && part == 0) {
+        if (active && unit_warp == 0) {
             const float2 kept = lds<float2>(next_dt + 8 * here());
             dt[0] = kept.x, dt[1] = kept.y;
-            deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
+            deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
         }
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
-            state.keep(p.checkpoints, unit_slot(in, walk, unit, chunk), staging, walk.row0(unit) + 16 * part, in);
+            state.keep(p.checkpoints, unit_slot(in, cursor, unit, chunk), staging, cursor.row0(unit) + 16 * unit_warp,
+                       in);
         }
         if (lane_id() == 0) sts<float>(smem + Tile::BOUNDS + 4 * warp, state.bound);
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
-            load_units<T>(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, walk,
+            load_units<T>(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, cursor,
                           chunk + 1);
-            load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, walk,
+            load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, cursor,
                               chunk + 1);
-            if (active && part == 0) load_dt(in, walk, unit, chunk + 1, dt);
+            if (active && unit_warp == 0) load_dt(in, cursor, unit, chunk + 1, dt);
         }
         cp_async_commit();
-        if (part >= 2) {
-            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, 2 * unit + part - 2, 2 * UNITS);
-            rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, 2 * unit + part - 2, 2 * UNITS);
+        if (unit_warp >= 2) {
+            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
+            rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, 2 * unit + unit_warp - 2,
+                                              2 * UNITS);
         } else if (active) {
-            if (part == 0)
-                make_factors(cells, delta, in.A[walk.head(unit)]);
+            if (unit_warp == 0)
+                make_factors(addresses, delta, in.A[cursor.head(unit)]);
             else
                 rows_to_f16<T, 64, 2>(x, smem + Tile::X_INVERSE + 4 * CHUNK * unit, 0, 1);
         }
         sync_threads();
-        if (active && part == 3) {
+        if (active && unit_warp == 3) {
             const float2 weight =
-                update_weight(cells, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
+                update_weight(addresses, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
             make_weights(weights, weight, update_bounds(weight));
             const Power pairs = pair_power<Tile>(smem, unit);
             if (lane_id() == 0) sts<float>(weights + 4 * Weights::PAIRS, pairs.value);
         }
         if (warp == 0)
-            make_pairs<Tile, 2>(smem, B, walk.units(), 1, 0);
+            make_pairs<Tile, 2>(smem, B, cursor.units(), 1, 0);
         else if (warp == 4)
-            make_pairs<Tile, 2>(smem, B, walk.units(), 3, 2);
+            make_pairs<Tile, 2>(smem, B, cursor.units(), 3, 2);
         else if (warp == 1)
-            make_pairs<Tile, 1>(smem, B, walk.units(), 0, 0);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 0, 0);
         else if (warp < 4)
-            make_pairs<Tile, 1>(smem, B, walk.units(), 3, warp - 2);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 3, warp - 2);
         else
-            make_pairs<Tile, 1>(smem, B, walk.units(), 2, warp - 5);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 2, warp - 5);
         sync_threads();
-        if (active && part == 0 && chunk + 1 < chunks)
+        if (active && unit_warp == 0 && chunk + 1 < chunks)
             sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* where B_INVERSE was until now */
         GT_NO_UNROLL
         for (int round = 0; active && round < 2; round++) {
             float y[2][2][4];
-            make_y<Tile>(smem, x, round, unit, part, state, y);
-            store_y<Tile>(p, smem, x, walk, chunk, round, unit, part, y);
+            make_y<Tile>(smem, x, round, unit, unit_warp, state, y);
+            store_y<Tile>(p, smem, x, cursor, chunk, round, unit, unit_warp, y);
         }
         sync_threads(); /* C and M are free */
-        if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, walk, chunk + 1);
+        if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, cursor, chunk + 1);
         cp_async_commit();
         if (!active) continue;
-        state.template update<T>(x, 0, part, B, weights, chunk_decay(cells));
+        state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
-    if (unit < walk.units() && p.state_out && same.ends)
-        state.store(p.state_out + unit_state(in, walk, unit, same.sequence), walk.row0(unit) + 16 * part, in);
-    return walk.item();
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again, too */
+    if (unit < cursor.units() && p.state_out && same.ends)
+        state.store(p.state_out + unit_state(in, cursor, unit, same.sequence), cursor.row0(unit) + 16 * unit_warp, in);
+    return cursor.item();
 }
 
 template <class T, int NP>
@@ -483,7 +487,7 @@ forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     wait_for_chain();
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
-        item = forward_walk<ForwardTile<T, NP>>(p, item);
+        item = forward_pass<ForwardTile<T, NP>>(p, item);
 #else
     (void)p;
     __trap();

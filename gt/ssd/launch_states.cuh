@@ -1,5 +1,5 @@
-/* gt/ssd/launch_states.cuh - ssd on tensor cores: passes over a segment that leave states only; which kernel takes them,
- * in how many segments, and their launches. */
+/* gt/ssd/launch_states.cuh - ssd on tensor cores: passes over a segment that leave states only; which kernel takes
+ * them, in how many segments, and their launches. */
 #ifndef GT_SSD_LAUNCH_STATES_CUH
 #define GT_SSD_LAUNCH_STATES_CUH
 

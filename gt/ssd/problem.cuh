@@ -25,18 +25,18 @@ template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
     static constexpr int WIDTH = 4 * WARPS * RN;
-    static constexpr int ROUND = 32 / WARPS;                 /* tokens whose sums over n are collected at a time */
-    static constexpr int X = 0;                              /* [16][64] */
-    static constexpr int B = X + SUB_CHUNK * TILE_P;         /* [16][WIDTH] */
-    static constexpr int C = B + SUB_CHUNK * WIDTH;          /* [16][WIDTH] */
-    static constexpr int PARTS = C + SUB_CHUNK * WIDTH;      /* [WARPS][ROUND][64] */
-    static constexpr int S = PARTS + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
-    static constexpr int DELTA = S + SUB_CHUNK * PITCH;      /* [16]; then a, pre, suf, Delta suf */
+    static constexpr int ROUND = 32 / WARPS;                   /* tokens whose sums over n are collected at a time */
+    static constexpr int X = 0;                                /* [16][64] */
+    static constexpr int B = X + SUB_CHUNK * TILE_P;           /* [16][WIDTH] */
+    static constexpr int C = B + SUB_CHUNK * WIDTH;            /* [16][WIDTH] */
+    static constexpr int PARTIAL = C + SUB_CHUNK * WIDTH;      /* [WARPS][ROUND][64] */
+    static constexpr int S = PARTIAL + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
+    static constexpr int DELTA = S + SUB_CHUNK * PITCH;        /* [16]; then a, pre, suf, Delta suf */
     static constexpr int LOG = DELTA + SUB_CHUNK, PRE = LOG + SUB_CHUNK, SUF = PRE + SUB_CHUNK;
     static constexpr int WEIGHT = SUF + SUB_CHUNK;
     static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep, factor, E, log E */
-    static constexpr int PLACE = SCALE + 4;          /* see Place::enter */
-    static constexpr int GATE = PLACE + 12;          /* [16][64], made of z */
+    static constexpr int POSITION = SCALE + 4;       /* see Position::enter */
+    static constexpr int GATE = POSITION + 12;       /* [16][64], made of z */
     static constexpr int FORWARD_END = GATE + SUB_CHUNK * TILE_P;
     static constexpr int DY = FORWARD_END;                     /* [16][64] */
     static constexpr int R = DY + SUB_CHUNK * TILE_P;          /* [16][PITCH], Delta_s R_ts */
@@ -46,7 +46,7 @@ struct Traits {
     static constexpr int F_PARTS = E_PARTS + WARPS * SUB_CHUNK, Z_PARTS = F_PARTS + WARPS * SUB_CHUNK;
     static constexpr int BACKWARD_END = Z_PARTS + WARPS;
     static_assert(DY % 4 == 0, "its rows are read in 16-byte pieces");
-    static_assert(PLACE % 2 == 0, "it has tokens, 8 bytes each");
+    static_assert(POSITION % 2 == 0, "it has tokens, 8 bytes each");
     static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
 };
 
@@ -81,9 +81,9 @@ struct Checkpoints {
 GT_HD int row_tiles(int P) { return (int)(((uint32_t)P + 15) / 16); }
 GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
 
-/* Floats of a slot's powers, and the place of that of a row in the first 128 columns. */
+/* Floats of a slot's powers, and the index of that of a row in the first 128 columns. */
 GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
-GT_HD int power_cell(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
+GT_HD int power_index(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
 
 /* Whether the sizes are such as tensor cores take. */
 static inline bool has_tensor_sizes(const gt_ssd_args& a) { return a.N % 16 == 0 && a.P % 8 == 0; }
@@ -113,7 +113,7 @@ static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
 /* Where a block and a thread stand.  A block has one tile of one head and takes segments of sequences in turn: those
  * of its strand, number block_x() / (H tiles). */
 template <class C>
-struct Place {
+struct Position {
     uint32_t smem;
     int64_t b;
     int h, g, tile;
@@ -121,7 +121,7 @@ struct Place {
     int p0, rows;           /* first row of the block's tile, and how many exist */
     int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
 
-    GT_METHOD explicit Place(const Problem& in) {
+    GT_METHOD explicit Position(const Problem& in) {
         const int heads = (int)in.H; /* no more than blocks */
         smem = smem_base();
         tile = block_x() % in.tiles;
@@ -135,51 +135,51 @@ struct Place {
         n_lane = 4 * warp_id() + lane_id() / 8;
         n0 = n_lane * C::RN;
     }
-    GT_METHOD uint32_t cell(int offset) const { return smem + 4 * offset; }
-    GT_METHOD float value(int offset) const { return lds<float>(cell(offset)); }
+    GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     /* The segment lies in shared memory between the two, and so nothing that is made of it (the first address of every
      * tensor, 64 bits each) is kept in registers from sub-chunk to sub-chunk.  All threads; recall() returns its first
      * token. */
     GT_METHOD void enter(const Span& span) {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
-            sts<int64_t>(cell(C::PLACE), span.b);
-            sts<int>(cell(C::PLACE + 2), h);
-            sts<int>(cell(C::PLACE + 3), g);
-            sts<int64_t>(cell(C::PLACE + 4), span.first);
-            sts<int64_t>(cell(C::PLACE + 6), span.end);
-            sts<int64_t>(cell(C::PLACE + 8), span.chunk_slot);
-            sts<TwoTermSum>(cell(C::PLACE + 10), TwoTermSum());
+            sts<int64_t>(address(C::POSITION), span.b);
+            sts<int>(address(C::POSITION + 2), h);
+            sts<int>(address(C::POSITION + 3), g);
+            sts<int64_t>(address(C::POSITION + 4), span.first);
+            sts<int64_t>(address(C::POSITION + 6), span.end);
+            sts<int64_t>(address(C::POSITION + 8), span.chunk_slot);
+            sts<TwoTermSum>(address(C::POSITION + 10), TwoTermSum());
         }
         sync_threads();
         recall();
     }
     GT_METHOD int64_t recall() {
-        b = lds<int64_t>(cell(C::PLACE));
-        h = lds<int>(cell(C::PLACE + 2));
-        g = lds<int>(cell(C::PLACE + 3));
-        end = lds<int64_t>(cell(C::PLACE + 6));
-        return lds<int64_t>(cell(C::PLACE + 4));
+        b = lds<int64_t>(address(C::POSITION));
+        h = lds<int>(address(C::POSITION + 2));
+        g = lds<int>(address(C::POSITION + 3));
+        end = lds<int64_t>(address(C::POSITION + 6));
+        return lds<int64_t>(address(C::POSITION + 4));
     }
-    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cell(C::PLACE + 8)); }
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(address(C::POSITION + 8)); }
     /* log E of the staged sub-chunk, to the sum over the segment */
     GT_METHOD void add_log() const {
         if (thread_id() != 0) return;
-        TwoTermSum sum = lds<TwoTermSum>(cell(C::PLACE + 10));
+        TwoTermSum sum = lds<TwoTermSum>(address(C::POSITION + 10));
         sum.add(value(C::SCALE + 3));
-        sts<TwoTermSum>(cell(C::PLACE + 10), sum);
+        sts<TwoTermSum>(address(C::POSITION + 10), sum);
     }
     /* row of the tile that is number i of the thread's 8 */
     GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
     /* the thread's 8 rows of a vector of 64 */
     GT_METHOD void load_p(float (&v)[8], int offset) const {
-        const float4 a = lds<float4>(cell(offset + 4 * p_lane));
-        const float4 b4 = lds<float4>(cell(offset + 32 + 4 * p_lane));
+        const float4 a = lds<float4>(address(offset + 4 * p_lane));
+        const float4 b4 = lds<float4>(address(offset + 32 + 4 * p_lane));
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
         v[4] = b4.x, v[5] = b4.y, v[6] = b4.z, v[7] = b4.w;
     }
     /* the thread's columns of a vector of WIDTH */
-    GT_METHOD void load_n(float (&v)[C::RN], int offset) const { load_vector(v, cell(offset + n0)); }
+    GT_METHOD void load_n(float (&v)[C::RN], int offset) const { load_vector(v, address(offset + n0)); }
 };
 
 /* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
@@ -203,23 +203,23 @@ GT_DEV int64_t strand_of(const Problem& in) { return block_x() / ((int)in.H * in
 
 /* Of the sub-chunk that starts with token `first`. */
 template <class C>
-GT_DEV int tokens_from(const Place<C>& s, int64_t first) {
+GT_DEV int tokens_from(const Position<C>& s, int64_t first) {
     return (int)(s.end - first < SUB_CHUNK ? s.end - first : SUB_CHUNK);
 }
 
 template <class C>
-GT_DEV Rows head_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first) {
+GT_DEV Rows head_rows(const Problem& in, const Position<C>& s, const void* data, gt_stride stride, int64_t first) {
     return {data, in.dtype, offset_of(stride, s.b, first, s.h) + s.p0, stride.t, 1, tokens_from(s, first), s.rows};
 }
 
 template <class C>
-GT_DEV Rows group_rows(const Problem& in, const Place<C>& s, const void* data, gt_stride stride, int64_t first) {
+GT_DEV Rows group_rows(const Problem& in, const Position<C>& s, const void* data, gt_stride stride, int64_t first) {
     return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, 1, tokens_from(s, first), in.N};
 }
 
 /* Delta and everything made of a, by the first warp; tokens beyond the sequence have Delta = 0. */
 template <class C>
-GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
+GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first) {
     if (warp_id() != 0) return;
     const int lane = lane_id();
     float delta = 0.0f;
@@ -240,18 +240,18 @@ GT_DEV void stage_decays(const Problem& in, const Place<C>& s, int64_t first) {
     after = shfl_down(after, 1);
     if (lane < SUB_CHUNK) {
         const float suf = finite(exp_accurate(after));
-        sts<float>(s.cell(C::DELTA + lane), delta);
-        sts<float>(s.cell(C::LOG + lane), a);
-        sts<float>(s.cell(C::PRE + lane), finite(exp_accurate(before)));
-        sts<float>(s.cell(C::SUF + lane), suf);
-        sts<float>(s.cell(C::WEIGHT + lane), finite(delta * suf));
+        sts<float>(s.address(C::DELTA + lane), delta);
+        sts<float>(s.address(C::LOG + lane), a);
+        sts<float>(s.address(C::PRE + lane), finite(exp_accurate(before)));
+        sts<float>(s.address(C::SUF + lane), suf);
+        sts<float>(s.address(C::WEIGHT + lane), finite(delta * suf));
     }
     if (lane == 0) {
         const Scale scale = scale_of_log(all);
-        sts<float>(s.cell(C::SCALE), scale.keep);
-        sts<float>(s.cell(C::SCALE + 1), scale.factor);
-        sts<float>(s.cell(C::SCALE + 2), finite(exp_accurate(all)));
-        sts<float>(s.cell(C::SCALE + 3), all);
+        sts<float>(s.address(C::SCALE), scale.keep);
+        sts<float>(s.address(C::SCALE + 1), scale.factor);
+        sts<float>(s.address(C::SCALE + 2), finite(exp_accurate(all)));
+        sts<float>(s.address(C::SCALE + 3), all);
     }
 }
 
@@ -266,17 +266,17 @@ GT_DEV float dot4(float4 a, float4 b, float sum) {
  * 0 to 3: a thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values, and
  * keeps two of the sums: t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
 template <class C>
-GT_DEV void pair_products(const Place<C>& s, int left, int right, int K, float (&pair)[2]) {
+GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, float (&pair)[2]) {
     const int t0 = 4 * warp_id(), s0 = lane_id() / 8 * 4;
     float sum[16] = {};
     GT_NO_UNROLL
     for (int k = lane_id() % 8 * 4; k < K; k += 32) {
         float4 b[4];
         GT_UNROLL
-        for (int j = 0; j < 4; j++) b[j] = lds<float4>(s.cell(right + (s0 + j) * K + k));
+        for (int j = 0; j < 4; j++) b[j] = lds<float4>(s.address(right + (s0 + j) * K + k));
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            const float4 a = lds<float4>(s.cell(left + (t0 + i) * K + k));
+            const float4 a = lds<float4>(s.address(left + (t0 + i) * K + k));
             GT_UNROLL
             for (int j = 0; j < 4; j++) sum[4 * i + j] = dot4(a, b[j], sum[4 * i + j]);
         }
@@ -288,7 +288,7 @@ GT_DEV void pair_products(const Place<C>& s, int left, int right, int K, float (
 
 /* L_ts */
 template <class C>
-GT_DEV float pair_decay(const Place<C>& s, int t, int from) {
+GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     float sum = 0.0f;
     for (int k = from + 1; k <= t; k++) sum += s.value(C::LOG + k);
     return finite(exp_accurate(sum));
@@ -311,7 +311,7 @@ GT_DEV float sum_before(float value) {
 
 /* Fills S and, if backward, R, PAIR and BEFORE. */
 template <class C, bool BACKWARD>
-GT_DEV void stage_pairs(const Place<C>& s) {
+GT_DEV void stage_pairs(const Position<C>& s) {
     if (warp_id() >= 4) return;
     const int t = 4 * warp_id() + lane_id() % 8 / 2, s0 = lane_id() / 8 * 4 + lane_id() % 2 * 2;
     float CB[2], dyx[2] = {0.0f, 0.0f}, weighted[2] = {0.0f, 0.0f};
@@ -322,19 +322,19 @@ GT_DEV void stage_pairs(const Place<C>& s) {
         const int from = s0 + i, pair = t * PITCH + from;
         const float L = from <= t ? pair_decay(s, t, from) : 0.0f;
         const float S = from <= t ? finite(CB[i] * L) : 0.0f;
-        sts<float>(s.cell(C::S + pair), S);
+        sts<float>(s.address(C::S + pair), S);
         if constexpr (BACKWARD) {
             const float delta = s.value(C::DELTA + from);
             const float c = from <= t ? finite(dyx[i] * S) : 0.0f;
-            sts<float>(s.cell(C::R + pair), from <= t ? finite(dyx[i] * L * delta) : 0.0f);
-            sts<float>(s.cell(C::PAIR + pair), c);
+            sts<float>(s.address(C::R + pair), from <= t ? finite(dyx[i] * L * delta) : 0.0f);
+            sts<float>(s.address(C::PAIR + pair), c);
             weighted[i] = delta * c;
         }
     }
     if constexpr (BACKWARD) {
         const float before = sum_before(weighted[0] + weighted[1]);
-        sts<float>(s.cell(C::BEFORE + t * PITCH + s0), before);
-        sts<float>(s.cell(C::BEFORE + t * PITCH + s0 + 1), before + weighted[0]);
+        sts<float>(s.address(C::BEFORE + t * PITCH + s0), before);
+        sts<float>(s.address(C::BEFORE + t * PITCH + s0 + 1), before + weighted[0]);
     }
 }
 
@@ -343,11 +343,11 @@ struct Pairs {
     int offset, row, column;
 };
 
-/* PARTS <- for ROUND tokens t from `first`, per p: scale_t sum_n state[p][n] vector_t[n]
- * + sum_j pairs[t][j] v_j[p], in WARPS parts.  v_j belongs to n lane j < 16. */
+/* PARTIAL <- for ROUND tokens t from `first`, per p: scale_t sum_n state[p][n] vector_t[n]
+ * + sum_j pairs[t][j] v_j[p], as WARPS partial sums.  v_j belongs to n lane j < 16. */
 template <class C>
-GT_DEV void sum_over_n(const Place<C>& s, const float (&state)[8][C::RN], int first, int tokens, int vector, int scale,
-                       Pairs pairs, const float (&v)[8]) {
+GT_DEV void sum_over_n(const Position<C>& s, const float (&state)[8][C::RN], int first, int tokens, int vector,
+                       int scale, Pairs pairs, const float (&v)[8]) {
     const int end = first + C::ROUND < tokens ? first + C::ROUND : tokens;
     GT_NO_UNROLL
     for (int t = first; t < end; t++) {
@@ -364,23 +364,23 @@ GT_DEV void sum_over_n(const Place<C>& s, const float (&state)[8][C::RN], int fi
         }
         const int lane = lane_id() / 8;
         reduce_scatter<8, 4, 8>(sum, lane);
-        const int part = (warp_id() * C::ROUND + t - first) * TILE_P;
-        sts<float2>(s.cell(C::PARTS + part + s.row(2 * lane)), float2{sum[0], sum[1]});
+        const int partial = (warp_id() * C::ROUND + t - first) * TILE_P;
+        sts<float2>(s.address(C::PARTIAL + partial + s.row(2 * lane)), float2{sum[0], sum[1]});
     }
 }
 
-/* The sum of the parts for token first + i / 64 and row i % 64. */
+/* The sum of the partial sums for token first + i / 64 and row i % 64. */
 template <class C>
-GT_DEV float sum_parts(const Place<C>& s, int i) {
+GT_DEV float sum_partial(const Position<C>& s, int i) {
     float sum = 0.0f;
     GT_UNROLL
-    for (int w = 0; w < C::WARPS; w++) sum += s.value(C::PARTS + w * C::ROUND * TILE_P + i);
+    for (int w = 0; w < C::WARPS; w++) sum += s.value(C::PARTIAL + w * C::ROUND * TILE_P + i);
     return sum;
 }
 
 /* v_j for sum_over_n: row j of `rows`, times value j of `weights` if that is not negative. */
 template <class C>
-GT_DEV void load_pair_rows(const Place<C>& s, int rows, int weights, float (&v)[8]) {
+GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&v)[8]) {
     const int j = s.n_lane % SUB_CHUNK;
     s.load_p(v, rows + j * TILE_P);
     const float weight = weights >= 0 ? s.value(weights + j) : 1.0f;
@@ -388,11 +388,11 @@ GT_DEV void load_pair_rows(const Place<C>& s, int rows, int weights, float (&v)[
     for (int i = 0; i < 8; i++) v[i] = s.n_lane < SUB_CHUNK ? v[i] * weight : 0.0f;
 }
 
-/* state <- E . state + sum_t weight_t left_t right_t^T.  The tokens are summed from zero and added at once: a million of
- * them, each added to the state and rounded there, would be wrong by more than 1e-5.  The rows are taken in rounds, so
- * that these sums have 32 registers at most. */
+/* state <- E . state + sum_t weight_t left_t right_t^T.  The tokens are summed from zero and added at once: a million
+ * of them, each added to the state and rounded there, would be wrong by more than 1e-5.  The rows are taken in rounds,
+ * so that these sums have 32 registers at most. */
 template <class C>
-GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
+GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
     constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; side by side */
     GT_UNROLL
     for (int first = 0; first < 8; first += ROWS) {
@@ -405,7 +405,7 @@ GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens
             GT_UNROLL
             for (int i = 0; i < ROWS; i += PIECE) {
                 float a[PIECE];
-                load_vector(a, s.cell(left + t * TILE_P + s.row(first + i)));
+                load_vector(a, s.address(left + t * TILE_P + s.row(first + i)));
                 GT_UNROLL
                 for (int k = 0; k < PIECE; k++) {
                     a[k] *= weight;
@@ -426,7 +426,7 @@ GT_DEV void update_state(const Place<C>& s, float (&state)[8][C::RN], int tokens
 
 /* Copies the thread's elements of a state [P,N] in global memory; outside is 0, and so is NULL. */
 template <class C>
-GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from, float (&state)[8][C::RN]) {
+GT_DEV void load_state(const Problem& in, const Position<C>& s, const float* from, float (&state)[8][C::RN]) {
     if (from) from += (s.p0 + s.row(0)) * in.N + s.n0;
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -437,7 +437,7 @@ GT_DEV void load_state(const Problem& in, const Place<C>& s, const float* from, 
 }
 
 template <class C>
-GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to, const float (&state)[8][C::RN]) {
+GT_DEV void store_state(const Problem& in, const Position<C>& s, float* to, const float (&state)[8][C::RN]) {
     to += (s.p0 + s.row(0)) * in.N + s.n0;
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -448,9 +448,9 @@ GT_DEV void store_state(const Problem& in, const Place<C>& s, float* to, const f
     }
 }
 
-/* To and from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; PARTS is used. */
+/* To and from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; PARTIAL is used. */
 template <class C>
-GT_DEV void store_checkpoint(const Problem& in, const Place<C>& s, const Checkpoints& to, int64_t slot,
+GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& to, int64_t slot,
                              const float (&state)[8][C::RN]) {
     const int64_t size = (int64_t)in.P * in.N;
     if (to.plain) return store_state(in, s, to.plain + slot * size, state);
@@ -465,10 +465,10 @@ GT_DEV void store_checkpoint(const Problem& in, const Place<C>& s, const Checkpo
         const float other = shfl_xor(most, mask);
         most = other > most ? other : most;
     }
-    if (lane_id() == 0) sts<float>(s.cell(C::PARTS + warp_id()), most);
+    if (lane_id() == 0) sts<float>(s.address(C::PARTIAL + warp_id()), most);
     sync_threads();
     for (int i = 0; i < C::WARPS; i++) {
-        const float other = s.value(C::PARTS + i);
+        const float other = s.value(C::PARTIAL + i);
         most = other > most ? other : most;
     }
     sync_threads();
@@ -487,7 +487,7 @@ GT_DEV void store_checkpoint(const Problem& in, const Place<C>& s, const Checkpo
 }
 
 template <class C>
-GT_DEV void load_checkpoint(const Problem& in, const Place<C>& s, const Checkpoints& from, int64_t slot,
+GT_DEV void load_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& from, int64_t slot,
                             float (&state)[8][C::RN]) {
     const int64_t size = (int64_t)in.P * in.N;
     if (from.plain) return load_state(in, s, from.plain + slot * size, state);
@@ -508,12 +508,12 @@ GT_DEV void load_checkpoint(const Problem& in, const Place<C>& s, const Checkpoi
 
 /* Where the head's state begins in row `row` of a tensor [rows,H,P,N]. */
 template <class C>
-GT_DEV int64_t state_of(const Problem& in, const Place<C>& s, int64_t row) {
+GT_DEV int64_t state_of(const Problem& in, const Position<C>& s, int64_t row) {
     return (row * in.H + s.h) * in.P * in.N;
 }
 
-/* The state that a segment's walk begins with: what scan_segments found, or, where the sequence is one segment, its own
- * in row `row` of `states`.  The memory of `states` may be that which the walk of another segment of the sequence
+/* The state that a segment's cursor begins with: what scan_segments found, or, where the sequence is one segment, its
+ * own in row `row` of `states`.  The memory of `states` may be that which the cursor of another segment of the sequence
  * writes in the end, so that it is not read where there are several. */
 GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t row) {
     const int64_t size = in.H * in.P * in.N;
@@ -521,16 +521,16 @@ GT_DEV const float* first_state(const Problem& in, const Span& span, const float
     return states ? states + row * size : nullptr;
 }
 
-/* Leaves what the walk through a segment from a zero state came to. */
+/* Leaves what the cursor through a segment from a zero state came to. */
 template <class C>
-GT_DEV void store_segment(const Problem& in, const Place<C>& s, const Span& span, const float (&state)[8][C::RN]) {
+GT_DEV void store_segment(const Problem& in, const Position<C>& s, const Span& span, const float (&state)[8][C::RN]) {
     store_state(in, s, in.segments.states + state_of(in, s, span.segment_slot), state);
     if (s.tile > 0 || thread_id() > 0) return;
-    in.segments.decays[span.segment_slot * in.H + s.h] = lds<TwoTermSum>(s.cell(C::PLACE + 10)).value();
+    in.segments.decays[span.segment_slot * in.H + s.h] = lds<TwoTermSum>(s.address(C::POSITION + 10)).value();
 }
 
 template <class C>
-GT_DEV float skip_of(const Problem& in, const Place<C>& s, int row) {
+GT_DEV float skip_of(const Problem& in, const Position<C>& s, int row) {
     if (!in.Dskip || row >= s.rows) return 0.0f;
     return in.Dskip[in.skip_per_channel ? (int64_t)s.h * in.P + s.p0 + row : s.h];
 }

@@ -20,8 +20,8 @@
 namespace gt {
 namespace ssd {
 
-constexpr int UNITS = 2, PARTS = 4, WARPS = UNITS * PARTS,
-              THREADS = 32 * WARPS; /* of a block; PARTS: warps of a unit */
+constexpr int UNITS = 2, UNIT_WARPS = 4, WARPS = UNITS * UNIT_WARPS,
+              THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
 /* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its
@@ -33,7 +33,7 @@ struct Weights {
 
 /* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
  * bounds of |x or dy| . |weight|. */
-GT_DEV void make_weights(uint32_t cells, float2 weight, float2 most) {
+GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
     float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
@@ -41,8 +41,8 @@ GT_DEV void make_weights(uint32_t cells, float2 weight, float2 most) {
         sum += shfl_xor(sum, mask);
     }
     const Power power = power_of(largest);
-    sts<float2>(cells + 4 * Weights::OF_TOKENS + 8 * here(), {weight.x * power.value, weight.y * power.value});
-    if (here() == 0) sts<float2>(cells + 4 * Weights::INVERSE, {power.inverse, 0x1p14f * sum});
+    sts<float2>(addresses + 4 * Weights::OF_TOKENS + 8 * here(), {weight.x * power.value, weight.y * power.value});
+    if (here() == 0) sts<float2>(addresses + 4 * Weights::INVERSE, {power.inverse, 0x1p14f * sum});
 }
 
 /* What a warp has of a state. */
@@ -56,13 +56,13 @@ struct WarpState {
 
     /* The bound, as a maximum. */
     GT_METHOD void measure() {
-        float parts[8] = {};
+        float partial[8] = {};
         GT_UNROLL
-        for (int i = 0; i < TILES * 4; i++) parts[i % 8] = fmaxf(parts[i % 8], fabsf(H[i / 4][i % 4]));
+        for (int i = 0; i < TILES * 4; i++) partial[i % 8] = fmaxf(partial[i % 8], fabsf(H[i / 4][i % 4]));
         GT_UNROLL
         for (int i = 4; i > 0; i /= 2)
-            for (int k = 0; k < i; k++) parts[k] = fmaxf(parts[k], parts[k + i]);
-        float most = parts[0];
+            for (int k = 0; k < i; k++) partial[k] = fmaxf(partial[k], partial[k + i]);
+        float most = partial[0];
         GT_UNROLL
         for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
         bound = most * power.inverse;
@@ -111,30 +111,30 @@ struct WarpState {
         const int lane = here(), g = lane / 4, j = lane % 4;
         const int row = lane / PIECES, piece = lane % PIECES; /* of the first it stores; rows STEP further follow */
         if (lane == 0 && row0 < in.P)
-            checkpoints.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row0)] = power.inverse;
+            checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] = power.inverse;
         f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
         GT_UNROLL
         for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows, STAGED columns at a time */
             const int half = i % 2, n0 = i / 2 * PIECES;
             GT_UNROLL
             for (int n = 0; n < PIECES; n++)
-                sts<uint32_t>(shared + tile_cell<STAGED>(g, n) + 4 * j,
+                sts<uint32_t>(shared + tile_address<STAGED>(g, n) + 4 * j,
                               pack_f16(H[n0 + n][2 * half], H[n0 + n][2 * half + 1]));
             sync_warp();
             if (row0 + 8 * half < in.P && row < 8 && 8 * (n0 + piece) < in.columns) {
                 GT_UNROLL
                 for (int k = 0; k < 8; k += STEP)
                     stg<uint4>(to + (8 * half + k) * in.N + 8 * n0,
-                               lds<uint4>(shared + tile_cell<STAGED>(row + k, piece)));
+                               lds<uint4>(shared + tile_address<STAGED>(row + k, piece)));
             }
             sync_warp();
         }
     }
 
-    /* The chunk's part of H.  left: x or dy as f16, of whose 64 columns the warp has pair `part`; right: B or C as f16.
-     * weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T: left is times silu(z). */
+    /* The chunk's share of H.  left: x or dy as f16, of whose 64 columns the warp has pair `unit_warp`; right: B or C
+     * as f16. weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T: left is times silu(z). */
     template <class T>
-    GT_METHOD void update(uint32_t left, uint32_t gate, int part, uint32_t right, uint32_t weights, float E) {
+    GT_METHOD void update(uint32_t left, uint32_t gate, int unit_warp, uint32_t right, uint32_t weights, float E) {
         const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
         bound = finite(E * bound + added_up.y);
         const float undo = power.inverse;
@@ -146,8 +146,8 @@ struct WarpState {
         for (int block = 0; block < BLOCKS; block++) {
             uint32_t x[4], z[4];
             const float2 low = lds<float2>(tokens + 64 * block), high = lds<float2>(tokens + 64 * block + 32);
-            ldmatrix_x4_trans(x, tile_at<64>(lefts, block, part));
-            if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, part));
+            ldmatrix_x4_trans(x, tile_at<64>(lefts, block, unit_warp));
+            if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, unit_warp));
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 float2 y = {unpack_f16_lo(x[e]) * (e < 2 ? low.x : high.x),
@@ -192,51 +192,51 @@ GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS -
 /* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared
  * memory, and nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from
  * chunk to chunk. */
-struct Walk {
+struct Cursor {
     static constexpr int BYTES = 64;
-    uint32_t cells;
+    uint32_t addresses;
 
     /* All threads.  item: the segment's number. */
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
-            const int pairs = (int)group_pairs(in), place = block_x() % ((int)in.G * pairs), group = place / pairs;
-            const int first = place % pairs * UNITS, units = (int)group_units(in);
-            sts<int64_t>(cells, span.b);
-            sts<int64_t>(cells + 8, span.first);
-            sts<int64_t>(cells + 16, span.end);
-            sts<int64_t>(cells + 24, span.chunk_slot);
+            const int pairs = (int)group_pairs(in), index = block_x() % ((int)in.G * pairs), group = index / pairs;
+            const int first = index % pairs * UNITS, units = (int)group_units(in);
+            sts<int64_t>(addresses, span.b);
+            sts<int64_t>(addresses + 8, span.first);
+            sts<int64_t>(addresses + 16, span.end);
+            sts<int64_t>(addresses + 24, span.chunk_slot);
             for (int i = 0; i < UNITS; i++) {
-                sts<int>(cells + 32 + 4 * i, group * (int)(in.H / in.G) + (first + i) / in.tiles);
-                sts<int>(cells + 40 + 4 * i, (first + i) % in.tiles * TILE_P);
+                sts<int>(addresses + 32 + 4 * i, group * (int)(in.H / in.G) + (first + i) / in.tiles);
+                sts<int>(addresses + 40 + 4 * i, (first + i) % in.tiles * TILE_P);
             }
-            sts<int>(cells + 48, group);
-            sts<int>(cells + 52, units - first < UNITS ? units - first : UNITS);
-            sts<int64_t>(cells + 56, item);
+            sts<int>(addresses + 48, group);
+            sts<int>(addresses + 52, units - first < UNITS ? units - first : UNITS);
+            sts<int64_t>(addresses + 56, item);
         }
         sync_threads();
     }
-    GT_METHOD int64_t b() const { return lds<int64_t>(cells); }
-    GT_METHOD int64_t item() const { return lds<int64_t>(cells + 56); }
-    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(cells + 8) + (int64_t)chunk * CHUNK; }
-    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(cells + 16) - token(chunk); }
+    GT_METHOD int64_t b() const { return lds<int64_t>(addresses); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(addresses + 56); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
     GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
-    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(cells + 24); }
-    GT_METHOD int head(int unit) const { return lds<int>(cells + 32 + 4 * unit); }
-    GT_METHOD int row0(int unit) const { return lds<int>(cells + 40 + 4 * unit); }
-    GT_METHOD int group() const { return lds<int>(cells + 48); }
-    GT_METHOD int units() const { return lds<int>(cells + 52); } /* that exist */
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(addresses + 24); }
+    GT_METHOD int head(int unit) const { return lds<int>(addresses + 32 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(addresses + 40 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(addresses + 48); }
+    GT_METHOD int units() const { return lds<int>(addresses + 52); } /* that exist */
 };
 
 /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
-GT_DEV int64_t unit_state(const Problem& in, const Walk& walk, int unit, int64_t row) {
-    return (row * in.H + walk.head(unit)) * in.P * in.N;
+GT_DEV int64_t unit_state(const Problem& in, const Cursor& cursor, int unit, int64_t row) {
+    return (row * in.H + cursor.head(unit)) * in.P * in.N;
 }
 
 /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
-GT_DEV int64_t unit_slot(const Problem& in, const Walk& walk, int unit, int chunk) {
-    return (walk.b() * in.H + walk.head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + walk.chunk_slot() +
+GT_DEV int64_t unit_slot(const Problem& in, const Cursor& cursor, int unit, int chunk) {
+    return (cursor.b() * in.H + cursor.head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + cursor.chunk_slot() +
            chunk / SLOT_CHUNKS;
 }
 

@@ -27,7 +27,7 @@
  *     RIGHT            16     of a stage                                           producer
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
  *     STAGING          16     checkpoints pass through it                          consumers
- *     WALK, FULL ...    0.3   where each warpgroup stands; barriers
+ *     CURSOR, FULL ...    0.3   where each warpgroup stands; barriers
  *     Four stages, or two with z.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 216; producer 72.
@@ -79,8 +79,8 @@ struct StatesHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
-    static constexpr int WALK = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
-    static constexpr int FULL = WALK + (CONSUMERS + 1) * GroupWalk<UNITS>::BYTES,
+    static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
+    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
@@ -91,7 +91,7 @@ struct StatesHopperTile {
 
 /* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  power: the unit's, which may change.
  * Returns the log of the chunk's decay. */
-GT_DEV float weigh_chunk(uint32_t cells, bool reverse, const float (&delta)[2], float A, float& power) {
+GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float A, float& power) {
     const int lane = here();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     float all = l0 + l1, weight[2];
@@ -127,12 +127,12 @@ GT_DEV float weigh_chunk(uint32_t cells, bool reverse, const float (&delta)[2], 
     float change = 1.0f;
     if (needed > power || needed * 0x1p8f < power) change = old * inverse_of(needed), power = needed;
     const float inverse = inverse_of(power);
-    sts<float2>(cells + 8 * lane, {weight[0] * inverse, weight[1] * inverse});
+    sts<float2>(addresses + 8 * lane, {weight[0] * inverse, weight[1] * inverse});
     const Scale scale = scale_of_log(sum);
     const float E = scale.keep + scale.factor;
     if (lane == 0) {
-        sts<float2>(cells + 4 * UnitWeights::DECAY, {E, E == 0.0f ? 0.0f : change});
-        sts<float2>(cells + 4 * UnitWeights::BEFORE, {old, power});
+        sts<float2>(addresses + 4 * UnitWeights::DECAY, {E, E == 0.0f ? 0.0f : change});
+        sts<float2>(addresses + 4 * UnitWeights::BEFORE, {old, power});
     }
     return sum;
 }
@@ -142,7 +142,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES, AHEAD = STAGES - 1;
     const Problem& in = p.states.in;
-    const GroupWalk<UNITS> walk = {smem + Tile::WALK + CONSUMERS * GroupWalk<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int unit = warp_id() % 4;
@@ -152,24 +152,24 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (skips(p.states.is_local, span, p.reverse ? span.starts : span.ends)) continue;
-            walk.enter(in, span, item, BARRIER, [&] {
-                walk.put_offsets(0, p.left_stride);
-                if (gated) walk.put_offsets(1, in.z_stride);
+            cursor.enter(in, span, item, BARRIER, [&] {
+                cursor.put_offsets(0, p.left_stride);
+                if (gated) cursor.put_offsets(1, in.z_stride);
             });
         }
-        const int chunks = walk.chunks(), step = p.reverse ? -CHUNK : CHUNK;
+        const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
         /* where the thread's first rows of the chunk that is copied next lie */
-        const int64_t b = walk.b(), token = walk.token(chunk_at(0));
+        const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
         int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t,
                 z = gated ? of_units.own(in.z_stride.t) + first * in.z_stride.t : 0;
         const T* right = of_group.own(
-            static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, walk.group()), p.right_stride.t);
-        int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, walk.head(unit)) : 0;
+            static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, cursor.group()), p.right_stride.t);
+        int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
         UnitTimes of_unit = {};
         const auto load_times = [&](int i) {
-            if (makes_weights && i < chunks) of_unit.load(in, times, walk.tokens(chunk_at(i)));
+            if (makes_weights && i < chunks) of_unit.load(in, times, cursor.tokens(chunk_at(i)));
             times += step * in.dt_stride.t;
         };
         const auto copy =
@@ -178,12 +178,12 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                          mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES),
                                                        (number / STAGES + 1) % 2);
                                          const uint32_t to = smem + number % STAGES * Tile::STAGE;
-                                         const int tokens = walk.tokens(chunk_at(i));
-                                         copy_units(of_units, walk, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
+                                         const int tokens = cursor.tokens(chunk_at(i));
+                                         copy_units(of_units, cursor, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
                                                     left, p.left_stride.t, tokens, in.P);
                                          if (gated)
-                                             copy_units(of_units, walk, 1, to + Tile::GATE, static_cast<const T*>(in.z),
-                                                        z, in.z_stride.t, tokens, in.P);
+                                             copy_units(of_units, cursor, 1, to + Tile::GATE,
+                                                        static_cast<const T*>(in.z), z, in.z_stride.t, tokens, in.P);
                                          of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
                                          left += step * p.left_stride.t, right += step * p.right_stride.t;
                                          if (gated) z += step * in.z_stride.t;
@@ -191,7 +191,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                      cp_async_commit();
             };
         load_times(0);
-        if (makes_weights) of_unit.enter(in, walk.head(unit));
+        if (makes_weights) of_unit.enter(in, cursor.head(unit));
         GT_NO_UNROLL
         for (int i = 0; i < AHEAD; i++) copy(i, n + i);
         TwoTermSum log;
@@ -199,21 +199,21 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         GT_NO_UNROLL
         for (int i = 0; i < chunks; i++, n++) {
             if (makes_weights) {
-                const int tokens = walk.tokens(chunk_at(i));
+                const int tokens = cursor.tokens(chunk_at(i));
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(i + 1);
-                const uint32_t cells = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
-                log.add(weigh_chunk(cells, p.reverse, delta, of_unit.A, power));
+                const uint32_t addresses = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
+                log.add(weigh_chunk(addresses, p.reverse, delta, of_unit.A, power));
             }
             cp_async_wait<AHEAD - 1>();
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * (n % STAGES));
             copy(i + AHEAD, n + AHEAD);
         }
-        item = walk.item();
-        if (p.states.is_local && makes_weights && walk.exists(unit) && walk.row0(unit) == 0 && lane_id() == 0) {
+        item = cursor.item();
+        if (p.states.is_local && makes_weights && cursor.exists(unit) && cursor.row0(unit) == 0 && lane_id() == 0) {
             const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-            in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
+            in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
         }
     }
 }
@@ -226,12 +226,12 @@ template <class Tile>
 struct StatesConsumer {
     uint32_t smem;
     GT_METHOD int group() const { return thread_here() / WARPGROUP; }
-    GT_METHOD int part() const { return thread_here() / 32 % 4; }
+    GT_METHOD int unit_warp() const { return thread_here() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
-    GT_METHOD GroupWalk<Tile::UNITS> walk() const {
-        return {smem + Tile::WALK + group() * GroupWalk<Tile::UNITS>::BYTES};
+    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
+        return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
     }
-    GT_METHOD int row0(int i) const { return walk().row0(unit(i)) + 16 * part(); }
+    GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
     GT_METHOD uint32_t stage(int n) const { return smem + made_here(n) % Tile::STAGES * Tile::STAGE; }
     GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
     GT_METHOD uint32_t gate(int n, int i) const { return stage(n) + Tile::GATE + unit(i) * Tile::TILE_LEFT; }
@@ -250,14 +250,14 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, bool
     const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (here() % 4) + 64 * k;
     const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
     uint32_t x[4];
-    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i)), k, me.part()));
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i)), k, me.unit_warp()));
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
         v[2 * e + 1] = E::hi(x[e]) * (e < 2 ? low.y : high.y);
     }
     if (!Tile::HAS_GATE || !gated) return;
-    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.gate(n, i)), k, me.part()));
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.gate(n, i)), k, me.unit_warp()));
     GT_UNROLL
     for (int e = 0; e < 8; e++) {
         const float z = e % 2 ? E::hi(x[e / 2]) : E::lo(x[e / 2]), y = v[e] * silu_of_sigmoid(z, sigmoid_fast(z));
@@ -265,7 +265,7 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, bool
     }
 }
 
-/* Unit i of a consumer's: the chunk's part of the state. */
+/* Unit i of a consumer's: the chunk's share of the state. */
 template <class Tile>
 GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, bool gated, float (&H)[Tile::NP / 8][4]) {
     using T = typename Tile::T;
@@ -350,17 +350,17 @@ template <class Tile>
 GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int chunk, int n, int i,
                       WarpState<Tile::NP>& state) {
     const Problem& in = p.in;
-    const GroupWalk<Tile::UNITS> walk = me.walk();
+    const GroupCursor<Tile::UNITS> cursor = me.cursor();
     const int unit = me.unit(i), row0 = me.row0(i);
-    if (!walk.exists(unit)) return;
-    const int64_t slot = walk.slot(unit, chunk);
+    if (!cursor.exists(unit)) return;
+    const int64_t slot = cursor.slot(unit, chunk);
     state.power = {1.0f, 1.0f};
     state.measure();
     const Power power = power_of(state.bound);
     if (lane_id() == 0 && row0 < in.P)
-        p.checkpoints.powers[slot * slot_powers(in.P, in.N) + power_cell(in.N, row0)] =
+        p.checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] =
             power.inverse * lds<float>(me.prepared(n, i) + 4 * UnitWeights::BEFORE);
-    store_checkpoint<Tile::NP>(me.staging(), me.part(), state.H, power.value,
+    store_checkpoint<Tile::NP>(me.staging(), me.unit_warp(), state.H, power.value,
                                p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0, in.N, in.columns);
 }
 
@@ -372,13 +372,13 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     const bool reverse = params.reverse, gated = Tile::HAS_GATE && in.z && reverse;
     const StatesConsumer<Tile> me = {smem};
     if (p.state_sum) { /* a strand may have no sequence */
-        me.walk().enter(in, Span{}, 0, 2 + me.group());
+        me.cursor().enter(in, Span{}, 0, 2 + me.group());
         GT_UNROLL
         for (int i = 0; i < HEADS; i++) {
             WarpState<NP> zeros;
             zeros.load(nullptr, 0, in);
-            if (me.walk().exists(me.unit(i)))
-                zeros.store(p.state_sum + me.walk().state(in, me.unit(i), bundle_strand<Tile>(in)), me.row0(i), in);
+            if (me.cursor().exists(me.unit(i)))
+                zeros.store(p.state_sum + me.cursor().state(in, me.unit(i), bundle_strand<Tile>(in)), me.row0(i), in);
         }
     }
     int n = 0; /* chunks of all segments */
@@ -387,17 +387,17 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (skips(p.is_local, span, reverse ? span.starts : span.ends)) continue;
-            me.walk().enter(in, span, item, 2 + me.group());
+            me.cursor().enter(in, span, item, 2 + me.group());
             const float* start = nullptr;
             if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
-                state[i].load(start ? start + me.walk().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
+                state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
                 GT_UNROLL
                 for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
             }
         }
-        const int chunks = me.walk().chunks();
+        const int chunks = me.cursor().chunks();
         GT_NO_UNROLL
         for (int number = 0; number < chunks; number++, n++) {
             const int chunk = reverse ? chunks - 1 - number : number;
@@ -412,22 +412,22 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             for (int i = 0; i < HEADS; i++) add_chunk<Tile>(me, n, i, gated, state[i].H);
             if (number + 1 < chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
         }
-        const bool has_chunks = me.walk().chunks() > 0; /* the last one's stage has the units' powers */
-        item = me.walk().item();
+        const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
+        item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         GT_UNROLL
         for (int i = 0; i < HEADS; i++) {
-            const GroupWalk<Tile::UNITS> walk = me.walk();
+            const GroupCursor<Tile::UNITS> cursor = me.cursor();
             const int unit = me.unit(i);
-            if (!walk.exists(unit)) continue;
+            if (!cursor.exists(unit)) continue;
             state[i].power.inverse = has_chunks ? lds<float>(me.prepared(n - 1, i) + 4 * UnitWeights::POWER) : 1.0f;
             if (p.is_local) {
-                state[i].store(in.segments.states + walk.state(in, unit, same.segment_slot), me.row0(i), in);
+                state[i].store(in.segments.states + cursor.state(in, unit, same.segment_slot), me.row0(i), in);
             } else if (reverse ? same.starts : same.ends) {
-                if (p.state_out) state[i].store(p.state_out + walk.state(in, unit, same.sequence), me.row0(i), in);
+                if (p.state_out) state[i].store(p.state_out + cursor.state(in, unit, same.sequence), me.row0(i), in);
                 if (p.state_sum)
-                    state[i].store(p.state_sum + walk.state(in, unit, bundle_strand<Tile>(in)), me.row0(i), in, true);
+                    state[i].store(p.state_sum + cursor.state(in, unit, bundle_strand<Tile>(in)), me.row0(i), in, true);
             }
         }
         if (has_chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * ((n - 1) % STAGES));

@@ -42,8 +42,8 @@ struct StatesTile {
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [UNITS] */
     static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK; /* [UNITS] */
-    static constexpr int WALK = LEFT_INVERSE + UNITS * 4 * CHUNK;
-    static constexpr int BYTES = WALK + Walk::BYTES;
+    static constexpr int CURSOR = LEFT_INVERSE + UNITS * 4 * CHUNK;
+    static constexpr int BYTES = CURSOR + Cursor::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
@@ -52,14 +52,14 @@ struct StatesTile {
 
 /* One segment, chunk by chunk.  Returns the item's number: no registers keep it. */
 template <class Tile, bool REVERSE>
-GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
+GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
-    const Walk walk = {smem + Tile::WALK};
-    const int warp = warp_id(), unit = warp / PARTS, part = warp % PARTS;
-    const uint32_t cells = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
+    const Cursor cursor = {smem + Tile::CURSOR};
+    const int warp = warp_id(), unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
     const gt_stride &left_stride = REVERSE ? in.dy_stride : in.x_stride,
@@ -70,60 +70,60 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
     {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (skips(p.is_local, span, REVERSE ? span.starts : span.ends)) return item;
-        walk.enter(in, span, item);
+        cursor.enter(in, span, item);
         const float* start = nullptr;
         if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-        const bool reads = start && unit < walk.units();
-        state.load(reads ? start + unit_state(in, walk, unit, 0) : nullptr, walk.row0(unit) + 16 * part, in);
+        const bool reads = start && unit < cursor.units();
+        state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
-    const int chunks = walk.chunks();
+    const int chunks = cursor.chunks();
     const auto load = [&](int i) {
         if (i < chunks) {
             const int chunk = REVERSE ? chunks - 1 - i : i;
-            load_units<T>(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, walk, chunk);
-            load_group<T, NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, walk, chunk);
+            load_units<T>(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, cursor, chunk);
+            load_group<T, NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, cursor, chunk);
         }
         cp_async_commit();
     };
     const auto load_gate = [&](int i) {
-        if (gated && i < chunks) load_units<T>(in, in.z, in.z_stride, smem + Tile::GATE, walk, chunks - 1 - i);
+        if (gated && i < chunks) load_units<T>(in, in.z, in.z_stride, smem + Tile::GATE, cursor, chunks - 1 - i);
         cp_async_commit();
     };
     load(0);
     load_gate(0);
     float dt[2] = {0.0f, 0.0f};
-    if (part == 0 && unit < walk.units() && chunks > 0) load_dt(in, walk, unit, REVERSE ? chunks - 1 : 0, dt);
+    if (unit_warp == 0 && unit < cursor.units() && chunks > 0) load_dt(in, cursor, unit, REVERSE ? chunks - 1 : 0, dt);
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
         const uint32_t x = smem + Tile::LEFT + (i % 2 * UNITS + unit) * Tile::TILE_LEFT;
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT,
                        z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
-        const bool active = unit < walk.units();
+        const bool active = unit < cursor.units();
         float delta[2] = {0.0f, 0.0f};
-        if (active && part == 0) deltas_of(in, walk.head(unit), walk.tokens(chunk), dt, delta);
+        if (active && unit_warp == 0) deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
-            state.keep(p.checkpoints, unit_slot(in, walk, unit, chunk),
-                       smem + Tile::STAGING + warp * WarpState<NP>::STAGING, walk.row0(unit) + 16 * part, in);
+            state.keep(p.checkpoints, unit_slot(in, cursor, unit, chunk),
+                       smem + Tile::STAGING + warp * WarpState<NP>::STAGING, cursor.row0(unit) + 16 * unit_warp, in);
         }
         cp_async_wait<0>();
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
-        if (active && part == 0 && i + 1 < chunks) load_dt(in, walk, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
+        if (active && unit_warp == 0 && i + 1 < chunks) load_dt(in, cursor, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
         const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit;
-        if (part >= 2) {
-            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + part - 2, 2 * UNITS);
+        if (unit_warp >= 2) {
+            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
         } else if (active) {
-            if (part == 0) {
-                make_factors(cells, delta, in.A[walk.head(unit)]);
+            if (unit_warp == 0) {
+                make_factors(addresses, delta, in.A[cursor.head(unit)]);
             } else {
                 rows_to_f16<T, 64, 2>(x, inverses, 0, 1);
             }
         }
         sync_threads();
-        if (active && part == 3) {
-            const float2 weight = update_weight(cells, inverses, smem + Tile::INVERSE, REVERSE);
+        if (active && unit_warp == 3) {
+            const float2 weight = update_weight(addresses, inverses, smem + Tile::INVERSE, REVERSE);
             float2 most = update_bounds(weight);
             if (gated) {
                 const int t = 2 * here();
@@ -134,36 +134,36 @@ GT_DEV int64_t walk_states(const StatesParams& p, int64_t item) {
         }
         sync_threads();
         if (active) {
-            state.template update<T>(x, gated ? z : 0, part, b, weights, chunk_decay(cells));
-            if (p.is_local) log.add(lds<float>(cells + 4 * Factors::LOG));
+            state.template update<T>(x, gated ? z : 0, unit_warp, b, weights, chunk_decay(addresses));
+            if (p.is_local) log.add(lds<float>(addresses + 4 * Factors::LOG));
         }
         if (gated) {
             sync_threads();
             load_gate(i + 1);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, walk.item()); /* found again, too */
-    const int row0 = walk.row0(unit) + 16 * part;
-    if (unit < walk.units() && p.is_local) {
-        state.store(in.segments.states + unit_state(in, walk, unit, same.segment_slot), row0, in);
-        if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + walk.head(unit)] = log.value();
-    } else if (unit < walk.units() && (REVERSE ? same.starts : same.ends)) {
-        if (p.state_out) state.store(p.state_out + unit_state(in, walk, unit, same.sequence), row0, in);
-        if (p.state_sum) state.store(p.state_sum + unit_state(in, walk, unit, unit_strand(in)), row0, in, true);
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again, too */
+    const int row0 = cursor.row0(unit) + 16 * unit_warp;
+    if (unit < cursor.units() && p.is_local) {
+        state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);
+        if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
+    } else if (unit < cursor.units() && (REVERSE ? same.starts : same.ends)) {
+        if (p.state_out) state.store(p.state_out + unit_state(in, cursor, unit, same.sequence), row0, in);
+        if (p.state_sum) state.store(p.state_sum + unit_state(in, cursor, unit, unit_strand(in)), row0, in, true);
     }
-    return walk.item();
+    return cursor.item();
 }
 
 /* A strand may have no sequence. */
 template <class Tile>
 GT_DEV void clear_sum(const StatesParams& p) {
-    const Walk walk = {smem_base() + Tile::WALK};
-    walk.enter(p.in, Span{}, 0);
-    const int unit = warp_id() / PARTS, row0 = walk.row0(unit) + warp_id() % PARTS * 16;
-    if (unit >= walk.units()) return;
+    const Cursor cursor = {smem_base() + Tile::CURSOR};
+    cursor.enter(p.in, Span{}, 0);
+    const int unit = warp_id() / UNIT_WARPS, row0 = cursor.row0(unit) + warp_id() % UNIT_WARPS * 16;
+    if (unit >= cursor.units()) return;
     WarpState<Tile::NP> zeros;
     zeros.load(nullptr, row0, p.in);
-    zeros.store(p.state_sum + unit_state(p.in, walk, unit, unit_strand(p.in)), row0, p.in);
+    zeros.store(p.state_sum + unit_state(p.in, cursor, unit, unit_strand(p.in)), row0, p.in);
 }
 
 template <class T, int NP, bool REVERSE>
@@ -173,7 +173,7 @@ states_tensor_kernel(const GT_GRID_CONSTANT StatesParams p) {
     wait_for_chain();
     if (p.state_sum) clear_sum<StatesTile<T, NP>>(p);
     for (int64_t item = unit_strand(p.in); item < items_of(p.in); item += unit_strands(p.in))
-        item = walk_states<StatesTile<T, NP>, REVERSE>(p, item);
+        item = pass_over_states<StatesTile<T, NP>, REVERSE>(p, item);
 #else
     (void)p;
     __trap();

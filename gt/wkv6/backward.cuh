@@ -33,7 +33,7 @@
  * if S is 0 before it, which has no such error (and dg_0 = 0).
  *
  * grid (chunk slots)*B*H, so that blocks side by side read whole rows of tokens, of packed sequences fewer
- * (most_blocks), which take places in turn; block 8 warps.  For a chunk, with a barrier between:
+ * (most_blocks), which take work in turn; block 8 warps.  For a chunk, with a barrier between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a sub-chunk for dv, another for X, then Z
@@ -49,7 +49,7 @@
  *     rounded here, G in the reverse state pass, to f16 with a power of two a row; rowsum(S . G) is made here, of S as
  *     it is kept.
  * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
- *     its accumulators stand.  R, K, X, Z lie in cells of two tokens by two channels: 16 bytes are a left
+ *     its accumulators stand.  R, K, X, Z lie in fragments of two tokens by two channels: 16 bytes are a left
  *     operand, two right ones (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
  *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of
@@ -105,16 +105,16 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, SubChunkK<C>& left, float (&d
 /* SUMS_A: A of sub-chunk a > the warp's, with what the slices before add; false: others are to come. */
 template <class C>
 GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
-    const uint32_t cells =
+    const uint32_t addresses =
         me.smem + C::KEPT_A + 4 * SUB_CHUNK * SUB_CHUNK * (a * (a - 1) / 2 + me.sub_chunk) + 16 * lane_id();
     const bool is_last = me.slice0 + C::CHANNELS == C::N;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         if (me.slice0 > 0) {
-            const float4 x = lds<float4>(cells + 512 * e);
+            const float4 x = lds<float4>(addresses + 512 * e);
             A[e][0] += x.x, A[e][1] += x.y, A[e][2] += x.z, A[e][3] += x.w;
         }
-        if (!is_last) sts<float4>(cells + 512 * e, {A[e][0], A[e][1], A[e][2], A[e][3]});
+        if (!is_last) sts<float4>(addresses + 512 * e, {A[e][0], A[e][1], A[e][2], A[e][3]});
     }
     return is_last;
 }
@@ -123,13 +123,13 @@ GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
-    const uint32_t row = me.smem + C::K + cell_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
+    const uint32_t row = me.smem + C::K + fragment_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
     SubChunkK<C> left;
     float A[2][4];
     GT_UNROLL
     for (int kk = 0; kk < C::TILES; kk++) {
-        const float4 cell = lds<float4>(add_8(row, kk));
-        left.K[kk][0] = cell.x, left.K[kk][1] = cell.z, left.K[kk][2] = cell.y, left.K[kk][3] = cell.w;
+        const float4 fragment = lds<float4>(add_8(row, kk));
+        left.K[kk][0] = fragment.x, left.K[kk][1] = fragment.z, left.K[kk][2] = fragment.y, left.K[kk][3] = fragment.w;
     }
     if constexpr (STRONG_DECAY) {
         strong_pairs<C>(p, me, A);
@@ -184,8 +184,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     using Raw = Pair<T>;
     constexpr int PART = C::PART;
     const int left = me.tokens() - own.t0, n = me.slice0 + own.channel;
-    const uint32_t sub_chunk_cell = me.smem + 4 * (own.sub_chunk * C::CHANNELS + own.channel);
-    const float2 growth = lds<float2>(sub_chunk_cell + C::GROWTH);
+    const uint32_t sub_chunk_sums = me.smem + 4 * (own.sub_chunk * C::CHANNELS + own.channel);
+    const float2 growth = lds<float2>(sub_chunk_sums + C::GROWTH);
     const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     float h[PART][2], c[2], total[2];
     own.decays(p, w, h, c, total);
@@ -194,13 +194,13 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
     const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
     Raw k_before = raw.k(-1), r = raw.r(0);
-    float2 near = lds<float2>(near_cell(me, own.t0));
+    float2 near = lds<float2>(near_fragment(me, own.t0));
     float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: over 2^c_16, less what the parts before add */
     GT_UNROLL
     for (int i = 0; i < PART; i += 2) {
-        const uint32_t cell = me.smem + cell_of<C>((own.t0 + i) / 2, own.channel);
-        const float4 R2 = lds<float4>(cell + C::R), K2 = lds<float4>(cell + C::K);
-        const float4 X2 = lds<float4>(cell + C::X), Z2 = lds<float4>(cell + C::Z);
+        const uint32_t address = me.smem + fragment_of<C>((own.t0 + i) / 2, own.channel);
+        const float4 R2 = lds<float4>(address + C::R), K2 = lds<float4>(address + C::K);
+        const float4 X2 = lds<float4>(address + C::X), Z2 = lds<float4>(address + C::Z);
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             const int t = own.t0 + i + e;
@@ -209,7 +209,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             const float2 R = C::TF32X3 ? columns(R2) : rows(R2), K = C::TF32X3 ? columns(K2) : rows(K2);
             const float2 X = columns(X2), Z = columns(Z2);
             const Raw k = raw.k(i + e), r_next = raw.r(i + e + 1);
-            const float2 next = lds<float2>(near_cell(me, t + 1)); /* for the last: its second is 0 */
+            const float2 next = lds<float2>(near_fragment(me, t + 1)); /* for the last: its second is 0 */
             const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
             const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
             Vec<T, 2> packed;
@@ -245,8 +245,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         sum = {sum.x + x.x, sum.y + x.y};
         before = {before.x + x.x, before.y + x.y};
     }
-    if (own.part == 0) sts<float2>(sub_chunk_cell + C::DU, du);
-    if (own.part == C::SUB_CHUNK_PARTS - 1) sts<float2>(sub_chunk_cell + C::SUB_CHUNK_SUMS, sum);
+    if (own.part == 0) sts<float2>(sub_chunk_sums + C::DU, du);
+    if (own.part == C::SUB_CHUNK_PARTS - 1) sts<float2>(sub_chunk_sums + C::SUB_CHUNK_SUMS, sum);
     float2 sums[C::SUMS] = {};
     GT_UNROLL
     for (int i = 0; i < C::SUM_PARTS; i++) {
@@ -257,8 +257,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     float2 first = sums[0], decay = {1.0f, 1.0f}; /* first: dg of the chunk's first token, then of the part's */
     GT_UNROLL
     for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner from the last sub-chunk */
-        const uint32_t cell = me.smem + 4 * (a * C::CHANNELS + own.channel);
-        const float2 E = lds<float2>(cell + C::E), x = lds<float2>(cell + C::FIRST);
+        const uint32_t address = me.smem + 4 * (a * C::CHANNELS + own.channel);
+        const float2 E = lds<float2>(address + C::E), x = lds<float2>(address + C::FIRST);
         first.x = fma_rn(first.x, E.x, x.x);
         first.y = fma_rn(first.y, E.y, x.y);
         decay = {decay.x * E.x, decay.y * E.y};
@@ -357,13 +357,13 @@ GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardB
     return values;
 }
 
-/* The chunk of a place, if it has one. */
+/* The chunk of an index of work, if it has one. */
 template <class C>
-GT_DEV void backward_chunk(const BackwardParams& p, int place) {
+GT_DEV void backward_chunk(const BackwardParams& p, int work) {
     BackwardBlock<C> me;
     ChannelPart<C> own;
     me.smem = smem_base();
-    if (C::KEEPS_PLACE && thread_id() == 0) sts<int>(me.smem + C::PLACE, place);
+    if (C::KEEPS_WORK && thread_id() == 0) sts<int>(me.smem + C::WORK, work);
     me.sub_chunk = me.sub_chunk_of_warp();
     me.g = lane_id() / 4;
     me.j = lane_id() % 4;
@@ -372,12 +372,12 @@ GT_DEV void backward_chunk(const BackwardParams& p, int place) {
     ChunkValues<C> values = {};
     for (me.slice0 = 0; me.slice0 < C::N; me.slice0 += C::CHANNELS) {
         typename ChannelPart<C>::Decays w;
-        StateRows<C> states = {}; /* all of it: else what a warp does not load would live from place to place */
+        StateRows<C> states = {}; /* all of it: else what a warp does not load would live from one to the next */
         {
-            const ChunkCoordinates here = find_chunk<C>(p, place);
+            const ChunkCoordinates here = find_chunk<C>(p, work);
             if (here.chunk.sequence < 0) { /* the slot has none */
                 wait_for_chain();
-                if (C::KEEPS_PLACE) sync_threads();
+                if (C::KEEPS_WORK) sync_threads();
                 return;
             }
             me.index = here.index, me.G_index = here.G_index;
@@ -436,18 +436,18 @@ template <class C>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 #if GT_SM80_KERNELS
-    int place = block_x();
+    int work = block_x();
     if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
     init_chunk_mbarriers<C>(smem_base());
     /* Two ways lead into this loop, so that the compiler takes nothing out of it.  They are not hidden, as in
-     * take_places: that cost spills here. */
+     * take_work: that cost spills here. */
     if (p.sequences.cu_seqlens) goto next;
 here:
-    backward_chunk<C>(p, place);
+    backward_chunk<C>(p, work);
     if (!p.sequences.cu_seqlens) return;
-    place = (C::KEEPS_PLACE ? lds<int>(smem_base() + C::PLACE) : place) + grid_x();
+    work = (C::KEEPS_WORK ? lds<int>(smem_base() + C::WORK) : work) + grid_x();
 next:
-    if (!has_chunk(p, place)) {
+    if (!has_chunk(p, work)) {
         wait_for_chain(); /* if all do so, those after them still come after those before */
         return;
     }

@@ -4,7 +4,7 @@
  * from 16 bits:
  *   - X and Z lie tokens by channels: states, tokens, R and K are right operands there, and left ones where dv is
  *     made (values by tokens), so that each is read in the order of its registers.  C is made once, by the warps of
- *     X, and kept for Z, which wants its transpose: a cell of two tokens by two serves both.
+ *     X, and kept for Z, which wants its transpose: a fragment of two tokens by two serves both.
  *   - G comes to where S was, as soon as that is read; rowsum(S . G) is made here.
  *   - r, k, w are read from memory again in the end.
  *   - loops stay loops where registers allow: unrolled, the code exceeds the instruction cache (44 % of the
@@ -136,8 +136,8 @@ GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2
 /* sum = sum . E of the sub-chunk + c times its rows of R or K */
 template <class C>
 GT_DEV void add_rows(const BackwardBlock<C>& me, const HiLoLeft& c, int from, int sub_chunk, RowSums<C>& sum) {
-    const uint32_t rows = me.smem + from + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + me.j, 2 * me.g);
-    const uint32_t rows8 = me.smem + from + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 + me.j, 2 * me.g);
+    const uint32_t rows = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + me.j, 2 * me.g);
+    const uint32_t rows8 = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 + me.j, 2 * me.g);
     GT_UNROLL
     for (int m = 0; m < C::GROUPS; m++) {
         const float4 E = lds<float4>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + 16 * m + 4 * me.j));
@@ -151,8 +151,8 @@ GT_DEV void add_rows(const BackwardBlock<C>& me, const HiLoLeft& c, int from, in
             GT_UNROLL
             for (int i = 0; i < 4; i++) {
                 const float scale = e ? (i % 2 ? E.w : E.y) : (i % 2 ? E.z : E.x);
-                float& cell = sum.tile[m][e][i];
-                cell = fma_rn(cell, scale, added[i]);
+                float& element = sum.tile[m][e][i];
+                element = fma_rn(element, scale, added[i]);
             }
         }
     }
@@ -168,8 +168,8 @@ GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& s
     for (int m = 0; m < C::GROUPS; m++) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) { /* two channels */
-            const float4 R =
-                lds<float4>(me.smem + of + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i));
+            const float4 R = lds<float4>(
+                me.smem + of + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i));
             const float(&x)[2][4] = sum.tile[m];
             first[4 * m + 2 * i] = fma_rn(R.y, x[0][2 + i], R.x * x[0][i] * carries);
             first[4 * m + 2 * i + 1] = fma_rn(R.w, x[1][2 + i], R.z * x[1][i] * carries);
@@ -203,8 +203,8 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
     constexpr int ROWS = C::CHANNELS / SUB_CHUNKS;
     copy_state_rows<C>(me, G_rows<C>(p, me), ROWS * a, ROWS * (a + 1));
     cp_async_commit();
-    if (a == 0 && corner) sts<float>(near_cell(me, 0) + 4, 0.0f);                            /* is in S */
-    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    if (a == 0 && corner) sts<float>(near_fragment(me, 0) + 4, 0.0f);                            /* is in S */
+    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_fragment(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
     GT_NO_UNROLL
     for (int b = 0; b <= a; b++) {
         float c[2][4];
@@ -213,18 +213,18 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
             GT_UNROLL
             for (int x = 0; x < 8; x++) {
                 const int i = 2 * me.g + x % 4 / 2, j = 8 * (x / 4) + 2 * me.j + x % 2;
-                float& cell = c[x / 4][x % 4];
+                float& element = c[x / 4][x % 4];
                 if (j == i || j + 1 == i)
-                    sts<float>(near_cell(me, SUB_CHUNK * a + i) + (j == i ? 0 : 4), p.scale * cell);
-                if (j + 1 >= i) cell = 0.0f;
+                    sts<float>(near_fragment(me, SUB_CHUNK * a + i) + (j == i ? 0 : 4), p.scale * element);
+                if (j + 1 >= i) element = 0.0f;
             }
         } else if (b == a - 1 && corner) {
-            sts<float>(near_cell(me, SUB_CHUNK * a) + 4, p.scale * c[1][1]);
+            sts<float>(near_fragment(me, SUB_CHUNK * a) + 4, p.scale * c[1][1]);
             c[1][1] = 0.0f;
         }
         GT_UNROLL
         for (int e = 0; e < 2; e++)
-            sts<float4>(C_cell(me, a, b, me.g, 4 * e + me.j), {c[e][0], c[e][1], c[e][2], c[e][3]});
+            sts<float4>(C_fragment(me, a, b, me.g, 4 * e + me.j), {c[e][0], c[e][1], c[e][2], c[e][3]});
         if (STRONG_DECAY && b == a) break;
         HiLoLeft left;
         products_to_hi_lo(c, left);
@@ -241,13 +241,13 @@ GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
     GT_NO_UNROLL
     for (int a = SUB_CHUNKS - 1; a >= me.sub_chunk + STRONG_DECAY; a--) {
         HiLoLeft left;
-        left.set4(0, lds<float4>(C_cell(me, a, me.sub_chunk, me.j, me.g)));
-        left.set4(4, lds<float4>(C_cell(me, a, me.sub_chunk, 4 + me.j, me.g)));
+        left.set4(0, lds<float4>(C_fragment(me, a, me.sub_chunk, me.j, me.g)));
+        left.set4(4, lds<float4>(C_fragment(me, a, me.sub_chunk, 4 + me.j, me.g)));
         add_rows<C>(me, left, C::R, a, Z);
     }
 }
 
-/* X or Z to shared memory, in the cells that finish_part() reads */
+/* X or Z to shared memory, in the fragments that finish_part() reads */
 template <class C>
 GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum) {
     GT_UNROLL
@@ -255,7 +255,7 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
         const float(&x)[2][4] = sum.tile[m];
         GT_UNROLL
         for (int i = 0; i < 2; i++)
-            sts<float4>(me.smem + to + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i),
+            sts<float4>(me.smem + to + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i),
                         {x[0][i], x[0][2 + i], x[1][i], x[1][2 + i]});
     }
 }
@@ -354,18 +354,18 @@ GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
-    const uint32_t K = me.smem + C::K + cell_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
+    const uint32_t K = me.smem + C::K + fragment_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
     const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
-    const auto scaled = [&](uint32_t cell,
+    const auto scaled = [&](uint32_t address,
                             int kk) { /* channels 8 kk on */
-                                      const float4 x = lds<float4>(add_8(cell, kk));
+                                      const float4 x = lds<float4>(add_8(address, kk));
                                       const float2 f = lds<float2>(factors + 32 * kk);
                                       return float4{x.x * f.x, x.z * f.y, x.y * f.x, x.w * f.y}; /* by tokens */
     };
     set_factors<C>(me, -1);
     GT_NO_UNROLL
     for (int a = b; a < SUB_CHUNKS; a++) {
-        const uint32_t R = me.smem + C::R + cell_of<C>(SUB_CHUNK / 2 * a + me.g, 2 * me.j);
+        const uint32_t R = me.smem + C::R + fragment_of<C>(SUB_CHUNK / 2 * a + me.g, 2 * me.j);
         float A[2][4] = {};
         const bool runs = STRONG_DECAY && a == b; /* running products */
         if (runs) {

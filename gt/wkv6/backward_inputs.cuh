@@ -87,17 +87,17 @@ struct BackwardTraits {
     static constexpr int TOKENS = ADDRESSES + 8 * TENSORS, DU_ROW = TOKENS + 4, STRONG_DECAY = DU_ROW + 4;
     static constexpr int FLAGS_END = STRONG_DECAY + 4 * 2 * SUB_CHUNKS;
     /* fp32: C of two sub-chunks, 10 times; else of a sub-chunk with itself, 4 times, in the strong-decay path */
-    static constexpr int C_CELLS = TF32X3 ? FLAGS_END : RAW_R;
-    static constexpr int C_END = TF32X3 ? C_CELLS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
+    static constexpr int C_FRAGMENTS = TF32X3 ? FLAGS_END : RAW_R;
+    static constexpr int C_END = TF32X3 ? C_FRAGMENTS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
     static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
-    /* the block's place, where registers are so few that none keeps it */
-    static constexpr int PLACE = G_HERE + 8;
-    static constexpr bool KEEPS_PLACE = BLOCKS == 3;
+    /* the block's work, where registers are so few that none keeps it */
+    static constexpr int WORK = G_HERE + 8;
+    static constexpr bool KEEPS_WORK = BLOCKS == 3;
     /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
      * TwoTerms, and SubChunkRows are kept.  SUMS_A, besides: A of two sub-chunks is summed over the slices before it
      * meets dy. */
     static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
-    static constexpr int KEPT_A = PLACE + 16, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
+    static constexpr int KEPT_A = WORK + 16, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(STRONG_DECAY % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
     /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_strong() */
@@ -169,7 +169,7 @@ GT_DEV uint32_t fp32_piece(int row, int piece) {
 
 /* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
 
-/* The chunk of a place; sequence < 0: none. */
+/* The chunk of an index of work; sequence < 0: none. */
 struct ChunkCoordinates {
     int b, h, slot;
     int index;     /* in [B,H,chunk slots] */
@@ -181,10 +181,10 @@ struct ChunkCoordinates {
 };
 
 template <class C>
-GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int place) {
+GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int work) {
     ChunkCoordinates at;
     int head; /* of the batch */
-    at.slot = divide(place, p.heads, &head);
+    at.slot = divide(work, p.heads, &head);
     at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
     if (C::KEEPS_BF16 && p.last_first) at.slot = (at.slot ? at.slot : p.chunk_slots) - 1;
     at.b = divide(head, p.H, &at.h);
@@ -198,9 +198,9 @@ GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int place) {
     return at;
 }
 
-/* Whether packed sequences have a chunk slot at a place. */
-GT_DEV bool has_chunk(const BackwardParams& p, int64_t place) {
-    return place < (int64_t)p.heads.divisor * used_slots(p.sequences, CHECKPOINT);
+/* Whether packed sequences have a chunk slot at an index of work. */
+GT_DEV bool has_chunk(const BackwardParams& p, int64_t work) {
+    return work < (int64_t)p.heads.divisor * used_slots(p.sequences, CHECKPOINT);
 }
 
 /* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in
@@ -260,20 +260,20 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
     return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
 }
 
-/* ---- cells of R, K, X, Z and of raw inputs ------------------------------------------------------------------ */
+/* ---- fragments of R, K, X, Z and of raw inputs ------------------------------------------------------------------ */
 
-/* Byte offset of a cell of R, K, X or Z: two tokens by two channels from an even one.  Cells are swapped so
+/* Byte offset of a fragment of R, K, X or Z: two tokens by two channels from an even one.  Fragments are swapped so
  * that in different banks lie 8 neighbours, 4 of 2 rows, 2 of 4 rows. */
 template <class C>
-GT_DEV uint32_t cell_of(int pair, int channel) {
+GT_DEV uint32_t fragment_of(int pair, int channel) {
     const int swap = ((pair ^ pair >> 1) & 1) << 2 | (pair & 3);
     return 8 * pair * C::CHANNELS + 16 * (channel / 2 ^ swap);
 }
 
-/* The cell 8 kk channels on: the swapping leaves one exclusive or. */
-GT_DEV uint32_t add_8(uint32_t cell, int kk) { return (cell ^ kk % 2 * 64) + kk / 2 * 128; }
+/* The fragment 8 kk channels on: the swapping leaves one exclusive or. */
+GT_DEV uint32_t add_8(uint32_t address, int kk) { return (address ^ kk % 2 * 64) + kk / 2 * 128; }
 
-/* Of an element within a cell of R or K, and of X or Z. */
+/* Of an element within a fragment of R or K, and of X or Z. */
 template <class C>
 GT_DEV int operand_in_cell(int token, int channel) {
     return 4 * (C::TF32X3 ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
@@ -283,7 +283,7 @@ GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) +
 
 /* Byte offset of a channel in the 16-bit rows of r, k or w; rows PART apart lie in different banks. */
 template <class C>
-GT_DEV uint32_t raw_cell(int row, int channel) {
+GT_DEV uint32_t raw_offset(int row, int channel) {
     const int swap = (row >> 3 & 1) << 6 | (C::CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);
     return (2 * (row * C::CHANNELS + channel)) ^ swap;
 }
@@ -321,7 +321,7 @@ struct ChannelPart {
         using W = typename C::W;
         if constexpr (sizeof(W) == 2) {
             GT_UNROLL
-            for (int i = 0; i < C::PART; i++) w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_cell<C>(t0 + i, channel));
+            for (int i = 0; i < C::PART; i++) w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_offset<C>(t0 + i, channel));
         } else {
             load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
         }
@@ -402,7 +402,7 @@ struct RawPart {
 
     GT_METHOD RawPart(const BackwardParams&, const BackwardBlock<C>& me, const ChannelPart<C>& own_)
         : own(own_), r_rows(raw_rows(me, OF_R)), k_rows(raw_rows(me, OF_K)) {}
-    GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_cell<C>(t, own.channel)); }
+    GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_offset<C>(t, own.channel)); }
     GT_METHOD Raw r(int i) const {
         if (i < C::PART || own.t0 + i < CHECKPOINT) return load(r_rows, own.t0 + i);
         return {};
@@ -443,22 +443,23 @@ struct RawPart<C, true> {
 
 /* ---- copies of the inputs ----------------------------------------------------------------------------------- */
 
-/* The `lane` of LANES that copy COUNT 16-bit elements of every token to shared memory, 8 of them at cell(token, first);
- * `from`: what it copies of its first token, lane / (COUNT / 8).  Pairs of them are `none` beyond the sequence. */
-template <int COUNT, int LANES, class Cell>
-GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Cell& cell) {
+/* The `lane` of LANES that copy COUNT 16-bit elements of every token to shared memory, 8 of them at fragment(token,
+ * first); `from`: what it copies of its first token, lane / (COUNT / 8).  Pairs of them are `none` beyond the sequence.
+ * */
+template <int COUNT, int LANES, class Address>
+GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Address& address) {
     constexpr int PIECES = COUNT / 8, ROWS = LANES / PIECES;
     const int row = lane / PIECES, first = lane % PIECES * 8, step = ROWS * stride;
     if (tokens == CHECKPOINT) { /* copies under a condition cost more instructions */
         GT_UNROLL
         for (int i = 0; i < CHECKPOINT; i += ROWS) {
-            cp_async<16>(cell(row | i, first), from);
+            cp_async<16>(address(row | i, first), from);
             from += step;
         }
         return;
     }
     for (int t = row; t < CHECKPOINT; t += ROWS) {
-        const uint32_t to = cell(t, first);
+        const uint32_t to = address(t, first);
         if (t < tokens) {
             cp_async<16>(to, from);
         } else {
@@ -469,15 +470,15 @@ GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, ui
 }
 
 /* Two warps, this as `lane` of theirs: the same of the elements from `column` on of a tensor. */
-template <int COUNT, class Cell>
+template <int COUNT, class Address>
 GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinates& here, int tensor, int column,
-                        uint32_t none, const Cell& cell) {
+                        uint32_t none, const Address& address) {
     constexpr int PIECES = COUNT / 8;
     const BackwardParams::Tensor& x = p.tensors[tensor];
     const int64_t first =
         offset_of(x.stride, here.b, here.chunk.first + lane / PIECES, here.h) + column + lane % PIECES * 8;
     copy_rows<COUNT, 64>(lane, static_cast<const uint16_t*>(x.data) + first, (int)x.stride.t, here.tokens(), none,
-                         cell);
+                         address);
 }
 
 /* Two warps: STATE_ROWS rows of a state kept as bf16, or zeros, to rows at `to`. */
@@ -563,7 +564,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K)) {
         const uint32_t to = raw_rows(me, tensor);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
-                                 [=](int t, int n) { return to + raw_cell<C>(t, n); });
+                                 [=](int t, int n) { return to + raw_offset<C>(t, n); });
     }
     if (warp == 6 && wants_u_and_rowsums) copy_u<C>(p, me, here);
     if (warp == 7 && is_first) store_addresses<C>(p, me, here);
@@ -656,7 +657,7 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
     GT_UNROLL
     for (int i = 0; i < PARTS; i++) {
         const int column = COUNT * (lane + LANES * i);
-        const uint32_t cell = me.smem + row_piece<C::N>(n, column / 8) + 2 * (column % 8);
+        const uint32_t address = me.smem + row_piece<C::N>(n, column / 8) + 2 * (column % 8);
         const float by = inverse[i] * G_scale;
         float scaled[COUNT], united[COUNT];
         GT_UNROLL
@@ -664,9 +665,9 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
             scaled[e] = S[i][e / 4].get(e % 4) * row_scale.scale, united[e] = G[i].get(e) * by;
         Vec<f16, COUNT> rounded;
         rounded.set(scaled);
-        sts<Vec<f16, COUNT>>(cell + C::S, rounded);
+        sts<Vec<f16, COUNT>>(address + C::S, rounded);
         rounded.set(united);
-        sts<Vec<f16, COUNT>>(cell + C::G, rounded);
+        sts<Vec<f16, COUNT>>(address + C::G, rounded);
     }
 }
 
@@ -691,7 +692,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     bool strong = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
     if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* a closer look */
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::STRONG_DECAY + 4 * warp_id(), strong);
-    float R[4], K[4]; /* a cell */
+    float R[4], K[4]; /* a fragment */
     const float end[2] = {total[0] - p.log2_scale, total[1] - p.log2_scale};
     c[0] -= p.log2_scale, c[1] -= p.log2_scale;
     GT_UNROLL
@@ -707,9 +708,9 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
         }
         bonus[i] = fma_rn(r_[1], k_[1] * u.y, r_[0] * (k_[0] * u.x));
         if (i % 2 == 0) continue;
-        const uint32_t cell = me.smem + cell_of<C>((own.t0 + i) / 2, own.channel);
-        sts<float4>(cell + C::R, {R[0], R[1], R[2], R[3]});
-        sts<float4>(cell + C::K, {K[0], K[1], K[2], K[3]});
+        const uint32_t address = me.smem + fragment_of<C>((own.t0 + i) / 2, own.channel);
+        sts<float4>(address + C::R, {R[0], R[1], R[2], R[3]});
+        sts<float4>(address + C::K, {K[0], K[1], K[2], K[3]});
     }
     const uint32_t scales = me.smem + 4 * (own.sub_chunk * C::CHANNELS + own.channel);
     if (own.part == 0) sts<float2>(scales + C::E, {sub_chunk_decay(total[0]), sub_chunk_decay(total[1])});

@@ -23,7 +23,7 @@ GT_DEV uint32_t right_piece() {
 }
 
 /* Sums of a sub-chunk, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
- * column c token 8e + c.  So a lane's part of two tiles is a cell. */
+ * column c token 8e + c.  So a lane's part of two tiles is a fragment. */
 template <class C>
 struct Sums {
     float tile[C::GROUPS][2][4];
@@ -109,10 +109,10 @@ GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], in
     for (int x = 0; x < 8; x++) b[x / 4][x % 4] = to_tf32(c[x / 4][x % 4]);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const uint32_t cell = me.smem + from + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 * e + me.j, 2 * me.g);
+        const uint32_t address = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
-            const float4 x = lds<float4>(cell + 128 * q);
+            const float4 x = lds<float4>(address + 128 * q);
             const float a[4] = {x.x, x.y, x.z, x.w};
             mma_tf32(sum.tile[q][0], a, b[e][0], b[e][1]);
             mma_tf32(sum.tile[q][1], a, b[e][2], b[e][3]);
@@ -141,20 +141,20 @@ GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>&
 
 /* Products of a token and of its neighbours, for what carries no decay. */
 template <class C>
-GT_DEV uint32_t near_cell(const BackwardBlock<C>& me, int token) {
+GT_DEV uint32_t near_fragment(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
 }
 
-/* The cell of C of sub-chunks a >= b: two tokens of a by two of b.  16 bits: a = b. */
+/* The fragment of C of sub-chunks a >= b: two tokens of a by two of b.  16 bits: a = b. */
 template <class C>
-GT_DEV uint32_t C_cell(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
+GT_DEV uint32_t C_fragment(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
     const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::TF32X3 ? a * (a + 1) / 2 + b : a;
-    return me.smem + C::C_CELLS + 4 * SUB_CHUNK * SUB_CHUNK * block + 128 * pair_a + 16 * (pair_b ^ swap);
+    return me.smem + C::C_FRAGMENTS + 4 * SUB_CHUNK * SUB_CHUNK * block + 128 * pair_a + 16 * (pair_b ^ swap);
 }
 
 template <class C>
 GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int sub_chunk, int i, int j) {
-    return C_cell(me, sub_chunk, sub_chunk, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
+    return C_fragment(me, sub_chunk, sub_chunk, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
 }
 
 /* What the sub-chunk's R_i x_i or K_j x_j, `of` which, sum up to, to [channels] at `to`: of S dy, its part of dg_0.
@@ -166,9 +166,9 @@ GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, 
     float first[COUNT];
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
-        const uint32_t cell = me.smem + of + 128 * q;
-        const float4 R0 = lds<float4>(cell + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.j, 2 * me.g));
-        const float4 R1 = lds<float4>(cell + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 + me.j, 2 * me.g));
+        const uint32_t address = me.smem + of + 128 * q;
+        const float4 R0 = lds<float4>(address + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.j, 2 * me.g));
+        const float4 R1 = lds<float4>(address + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 + me.j, 2 * me.g));
         const float(&x)[2][4] = sum.tile[q];
         first[2 * q] = fma_rn(R1.z, x[1][1], fma_rn(R1.x, x[1][0], fma_rn(R0.z, x[0][1], R0.x * x[0][0] * carries)));
         first[2 * q + 1] =
@@ -205,16 +205,16 @@ GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
         add_sub_chunk<C>(me, c, C::K, b, sum);
         if (STRONG_DECAY && b < a - 1) store_sub_chunk_sum<C>(me, sum, C::R, strong_ends<C>(b + 1, a));
     }
-    if (corner) sts<float>(near_cell(me, SUB_CHUNK * a) + 4, scale * before);
-    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_cell(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    if (corner) sts<float>(near_fragment(me, SUB_CHUNK * a) + 4, scale * before);
+    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_fragment(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
     token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int i = me.g + x % 4 / 2 * 8, j = 8 * (x / 4) + 2 * me.j + x % 2;
-        float& cell = c[x / 4][x % 4];
-        if (j == i || j + 1 == i) sts<float>(near_cell(me, SUB_CHUNK * a + i) + (j == i ? 0 : 4), scale * cell);
-        if (STRONG_DECAY) sts<float>(C_element(me, a, i, j), cell);
-        if (j + 1 >= i) cell = 0.0f;
+        float& element = c[x / 4][x % 4];
+        if (j == i || j + 1 == i) sts<float>(near_fragment(me, SUB_CHUNK * a + i) + (j == i ? 0 : 4), scale * element);
+        if (STRONG_DECAY) sts<float>(C_element(me, a, i, j), element);
+        if (j + 1 >= i) element = 0.0f;
     }
     if (STRONG_DECAY) return;
     scale_channels<C>(me, C::E + 4 * a * C::CHANNELS, sum);
@@ -248,16 +248,16 @@ GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     add_sub_chunk<C>(me, c, C::R, b, sum);
 }
 
-/* X or Z of the sub-chunk to shared memory; a cell has the two tokens of its first channel, then of its second. */
+/* X or Z of the sub-chunk to shared memory; a fragment has the two tokens of its first channel, then of its second. */
 template <class C>
 GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const uint32_t cell = me.smem + to + cell_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 * e + me.j, 2 * me.g);
+        const uint32_t address = me.smem + to + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float(&x)[4] = sum.tile[q][e];
-            sts<float4>(cell + 128 * q, {x[0], x[1], x[2], x[3]});
+            sts<float4>(address + 128 * q, {x[0], x[1], x[2], x[3]});
         }
     }
 }
@@ -359,7 +359,7 @@ struct SubChunkK {
 /* A^T = K_b R_a^T: tile e, column c is token 2c + e of sub-chunk a */
 template <class C>
 GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, int sub_chunk, float (&A)[2][4]) {
-    const uint32_t row = me.smem + C::R + cell_of<C>(SUB_CHUNK / 2 * sub_chunk + me.g, 2 * me.j);
+    const uint32_t row = me.smem + C::R + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + me.g, 2 * me.j);
     GT_UNROLL
     for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
     GT_UNROLL
@@ -380,8 +380,8 @@ GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int j = 2 * me.g + x % 4 / 2, i = 4 * me.j + 2 * (x % 2) + x / 4;
-        float& cell = A[x / 4][x % 4];
-        cell = i > j ? cell : i == j ? bonus[x % 4 / 2] : 0.0f;
+        float& element = A[x / 4][x % 4];
+        element = i > j ? element : i == j ? bonus[x % 4 / 2] : 0.0f;
     }
 }
 

@@ -57,11 +57,11 @@ GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C
     GT_NO_UNROLL
     for (int i = 0; i < SUB_CHUNK; i++) {
         const int j = SUB_CHUNK - 1 - i;
-        const auto cell = [&](int t) {
-            return me.smem + cell_of<C>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
+        const auto fragment = [&](int t) {
+            return me.smem + fragment_of<C>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
         };
-        sts<float>(C::R + cell(i), chunk_operand<C>(own.r(i) * ex2_approx(-before)));
-        sts<float>(C::K + cell(j), chunk_operand<C>(own.k(j) * ex2_approx(-after)));
+        sts<float>(C::R + fragment(i), chunk_operand<C>(own.r(i) * ex2_approx(-before)));
+        sts<float>(C::K + fragment(j), chunk_operand<C>(own.k(j) * ex2_approx(-after)));
         before += own.h(i);
         after += own.h(j);
     }
@@ -134,9 +134,9 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     const StrongColumn<C> own(p, me, sub_chunk, channel);
     const int n = me.slice0 + channel;
     const float u = lds<float>(me.smem + C::U + 4 * (me.slice0 + channel));
-    const auto near = [&](int t) { return lds<float2>(near_cell(me, own.t0 + t)); };
+    const auto near = [&](int t) { return lds<float2>(near_fragment(me, own.t0 + t)); };
     const auto sum_at = [&](int of, int t) {
-        return lds<float>(me.smem + of + cell_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
+        return lds<float>(me.smem + of + fragment_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
     };
     float d[SUB_CHUNK], x[SUB_CHUNK], dg[SUB_CHUNK], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
     GT_UNROLL

@@ -9,8 +9,8 @@
  * running products, and S is scaled before the update.  No decay is clamped on either path.
  * Compute capability 9.0 has a kernel of its own for N = 128 in 16 bits: forward_hopper_kernel.
  *
- * grid ceil(sequences*H*segments/HEADS), of packed sequences fewer (most_blocks), which take places in turn
- * (take_places).  A block has for each of its HEADS heads
+ * grid ceil(sequences*H*segments/HEADS), of packed sequences fewer (most_blocks), which take work in turn
+ * (take_work).  A block has for each of its HEADS heads
  *   GROUPS producer warps, 16 channels each: they copy the inputs (cp.async, AHEAD sub-chunks ahead) and make R, K, E
  *     and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
  *   N / COLUMNS consumer warps, which have the state and make A, y and the new state.
@@ -24,11 +24,11 @@
  *     rounding of y.  fp32: below.
  * Columns of a consumer warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane ends with
  *     2 TILES neighbouring outputs.  v is stored permuted.
- * Rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as cells of 16 bytes, two tokens by two
+ * Rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as fragments of 16 bytes, two tokens by two
  *     channels, each a lane's left operand as the tensor core wants it.
- * shared, per head and buffer: R [8, N/2+4] cells; K [16, N+8] fp32, columns xor 24 in rows with bit 2 set, so that no
- *     access has bank conflicts; v [16, N+8]; E [N]; bonus [16,GROUPS]; A of strong-decay groups: 16 KB at N = 64.  Two
- *     buffers and the rings: 70 KB.
+ * shared, per head and buffer: R [8, N/2+4] fragments; K [16, N+8] fp32, columns xor 24 in rows with bit 2 set, so that
+ *     no access has bank conflicts; v [16, N+8]; E [N]; bonus [16,GROUPS]; A of strong-decay groups: 16 KB at N = 64.
+ *     Two buffers and the rings: 70 KB.
  * tensor cores per sub-chunk and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order.
  *
@@ -43,7 +43,7 @@
  *   - E near 1 as keep and factor (Scale), not rounded to fp32: a state of 4096 sub-chunks would show it.
  *   - c below 64 is off by 2^-19 at most, and with it 2^c by 2e-6, where products of R and K are as small; the
  *     sums of neighbours, whose products are not, share all but the last roundings.  Seen: 7e-7 of y and of states.
- * v lies in cells as R does (value_cell), in the order of a left operand.
+ * v lies in fragments as R does (value_fragment), in the order of a left operand.
  * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 sub-chunks deep: 74 KB; N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
 #ifndef GT_WKV6_FORWARD_CUH
@@ -65,7 +65,7 @@ struct ConsumerWarp {
     /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
     uint32_t row[4];    /* K, row g, columns 2j */
     uint32_t column[4]; /* K, row 2j (fp32: 6 - 2j), column g */
-    uint32_t cells;     /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
+    uint32_t fragments; /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
     uint32_t full, empty; /* mbarriers */
 
@@ -81,12 +81,12 @@ struct ConsumerWarp {
             row[i] = buffer0 + C::K + 4 * (g * C::PITCH + 2 * j + 8 * (i ^ (g & 4 ? 3 : 0)));
             column[i] = buffer0 + C::K + 4 * (2 * token_pair() * C::PITCH + g + 8 * (i ^ (token_pair() & 2 ? 3 : 0)));
         }
-        cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
+        fragments = buffer0 + C::R + 16 * (g * C::FRAGMENTS + j);
         /* matrices of 8 tokens by 8 values, in the order of a left operand and of right ones */
         const int matrix = lane_id() / 8, s = lane_id() % 8;
         if constexpr (C::TF32X3) {
-            values_left = buffer0 + C::VALUES + value_cell<C>(2 * token_pair(), column0) + 16 * g;
-            values_right = buffer0 + C::VALUES + value_cell<C>(2 * j, column0) + 16 * g;
+            values_left = buffer0 + C::VALUES + value_fragment<C>(2 * token_pair(), column0) + 16 * g;
+            values_right = buffer0 + C::VALUES + value_fragment<C>(2 * j, column0) + 16 * g;
         } else {
             values_left = buffer0 + C::VALUES + 2 * ((s + matrix / 2 * 8) * C::PITCH + column0 + matrix % 2 * 8);
             values_right = buffer0 + C::VALUES + 2 * ((s + matrix % 2 * 8) * C::PITCH + column0 + matrix / 2 * 8);
@@ -154,9 +154,9 @@ struct ConsumerWarp {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) {
             const float factor = x % 2 ? scale.y : scale.x, keep = x % 2 ? scale.w : scale.z;
-            float& cell = S[x / 4][nt][x % 4];
+            float& element = S[x / 4][nt][x % 4];
             const float add = added[x / 4][x % 4];
-            cell = scale_first ? rescale(keep, factor, cell, add) : rescale(keep, factor, cell + add, 0.0f);
+            element = scale_first ? rescale(keep, factor, element, add) : rescale(keep, factor, element + add, 0.0f);
         }
     }
 
@@ -218,8 +218,8 @@ GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C
         if (STRONG_DECAY && strong[nt / 2]) me.scale(nt, scale);
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
-            const uint32_t cell = me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
-            const float k0 = lds<float>(cell), k1 = lds<float>(cell + 4 * C::PITCH);
+            const uint32_t address = me.column[nt % 4] + offset + 128 * (nt / 4) + 32 * half * C::PITCH;
+            const float k0 = lds<float>(address), k1 = lds<float>(address + 4 * C::PITCH);
             GT_UNROLL
             for (int mt = 0; mt < C::MT; mt++) mma_tf32(me.S[mt][nt], v[mt][half], k0, k1);
         }
@@ -248,7 +248,7 @@ GT_DEV void update_state_3xtf32(ConsumerWarp<C>& me, int offset, StrongGroups<C>
     float v[C::MT][2][4], lo[C::MT][2][4];
     GT_UNROLL
     for (int i = 0; i < 2 * C::MT; i++) {
-        lds_words(v[i / 2][i % 2], me.values_left + offset + value_cell<C>(8 * (i % 2), 4 * (i / 2)));
+        lds_words(v[i / 2][i % 2], me.values_left + offset + value_fragment<C>(8 * (i % 2), 4 * (i / 2)));
         set_lo<true>(v[i / 2][i % 2], lo[i / 2][i % 2]);
     }
     GT_UNROLL
@@ -318,8 +318,8 @@ GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> str
     float A[2][4] = {}, A_low[2][4] = {}, y_low[C::TILES][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::NT; kk++) {
-        const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
-        const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        const float4 fragment = lds<float4>(me.fragments + offset + 64 * kk);
+        const float r[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
         float r_lo[4];
         set_lo<C::TF32X3>(r, r_lo);
         if (!STRONG_DECAY || !strong[kk / 2]) {
@@ -352,7 +352,7 @@ GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> str
             GT_UNROLL
             for (int mt = 0; mt < C::MT; mt++) {
                 float x[4];
-                lds_words(x, me.values_right + offset + value_cell<C>(8 * i, 4 * mt));
+                lds_words(x, me.values_right + offset + value_fragment<C>(8 * i, 4 * mt));
                 GT_UNROLL
                 for (int e = 0; e < 2; e++) {
                     const float b0 = tf32_hi(x[e]), b1 = tf32_hi(x[e + 2]);
@@ -379,13 +379,13 @@ GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> str
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
 template <class C>
-GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
+GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
     using E = Element<typename C::T>;
     const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
     ConsumerWarp<C> me;
     me.column0 = warp % C::PARTS * C::COLUMNS;
     me.set_addresses(smem + sub * C::HEAD_BUFFER);
-    const HeadSpan span = span_of<C, false>(p, place, sub);
+    const HeadSpan span = span_of<C, false>(p, work, sub);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
@@ -440,7 +440,7 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int place) {
             }
         }
     }
-    const HeadSpan same = span_of<C, false>(p, place_of<C>(smem), sub); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub); /* found again: no registers keep it */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -449,12 +449,12 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
 forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
-    init_place<C>(smem, block_x());
+    init_work<C>(smem, block_x());
     if (warp_id() < C::PRODUCER_WARPS) { /* they read what no kernel of the chain has written */
-        take_places<C>(p, smem, [&](int place) { produce<C, false>(p, smem, place); });
+        take_work<C>(p, smem, [&](int work) { produce<C, false>(p, smem, work); });
     } else {
         wait_for_chain();
-        take_places<C>(p, smem, [&](int place) { consume<C>(p, smem, place); });
+        take_work<C>(p, smem, [&](int work) { consume<C>(p, smem, work); });
     }
 #else
     (void)p;

@@ -44,11 +44,11 @@ struct HopperTraits : TensorTraits<T_, W_, 128> {
     static constexpr int SCALE = A + SUB_CHUNK * SUB_CHUNK * 4, STRONG_DECAY_SCALE = SCALE + 4 * N;
     static constexpr int BONUS = STRONG_DECAY_SCALE + 4 * N, STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS;
     static constexpr int FULL = STRONG_DECAY + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8,
-                         PLACE = STRONG_DECAY + 56, PAIRS = STRONG_DECAY + 64;
+                         WORK = STRONG_DECAY + 56, PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * GROUPS, BUFFER = HEAD_BUFFER;
     static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PRODUCER_WARPS * AHEAD * Base::STAGE;
     static_assert(!Base::TF32X3 && PRODUCER_WARPS % 4 == 0 && Base::CONSUMER_WARPS % 4 == 0, "warpgroups");
-    static_assert(FULL % 8 == 0 && A_FULL + 8 <= PLACE && BUFFER % 16 == 0, "flags, then mbarriers");
+    static_assert(FULL % 8 == 0 && A_FULL + 8 <= WORK && BUFFER % 16 == 0, "flags, then mbarriers");
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
@@ -98,7 +98,7 @@ GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
     me.channel = 16 * me.group + 2 * (lane % 8);
     me.buffer0 = smem;
     me.ring = smem + C::RING + me.group * C::AHEAD * C::STAGE;
-    me.r_cell = kept(smem + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2));
+    me.r_fragment = kept(smem + C::R + 16 * (2 * me.quad * C::FRAGMENTS + me.channel / 2));
     me.k_row = kept(smem + C::K + me.quad * C::PLANE + me.channel / 8 * C::BLOCK + me.channel % 8 * 16);
     me.values = kept(smem + C::VALUES + 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0))));
     /* 2 channels of a tile, then of the next, as the consumer warps read them; one of the lane's two */
@@ -117,7 +117,7 @@ GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
         me.w_copy_at =
             kept(me.ring + W_SIZE * (ring_at<C>(me.w_copy_row) + me.template copied_column<typename C::W>()));
     }
-    me.v_stride = kept(me.ring + C::RING_V + me.v_cell(0));
+    me.v_stride = kept(me.ring + C::RING_V + me.v_fragment(0));
     me.v_copy_row = kept(me.v_row(0));
 }
 
@@ -203,12 +203,12 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
 template <class C>
 struct PairsWarp {
     int g, j;
-    uint32_t cells, columns, bonus, pairs, to; /* of R, K; to: A, as left operands */
+    uint32_t fragments, columns, bonus, pairs, to; /* of R, K; to: A, as left operands */
 
     GT_METHOD void set_addresses(uint32_t buffer0) {
         g = lane_id() / 4;
         j = lane_id() % 4;
-        cells = buffer0 + C::R + 16 * (g * C::CELLS + j);
+        fragments = buffer0 + C::R + 16 * (g * C::FRAGMENTS + j);
         columns = buffer0 + C::K + g / 4 * C::PLANE + g % 4 * 4 + 32 * j;
         bonus = buffer0 + C::BONUS + 4 * 2 * g;
         pairs = buffer0 + C::PAIRS + 4 * (SUB_CHUNK * 2 * g + 2 * j);
@@ -222,8 +222,8 @@ GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& 
     GT_UNROLL
     for (int kk = 0; kk < C::NT; kk++) {
         if (STRONG_DECAY && strong[kk / 2]) continue;
-        const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
-        const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        const float4 fragment = lds<float4>(me.fragments + offset + 64 * kk);
+        const float r[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
             const uint32_t column = me.columns + offset + 2 * i * C::PLANE + C::BLOCK * kk;
@@ -259,12 +259,12 @@ GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int sub_chun
 }
 
 template <class C>
-GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int place) {
+GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int work) {
     HopperProducer<C> me;
     PairsWarp<C> pairs;
     init_producer<C>(me, smem);
     pairs.set_addresses(smem);
-    const HeadSpan span = span_of<C, false>(p, place, 0);
+    const HeadSpan span = span_of<C, false>(p, work, 0);
     me.open(p.in, span, span.start, SUB_CHUNK);
     me.deferred[0] = me.deferred[1] = 0.0f;
     const int sub_chunks = uniform(span.sub_chunks), turn_after = (me.group + 1) % C::PRODUCER_WARPS;
@@ -299,7 +299,7 @@ struct HopperStateWarp : ConsumerWarp<C> {
         k = smem + C::K;
         left = kept(smem + C::A + 16 * lane_id());
         a_full = smem + C::A_FULL;
-        this->cells = kept(this->cells);
+        this->fragments = kept(this->fragments);
         /* as in ConsumerWarp, but a lane's pair of tokens is 4 apart: K has them in their order */
         const int matrix = lane_id() / 8, token = lane_id() % 8 / 2 + lane_id() % 2 * 4;
         this->values_left =
@@ -320,8 +320,8 @@ template <class C>
 GT_DEV void multiply_state(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]) {
     GT_UNROLL
     for (int kk = 0; kk < C::NT; kk++) {
-        const float4 cell = lds<float4>(me.cells + offset + 64 * kk);
-        const float r[4] = {cell.x, cell.y, cell.z, cell.w};
+        const float4 fragment = lds<float4>(me.fragments + offset + 64 * kk);
+        const float r[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
         GT_UNROLL
         for (int i = 0; i < 2; i++) mma_tf32(y[i], r, me.S[0][kk][2 * i], me.S[0][kk][2 * i + 1]);
     }
@@ -347,20 +347,20 @@ GT_DEV void add_pairs(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]
     ldmatrix_x4_trans(x, me.values_right + offset);
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        const float4 cell = lds<float4>(me.left + offset + 512 * i);
-        const float left[4] = {cell.x, cell.y, cell.z, cell.w};
+        const float4 fragment = lds<float4>(me.left + offset + 512 * i);
+        const float left[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
         mma_tf32(y[0], left, E::lo(x[i]), E::hi(x[i]));
         mma_tf32(y[1], left, E::lo(x[i + 2]), E::hi(x[i + 2]));
     }
 }
 
 template <class C>
-GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
+GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     using E = Element<typename C::T>;
     HopperStateWarp<C> me;
     me.column0 = (warp_id() - C::PRODUCER_WARPS) * C::COLUMNS;
     me.set_addresses(smem);
-    const HeadSpan span = span_of<C, false>(p, place, 0);
+    const HeadSpan span = span_of<C, false>(p, work, 0);
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
@@ -398,7 +398,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int place) {
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
         mbarrier_arrive(me.empty + offset);
     }
-    const HeadSpan same = span_of<C, false>(p, place_of<C>(smem), 0); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* found again: no registers keep it */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -408,12 +408,12 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
-    init_place<C>(smem, block_x());
+    init_work<C>(smem, block_x());
     if (uniform(warp_id()) < C::PRODUCER_WARPS) { /* they read what no kernel of the chain has written */
-        take_places<C>(p, smem, [&](int place) { hopper_produce<C>(p, smem, place); });
+        take_work<C>(p, smem, [&](int work) { hopper_produce<C>(p, smem, work); });
     } else {
         wait_for_chain();
-        take_places<C>(p, smem, [&](int place) { hopper_consume<C>(p, smem, place); });
+        take_work<C>(p, smem, [&](int work) { hopper_consume<C>(p, smem, work); });
     }
 #else
     (void)p;

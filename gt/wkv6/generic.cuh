@@ -11,8 +11,8 @@ namespace wkv6 {
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
  * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
  * REVERSE runs it so, with y = NULL and r times the scale of y, and leaves G after every chunk of CHECKPOINT tokens.
- * grid sequences*H*tiles, of packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns one
- * head and COLUMNS = 128 / SLICES columns of its state.
+ * grid sequences*H*tiles, of packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns
+ * one head and COLUMNS = 128 / SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
  * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
@@ -60,11 +60,11 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
         GT_UNROLL
         for (int x = 0; x < COLUMN; x++) {
             const Scale scale = scale_of_log(x < left ? log_decay(in, w[x]) : 0.0f);
-            const uint32_t cell = smem + 4 * ((token + x) * C::ROWS + n);
-            sts<float>(cell + 4 * C::R, r[x]);
-            sts<float>(cell + 4 * C::K, k_scale * k[x]);
-            sts<float>(cell + 4 * C::KEEP, scale.keep);
-            sts<float>(cell + 4 * C::FACTOR, scale.factor);
+            const uint32_t address = smem + 4 * ((token + x) * C::ROWS + n);
+            sts<float>(address + 4 * C::R, r[x]);
+            sts<float>(address + 4 * C::K, k_scale * k[x]);
+            sts<float>(address + 4 * C::KEEP, scale.keep);
+            sts<float>(address + 4 * C::FACTOR, scale.factor);
         }
     }
     {
@@ -99,10 +99,10 @@ GT_DEV float forward_token(uint32_t smem, int token, int slice, int column, floa
     float y = 0.0f;
     GT_UNROLL
     for (int q = 0; q < 8; q++) {
-        const uint32_t cell = smem + 4 * (token * C::ROWS + 4 * (slice + SLICES * q));
-        const float4 r = lds<float4>(cell + 4 * C::R), k = lds<float4>(cell + 4 * C::K);
-        const float4 keep = lds<float4>(cell + 4 * C::KEEP);
-        const float4 factor = lds<float4>(cell + 4 * C::FACTOR);
+        const uint32_t address = smem + 4 * (token * C::ROWS + 4 * (slice + SLICES * q));
+        const float4 r = lds<float4>(address + 4 * C::R), k = lds<float4>(address + 4 * C::K);
+        const float4 keep = lds<float4>(address + 4 * C::KEEP);
+        const float4 factor = lds<float4>(address + 4 * C::FACTOR);
         float* s = &state[4 * q];
         y = fma_rn(r.x, s[0], y);
         y = fma_rn(r.y, s[1], y);
@@ -196,9 +196,9 @@ template <int SLICES, bool REVERSE>
 GT_KERNEL(128, 2)
 token_kernel(const GT_GRID_CONSTANT TokenParams p) {
     wait_for_chain();
-    const int64_t places = sequence_count(p.in.sequences) * p.in.H * p.tiles;
-    for (int64_t place = block_x(); place < places; place += grid_x())
-        pass_tokens<SLICES, REVERSE>(p, place % p.tiles, place / p.tiles);
+    const int64_t work_count = sequence_count(p.in.sequences) * p.in.H * p.tiles;
+    for (int64_t work = block_x(); work < work_count; work += grid_x())
+        pass_tokens<SLICES, REVERSE>(p, work % p.tiles, work / p.tiles);
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
@@ -323,8 +323,8 @@ GT_DEV void state_times_tokens(const ChunkParams& p, const StatesBlock& s, int64
         GT_UNROLL
         for (int t = 0; t < 4; t++)
             if (n < in.N) {
-                float& cell = out[(first - s.start + t0 + t) * in.N + n];
-                cell = s.tile ? cell + sum[t] : sum[t];
+                float& element = out[(first - s.start + t0 + t) * in.N + n];
+                element = s.tile ? element + sum[t] : sum[t];
             }
     }
 }
@@ -363,8 +363,8 @@ GT_DEV void rowsum_states(const ChunkParams& p, const StatesBlock& s, int sub_ch
         sum += shfl_xor(sum, 1);
         sum += shfl_xor(sum, 2);
         if (i % 4 == 0 && n < in.N) {
-            float& cell = s.SG[sub_chunk * in.N + n];
-            cell = s.tile ? cell + sum : sum;
+            float& element = s.SG[sub_chunk * in.N + n];
+            element = s.tile ? element + sum : sum;
         }
     }
 }
@@ -386,13 +386,13 @@ GT_DEV void update_state(const ChunkParams& p, const StatesBlock& s, int left, i
         for (int e = 0; e < 4; e++) {
             const float keep = lds<float>(s.smem + 4 * (s.at.keep + n + e));
             const float factor = lds<float>(s.smem + 4 * (s.at.factor + n + e));
-            const uint32_t cell = s.smem + 4 * (s.at.state + (n + e) * p.pitch + j);
-            float4 x = lds<float4>(cell);
+            const uint32_t address = s.smem + 4 * (s.at.state + (n + e) * p.pitch + j);
+            float4 x = lds<float4>(address);
             x.x = rescale(keep, factor, x.x, sum[e][0]);
             x.y = rescale(keep, factor, x.y, sum[e][1]);
             x.z = rescale(keep, factor, x.z, sum[e][2]);
             x.w = rescale(keep, factor, x.w, sum[e][3]);
-            sts<float4>(cell, x);
+            sts<float4>(address, x);
         }
     }
     sync_threads();
@@ -452,30 +452,30 @@ GT_HD int sub_chunk_smem(int N, int V, bool wide) {
 
 static_assert(4 * (SUB_CHUNK * 3 * MAX_SIZE + 2 * SUB_CHUNK * SUB_CHUNK) <= SHARED_BYTES, "the wide form fits");
 
-GT_DEV float cell(const SubChunkBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
+GT_DEV float staged(const SubChunkBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
 
 /* Sdy and Gv at x = token * N + n. */
 template <bool WIDE>
 GT_DEV float Sdy_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
-    return WIDE ? s.products[s.sub_chunk * SUB_CHUNK * p.in.N + x] : cell(s, s.Sdy + x);
+    return WIDE ? s.products[s.sub_chunk * SUB_CHUNK * p.in.N + x] : staged(s, s.Sdy + x);
 }
 
 template <bool WIDE>
 GT_DEV float Gv_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
-    return WIDE ? s.products[(CHECKPOINT + s.sub_chunk * SUB_CHUNK) * p.in.N + x] : cell(s, s.Gv + x);
+    return WIDE ? s.products[(CHECKPOINT + s.sub_chunk * SUB_CHUNK) * p.in.N + x] : staged(s, s.Gv + x);
 }
 
 /* v and dy of a token of the sub-chunk. */
 template <bool WIDE>
 GT_DEV float v_stride(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
     return WIDE ? load_as(p.in.v, p.in.dtype, offset_of(p.in.v_stride, s.b, s.first + token, s.h) + j)
-                : cell(s, s.v + token * p.in.V + j);
+                : staged(s, s.v + token * p.in.V + j);
 }
 
 template <bool WIDE>
 GT_DEV float dy_stride(const ChunkParams& p, const SubChunkBlock& s, int token, int j) {
     return WIDE ? load_as(p.in.dy, p.in.dtype, offset_of(p.in.dy_stride, s.b, s.first + token, s.h) + j)
-                : cell(s, s.dy + token * p.in.V + j);
+                : staged(s, s.dy + token * p.in.V + j);
 }
 
 /* Four tokens of a column of a [16, size] tile. */
@@ -544,14 +544,14 @@ GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
 
     float a[SUB_CHUNK] = {};
     for (int n = j; n < in.N; n += SUB_CHUNK) {
-        float product = cell(s, s.r + i * in.N + n); /* r_i D_ij as j runs down from i-1 */
+        float product = staged(s, s.r + i * in.N + n); /* r_i D_ij as j runs down from i-1 */
         GT_UNROLL
         for (int m = SUB_CHUNK - 1; m >= 0; m--) {
-            const float k = cell(s, s.k + m * in.N + n);
+            const float k = staged(s, s.k + m * in.N + n);
             if (m == i && in.u) a[m] = fma_rn(product * in.u[s.h * in.N + n], k, a[m]);
             if (m < i) {
                 a[m] = fma_rn(product, k, a[m]);
-                product *= cell(s, s.d + m * in.N + n);
+                product *= staged(s, s.d + m * in.N + n);
             }
         }
     }
@@ -571,7 +571,7 @@ GT_DEV void sub_chunk_dv(const ChunkParams& p, const SubChunkBlock& s) {
         const int t = x / in.V, j = x % in.V;
         float dv = s.products[2 * CHECKPOINT * in.N + (s.sub_chunk * SUB_CHUNK + t) * in.V + j];
         for (int i = t; i < s.tokens; i++)
-            dv = fma_rn(cell(s, s.A + i * SUB_CHUNK + t), dy_stride<WIDE>(p, s, i, j), dv);
+            dv = fma_rn(staged(s, s.A + i * SUB_CHUNK + t), dy_stride<WIDE>(p, s, i, j), dv);
         store_as(p.dv, in.dtype, offset_of(p.dv_stride, s.b, s.first + t, s.h) + j, dv);
     }
 }
@@ -582,10 +582,10 @@ GT_DEV void sub_chunk_dr(const ChunkParams& p, const SubChunkBlock& s) {
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
         const int i = x / in.N, n = x % in.N;
         const float u = in.u ? in.u[s.h * in.N + n] : 0.0f;
-        float dr = u * cell(s, s.k + x) * cell(s, s.C + i * SUB_CHUNK + i), product = 1.0f;
+        float dr = u * staged(s, s.k + x) * staged(s, s.C + i * SUB_CHUNK + i), product = 1.0f;
         for (int j = i - 1; j >= 0; j--) {
-            dr = fma_rn(product * cell(s, s.C + i * SUB_CHUNK + j), cell(s, s.k + j * in.N + n), dr);
-            product *= cell(s, s.d + j * in.N + n);
+            dr = fma_rn(product * staged(s, s.C + i * SUB_CHUNK + j), staged(s, s.k + j * in.N + n), dr);
+            product *= staged(s, s.d + j * in.N + n);
         }
         dr = fma_rn(product, Sdy_at<WIDE>(p, s, x), dr);
         store_as(p.dr, in.dtype, offset_of(p.dr_stride, s.b, s.first + i, s.h) + n, in.scale * dr);
@@ -598,10 +598,10 @@ GT_DEV void sub_chunk_dk(const ChunkParams& p, const SubChunkBlock& s) {
     for (int x = thread_id(); x < s.tokens * in.N; x += 256) {
         const int j = x / in.N, n = x % in.N;
         const float u = in.u ? in.u[s.h * in.N + n] : 0.0f;
-        float dk = u * cell(s, s.r + x) * cell(s, s.C + j * SUB_CHUNK + j), product = 1.0f;
+        float dk = u * staged(s, s.r + x) * staged(s, s.C + j * SUB_CHUNK + j), product = 1.0f;
         for (int i = j + 1; i < s.tokens; i++) {
-            dk = fma_rn(product * cell(s, s.C + i * SUB_CHUNK + j), cell(s, s.r + i * in.N + n), dk);
-            product *= cell(s, s.d + i * in.N + n);
+            dk = fma_rn(product * staged(s, s.C + i * SUB_CHUNK + j), staged(s, s.r + i * in.N + n), dk);
+            product *= staged(s, s.d + i * in.N + n);
         }
         dk = fma_rn(product, Gv_at<WIDE>(p, s, x), dk);
         store_as(p.dk, in.dtype, offset_of(p.dk_stride, s.b, s.first + j, s.h) + n, dk);
@@ -615,7 +615,7 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
     float k[SUB_CHUNK], all = 1.0f;
     GT_UNROLL
     for (int t = 0; t < SUB_CHUNK; t++) {
-        k[t] = cell(s, s.k + t * in.N + n);
+        k[t] = staged(s, s.k + t * in.N + n);
         dg[t] = 0.0f;
     }
     /* sum_{j<t} k_j Q_j (G v_j): Q needs the product from the right, so Horner from the left */
@@ -624,7 +624,7 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
     GT_UNROLL
     for (int t = SUB_CHUNK - 1; t >= 0; t--) {
         Qk[t] = k[t] * all * Gv_at<WIDE>(p, s, t * in.N + n);
-        all *= cell(s, s.d + t * in.N + n);
+        all *= staged(s, s.d + t * in.N + n);
     }
     left *= all;
     GT_UNROLL
@@ -636,11 +636,11 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
     GT_UNROLL
     for (int i = 1; i < SUB_CHUNK; i++) {
         if (i < s.tokens) {
-            float term[SUB_CHUNK], product = cell(s, s.r + i * in.N + n);
+            float term[SUB_CHUNK], product = staged(s, s.r + i * in.N + n);
             GT_UNROLL
             for (int j = i - 1; j >= 0; j--) {
-                term[j] = product * k[j] * cell(s, s.C + i * SUB_CHUNK + j);
-                product *= cell(s, s.d + j * in.N + n);
+                term[j] = product * k[j] * staged(s, s.C + i * SUB_CHUNK + j);
+                product *= staged(s, s.d + j * in.N + n);
             }
             float sum = product * Sdy_at<WIDE>(p, s, i * in.N + n);
             GT_UNROLL
@@ -664,7 +664,7 @@ GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
             if (t >= s.tokens) break;
             float dw = dg[t];
             if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
-            if (cell(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there */
+            if (staged(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there */
             store_as(p.dw, in.w_dtype, offset_of(p.dw_stride, s.b, s.first + t, s.h) + n, dw);
         }
     }
@@ -674,8 +674,8 @@ GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
 GT_DEV float sub_chunk_du(const ChunkParams& p, const SubChunkBlock& s, int n) {
     float du = 0.0f;
     for (int t = 0; t < s.tokens; t++)
-        du =
-            fma_rn(cell(s, s.C + t * SUB_CHUNK + t) * cell(s, s.r + t * p.in.N + n), cell(s, s.k + t * p.in.N + n), du);
+        du = fma_rn(staged(s, s.C + t * SUB_CHUNK + t) * staged(s, s.r + t * p.in.N + n),
+                    staged(s, s.k + t * p.in.N + n), du);
     return du;
 }
 

@@ -1,5 +1,5 @@
 /* gt/wkv6/pass.cuh - a pass through time on tensor cores, forward or backwards: how its kernels are compiled
- * (TensorTraits), their parameters, which tokens a block has, one place after another, which state it starts from and
+ * (TensorTraits), their parameters, which tokens a block has, one after another, which state it starts from and
  * where it leaves the last. */
 #ifndef GT_WKV6_PASS_CUH
 #define GT_WKV6_PASS_CUH
@@ -60,17 +60,17 @@ struct TensorTraits {
         static constexpr int LANES = WIDTH * (int)sizeof(E) / 16, ROWS = 32 * TEAM / LANES, PIECES = STEP / ROWS;
     };
     static constexpr int PITCH = N + 8;
-    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, cells of 2 x 2 */
+    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, fragments of 2 x 2 */
     static_assert(STEP / 2 * PAIR_PITCH <= STEP * PITCH * 4, "within K");
     /* offsets in bytes within the buffer of one head */
-    static constexpr int CELLS = N / 2 + 4; /* of R in a row */
-    static constexpr int R = 0, K = STATES ? 0 : SUB_CHUNK / 2 * CELLS * 16, VALUES = K + STEP * PITCH * 4;
-    static constexpr int VALUE_CELLS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
-    static constexpr int VALUE_PITCH = 2 * VALUE_CELLS;
-    static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_CELLS * 16 : STEP * PITCH * 2);
+    static constexpr int FRAGMENTS = N / 2 + 4; /* of R in a row */
+    static constexpr int R = 0, K = STATES ? 0 : SUB_CHUNK / 2 * FRAGMENTS * 16, VALUES = K + STEP * PITCH * 4;
+    static constexpr int VALUE_FRAGMENTS = N / 2 + 2; /* fp32: of v in a row of two tokens; STATES: plain rows */
+    static constexpr int VALUE_PITCH = 2 * VALUE_FRAGMENTS;
+    static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_FRAGMENTS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (TF32X3 ? 8 : 4) * N;
     static constexpr int STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS, FULL = STRONG_DECAY + 32, EMPTY = FULL + 8;
-    static constexpr int A_FULL = 0, PLACE = STRONG_DECAY + 56; /* no such mbarrier; of the block, in buffer 0 */
+    static constexpr int A_FULL = 0, WORK = STRONG_DECAY + 56; /* no such mbarrier; of the block, in buffer 0 */
     static constexpr int PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * SUB_CHUNK * SUB_CHUNK * GROUPS);
     static constexpr int BUFFER = HEADS * HEAD_BUFFER, BUFFERS = 2;
@@ -95,13 +95,13 @@ GT_DEV constexpr int value_column(int v) {
     return v - o + 8 * i + 2 * j;
 }
 
-/* fp32: byte offset of the cell for value v, a multiple of 4, of a token.  A cell has two tokens by column c
+/* fp32: byte offset of the fragment for value v, a multiple of 4, of a token.  A fragment has two tokens by column c
  * of tiles 2 mt and 2 mt + 1, in the order of a left operand; v and v + 2 are half of it, v + 1 and v + 3 half of
  * the next. */
 template <class C>
-GT_DEV constexpr int value_cell(int token, int v) {
+GT_DEV constexpr int value_fragment(int token, int v) {
     const int o = v % C::COLUMNS, mt = o % (2 * C::TILES) / 4, j = o / (2 * C::TILES);
-    return 16 * (token / 2 * C::VALUE_CELLS + (v - o) / 2 + 8 * mt + 2 * j) + token % 2 * 8;
+    return 16 * (token / 2 * C::VALUE_FRAGMENTS + (v - o) / 2 + 8 * mt + 2 * j) + token % 2 * 8;
 }
 
 /* Of states_tensor_kernel. */
@@ -167,10 +167,10 @@ GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
     return s;
 }
 
-/* That of head `sub` of a place. */
+/* That of head `sub` of an index of work. */
 template <class C, bool REVERSE>
-GT_DEV HeadSpan span_of(const TensorParams& p, int place, int sub) {
-    return head_span_at<REVERSE>(p, (int64_t)place * C::HEADS + sub);
+GT_DEV HeadSpan span_of(const TensorParams& p, int work, int sub) {
+    return head_span_at<REVERSE>(p, (int64_t)work * C::HEADS + sub);
 }
 
 /* ---- states that come and go; barriers ---------------------------------------------------------------------- */
@@ -198,10 +198,10 @@ GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_la
     return is_last && p.state_out ? p.state_out + (int64_t)span.head * (C::N * C::N) : nullptr;
 }
 
-/* Before the roles, and `again` between the places of a block: a thread for each buffer of a head.  No registers keep
- * the place. */
+/* Before the roles, and `again` between what a block takes in turn: a thread for each buffer of a head.  No registers
+ * keep the work. */
 template <class C>
-GT_DEV void init_place(uint32_t smem, int place, bool again = false) {
+GT_DEV void init_work(uint32_t smem, int work, bool again = false) {
     if (thread_id() < C::BUFFERS * C::HEADS) {
         const uint32_t buffer = smem + thread_id() * C::HEAD_BUFFER;
         const auto init = [&](int barrier, int warps) {
@@ -211,44 +211,44 @@ GT_DEV void init_place(uint32_t smem, int place, bool again = false) {
         init(C::FULL, C::GROUPS);
         init(C::EMPTY, C::SHARES);
         if constexpr (C::A_FULL != 0) init(C::A_FULL, 1);
-        if (thread_id() == 0) sts<int>(smem + C::PLACE, place);
+        if (thread_id() == 0) sts<int>(smem + C::WORK, work);
     }
     sync_threads();
 }
 
 template <class C>
-GT_DEV int place_of(uint32_t smem) {
-    return lds<int>(smem + C::PLACE);
+GT_DEV int work_of(uint32_t smem) {
+    return lds<int>(smem + C::WORK);
 }
 
-/* ---- the places of a block ---------------------------------------------------------------------------------- */
+/* ---- the work of a block ---------------------------------------------------------------------------------- */
 
 /* x, which is the same in all lanes.  Now the compiler knows: it prepares for no divergence where x decides. */
 GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
 
-/* Whether packed sequences have items, HEADS side by side, at a place. */
+/* Whether packed sequences have items, HEADS side by side, at an index of work. */
 template <class C>
-GT_DEV bool has_place(const TensorParams& p, int64_t place) {
-    return place * C::HEADS < sequence_count(p.in.sequences) * p.in.H * p.segments.count;
+GT_DEV bool has_work(const TensorParams& p, int64_t work) {
+    return work * C::HEADS < sequence_count(p.in.sequences) * p.in.H * p.segments.count;
 }
 
-/* A block takes places block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(place), for one of
- * the roles.  The first is taken whether it has items or not.  All roles meet between two places.  A batch has a block
- * a place; of packed sequences the host does not know how many there are.
+/* A block takes work block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(work), for one of
+ * the roles.  The first is taken whether it has items or not.  All roles meet between two of them.  A batch has a block
+ * a work; of packed sequences the host does not know how many there are.
  * Two ways seem to lead into this loop (hidden_zero): of such a loop the front end takes nothing out, where with `for`
- * it would keep addresses for the next place, in registers that there are not.  ptxas sees the one way that there is,
+ * it would keep addresses for the next work, in registers that there are not.  ptxas sees the one way that there is,
  * and that a warp takes it as a whole (uniform, warp_any): so it prepares no wait inside of `pass` for divergence. */
 template <class C, class Pass>
-GT_DEV void take_places(const TensorParams& p, uint32_t smem, const Pass& pass) {
+GT_DEV void take_work(const TensorParams& p, uint32_t smem, const Pass& pass) {
     if (hidden_zero()) goto next;
 here:
-    pass(uniform(place_of<C>(smem)));
+    pass(uniform(work_of<C>(smem)));
 next:
     if (p.in.sequences.cu_seqlens) {
-        const int place = uniform(place_of<C>(smem)) + grid_x();
-        if (warp_any(has_place<C>(p, place))) {
+        const int work = uniform(work_of<C>(smem)) + grid_x();
+        if (warp_any(has_work<C>(p, work))) {
             sync_threads(); /* buffers and mbarriers are no longer used */
-            init_place<C>(smem, place, true);
+            init_work<C>(smem, work, true);
             goto here;
         }
     }

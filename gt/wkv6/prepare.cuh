@@ -48,7 +48,7 @@ template <class C>
 struct Producer {
     int quad, channel; /* tokens from TOKENS quad on, channels channel, channel + 1 of the head */
     int group;         /* channel / 16 */
-    uint32_t r_cell, k_row, values, bonus, scale; /* where it writes in buffer 0 */
+    uint32_t r_fragment, k_row, values, bonus, scale; /* where it writes in buffer 0 */
     uint32_t buffer0, ring;
     int tokens; /* of the span; 0 if it does not exist */
     using T = typename C::T;
@@ -91,16 +91,16 @@ struct Producer {
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
                 const int row = copied_row<T>(i);
-                const uint32_t cell = to + (int)sizeof(T) * (ring_at<C>(row) + copied_column<T>());
-                if (!C::STATES) r[i].copy(cell + C::RING_R, exists, row < left);
-                k[i].copy(cell + C::RING_K, exists, row < left);
-                v[i].copy(to + C::RING_V + v_cell(i), exists, v_row(i) < left);
+                const uint32_t address = to + (int)sizeof(T) * (ring_at<C>(row) + copied_column<T>());
+                if (!C::STATES) r[i].copy(address + C::RING_R, exists, row < left);
+                k[i].copy(address + C::RING_K, exists, row < left);
+                v[i].copy(to + C::RING_V + v_fragment(i), exists, v_row(i) < left);
             }
             GT_UNROLL
             for (int i = 0; i < W_PIECES; i++) {
                 const int row = copied_row<W>(i);
-                const uint32_t cell = to + (int)sizeof(W) * (ring_at<C>(row) + copied_column<W>());
-                w[i].copy(cell + C::RING_W, exists, row < left);
+                const uint32_t address = to + (int)sizeof(W) * (ring_at<C>(row) + copied_column<W>());
+                w[i].copy(address + C::RING_W, exists, row < left);
             }
         }
         cp_async_commit();
@@ -116,14 +116,14 @@ struct Producer {
     GT_METHOD int copied_column() const {
         return lane_in_team() % C::template Copies<E>::LANES * (16 / (int)sizeof(E));
     }
-    GT_METHOD int v_cell(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
+    GT_METHOD int v_fragment(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
     /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
     GT_METHOD float log2_decay(int e) const {
         return C::TF32X3 && neg_log2[e] < 1e30f ? -neg_log2[e] - neg_log2_lo[e] : -neg_log2[e];
     }
 
-    /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a cell. */
+    /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a fragment. */
     GT_METHOD int v_row(int i) const {
         if constexpr (!C::TF32X3) return (32 * group + lane_id()) / (C::N / 8) + SUB_CHUNK * i;
         const int second = lane_id() / 8 % 2;
@@ -156,7 +156,7 @@ struct Producer {
     /* STATES: later, since by then registers are free. */
     GT_METHOD void read_values(RawSubChunk<C>& x, int stage) const {
         GT_UNROLL
-        for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(ring + stage * C::STAGE + C::RING_V + v_cell(i));
+        for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(ring + stage * C::STAGE + C::RING_V + v_fragment(i));
     }
 };
 
@@ -278,8 +278,8 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
             if constexpr (C::STATES) {
                 sts<uint4>(to + 4 * (token * C::VALUE_PITCH + v), x.v[i]);
             } else {
-                sts<uint2>(to + value_cell<C>(token, v), {x.v[i].x, x.v[i].z});
-                sts<uint2>(to + value_cell<C>(token, v) + 16, {x.v[i].y, x.v[i].w});
+                sts<uint2>(to + value_fragment<C>(token, v), {x.v[i].x, x.v[i].z});
+                sts<uint2>(to + value_fragment<C>(token, v) + 16, {x.v[i].y, x.v[i].w});
             }
         }
     } else {
@@ -301,19 +301,19 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
 template <class C, class StoreKey>
 GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], float (&c)[2],
                           int buffer, float (&bonus)[4], StoreKey store_key) {
-    float4 cell;
+    float4 fragment;
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const float r0 = x.r[i].lo(), r1 = x.r[i].hi(), k0 = x.k[i].lo(), k1 = x.k[i].hi();
         const float r_low = stored_operand<C>(r0 * ex2_approx(-c[0]));
         const float r_high = stored_operand<C>(r1 * ex2_approx(-c[1]));
         if (i % 2 == 0) {
-            cell.x = r_low;
-            cell.z = r_high;
+            fragment.x = r_low;
+            fragment.z = r_high;
         } else {
-            cell.y = r_low;
-            cell.w = r_high;
-            sts<float4>(me.r_cell + buffer * C::BUFFER + i / 2 * C::CELLS * 16, cell);
+            fragment.y = r_low;
+            fragment.w = r_high;
+            sts<float4>(me.r_fragment + buffer * C::BUFFER + i / 2 * C::FRAGMENTS * 16, fragment);
         }
         c[0] += h[i][0];
         c[1] += h[i][1];
@@ -349,7 +349,7 @@ GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_
 
 /* ---- operands where only states are wanted ------------------------------------------------------------------ */
 
-/* STATES: two tokens of K, from the lane's i-th on, as a cell of two tokens by two channels, a left operand. */
+/* STATES: two tokens of K, from the lane's i-th on, as a fragment of two tokens by two channels, a left operand. */
 template <class C>
 GT_DEV void store_cell(const Producer<C>& me, int i, const float (&k)[2][2], int buffer) {
     sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
@@ -413,7 +413,7 @@ GT_DEV int steps_of(const HeadSpan& span) {
 }
 
 template <class C, bool REVERSE>
-GT_DEV void produce(const TensorParams& p, uint32_t smem, int place) {
+GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     Producer<C> me;
     const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
     const int turn = warp_id() / (C::HEADS * C::GROUPS);
@@ -423,7 +423,7 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int place) {
     me.buffer0 = smem + sub * C::HEAD_BUFFER;
     const int team = warp_id() / C::TEAM;
     me.ring = smem + C::RING + team * C::AHEAD * C::STAGE;
-    me.r_cell = me.buffer0 + C::R + 16 * (2 * me.quad * C::CELLS + me.channel / 2);
+    me.r_fragment = me.buffer0 + C::R + 16 * (2 * me.quad * C::FRAGMENTS + me.channel / 2);
     /* row 4 quad, columns xor 24 where bit 2 of the row is set */
     me.k_row = me.buffer0 + C::K +
                (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
@@ -431,14 +431,14 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int place) {
     me.values = me.buffer0 + C::VALUES +
                 (!C::TF32X3  ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
                  : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
-                             : value_cell<C>(me.v_row(0), me.v_column(0)));
+                             : value_fragment<C>(me.v_row(0), me.v_column(0)));
     /* fp32: both terms of two channels; STATES: 2 channels of a group, then of the next, as StatePart reads them */
     me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
                (C::TF32X3   ? 8 * me.channel
                 : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
                             : 4 * me.channel);
     me.bonus = me.buffer0 + C::BONUS + 4 * ((4 * me.quad + bonus_token()) * C::GROUPS + me.group);
-    const HeadSpan span = span_of<C, REVERSE>(p, place, sub);
+    const HeadSpan span = span_of<C, REVERSE>(p, work, sub);
     const int steps = steps_of<C>(span), direction = REVERSE ? -C::TURNS : C::TURNS;
     const auto sub_chunk_at = [=](int i) { return REVERSE ? steps - 1 - i : i; };
     me.open(p.in, span, span.start + sub_chunk_at(turn) * C::STEP, direction * C::STEP);

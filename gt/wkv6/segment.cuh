@@ -22,19 +22,19 @@ struct DecayParams {
 GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
     wait_for_chain();
     const Problem& in = p.in;
-    const int64_t tiles = (in.N + 31) / 32, places = sequence_count(in.sequences) * in.H * tiles;
-    const uint32_t cells = smem_base() + 8 * lane_id();
-    for (int64_t place = block_x(); place < places; place += grid_x()) {
-        const int64_t head = place / tiles, h = head % in.H;
-        const int n = (int)(place % tiles) * 32 + lane_id();
+    const int64_t tiles = (in.N + 31) / 32, work_count = sequence_count(in.sequences) * in.H * tiles;
+    const uint32_t addresses = smem_base() + 8 * lane_id();
+    for (int64_t work = block_x(); work < work_count; work += grid_x()) {
+        const int64_t head = work / tiles, h = head % in.H;
+        const int n = (int)(work % tiles) * 32 + lane_id();
         const Sequence seq = sequence_at(in.sequences, CHECKPOINT, head / in.H);
         TwoTermSum sum;
         for (int64_t t = warp_id(); n < in.N && t < seq.tokens; t += 8)
             sum.add(log_decay(in, load_as(in.w, in.w_dtype, offset_of(in.w_stride, seq.b, seq.first + t, h) + n)));
-        sts<float2>(cells + 256 * warp_id(), {sum.hi, sum.lo});
+        sts<float2>(addresses + 256 * warp_id(), {sum.hi, sum.lo});
         sync_threads();
         for (int i = 1; warp_id() == 0 && i < 8; i++) {
-            const float2 other = lds<float2>(cells + 256 * i);
+            const float2 other = lds<float2>(addresses + 256 * i);
             sum.add(other.x);
             sum.lo += other.y;
         }

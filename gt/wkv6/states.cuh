@@ -47,13 +47,13 @@ struct StatePart {
     static constexpr int LO =
         C::S_COPY / C::CONSUMER_WARPS / 2; /* from where copies of S go to where its lo terms do */
     float S[MT][NT][4];
-    uint32_t cells, values, scales; /* in buffer 0 */
-    uint32_t full, empty;           /* mbarriers */
+    uint32_t fragments, values, scales; /* in buffer 0 */
+    uint32_t full, empty;               /* mbarriers */
 
     GT_METHOD void set_addresses(uint32_t buffer0, int share) {
         const int g = lane_id() / 4, j = lane_id() % 4;
         const int column0 = share % C::PARTS * C::COLUMNS, channel = share / C::PARTS * C::ROWS + 2 * g;
-        cells = buffer0 + C::K + j * C::PAIR_PITCH + 8 * channel;
+        fragments = buffer0 + C::K + j * C::PAIR_PITCH + 8 * channel;
         if constexpr (C::TF32X3) {
             values = buffer0 + C::VALUES + 4 * (2 * j * C::VALUE_PITCH + column0 + g);
         } else { /* matrices of 8 tokens by the 8 values of a tile */
@@ -239,8 +239,8 @@ GT_DEV void add_sub_chunk_rounded(StatePart<C>& me, int offset) {
         ldmatrix_x4_trans(v, me.values + offset + 16 * half * C::PITCH);
         GT_UNROLL
         for (int q = 0; q < me.MT; q++) {
-            const float4 cell = lds<float4>(me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
-            const float k[4] = {cell.x, cell.y, cell.z, cell.w};
+            const float4 fragment = lds<float4>(me.fragments + offset + 4 * half * C::PAIR_PITCH + 128 * q);
+            const float k[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
             GT_UNROLL
             for (int i = 0; i < me.NT; i++) mma_tf32(me.S[q][i], k, E::lo(v[i]), E::hi(v[i]));
         }
@@ -264,7 +264,7 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
         GT_UNROLL
         for (int half = 0; half < 2; half++) {
             float lo[4];
-            lds_words(k[half], me.cells + offset + 4 * half * C::PAIR_PITCH + 128 * q);
+            lds_words(k[half], me.fragments + offset + 4 * half * C::PAIR_PITCH + 128 * q);
             set_lo<true>(k[half], lo);
             GT_UNROLL
             for (int i = 0; i < 2; i++) {
@@ -278,8 +278,8 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
         GT_UNROLL
         for (int x = 0; x < 8; x++) {
             const float factor = x % 4 < 2 ? scale.x : scale.y, keep = x % 4 < 2 ? scale.z : scale.w;
-            float& cell = me.S[q][x / 4][x % 4];
-            cell = rescale(keep, factor, cell, added[x / 4][x % 4]);
+            float& element = me.S[q][x / 4][x % 4];
+            element = rescale(keep, factor, element, added[x / 4][x % 4]);
         }
     }
 }
@@ -287,7 +287,7 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
 template <class C, bool REVERSE>
-GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int place) {
+GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     using State = typename C::State;
     using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
     constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* of a chunk */
@@ -296,7 +296,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int place) {
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
     StatePart<C> me;
     me.set_addresses(smem + sub * C::HEAD_BUFFER, share);
-    const HeadSpan span = span_of<C, REVERSE>(p, place, sub);
+    const HeadSpan span = span_of<C, REVERSE>(p, work, sub);
     const int steps = steps_of<C>(span);
     /* of the next checkpoint */
     int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
@@ -390,7 +390,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int place) {
         }
     }
     if (p.local || p.state_out) {
-        const HeadSpan same = span_of<C, REVERSE>(p, place_of<C>(smem), sub); /* found again: no registers keep it */
+        const HeadSpan same = span_of<C, REVERSE>(p, work_of<C>(smem), sub); /* found again: no registers keep it */
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
     }
@@ -401,12 +401,12 @@ GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
 states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
-    init_place<C>(smem, block_x());
+    init_work<C>(smem, block_x());
     if (warp_id() < C::PRODUCER_WARPS) {
-        take_places<C>(p, smem, [&](int place) { produce<C, REVERSE>(p, smem, place); });
+        take_work<C>(p, smem, [&](int work) { produce<C, REVERSE>(p, smem, work); });
     } else {
         wait_for_chain(); /* the others read what no kernel of the chain has written */
-        take_places<C>(p, smem, [&](int place) { consume_states<C, REVERSE>(p, smem, place); });
+        take_work<C>(p, smem, [&](int work) { consume_states<C, REVERSE>(p, smem, work); });
     }
 #else
     (void)p;
