@@ -2,23 +2,23 @@
  * backward.cuh.
  *
  * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds, each of which a warp
- * takes.  In a round the lanes take a unit each, 16 bytes side by side: 512 bytes of a row at once, where tile.cuh takes
- * 128 bytes of each of 32 rows.  cp.async brings units into a ring of four rounds in shared memory.  A lane needs the
- * inputs before its unit, which it reads there, and in backward the q after it, which come by shuffles.  For the first
- * and last lane they are of the neighbouring round; forward copies the unit before a round once more.
+ * takes.  In a round the lanes take a unit each, 16 bytes side by side: 512 bytes of a row at once, where tile.cuh
+ * takes 128 bytes of each of 32 rows.  cp.async brings units into a ring of four rounds in shared memory.  A lane needs
+ * the inputs before its unit, which it reads there, and in backward the q after it, which come by shuffles.  For the
+ * first and last lane they are of the neighbouring round; forward copies the unit before a round once more.
  * A warp of forward takes several segments in turn, and copies the next while it works on the last rounds of one.
  * These kernels serve calls without packed sequences whose rows have LEAST_UNITS or more.  Units are aligned.  A row
- * need not be: of its first and last unit some tokens may be others'.  But the rows of a channel in all tensors must lie
- * alike.  The kernels of forward.cuh and backward.cuh serve the other calls; whole_rows.cuh has forward of rows that are
- * whole numbers of aligned units.
+ * need not be: of its first and last unit some tokens may be others'.  But the rows of a channel in all tensors must
+ * lie alike.  The kernels of forward.cuh and backward.cuh serve the other calls; whole_rows.cuh has forward of rows
+ * that are whole numbers of aligned units.
  *
  * grid: four warps a block, as many as there are segments (forward: a part of them).  No block has a barrier.
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
  * blocks share a multiprocessor, 64 in backward, for eight.
  * shared, a block: forward 8.25 KB, backward 16 KB.
- * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x before
- * every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every segment, and
- * stores 4 (W + 1) bytes of sums a segment.
+ * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
+ * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
+ * segment, and stores 4 (W + 1) bytes of sums a segment.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for copies and addresses.
  * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
  * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:

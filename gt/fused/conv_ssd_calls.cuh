@@ -1,5 +1,5 @@
-/* gt/fused/conv_ssd_calls.cuh - conv_ssd: the C functions, or stubs.  They call those of conv1d and ssd, so gt_kernels.h
- * includes this file where all operators are implemented, and gt_fused.cuh alone does not. */
+/* gt/fused/conv_ssd_calls.cuh - conv_ssd: the C functions, or stubs.  They call those of conv1d and ssd, so
+ * gt_kernels.h includes this file where all operators are implemented, and gt_fused.cuh alone does not. */
 #ifndef GT_FUSED_CONV_SSD_CALLS_CUH
 #define GT_FUSED_CONV_SSD_CALLS_CUH
 

@@ -1,8 +1,8 @@
 /* gt/fused/conv_ssd_launch.cuh - conv_ssd on the current GPU: which kernels, and where the convolved rows lie.
  *
- * c, the convolved rows [B,T,D] in dtype, is scratch of one call: forward makes it by conv1d's kernels and ssd's read it;
- * backward makes it again, then ssd's backward writes its gradient dc beside it, which conv1d's takes.  Sums and states
- * are those of the two operators, and so is their determinism.
+ * c, the convolved rows [B,T,D] in dtype, is scratch of one call: forward makes it by conv1d's kernels and ssd's read
+ * it; backward makes it again, then ssd's backward writes its gradient dc beside it, which conv1d's takes.  Sums and
+ * states are those of the two operators, and so is their determinism.
  *
  *     bytes of a row, 16-bit      forward                              backward
  *     conv1d                      2 D read, 2 D written                twice that, and 2 D read, 2 D read, 2 D written
@@ -43,8 +43,8 @@ struct Plan {
     size_t saved, bytes;
 };
 
-/* c, dc, and behind them what either call needs: they follow one another.  If there is no workspace, any address will do
- * to ask for sizes. */
+/* c, dc, and behind them what either call needs: they follow one another.  If there is no workspace, any address will
+ * do to ask for sizes. */
 static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan* plan) {
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;

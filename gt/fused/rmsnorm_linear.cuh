@@ -85,8 +85,8 @@ struct ScaledMoments {
     float center, lo, square;
 };
 
-/* Rows: COUNT rows that a lane works on.  sums(sum, f) sums f(x, i) over each row, i its index, the same in all lanes of
- * the row.  A warp may have several times as many rows, of 8 lanes or more. */
+/* Rows: COUNT rows that a lane works on.  sums(sum, f) sums f(x, i) over each row, i its index, the same in all lanes
+ * of the row.  A warp may have several times as many rows, of 8 lanes or more. */
 template <class Row>
 struct OneRow {
     static constexpr int COUNT = 1;

@@ -2,8 +2,8 @@
  *
  * Only with GT_WITH_CUBLASLT, defined where the implementation is compiled; the program then links cuBLASLt.  The first
  * algorithm of the heuristic is taken, which cuBLASLt remembers.  What is split may only be added up in a step of its
- * own, in fp32: results repeat bit for bit.  Descriptors live on the stack.  Where cuBLASLt has no algorithm the kernels
- * of rmsnorm_linear_tiles.cuh take the product. */
+ * own, in fp32: results repeat bit for bit.  Descriptors live on the stack.  Where cuBLASLt has no algorithm the
+ * kernels of rmsnorm_linear_tiles.cuh take the product. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 

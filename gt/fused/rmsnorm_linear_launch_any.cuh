@@ -1,4 +1,5 @@
-/* gt/fused/rmsnorm_linear_launch_any.cuh - rmsnorm_linear: launches of the kernels for any size, dtype and alignment. */
+/* gt/fused/rmsnorm_linear_launch_any.cuh - rmsnorm_linear: launches of the kernels for any size, dtype and alignment.
+ * */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_ANY_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_ANY_CUH
 

@@ -6,8 +6,8 @@
  * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
  *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones.
  * A warp loads 8 rows of x into registers, at once, and leaves them normalised in shared memory.  The rows of the next
- *     unit are loaded before these are multiplied.  The weight comes in pieces with a barrier each, so that the first is
- *     multiplied while others are on their way, and all while x is loaded and normalised.
+ *     unit are loaded before these are multiplied.  The weight comes in pieces with a barrier each, so that the first
+ *     is multiplied while others are on their way, and all while x is loaded and normalised.
  * y leaves by tile_store, a piece at a time.  Other warpgroups multiply while one does that.
  * shared: normalised rows 32 KB, the weight 128 KB, y 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
  * registers: 64 results, 16 of x, of 128.

@@ -206,8 +206,8 @@ GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
     }
 }
 
-/* By how much 64 neighbours of a row are multiplied so that the largest is about 2^15 and they fit fp16, a power of two,
- * and its inverse.  `most` is the largest magnitude of those that a lane has; four lanes share the row. */
+/* By how much 64 neighbours of a row are multiplied so that the largest is about 2^15 and they fit fp16, a power of
+ * two, and its inverse.  `most` is the largest magnitude of those that a lane has; four lanes share the row. */
 struct Scale {
     float down, up;
 };

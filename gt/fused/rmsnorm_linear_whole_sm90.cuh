@@ -235,8 +235,8 @@ GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stag
 template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
-    /* parts of a tile of y, in each of which HeldRows stores 32 columns: with each 64 of D, and those that are held; the
-     * last are stored at once where registers are short */
+    /* parts of a tile of y, in each of which HeldRows stores 32 columns: with each 64 of D, and those that are held;
+     * the last are stored at once where registers are short */
     constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
