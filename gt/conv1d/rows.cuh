@@ -66,10 +66,10 @@ constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* where a unit has them, 
 
 /* Where a segment is.  Segments are numbered; a number fits 32 bits, for memory has no 2^32 times 512 bytes. */
 template <class T>
-struct SegmentPlace {
+struct SegmentPosition {
     int64_t b, d, segment, offset; /* offset: of the segment's token 0, from the row's first */
 
-    GT_METHOD SegmentPlace(const Problem& p, const RowsCut& cut, uint32_t number) {
+    GT_METHOD SegmentPosition(const Problem& p, const RowsCut& cut, uint32_t number) {
         const uint32_t row = number / (uint32_t)cut.segments;
         segment = number % (uint32_t)cut.segments;
         b = row / (uint32_t)p.D;
@@ -87,11 +87,11 @@ struct Segment {
     int start, end; /* of the row: its first token, up to N - 1, and the one after its last; where they lie in other
                      * segments before and after all that are asked for */
 
-    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const SegmentPlace<T>& place) {
+    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const SegmentPosition<T>& position) {
         const int most = cut.rounds * STEP;
-        const int64_t left = p.T - place.offset;
+        const int64_t left = p.T - position.offset;
         tokens = left < 0 ? 0 : left < most ? (int)left : most;
-        start = place.segment == 0 ? -(int)place.offset : -STEP;
+        start = position.segment == 0 ? -(int)position.offset : -STEP;
         end = left < most + BEFORE ? (int)left : most + BEFORE;
     }
 
@@ -150,7 +150,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
         const T* x;
     } next;
     const auto enter = [&](uint32_t n) {
-        const SegmentPlace<T> at(in, p.rows, n);
+        const SegmentPosition<T> at(in, p.rows, n);
         const Segment<T> segment(in, p.rows, at);
         next = {n, segment.tokens,     lane_id() * N,
                 0, segment.is_first(), static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d)};
@@ -179,7 +179,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     int stage = 0;
     GT_NO_UNROLL
     for (; number < end; number++) {
-        const SegmentPlace<T> at(in, p.rows, number);
+        const SegmentPosition<T> at(in, p.rows, number);
         const Segment<T> me(in, p.rows, at);
         T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, at.b, at.offset, at.d);
         const int64_t channel = at.b * in.D + at.d;
@@ -224,7 +224,7 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W,
         GT_UNROLL
         for (int k = 0; k <= W; k++) sums.tap[k][0] += shfl_xor(sums.tap[k][0], mask);
     }
-    const SegmentPlace<T> at(in, p.rows, number);
+    const SegmentPosition<T> at(in, p.rows, number);
     if (lane_id() != 0) return;
     const int64_t to = (at.b * p.rows.segments + at.segment) * in.D + at.d;
     GT_UNROLL
@@ -241,7 +241,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const Problem& in = p.b.in;
     const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
     if (number >= p.rows.all) return;
-    const SegmentPlace<T> at(in, p.rows, number);
+    const SegmentPosition<T> at(in, p.rows, number);
     const Segment<T> me(in, p.rows, at);
     constexpr int STEP = Segment<T>::STEP;
     const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d);
