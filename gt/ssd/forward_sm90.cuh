@@ -387,7 +387,7 @@ GT_DEV void apply_gate(uint32_t z, float (&first)[4], float (&second)[4]) {
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
-        float* y = &(e < 2 ? first : second)[e % 2 * 2];
+        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* not an array by ?:, of which gcc 12 makes a copy */
         y[0] *= silu_of_sigmoid(gate.x, sigmoid_fast(gate.x));
         y[1] *= silu_of_sigmoid(gate.y, sigmoid_fast(gate.y));
     }
