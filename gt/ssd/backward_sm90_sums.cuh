@@ -17,18 +17,18 @@ namespace ssd {
  * 2 j, 2 j + 1. */
 struct WarpRows {
     int warp, g, j, row;
-    uint32_t cell0;
+    uint32_t address0;
     GT_METHOD explicit WarpRows(int warp_of_block) {
         const int lane = lane_id();
         warp = warp_of_block % 4;
         g = lane / 4;
         j = lane % 4;
         row = 16 * warp + g;
-        cell0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
+        address0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
     }
     /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
      * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
-    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + cell0)); }
+    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + address0)); }
 };
 
 template <class C>

@@ -163,9 +163,9 @@ struct RowSplitter {
             split_pair(x[i].x * by, x[i].y * by, hi.x, lo.x);
             split_pair(x[i].z * by, x[i].w * by, hi.y, lo.y);
             const uint32_t address = to[k] ^ 8 * (i % 2),
-                           cell_lo = COLUMNS < 64 ? address ^ 2 * COLUMNS : address + 2 * COLUMNS;
+                           address_lo = COLUMNS < 64 ? address ^ 2 * COLUMNS : address + 2 * COLUMNS;
             sts<uint2>(tile + address + 16 * S::LANES * n, hi);
-            sts<uint2>(tile + cell_lo + 16 * S::LANES * n, lo);
+            sts<uint2>(tile + address_lo + 16 * S::LANES * n, lo);
         }
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++)
