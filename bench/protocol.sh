@@ -11,14 +11,13 @@
 # part after a line that says how it was called, and before one that says what it took.  A row is written as soon as it is
 # known: who ends this program has the rows until then.
 #
-# What the parts should take on an H200, counted from the times of h200_model.csv, 110 runs a row, and two seconds for
-# every start of the program; not timed as a whole yet:
-#     five lengths              40 s      (of the sum of all rows 25 s, each pass 110 times; models are built anew)
-#     batches, three dtypes     60 s      (20 s each: batches of 64 tokens are small)
-#     the CPU beside it         20 s      (its 4 forward passes of 512 tokens, two dtypes, on 16 cores)
-#     other models              50 s      (the one of 8 million parameters in batches of 16 x 1024: 25 s)
-#     plans                     12 s
-#     a text                    90 s      (5000 steps of 7 ms, 10 evaluations)
+# What the parts took on an H200 (93 seconds in all; eb132b1):
+#     five lengths              11 s
+#     batches, three dtypes     16, 10 and 11 s
+#     the CPU beside it          4 s      (16 cores)
+#     other models              19 s
+#     plans                      2 s
+#     a text                    18 s      (5000 steps of 3 ms, 10 evaluations)
 set -u
 cd "$(dirname "$0")/.." || exit
 hybrid=${HYBRID:-build/examples/hybrid_train} out=${OUT:-.} status=0
