@@ -73,10 +73,11 @@ def main():
     folder = os.path.abspath(sys.argv[1])
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}")
     compare(folder)
-    for name, ops in (("gt_kernels", gt), ("public packages", public(folder)), ("gt_kernels", gt)):
-        print(name)
-        torch._dynamo.reset()
-        hybrid.bench("cuda", lambda *sizes, ops=ops: hybrid.Hybrid(ops, *sizes))
+    for mode in ("eager", "torch.compile"):  # compiling takes minutes
+        for name, ops in (("gt_kernels", gt), ("public packages", public(folder)), ("gt_kernels", gt)):
+            print(name)
+            torch._dynamo.reset()
+            hybrid.bench("cuda", lambda *sizes, ops=ops: hybrid.Hybrid(ops, *sizes), [mode])
 
 
 if __name__ == "__main__":
