@@ -122,7 +122,6 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     const RunTensor<L> x(in.x, in.x_stride, me), y(p.y, p.y_stride, me);
     clear_missing<L>(me, base, STAGES);
     ForwardLane<L, W> lane;
-    lane.filter.load(in, lane_channel<L>(me), me.channels);
     SequenceBounds bounds = {};
     int a = 0, stop = 0;                        /* tokens of the run: done; up to the end of the sequence at hand */
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
@@ -133,7 +132,10 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
         }
         if (ahead < stages) x.fill(base + ahead % STAGES * L::BYTES, ahead, granule);
         cp_async_commit();
-        if (k < 0) continue;
+        if (k < 0) { /* behind the copies, which are far away */
+            if (k == -1) lane.filter.load(in, lane_channel<L>(me), me.channels);
+            continue;
+        }
         const uint32_t stage = base + k % STAGES * L::BYTES;
         const int begin = k * TOKENS, end = used - begin < TOKENS ? used : begin + TOKENS;
         while (a < end) {

@@ -3,6 +3,7 @@
 #define GT_CONV1D_LAUNCH_CUH
 
 #include "../base/reduce.cuh"
+#include "bulk_rows_sm90.cuh"
 #include "rows.cuh"
 #include "state.cuh"
 #include "step.cuh"
@@ -152,6 +153,24 @@ static inline WholeRowsCut whole_rows_cut_for(const gt_conv1d_args& a, const Dev
     return cut;
 }
 
+/* Whether this build has the kernels of bulk_rows_sm90.cuh for the current device. */
+static inline bool has_bulk_rows() {
+    static Answers known = {};
+    void (*const kernel)(BulkRowsParams) = forward_bulk_rows_kernel<bf16, 4>;
+    return has_sm90a(reinterpret_cast<const void*>(kernel), ROWS_BLOCK, known);
+}
+
+/* The same for those: every warp that is resident takes as many pieces. */
+static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
+    const int64_t piece = BULK_PIECE / size_of(a.dtype), pieces = (a.T + piece - 1) / piece, all = a.B * a.D * pieces;
+    const int64_t resident = (int64_t)BULK_BLOCKS * BULK_WARPS * device.multiprocessors;
+    const int64_t each = (all + resident - 1) / resident, of_block = each * BULK_WARPS;
+    BulkRowsCut cut = {};
+    cut.pieces = (uint32_t)pieces, cut.all = (uint32_t)all, cut.each = (uint32_t)each;
+    cut.blocks = all > 0 ? (all + of_block - 1) / of_block : 0;
+    return cut;
+}
+
 /* Strands of a kernel over states: one a sequence, but no more than fill the device. */
 static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
     if (a.seq_capacity == 0) return a.B;
@@ -200,7 +219,13 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
             using L = decltype(layout);
             if constexpr (L::OVER_TIME) {
                 const bool is_aligned = granule_of(a, views, true) == 16;
-                if (has_long_rows(a, views) && is_aligned && a.T % (16 / size_of(a.dtype)) == 0) {
+                const bool is_whole = has_long_rows(a, views) && is_aligned && a.T % (16 / size_of(a.dtype)) == 0;
+                if (is_whole && has_bulk_rows()) {
+                    const BulkRowsParams rows = {p, bulk_rows_cut_for(a, device)};
+                    return run("conv1d forward_bulk_rows_kernel", forward_bulk_rows_kernel<T, decltype(width)::value>,
+                               rows.rows.blocks, ROWS_BLOCK, BULK_SMEM, stream, rows);
+                }
+                if (is_whole) {
                     const WholeRowsParams rows = {p, whole_rows_cut_for(a, device)};
                     return run("conv1d forward_whole_rows_kernel", forward_whole_rows_kernel<T, decltype(width)::value>,
                                rows.rows.blocks, ROWS_BLOCK, 0, stream, rows);

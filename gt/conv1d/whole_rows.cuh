@@ -1,5 +1,5 @@
 /* gt/conv1d/whole_rows.cuh - forward over time, [B,D,T], of long rows that are whole numbers of aligned units: what
- * forward_rows_kernel (rows.cuh) computes.
+ * forward_rows_kernel (rows.cuh) computes.  On compute capability 9.0 bulk_rows_sm90.cuh has them.
  *
  * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds.  In a round `lanes`
  * neighbouring threads (a power of 2 up to 32) take a unit each, 16 bytes side by side.  A thread needs the inputs

@@ -123,9 +123,17 @@ GT_DEV void scaled_moments(ScaledMoments (&s)[Rows::COUNT], Rows& rows, const In
     for (int i = 0; i < N; i++) s[i] = {center[i], lo[i], square[i]};
 }
 
+/* 1 / sqrt(x) within 2 units of the last place: x is neither subnormal nor infinite.  A step of Newton's instead of a
+ * square root and a quotient, each of which has a slow way that a warp tests for. */
+GT_DEV float rsqrt_of_normal(float x) {
+    const float y = rsqrt_approx(x);
+    return fma_rn(0.5f * y, fma_rn(-x * y, y, 1.0f), y);
+}
+
 template <class Rows>
 GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const Input& in) {
     constexpr int N = Rows::COUNT;
+    const float inverse = 1.0f / (float)in.D; /* before x is there */
     ScaledMoments s[N];
     float scale[N];
     scaled_moments(s, rows, in, 1.0f);
@@ -145,7 +153,7 @@ GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const I
     GT_UNROLL
     for (int i = 0; i < N; i++) {
         const float eps = fmaxf(in.eps * scale[i] * scale[i], 0x1p-126f);
-        const float rstd = 1.0f / sqrtf(s[i].square / (float)in.D + eps);
+        const float rstd = rsqrt_of_normal(fma_rn(s[i].square, inverse, eps));
         /* not center / scale: a quotient of 0 takes the long way */
         const float center = s[i].center * (scale[i] == 1.0f ? 1.0f : 0x1p80f);
         moments[i] = {center, rstd * scale[i], s[i].lo * rstd, 0.0f};

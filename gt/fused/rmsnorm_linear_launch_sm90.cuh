@@ -131,7 +131,7 @@ static inline bool fits_small(const gt_rmsnorm_linear_args& a) {
            a.y_stride <= MOST_STRIDE;
 }
 static inline bool fits_whole_rows(const gt_rmsnorm_linear_args& a) {
-    return (a.D <= 512 && a.O > 128) || fits_small(a);
+    return (a.D <= 512 && a.O > 128 && a.y_stride <= MOST_STRIDE) || fits_small(a);
 }
 
 template <class T, int K_BLOCKS>
@@ -141,6 +141,8 @@ static gt_status launch_whole_of(WholeParams p, const Matrix& x, const Matrix& w
     if (p.M == 0) return GT_OK;
     gt_status status = map_matrix<T>(&p.x, x, panels_of<Major::K, C::BM>(x));
     if (status == GT_OK) status = map_matrix<T>(&p.weight, weight, panels_of<Major::K, C::BN>(weight));
+    const Matrix y = {p.y, p.y_stride, p.M, p.O};
+    if (C::HAS_PANELS && status == GT_OK) status = map_matrix<T>(&p.y_map, y, panels_of<Major::K, 64>(y));
     if (status != GT_OK) return status;
     const int64_t rows = ceil_div(p.M, C::BM), tiles = ceil_div(p.O, C::BN);
     /* In clocks: 1024 for a step; for the rows of a unit 800 to copy and 500 to normalise 64 columns, and 2000. */

@@ -5,12 +5,13 @@
  *
  * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
  *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones.
- * A warp loads 8 rows of x into registers, at once, and leaves them normalised in shared memory.  The rows of the next
- *     unit are loaded before these are multiplied.  The weight comes in pieces with a barrier each, so that the first
- *     is multiplied while others are on their way, and all while x is loaded and normalised.
- * y leaves by tile_store, a piece at a time.  Other warpgroups multiply while one does that.
+ * A warp loads 8 rows of x into registers, at once, with gamma and beta, and leaves them normalised in shared memory.
+ *     The rows of the next unit are loaded before these are multiplied.  The weight comes in pieces with a barrier each,
+ *     so that the first is multiplied while others are on their way: two behind the first rows, the others when these
+ *     have been normalised, for x comes from memory and the weight from the second-level cache.
+ * y leaves by tile_store, half a piece at a time: one half is stored while the other is multiplied.
  * shared: normalised rows 32 KB, the weight 128 KB, y 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
- * registers: 64 results, 16 of x, of 128.
+ * registers: 64 results, 16 of x, of 128; 32 of gamma and beta, but not beside results.
  * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
  * bytes: x once, y once; the weight once a block from the second-level cache.
  * Sums of a row: as in rmsnorm_linear_whole_sm90.cuh: deterministic. */
@@ -24,11 +25,11 @@ namespace rmsnorm_linear {
 
 struct SmallParams {
     Input in;
-    TensorMap weight, y; /* boxes: 64 of D by 128 of O, 64 of O by 64 rows */
-    const float* bias;   /* or NULL */
+    const float* bias; /* or NULL */
     int M, O;
-    int pieces; /* of 128 of O */
-    int units;  /* of 128 rows */
+    int pieces;          /* of 128 of O */
+    int units;           /* of 128 rows */
+    TensorMap weight, y; /* boxes: 64 of D by 128 of O, 64 of O by 64 rows */
 };
 
 /* K_BLOCKS: of 64 of D. */
@@ -38,8 +39,8 @@ struct SmallTile {
     static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 512;
     static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes of 64 of D */
     static constexpr int MOST = 8 / K_BLOCKS;                     /* pieces */
-    static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE, PLACE = 2 * 64 * BN;
-    static constexpr int FULL = Y + 4 * PLACE, SMEM = FULL + 8 * MOST;
+    static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE;
+    static constexpr int FULL = Y + 4 * 2 * PANEL, SMEM = FULL + 8 * MOST;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
@@ -48,10 +49,13 @@ template <class C>
 struct SmallRows {
     typedef typename C::Type T;
     static constexpr int ROWS = C::BM / (C::THREADS / 32), COUNT = ROWS / 4; /* of a warp, of a lane */
+    const Input& in;
     Vec<T, 8> x[COUNT][C::K_BLOCKS];
-    int D;
+    Gains gains[C::K_BLOCKS];
 
-    GT_METHOD bool has(int k) const { return 64 * k + lane_id() % 8 * 8 < D; }
+    GT_METHOD explicit SmallRows(const Input& input) : in(input) {}
+
+    GT_METHOD bool has(int k) const { return 64 * k + lane_id() % 8 * 8 < (int)in.D; }
 
     template <class Function>
     GT_METHOD void sums(float (&sum)[COUNT], Function f) {
@@ -79,9 +83,16 @@ struct SmallRows {
         }
     }
 
-    GT_METHOD void load(const Input& in, int m0) {
-        D = (int)in.D;
-        const int first = m0 + ROWS * warp_id() + lane_id() / 8;
+    GT_METHOD void load_gains() {
+        GT_UNROLL
+        for (int k = 0; k < C::K_BLOCKS; k++) {
+            gains[k] = {};
+            if (has(k)) gains[k].load(in, 64 * k + lane_id() % 8 * 8);
+        }
+    }
+
+    GT_METHOD void load(int m0) {
+        const int first = made_here(m0) + ROWS * warp_id() + lane_id() / 8;
         const T* from = static_cast<const T*>(in.x) + first * in.stride + lane_id() % 8 * 8;
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) {
@@ -93,12 +104,8 @@ struct SmallRows {
         }
     }
 
-    GT_METHOD void normalise(const Input& in, uint32_t smem, int m0) {
-        const int first = ROWS * warp_id() + lane_id() / 8, piece = lane_id() % 8;
-        Gains gains[C::K_BLOCKS] = {};
-        GT_UNROLL
-        for (int k = 0; k < C::K_BLOCKS; k++)
-            if (has(k)) gains[k].load(in, 64 * k + 8 * piece);
+    GT_METHOD void normalise(uint32_t smem, int m0) {
+        const int lane = made_here(lane_id()), first = ROWS * warp_id() + lane / 8, piece = lane % 8; /* not kept */
         Moments s[COUNT];
         moments_of_rows(s, *this, in);
         GT_UNROLL
@@ -122,44 +129,66 @@ struct SmallRows {
     }
 };
 
-/* 16-bit results of the warp to its 16 rows of two panels of 64 columns. */
-template <class T, int TILES>
-GT_DEV void store_panels(uint32_t panels, const float (&c)[TILES][4]) {
-    const int matrix = lane_id() / 8, row = warp_id() % 4 * 16 + matrix % 2 * 8 + lane_id() % 8;
+/* 16-bit results of the warp to its 16 rows of a panel of 64 columns. */
+template <class T>
+GT_DEV void store_panel(uint32_t panel, const float (&c)[8][4]) {
+    const int lane = made_here(lane_id()), matrix = lane / 8, row = warp_id() % 4 * 16 + matrix % 2 * 8 + lane % 8;
     GT_UNROLL
-    for (int i = 0; i < TILES; i += 2) { /* 16 columns: halves of the rows, then of the columns */
+    for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then of the columns */
         uint32_t pair[4];
         GT_UNROLL
         for (int t = 0; t < 4; t++) pair[t] = Element<T>::pack(c[i + t / 2][t % 2 * 2], c[i + t / 2][t % 2 * 2 + 1]);
-        stmatrix_x4(panels + tile_at<128>(row, i + matrix / 2, PANEL), pair);
+        stmatrix_x4(panel + panel_at<128>(row, i + matrix / 2), pair);
     }
+}
+
+/* A block's pieces begin with another one than its neighbour's: so blocks ask memory for different ones. */
+GT_DEV int piece_after(const SmallParams& p, int piece, int count) {
+    piece += count;
+    return piece < p.pieces ? piece : piece - p.pieces;
 }
 
 template <class C>
-GT_DEV void load_weight(const SmallParams& p, uint32_t smem) {
+GT_DEV void load_weight(const SmallParams& p, uint32_t smem, int piece, int count) {
     GT_NO_UNROLL
-    for (int i = 0; i < p.pieces; i++) {
-        const uint32_t full = smem + C::FULL + 8 * i;
+    for (int i = 0; i < count; i++, piece = piece_after(p, piece, 1)) {
+        const uint32_t full = smem + C::FULL + 8 * piece;
         mbarrier_arrive_expect(full, C::K_BLOCKS * C::PIECE);
         GT_UNROLL
         for (int k = 0; k < C::K_BLOCKS; k++)
-            tile_load(smem + C::WEIGHT + (i * C::K_BLOCKS + k) * C::PIECE, p.weight, 64 * k, C::BN * i, 0, full);
+            tile_load(smem + C::WEIGHT + (piece * C::K_BLOCKS + k) * C::PIECE, p.weight, 64 * k, C::BN * piece, 0,
+                      full);
     }
 }
 
-/* Results of 64 rows from m on and 128 columns from n on. */
-template <class T, int TILES>
-GT_DEV void store_small(const SmallParams& p, uint32_t panels, const float (&c)[TILES][4], int group, int m, int n) {
-    const bool stores = shfl_idx(warp_id(), 0) % 4 == 0;
-    if (stores) bulk_wait_read<0>();
+/* Results of 64 rows from m on and 64 columns from n on, by the warpgroup's place in `panels`. */
+template <class C>
+GT_DEV void store_small(const SmallParams& p, uint32_t panels, WarpRows<typename C::Type, 8>& results, int m, int n) {
+    const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
+    const bool stores = warp % 4 == 0;
+    const uint32_t panel = panels + group * 2 * PANEL;
+    if (p.bias) results.add_to_columns(p.bias, n, p.O);
+    if (stores) bulk_wait_read<1>(); /* this panel's former results have left */
     bar_sync(3 + group, 128);
-    store_panels<T>(panels, c);
+    store_panel<typename C::Type>(panel, results.c);
     fence_async_proxy();
     bar_sync(3 + group, 128);
     if (!stores) return;
-    if (m < p.M) tile_store(p.y, n, m, 0, panels);
-    if (m < p.M && n + 64 < p.O) tile_store(p.y, n + 64, m, 0, panels + PANEL);
+    if (m < p.M && n < p.O) tile_store(p.y, n, m, 0, panel);
     bulk_commit();
+}
+
+/* 64 rows by 64 columns: a group of products. */
+template <class C>
+GT_DEV void multiply_small(float (&c)[8][4], uint64_t a0, uint64_t b0) {
+    GT_UNROLL
+    for (int i = 0; i < C::K_BLOCKS; i++) {
+        const uint64_t a = wgmma_step(a0, i * C::ROWS), b = wgmma_step(b0, i * C::PIECE);
+        GT_UNROLL
+        for (int k = 0; k < 64; k += 16)
+            wgmma<typename C::Type>(c, wgmma_step(a, 2 * k), wgmma_step(b, 2 * k), i > 0 || k > 0);
+    }
+    wgmma_commit();
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
@@ -169,50 +198,52 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
 #if GT_SM90A
     typedef typename C::Type T;
     const uint32_t smem = smem_base_of_tiles();
-    const int warp = shfl_idx(warp_id(), 0), group = warp / 4, half = group / 2;
+    const int first = block_x() % p.pieces;
+    const bool loads = shfl_idx(warp_id(), 0) == C::THREADS / 32 - 1;
     wait_for_chain();
-    if (warp == C::THREADS / 32 - 1) {
+    SmallRows<C> x(p.in);
+    x.load(block_x() * C::BM);
+    x.load_gains();
+    if (loads) {
         if (lane_id() < p.pieces) mbarrier_init(smem + C::FULL + 8 * lane_id(), 32);
         sync_warp();
         fence_async_proxy();
-        load_weight<C>(p, smem);
+        load_weight<C>(p, smem, first, p.pieces < 2 ? p.pieces : 2);
     }
-    SmallRows<C> x;
-    x.load(p.in, block_x() * C::BM);
-    const uint64_t a0 = wgmma_tile<128, Major::K>(smem + half * PANEL);
-    const uint64_t b0 = wgmma_tile<128, Major::K>(smem + C::WEIGHT);
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
-        const int m0 = unit * C::BM;
+        const int m0 = unit * C::BM, group = shfl_idx(warp_id(), 0) / 4, half = group / 2;
+        const uint64_t a0 = wgmma_tile<128, Major::K>(smem + half * PANEL);
+        const uint64_t b0 = wgmma_tile<128, Major::K>(smem + C::WEIGHT);
         if (unit != block_x()) bar_sync(1 + half, 256); /* the rows before have been multiplied */
-        x.normalise(p.in, smem, m0);
+        x.normalise(smem, m0);
         fence_async_proxy();
-        if (unit == block_x())
+        if (unit == block_x()) {
             sync_threads();
-        else
+            /* now, so that x came first */
+            if (loads && p.pieces > 2) load_weight<C>(p, smem, piece_after(p, first, 2), p.pieces - 2);
+        } else {
             bar_sync(1 + half, 256);
-        if (unit + grid_x() < p.units) x.load(p.in, m0 + grid_x() * C::BM);
+        }
+        if (unit + grid_x() < p.units) x.load(m0 + grid_x() * C::BM);
         GT_NO_UNROLL
-        for (int piece = group % 2; piece < p.pieces; piece += 2) {
-            WarpRows<T, C::BN / 8> results;
+        for (int i = group % 2; i < p.pieces; i += 2) {
+            const int piece = piece_after(p, first, i);
+            WarpRows<T, 8> left, right; /* columns of the piece */
             mbarrier_wait(smem + C::FULL + 8 * piece, 0);
             wgmma_fence();
-            GT_UNROLL
-            for (int i = 0; i < C::K_BLOCKS; i++) {
-                const uint64_t a = wgmma_step(a0, i * C::ROWS);
-                const uint64_t b = wgmma_step(b0, (piece * C::K_BLOCKS + i) * C::PIECE);
-                GT_UNROLL
-                for (int k = 0; k < 64; k += 16)
-                    wgmma<T>(results.c, wgmma_step(a, 2 * k), wgmma_step(b, 2 * k), i > 0 || k > 0);
-            }
-            wgmma_commit();
+            multiply_small<C>(left.c, a0, wgmma_step(b0, piece * C::K_BLOCKS * C::PIECE));
+            multiply_small<C>(right.c, a0, wgmma_step(b0, piece * C::K_BLOCKS * C::PIECE + PANEL));
+            wgmma_wait<1>();
+            wgmma_pin(left.c);
+            store_small<C>(p, smem + C::Y, left, m0 + 64 * half, C::BN * piece);
             wgmma_wait<0>();
-            wgmma_pin(results.c);
-            if (p.bias) results.add_to_columns(p.bias, C::BN * piece, p.O);
-            store_small<T>(p, smem + C::Y + group * C::PLACE, results.c, group, m0 + 64 * half, C::BN * piece);
+            wgmma_pin(right.c);
+            store_small<C>(p, smem + C::Y + PANEL, right, m0 + 64 * half, C::BN * piece + 64);
         }
+        if (unit + grid_x() < p.units) x.load_gains(); /* there are no registers to keep them in */
     }
-    if (warp % 4 == 0) bulk_wait_read<0>();
+    if (shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 #else
     (void)p;
     __trap();

@@ -6,11 +6,13 @@
  * grid: a block a multiprocessor, each takes every grid-th unit: 128 rows and all of O, or an equal part of it where
  *     there are few rows.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
  *     multiply them, the third has x and weight loaded.
- * shared: the rows, 16 KB for 64 of D; the rest are stages of weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512,
- *     5 with 256.  All in panels of 128-byte rows with swizzle.
- * 64 of D of the rows are loaded anew when the last tile of y has used them, so that the next rows come while these are
+ * shared: the rows, 16 KB for 64 of D; with D up to 256 two panels of y a warpgroup, 8 KB each; the rest are stages of
+ *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows with swizzle.
+ * A block begins with its rows: weight comes when they are there, for memory is slower than to normalise.  64 of D of
+ *     the rows are loaded anew when the last tile of y has used them, so that the next rows come while these are
  *     multiplied.
- * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply.
+ * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply: with
+ *     D up to 256 by tile_store, 64 columns with every 64 of D; else from registers, which takes more instructions.
  * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
  * To normalise: 8 lanes have four of a warp's 16 rows.  They are read from shared memory for every sum,
  *     and once more for what is written back in place, 64 of D at a time.
@@ -26,7 +28,6 @@ namespace rmsnorm_linear {
 
 struct WholeParams {
     Input in;
-    TensorMap x, weight; /* boxes: 64 of D by 128 rows, by 256 */
     void* y;
     int64_t y_stride;
     const float* bias; /* or NULL */
@@ -36,6 +37,8 @@ struct WholeParams {
     int tiles;    /* of 256 of O, in a unit */
     int parts;    /* units with the same rows */
     int units;
+    TensorMap x, weight; /* boxes: 64 of D by 128 rows, by 256 */
+    TensorMap y_map;     /* where y has panels: boxes of 64 of O by 64 rows */
 };
 
 /* K_BLOCKS: the most of 64 of D. */
@@ -46,13 +49,17 @@ struct WholeTile {
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
     static constexpr int ROWS = 2 * BM * BK, STAGE = 2 * BN * BK; /* bytes of 64 of D */
     static constexpr int MOST_STAGES = 6;
+    /* y leaves through shared memory, by two panels a warpgroup; with D = 512 there is no room for them */
+    static constexpr bool HAS_PANELS = K_BLOCKS == 4;
+    static constexpr int PANELS = (HAS_PANELS ? 6 : 7) * STAGE;
     static constexpr int ROWS_FULL = 7 * STAGE, FULL = ROWS_FULL + 8;
     static constexpr int EMPTY = FULL + 8 * MOST_STAGES;
     static constexpr int SMEM = EMPTY + 8 * MOST_STAGES;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
-    static_assert(ROWS * K_BLOCKS + 3 * STAGE <= ROWS_FULL, "at least three stages");
+    static_assert(ROWS * K_BLOCKS + 3 * STAGE <= PANELS, "at least three stages");
+    static_assert(!HAS_PANELS || PANELS + 4 * PANEL <= ROWS_FULL, "y fits");
     static constexpr int stages(int k_blocks) {
-        const int fit = (ROWS_FULL - k_blocks * ROWS) / STAGE;
+        const int fit = (PANELS - k_blocks * ROWS) / STAGE;
         return fit < MOST_STAGES ? fit : MOST_STAGES;
     }
 };
@@ -83,6 +90,7 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
     int stage = 0, parity = 1;
     if (block_x() < p.units)
         for (int i = 0; i < p.k_blocks; i++) load_rows<C>(p, smem, block_x(), i);
+    if (block_x() < p.units) mbarrier_wait(smem + C::ROWS_FULL, 0); /* x first: weight comes while it is normalised */
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const bool is_first = unit == block_x(), has_next = unit + grid_x() < p.units;
@@ -228,6 +236,29 @@ struct HeldRows {
             if (row < p.M && column < p.O) stg(static_cast<T*>(p.y) + row * p.y_stride + column, four);
         }
     }
+
+    /* Columns 64 part ... 64 part + 63 through a panel of shared memory; to rows from m and columns from n on, of the
+     * warpgroup's 64 rows and of the tile. */
+    GT_METHOD void store_panel(const WholeParams& p, uint32_t panels, int m, int n, int part) const {
+        const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
+        const bool stores = warp % 4 == 0;
+        const uint32_t panel = panels + (2 * group + part % 2) * PANEL;
+        if (stores) bulk_wait_read<1>(); /* what was in this panel has left */
+        bar_sync(3 + group, 128);
+        const int lane = made_here(lane_id()), matrix = lane / 8, row = warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
+        GT_UNROLL
+        for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then of the columns */
+            uint32_t four[4];
+            GT_UNROLL
+            for (int t = 0; t < 4; t++) four[t] = pair[8 * part + i + t / 2][t % 2];
+            stmatrix_x4(panel + panel_at<128>(row, i + matrix / 2), four);
+        }
+        fence_async_proxy();
+        bar_sync(3 + group, 128);
+        if (!stores) return;
+        if (m < p.M && n + 64 * part < p.O) tile_store(p.y_map, n + 64 * part, m, 0, panel);
+        bulk_commit();
+    }
 };
 
 GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stages : stage) - 1; }
@@ -272,7 +303,11 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
                     }
                     if (++stage == p.stages) stage = 0, parity ^= 1;
                 }
-                if (tile > 0 && i * PARTS < HELD) held.store(p, at.m0, n, i * PARTS, (i + 1) * PARTS);
+                if constexpr (C::HAS_PANELS) {
+                    if (tile > 0) held.store_panel(p, smem + C::PANELS, at.m0 + 64 * group, n, i);
+                } else {
+                    if (tile > 0 && i * PARTS < HELD) held.store(p, at.m0, n, i * PARTS, (i + 1) * PARTS);
+                }
             }
             wgmma_wait<0>();
             wgmma_pin(results.c);
@@ -280,10 +315,16 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
             n += C::BN;
             if (p.bias) results.add_to_columns(p.bias, n, p.O);
             held.take(results.c);
-            held.store(p, at.m0, n, HELD, TILES / 2);
+            if constexpr (!C::HAS_PANELS) held.store(p, at.m0, n, HELD, TILES / 2);
         }
-        held.store(p, at.m0, n, 0, HELD);
+        if constexpr (C::HAS_PANELS) {
+            GT_UNROLL
+            for (int i = 0; i < C::K_BLOCKS; i++) held.store_panel(p, smem + C::PANELS, at.m0 + 64 * group, n, i);
+        } else {
+            held.store(p, at.m0, n, 0, HELD);
+        }
     }
+    if (C::HAS_PANELS && shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */

@@ -1,6 +1,7 @@
 """overhead.py [cuda|cpu]: microseconds of the host that a forward call of each operator takes beyond the C call, under
 no_grad and with autograd, and a backward call.  Tensors are tiny and launches are asynchronous: what is measured is the
-thread's time.  The C call is timed through ctypes, with the struct already made.  Numbers are the least of many."""
+thread's time.  Each C call is timed through ctypes, with the struct already made: that of no_grad saves nothing for
+backward, that of autograd does.  Numbers are the least of many."""
 
 import ctypes
 import sys
@@ -13,12 +14,14 @@ from gt_kernels.torch import _engine
 from test_torch import INPUTS, STATES, make
 
 
-def call(op, tensors):
-    """As test_torch.call, without putting results side by side."""
+def prepared(op, tensors):
+    """A call as test_torch.call makes it, without putting results side by side; the arguments are made before it."""
     values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
     states = {name: tensors[name] for name in INPUTS[op].split() if name in STATES}
     options = {"state_size": 8, "groups": 2} if op == "conv_ssd" else {}
-    return getattr(gt, op)(*values, **states, **({"final_state": True} if states else {}), **options)
+    options.update(states, **({"final_state": True} if states else {}))
+    function = getattr(gt, op)
+    return lambda: function(*values, **options)
 
 
 def microseconds(work, runs=50, rounds=100):
@@ -37,8 +40,8 @@ def microseconds(work, runs=50, rounds=100):
 def c_call(op, tensors):
     """The C call that forward of gt_kernels.torch makes with the same arguments, and what has to live as long."""
     engine, recorded, keep = _engine.ENGINES[op], [], []
-    place = next(iter(tensors.values())).device.type
-    original, execute = engine.functions["forward", place], engine.execute
+    key = "forward" if torch.is_grad_enabled() else "infer", next(iter(tensors.values())).device.type
+    original, execute = engine.functions[key], engine.execute
 
     def record(arguments, *stream):
         recorded[:] = [type(arguments._obj).from_buffer_copy(arguments._obj), *stream]
@@ -48,9 +51,9 @@ def c_call(op, tensors):
         keep.append(execute(*arguments))
         return list(keep[-1])
 
-    engine.functions["forward", place], engine.execute = record, keep_outputs
-    call(op, tensors)
-    engine.functions["forward", place] = original
+    engine.functions[key], engine.execute = record, keep_outputs
+    prepared(op, tensors)()
+    engine.functions[key] = original
     del engine.execute
     # the workspace that the call had is gone: other tensors may have it, but none that is looked at
     arguments = [ctypes.byref(recorded[0]), *recorded[1:]]
@@ -60,19 +63,23 @@ def c_call(op, tensors):
 def main():
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     print(f"{device}, PyTorch {torch.__version__}: microseconds of a call; what PyTorch adds is beside it")
-    print(f"{'operator':<15} {'C call':>7} {'no_grad':>14} {'autograd':>14} {'backward':>9}")
+    print(f"{'operator':<15} {'C call':>7} {'no_grad':>14} {'C call':>7} {'autograd':>14} {'backward':>9}")
     for op in INPUTS:
         tensors = make(op, device, torch.bfloat16, T=1, B=1)
+        call = prepared(op, tensors)
+        with torch.no_grad():
+            direct, keep = c_call(op, tensors)
+            infer = microseconds(direct)
+            plain = microseconds(call)
         direct, keep = c_call(op, tensors)
         base = microseconds(direct)
-        with torch.no_grad():
-            plain = microseconds(lambda: call(op, tensors))
-        graph = microseconds(lambda: call(op, tensors))
-        y = call(op, tensors)
+        graph = microseconds(call)
+        y = call()
         y = y[0] if isinstance(y, tuple) else y
         leaves, dy = list(tensors.values()), torch.ones_like(y)
         backward = microseconds(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True))
-        print(f"{op:<15} {base:7.1f} {plain:7.1f} {plain - base:+6.1f} {graph:7.1f} {graph - base:+6.1f} {backward:9.1f}")
+        print(f"{op:<15} {infer:7.1f} {plain:7.1f} {plain - infer:+6.1f} {base:7.1f} {graph:7.1f} {graph - base:+6.1f} "
+              f"{backward:9.1f}")
 
 
 if __name__ == "__main__":

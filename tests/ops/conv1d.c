@@ -55,6 +55,8 @@ static const test_case cases[] = {
      .name = "40 tokens, time last", .level = TEST_SMALL, .layout = TEST_TIME_LAST},
     {CONV1D(.B = 2, .T = 1320, .D = 3, .W = 4, .activation = GT_ACT_SILU), .name = "whole rows of 1320, time last",
      .level = TEST_SMALL, .layout = TEST_TIME_LAST},
+    {CONV1D(.B = 2, .T = 1032, .D = 110, .W = 4, .activation = GT_ACT_SILU, .state_in_shared = 1),
+     .name = "220 whole rows of 1032, time last", .level = TEST_SMALL, .layout = TEST_TIME_LAST},
     {CONV1D(.B = 1, .T = 10240, .D = 2, .W = 2), .name = "whole rows of 10240, time last", .level = TEST_MEDIUM,
      .layout = TEST_TIME_LAST},
     {CONV1D(.B = 2, .T = 1325, .D = 5, .W = 4, .activation = GT_ACT_SILU), .name = "rows of 1325, time last",

@@ -270,15 +270,16 @@ class Engine:
             for position, name in plan.copies:
                 tensors[position] = _copy(self.name, name, tensors[position])
         args, words, reference = arguments = plan.take()
-        addresses, outputs, empty = list(map(_data_ptr, tensors)), [], _EMPTY[device.type]
+        addresses, outputs, empty, bits = list(map(_data_ptr, tensors)), [], _EMPTY[device.type], 0
         for place, address in zip(plan.inputs, addresses):
             words[place] = address
+            bits |= address
         for _, place, shape, stride, dtype in plan.outputs:
             output = empty(shape, stride, dtype)
             words[place] = output.data_ptr()
             outputs.append(output)
         if is_cuda:
-            alignment = tuple([address & 15 for address in addresses])
+            alignment = bits & 15 and tuple([address & 15 for address in addresses])  # 0: all at 16 bytes
             need = plan.workspace.get(alignment)
             if need is None:
                 args.workspace, args.workspace_bytes = None, 0  # of the call before

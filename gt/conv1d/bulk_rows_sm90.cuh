@@ -1,0 +1,144 @@
+/* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0: long rows that are whole numbers
+ * of aligned units, what forward_whole_rows_kernel (whole_rows.cuh) computes elsewhere.
+ *
+ * A row is one channel of one batch element.  It is cut into pieces of 2 KB, the last perhaps shorter.  All pieces are
+ * numbered, and a warp takes `each` of them that follow each other.  They come through a ring of slots in shared
+ * memory, one bulk copy a piece.  So bytes in flight cost neither registers nor instructions, and none waits for a block
+ * to begin.  Each warp has a ring of its own and meets the others nowhere.
+ * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit where they lie, but those
+ * before a piece: they are kept in registers when the piece before is done.
+ *
+ * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
+ * registers: weights, a unit of x, its outputs.
+ * shared, a block: 32 KB of slots, four a warp, and their mbarriers.
+ * bytes: every tensor once, and 16 bytes of x once more for every warp.
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory.
+ * state_out of a row: by the warp that has the row's first piece, after it has read state_in there. */
+#ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
+#define GT_CONV1D_BULK_ROWS_SM90_CUH
+
+#include "../base/bulk.cuh"
+#include "rows.cuh"
+
+namespace gt {
+namespace conv1d {
+
+constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
+constexpr int BULK_WARPS = ROWS_BLOCK / 32;
+constexpr int BULK_PIECE = 2048, BULK_STAGES = 4; /* bytes; slots of a warp */
+constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_PIECE, BULK_SMEM = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;
+
+struct BulkRowsCut {
+    uint32_t pieces, all, each; /* of a row; of all rows; of a warp */
+    int64_t blocks;             /* of the grid */
+};
+
+struct BulkRowsParams {
+    ForwardParams f;
+    BulkRowsCut rows;
+};
+
+/* Where a piece is; number: among all, which memory bounds below 2^32. */
+template <class T>
+struct PiecePosition {
+    static constexpr int TOKENS = BULK_PIECE / (int)sizeof(T);
+    uint32_t number, b, d, piece;
+
+    GT_METHOD PiecePosition(const Problem& p, const BulkRowsCut& cut, uint32_t n) {
+        const uint32_t row = n / cut.pieces;
+        number = n, piece = n % cut.pieces;
+        b = row / (uint32_t)p.D, d = row % (uint32_t)p.D;
+    }
+    GT_METHOD void advance(const Problem& p, const BulkRowsCut& cut) {
+        number++;
+        if (++piece < cut.pieces) return;
+        piece = 0;
+        if (++d == (uint32_t)p.D) d = 0, b++;
+    }
+    GT_METHOD int tokens(const Problem& p) const {
+        const int64_t left = p.T - (int64_t)piece * TOKENS;
+        return left < TOKENS ? (int)left : TOKENS;
+    }
+    GT_METHOD int64_t offset(const gt_stride& s) const { return offset_of(s, b, (int64_t)piece * TOKENS, d); }
+};
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class T, int W>
+GT_KERNEL(GT_SM90A ? ROWS_BLOCK : 32, BULK_BLOCKS)
+forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
+#if GT_SM90A
+    constexpr int N = 16 / (int)sizeof(T), J = W - 1, SIZE = sizeof(T);
+    const Problem& in = p.f.in;
+    const int warp = shfl_idx(warp_id(), 0);
+    const uint32_t slots = smem_base() + warp * BULK_STAGES * BULK_PIECE;
+    const uint32_t full = smem_base() + BULK_FULL + 8 * BULK_STAGES * warp;
+    if (lane_id() < BULK_STAGES) mbarrier_init(full + 8 * lane_id(), 32);
+    sync_warp();
+    fence_async_proxy();
+    const uint32_t first = (block_x() * BULK_WARPS + warp) * p.rows.each;
+    if (first >= p.rows.all) return;
+    const uint32_t end = p.rows.all - first < p.rows.each ? p.rows.all : first + p.rows.each;
+    PiecePosition<T> at(in, p.rows, first), next = at;
+    const auto load = [&](int stage) {
+        if (next.number >= end) return;
+        const int bytes = SIZE * next.tokens(in);
+        mbarrier_arrive_expect(full + 8 * stage, bytes);
+        bulk_load(slots + stage * BULK_PIECE, static_cast<const T*>(in.x) + next.offset(in.x_stride), bytes,
+                  full + 8 * stage);
+        next.advance(in, p.rows);
+    };
+    GT_UNROLL
+    for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
+    Before<T> before = {}; /* the piece at hand */
+    if (at.piece > 0) before = ldg<Before<T>>(static_cast<const T*>(in.x) + at.offset(in.x_stride) - BEFORE);
+    Filter<W, 1> filter;
+    int stage = 0, parity = 0;
+    GT_NO_UNROLL
+    for (bool is_new = true; at.number < end; at.advance(in, p.rows), is_new = at.piece == 0) {
+        if (is_new) filter.load(in, at.d, 1);
+        load(stage == 0 ? BULK_STAGES - 1 : stage - 1);
+        const uint32_t slot = slots + stage * BULK_PIECE;
+        const int tokens = at.tokens(in);
+        T* y = static_cast<T*>(p.f.y) + at.offset(p.f.y_stride);
+        mbarrier_wait(full + 8 * stage, parity);
+        GT_NO_UNROLL
+        for (int t = lane_id() * N; t < tokens; t += 32 * N) {
+            const bool is_first = at.piece == 0 && t == 0; /* of the row */
+            const Unit<T> own = lds<Unit<T>>(slot + t * SIZE);
+            Before<T> earlier = before;
+            if (t > 0) earlier = lds<Before<T>>(slot + (t - BEFORE) * SIZE);
+            float e[N + J], out[N];
+            GT_UNROLL
+            for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
+            if (is_first && in.state_in) {
+                GT_UNROLL
+                for (int i = 0; i < J; i++) e[i] = state_input(in, at.b, at.d, i - J);
+            }
+            GT_UNROLL
+            for (int n = 0; n < N; n++) {
+                e[n + J] = own.get(n);
+                float window[W][1];
+                GT_UNROLL
+                for (int k = 0; k < W; k++) window[k][0] = e[n + k];
+                out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
+            }
+            Unit<T> packed;
+            packed.set(out);
+            stg(y + t, packed);
+        }
+        if (p.f.state_out && at.piece == 0 && lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
+        before = {};
+        if (at.piece + 1 < p.rows.pieces) before = lds<Before<T>>(slot + BULK_PIECE - BEFORE * SIZE);
+        sync_warp(); /* the slot has been read */
+        if (++stage == BULK_STAGES) stage = 0, parity ^= 1;
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace conv1d */
+} /* namespace gt */
+
+#endif
