@@ -67,7 +67,7 @@ namespace ssd {
  * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first
  * chunk, read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
 template <class C>
-GT_DEV void sums_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int which) {
+GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
     const WarpRows at(me.warp);
     StateShare<C> share;
     if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
@@ -124,15 +124,14 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     using C = HopperGradientTraits<T, N, GATED>;
     wait_for_chain();
     if (!has_work(p)) return;
-    ChunkGradientBlock<C> me = find_chunk<C>(p);
-    me.smem = smem_base_of_tiles();
+    const HopperBlock<C> me(p);
     if (me.tokens <= 0) {
         if (me.g == 0) clear_sums(p, me.row(p.slots));
         return;
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, 2 * C::GROUP);
+        mbarrier_init(barriers + C::FULL, me.by_maps ? 32 : 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
         if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);
