@@ -85,33 +85,44 @@ GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, in
                 mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
             }
         }
-        {
+        float product[8][4];
+        GT_NO_UNROLL
+        for (int second = 0; second < 2; second++) { /* C h^T or G h^T; of inputs then B G^T */
             uint32_t a[4][4];
-            float product[8][4];
             wgmma_fence();
-            multiply_rows<C>(product, which ? tiles + C::G : me.smem + C::C, tiles + C::H);
+            multiply_rows<C>(product,
+                             second  ? me.smem + C::B
+                             : which ? tiles + C::G
+                                     : me.smem + C::C,
+                             tiles + (second ? C::G : C::H));
             wgmma_commit();
-            if (!C::GATED || which)
-                make_left<typename C::T>(me, at, step, which, share, a);
-            else
-                make_left<typename C::D>(me, at, step, which, share, a);
-            wgmma_fence();
-            add_left(me, step, which, share, a);
-            wgmma_commit();
-            wgmma_wait<1>();
+            if (second) {
+                wait_for_powers(me, step);
+                wgmma_wait<0>();
+            } else {
+                if (!C::GATED || which)
+                    make_left<typename C::T>(me, at, step, which, share, a);
+                else
+                    make_left<typename C::D>(me, at, step, which, share, a);
+                wgmma_fence();
+                add_left(me, step, which, share, a);
+                wgmma_commit();
+                wgmma_wait<1>();
+            }
             wgmma_pin(product);
-            if (which)
+            if (which) {
                 store_Z(me, at, step, product);
-            else
-                store_E(me, at, step, product);
+                wgmma_wait<0>();
+                break;
+            }
+            store_dots(me, at, step, second, product);
             wgmma_wait<0>();
+            if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         }
-        if (which) {
+        if (which)
             mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-            continue;
-        }
-        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        make_inputs(p, me, at, step);
+        else
+            make_inputs(p, me, at, step, product);
     }
     finish_share(p, me, at, which, share);
 }

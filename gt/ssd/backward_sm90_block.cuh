@@ -48,7 +48,8 @@ struct HopperGradientTraits {
     static constexpr int STAGE = G + STATE;
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
     static constexpr int GATES = OUT + PANEL, NEXT_GATES = GATES + PANEL; /* GATED: z of a step at a time */
-    static constexpr int FLOATS = OUT + PANEL * (GATED ? 3 : 1);
+    static constexpr int BLOCKS = OUT + PANEL * (GATED ? 3 : 1); /* [S, W][6 of 16 x 16], fp32: pairs */
+    static constexpr int FLOATS = BLOCKS + 12 * 1024;
     /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
     static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
     /* floats, from FLOATS */

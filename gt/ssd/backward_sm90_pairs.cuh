@@ -17,14 +17,30 @@ namespace ssd {
 
 typedef float Pairs64[8][4]; /* of a warp: 16 rows t, all s */
 
-/* What a warp needs of them: the blocks left of the diagonal, of which it has as many as its number, and the one on it,
- * apart so that there is one piece of code for it and not four. */
-struct PairBlocks {
-    float left[3][2][4], diagonal[2][4];
-};
+/* One block of a warp: tiles of 8 columns. */
+typedef float PairBlock[2][4];
+
+/* What a warp keeps of the block left of the diagonal with columns 16 i, in shared memory, so that one piece of code
+ * does for all of them: S (0) and the sum of W (1). */
+template <class C>
+GT_DEV uint32_t kept_block(const HopperBlock<C>& me, const WarpRows& at, int which, int i) {
+    const int block = 6 * which + at.warp * (at.warp - 1) / 2 + i;
+    return me.smem + C::BLOCKS + 1024 * block + 16 * lane_id();
+}
+GT_DEV void read_block(uint32_t address, PairBlock& x) {
+    GT_UNROLL
+    for (int n = 0; n < 2; n++) {
+        const float4 four = lds<float4>(address + 512 * n);
+        x[n][0] = four.x, x[n][1] = four.y, x[n][2] = four.z, x[n][3] = four.w;
+    }
+}
+GT_DEV void write_block(uint32_t address, const PairBlock& x) {
+    GT_UNROLL
+    for (int n = 0; n < 2; n++) sts<float4>(address + 512 * n, {x[n][0], x[n][1], x[n][2], x[n][3]});
+}
 
 /* The block on the diagonal. */
-GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal)[2][4]) {
+GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, PairBlock& diagonal) {
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const int n = i / 4, e = i % 4;
@@ -32,8 +48,18 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
     }
 }
 
+/* The block left of it with columns 16 i. */
+GT_DEV void take_left(const Pairs64& x, int i, PairBlock& left) {
+    GT_UNROLL
+    for (int k = 0; k < 8; k++) {
+        const int n = k / 4, e = k % 4;
+        left[n][e] = i == 0 ? x[n][e] : i == 1 ? x[2 + n][e] : x[4 + n][e];
+    }
+}
+
+/* diagonal: of S; the others, and zeros for W, go to where they are kept. */
 template <class C>
-GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
+GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlock& diagonal) {
     Pairs64 S;
     wgmma_fence();
     multiply_rows<C>(S, me.smem + C::C, me.smem + C::B);
@@ -54,9 +80,16 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
     if (lane_id() == 0) sts<float>(me.address(C::S_MOST + at.warp), most);
-    take_diagonal(S, at, blocks.diagonal);
+    take_diagonal(S, at, diagonal);
     GT_UNROLL
-    for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
+    for (int i = 0; i < 3; i++) {
+        if (i >= at.warp) continue;
+        PairBlock left;
+        const PairBlock none = {};
+        take_left(S, i, left);
+        write_block(kept_block(me, at, 0, i), left);
+        write_block(kept_block(me, at, 1, i), none);
+    }
 }
 
 /* sum_{t>=k>s} of a 16 x 16 block on the diagonal, rows t, for its 16 k. */
@@ -109,7 +142,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
  * prepare has made (chunk.cuh). */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
-                               float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
+                               float skip, const PairBlock& S, const Pairs64& dS, PairBlock& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     float* const sums = me.step_sums(step);
@@ -124,7 +157,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     };
     { /* first: what it keeps in registers is then free for the others */
         const int first = 16 * at.warp;
-        float diagonal[2][4];
+        PairBlock diagonal;
         take_diagonal(dS, at, diagonal);
         uint32_t hi[4], lo[4];
         const float2 near0 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * t + 2 * j));
@@ -139,9 +172,9 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float by = e % 2 ? delta.y : delta.x, SL = S.diagonal[n][e] * L[n][e];
+                const float by = e % 2 ? delta.y : delta.x, SL = S[n][e] * L[n][e];
                 diagonal[n][e] *= dy[e / 2];
-                W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
+                W[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W[n][e]);
                 const float x = diagonal[n][e] * SL;
                 near[2 * n + e % 2] = e < 2 ? x : near[2 * n + e % 2] + x;
                 gamma[n][e] = x * by;
@@ -163,13 +196,16 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             if (lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = sum;
         }
     }
-    float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
-    GT_UNROLL
-    for (int i = 0; i < 3; i++) { /* blocks of s */
-        if (i >= at.warp) continue;
+    GT_NO_UNROLL
+    for (int i = 0; i < at.warp; i++) { /* blocks of s left of the diagonal */
+        PairBlock S_left, W_left, dS_left;
+        take_left(dS, i, dS_left);
+        read_block(kept_block(me, at, 0, i), S_left);
+        read_block(kept_block(me, at, 1, i), W_left);
         uint32_t hi[4], lo[4];
         const float between = me.value(factors + between_index(at.warp, i));
         const float u[2] = {U0 * between, U1 * between};
+        float rows[2] = {}, columns[4]; /* Gamma of t, t + 8; Gamma / Delta of s */
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int s = 16 * i + 8 * n + 2 * j;
@@ -178,43 +214,38 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             float M[4], gamma[4]; /* the latter without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e], by = e % 2 ? delta.y : delta.x;
-                float& w = W.left[i][n][e];
-                const float SL = S.left[i][n][e] * L;
-                w = fma_rn(x * L, by, w);
+                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS_left[n][e], by = e % 2 ? delta.y : delta.x;
+                const float SL = S_left[n][e] * L;
+                W_left[n][e] = fma_rn(x * L, by, W_left[n][e]);
                 gamma[e] = x * SL;
-                rows[2 * i + e / 2] = fma_rn(gamma[e], by, rows[2 * i + e / 2]);
+                rows[e / 2] = fma_rn(gamma[e], by, rows[e / 2]);
                 M[e] = SL * by;
             }
-            columns[4 * i + 2 * n] = gamma[0] + gamma[2];
-            columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
+            columns[2 * n] = gamma[0] + gamma[2];
+            columns[2 * n + 1] = gamma[1] + gamma[3];
             pack_M<D, false>(M, power(s), n, hi, lo);
         }
         stmatrix_x4(M_addresses ^ 32 * i, hi);
+        write_block(kept_block(me, at, 1, i), W_left);
+        store_row_sums(at, rows, sums + ChunkSums::PAIRS + CHUNK * i);
+        store_column_sums(columns, sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 16 * i);
     }
     fence_async_proxy();
     mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
-    if (at.warp == 0) return;
-    reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
-    reduce_scatter<8, 4, 1>(rows, j);        /* block j */
-    if (at.g < 2 * at.warp)                  /* the columns before the warp's rows */
-        stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * at.g + 2 * j, {columns[0], columns[1]});
-    if (j >= at.warp) return;
-    sums[ChunkSums::PAIRS + CHUNK * j + t] = rows[0];
-    sums[ChunkSums::PAIRS + CHUNK * j + t + 8] = rows[1];
 }
 
 /* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
  * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
  * more than W allows. */
 template <class C>
-GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const PairBlocks& blocks) {
+GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const PairBlock& diagonal) {
     Pairs64 W;
     GT_UNROLL
-    for (int i = 0; i < 32; i++) { /* to the right there are zeros */
-        const int block = i / 8;
-        const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
-        W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
+    for (int i = 0; i < 4; i++) { /* to the right there are zeros */
+        PairBlock left = {};
+        if (i < at.warp) read_block(kept_block(me, at, 1, i), left);
+        GT_UNROLL
+        for (int k = 0; k < 8; k++) W[2 * i + k / 4][k % 4] = i == at.warp ? diagonal[k / 4][k % 4] : left[k / 4][k % 4];
     }
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
     float of_dC[2] = {}, of_dB = 0.0f;
@@ -313,7 +344,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
 template <class C>
 GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     const WarpRows at(me.warp);
-    PairBlocks S, W = {};
+    PairBlock S, W = {}; /* on the diagonal */
     make_all_S(me, at, S);
     if (C::M_HAS_POWER) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
     GT_NO_UNROLL

@@ -31,6 +31,12 @@ struct WarpRows {
     GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + address0)); }
 };
 
+/* out[row], out[row + 8] <- sums over the quad. */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
+}
+
 template <class C>
 GT_DEV uint64_t rows_operand(uint32_t tile) { /* elements of a row along k */
     return wgmma_tile<128, Major::K>(tile, C::PANEL);
