@@ -67,7 +67,7 @@ namespace ssd {
  * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first
  * chunk, read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
 template <class C>
-GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
+GT_DEV void sums_role(const HopperGradientParams& p, const HopperBlock<C>& me, int which) {
     const WarpRows at(me.warp);
     StateShare<C> share;
     if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
@@ -124,6 +124,7 @@ GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, in
         else
             make_inputs(p, me, at, step, product);
     }
+    if (me.by_maps && !which) bulk_wait<0>(); /* dx */
     finish_share(p, me, at, which, share);
 }
 

@@ -12,11 +12,12 @@ namespace gt {
 namespace ssd {
 
 /* Tensors of 16 bits for TMA.  States: [slot of a batch element and head][P][columns], in boxes of 64 rows p, a panel
- * each.  x and dy: [B][T][H P], in boxes of 64 tokens. */
+ * each.  x and dy: [B][T][H P], in boxes of 64 tokens; dx
+ * of 16. */
 struct HopperGradientParams : ChunkGradientParams {
-    TensorMap h_map, G_map, x_map, dy_map;
+    TensorMap h_map, G_map, x_map, dy_map, dx_map;
     int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
-    int has_rows;     /* x and dy have maps */
+    int has_rows;     /* x, dy and dx have maps */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
     float *tokens, *sums, *inverses; /* TokenParams, but of this slab */
 };
@@ -80,12 +81,14 @@ template <class C>
 struct HopperBlock : ChunkGradientBlock<C> {
     float* sums; /* of step 0 */
     int sums_count;
-    bool by_maps; /* x and dy come by TMA: rows that are not the chunk's are none of the tensor's */
+    int to_neighbour; /* from a head's ChunkTokens to WEIGHTS of the neighbour's */
+    bool by_maps; /* x, dy and dx by TMA: rows that are not the chunk's are none of the tensors' */
 
     GT_METHOD explicit HopperBlock(const HopperGradientParams& p) : ChunkGradientBlock<C>(find_chunk<C>(p)) {
         this->smem = smem_base_of_tiles();
         sums_count = chunk_sums(p.in);
         sums = p.sums + first_step(p) * sums_count;
+        to_neighbour = (int)(this->second ? -p.in.H : p.in.H) * ChunkTokens::COUNT + ChunkTokens::WEIGHTS;
         const bool whole = this->tokens == CHUNK && this->neighbour_tokens % CHUNK == 0;
         by_maps = !C::GATED && p.has_rows && (whole || !p.in.sequences.cu_seqlens);
     }
@@ -169,17 +172,20 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* Where a step is in the tensors, and the first rows of a lane in x, dy and z, in elements; of a step, and of the
- * next. */
+/* Where a step is: in maps and what is by token; and the first rows of a lane in x, dy and z, in elements.  Of a step,
+ * and of the next. */
 template <class C>
 struct StepSource {
     int64_t x, dy, z;
-    int tile, head, slot;
+    const float *tokens, *inverses;
+    int tile, column, slot;
 
     GT_METHOD void start(const HopperGradientParams& p, const HopperBlock<C>& me, int warp) {
         const Problem& in = p.in;
-        const int lane = lane_id(), row = 16 * warp + lane / 8, piece = lane % 8;
-        head = me.g * me.heads;
+        const int lane = lane_id(), row = 16 * warp + lane / 8, piece = lane % 8, head = me.g * me.heads;
+        tokens = p.tokens + (me.row(p.slots) * in.H + head) * ChunkTokens::COUNT;
+        inverses = p.inverses + me.first_step(p) * 8;
+        column = head * in.P;
         slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
         if (me.by_maps) return;
@@ -191,28 +197,26 @@ struct StepSource {
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
-        for (int i = 0; i < 2 * C::PANELS; i++) {
-            const bool is_h = i < C::PANELS;
-            tile_load(stage + C::H + i * C::PANEL, is_h ? p.h_map : p.G_map, 64 * (i % C::PANELS), tile * TILE_P,
-                      (is_h ? p.has_h : p.has_G) ? slot : -1, full);
+        for (int i = 0; i < 2; i++) {
+            const uint32_t to = stage + (i ? C::G : C::H);
+            const int from = (i ? p.has_G : p.has_h) ? slot : -1;
+            GT_UNROLL
+            for (int k = 0; k < C::PANELS; k++)
+                tile_load(to + k * C::PANEL, i ? p.G_map : p.h_map, 64 * k, tile * TILE_P, from, full);
         }
         if (me.by_maps) {
             const int tiles = me.makes_state() ? 3 : 2;
             GT_NO_UNROLL
             for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
                 const bool is_x = i == 0 || (i == 2 && me.second);
-                tile_load(stage + C::X + i * C::PANEL, is_x ? p.x_map : p.dy_map, head * p.in.P + tile * TILE_P,
+                tile_load(stage + C::X + i * C::PANEL, is_x ? p.x_map : p.dy_map, column,
                           (int)(i == 2 ? me.neighbour() : me.first), me.b, full);
             }
         }
-        const float* const tokens = p.tokens + (me.row(p.slots) * p.in.H + head) * ChunkTokens::COUNT;
         bulk_load(me.address(me.factor(step, 0)), tokens, 4 * Factors::COUNT, full);
+        bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), inverses, 32, full);
         if (me.makes_state())
-            bulk_load(me.address(made_cell<C>(step)),
-                      tokens + (me.second ? -1 : 1) * p.in.H * ChunkTokens::COUNT + ChunkTokens::WEIGHTS,
-                      4 * ChunkTokens::MADE_COUNT, full);
-        bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), p.inverses + (me.first_step(p) + step) * 8,
-                  32, full);
+            bulk_load(me.address(made_cell<C>(step)), tokens + me.to_neighbour, 4 * ChunkTokens::MADE_COUNT, full);
     }
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
@@ -244,17 +248,20 @@ struct StepSource {
             copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_stride.t, in.z_stride.t, me.neighbour_tokens,
                        rows);
     }
-    GT_METHOD void advance(const ChunkGradientParams& p) {
+    GT_METHOD void advance(const HopperGradientParams& p, const HopperBlock<C>& me) {
         const Problem& in = p.in;
+        inverses += 8;
+        column += TILE_P;
         if (++tile < in.tiles) {
             x += TILE_P, dy += TILE_P, z += TILE_P;
-        } else {
-            head++;
-            const int columns = (in.tiles - 1) * TILE_P;
-            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
-            slot += (int)p.slots;
-            tile = 0;
+            return;
         }
+        tokens += ChunkTokens::COUNT;
+        slot += (int)p.slots;
+        tile = 0;
+        if (me.by_maps) return;
+        const int columns = (in.tiles - 1) * TILE_P;
+        x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
     }
 };
 
@@ -357,7 +364,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
             }
             cp_async_arrive(full);
         }
-        source.advance(p);
+        source.advance(p, me);
         if constexpr (C::GATED) {
             cp_async_wait<0>();
             gate_rows(me, warp, step);

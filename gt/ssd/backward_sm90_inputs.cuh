@@ -112,11 +112,15 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
     }
 }
 
-/* The warp's rows of dx, through shared memory in rows of 16 bytes. */
+/* The warp's rows of dx, through shared memory: by TMA, or in rows of 16 bytes. */
 template <class C>
-GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+GT_DEV void store_inputs(const HopperGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
     const uint32_t tile = me.smem + C::OUT, addresses = at.addresses(tile);
+    if (me.by_maps) {
+        bulk_wait_read<0>(); /* the step before has been read */
+        sync_warp();
+    }
     const int lane = here(); /* addresses kept over the steps would not fit into registers */
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -127,6 +131,15 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
             words[n] = Element<typename C::T>::pack(x[0], x[1]);
         }
         stmatrix_x4(addresses ^ 32 * i, words);
+    }
+    if (me.by_maps) {
+        fence_async_proxy();
+        sync_warp();
+        if (16 * at.warp >= me.tokens) return;
+        tile_store(p.dx_map, me.head(p, step) * p.in.P + me.p0(p, step), (int)me.first + 16 * at.warp, me.b,
+                   tile + 16 * 128 * at.warp);
+        bulk_commit();
+        return;
     }
     sync_warp();
     const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane / 8, piece = lane % 8;
@@ -163,7 +176,7 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
 
 /* dx of a step, from U.  From prepare: dy of the stage, DELTA of the factors; from pairs: M, times power_of_M(). */
 template <class C>
-GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+GT_DEV void make_inputs(const HopperGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                         float (&U)[8][4]) {
     using D = typename C::D;
     const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;

@@ -80,7 +80,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
         }
     }
     const uint64_t right = columns_operand<C>(me.smem + C::OTHER), old = columns_operand<C>(state);
-    GT_UNROLL
+    GT_NO_UNROLL
     for (int panel = 0; panel < C::PANELS; panel++) {
         const uint32_t bytes = mn_bytes<128, Major::MN>(64 * panel, C::PANEL);
         float sums[8][4];
@@ -112,13 +112,15 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
 /* The warp's share of <G, h>, from the diagonal of G h^T. */
 template <class C>
 GT_DEV void store_Z(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Gh)[8][4]) {
-    float sum = 0.0f;
+    float of_warp[4]; /* of its block of 16 x 16: columns 2 j, 2 j + 1 of row g, then of row g + 8, 8 columns further */
     GT_UNROLL
-    for (int i = 0; i < 4; i++)
-        if (i == at.warp)
-            sum = at.g == 2 * at.j       ? Gh[2 * i][0] + Gh[2 * i + 1][2]
-                  : at.g == 2 * at.j + 1 ? Gh[2 * i][1] + Gh[2 * i + 1][3]
-                                         : 0.0f;
+    for (int e = 0; e < 4; e++) {
+        const int n = e / 2;
+        of_warp[e] = at.warp < 2 ? at.warp == 0 ? Gh[n][e] : Gh[2 + n][e] : at.warp == 2 ? Gh[4 + n][e] : Gh[6 + n][e];
+    }
+    float sum = at.g == 2 * at.j       ? of_warp[0] + of_warp[2]
+                : at.g == 2 * at.j + 1 ? of_warp[1] + of_warp[3]
+                                       : 0.0f;
     const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
     if (lane_id() == 0) me.step_sums(step)[ChunkSums::Z + at.warp] = sum;
