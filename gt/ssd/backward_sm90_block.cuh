@@ -35,7 +35,7 @@ struct HopperGradientTraits {
     using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
-    static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
+    static constexpr int PREPARE_REGISTERS = 40, PAIRS_REGISTERS = 120, SUMS_REGISTERS = 176;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
@@ -49,7 +49,7 @@ struct HopperGradientTraits {
     static constexpr int STAGE = G + STATE;
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
     static constexpr int GATES = OUT + PANEL, NEXT_GATES = GATES + PANEL; /* GATED: z of a step at a time */
-    static constexpr int BLOCKS = OUT + PANEL * (GATED ? 3 : 1); /* [S, W][6 of 16 x 16], fp32: pairs */
+    static constexpr int BLOCKS = OUT + PANEL * (GATED ? 3 : 1);          /* [S, W][6 of 16 x 16], fp32: pairs */
     static constexpr int FLOATS = BLOCKS + 12 * 1024;
     /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
     static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
@@ -82,7 +82,7 @@ struct HopperBlock : ChunkGradientBlock<C> {
     float* sums; /* of step 0 */
     int sums_count;
     int to_neighbour; /* from a head's ChunkTokens to WEIGHTS of the neighbour's */
-    bool by_maps; /* x, dy and dx by TMA: rows that are not the chunk's are none of the tensors' */
+    bool by_maps;     /* x, dy and dx by TMA: rows that are not the chunk's are none of the tensors' */
 
     GT_METHOD explicit HopperBlock(const HopperGradientParams& p) : ChunkGradientBlock<C>(find_chunk<C>(p)) {
         this->smem = smem_base_of_tiles();

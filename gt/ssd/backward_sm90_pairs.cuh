@@ -245,7 +245,8 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const Pair
         PairBlock left = {};
         if (i < at.warp) read_block(kept_block(me, at, 1, i), left);
         GT_UNROLL
-        for (int k = 0; k < 8; k++) W[2 * i + k / 4][k % 4] = i == at.warp ? diagonal[k / 4][k % 4] : left[k / 4][k % 4];
+        for (int k = 0; k < 8; k++)
+            W[2 * i + k / 4][k % 4] = i == at.warp ? diagonal[k / 4][k % 4] : left[k / 4][k % 4];
     }
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
     float of_dC[2] = {}, of_dB = 0.0f;

@@ -118,9 +118,7 @@ GT_DEV void store_Z(const HopperBlock<C>& me, const WarpRows& at, int step, cons
         const int n = e / 2;
         of_warp[e] = at.warp < 2 ? at.warp == 0 ? Gh[n][e] : Gh[2 + n][e] : at.warp == 2 ? Gh[4 + n][e] : Gh[6 + n][e];
     }
-    float sum = at.g == 2 * at.j       ? of_warp[0] + of_warp[2]
-                : at.g == 2 * at.j + 1 ? of_warp[1] + of_warp[3]
-                                       : 0.0f;
+    float sum = at.g == 2 * at.j ? of_warp[0] + of_warp[2] : at.g == 2 * at.j + 1 ? of_warp[1] + of_warp[3] : 0.0f;
     const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
     if (lane_id() == 0) me.step_sums(step)[ChunkSums::Z + at.warp] = sum;

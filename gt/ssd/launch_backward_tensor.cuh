@@ -174,7 +174,8 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Toke
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
     if (status != GT_OK) return status;
-    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in) &&
+    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) &&
+                 map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in) &&
                  (!p.dx || map_rows(&p.dx_map, p.dx, p.dx_stride, p.in, 16));
     if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
     if (!p.has_rows || !p.dx) p.dx_map = p.h_map;
