@@ -66,7 +66,8 @@ struct HopperGradientTraits {
     /* GATED, [STAGES][64]: what undoes the powers of dy's rows; the powers of M's columns */
     static constexpr int DY_INVERSE = W_MOST + 4;
     static constexpr int M_POWER = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
-    static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
+    static constexpr int NEXT_INVERSE = M_POWER + (GATED ? STAGES * CHUNK : 0); /* of the neighbour's dy */
+    static constexpr int FLOATS_COUNT = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
@@ -270,17 +271,18 @@ struct StepSource {
 /* silu(z), to what 16 bits tell. */
 GT_DEV float gate_of(float z) { return silu_of_sigmoid(z, sigmoid_fast(z)); }
 
-/* A warp's 16 rows of dy silu(z) of a step, f16 in place, a power of two a row.  A lane has of the rows what it copied
- * itself. */
+/* A warp's 16 rows of dy silu(z) of a step, and of the neighbour where its dy comes: f16 in place, a power of two a row.
+ * A lane has of the rows what it copied itself. */
 template <class C>
 GT_DEV void gate_rows(const HopperBlock<C>& me, int warp, int step) {
     using E = Element<typename C::T>;
-    const uint32_t tile = me.stage(step) + C::DY, gates = me.smem + C::GATES;
-    const int lane = here();
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const uint32_t address = panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8);
-        const uint4 dy = lds<uint4>(tile + address), z = lds<uint4>(gates + address);
+    const int lane = here(), count = me.makes_state() && !me.second ? 8 : 4;
+    GT_NO_UNROLL
+    for (int i = 0; i < count; i++) {
+        const int row = 16 * warp + lane / 8 + i % 4 * 4;
+        const uint32_t address = panel_at<128>(row, lane % 8) + i / 4 * C::PANEL,
+                       tile = me.stage(step) + C::DY + address;
+        const uint4 dy = lds<uint4>(tile), z = lds<uint4>(me.smem + C::GATES + address);
         const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
         float x[8], largest = 0.0f;
         GT_UNROLL
@@ -293,9 +295,9 @@ GT_DEV void gate_rows(const HopperBlock<C>& me, int warp, int step) {
         for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
         const Power power = power_of(finite(largest));
         const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
-        sts<uint4>(tile + address, {pair(0), pair(2), pair(4), pair(6)});
+        sts<uint4>(tile, {pair(0), pair(2), pair(4), pair(6)});
         if (lane % 8 == 0)
-            sts<float>(me.address(C::DY_INVERSE + CHUNK * (step % C::STAGES) + 16 * warp + lane / 8 + 4 * i),
+            sts<float>(me.address((i < 4 ? C::DY_INVERSE : C::NEXT_INVERSE) + CHUNK * (step % C::STAGES) + row),
                        power.inverse);
     }
 }
@@ -356,9 +358,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
         if (warp == 0) source.load(p, me, step, full);
         if (!me.by_maps) {
             source.copy(p, me, warp, me.stage(step));
-            if constexpr (C::GATED) { /* the lane has read GATES; states have read NEXT_GATES */
-                if (step > 0 && me.makes_state() && !me.second)
-                    mbarrier_wait(me.smem + C::POWERS_MADE + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
+            if constexpr (C::GATED) { /* the lane has read what it copied before */
                 source.copy_gates(p, me, warp);
                 cp_async_commit();
             }
