@@ -100,10 +100,7 @@ GT_DEV void sums_role(const HopperGradientParams& p, const HopperBlock<C>& me, i
                 wait_for_powers(me, step);
                 wgmma_wait<0>();
             } else {
-                if (!C::GATED || which)
-                    make_left<typename C::T>(me, at, step, which, share, a);
-                else
-                    make_left<typename C::D>(me, at, step, which, share, a);
+                make_left(me, at, step, which, share, a);
                 wgmma_fence();
                 add_left(me, step, which, share, a);
                 wgmma_commit();
@@ -143,7 +140,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, me.by_maps ? 32 : 2 * C::GROUP);
+        mbarrier_init(barriers + C::FULL, me.loads_by_maps() ? 32 : 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
         if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);

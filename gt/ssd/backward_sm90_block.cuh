@@ -32,7 +32,7 @@ template <class T_, int N_, bool GATED_ = false>
 struct HopperGradientTraits {
     using T = T_;
     static constexpr bool GATED = GATED_;         /* with z */
-    using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
+    using D = std::conditional_t<GATED, f16, T>;  /* of X, DY and NEXT in their tiles, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
     static constexpr int PREPARE_REGISTERS = 40, PAIRS_REGISTERS = 120, SUMS_REGISTERS = 176;
@@ -63,11 +63,11 @@ struct HopperGradientTraits {
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK;
     static constexpr int POWER = OTHER_INVERSE + CHUNK; /* [2][64]: at the end, of dC and dB */
     static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 4;
-    /* GATED, [STAGES][64]: what undoes the powers of dy's rows; the powers of M's columns */
-    static constexpr int DY_INVERSE = W_MOST + 4;
-    static constexpr int M_POWER = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
-    static constexpr int NEXT_INVERSE = M_POWER + (GATED ? STAGES * CHUNK : 0); /* of the neighbour's dy */
-    static constexpr int FLOATS_COUNT = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
+    /* GATED: what undoes the powers of the rows of X, DY and NEXT, [STAGES][3][64]; the powers of M's columns,
+     * [STAGES][64] */
+    static constexpr int ROW_INVERSES = W_MOST + 4;
+    static constexpr int M_POWER = ROW_INVERSES + (GATED ? 3 * STAGES * CHUNK : 0);
+    static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
@@ -91,12 +91,16 @@ struct HopperBlock : ChunkGradientBlock<C> {
         sums = p.sums + first_step(p) * sums_count;
         to_neighbour = (int)(this->second ? -p.in.H : p.in.H) * ChunkTokens::COUNT + ChunkTokens::WEIGHTS;
         const bool whole = this->tokens == CHUNK && this->neighbour_tokens % CHUNK == 0;
-        by_maps = !C::GATED && p.has_rows && (whole || !p.in.sequences.cu_seqlens);
+        by_maps = p.has_rows && (whole || !p.in.sequences.cu_seqlens);
     }
     /* The number of step 0 among those of all blocks. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
         return (this->row(p.slots) * p.in.H + this->g * this->heads) * p.in.tiles;
     }
+    GT_METHOD int row_inverse(int step, int which) const {
+        return C::ROW_INVERSES + (3 * (step % C::STAGES) + which) * CHUNK;
+    }
+    GT_METHOD bool loads_by_maps() const { return !C::GATED && by_maps; } /* with z prepare changes what has come */
     GT_METHOD float* step_sums(int step) const { return sums + step * sums_count; }
 };
 
@@ -189,7 +193,7 @@ struct StepSource {
         column = head * in.P;
         slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
-        if (me.by_maps) return;
+        if (me.loads_by_maps()) return;
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
         z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
@@ -205,7 +209,7 @@ struct StepSource {
             for (int k = 0; k < C::PANELS; k++)
                 tile_load(to + k * C::PANEL, i ? p.G_map : p.h_map, 64 * k, tile * TILE_P, from, full);
         }
-        if (me.by_maps) {
+        if (me.loads_by_maps()) {
             const int tiles = me.makes_state() ? 3 : 2;
             GT_NO_UNROLL
             for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
@@ -220,7 +224,7 @@ struct StepSource {
             bulk_load(me.address(made_cell<C>(step)), tokens + me.to_neighbour, 4 * ChunkTokens::MADE_COUNT, full);
     }
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
-        const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
+        const int tiles = !me.loads_by_maps() ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
                (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
     }
@@ -260,7 +264,7 @@ struct StepSource {
         tokens += ChunkTokens::COUNT;
         slot += (int)p.slots;
         tile = 0;
-        if (me.by_maps) return;
+        if (me.loads_by_maps()) return;
         const int columns = (in.tiles - 1) * TILE_P;
         x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
     }
@@ -271,34 +275,35 @@ struct StepSource {
 /* silu(z), to what 16 bits tell. */
 GT_DEV float gate_of(float z) { return silu_of_sigmoid(z, sigmoid_fast(z)); }
 
-/* A warp's 16 rows of dy silu(z) of a step, and of the neighbour where its dy comes: f16 in place, a power of two a row.
+/* A warp's 16 rows of x, dy silu(z) and the neighbour's x or dy silu(z) of a step: f16 in place, a power of two a row.
  * A lane has of the rows what it copied itself. */
 template <class C>
 GT_DEV void gate_rows(const HopperBlock<C>& me, int warp, int step) {
     using E = Element<typename C::T>;
-    const int lane = here(), count = me.makes_state() && !me.second ? 8 : 4;
+    const int lane = here(), count = me.makes_state() ? 12 : 8;
     GT_NO_UNROLL
     for (int i = 0; i < count; i++) {
         const int row = 16 * warp + lane / 8 + i % 4 * 4;
         const uint32_t address = panel_at<128>(row, lane % 8) + i / 4 * C::PANEL,
-                       tile = me.stage(step) + C::DY + address;
-        const uint4 dy = lds<uint4>(tile), z = lds<uint4>(me.smem + C::GATES + address);
-        const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
-        float x[8], largest = 0.0f;
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) {
-            x[2 * e] = E::lo(left[e]) * gate_of(E::lo(right[e]));
-            x[2 * e + 1] = E::hi(left[e]) * gate_of(E::hi(right[e]));
-            largest = fmaxf(largest, fmaxf(fabsf(x[2 * e]), fabsf(x[2 * e + 1])));
+                       tile = me.stage(step) + C::X + address;
+        const uint4 from = lds<uint4>(tile);
+        float x[8] = {E::lo(from.x), E::hi(from.x), E::lo(from.y), E::hi(from.y),
+                      E::lo(from.z), E::hi(from.z), E::lo(from.w), E::hi(from.w)};
+        if (i / 4 == 1 || (i / 4 == 2 && !me.second)) {
+            const uint4 four = lds<uint4>(me.smem + C::GATES - C::PANEL + address);
+            const uint32_t z[4] = {four.x, four.y, four.z, four.w};
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) x[2 * e] *= gate_of(E::lo(z[e])), x[2 * e + 1] *= gate_of(E::hi(z[e]));
         }
+        float largest = 0.0f;
+        GT_UNROLL
+        for (int e = 0; e < 8; e++) largest = fmaxf(largest, fabsf(x[e]));
         GT_UNROLL
         for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
         const Power power = power_of(finite(largest));
         const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
         sts<uint4>(tile, {pair(0), pair(2), pair(4), pair(6)});
-        if (lane % 8 == 0)
-            sts<float>(me.address((i < 4 ? C::DY_INVERSE : C::NEXT_INVERSE) + CHUNK * (step % C::STAGES) + row),
-                       power.inverse);
+        if (lane % 8 == 0) sts<float>(me.address(me.row_inverse(step, i / 4) + row), power.inverse);
     }
 }
 
@@ -308,11 +313,19 @@ GT_DEV float largest_delta(const HopperBlock<C>& me, int step) {
     return me.value(me.factor(step, ChunkTokens::LARGEST));
 }
 
-/* What undoes the power of dy's row t. */
+/* What undoes the power of row t of X, DY or NEXT (0, 1, 2). */
+template <class C>
+GT_DEV float row_inverse(const HopperBlock<C>& me, int step, int which, int t) {
+    if constexpr (C::GATED) return me.value(me.row_inverse(step, which) + t);
+    return 1.0f;
+}
+template <class C>
+GT_DEV float x_inverse(const HopperBlock<C>& me, int step, int t) {
+    return row_inverse(me, step, 0, t);
+}
 template <class C>
 GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
-    if constexpr (C::GATED) return me.value(C::DY_INVERSE + CHUNK * (step % C::STAGES) + t);
-    return 1.0f;
+    return row_inverse(me, step, 1, t);
 }
 
 /* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
@@ -321,7 +334,7 @@ template <class C>
 GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
     const int lane = lane_id(), stage = step % C::STAGES;
     const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
-    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
+    const float2 dy = pair(me.row_inverse(step, 1)), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
     const float2 suf = pair(me.factor(step, Factors::SUF));
     const float second = dy.y * c.y;
     float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
@@ -347,7 +360,7 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
-    if (me.by_maps && warp > 0) return;
+    if (me.loads_by_maps() && warp > 0) return;
     StepSource<C> source;
     source.start(p, me, warp);
     GT_NO_UNROLL
@@ -356,7 +369,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
         const uint32_t full = me.smem + C::FULL + 8 * stage;
         mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - step / C::STAGES % 2);
         if (warp == 0) source.load(p, me, step, full);
-        if (!me.by_maps) {
+        if (!me.loads_by_maps()) {
             source.copy(p, me, warp, me.stage(step));
             if constexpr (C::GATED) { /* the lane has read what it copied before */
                 source.copy_gates(p, me, warp);

@@ -49,17 +49,14 @@ GT_DEV void store_dots(const HopperBlock<C>& me, const WarpRows& at, int step, i
         const Power M = which ? power_of_M(me, step, row) : Power{1.0f, 1.0f};
         const float delta = factor_of_U(me.value(me.factor(step, Factors::DELTA) + row));
         by[e] = me.value((which ? C::B_INVERSE : C::C_INVERSE) + row) * (which ? decay * M.value * delta : 1.0f);
-        after[e] = which ? M.inverse : decay * dy_inverse(me, step, row);
+        after[e] = (which ? M.inverse : decay) * row_inverse(me, step, 1 - which, row);
     }
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
         GT_UNROLL
         for (int e = 0; e < 4; e++) product[n][e] *= by[e / 2] * part_of(inverses, n / 2);
     }
-    if (std::is_same<typename C::T, typename C::D>::value || which)
-        dots_of<typename C::T>(tiles + (which ? C::X : C::DY), at, product, sums);
-    else
-        dots_of<typename C::D>(tiles + C::DY, at, product, sums);
+    dots_of<typename C::D>(tiles + (which ? C::X : C::DY), at, product, sums);
     sums[0] *= after[0], sums[1] *= after[1];
     store_row_sums(at, sums, me.step_sums(step) + (which ? ChunkSums::F : ChunkSums::E));
 }
@@ -86,11 +83,11 @@ GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, flo
 template <class C>
 GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                               float (&dx)[8][4]) {
-    using E = Element<typename C::T>;
     using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t addresses = at.addresses(me.stage(step));
     const float by[2] = {dy_inverse(me, step, at.row), dy_inverse(me, step, at.row + 8)};
+    const float of_x[2] = {x_inverse(me, step, at.row), x_inverse(me, step, at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4], x[4];
@@ -105,8 +102,8 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
             const float b0 = D::lo(dy[2 * n + 1]) * by[1], b1 = D::hi(dy[2 * n + 1]) * by[1];
             to[0] = fma_rn(skip.x, a0, to[0]), to[1] = fma_rn(skip.y, a1, to[1]);
             to[2] = fma_rn(skip.x, b0, to[2]), to[3] = fma_rn(skip.y, b1, to[3]);
-            v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
-            v[2 * n + 1] = fma_rn(a1, E::hi(x[2 * n]), b1 * E::hi(x[2 * n + 1]));
+            v[2 * n] = fma_rn(a0 * of_x[0], D::lo(x[2 * n]), b0 * of_x[1] * D::lo(x[2 * n + 1]));
+            v[2 * n + 1] = fma_rn(a1 * of_x[0], D::hi(x[2 * n]), b1 * of_x[1] * D::hi(x[2 * n + 1]));
         }
         if (p.dskip) store_column_sums(v, me.step_sums(step) + ChunkSums::DSKIP + CHUNK * at.warp + 16 * k);
     }

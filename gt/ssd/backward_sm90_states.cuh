@@ -12,12 +12,16 @@
 namespace gt {
 namespace ssd {
 
-/* NEXT of the warp's 16 rows p and all t, times what the tokens weigh, of which `inverses` undo powers of the rows t;
- * and the sums of their magnitudes in rows g and g + 8. */
-template <class Rows, bool HAS_INVERSES, class C>
-GT_DEV void weigh_rows(const HopperBlock<C>& me, const WarpRows& at, int step, float (&x)[4][4][2], float (&sums)[2]) {
-    const int lane = lane_id(), weights = made_cell<C>(step), inverses = C::NEXT_INVERSE + CHUNK * (step % C::STAGES);
+/* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
+ * weigh; and, returned, what the warp's rows of the state before are multiplied by.  Both have a power of two in them,
+ * which brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
+template <class C>
+GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
+    using E = Element<typename C::D>;
+    const int lane = lane_id(), weights = made_cell<C>(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
+    const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
+    float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
     GT_UNROLL
     for (int k = 0; k < 4; k++) { /* columns t */
         uint32_t pairs[4];
@@ -28,31 +32,17 @@ GT_DEV void weigh_rows(const HopperBlock<C>& me, const WarpRows& at, int step, f
             const float2 all = lds<float2>(me.address(weights + t)),
                          row = lds<float2>(me.address(C::OTHER_INVERSE + t));
             float2 w = {all.x * row.x, all.y * row.y};
-            if (HAS_INVERSES) {
-                const float2 inverse = lds<float2>(me.address(inverses + t));
-                w.x *= inverse.x, w.y *= inverse.y;
+            if (C::GATED) {
+                const float2 next = lds<float2>(me.address(me.row_inverse(step, 2) + t));
+                w.x *= next.x, w.y *= next.y;
             }
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
-                x[k][e][0] = Element<Rows>::lo(pairs[e]) * w.x, x[k][e][1] = Element<Rows>::hi(pairs[e]) * w.y;
+                x[k][e][0] = E::lo(pairs[e]) * w.x, x[k][e][1] = E::hi(pairs[e]) * w.y;
                 sums[e % 2] += fabsf(x[k][e][0]) + fabsf(x[k][e][1]);
             }
         }
     }
-}
-
-/* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
- * weigh; and, returned, what the warp's rows of the state before are multiplied by.  Both have a power of two in them,
- * which brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
-template <class C>
-GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
-    const int lane = lane_id(), weights = made_cell<C>(step);
-    const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
-    float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
-    if (C::GATED && !me.second)
-        weigh_rows<typename C::D, true>(me, at, step, x, sums);
-    else
-        weigh_rows<typename C::T, false>(me, at, step, x, sums);
     GT_UNROLL
     for (int e = 0; e < 2; e++) sums[e] += shfl_xor(sums[e], 1);
     GT_UNROLL
