@@ -1,6 +1,6 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, dy silu(z), and the warpgroup that prepares: copies of a step's tiles, decay
- * factors, the weights of the state that the chunk makes, da and ddt of steps that are done. */
+ * everything lies in shared memory, dy silu(z), and the warpgroup that prepares: copies of a step's tiles and of what
+ * chunk_factors_kernel has made. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -105,8 +105,9 @@ struct HopperBlock : ChunkGradientBlock<C> {
 };
 
 /* Named barriers: of B, C and OTHER, for all that multiply; of the pairs, of
- * the state that is made, of S_MOST, of all that multiply. */
-enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
+ * the state that is made, of S_MOST, of all that multiply when their steps
+ * are done, and when W is there. */
+enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER, W_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
@@ -355,8 +356,8 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy.  By maps one warp
- * does. */
+/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy.  By maps it is
+ * the work of one warp. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;

@@ -1,12 +1,12 @@
 /* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes dC and dx.  In a step sums_role() has C h^T, and meanwhile the left operand of dC += pre dy h;
- * then, of tiles in the stage and M of the pairs' warpgroup:
+ * then B G^T.  Of these, of tiles in the stage and M of the pairs' warpgroup:
  *     store_dots()       E_t = <pre_t dy_t, h C_t>, beside the latter; then U = Delta suf B G^T and F = <x, U>
  *     make_inputs()      dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
- *     store_inputs()     dx to memory, in rows
- * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip on
- * its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
+ *     store_inputs()     dx to memory
+ * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip
+ * on its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
 #define GT_SSD_BACKWARD_SM90_INPUTS_CUH
 

@@ -1,10 +1,10 @@
 /* gt/ssd/backward_sm90_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): what is made
  * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
  *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, what undoes the powers of the states
- *     chunk_times_kernel     after it: da, ddt, and their share of dA, ddt_bias and dDskip, from the sums that it leaves
- * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  grid: [B, slots of 128 tokens, two chunks, ceil(H / 8)],
- * block 256.  shared: 33 KB and none.  Bytes a token and head: 65 written and read (factors), 29 written and read a tile
- * (sums).  Every sum has one fixed order: deterministic. */
+ *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
+ * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  grid: [B, slots of 128 tokens, two chunks,
+ * ceil(H / 8)], block 256.  shared: 33 KB and none.  Bytes a token and head: 65 written, 61 read (factors); 29 written
+ * and read a tile (sums).  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
 #define GT_SSD_BACKWARD_SM90_TOKENS_CUH
 
