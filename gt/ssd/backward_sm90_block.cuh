@@ -229,30 +229,25 @@ struct StepSource {
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
                (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
     }
+    /* Starts what four warps copy: X, DY and NEXT, 64 tokens before, or behind; with z GATES, and NEXT_GATES where dy
+     * of the neighbour comes. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
-        const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
-                       *dy_rows = static_cast<const uint16_t*>(in.dy) + dy;
-        const int tiles = me.makes_state() ? 3 : 2;
         GT_NO_UNROLL
-        for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
-            const bool is_x = i == 0 || (i == 2 && me.second);
-            const int64_t pitch = is_x ? in.x_stride.t : in.dy_stride.t;
-            const uint16_t* from = is_x ? x_rows : dy_rows;
-            if (i == 2) from += (me.second ? -CHUNK : CHUNK) * pitch;
-            copy_panel(warp, stage + C::X + i * C::PANEL, from, pitch, i == 2 ? me.neighbour_tokens : me.tokens,
-                       in.P - tile * TILE_P);
+        for (int i = 0; i < (C::GATED ? 5 : 3); i++) {
+            const bool is_next = i == 2 || i == 4, is_z = i > 2, is_x = i == 0 || (i == 2 && me.second);
+            if (is_next && (!me.makes_state() || (is_z && me.second))) continue;
+            const int64_t pitch = is_z ? in.z_stride.t : is_x ? in.x_stride.t : in.dy_stride.t;
+            const uint16_t* from = static_cast<const uint16_t*>(is_z   ? in.z
+                                                                : is_x ? in.x
+                                                                       : in.dy) +
+                                   (is_z   ? z
+                                    : is_x ? x
+                                           : dy);
+            if (is_next) from += (me.second ? -CHUNK : CHUNK) * pitch;
+            copy_panel(warp, is_z ? me.smem + C::GATES + (i - 3) * C::PANEL : stage + C::X + i * C::PANEL, from, pitch,
+                       is_next ? me.neighbour_tokens : me.tokens, in.P - tile * TILE_P);
         }
-    }
-    /* z of the chunk, and, where dy of the neighbour comes, of the neighbour. */
-    GT_METHOD void copy_gates(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp) const {
-        const Problem& in = p.in;
-        const int rows = in.P - tile * TILE_P;
-        const uint16_t* from = static_cast<const uint16_t*>(in.z) + z;
-        copy_panel(warp, me.smem + C::GATES, from, in.z_stride.t, me.tokens, rows);
-        if (me.makes_state() && !me.second)
-            copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_stride.t, in.z_stride.t, me.neighbour_tokens,
-                       rows);
     }
     GT_METHOD void advance(const HopperGradientParams& p, const HopperBlock<C>& me) {
         const Problem& in = p.in;
@@ -282,29 +277,49 @@ template <class C>
 GT_DEV void gate_rows(const HopperBlock<C>& me, int warp, int step) {
     using E = Element<typename C::T>;
     const int lane = here(), count = me.makes_state() ? 12 : 8;
+    constexpr int AT_ONCE = 2; /* for those who wait one after another in each */
     GT_NO_UNROLL
-    for (int i = 0; i < count; i++) {
-        const int row = 16 * warp + lane / 8 + i % 4 * 4;
-        const uint32_t address = panel_at<128>(row, lane % 8) + i / 4 * C::PANEL,
-                       tile = me.stage(step) + C::X + address;
-        const uint4 from = lds<uint4>(tile);
-        float x[8] = {E::lo(from.x), E::hi(from.x), E::lo(from.y), E::hi(from.y),
-                      E::lo(from.z), E::hi(from.z), E::lo(from.w), E::hi(from.w)};
-        if (i / 4 == 1 || (i / 4 == 2 && !me.second)) {
-            const uint4 four = lds<uint4>(me.smem + C::GATES - C::PANEL + address);
-            const uint32_t z[4] = {four.x, four.y, four.z, four.w};
+    for (int first = 0; first < count; first += AT_ONCE) {
+        const int panel = first / 4, row0 = 16 * warp + lane / 8 + first % 4 * 4;
+        float x[AT_ONCE][8], largest[AT_ONCE];
+        uint32_t address[AT_ONCE];
+        GT_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            address[i] = me.stage(step) + C::X + panel * C::PANEL + panel_at<128>(row0 + 4 * i, lane % 8);
+            const uint4 four = lds<uint4>(address[i]);
+            const uint32_t from[4] = {four.x, four.y, four.z, four.w};
             GT_UNROLL
-            for (int e = 0; e < 4; e++) x[2 * e] *= gate_of(E::lo(z[e])), x[2 * e + 1] *= gate_of(E::hi(z[e]));
+            for (int e = 0; e < 4; e++) x[i][2 * e] = E::lo(from[e]), x[i][2 * e + 1] = E::hi(from[e]);
         }
-        float largest = 0.0f;
+        if (panel == 1 || (panel == 2 && !me.second)) {
+            GT_UNROLL
+            for (int i = 0; i < AT_ONCE; i++) {
+                const uint4 four =
+                    lds<uint4>(me.smem + C::GATES + (panel - 1) * C::PANEL + panel_at<128>(row0 + 4 * i, lane % 8));
+                const uint32_t z[4] = {four.x, four.y, four.z, four.w};
+                GT_UNROLL
+                for (int e = 0; e < 4; e++)
+                    x[i][2 * e] *= gate_of(E::lo(z[e])), x[i][2 * e + 1] *= gate_of(E::hi(z[e]));
+            }
+        }
         GT_UNROLL
-        for (int e = 0; e < 8; e++) largest = fmaxf(largest, fabsf(x[e]));
+        for (int i = 0; i < AT_ONCE; i++) {
+            largest[i] = 0.0f;
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) largest[i] = fmaxf(largest[i], fabsf(x[i][e]));
+        }
         GT_UNROLL
-        for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-        const Power power = power_of(finite(largest));
-        const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
-        sts<uint4>(tile, {pair(0), pair(2), pair(4), pair(6)});
-        if (lane % 8 == 0) sts<float>(me.address(me.row_inverse(step, i / 4) + row), power.inverse);
+        for (int mask = 1; mask < 8; mask *= 2) {
+            GT_UNROLL
+            for (int i = 0; i < AT_ONCE; i++) largest[i] = fmaxf(largest[i], shfl_xor(largest[i], mask));
+        }
+        GT_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            const Power power = power_of(finite(largest[i]));
+            const auto pair = [&](int e) { return pack_f16(x[i][e] * power.value, x[i][e + 1] * power.value); };
+            sts<uint4>(address[i], {pair(0), pair(2), pair(4), pair(6)});
+            if (lane % 8 == 0) sts<float>(me.address(me.row_inverse(step, panel) + row0 + 4 * i), power.inverse);
+        }
     }
 }
 
@@ -372,10 +387,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
         if (warp == 0) source.load(p, me, step, full);
         if (!me.loads_by_maps()) {
             source.copy(p, me, warp, me.stage(step));
-            if constexpr (C::GATED) { /* the lane has read what it copied before */
-                source.copy_gates(p, me, warp);
-                cp_async_commit();
-            }
+            cp_async_commit(); /* z: the lane has read what it copied before */
             cp_async_arrive(full);
         }
         source.advance(p, me);
