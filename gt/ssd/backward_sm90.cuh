@@ -31,8 +31,8 @@
  * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
  * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or G of it, and what undoes their
  * powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.
- * REGISTERS a thread: pairs 120 (dS 32, S and W on the diagonal 16), inputs and states 176 (dC or dB 64, product 32, dy
- *     or x 16; the neighbour's rows 32), prepare 40.
+ * REGISTERS a thread: pairs 112 (dS 32, S and W on the diagonal 16), inputs and states 176 (dC or dB 64, product 32, dy
+ *     or x 16; the neighbour's rows 32), prepare 48.
  *
  * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
  * (measured on an H200; of this kernel, too: 58 KB took 8,300 clocks a step, 45 KB 6,000).  So what can be a loop is

@@ -35,7 +35,7 @@ struct HopperGradientTraits {
     using D = std::conditional_t<GATED, f16, T>;  /* of X, DY and NEXT in their tiles, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
-    static constexpr int PREPARE_REGISTERS = 40, PAIRS_REGISTERS = 120, SUMS_REGISTERS = 176;
+    static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 112, SUMS_REGISTERS = 176;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
