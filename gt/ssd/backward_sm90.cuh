@@ -159,7 +159,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     } else {
         stage_groups(p, me);
         if (role == 0) {
-            take_registers<C::PAIRS_REGISTERS>();
+            give_registers<C::PAIRS_REGISTERS>();
             pairs_role(p, me);
         } else {
             take_registers<C::SUMS_REGISTERS>();

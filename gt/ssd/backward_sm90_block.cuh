@@ -36,6 +36,10 @@ struct HopperGradientTraits {
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 112, SUMS_REGISTERS = 176;
+    /* a launch has 128 a thread: a warpgroup that is to have fewer gives, one that is to have more takes */
+    static_assert(PREPARE_REGISTERS <= 128 && PAIRS_REGISTERS <= 128 && SUMS_REGISTERS >= 128 &&
+                      PREPARE_REGISTERS + PAIRS_REGISTERS + 2 * SUMS_REGISTERS <= 512,
+                  "the registers that there are");
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
