@@ -2,13 +2,12 @@
  *
  * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
  * backward_tensor.cuh has the formulas and the letters.  A block has 64 tokens of one group and takes its heads, and
- * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
- * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
+ * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
- *     prepare   _block.cuh    copies of a step as soon as its stage is free: all of them by one warp and TMA, which
- *                             arrive at FULL themselves; x, dy and the neighbour's x or dy by cp.async of four warps
- *                             where they have no maps, where a packed sequence ends, and with z: dy silu(z)
+ *     prepare   _block.cuh    copies of a step as soon as its stage is free: h and G by TMA, x, dy and the neighbour's
+ *                             x or dy by cp.async, which arrive at FULL themselves; with z dy silu(z); decay factors of
+ *                             the next step; da and ddt of steps that are done
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, with Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
@@ -19,25 +18,25 @@
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 221, one block a multiprocessor
+ * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.8, one block a multiprocessor
  *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
  *     stage 0, 1     112     X, DY, NEXT 24: as they came; H, G 32: f16            prepare, or states: H or G in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
- *     BLOCKS          12     S and the sum of W left of the diagonal, fp32         pairs
- *     floats           8.9   twice: factors 3.5, the neighbour's .3; once: powers  prepare; those that multiply
- *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 10.9: 223
+ *     floats          24.8   three times: factors 3.5, the neighbour's .3, sums by token 2.8
+ *                            six times: Delta 0.5; once: powers                    prepare; pairs, inputs, states
+ *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.8: 225.8
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
- * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
- * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or G of it, and what undoes their
- * powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.
- * REGISTERS a thread: pairs 112 (dS 32, S and W on the diagonal 16), inputs and states 176 (dC or dB 64, product 32, dy
- *     or x 16; the neighbour's rows 32), prepare 48.
+ * MBARRIERS.  FULL: a stage's copies have come, and prepare has made its factors; who multiplies what cp_async has
+ * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has
+ * made H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has
+ * made the powers of M's columns, and read z of the neighbour.
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
+ *     neighbour's rows 32), prepare 48.
  *
- * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
- * (measured on an H200; of this kernel, too: 58 KB took 8,300 clocks a step, 45 KB 6,000).  So what can be a loop is
- * one, inputs and states share what they can, and rare ways are branches.  Without z what runs in a step has 28 KB:
- * pairs 8, inputs and states 17, prepare 3; with z 35.
+ * CODE.  The loops are more than what a multiprocessor keeps of instructions: a step takes as long as they take to come
+ * (an H200: 58 KB, 8,300 clocks, of which 45 % of all waits; 64 KB, 9,300).  So what can be a loop is one, and inputs
+ * and states share what they can.
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
  * the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times
@@ -45,9 +44,9 @@
  * summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into
  * the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too,
  * with a diagonal left operand.
- * GATE.  With z, x, dy silu(z) and the neighbour's rows are f16 in place of what came, times a power of two a row; the
- * product with silu(z) is fp32's, and so rounded once.  M is f16, with what undoes dy's row t and a power for each
- * column s, which U_s has, too (store_M_powers).
+ * GATE.  dy stands for dy silu(z) everywhere: f16 in place of dy, times a power of two a row, from fp32, and so rounded
+ * once.  x stays as it is: in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
+ * row t and a power for each column s, which U_s has, too (store_M_powers).
  * N > 128: launches of 128 columns, as backward_tensor.cuh says; all of them are this kernel's.
  *
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
@@ -68,7 +67,7 @@ namespace ssd {
  * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first
  * chunk, read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
 template <class C>
-GT_DEV void sums_role(const HopperGradientParams& p, const HopperBlock<C>& me, int which) {
+GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
     const WarpRows at(me.warp);
     StateShare<C> share;
     if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
@@ -86,43 +85,34 @@ GT_DEV void sums_role(const HopperGradientParams& p, const HopperBlock<C>& me, i
                 mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
             }
         }
-        float product[8][4];
-        GT_NO_UNROLL
-        for (int second = 0; second < 2; second++) { /* C h^T or G h^T; of inputs then B G^T */
+        {
             uint32_t a[4][4];
+            float product[8][4];
             wgmma_fence();
-            multiply_rows<C>(product,
-                             second  ? me.smem + C::B
-                             : which ? tiles + C::G
-                                     : me.smem + C::C,
-                             tiles + (second ? C::G : C::H));
+            multiply_rows<C>(product, which ? tiles + C::G : me.smem + C::C, tiles + C::H);
             wgmma_commit();
-            if (second) {
-                wait_for_powers(me, step);
-                wgmma_wait<0>();
-            } else {
-                make_left(me, at, step, which, share, a);
-                wgmma_fence();
-                add_left(me, step, which, share, a);
-                wgmma_commit();
-                wgmma_wait<1>();
-            }
+            if (!C::GATED || which)
+                make_left<typename C::T>(me, at, step, which, share, a);
+            else
+                make_left<typename C::D>(me, at, step, which, share, a);
+            wgmma_fence();
+            add_left(me, step, which, share, a);
+            wgmma_commit();
+            wgmma_wait<1>();
             wgmma_pin(product);
-            if (which) {
+            if (which)
                 store_Z(me, at, step, product);
-                wgmma_wait<0>();
-                break;
-            }
-            store_dots(me, at, step, second, product);
+            else
+                store_E(me, at, step, product);
             wgmma_wait<0>();
-            if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
         }
-        if (which)
+        if (which) {
             mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-        else
-            make_inputs(p, me, at, step, product);
+            continue;
+        }
+        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        make_inputs(p, me, at, step);
     }
-    if (me.by_maps && !which) bulk_wait<0>(); /* dx */
     finish_share(p, me, at, which, share);
 }
 
@@ -141,7 +131,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, me.loads_by_maps() ? 32 : 2 * C::GROUP);
+        mbarrier_init(barriers + C::FULL, me.by_maps ? 32 : 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
         if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);
@@ -159,7 +149,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     } else {
         stage_groups(p, me);
         if (role == 0) {
-            give_registers<C::PAIRS_REGISTERS>();
+            take_registers<C::PAIRS_REGISTERS>();
             pairs_role(p, me);
         } else {
             take_registers<C::SUMS_REGISTERS>();

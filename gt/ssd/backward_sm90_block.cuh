@@ -1,6 +1,6 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, dy silu(z), and the warpgroup that prepares: copies of a step's tiles and of what
- * chunk_factors_kernel has made. */
+ * everything lies in shared memory, dy silu(z), and the warpgroup that prepares: copies of a step's tiles, decay
+ * factors, the weights of the state that the chunk makes, da and ddt of steps that are done. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -12,12 +12,11 @@ namespace gt {
 namespace ssd {
 
 /* Tensors of 16 bits for TMA.  States: [slot of a batch element and head][P][columns], in boxes of 64 rows p, a panel
- * each.  x and dy: [B][T][H P], in boxes of 64 tokens; dx
- * of 16. */
+ * each.  x and dy: [B][T][H P], in boxes of 64 tokens. */
 struct HopperGradientParams : ChunkGradientParams {
-    TensorMap h_map, G_map, x_map, dy_map, dx_map;
+    TensorMap h_map, G_map, x_map, dy_map;
     int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
-    int has_rows;     /* x, dy and dx have maps */
+    int has_rows;     /* x and dy have maps */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
     float *tokens, *sums, *inverses; /* TokenParams, but of this slab */
 };
@@ -32,14 +31,10 @@ template <class T_, int N_, bool GATED_ = false>
 struct HopperGradientTraits {
     using T = T_;
     static constexpr bool GATED = GATED_;         /* with z */
-    using D = std::conditional_t<GATED, f16, T>;  /* of X, DY and NEXT in their tiles, and of M */
+    using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
-    static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 112, SUMS_REGISTERS = 176;
-    /* a launch has 128 a thread: a warpgroup that is to have fewer gives, one that is to have more takes */
-    static_assert(PREPARE_REGISTERS <= 128 && PAIRS_REGISTERS <= 128 && SUMS_REGISTERS >= 128 &&
-                      PREPARE_REGISTERS + PAIRS_REGISTERS + 2 * SUMS_REGISTERS <= 512,
-                  "the registers that there are");
+    static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
@@ -53,8 +48,7 @@ struct HopperGradientTraits {
     static constexpr int STAGE = G + STATE;
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
     static constexpr int GATES = OUT + PANEL, NEXT_GATES = GATES + PANEL; /* GATED: z of a step at a time */
-    static constexpr int BLOCKS = OUT + PANEL * (GATED ? 3 : 1);          /* [S, W][6 of 16 x 16], fp32: pairs */
-    static constexpr int FLOATS = BLOCKS + 12 * 1024;
+    static constexpr int FLOATS = OUT + PANEL * (GATED ? 3 : 1);
     /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
     static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
     /* floats, from FLOATS */
@@ -67,10 +61,9 @@ struct HopperGradientTraits {
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK;
     static constexpr int POWER = OTHER_INVERSE + CHUNK; /* [2][64]: at the end, of dC and dB */
     static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 4;
-    /* GATED: what undoes the powers of the rows of X, DY and NEXT, [STAGES][3][64]; the powers of M's columns,
-     * [STAGES][64] */
-    static constexpr int ROW_INVERSES = W_MOST + 4;
-    static constexpr int M_POWER = ROW_INVERSES + (GATED ? 3 * STAGES * CHUNK : 0);
+    /* GATED, [STAGES][64]: what undoes the powers of dy's rows; the powers of M's columns */
+    static constexpr int DY_INVERSE = W_MOST + 4;
+    static constexpr int M_POWER = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
@@ -86,32 +79,25 @@ template <class C>
 struct HopperBlock : ChunkGradientBlock<C> {
     float* sums; /* of step 0 */
     int sums_count;
-    int to_neighbour; /* from a head's ChunkTokens to WEIGHTS of the neighbour's */
-    bool by_maps;     /* x, dy and dx by TMA: rows that are not the chunk's are none of the tensors' */
+    bool by_maps; /* x and dy come by TMA: rows that are not the chunk's are none of the tensor's */
 
     GT_METHOD explicit HopperBlock(const HopperGradientParams& p) : ChunkGradientBlock<C>(find_chunk<C>(p)) {
         this->smem = smem_base_of_tiles();
         sums_count = chunk_sums(p.in);
         sums = p.sums + first_step(p) * sums_count;
-        to_neighbour = (int)(this->second ? -p.in.H : p.in.H) * ChunkTokens::COUNT + ChunkTokens::WEIGHTS;
         const bool whole = this->tokens == CHUNK && this->neighbour_tokens % CHUNK == 0;
-        by_maps = p.has_rows && (whole || !p.in.sequences.cu_seqlens);
+        by_maps = !C::GATED && p.has_rows && (whole || !p.in.sequences.cu_seqlens);
     }
     /* The number of step 0 among those of all blocks. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
         return (this->row(p.slots) * p.in.H + this->g * this->heads) * p.in.tiles;
     }
-    GT_METHOD int row_inverse(int step, int which) const {
-        return C::ROW_INVERSES + (3 * (step % C::STAGES) + which) * CHUNK;
-    }
-    GT_METHOD bool loads_by_maps() const { return !C::GATED && by_maps; } /* with z prepare changes what has come */
     GT_METHOD float* step_sums(int step) const { return sums + step * sums_count; }
 };
 
 /* Named barriers: of B, C and OTHER, for all that multiply; of the pairs, of
- * the state that is made, of S_MOST, of all that multiply when their steps
- * are done, and when W is there. */
-enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER, W_BARRIER };
+ * the state that is made, of S_MOST, of all that multiply. */
+enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
@@ -182,23 +168,20 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* Where a step is: in maps and what is by token; and the first rows of a lane in x, dy and z, in elements.  Of a step,
- * and of the next. */
+/* Where a step is in the tensors, and the first rows of a lane in x, dy and z, in elements; of a step, and of the
+ * next. */
 template <class C>
 struct StepSource {
     int64_t x, dy, z;
-    const float *tokens, *inverses;
-    int tile, column, slot;
+    int tile, head, slot;
 
     GT_METHOD void start(const HopperGradientParams& p, const HopperBlock<C>& me, int warp) {
         const Problem& in = p.in;
-        const int lane = lane_id(), row = 16 * warp + lane / 8, piece = lane % 8, head = me.g * me.heads;
-        tokens = p.tokens + (me.row(p.slots) * in.H + head) * ChunkTokens::COUNT;
-        inverses = p.inverses + me.first_step(p) * 8;
-        column = head * in.P;
+        const int lane = lane_id(), row = 16 * warp + lane / 8, piece = lane % 8;
+        head = me.g * me.heads;
         slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
-        if (me.loads_by_maps()) return;
+        if (me.by_maps) return;
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
         z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
@@ -207,66 +190,70 @@ struct StepSource {
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
-        for (int i = 0; i < 2; i++) {
-            const uint32_t to = stage + (i ? C::G : C::H);
-            const int from = (i ? p.has_G : p.has_h) ? slot : -1;
-            GT_UNROLL
-            for (int k = 0; k < C::PANELS; k++)
-                tile_load(to + k * C::PANEL, i ? p.G_map : p.h_map, 64 * k, tile * TILE_P, from, full);
+        for (int i = 0; i < 2 * C::PANELS; i++) {
+            const bool is_h = i < C::PANELS;
+            tile_load(stage + C::H + i * C::PANEL, is_h ? p.h_map : p.G_map, 64 * (i % C::PANELS), tile * TILE_P,
+                      (is_h ? p.has_h : p.has_G) ? slot : -1, full);
         }
-        if (me.loads_by_maps()) {
+        if (me.by_maps) {
             const int tiles = me.makes_state() ? 3 : 2;
             GT_NO_UNROLL
             for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
                 const bool is_x = i == 0 || (i == 2 && me.second);
-                tile_load(stage + C::X + i * C::PANEL, is_x ? p.x_map : p.dy_map, column,
+                tile_load(stage + C::X + i * C::PANEL, is_x ? p.x_map : p.dy_map, head * p.in.P + tile * TILE_P,
                           (int)(i == 2 ? me.neighbour() : me.first), me.b, full);
             }
         }
+        const float* const tokens = p.tokens + (me.row(p.slots) * p.in.H + head) * ChunkTokens::COUNT;
         bulk_load(me.address(me.factor(step, 0)), tokens, 4 * Factors::COUNT, full);
-        bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), inverses, 32, full);
         if (me.makes_state())
-            bulk_load(me.address(made_cell<C>(step)), tokens + me.to_neighbour, 4 * ChunkTokens::MADE_COUNT, full);
+            bulk_load(me.address(made_cell<C>(step)),
+                      tokens + (me.second ? -1 : 1) * p.in.H * ChunkTokens::COUNT + ChunkTokens::WEIGHTS,
+                      4 * ChunkTokens::MADE_COUNT, full);
+        bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), p.inverses + (me.first_step(p) + step) * 8,
+                  32, full);
     }
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
-        const int tiles = !me.loads_by_maps() ? 0 : me.makes_state() ? 3 : 2;
+        const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
                (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
     }
-    /* Starts what four warps copy: X, DY and NEXT, 64 tokens before, or behind; with z GATES, and NEXT_GATES where dy
-     * of the neighbour comes. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
+        const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
+                       *dy_rows = static_cast<const uint16_t*>(in.dy) + dy;
+        const int tiles = me.makes_state() ? 3 : 2;
         GT_NO_UNROLL
-        for (int i = 0; i < (C::GATED ? 5 : 3); i++) {
-            const bool is_next = i == 2 || i == 4, is_z = i > 2, is_x = i == 0 || (i == 2 && me.second);
-            if (is_next && (!me.makes_state() || (is_z && me.second))) continue;
-            const int64_t pitch = is_z ? in.z_stride.t : is_x ? in.x_stride.t : in.dy_stride.t;
-            const uint16_t* from = static_cast<const uint16_t*>(is_z   ? in.z
-                                                                : is_x ? in.x
-                                                                       : in.dy) +
-                                   (is_z   ? z
-                                    : is_x ? x
-                                           : dy);
-            if (is_next) from += (me.second ? -CHUNK : CHUNK) * pitch;
-            copy_panel(warp, is_z ? me.smem + C::GATES + (i - 3) * C::PANEL : stage + C::X + i * C::PANEL, from, pitch,
-                       is_next ? me.neighbour_tokens : me.tokens, in.P - tile * TILE_P);
+        for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
+            const bool is_x = i == 0 || (i == 2 && me.second);
+            const int64_t pitch = is_x ? in.x_stride.t : in.dy_stride.t;
+            const uint16_t* from = is_x ? x_rows : dy_rows;
+            if (i == 2) from += (me.second ? -CHUNK : CHUNK) * pitch;
+            copy_panel(warp, stage + C::X + i * C::PANEL, from, pitch, i == 2 ? me.neighbour_tokens : me.tokens,
+                       in.P - tile * TILE_P);
         }
     }
-    GT_METHOD void advance(const HopperGradientParams& p, const HopperBlock<C>& me) {
+    /* z of the chunk, and, where dy of the neighbour comes, of the neighbour. */
+    GT_METHOD void copy_gates(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp) const {
         const Problem& in = p.in;
-        inverses += 8;
-        column += TILE_P;
+        const int rows = in.P - tile * TILE_P;
+        const uint16_t* from = static_cast<const uint16_t*>(in.z) + z;
+        copy_panel(warp, me.smem + C::GATES, from, in.z_stride.t, me.tokens, rows);
+        if (me.makes_state() && !me.second)
+            copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_stride.t, in.z_stride.t, me.neighbour_tokens,
+                       rows);
+    }
+    GT_METHOD void advance(const ChunkGradientParams& p) {
+        const Problem& in = p.in;
         if (++tile < in.tiles) {
             x += TILE_P, dy += TILE_P, z += TILE_P;
-            return;
+        } else {
+            head++;
+            const int columns = (in.tiles - 1) * TILE_P;
+            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
+            slot += (int)p.slots;
+            tile = 0;
         }
-        tokens += ChunkTokens::COUNT;
-        slot += (int)p.slots;
-        tile = 0;
-        if (me.loads_by_maps()) return;
-        const int columns = (in.tiles - 1) * TILE_P;
-        x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
     }
 };
 
@@ -275,55 +262,33 @@ struct StepSource {
 /* silu(z), to what 16 bits tell. */
 GT_DEV float gate_of(float z) { return silu_of_sigmoid(z, sigmoid_fast(z)); }
 
-/* A warp's 16 rows of x, dy silu(z) and the neighbour's x or dy silu(z) of a step: f16 in place, a power of two a row.
- * A lane has of the rows what it copied itself. */
+/* A warp's 16 rows of dy silu(z) of a step, f16 in place, a power of two a row.  A lane has of the rows what it copied
+ * itself. */
 template <class C>
 GT_DEV void gate_rows(const HopperBlock<C>& me, int warp, int step) {
     using E = Element<typename C::T>;
-    const int lane = here(), count = me.makes_state() ? 12 : 8;
-    constexpr int AT_ONCE = 2; /* for those who wait one after another in each */
-    GT_NO_UNROLL
-    for (int first = 0; first < count; first += AT_ONCE) {
-        const int panel = first / 4, row0 = 16 * warp + lane / 8 + first % 4 * 4;
-        float x[AT_ONCE][8], largest[AT_ONCE];
-        uint32_t address[AT_ONCE];
+    const uint32_t tile = me.stage(step) + C::DY, gates = me.smem + C::GATES;
+    const int lane = here();
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint32_t address = panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8);
+        const uint4 dy = lds<uint4>(tile + address), z = lds<uint4>(gates + address);
+        const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
+        float x[8], largest = 0.0f;
         GT_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            address[i] = me.stage(step) + C::X + panel * C::PANEL + panel_at<128>(row0 + 4 * i, lane % 8);
-            const uint4 four = lds<uint4>(address[i]);
-            const uint32_t from[4] = {four.x, four.y, four.z, four.w};
-            GT_UNROLL
-            for (int e = 0; e < 4; e++) x[i][2 * e] = E::lo(from[e]), x[i][2 * e + 1] = E::hi(from[e]);
-        }
-        if (panel == 1 || (panel == 2 && !me.second)) {
-            GT_UNROLL
-            for (int i = 0; i < AT_ONCE; i++) {
-                const uint4 four =
-                    lds<uint4>(me.smem + C::GATES + (panel - 1) * C::PANEL + panel_at<128>(row0 + 4 * i, lane % 8));
-                const uint32_t z[4] = {four.x, four.y, four.z, four.w};
-                GT_UNROLL
-                for (int e = 0; e < 4; e++)
-                    x[i][2 * e] *= gate_of(E::lo(z[e])), x[i][2 * e + 1] *= gate_of(E::hi(z[e]));
-            }
+        for (int e = 0; e < 4; e++) {
+            x[2 * e] = E::lo(left[e]) * gate_of(E::lo(right[e]));
+            x[2 * e + 1] = E::hi(left[e]) * gate_of(E::hi(right[e]));
+            largest = fmaxf(largest, fmaxf(fabsf(x[2 * e]), fabsf(x[2 * e + 1])));
         }
         GT_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            largest[i] = 0.0f;
-            GT_UNROLL
-            for (int e = 0; e < 8; e++) largest[i] = fmaxf(largest[i], fabsf(x[i][e]));
-        }
-        GT_UNROLL
-        for (int mask = 1; mask < 8; mask *= 2) {
-            GT_UNROLL
-            for (int i = 0; i < AT_ONCE; i++) largest[i] = fmaxf(largest[i], shfl_xor(largest[i], mask));
-        }
-        GT_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) {
-            const Power power = power_of(finite(largest[i]));
-            const auto pair = [&](int e) { return pack_f16(x[i][e] * power.value, x[i][e + 1] * power.value); };
-            sts<uint4>(address[i], {pair(0), pair(2), pair(4), pair(6)});
-            if (lane % 8 == 0) sts<float>(me.address(me.row_inverse(step, panel) + row0 + 4 * i), power.inverse);
-        }
+        for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+        const Power power = power_of(finite(largest));
+        const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
+        sts<uint4>(tile + address, {pair(0), pair(2), pair(4), pair(6)});
+        if (lane % 8 == 0)
+            sts<float>(me.address(C::DY_INVERSE + CHUNK * (step % C::STAGES) + 16 * warp + lane / 8 + 4 * i),
+                       power.inverse);
     }
 }
 
@@ -333,19 +298,11 @@ GT_DEV float largest_delta(const HopperBlock<C>& me, int step) {
     return me.value(me.factor(step, ChunkTokens::LARGEST));
 }
 
-/* What undoes the power of row t of X, DY or NEXT (0, 1, 2). */
-template <class C>
-GT_DEV float row_inverse(const HopperBlock<C>& me, int step, int which, int t) {
-    if constexpr (C::GATED) return me.value(me.row_inverse(step, which) + t);
-    return 1.0f;
-}
-template <class C>
-GT_DEV float x_inverse(const HopperBlock<C>& me, int step, int t) {
-    return row_inverse(me, step, 0, t);
-}
+/* What undoes the power of dy's row t. */
 template <class C>
 GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
-    return row_inverse(me, step, 1, t);
+    if constexpr (C::GATED) return me.value(C::DY_INVERSE + CHUNK * (step % C::STAGES) + t);
+    return 1.0f;
 }
 
 /* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
@@ -354,7 +311,7 @@ template <class C>
 GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
     const int lane = lane_id(), stage = step % C::STAGES;
     const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
-    const float2 dy = pair(me.row_inverse(step, 1)), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
+    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
     const float2 suf = pair(me.factor(step, Factors::SUF));
     const float second = dy.y * c.y;
     float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
@@ -375,12 +332,12 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy.  By maps it is
- * the work of one warp. */
+/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy.  By maps one warp
+ * does. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
-    if (me.loads_by_maps() && warp > 0) return;
+    if (me.by_maps && warp > 0) return;
     StepSource<C> source;
     source.start(p, me, warp);
     GT_NO_UNROLL
@@ -389,12 +346,17 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
         const uint32_t full = me.smem + C::FULL + 8 * stage;
         mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - step / C::STAGES % 2);
         if (warp == 0) source.load(p, me, step, full);
-        if (!me.loads_by_maps()) {
+        if (!me.by_maps) {
             source.copy(p, me, warp, me.stage(step));
-            cp_async_commit(); /* z: the lane has read what it copied before */
+            if constexpr (C::GATED) { /* the lane has read GATES; states have read NEXT_GATES */
+                if (step > 0 && me.makes_state() && !me.second)
+                    mbarrier_wait(me.smem + C::POWERS_MADE + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
+                source.copy_gates(p, me, warp);
+                cp_async_commit();
+            }
             cp_async_arrive(full);
         }
-        source.advance(p, me);
+        source.advance(p);
         if constexpr (C::GATED) {
             cp_async_wait<0>();
             gate_rows(me, warp, step);

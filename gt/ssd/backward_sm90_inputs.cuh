@@ -1,12 +1,12 @@
 /* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
  * warpgroup that makes dC and dx.  In a step sums_role() has C h^T, and meanwhile the left operand of dC += pre dy h;
- * then B G^T.  Of these, of tiles in the stage and M of the pairs' warpgroup:
- *     store_dots()       E_t = <pre_t dy_t, h C_t>, beside the latter; then U = Delta suf B G^T and F = <x, U>
- *     make_inputs()      dx = U + M^T dy
+ * then, of tiles in the stage and M of the pairs' warpgroup:
+ *     store_E()          E_t = <pre_t dy_t, h C_t>, beside the latter
+ *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
- *     store_inputs()     dx to memory
- * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip
- * on its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
+ *     store_inputs()     dx to memory, in rows
+ * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip on
+ * its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
 #define GT_SSD_BACKWARD_SM90_INPUTS_CUH
 
@@ -15,7 +15,40 @@
 namespace gt {
 namespace ssd {
 
-/* <x_s, U_s> or <dy_t, V_t> of a lane's rows. */
+/* out[row], out[row + 8] <- sums over the quad. */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
+}
+
+/* E_t = <pre dy_t, h C_t>. */
+template <class C>
+GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
+    using E = Element<typename C::D>;
+    float sums[2] = {}, odd[2] = {};
+    const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)));
+    const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4];
+        ldmatrix_x4(dy, addresses ^ 32 * k);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+            sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
+            odd[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, odd[i % 2]);
+        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int t = at.row + 8 * e;
+        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
+    }
+    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
+}
+
+/* <x_s, U_s> of a lane's rows. */
 template <class T>
 GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], float (&sums)[2]) {
     const uint32_t addresses = at.addresses(tile);
@@ -33,32 +66,6 @@ GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], f
         }
     }
     sums[0] += odd[0], sums[1] += odd[1];
-}
-
-/* E (0) from V = C h^T or F (1) from U, which takes its factors here: Delta suf, and the power of M's column.  What is
- * not in them goes into E: pre.  V and U are as the products left them. */
-template <class C>
-GT_DEV void store_dots(const HopperBlock<C>& me, const WarpRows& at, int step, int which, float (&product)[8][4]) {
-    const uint32_t tiles = me.stage(step);
-    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
-    float by[2], after[2], sums[2];
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) {
-        const int row = at.row + 8 * e;
-        const float decay = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + row);
-        const Power M = which ? power_of_M(me, step, row) : Power{1.0f, 1.0f};
-        const float delta = factor_of_U(me.value(me.factor(step, Factors::DELTA) + row));
-        by[e] = me.value((which ? C::B_INVERSE : C::C_INVERSE) + row) * (which ? decay * M.value * delta : 1.0f);
-        after[e] = (which ? M.inverse : decay) * row_inverse(me, step, 1 - which, row);
-    }
-    GT_UNROLL
-    for (int n = 0; n < 8; n++) {
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) product[n][e] *= by[e / 2] * part_of(inverses, n / 2);
-    }
-    dots_of<typename C::D>(tiles + (which ? C::X : C::DY), at, product, sums);
-    sums[0] *= after[0], sums[1] *= after[1];
-    store_row_sums(at, sums, me.step_sums(step) + (which ? ChunkSums::F : ChunkSums::E));
 }
 
 /* dx += Dskip dy, of which of_head is the number where it is one. */
@@ -83,11 +90,11 @@ GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, flo
 template <class C>
 GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                               float (&dx)[8][4]) {
+    using E = Element<typename C::T>;
     using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t addresses = at.addresses(me.stage(step));
     const float by[2] = {dy_inverse(me, step, at.row), dy_inverse(me, step, at.row + 8)};
-    const float of_x[2] = {x_inverse(me, step, at.row), x_inverse(me, step, at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4], x[4];
@@ -102,22 +109,18 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
             const float b0 = D::lo(dy[2 * n + 1]) * by[1], b1 = D::hi(dy[2 * n + 1]) * by[1];
             to[0] = fma_rn(skip.x, a0, to[0]), to[1] = fma_rn(skip.y, a1, to[1]);
             to[2] = fma_rn(skip.x, b0, to[2]), to[3] = fma_rn(skip.y, b1, to[3]);
-            v[2 * n] = fma_rn(a0 * of_x[0], D::lo(x[2 * n]), b0 * of_x[1] * D::lo(x[2 * n + 1]));
-            v[2 * n + 1] = fma_rn(a1 * of_x[0], D::hi(x[2 * n]), b1 * of_x[1] * D::hi(x[2 * n + 1]));
+            v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
+            v[2 * n + 1] = fma_rn(a1, E::hi(x[2 * n]), b1 * E::hi(x[2 * n + 1]));
         }
         if (p.dskip) store_column_sums(v, me.step_sums(step) + ChunkSums::DSKIP + CHUNK * at.warp + 16 * k);
     }
 }
 
-/* The warp's rows of dx, through shared memory: by TMA, or in rows of 16 bytes. */
+/* The warp's rows of dx, through shared memory in rows of 16 bytes. */
 template <class C>
-GT_DEV void store_inputs(const HopperGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
     const uint32_t tile = me.smem + C::OUT, addresses = at.addresses(tile);
-    if (me.by_maps) {
-        bulk_wait_read<0>(); /* the step before has been read */
-        sync_warp();
-    }
     const int lane = here(); /* addresses kept over the steps would not fit into registers */
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -128,15 +131,6 @@ GT_DEV void store_inputs(const HopperGradientParams& p, const HopperBlock<C>& me
             words[n] = Element<typename C::T>::pack(x[0], x[1]);
         }
         stmatrix_x4(addresses ^ 32 * i, words);
-    }
-    if (me.by_maps) {
-        fence_async_proxy();
-        sync_warp();
-        if (16 * at.warp >= me.tokens) return;
-        tile_store(p.dx_map, me.head(p, step) * p.in.P + me.p0(p, step), (int)me.first + 16 * at.warp, me.b,
-                   tile + 16 * 128 * at.warp);
-        bulk_commit();
-        return;
     }
     sync_warp();
     const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane / 8, piece = lane % 8;
@@ -171,18 +165,40 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
     }
 }
 
-/* dx of a step, from U.  From prepare: dy of the stage, DELTA of the factors; from pairs: M, times power_of_M(). */
+/* U, F and dx of a step.  From prepare: B, G, x and dy of the stage, DELTA and SUF of the factors; from states,
+ * in the checkpoint's first chunk, G; from pairs: M, times power_of_M(). */
 template <class C>
-GT_DEV void make_inputs(const HopperGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
-                        float (&U)[8][4]) {
+GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step) {
+    using T = typename C::T;
     using D = typename C::D;
     const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
     const uint32_t tiles = me.stage(step);
+    float U[8][4];
+    wgmma_fence();
+    multiply_rows<C>(U, me.smem + C::B, tiles + C::G);
+    wgmma_commit();
+    wait_for_powers(me, step);
     const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
     const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};
-    float delta[2];
+    const float4 G_inverse = lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4));
+    float delta[2], by_G[2], sums[2];
     GT_UNROLL
-    for (int e = 0; e < 2; e++) delta[e] = me.value(me.factor(step, Factors::DELTA) + at.row + 8 * e);
+    for (int e = 0; e < 2; e++) {
+        const int s = at.row + 8 * e;
+        delta[e] = me.value(me.factor(step, Factors::DELTA) + s);
+        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M[e].value *
+                  factor_of_U(delta[e]);
+    }
+    wgmma_wait<0>();
+    wgmma_pin(U);
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) U[n][e] *= by_G[e / 2] * part_of(G_inverse, n / 2);
+    }
+    dots_of<T>(tiles + C::X, at, U, sums);
+    sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
+    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::F);
     if (warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1])) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) delta[e] = factor_of_U(delta[e]) == delta[e] ? 1.0f : delta[e];

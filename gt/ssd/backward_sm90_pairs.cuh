@@ -17,30 +17,14 @@ namespace ssd {
 
 typedef float Pairs64[8][4]; /* of a warp: 16 rows t, all s */
 
-/* One block of a warp: tiles of 8 columns. */
-typedef float PairBlock[2][4];
-
-/* What a warp keeps of the block left of the diagonal with columns 16 i, in shared memory, so that one piece of code
- * does for all of them: S (0) and the sum of W (1). */
-template <class C>
-GT_DEV uint32_t kept_block(const HopperBlock<C>& me, const WarpRows& at, int which, int i) {
-    const int block = 6 * which + at.warp * (at.warp - 1) / 2 + i;
-    return me.smem + C::BLOCKS + 1024 * block + 16 * lane_id();
-}
-GT_DEV void read_block(uint32_t address, PairBlock& x) {
-    GT_UNROLL
-    for (int n = 0; n < 2; n++) {
-        const float4 four = lds<float4>(address + 512 * n);
-        x[n][0] = four.x, x[n][1] = four.y, x[n][2] = four.z, x[n][3] = four.w;
-    }
-}
-GT_DEV void write_block(uint32_t address, const PairBlock& x) {
-    GT_UNROLL
-    for (int n = 0; n < 2; n++) sts<float4>(address + 512 * n, {x[n][0], x[n][1], x[n][2], x[n][3]});
-}
+/* What a warp needs of them: the blocks left of the diagonal, of which it has as many as its number, and the one on it,
+ * apart so that there is one piece of code for it and not four. */
+struct PairBlocks {
+    float left[3][2][4], diagonal[2][4];
+};
 
 /* The block on the diagonal. */
-GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, PairBlock& diagonal) {
+GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal)[2][4]) {
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const int n = i / 4, e = i % 4;
@@ -48,18 +32,8 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, PairBlock& diago
     }
 }
 
-/* The block left of it with columns 16 i. */
-GT_DEV void take_left(const Pairs64& x, int i, PairBlock& left) {
-    GT_UNROLL
-    for (int k = 0; k < 8; k++) {
-        const int n = k / 4, e = k % 4;
-        left[n][e] = i == 0 ? x[n][e] : i == 1 ? x[2 + n][e] : x[4 + n][e];
-    }
-}
-
-/* diagonal: of S; the others, and zeros for W, go to where they are kept. */
 template <class C>
-GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlock& diagonal) {
+GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     Pairs64 S;
     wgmma_fence();
     multiply_rows<C>(S, me.smem + C::C, me.smem + C::B);
@@ -80,16 +54,9 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlock& 
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
     if (lane_id() == 0) sts<float>(me.address(C::S_MOST + at.warp), most);
-    take_diagonal(S, at, diagonal);
+    take_diagonal(S, at, blocks.diagonal);
     GT_UNROLL
-    for (int i = 0; i < 3; i++) {
-        if (i >= at.warp) continue;
-        PairBlock left;
-        const PairBlock none = {};
-        take_left(S, i, left);
-        write_block(kept_block(me, at, 0, i), left);
-        write_block(kept_block(me, at, 1, i), none);
-    }
+    for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
 }
 
 /* sum_{t>=k>s} of a 16 x 16 block on the diagonal, rows t, for its 16 k. */
@@ -142,7 +109,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
  * prepare has made (chunk.cuh). */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
-                               float skip, const PairBlock& S, const Pairs64& dS, PairBlock& W) {
+                               float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     float* const sums = me.step_sums(step);
@@ -155,14 +122,9 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                                         return lds<float2>(me.address(C::M_POWER + CHUNK * (step % C::STAGES) + s));
                                     return float2{one_power, one_power};
     };
-    const auto x_inverses = [&](int s) { /* of two columns */
-                                         if constexpr (C::GATED)
-                                             return lds<float2>(me.address(me.row_inverse(step, 0) + s));
-                                         return float2{1.0f, 1.0f};
-    };
     { /* first: what it keeps in registers is then free for the others */
         const int first = 16 * at.warp;
-        PairBlock diagonal;
+        float diagonal[2][4];
         take_diagonal(dS, at, diagonal);
         uint32_t hi[4], lo[4];
         const float2 near0 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * t + 2 * j));
@@ -174,13 +136,12 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + first + 8 * n + 2 * j));
-            const float2 of_x = x_inverses(first + 8 * n + 2 * j);
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float by = e % 2 ? delta.y : delta.x, SL = S[n][e] * L[n][e];
-                diagonal[n][e] *= dy[e / 2] * (e % 2 ? of_x.y : of_x.x);
-                W[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W[n][e]);
+                const float by = e % 2 ? delta.y : delta.x, SL = S.diagonal[n][e] * L[n][e];
+                diagonal[n][e] *= dy[e / 2];
+                W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
                 const float x = diagonal[n][e] * SL;
                 near[2 * n + e % 2] = e < 2 ? x : near[2 * n + e % 2] + x;
                 gamma[n][e] = x * by;
@@ -202,58 +163,58 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             if (lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = sum;
         }
     }
-    GT_NO_UNROLL
-    for (int i = 0; i < at.warp; i++) { /* blocks of s left of the diagonal */
-        PairBlock S_left, W_left, dS_left;
-        take_left(dS, i, dS_left);
-        read_block(kept_block(me, at, 0, i), S_left);
-        read_block(kept_block(me, at, 1, i), W_left);
+    float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
+    GT_UNROLL
+    for (int i = 0; i < 3; i++) { /* blocks of s */
+        if (i >= at.warp) continue;
         uint32_t hi[4], lo[4];
         const float between = me.value(factors + between_index(at.warp, i));
         const float u[2] = {U0 * between, U1 * between};
-        float rows[2] = {}, columns[4]; /* Gamma of t, t + 8; Gamma / Delta of s */
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int s = 16 * i + 8 * n + 2 * j;
             const float2 v = lds<float2>(me.address(factors + Factors::V + s));
-            const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + s)), of_x = x_inverses(s);
+            const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + s));
             float M[4], gamma[4]; /* the latter without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float L = u[e / 2] * (e % 2 ? v.y : v.x), by = e % 2 ? delta.y : delta.x;
-                const float x = dS_left[n][e] * (e % 2 ? of_x.y : of_x.x);
-                const float SL = S_left[n][e] * L;
-                W_left[n][e] = fma_rn(x * L, by, W_left[n][e]);
+                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e], by = e % 2 ? delta.y : delta.x;
+                float& w = W.left[i][n][e];
+                const float SL = S.left[i][n][e] * L;
+                w = fma_rn(x * L, by, w);
                 gamma[e] = x * SL;
-                rows[e / 2] = fma_rn(gamma[e], by, rows[e / 2]);
+                rows[2 * i + e / 2] = fma_rn(gamma[e], by, rows[2 * i + e / 2]);
                 M[e] = SL * by;
             }
-            columns[2 * n] = gamma[0] + gamma[2];
-            columns[2 * n + 1] = gamma[1] + gamma[3];
+            columns[4 * i + 2 * n] = gamma[0] + gamma[2];
+            columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
             pack_M<D, false>(M, power(s), n, hi, lo);
         }
         stmatrix_x4(M_addresses ^ 32 * i, hi);
-        write_block(kept_block(me, at, 1, i), W_left);
-        store_row_sums(at, rows, sums + ChunkSums::PAIRS + CHUNK * i);
-        store_column_sums(columns, sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 16 * i);
     }
     fence_async_proxy();
     mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
+    if (at.warp == 0) return;
+    reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
+    reduce_scatter<8, 4, 1>(rows, j);        /* block j */
+    if (at.g < 2 * at.warp)                  /* the columns before the warp's rows */
+        stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * at.g + 2 * j, {columns[0], columns[1]});
+    if (j >= at.warp) return;
+    sums[ChunkSums::PAIRS + CHUNK * j + t] = rows[0];
+    sums[ChunkSums::PAIRS + CHUNK * j + t + 8] = rows[1];
 }
 
 /* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
  * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
  * more than W allows. */
 template <class C>
-GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const PairBlock& diagonal) {
+GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const PairBlocks& blocks) {
     Pairs64 W;
     GT_UNROLL
-    for (int i = 0; i < 4; i++) { /* to the right there are zeros */
-        PairBlock left = {};
-        if (i < at.warp) read_block(kept_block(me, at, 1, i), left);
-        GT_UNROLL
-        for (int k = 0; k < 8; k++)
-            W[2 * i + k / 4][k % 4] = i == at.warp ? diagonal[k / 4][k % 4] : left[k / 4][k % 4];
+    for (int i = 0; i < 32; i++) { /* to the right there are zeros */
+        const int block = i / 8;
+        const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
+        W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
     }
     const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
     float of_dC[2] = {}, of_dB = 0.0f;
@@ -305,16 +266,46 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const Pair
     }
 }
 
-/* dy x^T, of rows with their powers. */
+/* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
 template <class C>
-GT_DEV void make_dS(const HopperBlock<C>& me, int step, Pairs64& dS) {
-    const uint64_t left = rows_operand<C>(me.stage(step) + C::DY), right = rows_operand<C>(me.stage(step) + C::X);
-    wgmma_fence();
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) wgmma<typename C::D>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_pin(dS);
+GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
+    using T = typename C::T;
+    const uint32_t tiles = me.stage(step);
+    const uint64_t right = rows_operand<C>(tiles + C::X);
+    if constexpr (std::is_same<T, typename C::D>::value) {
+        const uint64_t left = rows_operand<C>(tiles + C::DY);
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) wgmma<T>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(dS);
+    } else {
+        const uint32_t addresses = at.addresses(tiles + C::DY);
+        GT_UNROLL
+        for (int half = 0; half < 2; half++) { /* of the columns: their operands take 16 registers */
+            uint32_t hi[2][4], lo[2][4];
+            GT_UNROLL
+            for (int k = 0; k < 2; k++) {
+                ldmatrix_x4(hi[k], addresses ^ 32 * (2 * half + k));
+                GT_UNROLL
+                for (int i = 0; i < 4; i++) {
+                    const float a = unpack_f16_lo(hi[k][i]), b = unpack_f16_hi(hi[k][i]);
+                    hi[k][i] = pack_bf16(a, b);
+                    lo[k][i] = pack_bf16(a - unpack_bf16_lo(hi[k][i]), b - unpack_bf16_hi(hi[k][i]));
+                }
+            }
+            wgmma_fence();
+            GT_UNROLL
+            for (int k = 0; k < 2; k++) {
+                wgmma<T>(dS, hi[k], along_row<C>(right, 2 * half + k), half + k > 0);
+                wgmma<T>(dS, lo[k], along_row<C>(right, 2 * half + k));
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_pin(dS);
+        }
+    }
 }
 
 /* A step: FULL says that prepare has filled the stage, M_EMPTY that inputs has read what the buffer of M held; M_FULL
@@ -322,7 +313,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, int step, Pairs64& dS) {
 template <class C>
 GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     const WarpRows at(me.warp);
-    PairBlock S, W = {}; /* on the diagonal */
+    PairBlocks S, W = {};
     make_all_S(me, at, S);
     if (C::M_HAS_POWER) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
     GT_NO_UNROLL
@@ -331,7 +322,7 @@ GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
         const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
         wait_for_rows(me, step);
         Pairs64 dS;
-        make_dS(me, step, dS);
+        make_dS(me, at, step, dS);
         wait_for_powers(me, step);
         mbarrier_wait(me.smem + C::M_EMPTY + 8 * buffer, (step / C::M_BUFFERS + 1) % 2);
         make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
@@ -341,7 +332,7 @@ GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* the stages are free, POWER is written */
     store_all_W(me, at, W);
     fence_async_proxy();
-    bar_sync(W_BARRIER, C::CONSUMERS);
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
 }
 
 } /* namespace ssd */

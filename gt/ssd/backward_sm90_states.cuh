@@ -17,28 +17,27 @@ namespace ssd {
  * which brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
-    using E = Element<typename C::D>;
+    using E = Element<typename C::T>;
     const int lane = lane_id(), weights = made_cell<C>(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
     const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
     float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
     GT_UNROLL
     for (int k = 0; k < 4; k++) { /* columns t */
-        uint32_t pairs[4];
+        uint32_t pairs[4], z[4];
         ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + address + 2048 * k);
+        if (C::GATED && !me.second) ldmatrix_x4_trans(z, me.smem + C::NEXT_GATES + address + 2048 * k);
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
             const int t = 16 * k + 8 * i + 2 * at.j;
             const float2 all = lds<float2>(me.address(weights + t)),
                          row = lds<float2>(me.address(C::OTHER_INVERSE + t));
-            float2 w = {all.x * row.x, all.y * row.y};
-            if (C::GATED) {
-                const float2 next = lds<float2>(me.address(me.row_inverse(step, 2) + t));
-                w.x *= next.x, w.y *= next.y;
-            }
+            const float2 w = {all.x * row.x, all.y * row.y};
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
-                x[k][e][0] = E::lo(pairs[e]) * w.x, x[k][e][1] = E::hi(pairs[e]) * w.y;
+                float a = E::lo(pairs[e]), b = E::hi(pairs[e]);
+                if (C::GATED && !me.second) a *= gate_of(E::lo(z[e])), b *= gate_of(E::hi(z[e]));
+                x[k][e][0] = a * w.x, x[k][e][1] = b * w.y;
                 sums[e % 2] += fabsf(x[k][e][0]) + fabsf(x[k][e][1]);
             }
         }
@@ -81,7 +80,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
         }
     }
     const uint64_t right = columns_operand<C>(me.smem + C::OTHER), old = columns_operand<C>(state);
-    GT_NO_UNROLL
+    GT_UNROLL
     for (int panel = 0; panel < C::PANELS; panel++) {
         const uint32_t bytes = mn_bytes<128, Major::MN>(64 * panel, C::PANEL);
         float sums[8][4];
@@ -113,13 +112,13 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
 /* The warp's share of <G, h>, from the diagonal of G h^T. */
 template <class C>
 GT_DEV void store_Z(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Gh)[8][4]) {
-    float of_warp[4]; /* of its block of 16 x 16: columns 2 j, 2 j + 1 of row g, then of row g + 8, 8 columns further */
+    float sum = 0.0f;
     GT_UNROLL
-    for (int e = 0; e < 4; e++) {
-        const int n = e / 2;
-        of_warp[e] = at.warp < 2 ? at.warp == 0 ? Gh[n][e] : Gh[2 + n][e] : at.warp == 2 ? Gh[4 + n][e] : Gh[6 + n][e];
-    }
-    float sum = at.g == 2 * at.j ? of_warp[0] + of_warp[2] : at.g == 2 * at.j + 1 ? of_warp[1] + of_warp[3] : 0.0f;
+    for (int i = 0; i < 4; i++)
+        if (i == at.warp)
+            sum = at.g == 2 * at.j       ? Gh[2 * i][0] + Gh[2 * i + 1][2]
+                  : at.g == 2 * at.j + 1 ? Gh[2 * i][1] + Gh[2 * i + 1][3]
+                                         : 0.0f;
     const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
     if (lane_id() == 0) me.step_sums(step)[ChunkSums::Z + at.warp] = sum;

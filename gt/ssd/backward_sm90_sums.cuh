@@ -31,12 +31,6 @@ struct WarpRows {
     GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + address0)); }
 };
 
-/* out[row], out[row + 8] <- sums over the quad. */
-GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
-    reduce_scatter<2, 4, 1>(x, at.j);
-    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
-}
-
 template <class C>
 GT_DEV uint64_t rows_operand(uint32_t tile) { /* elements of a row along k */
     return wgmma_tile<128, Major::K>(tile, C::PANEL);
@@ -120,13 +114,12 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], addresses ^ 32 * k);
 }
 
-/* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the
+/* A step's left operand, of T: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the
  * row's power. */
-template <class C>
+template <class T, class C>
 GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
-    using D = typename C::D;
-    using E = Element<D>;
+    using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
     const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
     const float largest = largest_of(inverses);
@@ -136,12 +129,11 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     for (int e = 0; e < 2; e++) {
         uint32_t pairs = 0;
         GT_UNROLL
-        for (int k = 0; k < 4; k++) pairs = larger_magnitudes<D>(larger_magnitudes<D>(pairs, a[k][e]), a[k][2 + e]);
+        for (int k = 0; k < 4; k++) pairs = larger_magnitudes<T>(larger_magnitudes<T>(pairs, a[k][e]), a[k][2 + e]);
         const int t = at.row + 8 * e;
         decay[e] = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + t);
-        decay[e] *=
-            row_inverse(me, step, 1 - which, t) * (which ? me.value(me.factor(step, Factors::DELTA) + t) : 1.0f);
-        const float magnitude = row_maximum<D, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        decay[e] *= which ? me.value(me.factor(step, Factors::DELTA) + t) : dy_inverse(me, step, t);
+        const float magnitude = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
@@ -186,7 +178,7 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const HopperBlock<C>& me,
         sts<float>(me.address(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
     }
     bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
-    bar_sync(W_BARRIER, C::CONSUMERS);
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* W */
     float inverse[2];
     const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
     wgmma_pin(share.sum);

@@ -148,11 +148,10 @@ static inline gt_status map_states(TensorMap* map, const Checkpoints& states, co
     return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
 }
 
-/* x, dy or dx by boxes of tokens of a head's 64 rows: whether it is such a tensor. */
-static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in,
-                            int tokens = CHUNK) {
+/* x or dy by boxes of 64 tokens of a head's 64 rows: whether it is such a tensor. */
+static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
     const int64_t T = in.sequences.T, B = in.sequences.B;
-    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, tokens, 1}, true};
+    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
     const f16* const rows = static_cast<const f16*>(data);
     return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && T <= INT32_MAX && in.H * in.P <= INT32_MAX &&
            is_tensor(rows, shape) && make_tensor_map(map, rows, shape) == cudaSuccess;
@@ -174,11 +173,8 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Toke
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
     if (status != GT_OK) return status;
-    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) &&
-                 map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in) &&
-                 (!p.dx || map_rows(&p.dx_map, p.dx, p.dx_stride, p.in, 16));
+    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
     if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
-    if (!p.has_rows || !p.dx) p.dx_map = p.h_map;
     const auto with = [&](auto gated) {
         constexpr bool GATED = decltype(gated)::value;
         using C = HopperGradientTraits<T, N, GATED>;
@@ -266,8 +262,7 @@ inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& 
         status = by_hopper ? launch_hopper_slab(p, tokens, slab, chain) : launch_slab_chunks(p, device, chain);
     }
     if (status != GT_OK || !by_hopper) return status;
-    return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, TOKEN_WARPS * 4 * DDT_PITCH,
-               chain, tokens);
+    return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, 0, chain, tokens);
 }
 
 } /* namespace ssd */
