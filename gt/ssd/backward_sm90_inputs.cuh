@@ -5,8 +5,8 @@
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
- * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip on
- * its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
+ * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip
+ * on its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
 #define GT_SSD_BACKWARD_SM90_INPUTS_CUH
 
