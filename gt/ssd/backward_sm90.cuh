@@ -6,7 +6,7 @@
  * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
- *     prepare   _block.cuh    copies of a step as soon as its stage is free, each warp some, by TMA, which arrive at
+ *     prepare   _block.cuh    copies of a step as soon as its stage is free, by TMA of one warp, which arrive at
  *                             FULL themselves; x, dy and the neighbour's x or dy by cp.async where they have no maps,
  *                             where a packed sequence ends, and with z: dy silu(z)
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
@@ -132,7 +132,7 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, me.by_maps ? C::GROUP : 2 * C::GROUP);
+        mbarrier_init(barriers + C::FULL, me.by_maps ? 32 : 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
         if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);

@@ -96,9 +96,8 @@ struct HopperBlock : ChunkGradientBlock<C> {
 };
 
 /* Named barriers: of B, C and OTHER, for all that multiply; of the pairs, of
- * the state that is made, of S_MOST, of all that multiply when their steps
- * are done, and when W is there. */
-enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER, W_BARRIER };
+ * the state that is made, of S_MOST, of all that multiply. */
+enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
@@ -187,41 +186,37 @@ struct StepSource {
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
         z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
     }
-    /* Starts a warp's share of the bulk copies of the step, so that none comes late: h, G, rows, what is by token.
-     * What is not there comes as zeros. */
-    GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int warp, int step,
-                        uint32_t full) const {
+    /* Starts all bulk copies of the step, by one warp; what is not there comes as zeros. */
+    GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
-        if (warp < 2) {
-            const int from = (warp ? p.has_G : p.has_h) ? slot : -1;
-            GT_UNROLL
-            for (int i = 0; i < C::PANELS; i++)
-                tile_load(stage + (warp ? C::G : C::H) + i * C::PANEL, warp ? p.G_map : p.h_map, 64 * i, tile * TILE_P,
-                          from, full);
-        } else if (warp == 2) {
-            const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
+        GT_NO_UNROLL
+        for (int i = 0; i < 2 * C::PANELS; i++) {
+            const bool is_h = i < C::PANELS;
+            tile_load(stage + C::H + i * C::PANEL, is_h ? p.h_map : p.G_map, 64 * (i % C::PANELS), tile * TILE_P,
+                      (is_h ? p.has_h : p.has_G) ? slot : -1, full);
+        }
+        if (me.by_maps) {
+            const int tiles = me.makes_state() ? 3 : 2;
             GT_NO_UNROLL
             for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
                 const bool is_x = i == 0 || (i == 2 && me.second);
                 tile_load(stage + C::X + i * C::PANEL, is_x ? p.x_map : p.dy_map, head * p.in.P + tile * TILE_P,
                           (int)(i == 2 ? me.neighbour() : me.first), me.b, full);
             }
-        } else {
-            const float* const tokens = p.tokens + (me.row(p.slots) * p.in.H + head) * ChunkTokens::COUNT;
-            bulk_load(me.address(me.factor(step, 0)), tokens, 4 * Factors::COUNT, full);
-            if (me.makes_state())
-                bulk_load(me.address(made_cell<C>(step)),
-                          tokens + (me.second ? -1 : 1) * p.in.H * ChunkTokens::COUNT + ChunkTokens::WEIGHTS,
-                          4 * ChunkTokens::MADE_COUNT, full);
-            bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)),
-                      p.inverses + (me.first_step(p) + step) * 8, 32, full);
         }
+        const float* const tokens = p.tokens + (me.row(p.slots) * p.in.H + head) * ChunkTokens::COUNT;
+        bulk_load(me.address(me.factor(step, 0)), tokens, 4 * Factors::COUNT, full);
+        if (me.makes_state())
+            bulk_load(me.address(made_cell<C>(step)),
+                      tokens + (me.second ? -1 : 1) * p.in.H * ChunkTokens::COUNT + ChunkTokens::WEIGHTS,
+                      4 * ChunkTokens::MADE_COUNT, full);
+        bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), p.inverses + (me.first_step(p) + step) * 8,
+                  32, full);
     }
-    GT_METHOD static uint32_t bytes(const HopperBlock<C>& me, int warp) {
+    GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
-        if (warp < 2) return C::STATE;
-        if (warp == 2) return tiles * C::PANEL;
-        return 4 * Factors::COUNT + 32 + (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
+        return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
+               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
     }
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
@@ -337,10 +332,12 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy. */
+/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy.  By maps it is
+ * the work of one warp. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
+    if (me.by_maps && warp > 0) return;
     StepSource<C> source;
     source.start(p, me, warp);
     GT_NO_UNROLL
@@ -348,7 +345,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
         const int stage = step % C::STAGES;
         const uint32_t full = me.smem + C::FULL + 8 * stage;
         mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - step / C::STAGES % 2);
-        source.load(p, me, warp, step, full);
+        if (warp == 0) source.load(p, me, step, full);
         if (!me.by_maps) {
             source.copy(p, me, warp, me.stage(step));
             if constexpr (C::GATED) { /* the lane has read GATES; states have read NEXT_GATES */
@@ -365,7 +362,10 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
             gate_rows(me, warp, step);
             fence_async_proxy();
         }
-        mbarrier_arrive_expect(full, source.bytes(me, warp));
+        if (warp == 0)
+            mbarrier_arrive_expect(full, source.bytes(me));
+        else
+            mbarrier_arrive(full);
     }
 }
 

@@ -332,7 +332,7 @@ GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* the stages are free, POWER is written */
     store_all_W(me, at, W);
     fence_async_proxy();
-    bar_sync(W_BARRIER, C::CONSUMERS);
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
 }
 
 } /* namespace ssd */

@@ -178,7 +178,7 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const HopperBlock<C>& me,
         sts<float>(me.address(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
     }
     bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
-    bar_sync(W_BARRIER, C::CONSUMERS);
+    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* W */
     float inverse[2];
     const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
     wgmma_pin(share.sum);

@@ -2,10 +2,9 @@
  * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
  *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, what undoes the powers of the states
  *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
- * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1; dt and ddt pass through shared memory, of 8 heads at a
- * time.  grid: [B, slots of 128 tokens, two chunks, ceil(H / 8)], block 256.  shared: 33 and 2 KB.  Bytes a token and
- * head: 65 written, 61 read (factors); 29 written and read a tile (sums).  Every sum has one fixed order:
- * deterministic. */
+ * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  grid: [B, slots of 128 tokens, two chunks,
+ * ceil(H / 8)], block 256.  shared: 33 KB and none.  Bytes a token and head: 65 written, 61 read (factors); 29 written
+ * and read a tile (sums).  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
 #define GT_SSD_BACKWARD_SM90_TOKENS_CUH
 
@@ -41,37 +40,28 @@ struct TokenParams {
     int64_t rows; /* B*slots*2 */
 };
 
-constexpr int TOKEN_WARPS = 8, DDT_PITCH = CHUNK + 4;
+constexpr int TOKEN_WARPS = 8;
 
 /* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
 constexpr float LEAST_DELTA = 0x1p-20f;
 GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
-/* What a block works on: heads first_head ... of a chunk.  tokens = 0: nothing. */
-struct TokenBlock {
+/* What a warp works on.  tokens = 0: nothing. */
+struct TokenWarp {
     int64_t row, first;
-    int b, slot, first_head, tokens;
+    int b, slot, h, tokens;
     bool second;
-    GT_METHOD int head() const { return first_head + shfl_idx(warp_id(), 0); } /* the warp's */
-    /* Calls use(t, i) for every token and head first_head + i, neighbours in memory by neighbouring lanes. */
-    template <class Use>
-    GT_METHOD void each(const Problem& in, Use use) const {
-        const int i = thread_id() % TOKEN_WARPS;
-        GT_UNROLL
-        for (int k = 0; k < CHUNK / 32; k++) {
-            const int t = thread_id() / TOKEN_WARPS + 32 * k;
-            if (t < tokens && first_head + i < in.H) use(t, i);
-        }
-    }
 };
 
-GT_DEV TokenBlock find_token_block(const TokenParams& p) {
+GT_DEV TokenWarp find_token_warp(const TokenParams& p) {
     const Problem& in = p.chunk.in;
-    const uint32_t heads = ((uint32_t)in.H + TOKEN_WARPS - 1) / TOKEN_WARPS, block = (uint32_t)block_x();
-    const uint32_t row = block / heads, slot = row / 2, slots = (uint32_t)p.chunk.slots;
-    TokenBlock me = {row, 0,          (int)(slot / slots), (int)(slot % slots), (int)(block % heads) * TOKEN_WARPS,
-                     0,   row % 2 > 0};
-    if (in.sequences.cu_seqlens && me.slot >= used_slots(in.sequences, CHECKPOINT)) return me;
+    const int64_t heads = (in.H + TOKEN_WARPS - 1) / TOKEN_WARPS;
+    TokenWarp me = {
+        block_x() / heads, 0, 0, 0, (int)(block_x() % heads) * TOKEN_WARPS + shfl_idx(warp_id(), 0), 0, false};
+    me.second = me.row % 2;
+    me.slot = (int)(me.row / 2 % p.chunk.slots);
+    me.b = (int)(me.row / 2 / p.chunk.slots);
+    if (me.h >= in.H || (in.sequences.cu_seqlens && me.slot >= used_slots(in.sequences, CHECKPOINT))) return me;
     const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, me.slot);
     const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
     me.first = chunk.first + (me.second ? CHUNK : 0);
@@ -82,27 +72,19 @@ GT_DEV TokenBlock find_token_block(const TokenParams& p) {
 GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
     wait_for_chain();
     const Problem& in = p.chunk.in;
-    const TokenBlock me = find_token_block(p);
+    const TokenWarp me = find_token_warp(p);
     if (me.tokens <= 0) return;
     const int lane = lane_id();
     const uint32_t record = smem_base() + warp_id() * (4 * ChunkTokens::COUNT);
-    const int h = me.head();
-    me.each(in, [&](int t, int i) {
-        sts<float>(smem_base() + 4 * (i * ChunkTokens::COUNT + t),
-                   load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b, me.first + t, me.first_head + i)));
-    });
-    sync_threads();
-    if (h >= in.H) return;
-    const float2 both = lds<float2>(record + 8 * lane);
-    const float dt[2] = {both.x, both.y};
+    float dt[2];
     Delta delta[2];
-    deltas_of(in, h, me.tokens, dt, delta);
-    sync_warp();
+    load_dt(in, offset_of(in.dt_stride, me.b, me.first, me.h), me.tokens, dt);
+    deltas_of(in, me.h, me.tokens, dt, delta);
     const float values[2] = {delta[0].value, delta[1].value};
     float largest = fmaxf(LEAST_DELTA, fmaxf(fabsf(values[0]), fabsf(values[1])));
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-    make_factors<SUM_FACTORS | DIAGONAL_FACTORS | GROWTH_FACTOR>(record, values, in.A[h]);
+    make_factors<SUM_FACTORS | DIAGONAL_FACTORS | GROWTH_FACTOR>(record, values, in.A[me.h]);
     sync_warp();
     const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); };
     const float2 pre = pair(Factors::PRE), suf = pair(Factors::SUF);
@@ -113,26 +95,28 @@ GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT Token
     if (lane == 0)
         sts<float2>(record + 4 * ChunkTokens::LARGEST, {largest, 0.0f}), sts<float>(record + 4 * Factors::LOG, 0.0f);
     sync_warp();
-    float* const to = p.tokens + (me.row * in.H + h) * ChunkTokens::COUNT;
+    float* const to = p.tokens + (me.row * in.H + me.h) * ChunkTokens::COUNT;
     for (int i = lane; i < ChunkTokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
     /* h, then G */
-    const int64_t slot = (me.b * in.H + h) * p.chunk.slots + me.slot;
+    const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
     for (int slab = 0; slab < slabs(in.N); slab++) {
         for (int i = lane; i < 8 * in.tiles; i += 32) {
             const int row = i / 8 * TILE_P + i % 4 * 16;
             const float* powers = i / 4 % 2 ? p.chunk.G.powers : p.chunk.h.powers;
-            p.inverses[((slab * p.rows + me.row) * in.H + h) * (8 * in.tiles) + i] =
+            p.inverses[((slab * p.rows + me.row) * in.H + me.h) * (8 * in.tiles) + i] =
                 powers && row < in.P ? powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row) + slab]
                                      : 0x1p-100f;
         }
     }
 }
 
-/* da and ddt of a chunk and head; ddt to shared memory. */
-GT_DEV void finish_head(const TokenParams& p, const TokenBlock& me, int h, uint32_t ddts) {
+GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
+    wait_for_chain();
     const ChunkGradientParams& c = p.chunk;
     const Problem& in = c.in;
-    const int lane = lane_id(), block = lane / 8, count = chunk_sums(in);
+    const TokenWarp me = find_token_warp(p);
+    if (me.tokens <= 0) return;
+    const int lane = lane_id(), block = lane / 8, h = me.h, count = chunk_sums(in);
     const float* const record = p.tokens + (me.row * in.H + h) * ChunkTokens::COUNT;
     const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + ChunkTokens::SLOPE + 2 * lane);
     const float2 by = {factor_of_U(values.x), factor_of_U(values.y)};
@@ -140,47 +124,46 @@ GT_DEV void finish_head(const TokenParams& p, const TokenBlock& me, int h, uint3
     float2 da = {0.0f, 0.0f}, direct = {0.0f, 0.0f};
     float dskip = 0.0f;
     const int last = slabs(in.N) - 1;
-    for (int slab = 0; slab <= last; slab++) {
-        for (int tile = 0; tile < in.tiles; tile++) {
-            const float* const sums = p.sums + (((slab * p.rows + me.row) * in.H + h) * in.tiles + tile) * count;
-            const auto pair = [&](int offset) { return ldg<float2>(sums + offset + 2 * lane); };
-            const float2 E = pair(ChunkSums::E), f = pair(ChunkSums::F), near = pair(ChunkSums::NEAR);
-            const float2 diagonal = pair(ChunkSums::DIAGONAL);
-            float2 pairs[3];
+    for (int i = 0; i < (last + 1) * in.tiles; i++) {
+        const int slab = i / in.tiles, tile = i % in.tiles;
+        const float* const sums = p.sums + (((slab * p.rows + me.row) * in.H + h) * in.tiles + tile) * count;
+        const auto pair = [&](int offset) { return ldg<float2>(sums + offset + 2 * lane); };
+        const float2 E = pair(ChunkSums::E), f = pair(ChunkSums::F), near = pair(ChunkSums::NEAR);
+        const float2 diagonal = pair(ChunkSums::DIAGONAL);
+        float2 pairs[3];
+        GT_UNROLL
+        for (int k = 0; k < 3; k++) pairs[k] = pair(ChunkSums::PAIRS + CHUNK * k);
+        const float4 z = ldg<float4>(sums + ChunkSums::Z);
+        float2 columns = {0.0f, 0.0f}, here = sums_from(E);
+        GT_UNROLL
+        for (int k = 0; k < 3; k++) { /* Gamma_ts, s in an earlier block than k */
+            const float2 row = sums_from(k < block ? pairs[k] : float2{0.0f, 0.0f});
+            if (k < block)
+                here = plus(here, row);
+            else
+                columns = plus(columns, pairs[k]);
+        }
+        /* s in the block of k, t in a later one */
+        here = plus(here, sums_before<8>({columns.x * values.x, columns.y * values.y}));
+        here = plus(here, diagonal); /* both in that of k */
+        /* <x, U>: by pairs, and by G */
+        direct = plus(direct, plus(plus(columns, near), {f.x / by.x, f.y / by.y}));
+        here = plus(
+            here, sums_before<32>({by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
+        const float EGh = kept * ((z.x + z.y) + (z.z + z.w));
+        da = plus(da, plus(here, {EGh, EGh}));
+        if (!c.dskip || slab < last) continue;
+        if (in.skip_per_channel) {
+            float2 all = {0.0f, 0.0f};
             GT_UNROLL
-            for (int k = 0; k < 3; k++) pairs[k] = pair(ChunkSums::PAIRS + CHUNK * k);
-            const float4 z = ldg<float4>(sums + ChunkSums::Z);
-            float2 columns = {0.0f, 0.0f}, here = sums_from(E);
-            GT_UNROLL
-            for (int k = 0; k < 3; k++) { /* Gamma_ts, s in an earlier block than k */
-                const float2 row = sums_from(k < block ? pairs[k] : float2{0.0f, 0.0f});
-                if (k < block)
-                    here = plus(here, row);
-                else
-                    columns = plus(columns, pairs[k]);
-            }
-            /* s in the block of k, t in a later one */
-            here = plus(here, sums_before<8>({columns.x * values.x, columns.y * values.y}));
-            here = plus(here, diagonal); /* both in that of k */
-            /* <x, U>: by pairs, and by G */
-            direct = plus(direct, plus(plus(columns, near), {f.x / by.x, f.y / by.y}));
-            here = plus(here, sums_before<32>(
-                                  {by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
-            const float EGh = kept * ((z.x + z.y) + (z.z + z.w));
-            da = plus(da, plus(here, {EGh, EGh}));
-            if (!c.dskip || slab < last) continue;
-            if (in.skip_per_channel) {
-                float2 all = {0.0f, 0.0f};
-                GT_UNROLL
-                for (int w = 0; w < 4; w++) all = plus(all, pair(ChunkSums::DSKIP + CHUNK * w));
-                const int column = tile * TILE_P + 2 * lane;
-                float* const to = c.dskip + (me.row * in.H + h) * in.P + column;
-                if (column < in.P) to[0] = all.x;
-                if (column + 1 < in.P) to[1] = all.y;
-            } else {
-                const float4 warps = ldg<float4>(sums + ChunkSums::DSKIP_HEAD);
-                dskip += (warps.x + warps.y) + (warps.z + warps.w);
-            }
+            for (int w = 0; w < 4; w++) all = plus(all, pair(ChunkSums::DSKIP + CHUNK * w));
+            const int column = tile * TILE_P + 2 * lane;
+            float* const to = c.dskip + (me.row * in.H + h) * in.P + column;
+            if (column < in.P) to[0] = all.x;
+            if (column + 1 < in.P) to[1] = all.y;
+        } else {
+            const float4 warps = ldg<float4>(sums + ChunkSums::DSKIP_HEAD);
+            dskip += (warps.x + warps.y) + (warps.z + warps.w);
         }
     }
     float dA = 0.0f, dbias = 0.0f;
@@ -195,7 +178,7 @@ GT_DEV void finish_head(const TokenParams& p, const TokenBlock& me, int h, uint3
         if (delta.slope == 0.0f) ddt = 0.0f;
         dA = fma_rn(delta.value, da_t, dA);
         dbias += ddt;
-        sts<float>(ddts + 4 * t, ddt);
+        if (c.ddt) store_as(c.ddt, in.dt_dtype, offset_of(c.ddt_stride, me.b, me.first + t, h), ddt);
     }
     dA = warp_sum(dA);
     dbias = warp_sum(dbias);
@@ -206,22 +189,6 @@ GT_DEV void finish_head(const TokenParams& p, const TokenBlock& me, int h, uint3
         if (c.dbias) c.dbias[to] = slab ? 0.0f : dbias;
     }
     if (c.dskip && !in.skip_per_channel) c.dskip[me.row * in.H + h] = dskip;
-}
-
-GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
-    wait_for_chain();
-    const ChunkGradientParams& c = p.chunk;
-    const Problem& in = c.in;
-    const TokenBlock me = find_token_block(p);
-    if (me.tokens <= 0) return;
-    const int h = me.head();
-    if (h < in.H) finish_head(p, me, h, smem_base() + 4 * DDT_PITCH * (h - me.first_head));
-    sync_threads();
-    if (!c.ddt) return;
-    me.each(in, [&](int t, int i) {
-        store_as(c.ddt, in.dt_dtype, offset_of(c.ddt_stride, me.b, me.first + t, me.first_head + i),
-                 lds<float>(smem_base() + 4 * (DDT_PITCH * i + t)));
-    });
 }
 
 } /* namespace ssd */

@@ -262,8 +262,7 @@ inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& 
         status = by_hopper ? launch_hopper_slab(p, tokens, slab, chain) : launch_slab_chunks(p, device, chain);
     }
     if (status != GT_OK || !by_hopper) return status;
-    return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, TOKEN_WARPS * 4 * DDT_PITCH,
-               chain, tokens);
+    return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, 0, chain, tokens);
 }
 
 } /* namespace ssd */
