@@ -2,12 +2,13 @@
  *
  * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
  * backward_tensor.cuh has the formulas and the letters.  A block has 64 tokens of one group and takes its heads, and
- * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.
+ * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
+ * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
  *
  * WARPGROUPS, each a step or less ahead of those that need its results:
- *     prepare   _block.cuh    copies of a step as soon as its stage is free: h and G by TMA, x, dy and the neighbour's
- *                             x or dy by cp.async, which arrive at FULL themselves; with z dy silu(z); decay factors of
- *                             the next step; da and ddt of steps that are done
+ *     prepare   _block.cuh    copies of a step as soon as its stage is free, by TMA of one warp, which arrive at
+ *                             FULL themselves; x, dy and the neighbour's x or dy by cp.async where they have no maps,
+ *                             where a packed sequence ends, and with z: dy silu(z)
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, with Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
@@ -18,25 +19,25 @@
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 224.8, one block a multiprocessor
+ * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 209, one block a multiprocessor
  *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
  *     stage 0, 1     112     X, DY, NEXT 24: as they came; H, G 32: f16            prepare, or states: H or G in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
- *     floats          24.8   three times: factors 3.5, the neighbour's .3, sums by token 2.8
- *                            six times: Delta 0.5; once: powers                    prepare; pairs, inputs, states
- *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 25.8: 225.8
+ *     floats           8.9   twice: factors 3.5, the neighbour's .3; once: powers  prepare; those that multiply
+ *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 9.9: 210
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
- * MBARRIERS.  FULL: a stage's copies have come, and prepare has made its factors; who multiplies what cp_async has
- * copied fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has
- * made H or G of it, and what undoes their powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has
- * made the powers of M's columns, and read z of the neighbour.
+ * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
+ * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or G of it, and what undoes their
+ * powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns, and read z
+ * of the neighbour.
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
- * CODE.  The loops are more than what a multiprocessor keeps of instructions: a step takes as long as they take to come
- * (an H200: 58 KB, 8,300 clocks, of which 45 % of all waits; 64 KB, 9,300).  So what can be a loop is one, and inputs
- * and states share what they can.
+ * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
+ * (measured on an H200; of this kernel, too: 58 KB took 8,300 clocks a step, 45 KB 6,000).  So inputs and states share
+ * what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in a step
+ * has 35 KB.  With 28 it was slower: then one instruction after the other in pairs and in prepare binds.
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
  * the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times
@@ -67,7 +68,7 @@ namespace ssd {
  * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first
  * chunk, read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
 template <class C>
-GT_DEV void sums_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int which) {
+GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
     const WarpRows at(me.warp);
     StateShare<C> share;
     if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
@@ -124,15 +125,14 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     using C = HopperGradientTraits<T, N, GATED>;
     wait_for_chain();
     if (!has_work(p)) return;
-    ChunkGradientBlock<C> me = find_chunk<C>(p);
-    me.smem = smem_base_of_tiles();
+    const HopperBlock<C> me(p);
     if (me.tokens <= 0) {
         if (me.g == 0) clear_sums(p, me.row(p.slots));
         return;
     }
     if (thread_id() < C::STAGES) {
         const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, 2 * C::GROUP);
+        mbarrier_init(barriers + C::FULL, me.by_maps ? 32 : 2 * C::GROUP);
         mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
         mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
         if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);

@@ -5,8 +5,8 @@
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
- * E and F go to the step's sums in shared memory, of which prepare makes da and ddt.  M has Delta in it, and Dskip on
- * its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
+ * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and Dskip
+ * on its diagonal (M_HAS_SKIP), or Dskip dy is added here. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
 #define GT_SSD_BACKWARD_SM90_INPUTS_CUH
 
@@ -16,14 +16,14 @@ namespace gt {
 namespace ssd {
 
 /* out[row], out[row + 8] <- sums over the quad. */
-GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) {
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
     reduce_scatter<2, 4, 1>(x, at.j);
-    if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
+    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
 }
 
 /* E_t = <pre dy_t, h C_t>. */
 template <class C>
-GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
+GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
     using E = Element<typename C::D>;
     float sums[2] = {}, odd[2] = {};
     const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
@@ -45,7 +45,7 @@ GT_DEV void store_E(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
         const int t = at.row + 8 * e;
         sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
     }
-    store_row_sums(at, sums, me.address(me.sums(step, C::E)));
+    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
 
 /* <x_s, U_s> of a lane's rows. */
@@ -70,7 +70,7 @@ GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], f
 
 /* dx += Dskip dy, of which of_head is the number where it is one. */
 template <class C>
-GT_DEV void add_skip(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
+GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
     using E = Element<typename C::D>;
     const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
     const float by[2] = {of_head * dy_inverse(me, step, at.row), of_head * dy_inverse(me, step, at.row + 8)};
@@ -88,8 +88,8 @@ GT_DEV void add_skip(const ChunkGradientBlock<C>& me, const WarpRows& at, int st
 
 /* The same with Dskip per channel, and the sums of dy x for dDskip. */
 template <class C>
-GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
-                              int step, float (&dx)[8][4]) {
+GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+                              float (&dx)[8][4]) {
     using E = Element<typename C::T>;
     using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
@@ -112,13 +112,13 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const ChunkGradientB
             v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
             v[2 * n + 1] = fma_rn(a1, E::hi(x[2 * n]), b1 * E::hi(x[2 * n + 1]));
         }
-        if (p.dskip) store_column_sums(v, me.address(me.sums(step, C::DSKIP) + CHUNK * at.warp + 16 * k));
+        if (p.dskip) store_column_sums(v, me.step_sums(step) + ChunkSums::DSKIP + CHUNK * at.warp + 16 * k);
     }
 }
 
 /* The warp's rows of dx, through shared memory in rows of 16 bytes. */
 template <class C>
-GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
+GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
     const uint32_t tile = me.smem + C::OUT, addresses = at.addresses(tile);
     const int lane = here(); /* addresses kept over the steps would not fit into registers */
@@ -151,8 +151,7 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<
 
 /* Adds to dx what launches before gave, and leaves it for those that follow: by block, step and, in fours, thread. */
 template <class C>
-GT_DEV void add_input_share(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
-                            float (&dx)[8][4]) {
+GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
     float* const address =
         p.dx_share + ((block_x() * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
     GT_UNROLL
@@ -169,7 +168,7 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const ChunkGradientBlo
 /* U, F and dx of a step.  From prepare: B, G, x and dy of the stage, DELTA and SUF of the factors; from states,
  * in the checkpoint's first chunk, G; from pairs: M, times power_of_M(). */
 template <class C>
-GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
+GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step) {
     using T = typename C::T;
     using D = typename C::D;
     const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
@@ -199,7 +198,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C
     }
     dots_of<T>(tiles + C::X, at, U, sums);
     sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
-    store_row_sums(at, sums, me.address(me.sums(step, C::F)));
+    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::F);
     if (warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1])) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) delta[e] = factor_of_U(delta[e]) == delta[e] ? 1.0f : delta[e];

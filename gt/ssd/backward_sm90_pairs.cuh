@@ -4,7 +4,7 @@
  *     a step     make_dS()                dS = dy x^T, of tiles in the stage
  *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with Dskip on its diagonal, to
  *                                         shared memory; row, column and diagonal sums of Gamma = dS S L Delta, of
- *                                         which prepare makes da and ddt
+ *                                         which chunk_times_kernel makes da and ddt
  *     the end    store_all_W()            W to shared memory, for dC and dB
  * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_BACKWARD_SM90_PAIRS_CUH
@@ -33,7 +33,7 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
 }
 
 template <class C>
-GT_DEV void make_all_S(const ChunkGradientBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
+GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     Pairs64 S;
     wgmma_fence();
     multiply_rows<C>(S, me.smem + C::C, me.smem + C::B);
@@ -60,7 +60,7 @@ GT_DEV void make_all_S(const ChunkGradientBlock<C>& me, const WarpRows& at, Pair
 }
 
 /* sum_{t>=k>s} of a 16 x 16 block on the diagonal, rows t, for its 16 k. */
-GT_DEV void store_diagonal_rows(const float (&x)[2][4], uint32_t out) {
+GT_DEV void store_diagonal_rows(const float (&x)[2][4], float* out) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     float upto[2][2], left[2][2],
         v[4] = {}; /* [e][n]: t = g + 8 e, s = 8 n ...; sums along s, in the four lanes of a row */
@@ -108,10 +108,11 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
 /* From dS of a step: W (added to), Gamma and its sums, M.  S is make_all_S()'s; L is put together of the factors that
  * prepare has made (chunk.cuh). */
 template <class C>
-GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at,
-                               int step, float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
+GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+                               float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
+    float* const sums = me.step_sums(step);
     const uint32_t M_addresses = at.addresses(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
     const float dy[2] = {dy_inverse(me, step, t), dy_inverse(me, step, t + 8)};
     const float U0 = me.value(factors + Factors::U + t) * dy[0], U1 = me.value(factors + Factors::U + t + 8) * dy[1];
@@ -152,14 +153,14 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
         }
         stmatrix_x4(M_addresses ^ 32 * at.warp, hi);
         if constexpr (C::M_TERMS > 1) stmatrix_x4((M_addresses ^ 32 * at.warp) + C::PANEL, lo);
-        store_column_sums(near, me.address(me.sums(step, C::NEAR) + first));
-        store_diagonal_rows(gamma, me.address(me.sums(step, C::DIAGONAL) + first));
+        store_column_sums(near, sums + ChunkSums::NEAR + first);
+        store_diagonal_rows(gamma, sums + ChunkSums::DIAGONAL + first);
         if (p.dskip && !p.in.skip_per_channel) { /* <dy_t, x_t> */
             float sum = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
                         : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
                                             : 0.0f;
             sum = warp_sum(sum);
-            if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::DSKIP_HEAD) + at.warp), sum);
+            if (lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = sum;
         }
     }
     float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
@@ -196,19 +197,18 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const ChunkGradient
     if (at.warp == 0) return;
     reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
     reduce_scatter<8, 4, 1>(rows, j);        /* block j */
-    const uint32_t sums = me.address(me.sums(step, C::PAIR_SUMS));
-    if (at.g < 2 * at.warp) /* the columns before the warp's rows */
-        sts<float2>(sums + 4 * (CHUNK * (at.warp - 1) + 8 * at.g + 2 * j), {columns[0], columns[1]});
+    if (at.g < 2 * at.warp)                  /* the columns before the warp's rows */
+        stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * at.g + 2 * j, {columns[0], columns[1]});
     if (j >= at.warp) return;
-    sts<float>(sums + 4 * (CHUNK * j + t), rows[0]);
-    sts<float>(sums + 4 * (CHUNK * j + t + 8), rows[1]);
+    sums[ChunkSums::PAIRS + CHUNK * j + t] = rows[0];
+    sums[ChunkSums::PAIRS + CHUNK * j + t + 8] = rows[1];
 }
 
 /* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
  * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
  * more than W allows. */
 template <class C>
-GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, const PairBlocks& blocks) {
+GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const PairBlocks& blocks) {
     Pairs64 W;
     GT_UNROLL
     for (int i = 0; i < 32; i++) { /* to the right there are zeros */
@@ -268,7 +268,7 @@ GT_DEV void store_all_W(const ChunkGradientBlock<C>& me, const WarpRows& at, con
 
 /* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
 template <class C>
-GT_DEV void make_dS(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
+GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
     using T = typename C::T;
     const uint32_t tiles = me.stage(step);
     const uint64_t right = rows_operand<C>(tiles + C::X);
@@ -311,7 +311,7 @@ GT_DEV void make_dS(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
 /* A step: FULL says that prepare has filled the stage, M_EMPTY that inputs has read what the buffer of M held; M_FULL
  * hands M on, EMPTY gives the stage back. */
 template <class C>
-GT_DEV void pairs_role(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
+GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     const WarpRows at(me.warp);
     PairBlocks S, W = {};
     make_all_S(me, at, S);

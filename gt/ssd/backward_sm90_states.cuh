@@ -16,8 +16,7 @@ namespace ssd {
  * weigh; and, returned, what the warp's rows of the state before are multiplied by.  Both have a power of two in them,
  * which brings the sums to f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
-GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows& at, int step,
-                                 uint32_t (&rows)[4][4]) {
+GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
     const int lane = lane_id(), weights = made_cell<C>(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
@@ -30,7 +29,10 @@ GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows
         if (C::GATED && !me.second) ldmatrix_x4_trans(z, me.smem + C::NEXT_GATES + address + 2048 * k);
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            const float2 w = lds<float2>(me.address(weights + 16 * k + 8 * i + 2 * at.j));
+            const int t = 16 * k + 8 * i + 2 * at.j;
+            const float2 all = lds<float2>(me.address(weights + t)),
+                         row = lds<float2>(me.address(C::OTHER_INVERSE + t));
+            const float2 w = {all.x * row.x, all.y * row.y};
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
                 float a = E::lo(pairs[e]), b = E::hi(pairs[e]);
@@ -63,7 +65,7 @@ GT_DEV float make_state_operands(const ChunkGradientBlock<C>& me, const WarpRows
 /* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C,
  * which are the neighbour's. */
 template <class C>
-GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& at, int step) {
+GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int step) {
     const int stage = step % C::STAGES, j = at.j;
     const uint32_t state = me.stage(step) + (me.second ? C::H : C::G);
     uint32_t rows[4][4], kept[4][4];
@@ -109,7 +111,7 @@ GT_DEV void make_hopper_state(const ChunkGradientBlock<C>& me, const WarpRows& a
 
 /* The warp's share of <G, h>, from the diagonal of G h^T. */
 template <class C>
-GT_DEV void store_Z(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, const float (&Gh)[8][4]) {
+GT_DEV void store_Z(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Gh)[8][4]) {
     float sum = 0.0f;
     GT_UNROLL
     for (int i = 0; i < 4; i++)
@@ -119,7 +121,7 @@ GT_DEV void store_Z(const ChunkGradientBlock<C>& me, const WarpRows& at, int ste
                                          : 0.0f;
     const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
-    if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::Z) + at.warp), sum);
+    if (lane_id() == 0) me.step_sums(step)[ChunkSums::Z + at.warp] = sum;
 }
 
 } /* namespace ssd */

@@ -61,13 +61,13 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
 
 /* Dskip, where it is one number of a head; else 0. */
 template <class C>
-GT_DEV float skip_of_head(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
 /* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH and Delta. */
 template <class C>
-GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
+GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
     if constexpr (C::GATED) {
         const float value = me.value(C::M_POWER + CHUNK * (step % C::STAGES) + s);
         return {value, inverse_of(value)};
@@ -80,14 +80,14 @@ GT_DEV Power power_of_M(const ChunkGradientBlock<C>& me, int step, int s) {
 
 /* Waits until x and dy of a step are there, and hands over to the asynchronous proxy what cp_async has written. */
 template <class C>
-GT_DEV void wait_for_rows(const ChunkGradientBlock<C>& me, int step) {
+GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     mbarrier_wait(me.smem + C::FULL + 8 * (step % C::STAGES), step / C::STAGES % 2);
     fence_async_proxy();
 }
 
 /* With z: until the powers of M are. */
 template <class C>
-GT_DEV void wait_for_powers(const ChunkGradientBlock<C>& me, int step) {
+GT_DEV void wait_for_powers(const HopperBlock<C>& me, int step) {
     if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * (step % C::STAGES), step / C::STAGES % 2);
 }
 
@@ -117,7 +117,7 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
 /* A step's left operand, of T: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the
  * row's power. */
 template <class T, class C>
-GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
+GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
     using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
@@ -162,8 +162,7 @@ GT_DEV void make_left(const ChunkGradientBlock<C>& me, const WarpRows& at, int s
 
 /* Starts dC += left h or dB += left G. */
 template <class C>
-GT_DEV void add_left(const ChunkGradientBlock<C>& me, int step, int which, StateShare<C>& share,
-                     const uint32_t (&a)[4][4]) {
+GT_DEV void add_left(const HopperBlock<C>& me, int step, int which, StateShare<C>& share, const uint32_t (&a)[4][4]) {
     const uint64_t state = columns_operand<C>(me.stage(step) + (which ? C::G : C::H));
     GT_UNROLL
     for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
@@ -171,7 +170,7 @@ GT_DEV void add_left(const ChunkGradientBlock<C>& me, int step, int which, State
 
 /* Adds W B to dC, or W^T C to dB, and stores the rows. */
 template <class C>
-GT_DEV void finish_share(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, const WarpRows& at, int which,
+GT_DEV void finish_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
                          StateShare<C>& share) {
     using T = typename C::T;
     if (at.j == 0) {

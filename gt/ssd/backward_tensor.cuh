@@ -126,6 +126,13 @@ GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
     if (g % 2 == 0) sts<float>(out + 4 * (8 * (n / 2) + 2 * (lane_id() % 4) + n % 2), v[0]);
 }
 
+/* The same, to global memory. */
+GT_DEV void store_column_sums(float (&v)[4], float* out) {
+    const int g = lane_id() / 4, n = g / 2;
+    reduce_scatter<4, 8, 4>(v, g);
+    if (g % 2 == 0) out[8 * (n / 2) + 2 * (lane_id() % 4) + n % 2] = v[0];
+}
+
 /* sum_{t>=k>s} of a 16 x 16 block on the diagonal, for its 16 k. */
 GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
     const int g = lane_id() / 4, j = lane_id() % 4;

@@ -17,7 +17,8 @@ struct TensorBackwardPlan {
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
-    int units; /* of the passes over states: see states_units() */
+    TokenParams tokens; /* compute capability 9.0 */
+    int units;          /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
 
@@ -51,6 +52,9 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     t.direct = s.direct = arena.take<float>(a.B * a.T * a.H);
     t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
 }
+
+/* Shared memory that the chunks' kernel for compute capability 9.0 may take. */
+constexpr int HOPPER_BYTES = 227 * 1024;
 
 /* saved: what forward left, or no pointers.  units: see states_units(). */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
@@ -88,6 +92,14 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     else if ((a.dx || plan.makes_dz) &&
              slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
+    if (device.shared_bytes >= HOPPER_BYTES && !is_split) { /* whether there are such kernels may not be known yet */
+        TokenParams& t = plan.tokens;
+        const int64_t steps = plan.rows * a.H * c.in.tiles * slab_count;
+        t.rows = plan.rows;
+        t.tokens = arena.take<float>(plan.rows * a.H * ChunkTokens::COUNT);
+        t.sums = arena.take<float>(steps * chunk_sums(c.in));
+        t.inverses = arena.take<float>(steps * 8);
+    }
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
@@ -106,6 +118,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
     c.dx_stride = a.dx_stride, c.ddt_stride = a.ddt_stride, c.dBm_stride = a.dBm_stride, c.dCm_stride = a.dCm_stride;
+    plan.tokens.chunk = c;
     return plan;
 }
 
@@ -124,7 +137,7 @@ static inline bool has_hopper_chunks(const Device& device) {
     using C = HopperGradientTraits<bf16, 64>;
     static Answers known = {};
     void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
-    return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
+    return device.shared_bytes >= HOPPER_BYTES && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
 }
 
 static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots) {
@@ -135,17 +148,33 @@ static inline gt_status map_states(TensorMap* map, const Checkpoints& states, co
     return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
 }
 
+/* x or dy by boxes of 64 tokens of a head's 64 rows: whether it is such a tensor. */
+static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
+    const int64_t T = in.sequences.T, B = in.sequences.B;
+    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
+    const f16* const rows = static_cast<const f16*>(data);
+    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && T <= INT32_MAX && in.H * in.P <= INT32_MAX &&
+           is_tensor(rows, shape) && make_tensor_map(map, rows, shape) == cudaSuccess;
+}
+
 template <class T, int N>
-static gt_status launch_hopper_chunks(const ChunkGradientParams& all, Chain& chain) {
+static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
+                                      Chain& chain) {
     const int64_t blocks = all.in.sequences.B * all.slots * all.in.G * 2;
     if (blocks == 0) return GT_OK; /* no tensors */
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
     p.clears = slabs(p.in.N) > 1;
+    const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
+    p.tokens = tokens.tokens;
+    p.sums = tokens.sums + steps * chunk_sums(p.in);
+    p.inverses = tokens.inverses + steps * 8;
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
     if (status != GT_OK) return status;
+    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
+    if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
     const auto with = [&](auto gated) {
         constexpr bool GATED = decltype(gated)::value;
         using C = HopperGradientTraits<T, N, GATED>;
@@ -155,15 +184,19 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, Chain& cha
     return p.in.z ? with(std::true_type()) : with(std::false_type());
 }
 
+static inline gt_status launch_hopper_slab(const ChunkGradientParams& p, const TokenParams& tokens, int slab,
+                                           Chain& chain) {
+    const bool is_bf16 = p.in.dtype == GT_BF16;
+    if (p.in.columns <= 64)
+        return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, tokens, slab, chain)
+                       : launch_hopper_chunks<f16, 64>(p, tokens, slab, chain);
+    return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, tokens, slab, chain)
+                   : launch_hopper_chunks<f16, 128>(p, tokens, slab, chain);
+}
+
 /* With two stages where the device has room for them. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
     const int N = p.in.columns;
-    if (has_hopper_chunks(device)) {
-        const bool is_bf16 = p.in.dtype == GT_BF16;
-        if (N <= 64)
-            return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, chain) : launch_hopper_chunks<f16, 64>(p, chain);
-        return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, chain) : launch_hopper_chunks<f16, 128>(p, chain);
-    }
     if (N <= 16) return launch_chunks_with<16, 2>(p, chain);
     if (N <= 32) return launch_chunks_with<32, 2>(p, chain);
     if (N <= 64)
@@ -218,12 +251,18 @@ static inline gt_status finish_split_chunks(const SplitGradientParams& all, cons
 inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
     if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, chain);
+    const bool by_hopper = has_hopper_chunks(device);
+    const int64_t blocks = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
+    if (by_hopper)
+        status = run("ssd chunk_factors_kernel", chunk_factors_kernel, blocks, 32 * TOKEN_WARPS,
+                     TOKEN_WARPS * 4 * ChunkTokens::COUNT, chain, tokens);
     for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
         ChunkGradientParams p = chunks;
         take_slab(p, slab, rows);
-        status = launch_slab_chunks(p, device, chain);
+        status = by_hopper ? launch_hopper_slab(p, tokens, slab, chain) : launch_slab_chunks(p, device, chain);
     }
-    return status;
+    if (status != GT_OK || !by_hopper) return status;
+    return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, 0, chain, tokens);
 }
 
 } /* namespace ssd */

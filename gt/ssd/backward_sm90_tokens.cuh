@@ -1,0 +1,197 @@
+/* gt/ssd/backward_sm90_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): what is made
+ * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
+ *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, what undoes the powers of the states
+ *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
+ * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  grid: [B, slots of 128 tokens, two chunks,
+ * ceil(H / 8)], block 256.  shared: 33 KB and none.  Bytes a token and head: 65 written, 61 read (factors); 29 written
+ * and read a tile (sums).  Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
+#define GT_SSD_BACKWARD_SM90_TOKENS_CUH
+
+#include "backward_tensor.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* Of a chunk and head, in floats: the factors of chunk.cuh, with the largest |Delta| in place of KEEP; what each token
+ * weighs in the state that the neighbour makes, and by what that multiplies the state before it; the slope of Delta. */
+struct ChunkTokens {
+    static constexpr int LARGEST = Factors::KEEP, WEIGHTS = Factors::COUNT, KEPT = WEIGHTS + CHUNK;
+    static constexpr int SLOPE = KEPT + 4, COUNT = SLOPE + CHUNK, MADE_COUNT = CHUNK + 4;
+    static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
+};
+
+/* Of a chunk, head and tile, in floats: sums over its pairs of tokens.  PAIRS, [i][k]: Gamma of row k with block i of s
+ * before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
+struct ChunkSums {
+    static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t] */
+    static constexpr int NEAR = F + CHUNK;                      /* [s]: Gamma / Delta over t in the block of s */
+    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps] */
+    static constexpr int DSKIP = DSKIP_HEAD + 4, COUNT = DSKIP; /* Dskip per channel: [4 warps][p] */
+};
+GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
+
+/* Of all launches for slabs of columns. */
+struct TokenParams {
+    ChunkGradientParams chunk; /* of all slabs */
+    /* [row][H] ChunkTokens; [slab][row][H][tiles] ChunkSums; the same of what undoes the powers of h (4) and G (4) */
+    float *tokens, *sums, *inverses;
+    int64_t rows; /* B*slots*2 */
+};
+
+constexpr int TOKEN_WARPS = 8;
+
+/* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
+constexpr float LEAST_DELTA = 0x1p-20f;
+GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
+
+/* What a warp works on.  tokens = 0: nothing. */
+struct TokenWarp {
+    int64_t row, first;
+    int b, slot, h, tokens;
+    bool second;
+};
+
+GT_DEV TokenWarp find_token_warp(const TokenParams& p) {
+    const Problem& in = p.chunk.in;
+    const int64_t heads = (in.H + TOKEN_WARPS - 1) / TOKEN_WARPS;
+    TokenWarp me = {
+        block_x() / heads, 0, 0, 0, (int)(block_x() % heads) * TOKEN_WARPS + shfl_idx(warp_id(), 0), 0, false};
+    me.second = me.row % 2;
+    me.slot = (int)(me.row / 2 % p.chunk.slots);
+    me.b = (int)(me.row / 2 / p.chunk.slots);
+    if (me.h >= in.H || (in.sequences.cu_seqlens && me.slot >= used_slots(in.sequences, CHECKPOINT))) return me;
+    const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, me.slot);
+    const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
+    me.first = chunk.first + (me.second ? CHUNK : 0);
+    me.tokens = me.second ? left : all - left;
+    return me;
+}
+
+GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
+    wait_for_chain();
+    const Problem& in = p.chunk.in;
+    const TokenWarp me = find_token_warp(p);
+    if (me.tokens <= 0) return;
+    const int lane = lane_id();
+    const uint32_t record = smem_base() + warp_id() * (4 * ChunkTokens::COUNT);
+    float dt[2];
+    Delta delta[2];
+    load_dt(in, offset_of(in.dt_stride, me.b, me.first, me.h), me.tokens, dt);
+    deltas_of(in, me.h, me.tokens, dt, delta);
+    const float values[2] = {delta[0].value, delta[1].value};
+    float largest = fmaxf(LEAST_DELTA, fmaxf(fabsf(values[0]), fabsf(values[1])));
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+    make_factors<SUM_FACTORS | DIAGONAL_FACTORS | GROWTH_FACTOR>(record, values, in.A[me.h]);
+    sync_warp();
+    const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); };
+    const float2 pre = pair(Factors::PRE), suf = pair(Factors::SUF);
+    sts<float2>(record + 4 * (ChunkTokens::WEIGHTS + 2 * lane),
+                me.second ? pre : float2{values[0] * suf.x, values[1] * suf.y});
+    sts<float2>(record + 4 * (ChunkTokens::SLOPE + 2 * lane), {delta[0].slope, delta[1].slope});
+    if (lane == 31) sts<float4>(record + 4 * ChunkTokens::KEPT, {pre.y, 0.0f, 0.0f, 0.0f});
+    if (lane == 0)
+        sts<float2>(record + 4 * ChunkTokens::LARGEST, {largest, 0.0f}), sts<float>(record + 4 * Factors::LOG, 0.0f);
+    sync_warp();
+    float* const to = p.tokens + (me.row * in.H + me.h) * ChunkTokens::COUNT;
+    for (int i = lane; i < ChunkTokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
+    /* h, then G */
+    const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
+    for (int slab = 0; slab < slabs(in.N); slab++) {
+        for (int i = lane; i < 8 * in.tiles; i += 32) {
+            const int row = i / 8 * TILE_P + i % 4 * 16;
+            const float* powers = i / 4 % 2 ? p.chunk.G.powers : p.chunk.h.powers;
+            p.inverses[((slab * p.rows + me.row) * in.H + me.h) * (8 * in.tiles) + i] =
+                powers && row < in.P ? powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row) + slab]
+                                     : 0x1p-100f;
+        }
+    }
+}
+
+GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
+    wait_for_chain();
+    const ChunkGradientParams& c = p.chunk;
+    const Problem& in = c.in;
+    const TokenWarp me = find_token_warp(p);
+    if (me.tokens <= 0) return;
+    const int lane = lane_id(), block = lane / 8, h = me.h, count = chunk_sums(in);
+    const float* const record = p.tokens + (me.row * in.H + h) * ChunkTokens::COUNT;
+    const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + ChunkTokens::SLOPE + 2 * lane);
+    const float2 by = {factor_of_U(values.x), factor_of_U(values.y)};
+    const float A = in.A[h], kept = record[Factors::PRE + CHUNK - 1];
+    float2 da = {0.0f, 0.0f}, direct = {0.0f, 0.0f};
+    float dskip = 0.0f;
+    const int last = slabs(in.N) - 1;
+    for (int i = 0; i < (last + 1) * in.tiles; i++) {
+        const int slab = i / in.tiles, tile = i % in.tiles;
+        const float* const sums = p.sums + (((slab * p.rows + me.row) * in.H + h) * in.tiles + tile) * count;
+        const auto pair = [&](int offset) { return ldg<float2>(sums + offset + 2 * lane); };
+        const float2 E = pair(ChunkSums::E), f = pair(ChunkSums::F), near = pair(ChunkSums::NEAR);
+        const float2 diagonal = pair(ChunkSums::DIAGONAL);
+        float2 pairs[3];
+        GT_UNROLL
+        for (int k = 0; k < 3; k++) pairs[k] = pair(ChunkSums::PAIRS + CHUNK * k);
+        const float4 z = ldg<float4>(sums + ChunkSums::Z);
+        float2 columns = {0.0f, 0.0f}, here = sums_from(E);
+        GT_UNROLL
+        for (int k = 0; k < 3; k++) { /* Gamma_ts, s in an earlier block than k */
+            const float2 row = sums_from(k < block ? pairs[k] : float2{0.0f, 0.0f});
+            if (k < block)
+                here = plus(here, row);
+            else
+                columns = plus(columns, pairs[k]);
+        }
+        /* s in the block of k, t in a later one */
+        here = plus(here, sums_before<8>({columns.x * values.x, columns.y * values.y}));
+        here = plus(here, diagonal); /* both in that of k */
+        /* <x, U>: by pairs, and by G */
+        direct = plus(direct, plus(plus(columns, near), {f.x / by.x, f.y / by.y}));
+        here = plus(
+            here, sums_before<32>({by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
+        const float EGh = kept * ((z.x + z.y) + (z.z + z.w));
+        da = plus(da, plus(here, {EGh, EGh}));
+        if (!c.dskip || slab < last) continue;
+        if (in.skip_per_channel) {
+            float2 all = {0.0f, 0.0f};
+            GT_UNROLL
+            for (int w = 0; w < 4; w++) all = plus(all, pair(ChunkSums::DSKIP + CHUNK * w));
+            const int column = tile * TILE_P + 2 * lane;
+            float* const to = c.dskip + (me.row * in.H + h) * in.P + column;
+            if (column < in.P) to[0] = all.x;
+            if (column + 1 < in.P) to[1] = all.y;
+        } else {
+            const float4 warps = ldg<float4>(sums + ChunkSums::DSKIP_HEAD);
+            dskip += (warps.x + warps.y) + (warps.z + warps.w);
+        }
+    }
+    float dA = 0.0f, dbias = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int t = 2 * lane + i;
+        const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
+        const Delta delta = {i ? values.y : values.x, i ? slopes.y : slopes.x};
+        if (t >= me.tokens) continue;
+        /* the slope first: the sum without it may overflow */
+        float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
+        if (delta.slope == 0.0f) ddt = 0.0f;
+        dA = fma_rn(delta.value, da_t, dA);
+        dbias += ddt;
+        if (c.ddt) store_as(c.ddt, in.dt_dtype, offset_of(c.ddt_stride, me.b, me.first + t, h), ddt);
+    }
+    dA = warp_sum(dA);
+    dbias = warp_sum(dbias);
+    if (lane > 0) return;
+    for (int slab = 0; slab <= last; slab++) { /* rows of all slabs are added */
+        const int64_t to = (slab * p.rows + me.row) * in.H + h;
+        if (c.dA) c.dA[to] = slab ? 0.0f : dA;
+        if (c.dbias) c.dbias[to] = slab ? 0.0f : dbias;
+    }
+    if (c.dskip && !in.skip_per_channel) c.dskip[me.row * in.H + h] = dskip;
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
