@@ -408,17 +408,17 @@ struct Consumer {
         return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD uint32_t x(int n, int i) const {
-        return smem + Tile::X + (made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
+        return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
     GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
-    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + made_here(n) % 2 * Tile::TILE_B; }
-    GT_METHOD uint32_t C(int n) const { return smem + Tile::C + made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t C(int n) const { return smem + Tile::C + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
     GT_METHOD uint32_t addresses(int n, int i) const {
-        return smem + Tile::FACTORS + 4 * Merged::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
+        return smem + Tile::FACTORS + 4 * Merged::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
     GT_METHOD uint32_t prepared(int n, int i) const {
-        return smem + Tile::PREPARED + 4 * Prepared::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
+        return smem + Tile::PREPARED + 4 * Prepared::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
     GT_METHOD void wait() const { bar_sync(2 + group(), WARPGROUP); } /* for the warpgroup */
 };
@@ -583,18 +583,19 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     }
 }
 
-/* Rows of y from a tile to memory, by the warpgroup.  first: where rows of the segment begin; token: of the chunk. */
+/* Rows of y from a tile to memory, by the warpgroup.  to: where the first of 64 goes; rows, columns: that exist. */
 template <class T>
-GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int token, int rows, int columns) {
+GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int columns) {
     const int thread = thread_here() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
-    T* to = first + (token + row0) * pitch + 8 * piece;
-    if (8 * piece >= columns) rows = 0;
+    const uint32_t from = tile + panel_at<128>(row0, piece);
+    char* at = reinterpret_cast<char*>(to + row0 * pitch) + 16 * piece;
+    const int64_t step = 16 * sizeof(T) * pitch;
+    const int left = 8 * piece < columns ? rows - row0 : 0;
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
-        const int row = row0 + 16 * k;
-        const uint4 values = lds<uint4>(tile + panel_at<128>(row, piece));
-        if (row < rows) stg<uint4>(to, values);
-        to += 16 * pitch;
+        const uint4 values = lds<uint4>(from + 16 * 128 * k);
+        if (16 * k < left) stg<uint4>(at, values);
+        at += step;
     }
 }
 
@@ -659,13 +660,15 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                     forward_unit<Tile>(p, me, n, i, y, state[i]);
             }
             me.wait(); /* y is there, and M free */
+            const int tokens = me.cursor().tokens(chunk);
+            const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
                 const GroupCursor<Tile::UNITS> cursor = me.cursor();
                 const int unit = me.unit(i);
                 if (!cursor.exists(unit)) continue;
-                store_rows(me.x(n, i), static_cast<T*>(p.y) + cursor.offset(0, unit), p.y_stride.t, chunk * CHUNK,
-                           cursor.tokens(chunk), in.P - cursor.row0(unit));
+                store_rows(me.x(n, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t, tokens,
+                           in.P - cursor.row0(unit));
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
         }
