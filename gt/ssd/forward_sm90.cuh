@@ -159,8 +159,9 @@ struct HopperTile {
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
-    static constexpr int GATE_FULL = EMPTY + 16;
-    static constexpr int BYTES = GATE_FULL + 16;
+    static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
+    static constexpr int GATE_FULL = X_EMPTY + 24;
+    static constexpr int BYTES = GATE_FULL + 8;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -267,10 +268,12 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             times += CHUNK * in.dt_stride.t;
         };
         const auto load_x = [&](int chunk, int number) {
-            const uint32_t to = smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X;
-            if (chunk < chunks)
-                copy_units(of_units, cursor, 0, to, static_cast<const T*>(in.x), x, in.x_stride.t, cursor.tokens(chunk),
-                           in.P);
+            if (chunk < chunks) {
+                const int stage = number % Tile::X_STAGES;
+                mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, (number / Tile::X_STAGES + 1) % 2);
+                copy_units(of_units, cursor, 0, smem + Tile::X + stage * UNITS * Tile::TILE_X,
+                           static_cast<const T*>(in.x), x, in.x_stride.t, cursor.tokens(chunk), in.P);
+            }
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
@@ -302,12 +305,12 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
             cp_async_commit();
             load_gate(chunk - 1);
-            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             if (makes_factors) {
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(chunk + 1);
                 make_factors(addresses, delta, of_unit.A);
             }
+            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             cp_async_wait<Tile::LATER + 1>();
             bar_sync(BARRIER, WARPGROUP);
             if (finds_maxima)
@@ -625,30 +628,43 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
         const int chunks = me.cursor().chunks();
+        const auto store_y = [&](int chunk, int number) {
+            const int tokens = me.cursor().tokens(chunk);
+            const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) {
+                const GroupCursor<Tile::UNITS> cursor = me.cursor();
+                const int unit = me.unit(i);
+                if (!cursor.exists(unit)) continue;
+                store_rows(me.x(number, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
+                           tokens, in.P - cursor.row0(unit));
+            }
+            mbarrier_arrive(smem + Tile::X_EMPTY + 8 * ((unsigned)number % Tile::X_STAGES));
+        };
         /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
+            const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
+                           right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
+            wgmma_fence();
+            GT_UNROLL
+            for (int k = 0; k < NP / 16; k++) {
+                const uint32_t bytes = k_bytes<ROW, Major::K>(16 * k, PANEL);
+                wgmma<f16>(S, wgmma_step(left, bytes), wgmma_step(right, bytes), k > 0);
+            }
+            wgmma_commit();
+            /* while these run */
+            if (chunk > 0) store_y(chunk - 1, n - 1);
             if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) { /* by way of M, which is free */
                 GT_UNROLL
                 for (int i = 0; i < HEADS; i++) keep_state<Tile>(p, me, chunk, i, state[i]);
             }
-            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
-            {
-                const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
-                               right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
-                wgmma_fence();
-                GT_UNROLL
-                for (int k = 0; k < NP / 16; k++) {
-                    const uint32_t bytes = k_bytes<ROW, Major::K>(16 * k, PANEL);
-                    wgmma<f16>(S, wgmma_step(left, bytes), wgmma_step(right, bytes), k > 0);
-                }
-                wgmma_commit();
-                wgmma_wait<0>();
-                wgmma_pin(S);
-                GT_UNROLL
-                for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
-            }
+            wgmma_wait<0>();
+            wgmma_pin(S);
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
@@ -659,19 +675,10 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 else
                     forward_unit<Tile>(p, me, n, i, y, state[i]);
             }
-            me.wait(); /* y is there, and M free */
-            const int tokens = me.cursor().tokens(chunk);
-            const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
-            GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
-                const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                const int unit = me.unit(i);
-                if (!cursor.exists(unit)) continue;
-                store_rows(me.x(n, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t, tokens,
-                           in.P - cursor.row0(unit));
-            }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            me.wait(); /* y is there, and M free */
         }
+        if (chunks > 0) store_y(chunks - 1, n - 1);
         item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
@@ -701,6 +708,7 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
         if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
+    if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
     sync_threads();
     wait_for_chain();
     if (warp_id() / 4 == CONSUMERS) {
