@@ -33,12 +33,16 @@ constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
  * from the state. */
 GT_DEV int here() {
     const int lane = made_here(lane_id());
-    GT_ASSUME(lane >= 0 && lane < 32); /* so that quotients are shifts */
+#if GT_SM90A /* quotients are shifts then; elsewhere kernels keep the registers that they have */
+    GT_ASSUME(lane >= 0 && lane < 32);
+#endif
     return lane;
 }
 GT_DEV int thread_here() {
     const int thread = made_here(thread_id());
+#if GT_SM90A
     GT_ASSUME(thread >= 0 && thread < 1024);
+#endif
     return thread;
 }
 
