@@ -16,7 +16,8 @@
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
- *            y goes over x in shared memory, and from there to memory in rows.
+ *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made.
+ *         Checkpoints are stored while S is made, too.
  *
  * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
@@ -29,7 +30,8 @@
  *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
- *     GATE_FULL: of z; copies arrive.
+ *     EMPTY comes when the products are over.  X_EMPTY: of a stage of x, when its y is stored.  GATE_FULL: of z; copies
+ *     arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.9 KB; registers 208, producer 88.
