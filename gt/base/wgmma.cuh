@@ -102,10 +102,7 @@ GT_DEV uint64_t wgmma_tile(uint32_t addr, uint32_t panel_bytes = 0) {
     return wgmma_operand(addr, leading, stride) | SWIZZLE << 62;
 }
 
-/* No carry: a step's address has its 14 bits, too.  So one of two registers changes. */
-GT_DEV uint64_t wgmma_step(uint64_t operand, uint32_t bytes) {
-    return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
-}
+GT_DEV uint64_t wgmma_step(uint64_t operand, uint32_t bytes) { return operand + (bytes >> 4); }
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
 

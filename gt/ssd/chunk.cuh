@@ -31,20 +31,8 @@ constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
 /* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
  * from the state. */
-GT_DEV int here() {
-    const int lane = made_here(lane_id());
-#if GT_SM90A /* quotients are shifts then; elsewhere kernels keep the registers that they have */
-    GT_ASSUME(lane >= 0 && lane < 32);
-#endif
-    return lane;
-}
-GT_DEV int thread_here() {
-    const int thread = made_here(thread_id());
-#if GT_SM90A
-    GT_ASSUME(thread >= 0 && thread < 1024);
-#endif
-    return thread;
-}
+GT_DEV int here() { return made_here(lane_id()); }
+GT_DEV int thread_here() { return made_here(thread_id()); }
 
 /* ---- tiles ----------------------------------------------------------------------------------------------------- */
 
@@ -78,14 +66,12 @@ GT_DEV int tile_address(int row, int piece) {
  *               operands B[k = column][n = row] of rows 0-7 (registers 0, 1) and 8-15 (2, 3); transposed, the left
  *               operand A[row' = column][k = row] */
 template <int COLUMNS>
-GT_DEV uint32_t by_rows(uint32_t tile) {
-    const int lane = here();
+GT_DEV uint32_t by_rows(uint32_t tile, int lane = here()) {
     return tile + tile_address<COLUMNS>(lane % 16, lane / 16);
 }
 
 template <int COLUMNS>
-GT_DEV uint32_t by_columns(uint32_t tile) {
-    const int lane = here();
+GT_DEV uint32_t by_columns(uint32_t tile, int lane = here()) {
     return tile + tile_address<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
@@ -124,8 +110,8 @@ struct RowLanes {
     using S = TileShape<COLUMNS>;
     static constexpr int LANES = S::PIECES < 4 ? S::PIECES : 4, PIECES = S::PIECES / LANES, ROWS = 32 / LANES;
     int row, piece; /* of the first rows and pieces; the others are LANES further */
-    GT_METHOD RowLanes() {
-        const int lane = here(), i = lane / LANES;
+    GT_METHOD RowLanes(int lane = here()) {
+        const int i = lane / LANES;
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
         piece = lane % LANES;
     }

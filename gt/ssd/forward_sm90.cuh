@@ -85,7 +85,7 @@ static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepar
  * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
 template <int NP>
 GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
-    const int lane = here(), t = 2 * lane, block = lane / 8;
+    const int lane = own_lane(), t = 2 * lane, block = lane / 8;
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
     const auto put = [&](int at, float2 x) { sts<float2>(addresses + 4 * (at + t), x); };
     const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
@@ -181,7 +181,7 @@ template <class T>
 GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
     using Lanes = RowLanes<64>;
     constexpr int AT_ONCE = 4;
-    const Lanes at;
+    const Lanes at(own_lane());
     GT_NO_UNROLL
     for (int block = 0; block < CHUNK / Lanes::ROWS; block += AT_ONCE) {
         uint4 x[AT_ONCE][Lanes::PIECES];
@@ -204,7 +204,7 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
     using Lanes = RowLanes<Tile::NP>;
     constexpr int ALL = CHUNK / Lanes::ROWS, OWN = ALL >= 8 ? 2 : 1, AT_ONCE = Tile::NP > 128 ? 1 : OWN;
     constexpr int PIECES = Lanes::PIECES;
-    const Lanes at;
+    const Lanes at(own_lane());
     if (warp >= ALL) return;
     GT_NO_UNROLL
     for (int first = 0; first < OWN; first += AT_ONCE) {
@@ -340,10 +340,10 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
 
 /* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal. */
 GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
-    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
+    const int lane = own_lane(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
     const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * at); };
-    const uint32_t to = by_rows<64>(M);
+    const uint32_t to = by_rows<64>(M, own_lane());
     const float row[2] = {value(Merged::ROW + t), value(Merged::ROW + t + 8)};
     const int columns = Merged::column(unit_warp) + 2 * j;
     GT_UNROLL
@@ -378,7 +378,7 @@ GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const flo
 
 /* Zeros above the diagonal of M, which nothing writes later. */
 GT_DEV void clear_pairs(uint32_t M, int unit_warp) {
-    const uint32_t to = by_rows<64>(M);
+    const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
     for (int sb = unit_warp + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
 }
@@ -406,8 +406,8 @@ GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : va
 template <class Tile>
 struct Consumer {
     uint32_t smem;
-    GT_METHOD int group() const { return thread_here() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return thread_here() / 32 % 4; }
+    GT_METHOD int group() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
         return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
@@ -466,7 +466,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     constexpr int STEPS = NP / 16,
                   AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all H do not fit: see below */
     const Problem& in = p.in;
-    const int j = here() % 4;
+    const int j = own_lane() % 4;
     const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
                    M = wgmma_tile<128, Major::K>(me.M(i));
     const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
@@ -485,7 +485,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         wgmma_fence();
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++)
-            wgmma<f16>(y, H[k], wgmma_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
+            wgmma<f16>(y, H[k], operand_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
         wgmma_commit();
         if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
@@ -496,7 +496,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
     const uint32_t own = addresses + 4 * (Merged::OWN + 2 * CHUNK * unit_warp), own_powers = own + 4 * CHUNK;
     { /* a lane makes them for two tokens */
-        const int t = 2 * here();
+        const int t = 2 * own_lane();
         const float2 pre = lds<float2>(addresses + 4 * (Merged::PRE + t));
         const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
         sts<float2>(own + 4 * t, {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power});
@@ -506,7 +506,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_wait<0>();
     wgmma_pin(y);
     uint32_t x[BLOCKS][4];
-    const uint32_t columns = by_columns<64>(me.x(n, i));
+    const uint32_t columns = by_columns<64>(me.x(n, i), own_lane());
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp));
     GT_UNROLL
@@ -525,7 +525,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_pin(y);
     wgmma_fence();
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], wgmma_step(M, k_bytes<128, Major::K>(16 * k)));
+    for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], operand_step(M, k_bytes<128, Major::K>(16 * k)));
     wgmma_commit();
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     const bool gated = Tile::HAS_GATE && in.z;
@@ -539,7 +539,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     float skip[2] = {0.0f, 0.0f};
     if (in.Dskip && in.skip_per_channel) {
         const float* from = in.Dskip + (int64_t)cursor.head(unit) * in.P;
-        const int row = row0 + here() / 4, next = row + 8;
+        const int row = row0 + own_lane() / 4, next = row + 8;
         skip[0] = row < in.P ? from[row] : 0.0f;
         skip[1] = next < in.P ? from[next] : 0.0f;
     } else {
@@ -560,7 +560,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
             to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        if (gated) apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i)), k, unit_warp), y[2 * k], y[2 * k + 1]);
+        if (gated)
+            apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i), own_lane()), k, unit_warp), y[2 * k], y[2 * k + 1]);
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
         sync_warp(); /* other lanes have read x there */
@@ -576,7 +577,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         for (int k = 0; k < BLOCKS; k++)
             wgmma<f16, Major::MN>(
                 added, v[k],
-                wgmma_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)), k > 0);
+                operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
+                k > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(added);
@@ -591,7 +593,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
 /* Rows of y from a tile to memory, by the warpgroup.  to: where the first of 64 goes; rows, columns: that exist. */
 template <class T>
 GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int columns) {
-    const int thread = thread_here() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
+    const int thread = own_thread() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
     const uint32_t from = tile + panel_at<128>(row0, piece);
     char* at = reinterpret_cast<char*>(to + row0 * pitch) + 16 * piece;
     const int64_t step = 16 * sizeof(T) * pitch;
@@ -654,7 +656,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             GT_UNROLL
             for (int k = 0; k < NP / 16; k++) {
                 const uint32_t bytes = k_bytes<ROW, Major::K>(16 * k, PANEL);
-                wgmma<f16>(S, wgmma_step(left, bytes), wgmma_step(right, bytes), k > 0);
+                wgmma<f16>(S, operand_step(left, bytes), operand_step(right, bytes), k > 0);
             }
             wgmma_commit();
             /* while these run */
