@@ -34,6 +34,13 @@ GT_HD uint32_t as_uint(float value) {
 #endif
 }
 
+/* What the compiler may take as true. */
+#if defined(__CUDA_ARCH__)
+#define GT_ASSUME(condition) __builtin_assume(condition)
+#else
+#define GT_ASSUME(condition) ((void)0)
+#endif
+
 /* x, and what is made of it is made here: not earlier, out of a loop, where it would have to be kept. */
 GT_HD float made_here(float x) {
 #ifdef __CUDA_ARCH__

@@ -12,6 +12,24 @@ namespace ssd {
 
 constexpr int WARPGROUP = 128, CONSUMERS = 2;
 
+/* As here() and thread_here(), with their ranges, by which quotients are shifts.  What other kernels share is without
+ * them: it would take other registers there. */
+GT_DEV int own_lane() {
+    const int lane = made_here(lane_id());
+    GT_ASSUME(lane >= 0 && lane < 32);
+    return lane;
+}
+GT_DEV int own_thread() {
+    const int thread = made_here(thread_id());
+    GT_ASSUME(thread >= 0 && thread < 1024);
+    return thread;
+}
+
+/* As wgmma_step, but only one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
+GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
+    return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
+}
+
 /* ---- where a block stands ---------------------------------------------------------------------------------------- */
 
 GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
@@ -109,7 +127,7 @@ struct UnitTimes {
     GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            const int t = 2 * here() + i;
+            const int t = 2 * own_lane() + i;
             const int64_t at = first + t * in.dt_stride.t;
             dt[i] = 0;
             if (t >= tokens) continue;
@@ -123,7 +141,7 @@ struct UnitTimes {
         const float x = in.dt_dtype == GT_F32    ? as_float(dt[i])
                         : in.dt_dtype == GT_BF16 ? unpack_bf16_lo(dt[i])
                                                  : unpack_f16_lo(dt[i]);
-        return 2 * here() + i < tokens ? delta_of(in.rule, x + bias).value : 0.0f;
+        return 2 * own_lane() + i < tokens ? delta_of(in.rule, x + bias).value : 0.0f;
     }
 };
 
@@ -137,8 +155,8 @@ struct CopiedRows {
     GT_HD uint32_t next(uint32_t address, int k) {
         return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
     }
-    GT_METHOD int row() const { return thread_here() % WARPGROUP / PIECES; }
-    GT_METHOD int piece() const { return thread_here() % PIECES; }
+    GT_METHOD int row() const { return own_thread() % WARPGROUP / PIECES; }
+    GT_METHOD int piece() const { return own_thread() % PIECES; }
     GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
     GT_METHOD uint32_t address() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
     /* Where the thread's first row and piece lie.  first: row 0. */
@@ -197,8 +215,8 @@ template <int NP>
 GT_DEV void store_checkpoint(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to, int rows,
                              int pitch, int columns) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
-    const int lane = here(), row = lane / PIECES, piece = lane % PIECES;
-    const uint32_t address = by_rows<64>(tile), from = tile + panel_at<128>(16 * unit_warp + row, piece);
+    const int lane = own_lane(), row = lane / PIECES, piece = lane % PIECES;
+    const uint32_t address = by_rows<64>(tile, own_lane()), from = tile + panel_at<128>(16 * unit_warp + row, piece);
     const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
     const bool whole = pitch == NP && columns == NP && rows >= 16;
     to += row * pitch + 8 * piece;

@@ -66,14 +66,12 @@ GT_DEV int tile_address(int row, int piece) {
  *               operands B[k = column][n = row] of rows 0-7 (registers 0, 1) and 8-15 (2, 3); transposed, the left
  *               operand A[row' = column][k = row] */
 template <int COLUMNS>
-GT_DEV uint32_t by_rows(uint32_t tile) {
-    const int lane = here();
+GT_DEV uint32_t by_rows(uint32_t tile, int lane = here()) {
     return tile + tile_address<COLUMNS>(lane % 16, lane / 16);
 }
 
 template <int COLUMNS>
-GT_DEV uint32_t by_columns(uint32_t tile) {
-    const int lane = here();
+GT_DEV uint32_t by_columns(uint32_t tile, int lane = here()) {
     return tile + tile_address<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
@@ -112,8 +110,8 @@ struct RowLanes {
     using S = TileShape<COLUMNS>;
     static constexpr int LANES = S::PIECES < 4 ? S::PIECES : 4, PIECES = S::PIECES / LANES, ROWS = 32 / LANES;
     int row, piece; /* of the first rows and pieces; the others are LANES further */
-    GT_METHOD RowLanes() {
-        const int lane = here(), i = lane / LANES;
+    GT_METHOD RowLanes(int lane = here()) {
+        const int i = lane / LANES;
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
         piece = lane % LANES;
     }

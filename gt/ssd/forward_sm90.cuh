@@ -16,7 +16,8 @@
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
- *            y goes over x in shared memory, and from there to memory in rows.
+ *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made.
+ *         Checkpoints are stored while S is made, too.
  *
  * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
@@ -29,7 +30,8 @@
  *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
- *     GATE_FULL: of z; copies arrive.
+ *     EMPTY comes when the products are over.  X_EMPTY: of a stage of x, when its y is stored.  GATE_FULL: of z; copies
+ *     arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.9 KB; registers 208, producer 88.
@@ -83,7 +85,7 @@ static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepar
  * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
 template <int NP>
 GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
-    const int lane = here(), t = 2 * lane, block = lane / 8;
+    const int lane = own_lane(), t = 2 * lane, block = lane / 8;
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
     const auto put = [&](int at, float2 x) { sts<float2>(addresses + 4 * (at + t), x); };
     const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
@@ -159,8 +161,9 @@ struct HopperTile {
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
-    static constexpr int GATE_FULL = EMPTY + 16;
-    static constexpr int BYTES = GATE_FULL + 16;
+    static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
+    static constexpr int GATE_FULL = X_EMPTY + 24;
+    static constexpr int BYTES = GATE_FULL + 8;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -178,7 +181,7 @@ template <class T>
 GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
     using Lanes = RowLanes<64>;
     constexpr int AT_ONCE = 4;
-    const Lanes at;
+    const Lanes at(own_lane());
     GT_NO_UNROLL
     for (int block = 0; block < CHUNK / Lanes::ROWS; block += AT_ONCE) {
         uint4 x[AT_ONCE][Lanes::PIECES];
@@ -201,7 +204,7 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
     using Lanes = RowLanes<Tile::NP>;
     constexpr int ALL = CHUNK / Lanes::ROWS, OWN = ALL >= 8 ? 2 : 1, AT_ONCE = Tile::NP > 128 ? 1 : OWN;
     constexpr int PIECES = Lanes::PIECES;
-    const Lanes at;
+    const Lanes at(own_lane());
     if (warp >= ALL) return;
     GT_NO_UNROLL
     for (int first = 0; first < OWN; first += AT_ONCE) {
@@ -267,10 +270,12 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             times += CHUNK * in.dt_stride.t;
         };
         const auto load_x = [&](int chunk, int number) {
-            const uint32_t to = smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X;
-            if (chunk < chunks)
-                copy_units(of_units, cursor, 0, to, static_cast<const T*>(in.x), x, in.x_stride.t, cursor.tokens(chunk),
-                           in.P);
+            if (chunk < chunks) {
+                const int stage = number % Tile::X_STAGES;
+                mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, (number / Tile::X_STAGES + 1) % 2);
+                copy_units(of_units, cursor, 0, smem + Tile::X + stage * UNITS * Tile::TILE_X,
+                           static_cast<const T*>(in.x), x, in.x_stride.t, cursor.tokens(chunk), in.P);
+            }
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
@@ -302,12 +307,12 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
             cp_async_commit();
             load_gate(chunk - 1);
-            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             if (makes_factors) {
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(chunk + 1);
                 make_factors(addresses, delta, of_unit.A);
             }
+            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             cp_async_wait<Tile::LATER + 1>();
             bar_sync(BARRIER, WARPGROUP);
             if (finds_maxima)
@@ -335,10 +340,10 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
 
 /* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal. */
 GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
-    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
+    const int lane = own_lane(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
     const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * at); };
-    const uint32_t to = by_rows<64>(M);
+    const uint32_t to = by_rows<64>(M, own_lane());
     const float row[2] = {value(Merged::ROW + t), value(Merged::ROW + t + 8)};
     const int columns = Merged::column(unit_warp) + 2 * j;
     GT_UNROLL
@@ -373,7 +378,7 @@ GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const flo
 
 /* Zeros above the diagonal of M, which nothing writes later. */
 GT_DEV void clear_pairs(uint32_t M, int unit_warp) {
-    const uint32_t to = by_rows<64>(M);
+    const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
     for (int sb = unit_warp + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
 }
@@ -401,24 +406,24 @@ GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : va
 template <class Tile>
 struct Consumer {
     uint32_t smem;
-    GT_METHOD int group() const { return thread_here() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return thread_here() / 32 % 4; }
+    GT_METHOD int group() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
         return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD uint32_t x(int n, int i) const {
-        return smem + Tile::X + (made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
+        return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
     GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
-    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + made_here(n) % 2 * Tile::TILE_B; }
-    GT_METHOD uint32_t C(int n) const { return smem + Tile::C + made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t C(int n) const { return smem + Tile::C + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
     GT_METHOD uint32_t addresses(int n, int i) const {
-        return smem + Tile::FACTORS + 4 * Merged::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
+        return smem + Tile::FACTORS + 4 * Merged::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
     GT_METHOD uint32_t prepared(int n, int i) const {
-        return smem + Tile::PREPARED + 4 * Prepared::COUNT * (made_here(n) % 2 * Tile::UNITS + unit(i));
+        return smem + Tile::PREPARED + 4 * Prepared::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
     GT_METHOD void wait() const { bar_sync(2 + group(), WARPGROUP); } /* for the warpgroup */
 };
@@ -461,7 +466,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     constexpr int STEPS = NP / 16,
                   AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all H do not fit: see below */
     const Problem& in = p.in;
-    const int j = here() % 4;
+    const int j = own_lane() % 4;
     const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
                    M = wgmma_tile<128, Major::K>(me.M(i));
     const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
@@ -480,7 +485,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         wgmma_fence();
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++)
-            wgmma<f16>(y, H[k], wgmma_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
+            wgmma<f16>(y, H[k], operand_step(C, k_bytes<ROW, Major::K>(16 * (k0 + k), PANEL)), k0 + k > 0);
         wgmma_commit();
         if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
@@ -491,7 +496,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
     const uint32_t own = addresses + 4 * (Merged::OWN + 2 * CHUNK * unit_warp), own_powers = own + 4 * CHUNK;
     { /* a lane makes them for two tokens */
-        const int t = 2 * here();
+        const int t = 2 * own_lane();
         const float2 pre = lds<float2>(addresses + 4 * (Merged::PRE + t));
         const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
         sts<float2>(own + 4 * t, {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power});
@@ -501,7 +506,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_wait<0>();
     wgmma_pin(y);
     uint32_t x[BLOCKS][4];
-    const uint32_t columns = by_columns<64>(me.x(n, i));
+    const uint32_t columns = by_columns<64>(me.x(n, i), own_lane());
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp));
     GT_UNROLL
@@ -520,7 +525,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_pin(y);
     wgmma_fence();
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], wgmma_step(M, k_bytes<128, Major::K>(16 * k)));
+    for (int k = 0; k < BLOCKS; k++) wgmma<f16>(y, x[k], operand_step(M, k_bytes<128, Major::K>(16 * k)));
     wgmma_commit();
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     const bool gated = Tile::HAS_GATE && in.z;
@@ -534,7 +539,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     float skip[2] = {0.0f, 0.0f};
     if (in.Dskip && in.skip_per_channel) {
         const float* from = in.Dskip + (int64_t)cursor.head(unit) * in.P;
-        const int row = row0 + here() / 4, next = row + 8;
+        const int row = row0 + own_lane() / 4, next = row + 8;
         skip[0] = row < in.P ? from[row] : 0.0f;
         skip[1] = next < in.P ? from[next] : 0.0f;
     } else {
@@ -555,7 +560,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
             to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        if (gated) apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i)), k, unit_warp), y[2 * k], y[2 * k + 1]);
+        if (gated)
+            apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i), own_lane()), k, unit_warp), y[2 * k], y[2 * k + 1]);
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
         sync_warp(); /* other lanes have read x there */
@@ -571,7 +577,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         for (int k = 0; k < BLOCKS; k++)
             wgmma<f16, Major::MN>(
                 added, v[k],
-                wgmma_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)), k > 0);
+                operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
+                k > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(added);
@@ -583,18 +590,19 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     }
 }
 
-/* Rows of y from a tile to memory, by the warpgroup.  first: where rows of the segment begin; token: of the chunk. */
+/* Rows of y from a tile to memory, by the warpgroup.  to: where the first of 64 goes; rows, columns: that exist. */
 template <class T>
-GT_DEV void store_rows(uint32_t tile, T* first, int64_t pitch, int token, int rows, int columns) {
-    const int thread = thread_here() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
-    T* to = first + (token + row0) * pitch + 8 * piece;
-    if (8 * piece >= columns) rows = 0;
+GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int columns) {
+    const int thread = own_thread() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
+    const uint32_t from = tile + panel_at<128>(row0, piece);
+    char* at = reinterpret_cast<char*>(to + row0 * pitch) + 16 * piece;
+    const int64_t step = 16 * sizeof(T) * pitch;
+    const int left = 8 * piece < columns ? rows - row0 : 0;
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
-        const int row = row0 + 16 * k;
-        const uint4 values = lds<uint4>(tile + panel_at<128>(row, piece));
-        if (row < rows) stg<uint4>(to, values);
-        to += 16 * pitch;
+        const uint4 values = lds<uint4>(from + 16 * 128 * k);
+        if (16 * k < left) stg<uint4>(at, values);
+        at += step;
     }
 }
 
@@ -624,30 +632,43 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
         const int chunks = me.cursor().chunks();
+        const auto store_y = [&](int chunk, int number) {
+            const int tokens = me.cursor().tokens(chunk);
+            const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) {
+                const GroupCursor<Tile::UNITS> cursor = me.cursor();
+                const int unit = me.unit(i);
+                if (!cursor.exists(unit)) continue;
+                store_rows(me.x(number, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
+                           tokens, in.P - cursor.row0(unit));
+            }
+            mbarrier_arrive(smem + Tile::X_EMPTY + 8 * ((unsigned)number % Tile::X_STAGES));
+        };
         /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
+            const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
+                           right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
+            wgmma_fence();
+            GT_UNROLL
+            for (int k = 0; k < NP / 16; k++) {
+                const uint32_t bytes = k_bytes<ROW, Major::K>(16 * k, PANEL);
+                wgmma<f16>(S, operand_step(left, bytes), operand_step(right, bytes), k > 0);
+            }
+            wgmma_commit();
+            /* while these run */
+            if (chunk > 0) store_y(chunk - 1, n - 1);
             if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) { /* by way of M, which is free */
                 GT_UNROLL
                 for (int i = 0; i < HEADS; i++) keep_state<Tile>(p, me, chunk, i, state[i]);
             }
-            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
-            {
-                const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
-                               right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
-                wgmma_fence();
-                GT_UNROLL
-                for (int k = 0; k < NP / 16; k++) {
-                    const uint32_t bytes = k_bytes<ROW, Major::K>(16 * k, PANEL);
-                    wgmma<f16>(S, wgmma_step(left, bytes), wgmma_step(right, bytes), k > 0);
-                }
-                wgmma_commit();
-                wgmma_wait<0>();
-                wgmma_pin(S);
-                GT_UNROLL
-                for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
-            }
+            wgmma_wait<0>();
+            wgmma_pin(S);
+            GT_UNROLL
+            for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
@@ -658,17 +679,10 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 else
                     forward_unit<Tile>(p, me, n, i, y, state[i]);
             }
-            me.wait(); /* y is there, and M free */
-            GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
-                const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                const int unit = me.unit(i);
-                if (!cursor.exists(unit)) continue;
-                store_rows(me.x(n, i), static_cast<T*>(p.y) + cursor.offset(0, unit), p.y_stride.t, chunk * CHUNK,
-                           cursor.tokens(chunk), in.P - cursor.row0(unit));
-            }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            me.wait(); /* y is there, and M free */
         }
+        if (chunks > 0) store_y(chunks - 1, n - 1);
         item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
@@ -698,6 +712,7 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
         if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
+    if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
     sync_threads();
     wait_for_chain();
     if (warp_id() / 4 == CONSUMERS) {

@@ -92,7 +92,7 @@ struct StatesHopperTile {
 /* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  power: the unit's, which may change.
  * Returns the log of the chunk's decay. */
 GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float A, float& power) {
-    const int lane = here();
+    const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     float all = l0 + l1, weight[2];
     if (reverse) { /* sums up to and with a token */
@@ -225,8 +225,8 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
 template <class Tile>
 struct StatesConsumer {
     uint32_t smem;
-    GT_METHOD int group() const { return thread_here() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return thread_here() / 32 % 4; }
+    GT_METHOD int group() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
         return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
@@ -247,17 +247,17 @@ template <class Tile>
 GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, bool gated, float (&v)[8]) {
     using E = Element<typename Tile::T>;
     constexpr float MOST = 0x1.fep127f; /* of bf16 */
-    const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (here() % 4) + 64 * k;
+    const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (own_lane() % 4) + 64 * k;
     const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
     uint32_t x[4];
-    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i)), k, me.unit_warp()));
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i), own_lane()), k, me.unit_warp()));
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
         v[2 * e + 1] = E::hi(x[e]) * (e < 2 ? low.y : high.y);
     }
     if (!Tile::HAS_GATE || !gated) return;
-    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.gate(n, i)), k, me.unit_warp()));
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.gate(n, i), own_lane()), k, me.unit_warp()));
     GT_UNROLL
     for (int e = 0; e < 8; e++) {
         const float z = e % 2 ? E::hi(x[e / 2]) : E::lo(x[e / 2]), y = v[e] * silu_of_sigmoid(z, sigmoid_fast(z));
@@ -278,7 +278,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, bool gated, 
     }
     const uint64_t right = wgmma_tile<ROW, Major::MN>(me.right(n), PANEL);
     const auto from = [&](int k, int n0) {
-        return wgmma_step(right, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL));
+        return operand_step(right, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL));
     };
     float added[WIDTH][4], scale = 1.0f;
     uint32_t v[BLOCKS][4];
