@@ -2,7 +2,7 @@
 #ifndef GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
-#include "backward_fp32.cuh"
+#include "backward_fp32_sm90.cuh"
 #include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
 #include "launch_tensor.cuh"
@@ -16,6 +16,7 @@ struct TensorBackwardPlan {
     TensorParams gate;             /* dz, and h then */
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
+    bool is_split_hopper;      /* by the kernel for compute capability 9.0 */
     ChunkTimesParams times;
     int units; /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
@@ -31,6 +32,22 @@ struct TensorBackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
+/* Compute capability 9.0.  For all slabs or none: shares of dx lie otherwise in those of the other kernel. */
+static inline bool has_hopper_chunks(const Device& device) {
+    using C = HopperGradientTraits<bf16, 64>;
+    static Answers known = {};
+    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
+    return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
+}
+
+/* The same with fp32 activations.  Of 16 columns it would multiply 64. */
+static inline bool has_hopper_split_chunks(const gt_ssd_args& a, const Device& device) {
+    static Answers known = {};
+    void (*const kernel)(SplitGradientParams) = chunk_gradient_fp32_hopper_kernel<64>;
+    return a.dtype == GT_F32 && a.N > 16 && device.shared_bytes >= 227 * 1024 &&
+           has_sm90a(reinterpret_cast<const void*>(kernel), HopperSplitTile<64>::THREADS, known);
+}
+
 /* The chunks' gradients with fp32 activations: sums, and what is by token.  c has all but the states. */
 static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
                                      TensorBackwardPlan& plan) {
@@ -40,7 +57,8 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     s.in = t.in = c.in;
     s.slots = t.slots = c.slots;
     s.state_step = c.slots * a.P * a.N;
-    s.dskip = sums.take(arena, a.dDskip, slots * SLOT_SHORTS, a.H * (a.Dskip_per_channel ? a.P : 1));
+    s.dskip = sums.take(arena, a.dDskip, slots * (plan.is_split_hopper ? 2 : SLOT_SHORTS),
+                        a.H * (a.Dskip_per_channel ? a.P : 1));
     s.dx = static_cast<float*>(a.dx), s.dBm = static_cast<float*>(a.dBm), s.dCm = static_cast<float*>(a.dCm);
     s.dx_stride = a.dx_stride, s.dBm_stride = a.dBm_stride, s.dCm_stride = a.dCm_stride;
     t.dA = sums.take(arena, a.dA, slots, a.H);
@@ -72,6 +90,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.rows = a.B * c.slots * 2;
     const int slab_count = slabs((int)a.N);
     const bool is_split = a.dtype == GT_F32;
+    plan.is_split_hopper = has_hopper_split_chunks(a, device);
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
@@ -117,14 +136,6 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
     return run("ssd chunk_gradient_kernel",
                has_more ? chunk_gradient_kernel<N, STAGES, true> : chunk_gradient_kernel<N, STAGES, false>, blocks,
                C::THREADS, C::SMEM, chain, p);
-}
-
-/* Compute capability 9.0.  For all slabs or none: shares of dx lie otherwise in those of the other kernel. */
-static inline bool has_hopper_chunks(const Device& device) {
-    using C = HopperGradientTraits<bf16, 64>;
-    static Answers known = {};
-    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
-    return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
 }
 
 static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots) {
@@ -198,12 +209,25 @@ static inline void take_slab(SplitGradientParams& p, int slab) {
     if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
+static inline gt_status launch_hopper_split_chunks(const SplitGradientParams& p, Chain& chain) {
+    const auto with = [&](auto columns) {
+        using Tile = HopperSplitTile<decltype(columns)::value>;
+        return run("ssd chunk_gradient_fp32_hopper_kernel", chunk_gradient_fp32_hopper_kernel<Tile::NP>,
+                   p.in.sequences.B * p.slots * p.in.G * 2, Tile::THREADS, Tile::BYTES, chain, p);
+    };
+    return p.in.columns <= 64 ? with(std::integral_constant<int, 64>()) : with(std::integral_constant<int, 128>());
+}
+
 static inline gt_status finish_split_chunks(const SplitGradientParams& all, const ChunkTimesParams& times,
-                                            Chain& chain) {
+                                            bool is_hopper, Chain& chain) {
     gt_status status = GT_OK;
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         SplitGradientParams p = all;
         take_slab(p, slab);
+        if (is_hopper) {
+            status = launch_hopper_split_chunks(p, chain);
+            continue;
+        }
         status = dispatch_fp32_columns(p.in, [&](auto columns) {
             using Tile = GradientSplitTile<decltype(columns)::value>;
             return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>,
@@ -217,7 +241,7 @@ static inline gt_status finish_split_chunks(const SplitGradientParams& all, cons
 
 inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
-    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, chain);
+    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, is_split_hopper, chain);
     for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
         ChunkGradientParams p = chunks;
         take_slab(p, slab, rows);
