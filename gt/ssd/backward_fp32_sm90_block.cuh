@@ -19,11 +19,12 @@ struct HopperSplitTile {
     static constexpr int TILES = NP / 16; /* of 8 columns, of dC or dB, that a warp has */
     static constexpr int PANEL = CHUNK * 128, ROWS = 2 * PANEL, STATE = 2 * PANELS * PANEL;
     static constexpr int ROWS_LO = PANEL, STATE_LO = PANELS * PANEL; /* from hi to lo */
-    static constexpr int B = 0, C = B + STATE, H = C + STATE, G = H + STATE;
+    static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before and after the steps: H other, G C */
     static constexpr int X = G + STATE, DY = X + ROWS,
                          NEXT = DY + ROWS;                   /* x of the chunk before, or dy of that after */
     static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS; /* pairs of own tokens; with NEXT's */
-    static constexpr int FLOATS = M_NEXT + ROWS;
+    static constexpr int S = M_NEXT + ROWS;                  /* [4][thread] of 16 bytes */
+    static constexpr int FLOATS = S + 64 * THREADS;
     /* floats, from there */
     static constexpr int FACTORS = 0;                                       /* of the chunk */
     static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* the slot's */
@@ -65,6 +66,8 @@ struct HopperSplitBlock {
     GT_METHOD T field(int offset) const {
         return lds<T>(address(Tile::POSITION) + offset);
     }
+    /* 16 bytes that the thread alone writes and reads */
+    GT_METHOD uint32_t kept_S(int i) const { return smem + Tile::S + 16 * (Tile::THREADS * i + thread_here()); }
     GT_METHOD int64_t first() const { return field<int64_t>(0); } /* token of the chunk */
     GT_METHOD int b() const { return field<int>(8); }
     GT_METHOD int slot() const { return field<int>(12); }
@@ -112,40 +115,47 @@ GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams&
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* Starts the copy of 64 rows of COLUMNS fp32 to panels; row r from `from` + r pitch.  Other than `rows` rows and
- * `columns` columns become zeros. */
-template <class Tile, int COLUMNS>
-GT_DEV void copy_panels(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
-    constexpr int PIECES = COLUMNS / 4, STEP = Tile::THREADS / PIECES; /* rows at a time */
-    static_assert(STEP % 8 == 0, "of rows STEP apart the exchange is the same");
-    const unsigned thread = (unsigned)thread_here();
-    const int row = (int)(thread / PIECES), piece = (int)(thread % PIECES);
+/* Starts the copy of 64 rows of COLUMNS fp32 to panels by THREADS threads, this being number `thread`; row r from
+ * `from` + r pitch.  Other than `rows` rows and `columns` columns become zeros. */
+template <class Tile, int COLUMNS, int THREADS>
+GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
+    constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows at a time */
+    const int row = (unsigned)thread / PIECES, piece = (unsigned)thread % PIECES;
     const uint32_t to = tile + gt::tile_at<128>(row, piece, Tile::PANEL);
     from += row * pitch + 4 * piece;
     const int left = 4 * piece < columns ? rows - row : 0;
+    const int64_t step = STEP * pitch;
     GT_UNROLL
-    for (int k = 0; k < CHUNK; k += STEP) cp_async<16>(to + 128 * k, from + k * pitch, left > k ? 16 : 0);
-}
-
-/* x, dy and NEXT of rows p0 ... of a head, number `head` of the group's. */
-template <class Tile>
-GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
-    const Problem& in = p.in;
-    const float* x = static_cast<const float*>(in.x) + (me.base(BASE_X) + head * in.x_stride.h + p0);
-    const float* dy = static_cast<const float*>(in.dy) + (me.base(BASE_DY) + head * in.dy_stride.h + p0);
-    GT_NO_UNROLL
-    for (int i = 0; i < 3; i++) {
-        const bool is_x = i == 0 || (i == 2 && me.second);
-        const int64_t pitch = is_x ? in.x_stride.t : in.dy_stride.t;
-        const float* from = is_x ? x : dy;
-        if (i == 2 && me.other_tokens == 0) continue;
-        if (i == 2) from += (me.second ? -CHUNK : CHUNK) * pitch;
-        copy_panels<Tile, 64>(me.smem + Tile::X + Tile::ROWS * i, from, pitch, i == 2 ? me.other_tokens : me.tokens,
-                              in.P - p0);
+    for (int k = 0; k < CHUNK; k += STEP) { /* rows 8 apart have the same exchange */
+        cp_async<16>((to ^ 16 * (k % 8)) + 128 * k, from, left > k ? 16 : 0);
+        from += step;
     }
 }
 
-/* h and G of these rows. */
+/* x, dy and NEXT of rows p0 ... of a head, number `head` of the group's; all threads. */
+template <class Tile>
+GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
+    const Problem& in = p.in;
+    const int row = (unsigned)thread_here() / 16, piece = (unsigned)thread_here() % 16, column = p0 + 4 * piece;
+    const uint32_t to = me.smem + Tile::X + gt::tile_at<128>(row, piece, Tile::PANEL);
+    const bool exists = column < in.P;
+    const auto copy = [&](uint32_t tile, const float* from, int64_t pitch, int tokens) {
+        const int left = exists ? tokens - row : 0;
+        cp_async<16>(tile, from, left > 0 ? 16 : 0);
+        cp_async<16>(tile + 32 * 128, from + 32 * pitch, left > 32 ? 16 : 0);
+    };
+    const float* x =
+        static_cast<const float*>(in.x) + (me.base(BASE_X) + head * in.x_stride.h + row * in.x_stride.t + column);
+    const float* dy =
+        static_cast<const float*>(in.dy) + (me.base(BASE_DY) + head * in.dy_stride.h + row * in.dy_stride.t + column);
+    copy(to, x, in.x_stride.t, me.tokens);
+    copy(to + Tile::ROWS, dy, in.dy_stride.t, me.tokens);
+    if (me.other_tokens == 0) return;
+    const int64_t pitch = me.second ? in.x_stride.t : in.dy_stride.t;
+    copy(to + 2 * Tile::ROWS, me.second ? x - CHUNK * pitch : dy + CHUNK * pitch, pitch, me.other_tokens);
+}
+
+/* h and G of these rows; warpgroup 1. */
 template <class Tile>
 GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
@@ -155,8 +165,8 @@ GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Til
         const float* from = i ? p.G.plain : p.h.plain;
         const bool exists = from;
         from = exists ? from + first : static_cast<const float*>(in.x); /* for zeros any address does */
-        copy_panels<Tile, Tile::NP>(me.smem + Tile::H + Tile::STATE * i, from, exists ? in.N : 0,
-                                    exists ? in.P - p0 : 0, in.columns);
+        copy_panels<Tile, Tile::NP, 128>(thread_here() % 128, me.smem + Tile::H + Tile::STATE * i, from,
+                                         exists ? in.N : 0, exists ? in.P - p0 : 0, in.columns);
     }
 }
 
@@ -244,7 +254,8 @@ GT_DEV void stage_split_group(const SplitGradientParams& p, const HopperSplitBlo
     const gt_stride& stride = is_C ? in.Cm_stride : in.Bm_stride;
     const float* from = static_cast<const float*>(is_C ? in.Cm : in.Bm) +
                         offset_of(stride, me.b(), is_other ? me.other() : me.first(), me.g());
-    copy_panels<Tile, Tile::NP>(tile, from, stride.t, is_other ? me.other_tokens : me.tokens, in.columns);
+    copy_panels<Tile, Tile::NP, Tile::THREADS>(thread_here(), tile, from, stride.t,
+                                               is_other ? me.other_tokens : me.tokens, in.columns);
     cp_async_commit();
     cp_async_wait<0>();
     sync_threads();
@@ -347,21 +358,20 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
     const auto both = [&](int offset) { return plus(pair(offset), pair(offset + CHUNK)); };
     const int64_t slot = (int64_t)me.b() * p.slots + me.slot();
-    if (p.dskip) {
-        const int64_t row = 2 * slot + me.second;
+    if (p.dskip) { /* of the two rows that a slot's half has, the second is zero */
+        const int64_t row = SLOT_SHORTS * slot + 2 * me.second;
         const int column = p0 + 2 * lane;
         const float2 sums = plus(both(Tile::DSKIP), both(Tile::DSKIP + 2 * CHUNK));
         if (in.skip_per_channel) {
-            float* to = p.dskip + (row * in.H + h) * in.P + column;
-            if (column < in.P) to[0] = sums.x;
-            if (column + 1 < in.P) to[1] = sums.y;
+            float *to = p.dskip + (row * in.H + h) * in.P + column, *none = to + in.H * in.P;
+            if (column < in.P) stg<float2>(to, sums), stg<float2>(none, {0.0f, 0.0f});
         } else {
-            float all = warp_sum((column < in.P ? sums.x : 0.0f) + (column + 1 < in.P ? sums.y : 0.0f));
+            float all = warp_sum(column < in.P ? sums.x + sums.y : 0.0f);
             if (!is_first) all += me.value(Tile::KEPT + 2 * CHUNK + 32);
             sync_warp();
             if (lane == 0) {
                 sts<float>(me.address(Tile::KEPT + 2 * CHUNK + 32), all);
-                if (is_last) p.dskip[row * in.H + h] = all;
+                if (is_last) p.dskip[row * in.H + h] = all, p.dskip[(row + 1) * in.H + h] = 0.0f;
             }
         }
     }

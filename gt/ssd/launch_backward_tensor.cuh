@@ -16,7 +16,6 @@ struct TensorBackwardPlan {
     TensorParams gate;             /* dz, and h then */
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
-    bool is_split_hopper;      /* by the kernel for compute capability 9.0 */
     ChunkTimesParams times;
     int units; /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
@@ -41,10 +40,10 @@ static inline bool has_hopper_chunks(const Device& device) {
 }
 
 /* The same with fp32 activations.  Of 16 columns it would multiply 64. */
-static inline bool has_hopper_split_chunks(const gt_ssd_args& a, const Device& device) {
+static inline bool has_hopper_split_chunks(const Problem& in, const Device& device) {
     static Answers known = {};
     void (*const kernel)(SplitGradientParams) = chunk_gradient_fp32_hopper_kernel<64>;
-    return a.dtype == GT_F32 && a.N > 16 && device.shared_bytes >= 227 * 1024 &&
+    return in.N > 16 && device.shared_bytes >= 227 * 1024 &&
            has_sm90a(reinterpret_cast<const void*>(kernel), HopperSplitTile<64>::THREADS, known);
 }
 
@@ -57,8 +56,7 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     s.in = t.in = c.in;
     s.slots = t.slots = c.slots;
     s.state_step = c.slots * a.P * a.N;
-    s.dskip = sums.take(arena, a.dDskip, slots * (plan.is_split_hopper ? 2 : SLOT_SHORTS),
-                        a.H * (a.Dskip_per_channel ? a.P : 1));
+    s.dskip = sums.take(arena, a.dDskip, slots * SLOT_SHORTS, a.H * (a.Dskip_per_channel ? a.P : 1));
     s.dx = static_cast<float*>(a.dx), s.dBm = static_cast<float*>(a.dBm), s.dCm = static_cast<float*>(a.dCm);
     s.dx_stride = a.dx_stride, s.dBm_stride = a.dBm_stride, s.dCm_stride = a.dCm_stride;
     t.dA = sums.take(arena, a.dA, slots, a.H);
@@ -90,7 +88,6 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.rows = a.B * c.slots * 2;
     const int slab_count = slabs((int)a.N);
     const bool is_split = a.dtype == GT_F32;
-    plan.is_split_hopper = has_hopper_split_chunks(a, device);
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
@@ -219,12 +216,12 @@ static inline gt_status launch_hopper_split_chunks(const SplitGradientParams& p,
 }
 
 static inline gt_status finish_split_chunks(const SplitGradientParams& all, const ChunkTimesParams& times,
-                                            bool is_hopper, Chain& chain) {
+                                            const Device& device, Chain& chain) {
     gt_status status = GT_OK;
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         SplitGradientParams p = all;
         take_slab(p, slab);
-        if (is_hopper) {
+        if (has_hopper_split_chunks(all.in, device)) {
             status = launch_hopper_split_chunks(p, chain);
             continue;
         }
@@ -241,7 +238,7 @@ static inline gt_status finish_split_chunks(const SplitGradientParams& all, cons
 
 inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
-    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, is_split_hopper, chain);
+    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
     for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
         ChunkGradientParams p = chunks;
         take_slab(p, slab, rows);
