@@ -2,7 +2,7 @@
 #ifndef GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
-#include "backward_fp32.cuh"
+#include "backward_fp32_sm90.cuh"
 #include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
 #include "launch_tensor.cuh"
@@ -31,6 +31,22 @@ struct TensorBackwardPlan {
     }
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
+
+/* Compute capability 9.0.  For all slabs or none: shares of dx lie otherwise in those of the other kernel. */
+static inline bool has_hopper_chunks(const Device& device) {
+    using C = HopperGradientTraits<bf16, 64>;
+    static Answers known = {};
+    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
+    return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
+}
+
+/* The same with fp32 activations.  Of 16 columns it would multiply 64. */
+static inline bool has_hopper_split_chunks(const Problem& in, const Device& device) {
+    static Answers known = {};
+    void (*const kernel)(SplitGradientParams) = chunk_gradient_fp32_hopper_kernel<64>;
+    return in.N > 16 && device.shared_bytes >= 227 * 1024 &&
+           has_sm90a(reinterpret_cast<const void*>(kernel), HopperSplitTile<64>::THREADS, known);
+}
 
 /* The chunks' gradients with fp32 activations: sums, and what is by token.  c has all but the states. */
 static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
@@ -132,14 +148,6 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
-/* Compute capability 9.0.  For all slabs or none: shares of dx lie otherwise in those of the other kernel. */
-static inline bool has_hopper_chunks(const Device& device) {
-    using C = HopperGradientTraits<bf16, 64>;
-    static Answers known = {};
-    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
-    return device.shared_bytes >= HOPPER_BYTES && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
-}
-
 static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots) {
     TensorShape shape = {
         {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, TILE_P, 1}, true};
@@ -231,12 +239,25 @@ static inline void take_slab(SplitGradientParams& p, int slab) {
     if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
+static inline gt_status launch_hopper_split_chunks(const SplitGradientParams& p, Chain& chain) {
+    const auto with = [&](auto columns) {
+        using Tile = HopperSplitTile<decltype(columns)::value>;
+        return run("ssd chunk_gradient_fp32_hopper_kernel", chunk_gradient_fp32_hopper_kernel<Tile::NP>,
+                   p.in.sequences.B * p.slots * p.in.G * 2, Tile::THREADS, Tile::BYTES, chain, p);
+    };
+    return p.in.columns <= 64 ? with(std::integral_constant<int, 64>()) : with(std::integral_constant<int, 128>());
+}
+
 static inline gt_status finish_split_chunks(const SplitGradientParams& all, const ChunkTimesParams& times,
-                                            Chain& chain) {
+                                            const Device& device, Chain& chain) {
     gt_status status = GT_OK;
     for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
         SplitGradientParams p = all;
         take_slab(p, slab);
+        if (has_hopper_split_chunks(all.in, device)) {
+            status = launch_hopper_split_chunks(p, chain);
+            continue;
+        }
         status = dispatch_fp32_columns(p.in, [&](auto columns) {
             using Tile = GradientSplitTile<decltype(columns)::value>;
             return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>,
@@ -250,7 +271,7 @@ static inline gt_status finish_split_chunks(const SplitGradientParams& all, cons
 
 inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
-    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, chain);
+    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
     const bool by_hopper = has_hopper_chunks(device);
     const int64_t blocks = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
     if (by_hopper)

@@ -232,13 +232,21 @@ static const test_property properties[] = {{"dt at and beyond its limits", TEST_
 
 /* Over the chunks of 64 tokens and slots of 128 of the kernels for tensor cores; that these did run. */
 static const int64_t more_times[] = {100, 130, 200, 300, -1};
-static const char *const launched[] = {"forward_tensor_kernel",      "forward_fp32_kernel",
-                                       "states_fp32_kernel",         "ssd::forward_hopper_kernel",
-                                       "states_tensor_kernel",       "states_hopper_kernel",
-                                       "chunk_gradient_kernel",      "chunk_gradient_hopper_kernel",
-                                       "chunk_gradient_fp32_kernel", "chunk_times_fp32_kernel",
-                                       "chunk_factors_kernel",       "chunk_times_kernel",
-                                       "reduce_rows_kernel",         NULL};
+static const char *const launched[] = {"forward_tensor_kernel",
+                                       "forward_fp32_kernel",
+                                       "states_fp32_kernel",
+                                       "ssd::forward_hopper_kernel",
+                                       "states_tensor_kernel",
+                                       "states_hopper_kernel",
+                                       "chunk_gradient_kernel",
+                                       "chunk_gradient_hopper_kernel",
+                                       "chunk_gradient_fp32_kernel",
+                                       "chunk_gradient_fp32_hopper_kernel",
+                                       "chunk_times_fp32_kernel",
+                                       "chunk_factors_kernel",
+                                       "chunk_times_kernel",
+                                       "reduce_rows_kernel",
+                                       NULL};
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
