@@ -25,7 +25,7 @@ GT_DEV int own_thread() {
     return thread;
 }
 
-/* As wgmma_step, but one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
+/* As wgmma_step, but only one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
 GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
     return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
 }
@@ -87,6 +87,9 @@ struct GroupCursor {
     GT_METHOD int64_t slot(int unit, int chunk) const {
         return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
+    /* In place of a second tensor's offset: a number of a unit. */
+    GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
+    GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
     /* Where a unit's rows begin in one of two tensors, at the segment's first token. */
     GT_METHOD int64_t offset(int tensor, int unit) const {
         return lds<int64_t>(addresses + 112 + 32 * tensor + 8 * unit);

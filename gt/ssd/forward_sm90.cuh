@@ -6,19 +6,18 @@
  *
  * WARPGROUPS
  *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
- *                  have begun, turns B, C and x into f16 in place, B and C once for all units, makes each unit's
- *                  decay factors, a warp a unit, and merges them with the powers of B, C and x.  It is one warp a
- *                  scheduler, so it waits for no load: dt comes a chunk ahead (UnitTimes).
+ *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
+ *                  warp a unit, and merges them with the powers of B and C.  It is one warp a scheduler, so it waits
+ *                  for no load: dt comes a chunk ahead (UnitTimes).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
- *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16, with a head's Dskip on the
- *                                             diagonal; zero above it
+ *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
- *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; times silu(z)
- *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh);
- *                                             x Delta suf is a product of two f16
- *            y goes over x in shared memory, and from there to memory in rows.
+ *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
+ *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
+ *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made.
+ *         Checkpoints are stored while S is made, too.
  *
  * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
@@ -31,14 +30,14 @@
  *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
- *     GATE_FULL: of z; copies arrive.
- * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x or v 16 of 216; producer 72.
+ *     EMPTY comes when the products are over.  X_EMPTY: of a stage of x, when its y is stored.  GATE_FULL: of z; copies
+ *     arrive.
+ * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.9 KB; registers 208, producer 88.
  *
- * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, M with one for all, from a
- * bound.  A row of x has 2^7 at most, so that weights of tokens have as many bits: what is 2^21 times smaller than its
- * row's largest has fewer bits than f16 has, and what is 2^31 times smaller none.  Dskip of channels takes x as f16.
+ * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
+ * all, from a bound.
  * ISSUE SLOTS a token and head, N = 128, HEADS = 2: 101 measured at commit 922c519, in 44 % of the slots, of which the
  *     producer had 29.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
@@ -67,59 +66,47 @@ struct Merged {
     static constexpr int HALF = Factors::HALF; /* HALF . RIGHT of a block's first 8 tokens, HALF . LEFT of its last 8 */
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
-    static constexpr int OWN = DIAGONAL; /* [unit_warp][t], once M is made: what a warp multiplies y by */
+    static constexpr int OWN =
+        DIAGONAL; /* [unit_warp][2][t], once M is made: what a warp multiplies y by, and the rows of x */
 
     /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
 };
 static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");
 
-/* What the consumers need of a chunk and unit beside Merged, in floats:
- *   WEIGHTS      [32] pairs of f16, for the state's update, of rows of x as f16; INVERSE undoes their power, and SUM
- *                bounds what is added
- *   SKIP         Dskip of the head with the power of M
- *   PAIRS        the inverse of the power of M
- *   FROM_STATES  a bound of what C and decays make of states of 1
- *   X_POWERS     [64] powers by which the rows of x become f16, at most 2^7 */
+/* What the consumers need of a chunk and unit beside Merged, in floats: Weights, whose PAIRS is the inverse of the
+ * power of M, a bound of what C and decays make of states of 1, and the powers of x, by which its rows become f16. */
 struct Prepared {
-    static constexpr int WEIGHTS = 0, SKIP = 32, INVERSE = 64, SUM = 65, PAIRS = 66, FROM_STATES = 67, X_POWERS = 68,
-                         COUNT = 132;
-    static constexpr float X_SHIFT = 0x1p-7f; /* power_of() brings a row to 2^14 */
+    static constexpr int WEIGHTS = 0, FROM_STATES = 67, X_POWERS = 68, COUNT = 132;
 };
+static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
 /* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  inverses: of
- * the rows of B and C.  prepared: X_POWERS is there already.  skip: the head's Dskip. */
+ * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
 template <int NP>
-GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse, float skip) {
+GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
     const auto put = [&](int at, float2 x) { sts<float2>(addresses + 4 * (at + t), x); };
     const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
-    const float2 x_power = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
+    const float2 x = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
     const float2 delta = two(Factors::DELTA), suf = two(Factors::SUF);
     const float2 pre = two(Factors::PRE), U = two(Factors::U), V = two(Factors::V), half = two(Factors::HALF);
     const float between[2] = {lds<float>(addresses + 4 * (Factors::BETWEEN + (block == 1 ? 1 : 0))),
                               lds<float>(addresses + 4 * (Factors::BETWEEN + 2))};
     const float growth = lds<float>(addresses + 4 * Factors::GROWTH);
-    const float2 x_inverse = {inverse_of(x_power.x), inverse_of(x_power.y)};
+    const Power power_x = power_of(x.x), power_y = power_of(x.y);
     const float2 plain = {delta.x * b.x, delta.y * b.y};
-    const float2 right = {plain.x * x_inverse.x, plain.y * x_inverse.y};
-    const float2 weight = {finite(plain.x * suf.x), finite(plain.y * suf.y)};
-    const float2 of_rows = {finite(weight.x * x_inverse.x), finite(weight.y * x_inverse.y)};
+    const float2 right = {plain.x * power_x.inverse, plain.y * power_y.inverse};
     float most_right = fmaxf(fabsf(right.x), fabsf(right.y)), most_left = fmaxf(c.x, c.y);
-    float most_inverse = fmaxf(x_inverse.x, x_inverse.y), most_weight = fmaxf(fabsf(of_rows.x), fabsf(of_rows.y));
-    float sum = fabsf(of_rows.x) + fabsf(of_rows.y);
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
         most_right = fmaxf(most_right, shfl_xor(most_right, mask));
         most_left = fmaxf(most_left, shfl_xor(most_left, mask));
-        most_inverse = fmaxf(most_inverse, shfl_xor(most_inverse, mask));
-        most_weight = fmaxf(most_weight, shfl_xor(most_weight, mask));
-        sum += shfl_xor(sum, mask);
     }
-    const Power power = power_of(finite(most_right * most_left * growth * (0x1p28f * NP) + fabsf(skip) * most_inverse));
-    const Power power_of_weights = power_of(finite(most_weight * (0x1p14f * Prepared::X_SHIFT)));
+    const Power power = power_of(finite(most_right * most_left * growth * (0x1p28f * NP)));
     const float2 left = {c.x * power.value, c.y * power.value};
+    const float2 weight = {plain.x * suf.x, plain.y * suf.y};
     sync_warp(); /* all of it has been read */
     put(Merged::RIGHT, right);
     put(Merged::LEFT, left);
@@ -137,13 +124,12 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
         const float factor = block == 2 ? 1.0f : block == 1 ? between[0] : between[1];
         put(Merged::column(3), {finite(column.x * factor), finite(column.y * factor)});
     }
-    sts<uint32_t>(prepared + 4 * (Prepared::WEIGHTS + lane),
-                  pack_f16(of_rows.x * power_of_weights.value, of_rows.y * power_of_weights.value));
+    sts<float2>(prepared + 4 * (Prepared::X_POWERS + t), {power_x.value, power_y.value});
+    make_weights(prepared + 4 * Prepared::WEIGHTS, weight,
+                 {finite(x.x * fabsf(weight.x)), finite(x.y * fabsf(weight.y))});
     if (lane == 0) {
-        sts<float>(prepared + 4 * Prepared::SKIP, skip * power.value);
-        sts<float2>(prepared + 4 * Prepared::INVERSE,
-                    {power_of_weights.inverse, finite(0x1p28f * Prepared::X_SHIFT * sum)});
-        sts<float2>(prepared + 4 * Prepared::PAIRS, {power.inverse, finite(most_left * growth * (0x1p14f * NP))});
+        sts<float>(prepared + 4 * Weights::PAIRS, power.inverse);
+        sts<float>(prepared + 4 * Prepared::FROM_STATES, finite(most_left * growth * (0x1p14f * NP)));
     }
 }
 
@@ -190,27 +176,23 @@ GT_DEV uint32_t group_address(int row, int piece) {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* The 64 rows of a unit's x become f16 in place, by one warp, each times a power of two, which goes to powers[row]. */
+/* maxima[row] <- the largest magnitude of a row of a unit's x, of 64 rows, by one warp.  maxima: shared, fp32. */
 template <class T>
-GT_DEV void x_to_f16(uint32_t tile, uint32_t powers) {
+GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
     using Lanes = RowLanes<64>;
     constexpr int AT_ONCE = 4;
     const Lanes at(own_lane());
     GT_NO_UNROLL
     for (int block = 0; block < CHUNK / Lanes::ROWS; block += AT_ONCE) {
         uint4 x[AT_ONCE][Lanes::PIECES];
-        const auto address = [&](int k, int i) { return tile + at.address(block + k, i); };
         GT_UNROLL
         for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
-            x[i / Lanes::PIECES][i % Lanes::PIECES] = lds<uint4>(address(i / Lanes::PIECES, i % Lanes::PIECES));
+            x[i / Lanes::PIECES][i % Lanes::PIECES] =
+                lds<uint4>(tile + at.address(block + i / Lanes::PIECES, i % Lanes::PIECES));
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
-            const float power = power_of(row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]))).value * Prepared::X_SHIFT;
-            GT_UNROLL
-            for (int i = 0; i < Lanes::PIECES; i++)
-                sts<uint4>(address(k, i), {scaled_f16<T>(x[k][i].x, power), scaled_f16<T>(x[k][i].y, power),
-                                           scaled_f16<T>(x[k][i].z, power), scaled_f16<T>(x[k][i].w, power)});
-            if (at.piece == 0) sts<float>(powers + 4 * ((block + k) * Lanes::ROWS + at.row), power);
+            const float largest = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
+            if (at.piece == 0) sts<float>(maxima + 4 * ((block + k) * Lanes::ROWS + at.row), largest);
         }
     }
 }
@@ -260,7 +242,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
-    const bool makes_factors = warp < UNITS, converts_x = UNITS == 4 || warp >= UNITS;
+    const bool makes_factors = warp < UNITS, finds_maxima = UNITS == 4 || warp >= UNITS;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
         {
@@ -282,11 +264,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                          in.Cm_stride.t);
         int64_t times = offset_of(in.dt_stride, b, token, cursor.head(unit));
         UnitTimes of_unit = {};
-        float skip = 0.0f;
-        if (makes_factors) {
-            of_unit.enter(in, cursor.head(unit));
-            if (in.Dskip && !in.skip_per_channel) skip = in.Dskip[cursor.head(unit)];
-        }
+        if (makes_factors) of_unit.enter(in, cursor.head(unit));
         const auto load_times = [&](int chunk) {
             if (makes_factors && chunk < chunks) of_unit.load(in, times, cursor.tokens(chunk));
             times += CHUNK * in.dt_stride.t;
@@ -337,16 +315,16 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
             cp_async_wait<Tile::LATER + 1>();
             bar_sync(BARRIER, WARPGROUP);
-            if (converts_x)
-                x_to_f16<T>(smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X,
-                            prepared + 4 * Prepared::X_POWERS);
+            if (finds_maxima)
+                row_maxima<T>(smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X,
+                              prepared + 4 * Prepared::X_POWERS);
             cp_async_wait<Tile::LATER>();
             bar_sync(BARRIER, WARPGROUP);
             group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
             group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
             bar_sync(BARRIER, WARPGROUP);
             if (makes_factors)
-                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE, skip);
+                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
@@ -360,9 +338,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal, which has Dskip of a
- * head, too. */
-GT_DEV void store_pairs(uint32_t addresses, uint32_t prepared, uint32_t M, int unit_warp, const float (&S)[8][4]) {
+/* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal. */
+GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
     const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * at); };
@@ -388,19 +365,12 @@ GT_DEV void store_pairs(uint32_t addresses, uint32_t prepared, uint32_t M, int u
                          corner = two(Merged::HALF + s);
             const float left[2] = {value(Merged::LEFT + t), value(Merged::LEFT + t + 8)};
             const float below = value(Merged::HALF + t + 8);
-            const float skip = lds<float>(prepared + 4 * Prepared::SKIP);
-            const auto skip_of = [&](int t) { /* for the row of x as f16 */
-                                              return skip *
-                                                     inverse_of(lds<float>(prepared + 4 * (Prepared::X_POWERS + t)));
-            };
-            const float skips[2] = {skip_of(t), skip_of(t + 8)};
-            const auto at = [&](int e, int i) { return 2 * j + e == g ? skips[i] : 0.0f; };
-            pairs[0] = pack_f16(fma_rn(low[0], left[0] * (right[0].x * upper.x), at(0, 0)),
-                                fma_rn(low[1], left[0] * (right[0].y * upper.y), at(1, 0)));
+            pairs[0] =
+                pack_f16(low[0] * (left[0] * (right[0].x * upper.x)), low[1] * (left[0] * (right[0].y * upper.y)));
             pairs[1] = pack_f16(low[2] * (below * corner.x), low[3] * (below * corner.y));
             pairs[2] = 0;
-            pairs[3] = pack_f16(fma_rn(high[2], left[1] * (right[1].x * lower.x), at(0, 1)),
-                                fma_rn(high[3], left[1] * (right[1].y * lower.y), at(1, 1)));
+            pairs[3] =
+                pack_f16(high[2] * (left[1] * (right[1].x * lower.x)), high[3] * (left[1] * (right[1].y * lower.y)));
         }
         stmatrix_x4(tile_at<64>(to, unit_warp, sb), pairs);
     }
@@ -521,14 +491,16 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     }
     /* What goes with y, while the last of these products run.  y is summed with the power of M, or with less: so that
      * what the state gives, which may be much larger, fits; then pairs are nothing beside it. */
-    const float inverse = lds<float>(weights + 4 * Prepared::PAIRS);
+    const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
-    const uint32_t own = addresses + 4 * (Merged::OWN + CHUNK * unit_warp);
+    const uint32_t own = addresses + 4 * (Merged::OWN + 2 * CHUNK * unit_warp), own_powers = own + 4 * CHUNK;
     { /* a lane makes them for two tokens */
         const int t = 2 * own_lane();
         const float2 pre = lds<float2>(addresses + 4 * (Merged::PRE + t));
+        const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
         sts<float2>(own + 4 * t, {at_most_finite(pre.x * undo) * power, at_most_finite(pre.y * undo) * power});
+        sts<float2>(own_powers + 4 * t, {x_power.x * for_x, x_power.y * for_x});
         sync_warp();
     }
     wgmma_wait<0>();
@@ -537,15 +509,18 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     const uint32_t columns = by_columns<64>(me.x(n, i), own_lane());
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp));
-    if (for_x != 1.0f) { /* rare */
-        const uint32_t factors = pack_f16(for_x, for_x);
-        GT_UNROLL
-        for (int k = 0; k < BLOCKS * 4; k++) x[k / 4][k % 4] = multiply_f16(x[k / 4][k % 4], factors);
-    }
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const float2 factor = lds<float2>(own + 4 * (8 * i + 2 * j));
         y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
+    }
+    GT_UNROLL
+    for (int k = 0; k < BLOCKS; k++) { /* to f16 */
+        const float2 low = lds<float2>(own_powers + 4 * (16 * k + 2 * j)),
+                     high = lds<float2>(own_powers + 4 * (16 * k + 8 + 2 * j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++)
+            x[k][e] = pack_f16(E::lo(x[k][e]) * (e < 2 ? low.x : high.x), E::hi(x[k][e]) * (e < 2 ? low.y : high.y));
     }
     wgmma_pin(y);
     wgmma_fence();
@@ -554,40 +529,37 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     wgmma_commit();
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     const bool gated = Tile::HAS_GATE && in.z;
-    const float2 added_up = lds<float2>(weights + 4 * Prepared::INVERSE);
+    const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
     const float decay = chunk_decay(addresses);
     state.bound = finite(decay * state.bound + added_up.y);
     state.power.value = power_of(state.bound).value;
     const float factor = finite(decay * undo) * state.power.value, scale = added_up.x * state.power.value;
     wgmma_wait<0>();
     wgmma_pin(y);
-    const bool of_channels = in.Dskip && in.skip_per_channel;
     float skip[2] = {0.0f, 0.0f};
-    if (of_channels) {
+    if (in.Dskip && in.skip_per_channel) {
         const float* from = in.Dskip + (int64_t)cursor.head(unit) * in.P;
-        const int row = row0 + own_lane() / 4;
+        const int row = row0 + own_lane() / 4, next = row + 8;
         skip[0] = row < in.P ? from[row] : 0.0f;
-        skip[1] = row + 8 < in.P ? from[row + 8] : 0.0f;
+        skip[1] = next < in.P ? from[next] : 0.0f;
+    } else {
+        skip[0] = skip[1] = cursor.number(unit);
     }
+    uint32_t v[BLOCKS][4];
     if (gated && i == 0) mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) { /* pairs e: tokens + 8 (e / 2), rows + 8 (e % 2) */
-        ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp));
+    for (int k = 0; k < BLOCKS; k++) {
+        const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
+                     high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
+        ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp)); /* as it came */
         GT_UNROLL
-        for (int e = 0; e < 8; e++) y[2 * k + e / 4][e % 4] *= unscale;
-        if (of_channels) {
-            GT_UNROLL
-            for (int e = 0; e < 4; e++) {
-                const float2 powers = lds<float2>(weights + 4 * (Prepared::X_POWERS + 16 * k + 8 * (e / 2) + 2 * j));
-                float* to = &y[2 * k + e / 2][e % 2 * 2];
-                to[0] = fma_rn(skip[e % 2], unpack_f16_lo(x[k][e]) * inverse_of(powers.x), to[0]);
-                to[1] = fma_rn(skip[e % 2], unpack_f16_hi(x[k][e]) * inverse_of(powers.y), to[1]);
-            }
+        for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+            const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
+            v[k][e] = pack_f16(pair.x * (e < 2 ? low.x : high.x), pair.y * (e < 2 ? low.y : high.y));
+            float* to = &y[2 * k + e / 2][e % 2 * 2];
+            to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
+            to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        const uint32_t low = lds<uint32_t>(weights + 4 * (Prepared::WEIGHTS + 8 * k + j)),
-                       high = lds<uint32_t>(weights + 4 * (Prepared::WEIGHTS + 8 * k + 4 + j));
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) x[k][e] = multiply_f16(x[k][e], e < 2 ? low : high);
         if (gated)
             apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i), own_lane()), k, unit_warp), y[2 * k], y[2 * k + 1]);
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
@@ -604,7 +576,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++)
             wgmma<f16, Major::MN>(
-                added, x[k],
+                added, v[k],
                 operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
                 k > 0);
         wgmma_commit();
@@ -648,7 +620,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
             if (!span.exists) continue;
-            me.cursor().enter(in, span, item, 2 + me.group(), [&] { me.cursor().put_offsets(0, p.y_stride); });
+            me.cursor().enter(in, span, item, 2 + me.group(), [&] {
+                me.cursor().put_offsets(0, p.y_stride);
+                for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
+                    me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
+            });
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
@@ -692,8 +668,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++)
-                store_pairs(me.addresses(n, i), me.prepared(n, i), me.M(i), me.unit_warp(), S);
+            for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
