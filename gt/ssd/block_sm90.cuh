@@ -25,7 +25,7 @@ GT_DEV int own_thread() {
     return thread;
 }
 
-/* As wgmma_step, but only one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
+/* As wgmma_step, but one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
 GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
     return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
 }
