@@ -314,15 +314,10 @@ static const test_property properties[] = {{"each has the bits of a call of its 
 
 /* Over the chunks of the kernels for tensor cores; that those of both did run. */
 static const int64_t more_times[] = {130, 300, -1};
-static const char *const launched[] = {"wkv6::forward_tensor_kernel",
-                                       "wkv6::states_tensor_kernel",
-                                       "wkv6::backward_tensor_kernel",
-                                       "ssd::forward_hopper_kernel",
-                                       "ssd::states_hopper_kernel",
-                                       "ssd::forward_beside_kernel",
-                                       "ssd::states_beside_kernel",
-                                       "chunk_gradient_hopper_kernel",
-                                       NULL};
+static const char *const launched[] = {
+    "wkv6::forward_tensor_kernel", "wkv6::states_tensor_kernel",   "wkv6::backward_tensor_kernel",
+    "ssd::forward_hopper_kernel",  "ssd::states_hopper_kernel",    "ssd::forward_beside_kernel",
+    "ssd::states_beside_kernel",   "chunk_gradient_hopper_kernel", NULL};
 
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
