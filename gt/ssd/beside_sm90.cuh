@@ -3,18 +3,19 @@
  *
  * They compute what forward_hopper_kernel and states_hopper_kernel compute with HEADS = 1 and NP = 64, by the same code
  * and so with the same bits.  What differs:
- *     registers    96 or 88 a thread at the launch, instead of 168, which are all that a multiprocessor has
+ *     registers    96 or 80 a thread at the launch, instead of 168, which are all that a multiprocessor has
  *     shared       forward 129.8 KB, with room for z; states 114.7 KB, without
  *     chain        a block waits for the kernels before at its end: it shares nothing with them, and runs beside them
  * Beside it fits, of 65536 registers and 228 KB with 1 KB a block:
  *     forward      36864 + 26112, 130 + 73 KB    wkv6 forward_tensor_kernel, N = 32, a block of two heads
- *     states       33792 + 30720, 116 + 60 KB    wkv6 states_tensor_kernel, N = 32; N = 64: 116 + 95 KB
- * REGISTERS a thread: as BesideTile and BesideStatesTile say.
+ *     states       30720 + 30720, 116 + 60 KB    wkv6 states_tensor_kernel, N = 32; N = 64: 116 + 95 KB
+ * REGISTERS a thread: forward 112, producer 64; states 88, producer 64.  tests/ops/ssd.spills has what spills.
  * grid, block, bytes, sums: those of the two kernels.  Deterministic. */
 #ifndef GT_SSD_BESIDE_SM90_CUH
 #define GT_SSD_BESIDE_SM90_CUH
 
 #include "forward_sm90.cuh"
+#include "states_sm90.cuh"
 
 namespace gt {
 namespace ssd {
