@@ -2,7 +2,7 @@
  * No kernels.
  *
  * CONTENTS
- *   launch     Grid launch waits_for_chain has_carveout ask_most_threads: the calls of the CUDA runtime
+ *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
  *   operators  report Device current_device has_sm90a   Arena floats_in check_workspace check_saved
  *              Chain run: a kernel is launched, or its name is noted for gt_OP_path (KernelList)
  *   division   Divider divide_by divide: for kernels, by a number that the host knows */
@@ -74,13 +74,10 @@ static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
 
 /* Enqueues a kernel on a stream and returns the launch's own error.  Errors that were pending before are neither
  * cleared nor returned.  May be the program's first CUDA call, also inside a capture.
- * runs_ahead: blocks may start before the kernel before this one on the stream is complete.
- * all_shared: multiprocessors that run it have as much shared memory as they can, so that blocks of another kernel fit
- * beside, too; see has_carveout(). */
+ * runs_ahead: blocks may start before the kernel before this one on the stream is complete. */
 template <class Params>
 static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes,
-                                 cudaStream_t stream, const Params& params, bool runs_ahead = false,
-                                 bool all_shared = false) {
+                                 cudaStream_t stream, const Params& params, bool runs_ahead = false) {
     static_assert(std::is_trivially_copyable<Params>::value, "parameters are copied bit by bit");
     const void* function = reinterpret_cast<const void*>(kernel);
     if (smem_bytes > 48 * 1024) {
@@ -88,27 +85,18 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
         if (error != cudaSuccess) return error;
     }
     void* arguments[] = {const_cast<void*>(static_cast<const void*>(&params))};
-    if (!runs_ahead && !all_shared)
+    if (!runs_ahead)
         return cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(threads), arguments, smem_bytes, stream);
-    cudaLaunchAttribute attributes[2] = {};
-    unsigned count = 0;
-    if (runs_ahead) {
-        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
-#if CUDART_VERSION >= 12080
-    if (all_shared) {
-        attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-        attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    }
-#endif
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid.x, grid.y, grid.z);
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = smem_bytes;
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = count;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
     return cudaLaunchKernelExC(&config, function, arguments);
 }
 
@@ -130,15 +118,6 @@ static inline gt_status report(cudaError_t error, const char* what) {
 #else
     return gt_fail(GT_ERROR_CUDA, "%s: emulated launch failed", what);
 #endif
-}
-
-/* Whether a launch can say how a multiprocessor's memory is to be cut (all_shared). */
-static inline bool has_carveout() {
-#if !defined(GT_EMU) && CUDART_VERSION >= 12080
-    int driver = 0;
-    if (cudaPeekAtLastError() == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess) return driver >= 12080;
-#endif
-    return false;
 }
 
 /* What launchers need to know of the current device. */
@@ -242,8 +221,6 @@ struct Chain {
     const void* first = nullptr; /* the chain's first kernel, once it is launched */
     bool is_known = false;       /* whether runs_ahead is known */
     bool runs_ahead = false;     /* how the kernels after the first are launched */
-    bool all_shared = false;     /* how all are launched: see launch() */
-    bool beside = false;         /* the kernel before is another operator's: see gt/recurrence/stages.cuh */
 };
 
 /* Names of kernels, in the order of their launches.  Launches of one name that follow one another are one entry. */
@@ -288,7 +265,7 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
         chain.runs_ahead = waits_for_chain(chain.first);
         chain.is_known = true;
     }
-    return report(launch(kernel, grid, threads, smem_bytes, stream, params, chain.runs_ahead, chain.all_shared), name);
+    return report(launch(kernel, grid, threads, smem_bytes, stream, params, chain.runs_ahead), name);
 #endif
 }
 

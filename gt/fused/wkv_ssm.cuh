@@ -5,14 +5,10 @@
  * first.
  *
  * ONE CHAIN.  Every kernel but the first is launched ahead (Chain): its blocks come when all of the kernel before have
- * begun and there is room, and wait for that kernel's end if they need it.
+ * begun and there is room, and wait for that kernel's end.
  *     forward     wkv6's pass; ssd's pass
  *     backward    wkv6's states and ssd's, unless they are saved; wkv6's G; ssd's G; ssd's chunks; wkv6's chunks;
  *                 one launch for the sums of both
- * BESIDE.  ssd's pass and its G need nothing of wkv6's kernel before them.  Where ssd has few blocks they are those of
- * gt/ssd/beside_sm90.cuh, of which one fits on a multiprocessor beside a block of wkv6: both operators run at the same
- * time on all of the machine.  Each block is bound by latencies, so the stage takes little longer than the longer of
- * both.  Other kernels of ssd have all registers of a multiprocessor: they follow wkv6's.
  * Results are those of the two calls, bit for bit with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
@@ -103,25 +99,22 @@ static inline gt_status add_up(const Stages& wkv6, const Stages& ssd, Chain& cha
     return reduce_rows(all, wkv6.accumulate, chain);
 }
 
-/* Stage after stage.  ssd's kernels come second where they run beside those of wkv6, and of the chunks' kernels first:
- * its blocks are longer. */
+/* Stage after stage.  Of the chunks' kernels ssd's comes first: its blocks are longer. */
 static inline gt_status enqueue(const Stages& ssd, const void* context) {
     const Both& both = *static_cast<const Both*>(context);
     const Stages& wkv6 = *both.wkv6;
     Chain chain = {both.stream};
-    chain.all_shared = ssd.beside && has_carveout();
     gt_status status = GT_OK;
-    const auto run = [&](const Stages& of, Stage stage, bool beside = false) {
-        chain.beside = beside;
+    const auto run = [&](const Stages& of, Stage stage) {
         if (status == GT_OK) status = of.run(of, stage, chain);
     };
     run(wkv6, Stage::CLEAR), run(ssd, Stage::CLEAR);
     if (both.pass == GT_FORWARD) {
-        run(wkv6, Stage::PASS), run(ssd, Stage::PASS, true);
+        run(wkv6, Stage::PASS), run(ssd, Stage::PASS);
         return status;
     }
     run(wkv6, Stage::STATES), run(ssd, Stage::STATES);
-    run(wkv6, Stage::GRADIENTS), run(ssd, Stage::GRADIENTS, true);
+    run(wkv6, Stage::GRADIENTS), run(ssd, Stage::GRADIENTS);
     run(ssd, Stage::CHUNKS), run(wkv6, Stage::CHUNKS);
     return status != GT_OK ? status : add_up(wkv6, ssd, chain);
 }

@@ -18,7 +18,6 @@
  *     forward:   pass(device, stream)
  *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
- * Those of operators that with_stages() takes have runs_beside(), see Stages.
  * HAS_PIECES: whether there is plan_segment<REVERSE>(a, device), a plan with `bytes` and run(device, stream).
  * make_gradients() makes G, finish_chunks() the chunks' gradients from it.  Where one kernel makes both, as in scan,
  * make_gradients() launches it, and finish_chunks() adds up what it leaves. */
@@ -155,12 +154,12 @@ static inline gt_status with_stages(gt_pass pass, const typename Operator::Args*
     if (pass == GT_FORWARD) {
         const auto plan = Operator::plan_forward(a, false, device);
         using Plan = typename std::remove_const<decltype(plan)>::type;
-        const Stages stages = {&plan, &device, run_forward_stage<Plan>, nullptr, 0, plan.runs_beside()};
+        const Stages stages = {&plan, &device, run_forward_stage<Plan>, nullptr, 0};
         return (status = check_buffers(a, plan)) != GT_OK ? status : to.use(stages, to.context);
     }
     const auto plan = Operator::plan_backward(a, device);
     using Plan = typename std::remove_const<decltype(plan)>::type;
-    const Stages stages = {&plan, &device, run_backward_stage<Plan>, &plan.sums, plan.accumulate, plan.runs_beside()};
+    const Stages stages = {&plan, &device, run_backward_stage<Plan>, &plan.sums, plan.accumulate};
     return (status = check_buffers(a, plan)) != GT_OK ? status : to.use(stages, to.context);
 }
 

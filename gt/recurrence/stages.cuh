@@ -9,9 +9,7 @@ namespace gt {
 
 /* The launches of a call, for a call that enqueues those of two operators in one chain, by turns:
  *     forward    CLEAR, PASS
- *     backward   CLEAR, STATES, GRADIENTS, CHUNKS, then the caller adds up `sums`
- * Chain::beside is true where the kernel before on the chain is the other operator's, and the stage before of this
- * operator is complete when that kernel's blocks have waited.  Kernels of the stage may then run beside it. */
+ *     backward   CLEAR, STATES, GRADIENTS, CHUNKS, then the caller adds up `sums` */
 enum class Stage { CLEAR, PASS, STATES, GRADIENTS, CHUNKS };
 
 struct Stages {
@@ -20,7 +18,6 @@ struct Stages {
     gt_status (*run)(const Stages& me, Stage stage, Chain& chain);
     const RowSums* sums; /* NULL: forward */
     int accumulate;
-    bool beside; /* forward, or GRADIENTS: has kernels that run beside another operator's */
 };
 
 /* Who is given the stages of a call. */

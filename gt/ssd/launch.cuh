@@ -5,7 +5,7 @@
 #define GT_SSD_LAUNCH_CUH
 
 #include "launch_backward_tensor.cuh"
-#include "launch_beside.cuh"
+#include "launch_sm90.cuh"
 #include "table.h"
 
 namespace gt {
@@ -24,9 +24,7 @@ struct ForwardPlan {
     ForwardParams any;
     size_t bytes, saved;
 
-    bool runs_beside() const { return on_tensor_cores && fits_beside(tensor.in, units); }
     gt_status pass(const Device& device, Chain& chain) const {
-        if (chain.beside && runs_beside()) return launch_forward_beside(tensor, device, chain);
         if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
         return units == 4   ? launch_forward_hopper<2>(tensor, device, chain)
                : units == 2 ? launch_forward_hopper<1>(tensor, device, chain)
@@ -96,12 +94,7 @@ struct BackwardPlan {
     gt_status make_states(const Device& device, Chain& chain) const {
         return on_tensor_cores ? tensor.make_states(device, chain) : launch_forward(any.states, device, chain.stream);
     }
-    bool runs_beside() const {
-        const StatesParams& p = tensor.reverse;
-        return on_tensor_cores && tensor.makes_G && fits_beside(p.in, tensor.units) && !p.in.z;
-    }
     gt_status make_gradients(const Device& device, Chain& chain) const {
-        if (chain.beside && runs_beside()) return launch_states_beside(tensor.reverse, device, chain);
         return on_tensor_cores ? tensor.make_gradients(device, chain) : any.make_gradients(device, chain.stream);
     }
     gt_status finish_chunks(const Device& device, Chain& chain) const {

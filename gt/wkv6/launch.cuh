@@ -177,7 +177,6 @@ struct ForwardPlan {
     size_t bytes, saved;
 
     gt_status pass(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
-    bool runs_beside() const { return false; }
 };
 
 static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, const Device& device) {
@@ -222,7 +221,6 @@ struct BackwardPlan {
         return launch_pass<true>(gradients, device, stream);
     }
     gt_status finish_chunks(const Device& device, Chain& stream) const;
-    bool runs_beside() const { return false; }
 };
 
 template <class T, class W, int N>

@@ -161,10 +161,6 @@ static const test_case sizes[] = {
     {BOTH(OF(.H = 1, .N = 16), OF(.H = 2, .P = 64, .N = 64, .softplus = 1), .state_in_shared = 1), .name = "sweep",
      .absent = NO_GATE},
     {BOTH(OF(.H = 2, .N = 32), OF(.H = 2, .P = 20, .N = 36)), .name = "sweep"},
-    /* around the columns of ssd's kernels that run beside wkv6's: 33 to 64 */
-    {BOTH(OF(.H = 1, .N = 32), OF(.H = 2, .P = 64, .N = 32, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
-    {BOTH(OF(.H = 1, .N = 32), OF(.H = 2, .P = 64, .N = 40, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
-    {BOTH(OF(.H = 1, .N = 32), OF(.H = 2, .P = 64, .N = 72, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
     {BOTH(OF(.H = 1, .N = 20, .V = 12), OF(.H = 2, .P = 12, .N = 20, .softplus = 1)), .name = "sweep"},
     {.op = NULL}};
 
@@ -314,10 +310,13 @@ static const test_property properties[] = {{"each has the bits of a call of its 
 
 /* Over the chunks of the kernels for tensor cores; that those of both did run. */
 static const int64_t more_times[] = {130, 300, -1};
-static const char *const launched[] = {
-    "wkv6::forward_tensor_kernel", "wkv6::states_tensor_kernel",   "wkv6::backward_tensor_kernel",
-    "ssd::forward_hopper_kernel",  "ssd::states_hopper_kernel",    "ssd::forward_beside_kernel",
-    "ssd::states_beside_kernel",   "chunk_gradient_hopper_kernel", NULL};
+static const char *const launched[] = {"wkv6::forward_tensor_kernel",
+                                       "wkv6::states_tensor_kernel",
+                                       "wkv6::backward_tensor_kernel",
+                                       "ssd::forward_hopper_kernel",
+                                       "ssd::states_hopper_kernel",
+                                       "chunk_gradient_hopper_kernel",
+                                       NULL};
 
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
