@@ -754,8 +754,9 @@ GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *arg
  * is made by gt_wkv6_step and gt_ssd_step on the same states.
  *
  * What it is for: both are checked before either is launched, with one query, one workspace and one
- * saved.  All kernels run on the one stream given: a second would have to be created, or joined by events, which
- * allocate; who has two streams calls the two operators on them.  Whatever either takes is taken, in any pair. */
+ * saved.  The kernels of both are one chain on the one stream given, stage by stage; one that can wait for the
+ * kernel before it is launched ahead of that one's end, and backward's sums over rows are one launch where they are
+ * four or fewer.  No kernel has blocks of both operators, of any pair.  Whatever either takes is taken. */
 typedef struct gt_wkv_ssm_args {
     int64_t B, T;                          /* of both, and so all that follows but the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
@@ -777,7 +778,7 @@ GT_FUNCTION gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream 
 /* Writes the gradients that are not NULL.  Required: wkv6: r k v w dy; ssd: x dt A Bm Cm dy. */
 GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
-/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ..." */
+/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as in calls of their own */
 GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);

@@ -110,6 +110,10 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
     return gt::call_workspace<gt::scan::Operator>(args, need);
 }
 
+GT_API gt_status gt_ssd_stages(gt_pass pass, const gt_ssd_args* args, const void* user) {
+    return gt::with_stages<gt::ssd::Operator>(pass, args, user);
+}
+
 GT_API gt_status gt_ssd_path(const gt_ssd_args* args, char* text, size_t bytes) {
     const gt::PathPasses<gt_ssd_args> passes = {
         {gt_ssd_forward, gt_ssd_backward, gt_ssd_step, gt_ssd_segment, gt_ssd_segment_backward}, nullptr};
@@ -182,6 +186,10 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args,
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_selective_scan(), GT_QUERY);
+}
+GT_API gt_status gt_ssd_stages(gt_pass pass, const gt_ssd_args *args, const void *user) {
+    (void)args, (void)user;
+    return gt_no_cuda(gt_op_ssd(), pass);
 }
 GT_API gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes) {
     (void)args;

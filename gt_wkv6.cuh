@@ -89,6 +89,10 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
     return gt::call_workspace<gt::wkv6::Operator>(args, need);
 }
 
+GT_API gt_status gt_wkv6_stages(gt_pass pass, const gt_wkv6_args* args, const void* user) {
+    return gt::with_stages<gt::wkv6::Operator>(pass, args, user);
+}
+
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args* args, char* text, size_t bytes) {
     const gt::PathPasses<gt_wkv6_args> passes = {
         {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step, gt_wkv6_segment, gt_wkv6_segment_backward},
@@ -138,6 +142,10 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need)
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_wkv6(), GT_QUERY);
+}
+GT_API gt_status gt_wkv6_stages(gt_pass pass, const gt_wkv6_args *args, const void *user) {
+    (void)args, (void)user;
+    return gt_no_cuda(gt_op_wkv6(), pass);
 }
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes) {
     (void)args;

@@ -33,6 +33,8 @@
 #define gt_op_conv_ssd GT_SYMBOL(op_conv_ssd)
 #define gt_enter_part GT_SYMBOL(enter_part)
 #define gt_noted_kernels GT_SYMBOL(noted_kernels)
+#define gt_wkv6_stages GT_SYMBOL(wkv6_stages)
+#define gt_ssd_stages GT_SYMBOL(ssd_stages)
 
 /* A function for the host and for kernels. */
 #ifdef __CUDACC__
@@ -183,6 +185,11 @@ GT_FUNCTION void gt_enter_part(const char *part);
 /* Where launches of this thread are noted instead of made, in whichever object of the program: a KernelList of
  * launch.cuh; NULL: nowhere. */
 GT_FUNCTION void **gt_noted_kernels(void);
+
+/* The launches of a call of one operator, for another operator that has them in its own call.  user: a StagesUser of
+ * gt/recurrence/stages.cuh, which is given them once the call is checked. */
+GT_FUNCTION gt_status gt_wkv6_stages(gt_pass pass, const gt_wkv6_args *args, const void *user);
+GT_FUNCTION gt_status gt_ssd_stages(gt_pass pass, const gt_ssd_args *args, const void *user);
 
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {

@@ -1,12 +1,20 @@
-/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block: both checked, then both enqueued.
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block: both checked, then both enqueued, in one chain.
  *
- * The kernels are those of gt/wkv6/ and gt/ssd/, which the program has once: this file calls the two operators.
- * What it adds is that the second is known to be right before the first is launched, and that saved and workspace
- * of both lie in one buffer each: that of wkv6 first. */
+ * The kernels are those of gt/wkv6/ and gt/ssd/, which the program has once: this file launches the stages of the two
+ * operators by turns (gt/recurrence/stages.cuh).  saved and workspace of both lie in one buffer each: that of wkv6
+ * first.
+ *
+ * ONE CHAIN.  Every kernel but the first is launched ahead (Chain): its blocks come when all of the kernel before have
+ * begun and there is room, and wait for that kernel's end.
+ *     forward     wkv6's pass; ssd's pass
+ *     backward    wkv6's states and ssd's, unless they are saved; wkv6's G; ssd's G; ssd's chunks; wkv6's chunks;
+ *                 one launch for the sums of both
+ * Results are those of the two calls, bit for bit with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
 
 #include "../base/path.cuh"
+#include "../recurrence/stages.cuh"
 #include "wkv_ssm_table.h"
 
 namespace gt {
@@ -72,24 +80,64 @@ static inline gt_status give_buffers(gt_wkv_ssm_args* a, const Needs& needs, siz
     return status != GT_OK ? status : check_workspace(a->workspace, a->workspace_bytes, wkv6 + ssd);
 }
 
-static inline gt_status forward(const gt_wkv_ssm_args* args, gt_stream stream) {
-    gt_wkv_ssm_args a;
-    Needs needs;
-    gt_status status = prepare(GT_FORWARD, args, &a, &needs);
-    if (status != GT_OK || (status = give_buffers(&a, needs, needs.wkv6.forward, needs.ssd.forward)) != GT_OK)
-        return status;
-    status = gt_wkv6_forward(&a.wkv6, stream);
-    return status != GT_OK ? status : gt_ssd_forward(&a.ssd, stream);
+/* A pass of both operators, checked. */
+struct Both {
+    gt_pass pass;
+    const gt_wkv_ssm_args* args;
+    gt_stream stream;
+    const Stages* wkv6;
+};
+
+/* Sums over rows in one launch, where it has room for them. */
+static inline gt_status add_up(const Stages& wkv6, const Stages& ssd, Chain& chain) {
+    RowSums all = *wkv6.sums;
+    if (all.count + ssd.sums->count > RowSums::MOST) {
+        const gt_status status = reduce_rows(all, wkv6.accumulate, chain);
+        return status != GT_OK ? status : reduce_rows(*ssd.sums, ssd.accumulate, chain);
+    }
+    for (int i = 0; i < ssd.sums->count; i++) all.sums[all.count++] = ssd.sums->sums[i];
+    return reduce_rows(all, wkv6.accumulate, chain);
 }
 
-static inline gt_status backward(const gt_wkv_ssm_args* args, gt_stream stream) {
+/* Stage after stage.  Of the chunks' kernels ssd's comes first: its blocks are longer. */
+static inline gt_status enqueue(const Stages& ssd, const void* context) {
+    const Both& both = *static_cast<const Both*>(context);
+    const Stages& wkv6 = *both.wkv6;
+    Chain chain = {both.stream};
+    gt_status status = GT_OK;
+    const auto run = [&](const Stages& of, Stage stage) {
+        if (status == GT_OK) status = of.run(of, stage, chain);
+    };
+    run(wkv6, Stage::CLEAR), run(ssd, Stage::CLEAR);
+    if (both.pass == GT_FORWARD) {
+        run(wkv6, Stage::PASS), run(ssd, Stage::PASS);
+        return status;
+    }
+    run(wkv6, Stage::STATES), run(ssd, Stage::STATES);
+    run(wkv6, Stage::GRADIENTS), run(ssd, Stage::GRADIENTS);
+    run(ssd, Stage::CHUNKS), run(wkv6, Stage::CHUNKS);
+    return status != GT_OK ? status : add_up(wkv6, ssd, chain);
+}
+
+static inline gt_status check_ssd(const Stages& wkv6, const void* context) {
+    Both both = *static_cast<const Both*>(context);
+    both.wkv6 = &wkv6;
+    const StagesUser user = {enqueue, &both};
+    return gt_ssd_stages(both.pass, &both.args->ssd, &user);
+}
+
+static inline gt_status call(gt_pass pass, const gt_wkv_ssm_args* args, gt_stream stream) {
     gt_wkv_ssm_args a;
     Needs needs;
-    gt_status status = prepare(GT_BACKWARD, args, &a, &needs);
-    if (status != GT_OK || (status = give_buffers(&a, needs, needs.wkv6.backward, needs.ssd.backward)) != GT_OK)
-        return status;
-    status = gt_wkv6_backward(&a.wkv6, stream);
-    return status != GT_OK ? status : gt_ssd_backward(&a.ssd, stream);
+    gt_status status = prepare(pass, args, &a, &needs);
+    if (status != GT_OK) return status;
+    const bool is_forward = pass == GT_FORWARD;
+    status = give_buffers(&a, needs, is_forward ? needs.wkv6.forward : needs.wkv6.backward,
+                          is_forward ? needs.ssd.forward : needs.ssd.backward);
+    if (status != GT_OK) return status;
+    const Both both = {pass, &a, stream, nullptr};
+    const StagesUser user = {check_ssd, &both};
+    return gt_wkv6_stages(pass, &a.wkv6, &user);
 }
 
 static inline gt_status query(const gt_wkv_ssm_args* args, gt_workspace* need) {

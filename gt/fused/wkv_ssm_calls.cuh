@@ -12,10 +12,10 @@
 extern "C" {
 
 GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args* args, gt_stream stream) {
-    return gt::wkv_ssm::forward(args, stream);
+    return gt::wkv_ssm::call(GT_FORWARD, args, stream);
 }
 GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args* args, gt_stream stream) {
-    return gt::wkv_ssm::backward(args, stream);
+    return gt::wkv_ssm::call(GT_BACKWARD, args, stream);
 }
 GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args* args, gt_workspace* need) {
     gt_no_answer(need);

@@ -26,6 +26,7 @@
 
 #include "../base/reduce.cuh"
 #include "segments.cuh"
+#include "stages.cuh"
 
 namespace gt {
 
@@ -120,6 +121,46 @@ static inline gt_status call_backward(const typename Operator::Args* args, gt_st
     if (status != GT_OK) return status;
     const auto plan = Operator::plan_backward(a, device);
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_backward(plan, device, on);
+}
+
+/* ---- calls of two operators: see gt/fused/wkv_ssm.cuh ---- */
+
+template <class Plan>
+static gt_status run_forward_stage(const Stages& me, Stage stage, Chain& chain) {
+    const Plan& plan = *static_cast<const Plan*>(me.plan);
+    return stage == Stage::CLEAR ? clear_unused(Plan::CLEAR, plan.unused, plan.sequences, *me.device, chain)
+                                 : plan.pass(*me.device, chain);
+}
+
+template <class Plan>
+static gt_status run_backward_stage(const Stages& me, Stage stage, Chain& chain) {
+    const Plan& plan = *static_cast<const Plan*>(me.plan);
+    switch (stage) {
+    case Stage::CLEAR: return clear_unused(Plan::CLEAR, plan.unused, plan.sequences, *me.device, chain);
+    case Stage::STATES: return plan.has_states ? GT_OK : plan.make_states(*me.device, chain);
+    case Stage::GRADIENTS: return plan.make_gradients(*me.device, chain);
+    default: return plan.finish_chunks(*me.device, chain);
+    }
+}
+
+/* Checks a call as call_forward() and call_backward() do, and hands on its stages. */
+template <class Operator>
+static inline gt_status with_stages(gt_pass pass, const typename Operator::Args* args, const void* user) {
+    const StagesUser& to = *static_cast<const StagesUser*>(user);
+    typename Operator::Args a;
+    Device device;
+    gt_status status = prepare<Operator>(pass, args, &a, &device);
+    if (status != GT_OK) return status;
+    if (pass == GT_FORWARD) {
+        const auto plan = Operator::plan_forward(a, false, device);
+        using Plan = typename std::remove_const<decltype(plan)>::type;
+        const Stages stages = {&plan, &device, run_forward_stage<Plan>, nullptr, 0};
+        return (status = check_buffers(a, plan)) != GT_OK ? status : to.use(stages, to.context);
+    }
+    const auto plan = Operator::plan_backward(a, device);
+    using Plan = typename std::remove_const<decltype(plan)>::type;
+    const Stages stages = {&plan, &device, run_backward_stage<Plan>, &plan.sums, plan.accumulate};
+    return (status = check_buffers(a, plan)) != GT_OK ? status : to.use(stages, to.context);
 }
 
 /* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
