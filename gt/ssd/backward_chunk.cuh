@@ -104,15 +104,15 @@ struct ChunkGradientBlock {
 
 /* ---- the block's chunk ----------------------------------------------------------------------------------------- */
 
-/* Blocks: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none. */
+/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none. */
 template <class C>
-GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
+GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p, int place) {
     const Problem& in = p.in;
     ChunkGradientBlock<C> me;
-    const int64_t pair = block_x() / 2;
+    const int64_t pair = place / 2;
     me.smem = smem_base();
     me.warp = shfl_idx(warp_id(), 0);
-    me.second = block_x() % 2;
+    me.second = place % 2;
     me.g = (int)(pair % in.G);
     const int64_t index = pair / in.G;
     me.slot = (int)(index % p.slots);

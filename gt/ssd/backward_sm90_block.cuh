@@ -18,10 +18,12 @@ struct HopperGradientParams : ChunkGradientParams {
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
 };
 
-/* Blocks are [B,slots,G], then the two chunks of a slot: of packed sequences, most may have none. */
-GT_DEV bool has_work(const HopperGradientParams& p) {
+/* Whether there is a place, or what others add from it is to be cleared: see find_chunk().  Of packed sequences most
+ * places may have no chunk. */
+GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
-    return p.clears || !in.sequences.cu_seqlens || block_x() < used_slots(in.sequences, CHECKPOINT) * in.G * 2;
+    const bool all = p.clears || !in.sequences.cu_seqlens;
+    return place < (all ? in.sequences.B * p.slots : used_slots(in.sequences, CHECKPOINT)) * in.G * 2;
 }
 
 template <class T_, int N_, bool GATED_ = false>
@@ -82,7 +84,8 @@ struct HopperGradientTraits {
     static constexpr int FULL = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT), EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
     static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, POWERS_MADE = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int SMEM = POWERS_MADE + (GATED ? 8 * STAGES : 0);
+    static constexpr int PLACE = POWERS_MADE + (GATED ? 8 * STAGES : 0); /* see init_barriers() */
+    static constexpr int SMEM = PLACE + 8;
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
 };

@@ -136,8 +136,10 @@ static inline gt_status map_states(TensorMap* map, const Checkpoints& states, co
 }
 
 template <class T, int N>
-static gt_status launch_hopper_chunks(const ChunkGradientParams& all, Chain& chain) {
-    const int64_t blocks = all.in.sequences.B * all.slots * all.in.G * 2;
+static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Device& device, Chain& chain) {
+    const Sequences& q = all.in.sequences;
+    const int64_t each = q.B * all.in.G * 2,
+                  blocks = most_blocks(q, all.slots * each, chunk_slots(sensible(q), CHECKPOINT) * each, device);
     if (blocks == 0) return GT_OK; /* no tensors */
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
@@ -161,8 +163,10 @@ static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const D
     if (has_hopper_chunks(device)) {
         const bool is_bf16 = p.in.dtype == GT_BF16;
         if (N <= 64)
-            return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, chain) : launch_hopper_chunks<f16, 64>(p, chain);
-        return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, chain) : launch_hopper_chunks<f16, 128>(p, chain);
+            return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, device, chain)
+                           : launch_hopper_chunks<f16, 64>(p, device, chain);
+        return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, device, chain)
+                       : launch_hopper_chunks<f16, 128>(p, device, chain);
     }
     if (N <= 16) return launch_chunks_with<16, 2>(p, chain);
     if (N <= 32) return launch_chunks_with<32, 2>(p, chain);
