@@ -109,15 +109,15 @@ template <class C>
 GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p, int place) {
     const Problem& in = p.in;
     ChunkGradientBlock<C> me;
-    const int64_t pair = place / 2;
+    const uint32_t pair = (uint32_t)place / 2, groups = (uint32_t)in.G, slots = (uint32_t)p.slots; /* quickly divided */
     me.smem = smem_base();
     me.warp = shfl_idx(warp_id(), 0);
     me.second = place % 2;
-    me.g = (int)(pair % in.G);
-    const int64_t index = pair / in.G;
-    me.slot = (int)(index % p.slots);
-    me.b = (int)(index / p.slots);
-    me.heads = (int)(in.H / in.G);
+    me.g = (int)(pair % groups);
+    const uint32_t index = pair / groups;
+    me.slot = (int)(index % slots);
+    me.b = (int)(index / slots);
+    me.heads = (int)((uint32_t)in.H / groups);
     me.steps = me.heads * in.tiles;
     gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
     if (in.sequences.cu_seqlens)

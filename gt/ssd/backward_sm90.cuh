@@ -52,8 +52,9 @@
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
  *     made 512, G h^T 256.
  * BYTES a token and head: as chunk_gradient_kernel; those of states at N < 64 are N's, zeros beyond are not read.
- * grid: [B, slots of 128 tokens, G], two chunks each; block 512.  Of packed sequences fewer (most_blocks), which take
- * places in turn.  Every sum has one fixed order: deterministic. */
+ * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G], two
+ * chunks each: the code of a block comes from L2 when it begins, which is 8 us (an H200) before its first step.  Every sum
+ * has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH
 
@@ -146,12 +147,13 @@ GT_DEV void take_places(const HopperGradientParams& p, uint32_t smem, const Role
 here : {
     ChunkGradientBlock<C> me = find_chunk<C>(p, place);
     me.smem = smem;
-    if (me.tokens > 0)
+    if (me.tokens > 0) {
         role(me);
-    else if (me.g == 0)
-        clear_sums(p, me.row(p.slots));
+    } else {
+        wait_for_chain();
+        if (me.g == 0) clear_sums(p, me.row(p.slots));
+    }
 }
-    if (!p.in.sequences.cu_seqlens) return;
     place = lds<int>(smem + C::PLACE) + grid_x();
     if (!has_place(p, place)) return;
     sync_threads(); /* shared memory is no longer read */
@@ -168,8 +170,10 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     using C = HopperGradientTraits<T, N, GATED>;
     const uint32_t smem = smem_base_of_tiles();
     const int role = shfl_idx(warp_id(), 0) / 4;
-    wait_for_chain();
-    if (!has_place(p, block_x())) return;
+    if (!has_place(p, block_x())) {
+        wait_for_chain(); /* if all do so, those after them still come after those before */
+        return;
+    }
     init_barriers<C>(smem, block_x(), false);
     if (role == 3) {
         give_registers<C::PREPARE_REGISTERS>();
@@ -177,13 +181,15 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     } else if (role == 0) {
         take_registers<C::PAIRS_REGISTERS>();
         take_places<C>(p, smem, [&](const ChunkGradientBlock<C>& me) {
-            stage_groups(p, me);
+            stage_groups(p, me); /* inputs of the call alone */
+            wait_for_chain();
             pairs_role(p, me);
         });
     } else {
         take_registers<C::SUMS_REGISTERS>();
         take_places<C>(p, smem, [&](const ChunkGradientBlock<C>& me) {
-            stage_groups(p, me);
+            stage_groups(p, me); /* inputs of the call alone */
+            wait_for_chain();
             sums_role(p, me, role - 1);
         });
     }

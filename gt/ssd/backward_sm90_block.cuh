@@ -485,6 +485,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const ChunkGradientBlock
         if (warp == 3 && step + 1 < me.steps) inverse = read_inverse(p, me, step + 1);
     };
     load_step(0);
+    wait_for_chain(); /* h, G and their powers */
     if (warp == 3) inverse = read_inverse(p, me, 0);
     source.start(p, me, warp);
     copy_step(0);

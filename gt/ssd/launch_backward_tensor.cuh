@@ -137,10 +137,10 @@ static inline gt_status map_states(TensorMap* map, const Checkpoints& states, co
 
 template <class T, int N>
 static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Device& device, Chain& chain) {
-    const Sequences& q = all.in.sequences;
-    const int64_t each = q.B * all.in.G * 2,
-                  blocks = most_blocks(q, all.slots * each, chunk_slots(sensible(q), CHECKPOINT) * each, device);
+    const int64_t places = all.in.sequences.B * all.slots * all.in.G * 2, room = device.multiprocessors;
+    const int64_t blocks = places < room ? places : room;
     if (blocks == 0) return GT_OK; /* no tensors */
+    if (places > INT32_MAX - room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
