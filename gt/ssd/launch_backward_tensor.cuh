@@ -17,7 +17,8 @@ struct TensorBackwardPlan {
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
-    int units; /* of the passes over states: see states_units() */
+    int32_t* order; /* of packed sequences */
+    int units;      /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
 
@@ -62,6 +63,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
     plan.units = units;
+    c.in.order = plan.order = take_order(arena, a, units);
     /* sequences of one slot: states before and after it are the caller's */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);

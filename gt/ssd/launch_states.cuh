@@ -67,6 +67,11 @@ static inline int64_t states_strands(const Problem& in, int units, const Device&
                    grid_room(in.sequences, 8, device));
 }
 
+/* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
+static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, int units) {
+    return units && a.seq_capacity > 1 ? arena.take<int32_t>(a.seq_capacity) : nullptr;
+}
+
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
 
 /* launch(T(), number of columns) of the kernels on tensor cores that handle the columns of a launch. */
@@ -133,12 +138,13 @@ static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain
 template <bool REVERSE>
 static gt_status launch_states_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     const Problem& in = states.in;
-    const HopperStatesParams p = {states,
-                                  REVERSE ? in.dy : in.x,
-                                  REVERSE ? in.Cm : in.Bm,
-                                  REVERSE ? in.dy_stride : in.x_stride,
-                                  REVERSE ? in.Cm_stride : in.Bm_stride,
-                                  REVERSE};
+    HopperStatesParams p = {states,
+                            REVERSE ? in.dy : in.x,
+                            REVERSE ? in.Cm : in.Bm,
+                            REVERSE ? in.dy_stride : in.x_stride,
+                            REVERSE ? in.Cm_stride : in.Bm_stride,
+                            REVERSE};
+    set_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
         const auto with = [&](auto heads, auto has_gate) {
