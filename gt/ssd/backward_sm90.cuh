@@ -145,7 +145,7 @@ GT_DEV void take_places(const HopperGradientParams& p, uint32_t smem, const Role
     /* Two ways lead into this loop, so that the compiler takes nothing out of it. */
     if (p.in.sequences.cu_seqlens) goto next;
 here : {
-    ChunkGradientBlock<C> me = find_chunk<C>(p, place);
+    ChunkGradientBlock<C> me = find_chunk<C, uint32_t>(p, place);
     me.smem = smem;
     if (me.tokens > 0) {
         role(me);
