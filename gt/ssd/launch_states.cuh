@@ -31,13 +31,15 @@ static inline bool has_hopper_kernels() {
 }
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
- * where half of the multiprocessors would have nothing to do; 0: it takes others.  With one unit a group half of a
- * block has nothing to do either way. */
+ * where half of the multiprocessors would have nothing to do, or where segments are so short that states, which are
+ * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks; 0: it takes others.  With
+ * one unit a group half of a block has nothing to do either way. */
 static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     const int64_t units = units_of_group(a), room = device.multiprocessors;
     if (a.dtype == GT_F32 || units < 2 || device.compute_capability != 90) return 0;
     const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
     const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
+    if (a.T > 2 * CHECKPOINT && with_4 * a.T <= 2 * CHECKPOINT * room) return 2;
     return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
 }
 
