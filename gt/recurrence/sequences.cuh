@@ -13,7 +13,9 @@
  * that no chunk writes.
  *
  * A large seq_capacity need not cost time.  Where blocks take pieces of work in turn, a launch has no more blocks than
- * sequences of a sensible length need (most_blocks(), strands()). */
+ * sequences of a sensible length need (most_blocks(), strands()).
+ *
+ * Lengths may differ much.  Who takes whole sequences can take the longest first (rank_sequences()). */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 
@@ -122,7 +124,8 @@ GT_DEV int64_t offset_of(const gt_stride4& s, int64_t b, int64_t t, int64_t h) {
 
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
  * Writes zeros: in outputs, for the tokens from the end of the last packed sequence on; in partial sums, for all chunk
- * slots, before the chunks that there are write theirs.
+ * slots, before the chunks that there are write theirs.  And, since it is the first kernel of a packed call, the order of
+ * the sequences by length (rank_sequences).
  * grid two blocks for each multiprocessor, block 8 warps; a warp takes rows, a token and head each, in turn.  No shared
  * memory.  bytes: the zeros. */
 struct ClearParams {
@@ -139,13 +142,41 @@ struct ClearParams {
         float* data; /* [chunk slot][size]; NULL: none */
         int64_t size;
         int chunk;
-    } sums; /* partial sums, for which not every chunk slot has a chunk that writes its row */
+    } sums;         /* partial sums, for which not every chunk slot has a chunk that writes its row */
+    int32_t* order; /* see rank_sequences(); NULL: not wanted */
 };
+
+/* order[rank] <- the sequence: the longest first, of those as long as each other the first.  Blocks that take whole
+ * sequences in this order are done at about the same time: a long one that starts last would keep a few of them busy
+ * alone.  A warp counts, for one sequence after another, those that come before it.  More than MOST_RANKED sequences
+ * stay as they are: one of them is little of the whole, as a rule, and counting takes the square of their number. */
+constexpr int64_t MOST_RANKED = 256;
+
+GT_DEV void rank_sequences(const Sequences& q, int32_t* order, int64_t warp, int64_t warps) {
+    const int count = (int)sequence_count(q);
+    const int32_t* starts = q.cu_seqlens;
+    for (int s = (int)warp; s < count; s += (int)warps) {
+        int rank = 0;
+        if (count > MOST_RANKED) {
+            rank = s;
+        } else {
+            const int tokens = starts[s + 1] - starts[s];
+            for (int other = lane_id(); other < count; other += 32) {
+                const int others = starts[other + 1] - starts[other];
+                rank += others > tokens || (others == tokens && other < s);
+            }
+            GT_UNROLL
+            for (int mask = 1; mask < 32; mask *= 2) rank += shfl_xor(rank, mask);
+        }
+        if (lane_id() == 0) order[rank] = s;
+    }
+}
 
 GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
     wait_for_chain();
     const int64_t first = used_tokens(p.sequences), tokens = p.sequences.T - first;
     const int64_t warp = (int64_t)block_x() * 8 + warp_id(), warps = (int64_t)grid_x() * 8;
+    if (p.order) rank_sequences(p.sequences, p.order, warp, warps);
     for (int i = 0; i < p.count; i++) {
         const ClearParams::Output& x = p.outputs[i];
         for (int64_t row = warp; row < tokens * x.heads; row += warps) {
@@ -168,7 +199,7 @@ static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_d
 template <class Stream>
 static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
                                      Stream& stream) {
-    if (!sequences.capacity || (p.count == 0 && !p.sums.data)) return GT_OK;
+    if (!sequences.capacity || (p.count == 0 && !p.sums.data && !p.order)) return GT_OK;
     p.sequences = sequences;
     return run(name, clear_unused_kernel, 2 * device.multiprocessors, 256, 0, stream, p);
 }

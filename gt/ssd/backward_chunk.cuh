@@ -104,20 +104,21 @@ struct ChunkGradientBlock {
 
 /* ---- the block's chunk ----------------------------------------------------------------------------------------- */
 
-/* Blocks: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none. */
-template <class C>
-GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p) {
+/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none.  Int: what divides; where a block takes
+ * places in turn, 32 bits, which is quick. */
+template <class C, class Int = int64_t>
+GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p, int place) {
     const Problem& in = p.in;
     ChunkGradientBlock<C> me;
-    const int64_t pair = block_x() / 2;
+    const Int pair = (Int)(place / 2), groups = (Int)in.G, slots = (Int)p.slots;
     me.smem = smem_base();
     me.warp = shfl_idx(warp_id(), 0);
-    me.second = block_x() % 2;
-    me.g = (int)(pair % in.G);
-    const int64_t index = pair / in.G;
-    me.slot = (int)(index % p.slots);
-    me.b = (int)(index / p.slots);
-    me.heads = (int)(in.H / in.G);
+    me.second = place % 2;
+    me.g = (int)(pair % groups);
+    const Int index = pair / groups;
+    me.slot = (int)(index % slots);
+    me.b = (int)(index / slots);
+    me.heads = (int)((Int)in.H / groups);
     me.steps = me.heads * in.tiles;
     gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
     if (in.sequences.cu_seqlens)

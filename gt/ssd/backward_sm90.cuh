@@ -53,7 +53,9 @@
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
  *     made 512, G h^T 256.
  * BYTES a token and head: as chunk_gradient_kernel; those of states at N < 64 are N's, zeros beyond are not read.
- * grid: [B, slots of 128 tokens, G], two chunks each; block 512.  Every sum has one fixed order: deterministic. */
+ * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G], two
+ * chunks each: the code of a block comes from L2 when it begins, which is 8 us (an H200) before its first step.  Every sum
+ * has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH
 
@@ -117,45 +119,80 @@ GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, in
     finish_share(p, me, at, which, share);
 }
 
+/* All threads; place: what the block takes from then on. */
+template <class C>
+GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int place, bool again) {
+    if (thread_id() < C::STAGES) {
+        const bool by_maps = HopperBlock<C>(p, smem, place).by_maps; /* one warp hands over */
+        const auto init = [&](int barrier, int count) {
+            const uint32_t at = smem + barrier + 8 * thread_id();
+            if (again) mbarrier_inval(at);
+            mbarrier_init(at, count);
+        };
+        init(C::FULL, by_maps ? 32 : 2 * C::GROUP);
+        init(C::EMPTY, C::CONSUMERS);
+        init(C::STATE_MADE, C::GROUP);
+        if (C::GATED) init(C::POWERS_MADE, C::GROUP);
+        if (thread_id() < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
+    }
+    if (thread_id() == 0) sts<int>(smem + C::PLACE, place);
+    fence_async_proxy();
+    sync_threads();
+}
+
+/* What a warp does with the block's places, one after another. */
+template <class C, class Role>
+GT_DEV void take_places(const HopperGradientParams& p, uint32_t smem, const Role& role) {
+    int place = block_x();
+    /* Two ways lead into this loop, so that the compiler takes nothing out of it. */
+    if (p.in.sequences.cu_seqlens) goto next;
+here : {
+    const HopperBlock<C> me(p, smem, place);
+    if (me.tokens > 0) {
+        role(me);
+    } else {
+        wait_for_chain();
+        if (me.g == 0) clear_sums(p, me.row(p.slots));
+    }
+}
+    place = lds<int>(smem + C::PLACE) + grid_x();
+    if (!has_place(p, place)) return;
+    sync_threads(); /* shared memory is no longer read */
+    init_barriers<C>(p, smem, place, true);
+next:
+    goto here;
+}
+
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int N, bool GATED>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
 #if GT_SM90A
     using C = HopperGradientTraits<T, N, GATED>;
-    wait_for_chain();
-    if (!has_work(p)) return;
-    const HopperBlock<C> me(p);
-    if (me.tokens <= 0) {
-        if (me.g == 0) clear_sums(p, me.row(p.slots));
+    const uint32_t smem = smem_base_of_tiles();
+    const int role = shfl_idx(warp_id(), 0) / 4;
+    if (!has_place(p, block_x())) {
+        wait_for_chain(); /* if all do so, those after them still come after those before */
         return;
     }
-    if (thread_id() < C::STAGES) {
-        const uint32_t barriers = me.smem + 8 * thread_id();
-        mbarrier_init(barriers + C::FULL, me.by_maps ? 32 : 2 * C::GROUP);
-        mbarrier_init(barriers + C::EMPTY, C::CONSUMERS);
-        mbarrier_init(barriers + C::STATE_MADE, C::GROUP);
-        if (GATED) mbarrier_init(barriers + C::POWERS_MADE, C::GROUP);
-        if (thread_id() < C::M_BUFFERS) {
-            mbarrier_init(barriers + C::M_FULL, C::GROUP);
-            mbarrier_init(barriers + C::M_EMPTY, C::GROUP);
-        }
-    }
-    fence_async_proxy();
-    sync_threads();
-    const int role = me.warp / 4;
+    init_barriers<C>(p, smem, block_x(), false);
     if (role == 3) {
         give_registers<C::PREPARE_REGISTERS>();
-        prepare_role(p, me);
-    } else {
-        stage_groups(p, me);
-        if (role == 0) {
-            take_registers<C::PAIRS_REGISTERS>();
+        take_places<C>(p, smem, [&](const HopperBlock<C>& me) { prepare_role(p, me); });
+    } else if (role == 0) {
+        take_registers<C::PAIRS_REGISTERS>();
+        take_places<C>(p, smem, [&](const HopperBlock<C>& me) {
+            stage_groups(p, me); /* inputs of the call alone */
+            wait_for_chain();
             pairs_role(p, me);
-        } else {
-            take_registers<C::SUMS_REGISTERS>();
+        });
+    } else {
+        take_registers<C::SUMS_REGISTERS>();
+        take_places<C>(p, smem, [&](const HopperBlock<C>& me) {
+            stage_groups(p, me); /* inputs of the call alone */
+            wait_for_chain();
             sums_role(p, me, role - 1);
-        }
+        });
     }
 #else
     (void)p;

@@ -21,10 +21,12 @@ struct HopperGradientParams : ChunkGradientParams {
     float *tokens, *sums, *inverses; /* TokenParams, but of this slab */
 };
 
-/* Blocks are [B,slots,G], then the two chunks of a slot: of packed sequences, most may have none. */
-GT_DEV bool has_work(const HopperGradientParams& p) {
+/* Whether there is a place, or what others add from it is to be cleared: see find_chunk().  Of packed sequences most
+ * places may have no chunk. */
+GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
-    return p.clears || !in.sequences.cu_seqlens || block_x() < used_slots(in.sequences, CHECKPOINT) * in.G * 2;
+    const bool all = p.clears || !in.sequences.cu_seqlens;
+    return place < (all ? in.sequences.B * p.slots : used_slots(in.sequences, CHECKPOINT)) * in.G * 2;
 }
 
 template <class T_, int N_, bool GATED_ = false>
@@ -69,7 +71,8 @@ struct HopperGradientTraits {
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
     static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, POWERS_MADE = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int SMEM = POWERS_MADE + (GATED ? 8 * STAGES : 0);
+    static constexpr int PLACE = POWERS_MADE + (GATED ? 8 * STAGES : 0); /* see init_barriers() */
+    static constexpr int SMEM = PLACE + 8;
     static_assert(MADE % 4 == 0 && STATE_INVERSES % 4 == 0 && W_MOST % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
 };
@@ -81,8 +84,9 @@ struct HopperBlock : ChunkGradientBlock<C> {
     int sums_count;
     bool by_maps; /* x and dy come by TMA: rows that are not the chunk's are none of the tensor's */
 
-    GT_METHOD explicit HopperBlock(const HopperGradientParams& p) : ChunkGradientBlock<C>(find_chunk<C>(p)) {
-        this->smem = smem_base_of_tiles();
+    GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place)
+        : ChunkGradientBlock<C>(find_chunk<C, uint32_t>(p, place)) {
+        this->smem = first_byte;
         sums_count = chunk_sums(p.in);
         sums = p.sums + first_step(p) * sums_count;
         const bool whole = this->tokens == CHUNK && this->neighbour_tokens % CHUNK == 0;
@@ -339,6 +343,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
     const int warp = me.warp - C::CONSUMERS / 32;
     if (me.by_maps && warp > 0) return;
     StepSource<C> source;
+    wait_for_chain(); /* h, G and their powers; factors */
     source.start(p, me, warp);
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {

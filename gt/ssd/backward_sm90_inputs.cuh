@@ -149,11 +149,12 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
     sync_warp(); /* before the next step's */
 }
 
-/* Adds to dx what launches before gave, and leaves it for those that follow: by block, step and, in fours, thread. */
+/* Adds to dx what launches before gave, and leaves it for those that follow: by place, step and, in fours, thread. */
 template <class C>
 GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
+    const int64_t place = lds<int>(me.smem + C::PLACE);
     float* const address =
-        p.dx_share + ((block_x() * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
+        p.dx_share + ((place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
         float4* const four = reinterpret_cast<float4*>(address) + n * C::GROUP;

@@ -689,7 +689,7 @@ GT_KERNEL(256, 1)
 chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
     using C = ChunkGradientTraits<N, STAGES, MORE>;
     wait_for_chain();
-    const ChunkGradientBlock<C> me = find_chunk<C>(p);
+    const ChunkGradientBlock<C> me = find_chunk<C>(p, block_x());
     if (me.tokens <= 0) {
         if (me.g == 0) clear_sums(p, me.row(p.slots));
         return;

@@ -32,7 +32,24 @@ GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
 
 /* ---- where a block stands ---------------------------------------------------------------------------------------- */
 
-GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
+static inline int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
+
+/* For launches with `units` units a block. */
+static inline void set_bundles(Problem& in, int units, int64_t strands) {
+    const int64_t bundles = group_bundles(in, units);
+    in.bundles = {(int)strands,
+                  (int)(in.H / in.G),
+                  (int)group_units(in),
+                  divide_by((int)(in.G * bundles)),
+                  divide_by((int)bundles),
+                  divide_by(in.tiles),
+                  divide_by((int)in.segments.count)};
+}
+
+GT_DEV int bundle_strand(const Problem& in) {
+    int index;
+    return divide(block_x(), in.bundles.by_strand, &index);
+}
 
 /* As Cursor, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose
  * results are not written: so nothing branches on them. */
@@ -47,8 +64,10 @@ struct GroupCursor {
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
         if (thread_id() % WARPGROUP == 0) {
-            const int bundles = (int)group_bundles(in, UNITS), index = block_x() % ((int)in.G * bundles);
-            const int group = index / bundles, first = index % bundles * UNITS, all = (int)group_units(in);
+            int index, bundle;
+            divide(block_x(), in.bundles.by_strand, &index);
+            const int group = divide(index, in.bundles.by_group, &bundle);
+            const int first = bundle * UNITS, all = in.bundles.units;
             sts<int64_t>(addresses, span.b);
             sts<int64_t>(addresses + 8, span.first);
             sts<int64_t>(addresses + 16, span.end);
@@ -56,9 +75,10 @@ struct GroupCursor {
             sts<int>(addresses + 40, group);
             sts<int>(addresses + 44, all - first < UNITS ? all - first : UNITS);
             for (int i = 0; i < UNITS; i++) {
-                const int unit = first + i < all ? first + i : all - 1;
-                sts<int>(addresses + 48 + 4 * i, group * (int)(in.H / in.G) + unit / in.tiles);
-                sts<int>(addresses + 64 + 4 * i, unit % in.tiles * TILE_P);
+                int tile;
+                const int unit = divide(first + i < all ? first + i : all - 1, in.bundles.by_tile, &tile);
+                sts<int>(addresses + 48 + 4 * i, group * in.bundles.heads + unit);
+                sts<int>(addresses + 64 + 4 * i, tile * TILE_P);
                 sts<int64_t>(addresses + 80 + 8 * i,
                              (span.b * in.H + head(i)) * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot);
             }
@@ -100,15 +120,6 @@ struct GroupCursor {
             sts<int64_t>(addresses + 112 + 32 * tensor + 8 * i, offset_of(stride, b(), first, head(i)) + row0(i));
     }
 };
-
-template <class Tile>
-GT_DEV int64_t bundle_strands(const Problem& in) {
-    return grid_x() / (in.G * group_bundles(in, Tile::UNITS));
-}
-template <class Tile>
-GT_DEV int64_t bundle_strand(const Problem& in) {
-    return block_x() / (in.G * group_bundles(in, Tile::UNITS));
-}
 
 /* ---- times ------------------------------------------------------------------------------------------------------- */
 

@@ -8,7 +8,8 @@
  *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
  *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
  *                  warp a unit, and merges them with the powers of B and C.  It is one warp a scheduler, so it waits
- *                  for no load: dt comes a chunk ahead (UnitTimes).
+ *                  for no load: dt comes a chunk ahead (UnitTimes).  Nor does it wait for the kernel before, unless that
+ *                  ranks sequences.
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
@@ -244,9 +245,9 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS, finds_maxima = UNITS == 4 || warp >= UNITS;
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         {
-            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            const Span span = ordered_span(in, item);
             if (!span.exists) continue;
             cursor.enter(in, span, item, BARRIER, [&] {
                 cursor.put_offsets(0, in.x_stride);
@@ -615,10 +616,10 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
     GT_UNROLL
     for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp());
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         WarpState<NP> state[HEADS];
         {
-            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            const Span span = ordered_span(in, item);
             if (!span.exists) continue;
             me.cursor().enter(in, span, item, 2 + me.group(), [&] {
                 me.cursor().put_offsets(0, p.y_stride);
@@ -685,7 +686,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
         if (chunks > 0) store_y(chunks - 1, n - 1);
         item = me.cursor().item();
         /* found again: no registers keep it */
-        const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        const Span same = ordered_span(in, item);
         if (p.state_out && same.ends) {
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
@@ -714,11 +715,12 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     }
     if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
     sync_threads();
-    wait_for_chain();
     if (warp_id() / 4 == CONSUMERS) {
+        if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         forward_producer<Tile>(p, smem);
     } else {
+        wait_for_chain();
         take_registers<Tile::REGISTERS>();
         forward_consumer<Tile>(p, smem);
     }

@@ -39,7 +39,7 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
                                 segments_by_units(a, units_by_sizes(a, device), device)}) {
         Arena arena(nullptr);
         take_segments(arena, a, count);
-        if (has_tensor_sizes(a)) take_share(arena, a);
+        if (has_tensor_sizes(a)) take_share(arena, a), take_order(arena, a, units_by_sizes(a, device));
         if (arena.bytes() > most) most = arena.bytes();
     }
     return most;
@@ -58,6 +58,8 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
         p.in = problem_of(a);
         p.in.segments = take_segments(arena, a, segments_by_units(a, plan.units, device));
         p.share = take_share(arena, a);
+        plan.unused.order = take_order(arena, a, plan.units);
+        p.in.order = plan.unused.order;
         p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
@@ -114,6 +116,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
     if (plan.on_tensor_cores) {
         plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, states_units(a, device), device);
         plan.has_states = !plan.tensor.makes_h && !plan.tensor.makes_dz;
+        plan.unused.order = plan.tensor.order;
         add_output(plan.unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
         add_output(plan.unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);
         add_output(plan.unused, a.dCm, a.dCm_stride, a.dtype, a.G, a.N);

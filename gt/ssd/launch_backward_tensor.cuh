@@ -17,6 +17,7 @@ struct TensorBackwardPlan {
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
+    int32_t* order;     /* of packed sequences */
     TokenParams tokens; /* compute capability 9.0 */
     int units;          /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
@@ -82,6 +83,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
     plan.units = units;
+    c.in.order = plan.order = take_order(arena, a, units);
     /* sequences of one slot: states before and after it are the caller's */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
@@ -167,9 +169,11 @@ static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& s
 
 template <class T, int N>
 static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
-                                      Chain& chain) {
-    const int64_t blocks = all.in.sequences.B * all.slots * all.in.G * 2;
+                                      const Device& device, Chain& chain) {
+    const int64_t places = all.in.sequences.B * all.slots * all.in.G * 2, room = device.multiprocessors;
+    const int64_t blocks = places < room ? places : room;
     if (blocks == 0) return GT_OK; /* no tensors */
+    if (places > INT32_MAX - room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
@@ -193,13 +197,13 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Toke
 }
 
 static inline gt_status launch_hopper_slab(const ChunkGradientParams& p, const TokenParams& tokens, int slab,
-                                           Chain& chain) {
+                                           const Device& device, Chain& chain) {
     const bool is_bf16 = p.in.dtype == GT_BF16;
     if (p.in.columns <= 64)
-        return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, tokens, slab, chain)
-                       : launch_hopper_chunks<f16, 64>(p, tokens, slab, chain);
-    return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, tokens, slab, chain)
-                   : launch_hopper_chunks<f16, 128>(p, tokens, slab, chain);
+        return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, tokens, slab, device, chain)
+                       : launch_hopper_chunks<f16, 64>(p, tokens, slab, device, chain);
+    return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, tokens, slab, device, chain)
+                   : launch_hopper_chunks<f16, 128>(p, tokens, slab, device, chain);
 }
 
 /* With two stages where the device has room for them. */
@@ -280,7 +284,7 @@ inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& 
     for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
         ChunkGradientParams p = chunks;
         take_slab(p, slab, rows);
-        status = by_hopper ? launch_hopper_slab(p, tokens, slab, chain) : launch_slab_chunks(p, device, chain);
+        status = by_hopper ? launch_hopper_slab(p, tokens, slab, device, chain) : launch_slab_chunks(p, device, chain);
     }
     if (status != GT_OK || !by_hopper) return status;
     return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, 0, chain, tokens);

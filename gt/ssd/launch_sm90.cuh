@@ -16,14 +16,16 @@ static inline int hopper_units(const gt_ssd_args& a, const Device& device) {
 
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int HEADS>
-static gt_status launch_forward_hopper_with(const TensorParams& p, const Device& device, Chain& chain) {
+static gt_status launch_forward_hopper_with(const TensorParams& all, const Device& device, Chain& chain) {
+    TensorParams p = all;
     const auto with = [&](auto has_gate) {
         constexpr bool HAS_GATE = decltype(has_gate)::value;
         using Tile = HopperTile<T, NP, HEADS, HAS_GATE>;
         const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS), room = grid_room(p.in.sequences, 8, device);
-        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, HAS_GATE>,
-                   strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room) * each, Tile::THREADS,
-                   Tile::BYTES, chain, p);
+        const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
+        set_bundles(p.in, Tile::UNITS, count);
+        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, HAS_GATE>, count * each,
+                   Tile::THREADS, Tile::BYTES, chain, p);
     };
     constexpr bool ONE = HEADS == 1 && NP <= SLAB;
     return ONE || p.in.z ? with(std::true_type()) : with(std::integral_constant<bool, ONE>());

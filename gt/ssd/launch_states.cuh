@@ -31,13 +31,15 @@ static inline bool has_hopper_kernels() {
 }
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
- * where half of the multiprocessors would have nothing to do; 0: it takes others.  With one unit a group half of a
- * block has nothing to do either way. */
+ * where half of the multiprocessors would have nothing to do, or where segments are so short that states, which are
+ * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks; 0: it takes others.  With
+ * one unit a group half of a block has nothing to do either way. */
 static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     const int64_t units = units_of_group(a), room = device.multiprocessors;
     if (a.dtype == GT_F32 || units < 2 || device.compute_capability != 90) return 0;
     const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
     const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
+    if (a.T > 2 * CHECKPOINT && with_4 * a.T <= 2 * CHECKPOINT * room) return 2;
     return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
 }
 
@@ -65,6 +67,11 @@ static inline int64_t states_strands(const Problem& in, int units, const Device&
     if (!units) return tensor_blocks(in, device) / (in.G * group_pairs(in));
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
                    grid_room(in.sequences, 8, device));
+}
+
+/* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
+static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, int units) {
+    return units && a.seq_capacity > 1 ? arena.take<int32_t>(a.seq_capacity) : nullptr;
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
@@ -133,12 +140,13 @@ static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain
 template <bool REVERSE>
 static gt_status launch_states_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     const Problem& in = states.in;
-    const HopperStatesParams p = {states,
-                                  REVERSE ? in.dy : in.x,
-                                  REVERSE ? in.Cm : in.Bm,
-                                  REVERSE ? in.dy_stride : in.x_stride,
-                                  REVERSE ? in.Cm_stride : in.Bm_stride,
-                                  REVERSE};
+    HopperStatesParams p = {states,
+                            REVERSE ? in.dy : in.x,
+                            REVERSE ? in.Cm : in.Bm,
+                            REVERSE ? in.dy_stride : in.x_stride,
+                            REVERSE ? in.Cm_stride : in.Bm_stride,
+                            REVERSE};
+    set_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
         const auto with = [&](auto heads, auto has_gate) {

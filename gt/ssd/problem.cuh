@@ -50,6 +50,13 @@ struct Traits {
     static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
 };
 
+/* Kernels of 9.0 that take units of a group together: what the host knows of a launch's blocks.  A division by what
+ * only the device knows takes half a microsecond, and a block's first copies would wait for it. */
+struct Bundles {
+    int strands, heads, units;                      /* heads, units of a group */
+    Divider by_strand, by_group, by_tile, segments; /* by blocks of a strand; bundles of a group; tiles of a head */
+};
+
 /* One argument struct, prepared, as every kernel sees it. */
 struct Problem {
     Sequences sequences;
@@ -62,7 +69,11 @@ struct Problem {
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
-    int tiles;   /* of 64 rows of P */
+    int tiles; /* of 64 rows of P */
+    /* The sequences in the order in which passes take them: the longest first (see rank_sequences).  NULL: as they
+     * come. */
+    const int32_t* order;
+    Bundles bundles;
     int columns; /* kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB */
 };
 
@@ -194,6 +205,15 @@ GT_DEV Power power_of(float bound) {
     int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
     exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;
     return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
+}
+
+/* The segment that is number `item` for those who take them in the order of lengths.  Items of several segments each
+ * are chunks at least, and fewer than 2^31. */
+GT_DEV Span ordered_span(const Problem& in, int64_t item) {
+    int segment = 0;
+    if (in.segments.count > 1) item = divide((int)item, in.bundles.segments, &segment);
+    if (in.order) item = in.order[item];
+    return span_of(in.sequences, in.segments, CHECKPOINT, item, segment);
 }
 
 /* Segments of sequences that the blocks of a tile and head share, and how many of these blocks there are. */

@@ -68,6 +68,13 @@ struct WarpState {
         bound = most * power.inverse;
     }
 
+    GT_METHOD void clear() {
+        GT_UNROLL
+        for (int i = 0; i < TILES * 4; i++) H[i / 4][i % 4] = 0.0f;
+        bound = 0.0f;
+        power = power_of(bound);
+    }
+
     /* 16 rows from row0 on of the launch's columns of a state [P,N], of which `from` is the first; NULL: zeros. */
     GT_METHOD void load(const float* from, int row0, const Problem& in) {
         power = {1.0f, 1.0f};

@@ -7,7 +7,7 @@
  * WARPGROUPS
  *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
  *                  a warp a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk
- *                  ahead (UnitTimes).
+ *                  ahead (UnitTimes).  Nor does it wait for the kernel before, unless that ranks sequences.
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
  *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
@@ -87,6 +87,18 @@ struct StatesHopperTile {
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
 
+/* What a pass needs of a segment's chunks.  Behind the last checkpoint of a sequence, whose state after all chunks
+ * nobody wants, it needs none: of the checkpoint's chunk only the unit's power. */
+struct NeededChunks {
+    int count;  /* the first ones that are taken */
+    bool whole; /* else the last of them is not added */
+
+    GT_METHOD NeededChunks(const StatesParams& p, bool reverse, bool is_last, int chunks) {
+        whole = !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
+        count = whole ? chunks : reverse ? (chunks > 1 ? chunks - 1 : 1) : (chunks - 1) / SLOT_CHUNKS * SLOT_CHUNKS + 1;
+    }
+};
+
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
 /* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  power: the unit's, which may change.
@@ -148,16 +160,19 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     const int unit = warp_id() % 4;
     const bool makes_weights = unit < UNITS, gated = Tile::HAS_GATE && in.z && p.reverse;
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        bool is_last;
         {
-            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-            if (skips(p.states.is_local, span, p.reverse ? span.starts : span.ends)) continue;
+            const Span span = ordered_span(in, item);
+            is_last = p.reverse ? span.starts : span.ends;
+            if (skips(p.states.is_local, span, is_last)) continue;
             cursor.enter(in, span, item, BARRIER, [&] {
                 cursor.put_offsets(0, p.left_stride);
                 if (gated) cursor.put_offsets(1, in.z_stride);
             });
         }
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
+        const NeededChunks needed(p.states, p.reverse, is_last, chunks);
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
         /* where the thread's first rows of the chunk that is copied next lie */
         const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
@@ -169,26 +184,29 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
         UnitTimes of_unit = {};
         const auto load_times = [&](int i) {
-            if (makes_weights && i < chunks) of_unit.load(in, times, cursor.tokens(chunk_at(i)));
+            if (makes_weights && i < needed.count) of_unit.load(in, times, cursor.tokens(chunk_at(i)));
             times += step * in.dt_stride.t;
         };
         const auto copy =
-            [&](int i, int number) { /* the segment's i-th, which is `number` of all */
-                                     if (i < chunks) {
-                                         mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES),
-                                                       (number / STAGES + 1) % 2);
-                                         const uint32_t to = smem + number % STAGES * Tile::STAGE;
-                                         const int tokens = cursor.tokens(chunk_at(i));
-                                         copy_units(of_units, cursor, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
-                                                    left, p.left_stride.t, tokens, in.P);
-                                         if (gated)
-                                             copy_units(of_units, cursor, 1, to + Tile::GATE,
-                                                        static_cast<const T*>(in.z), z, in.z_stride.t, tokens, in.P);
-                                         of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
-                                         left += step * p.left_stride.t, right += step * p.right_stride.t;
-                                         if (gated) z += step * in.z_stride.t;
-                                     }
-                                     cp_async_commit();
+            [&](int i,
+                int number) { /* the segment's i-th, which is `number` of all */
+                              if (i < needed.count) {
+                                  mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES), (number / STAGES + 1) % 2);
+                                  const uint32_t to = smem + number % STAGES * Tile::STAGE;
+                                  const int tokens =
+                                      needed.whole || i + 1 < needed.count ? cursor.tokens(chunk_at(i)) : 0;
+                                  if (tokens > 0) {
+                                      copy_units(of_units, cursor, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
+                                                 left, p.left_stride.t, tokens, in.P);
+                                      if (gated)
+                                          copy_units(of_units, cursor, 1, to + Tile::GATE, static_cast<const T*>(in.z),
+                                                     z, in.z_stride.t, tokens, in.P);
+                                      of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
+                                  }
+                                  left += step * p.left_stride.t, right += step * p.right_stride.t;
+                                  if (gated) z += step * in.z_stride.t;
+                              }
+                              cp_async_commit();
             };
         load_times(0);
         if (makes_weights) of_unit.enter(in, cursor.head(unit));
@@ -197,7 +215,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         TwoTermSum log;
         float power = 1.0f;
         GT_NO_UNROLL
-        for (int i = 0; i < chunks; i++, n++) {
+        for (int i = 0; i < needed.count; i++, n++) {
             if (makes_weights) {
                 const int tokens = cursor.tokens(chunk_at(i));
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
@@ -212,7 +230,8 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         }
         item = cursor.item();
         if (p.states.is_local && makes_weights && cursor.exists(unit) && cursor.row0(unit) == 0 && lane_id() == 0) {
-            const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            wait_for_chain();
+            const Span same = ordered_span(in, item);
             in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
         }
     }
@@ -376,30 +395,35 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         GT_UNROLL
         for (int i = 0; i < HEADS; i++) {
             WarpState<NP> zeros;
-            zeros.load(nullptr, 0, in);
+            zeros.clear();
             if (me.cursor().exists(me.unit(i)))
-                zeros.store(p.state_sum + me.cursor().state(in, me.unit(i), bundle_strand<Tile>(in)), me.row0(i), in);
+                zeros.store(p.state_sum + me.cursor().state(in, me.unit(i), bundle_strand(in)), me.row0(i), in);
         }
     }
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand<Tile>(in); item < items_of(in); item += bundle_strands<Tile>(in)) {
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         WarpState<NP> state[HEADS];
+        bool is_last;
         {
-            const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
-            if (skips(p.is_local, span, reverse ? span.starts : span.ends)) continue;
+            const Span span = ordered_span(in, item);
+            is_last = reverse ? span.starts : span.ends;
+            if (skips(p.is_local, span, is_last)) continue;
             me.cursor().enter(in, span, item, 2 + me.group());
             const float* start = nullptr;
             if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) {
-                state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
+                state[i].clear();
+                if (!start) continue; /* little code: a block of few chunks waits for it to come */
+                state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
                 GT_UNROLL
                 for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
             }
         }
         const int chunks = me.cursor().chunks();
+        const NeededChunks needed(p, reverse, is_last, chunks);
         GT_NO_UNROLL
-        for (int number = 0; number < chunks; number++, n++) {
+        for (int number = 0; number < needed.count; number++, n++) {
             const int chunk = reverse ? chunks - 1 - number : number;
             const bool at_slot =
                 reverse ? number == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
@@ -408,14 +432,18 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
                 GT_UNROLL
                 for (int i = 0; i < HEADS; i++) keep_unit<Tile>(p, me, chunk, n, i, state[i]);
             }
+            if (number + 1 == needed.count && !needed.whole) {
+                n++;
+                break;
+            }
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) add_chunk<Tile>(me, n, i, gated, state[i].H);
-            if (number + 1 < chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
+            if (number + 1 < needed.count) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
         }
         const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
         item = me.cursor().item();
         /* found again: no registers keep it */
-        const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        const Span same = ordered_span(in, item);
         GT_UNROLL
         for (int i = 0; i < HEADS; i++) {
             const GroupCursor<Tile::UNITS> cursor = me.cursor();
@@ -427,7 +455,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             } else if (reverse ? same.starts : same.ends) {
                 if (p.state_out) state[i].store(p.state_out + cursor.state(in, unit, same.sequence), me.row0(i), in);
                 if (p.state_sum)
-                    state[i].store(p.state_sum + cursor.state(in, unit, bundle_strand<Tile>(in)), me.row0(i), in, true);
+                    state[i].store(p.state_sum + cursor.state(in, unit, bundle_strand(in)), me.row0(i), in, true);
             }
         }
         if (has_chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * ((n - 1) % STAGES));
@@ -446,11 +474,12 @@ states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
     }
     sync_threads();
-    wait_for_chain();
     if (warp_id() / 4 == CONSUMERS) {
+        if (p.states.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         states_producer<Tile>(p, smem);
     } else {
+        wait_for_chain();
         take_registers<Tile::REGISTERS>();
         states_consumer<Tile>(p, smem);
     }

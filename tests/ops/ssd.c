@@ -100,6 +100,8 @@ static const test_case cases[] = {
     {SSD(.B = 2, .T = 1000, .H = 4, .P = 64, .N = 128, .softplus = 1), .name = "64 by 128, long", .level = TEST_LARGE},
     {SSD(.B = 1, .T = 500, .H = 8, .P = 128, .N = 64, .G = 2, .softplus = 1, LIMITS), .name = "128 by 64, two groups",
      .level = TEST_LARGE},
+    {SSD(.B = 1, .T = 700, .H = 4, .P = 64, .N = 128, .softplus = 1), .name = "64 by 128, short segments",
+     .level = TEST_LARGE},
     {SSD(.B = 1, .T = 4099, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64, one long sequence",
      .level = TEST_LARGE},
     {.op = NULL}};
