@@ -1,17 +1,16 @@
-/* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0: long rows that are whole numbers
- * of aligned units, what forward_whole_rows_kernel (whole_rows.cuh) computes elsewhere.
+/* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0: long rows that are whole
+ * numbers of aligned units, what forward_whole_rows_kernel (whole_rows.cuh) computes elsewhere.
  *
  * A row is one channel of one batch element.  It is cut into pieces of 2 KB, the last perhaps shorter.  All pieces are
  * numbered, and a warp takes `each` of them that follow each other.  They come through a ring of slots in shared
- * memory, one bulk copy a piece.  So bytes in flight cost neither registers nor instructions, and none waits for a block
- * to begin.  Each warp has a ring of its own and meets the others nowhere.
- * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit where they lie, but those
- * before a piece: they are kept in registers when the piece before is done.
+ * memory, one bulk copy a piece: the 16 bytes before it and itself.  So bytes in flight cost no registers, and none
+ * waits for a block to begin.  Each warp has a ring of its own and meets the others nowhere.
+ * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit where they lie.
  *
  * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
  * registers: weights, a unit of x, its outputs.
- * shared, a block: 32 KB of slots, four a warp, and their mbarriers.
- * bytes: every tensor once, and 16 bytes of x once more for every warp.
+ * shared, a block: 33 KB of slots, four a warp, and their mbarriers.
+ * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory.
  * state_out of a row: by the warp that has the row's first piece, after it has read state_in there. */
 #ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
@@ -25,8 +24,8 @@ namespace conv1d {
 
 constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
 constexpr int BULK_WARPS = ROWS_BLOCK / 32;
-constexpr int BULK_PIECE = 2048, BULK_STAGES = 4; /* bytes; slots of a warp */
-constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_PIECE, BULK_SMEM = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;
+constexpr int BULK_PIECE = 2048, BULK_SLOT = BULK_PIECE + 16, BULK_STAGES = 4; /* bytes; slots of a warp */
+constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT, BULK_SMEM = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;
 
 struct BulkRowsCut {
     uint32_t pieces, all, each; /* of a row; of all rows; of a warp */
@@ -70,7 +69,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1, SIZE = sizeof(T);
     const Problem& in = p.f.in;
     const int warp = shfl_idx(warp_id(), 0);
-    const uint32_t slots = smem_base() + warp * BULK_STAGES * BULK_PIECE;
+    const uint32_t slots = smem_base() + warp * BULK_STAGES * BULK_SLOT;
     const uint32_t full = smem_base() + BULK_FULL + 8 * BULK_STAGES * warp;
     if (lane_id() < BULK_STAGES) mbarrier_init(full + 8 * lane_id(), 32);
     sync_warp();
@@ -81,23 +80,21 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     PiecePosition<T> at(in, p.rows, first), next = at;
     const auto load = [&](int stage) {
         if (next.number >= end) return;
-        const int bytes = SIZE * next.tokens(in);
+        const uint32_t before = next.piece > 0 ? 16 : 0, bytes = SIZE * next.tokens(in) + before;
+        const char* from = reinterpret_cast<const char*>(static_cast<const T*>(in.x) + next.offset(in.x_stride));
         mbarrier_arrive_expect(full + 8 * stage, bytes);
-        bulk_load(slots + stage * BULK_PIECE, static_cast<const T*>(in.x) + next.offset(in.x_stride), bytes,
-                  full + 8 * stage);
+        bulk_load(slots + stage * BULK_SLOT + 16 - before, from - before, bytes, full + 8 * stage);
         next.advance(in, p.rows);
     };
     GT_UNROLL
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
-    Before<T> before = {}; /* the piece at hand */
-    if (at.piece > 0) before = ldg<Before<T>>(static_cast<const T*>(in.x) + at.offset(in.x_stride) - BEFORE);
     Filter<W, 1> filter;
     int stage = 0, parity = 0;
     GT_NO_UNROLL
     for (bool is_new = true; at.number < end; at.advance(in, p.rows), is_new = at.piece == 0) {
         if (is_new) filter.load(in, at.d, 1);
         load(stage == 0 ? BULK_STAGES - 1 : stage - 1);
-        const uint32_t slot = slots + stage * BULK_PIECE;
+        const uint32_t slot = slots + stage * BULK_SLOT + 16;
         const int tokens = at.tokens(in);
         T* y = static_cast<T*>(p.f.y) + at.offset(p.f.y_stride);
         mbarrier_wait(full + 8 * stage, parity);
@@ -105,8 +102,8 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         for (int t = lane_id() * N; t < tokens; t += 32 * N) {
             const bool is_first = at.piece == 0 && t == 0; /* of the row */
             const Unit<T> own = lds<Unit<T>>(slot + t * SIZE);
-            Before<T> earlier = before;
-            if (t > 0) earlier = lds<Before<T>>(slot + (t - BEFORE) * SIZE);
+            Before<T> earlier = {};
+            if (!is_first) earlier = lds<Before<T>>(slot + (t - BEFORE) * SIZE);
             float e[N + J], out[N];
             GT_UNROLL
             for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
@@ -127,8 +124,6 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
             stg(y + t, packed);
         }
         if (p.f.state_out && at.piece == 0 && lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
-        before = {};
-        if (at.piece + 1 < p.rows.pieces) before = lds<Before<T>>(slot + BULK_PIECE - BEFORE * SIZE);
         sync_warp(); /* the slot has been read */
         if (++stage == BULK_STAGES) stage = 0, parity ^= 1;
     }

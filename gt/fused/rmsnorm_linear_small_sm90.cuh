@@ -6,9 +6,9 @@
  * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
  *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones.
  * A warp loads 8 rows of x into registers, at once, with gamma and beta, and leaves them normalised in shared memory.
- *     The rows of the next unit are loaded before these are multiplied.  The weight comes in pieces with a barrier each,
- *     so that the first is multiplied while others are on their way: two behind the first rows, the others when these
- *     have been normalised, for x comes from memory and the weight from the second-level cache.
+ *     The rows of the next unit are loaded before these are multiplied.  The weight comes in pieces with a barrier
+ *     each, so that the first is multiplied while others are on their way: two behind the first rows, the others when
+ *     these have been normalised, for x comes from memory and the weight from the second-level cache.
  * y leaves by tile_store, half a piece at a time: one half is stored while the other is multiplied.
  * shared: normalised rows 32 KB, the weight 128 KB, y 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
  * registers: 64 results, 16 of x, of 128; 32 of gamma and beta, but not beside results.

@@ -7,7 +7,8 @@
  *     there are few rows.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
  *     multiply them, the third has x and weight loaded.
  * shared: the rows, 16 KB for 64 of D; with D up to 256 two panels of y a warpgroup, 8 KB each; the rest are stages of
- *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows with swizzle.
+ *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows,
+ *     with swizzle.
  * A block begins with its rows: weight comes when they are there, for memory is slower than to normalise.  64 of D of
  *     the rows are loaded anew when the last tile of y has used them, so that the next rows come while these are
  *     multiplied.

@@ -20,6 +20,10 @@ GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
     reduce_scatter<2, 4, 1>(x, at.j);
     if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
 }
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* in shared memory */
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
+}
 
 /* E_t = <pre dy_t, h C_t>. */
 template <class C>
