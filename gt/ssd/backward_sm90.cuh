@@ -122,8 +122,8 @@ GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, in
 /* All threads; place: what the block takes from then on. */
 template <class C>
 GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int place, bool again) {
+    const bool by_maps = HopperBlock<C>(p, smem, place).by_maps; /* one warp hands over */
     if (thread_id() < C::STAGES) {
-        const bool by_maps = HopperBlock<C>(p, smem, place).by_maps; /* one warp hands over */
         const auto init = [&](int barrier, int count) {
             const uint32_t at = smem + barrier + 8 * thread_id();
             if (again) mbarrier_inval(at);
