@@ -52,7 +52,9 @@ void machine_report(void) {
 int machine_launched(const char *kernel) {
     /* may have no such kernels, or others in their place */
     const bool is_hopper = emu::device.capability_major == 9;
-    if (emu::device.capability_major < 8 || (strstr(kernel, "hopper") && !is_hopper)) return 1;
+    const bool needs_hopper =
+        strstr(kernel, "hopper") || !strcmp(kernel, "chunk_factors_kernel") || !strcmp(kernel, "chunk_times_kernel");
+    if (emu::device.capability_major < 8 || (needs_hopper && !is_hopper)) return 1;
     if (!strcmp(kernel, "chunk_gradient_kernel") && is_hopper) return 1;
     for (const emu::KernelTraffic &k : emu::kernels())
         if (emu::symbol_name(k.kernel).find(kernel) != std::string::npos) return 1;
