@@ -756,7 +756,7 @@ GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *arg
  * What it is for: both are checked before either is launched, with one query, one workspace and one
  * saved.  The kernels of both are one chain on the one stream given, stage by stage; one that can wait for the
  * kernel before it is launched ahead of that one's end, and backward's sums over rows are one launch where they are
- * four or fewer.  No kernel has blocks of both operators, of any pair.  Whatever either takes is taken. */
+ * four or fewer.  But for these sums no kernel has blocks of both operators.  Whatever either takes is taken. */
 typedef struct gt_wkv_ssm_args {
     int64_t B, T;                          /* of both, and so all that follows but the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
@@ -789,11 +789,11 @@ GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
  *     c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype      x, Bm, Cm = the slices of c
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
  * Results are those of the two calls, bit for bit with `segments` fixed; the gradient of c is rounded to dtype, too.
- * Neither forward nor backward leaves c behind: backward makes it again, in its workspace, and `saved` does not hold it.
+ * Neither forward nor backward leaves c behind: backward makes it again in its workspace, and `saved` does not hold it.
  * So the memory of c and of its gradient is that of one call, not of every layer of a model.
  * A token after a call is made by gt_conv1d_step on conv_state_out, with activation = GT_ACT_SILU and D channels, and
  * gt_ssd_step on state_out, with the slices of its y.
- * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6 and figure 6 (the sequential block).
+ * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6, figure 6 (the sequential block).
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_conv_ssd_args {
     int64_t B, T, H, P, N;

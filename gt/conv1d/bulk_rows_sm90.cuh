@@ -3,13 +3,13 @@
  *
  * A row is one channel of one batch element.  It is cut into pieces of 2 KB, the last perhaps shorter.  All pieces are
  * numbered, and a warp takes `each` of them that follow each other.  They come through a ring of slots in shared
- * memory, one bulk copy a piece: the 16 bytes before it and itself.  So bytes in flight cost no registers, and none
- * waits for a block to begin.  Each warp has a ring of its own and meets the others nowhere.
+ * memory, one bulk copy a piece: itself and, but for a row's first, the 16 bytes before it.  So bytes in flight cost no
+ * registers, and none waits for a block to begin.  Each warp has a ring of its own and meets the others nowhere.
  * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit where they lie.
  *
  * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
- * registers: weights, a unit of x, its outputs.
- * shared, a block: 33 KB of slots, four a warp, and their mbarriers.
+ * registers: weights, a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
+ * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory.
  * state_out of a row: by the warp that has the row's first piece, after it has read state_in there. */

@@ -9,8 +9,8 @@
  * A warp of forward takes several segments in turn, and copies the next while it works on the last rounds of one.
  * These kernels serve calls without packed sequences whose rows have LEAST_UNITS or more.  Units are aligned.  A row
  * need not be: of its first and last unit some tokens may be others'.  But the rows of a channel in all tensors must
- * lie alike.  The kernels of forward.cuh and backward.cuh serve the other calls; whole_rows.cuh has forward of rows
- * that are whole numbers of aligned units.
+ * lie alike.  The kernels of forward.cuh and backward.cuh serve the other calls; whole_rows.cuh and, on compute
+ * capability 9.0, bulk_rows_sm90.cuh have forward of rows that are whole numbers of aligned units.
  *
  * grid: four warps a block, as many as there are segments (forward: a part of them).  No block has a barrier.
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine

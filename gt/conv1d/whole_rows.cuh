@@ -5,7 +5,7 @@
  * neighbouring threads (a power of 2 up to 32) take a unit each, 16 bytes side by side.  A thread needs the inputs
  * before its unit.  They come from the lane before by shuffles; for the first lane, from the neighbouring round.  Two
  * rounds are in flight in registers while one is worked on: without a ring in shared memory forward is 7 % faster than
- *there. 
+ * there.
  * grid ceil(B*D*segments*lanes / 128), block 128, all warps alike; no shared memory.
  * registers: weights, x of three rounds; 64 at most, so that eight blocks share a multiprocessor.
  * bytes: every tensor once; a second time the unit of x before every segment.

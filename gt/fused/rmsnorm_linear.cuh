@@ -123,8 +123,9 @@ GT_DEV void scaled_moments(ScaledMoments (&s)[Rows::COUNT], Rows& rows, const In
     for (int i = 0; i < N; i++) s[i] = {center[i], lo[i], square[i]};
 }
 
-/* 1 / sqrt(x) within 2 units of the last place: x is neither subnormal nor infinite.  A step of Newton's instead of a
- * square root and a quotient, each of which has a slow way that a warp tests for. */
+/* 1 / sqrt(x) of a normal x, within 2 units of the last place; of infinity, which comes of rows with infinite elements,
+ * NaN.  A step of Newton's instead of a square root and a quotient, each of which has a slow way that a warp tests
+ * for. */
 GT_DEV float rsqrt_of_normal(float x) {
     const float y = rsqrt_approx(x);
     return fma_rn(0.5f * y, fma_rn(-x * y, y, 1.0f), y);

@@ -4,13 +4,16 @@
  * y = n weight^T + bias.  All of the weight stays in shared memory, up to O = 512 with D = 128, O = 1024 with D = 64.
  *
  * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
- *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones.
+ *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones,
+ *     counted from the block's first piece.
  * A warp loads 8 rows of x into registers, at once, with gamma and beta, and leaves them normalised in shared memory.
- *     The rows of the next unit are loaded before these are multiplied.  The weight comes in pieces with a barrier
- *     each, so that the first is multiplied while others are on their way: two behind the first rows, the others when
- *     these have been normalised, for x comes from memory and the weight from the second-level cache.
- * y leaves by tile_store, half a piece at a time: one half is stored while the other is multiplied.
- * shared: normalised rows 32 KB, the weight 128 KB, y 16 KB a warpgroup; in panels of 128-byte rows with swizzle.
+ *     The rows of the next unit are loaded before these are multiplied, its gamma and beta after that.
+ * The weight comes in pieces with a barrier each, so that the first is multiplied while others are on their way: two
+ *     behind the block's first rows, the others when these have been normalised, for x comes from memory and the weight
+ *     from the second-level cache.
+ * y leaves by tile_store, half a piece at a time: the left half is stored while the right one is multiplied.
+ * shared: normalised rows 16 KB for 64 of D, room for 128 KB of weight, y 16 KB a warpgroup; in panels of 128-byte rows
+ *     with swizzle.
  * registers: 64 results, 16 of x, of 128; 32 of gamma and beta, but not beside results.
  * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
  * bytes: x once, y once; the weight once a block from the second-level cache.

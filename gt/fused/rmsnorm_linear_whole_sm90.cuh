@@ -7,13 +7,14 @@
  *     there are few rows.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
  *     multiply them, the third has x and weight loaded.
  * shared: the rows, 16 KB for 64 of D; with D up to 256 two panels of y a warpgroup, 8 KB each; the rest are stages of
- *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows,
- *     with swizzle.
- * A block begins with its rows: weight comes when they are there, for memory is slower than to normalise.  64 of D of
- *     the rows are loaded anew when the last tile of y has used them, so that the next rows come while these are
- *     multiplied.
+ *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows, with
+ *     swizzle.
+ * A block begins with its first rows: weight comes when they are there, for memory is slower than to normalise.
+ *     64 of D of the rows are loaded anew when the last tile of y has used them, so that the next rows come while these
+ *     are multiplied.
  * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply: with
- *     D up to 256 by tile_store, 64 columns with every 64 of D; else from registers, which takes more instructions.
+ *     D up to 256 by tile_store, 64 columns in each of four parts of a tile; else from registers, which takes more
+ *     instructions.  Those of a unit's last tile leave when its products are over.
  * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
  * To normalise: 8 lanes have four of a warp's 16 rows.  They are read from shared memory for every sum,
  *     and once more for what is written back in place, 64 of D at a time.
@@ -267,8 +268,8 @@ GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stag
 template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
-    /* parts of a tile of y, in each of which HeldRows stores 32 columns: with each 64 of D, and those that are held;
-     * the last are stored at once where registers are short */
+    /* without panels: parts of a tile of y, in each of which HeldRows stores 32 columns: with each 64 of D, and those
+     * that are held; the last are stored at once where registers are short */
     constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);

@@ -4,11 +4,13 @@
  * operators by turns (gt/recurrence/stages.cuh).  saved and workspace of both lie in one buffer each: that of wkv6
  * first.
  *
- * ONE CHAIN.  Every kernel but the first is launched ahead (Chain): its blocks come when all of the kernel before have
- * begun and there is room, and wait for that kernel's end.
+ * ONE CHAIN (see Chain).  Every kernel that takes it, but the first, is launched ahead: its blocks come when all of the
+ * kernel before have called wait_for_chain() or ended, and there is room.  They wait for that kernel's end before they
+ * touch what kernels of the chain write.
+ *     both        of packed sequences: what no sequence has, of wkv6, of ssd
  *     forward     wkv6's pass; ssd's pass
  *     backward    wkv6's states and ssd's, unless they are saved; wkv6's G; ssd's G; ssd's chunks; wkv6's chunks;
- *                 one launch for the sums of both
+ *                 one launch for the sums of both, or two where they are more than four
  * Results are those of the two calls, bit for bit with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH

@@ -124,8 +124,8 @@ GT_DEV int64_t offset_of(const gt_stride4& s, int64_t b, int64_t t, int64_t h) {
 
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
  * Writes zeros: in outputs, for the tokens from the end of the last packed sequence on; in partial sums, for all chunk
- * slots, before the chunks that there are write theirs.  And, since it is the first kernel of a packed call, the order of
- * the sequences by length (rank_sequences).
+ * slots, before the chunks that there are write theirs.  And, since it is an operator's first kernel in a packed call,
+ * the order of the sequences by length (rank_sequences).
  * grid two blocks for each multiprocessor, block 8 warps; a warp takes rows, a token and head each, in turn.  No shared
  * memory.  bytes: the zeros. */
 struct ClearParams {

@@ -9,7 +9,8 @@ namespace gt {
 
 /* The launches of a call, for a call that enqueues those of two operators in one chain, by turns:
  *     forward    CLEAR, PASS
- *     backward   CLEAR, STATES, GRADIENTS, CHUNKS, then the caller adds up `sums` */
+ *     backward   CLEAR, STATES (launches nothing if forward has saved them), GRADIENTS, CHUNKS; then the caller adds up
+ *                `sums` */
 enum class Stage { CLEAR, PASS, STATES, GRADIENTS, CHUNKS };
 
 struct Stages {

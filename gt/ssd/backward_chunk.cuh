@@ -16,8 +16,8 @@ struct ChunkGradientParams {
     uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_stride, ddt_stride, dBm_stride, dCm_stride;
-    /* what launches before gave of dx, by block, step and thread, and of ddt, [B*slots*2][H][64]; NULL: there is but
-     * one, or not wanted */
+    /* what launches before gave of dx, by place, step and thread, and of ddt, [B*slots*2][H][64], which 9.0 does not
+     * use; NULL: there is but one, or not wanted */
     float *dx_share, *ddt_share;
     int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
@@ -69,7 +69,7 @@ struct ChunkGradientTraits {
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
 };
 
-/* Where neighbour_factors() leaves those of a step. */
+/* Where those of a step lie: by neighbour_factors(), on 9.0 by a copy. */
 template <class C>
 GT_HD int made_cell(int step) {
     return C::MADE + step % C::MADE_COPIES * C::MADE_FLOATS;
@@ -104,8 +104,8 @@ struct ChunkGradientBlock {
 
 /* ---- the block's chunk ----------------------------------------------------------------------------------------- */
 
-/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none.  Int: what divides; where a block takes
- * places in turn, 32 bits, which is quick. */
+/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none.  Int: what divides.  Where a block
+ * takes places in turn it is of 32 bits, which is quick. */
 template <class C, class Int = int64_t>
 GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p, int place) {
     const Problem& in = p.in;

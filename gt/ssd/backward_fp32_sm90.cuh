@@ -7,8 +7,9 @@
  * columns t; pairs with the other chunk's tokens have own tokens as rows: t where that chunk is before, else s.
  *
  * WARPGROUPS, 4, all in the same phase of a step:
+ *               copies of x, dy, NEXT, h and G have come                                                  -- barrier
  *     rows      x, dy and NEXT (x of the chunk before or dy of that after) are split, a power of two a row; the largest
- *               magnitudes of h and G; Z = E <G, h> of half of the rows                                   -- barrier
+ *               magnitudes of h and G; Z = E <G, h>, of half of the rows where the slot has two chunks    -- barrier
  *     states    h and G are split, one power of two each                                                  -- barrier
  *     pairs     of 64 rows x 32 columns a warpgroup (0, 1: own; 2, 3: the other chunk's): w, W += w, sums of
  *               Gamma, M; the largest magnitudes of M's rows                                              -- barrier
@@ -41,8 +42,8 @@ namespace ssd {
 
 typedef float Product32[4][4]; /* of a warp: 16 rows, 32 columns */
 
-/* The sums of every product of a step, one after another: of arrays of their own ptxas would not let their registers
- * overlap. */
+/* The sums of every product of a step but M dy, one after another: of arrays of their own ptxas would not let their
+ * registers overlap. */
 typedef float StepWork[8][4];
 
 template <int TILES>

@@ -39,10 +39,10 @@ struct HopperSplitTile {
     static constexpr int POSITION = KEPT + 2 * CHUNK + 36;
     static constexpr int SUMS = POSITION + 20;
     /* of a step: those of the step before are read while a step's are written */
-    static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* [2 halves of rows p] */
+    static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* [2]: halves of n; of rows p */
     static constexpr int COLUMNS = DIRECT + 2 * CHUNK;                     /* [3 blocks of s][t] of Gamma */
-    static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2][s] of Gamma, t in a later block */
-    static constexpr int NEXT_ROWS = LATER + 2 * CHUNK;                    /* [2] of Gamma with NEXT's tokens */
+    static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s]: t in a later block */
+    static constexpr int NEXT_ROWS = LATER + 2 * CHUNK;                    /* [2 halves of NEXT][row] of Gamma */
     static constexpr int DIAGONAL = NEXT_ROWS + 2 * CHUNK;
     static constexpr int DSKIP = DIAGONAL + CHUNK; /* [4 warps][rows p] */
     static constexpr int Z = DSKIP + 4 * CHUNK;    /* [16 warps] */

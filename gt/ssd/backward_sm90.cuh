@@ -5,12 +5,13 @@
  * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
  * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
  *
- * WARPGROUPS, each a step or less ahead of those that need its results:
- *     prepare   _block.cuh    copies of a step as soon as its stage is free, by TMA of one warp, which arrive at
- *                             FULL themselves; x, dy and the neighbour's x or dy by cp.async where they have no maps,
- *                             where a packed sequence ends, and with z: dy silu(z)
+ * WARPGROUPS, each as far ahead of those that need its results as stages and buffers of M allow:
+ *     prepare   _block.cuh    copies of a step as soon as its stage is free: tiles, factors and powers by TMA, which
+ *                             one warp starts.  All four warps copy x, dy and NEXT, the neighbour's x or dy, by
+ *                             cp.async where they have no maps, in packed sequences where the chunk or its neighbour
+ *                             is not whole, and with z; then they make dy silu(z), too
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
- *                             M = S L Delta, with Dskip on the diagonal
+ *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
@@ -21,41 +22,48 @@
  *
  * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 209, one block a multiprocessor
  *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
- *     stage 0, 1     112     X, DY, NEXT 24: as they came; H, G 32: f16            prepare, or states: H or G in place
+ *     stage 0, 1     112     X, DY, NEXT 24: as they came, DY with z f16           prepare
+ *                            H, G 32: f16                                          prepare; states: one in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
- *     floats           8.9   twice: factors 3.5, the neighbour's .3; once: powers  prepare; those that multiply
+ *     floats           8.9   twice 3.8: factors, the neighbour's, powers of H, G   prepare; states: powers it makes
+ *                            once 1.3: powers of B and C, of dC and dB             those that multiply
  *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 9.9: 210
- *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages.
- * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
- * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or G of it, and what undoes their
- * powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns, and read z
- * of the neighbour.
+ *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages, 197; with z 198.
+ *     f16 without z has one term of M, too: 193, and 181 for N = 64.
+ * MBARRIERS.  FULL: a stage's copies have come, and with z dy silu(z) is made; who multiplies what cp_async has copied
+ * fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or
+ * G of it, and what undoes its powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the
+ * powers of M's columns, and read z of the neighbour.  All are made anew for each place: see init_barriers().
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
  * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
- * (measured on an H200; of this kernel, too: 58 KB took 8,300 clocks a step, 45 KB 6,000).  So inputs and states share
- * what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in a step
- * has 35 KB.  With 28 it was slower: then one instruction after the other in pairs and in prepare binds.
+ * (measured on an H200; forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step).  So inputs and states
+ * share what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in
+ * a step has about 34 KB.  A form of 27 KB, by loops, is slower: a step's way through its stage binds it
+ * (docs/performance.md).
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
- * the diagonal, or f16 times a power of two of the chunk.  For products with states they are f16 from registers, times
- * their decay and a power of two that a token keeps over the heads, as long as it holds (StateShare): dC and dB are
- * summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows, which goes into
- * the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h as a product too,
- * with a diagonal left operand.
+ * the diagonal, or f16 times a power of two of the chunk and head.  For products with states they are f16 from
+ * registers, times their decay and a power of two that a token keeps over the heads, as long as it holds (StateShare):
+ * dC and dB are summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows,
+ * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
+ * as a product too, with a diagonal left operand.
  * GATE.  dy stands for dy silu(z) everywhere: f16 in place of dy, times a power of two a row, from fp32, and so rounded
  * once.  x stays as it is: in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
  * row t and a power for each column s, which U_s has, too (store_M_powers).
- * N > 128: launches of 128 columns, as backward_tensor.cuh says; all of them are this kernel's.
+ * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
+ * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
  *
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
  *     made 512, G h^T 256.
- * BYTES a token and head: as chunk_gradient_kernel; those of states at N < 64 are N's, zeros beyond are not read.
- * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G], two
- * chunks each: the code of a block comes from L2 when it begins, which is 8 us (an H200) before its first step.  Every sum
- * has one fixed order: deterministic. */
+ * BYTES a token and head: as chunk_gradient_kernel, but no dt and ddt; factors 61 read, sums 29 written a tile
+ *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
+ * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
+ * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],
+ * two chunks each.  The code of a block comes from L2 when it begins, not at each place: that takes 8 us (an H200)
+ * before its first step.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH
 
@@ -66,9 +74,10 @@
 namespace gt {
 namespace ssd {
 
-/* inputs (0) and states (1), as one code: of a step's product with the state before or behind, and of dC or dB.  FULL
- * says that prepare has filled the stage, STATE_MADE that states has made h (second chunk, read first) or G (first
- * chunk, read by inputs in make_inputs()).  The stage is given back, by EMPTY, before dx is stored. */
+/* inputs (0) and states (1), as one code: of a step's product with the state before the chunk, and of dC or dB.  FULL
+ * says that prepare has filled the stage.  STATE_MADE says that states has made h (second chunk, which both read first)
+ * or G (first chunk, which inputs reads in make_inputs()).  inputs gives the stage back, by EMPTY, before it stores
+ * dx. */
 template <class C>
 GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
     const WarpRows at(me.warp);
@@ -119,7 +128,8 @@ GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, in
     finish_share(p, me, at, which, share);
 }
 
-/* All threads; place: what the block takes from then on. */
+/* All threads.  place: what the block takes next.  again: there are barriers, of the place before, and no thread uses
+ * them or the tiles any more. */
 template <class C>
 GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int place, bool again) {
     const bool by_maps = HopperBlock<C>(p, smem, place).by_maps; /* one warp hands over */
@@ -140,7 +150,7 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int plac
     sync_threads();
 }
 
-/* What a warp does with the block's places, one after another. */
+/* What a warp does with the block's places, one after another.  Of a place without a chunk it clears the sums. */
 template <class C, class Role>
 GT_DEV void take_places(const HopperGradientParams& p, uint32_t smem, const Role& role) {
     int place = block_x();

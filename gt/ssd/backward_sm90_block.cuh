@@ -1,6 +1,6 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, dy silu(z), and the warpgroup that prepares: copies of a step's tiles and of what
- * chunk_factors_kernel has made. */
+ * everything lies in shared memory, B and C as f16, dy silu(z), and the warpgroup that prepares: copies of a step's
+ * tiles and of what chunk_factors_kernel has made.  store_M_powers() is of the states' warpgroup. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -18,11 +18,11 @@ struct HopperGradientParams : ChunkGradientParams {
     int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
     int has_rows;     /* x and dy have maps */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
-    float *tokens, *sums, *inverses; /* TokenParams, but of this slab */
+    float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
 
-/* Whether there is a place, or what others add from it is to be cleared: see find_chunk().  Of packed sequences most
- * places may have no chunk. */
+/* Whether a block takes a place (find_chunk()).  Of packed sequences most places may have no chunk: those behind the
+ * last chunk count only where their sums are to be cleared. */
 GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
     const bool all = p.clears || !in.sequences.cu_seqlens;
@@ -39,7 +39,7 @@ struct HopperGradientTraits {
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
-    static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk */
+    static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
@@ -82,7 +82,7 @@ template <class C>
 struct HopperBlock : ChunkGradientBlock<C> {
     float* sums; /* of step 0 */
     int sums_count;
-    bool by_maps; /* x and dy come by TMA: rows that are not the chunk's are none of the tensor's */
+    bool by_maps; /* x and dy come by TMA: rows of a box that are not the chunk's lie past the tensor's end */
 
     GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place)
         : ChunkGradientBlock<C>(find_chunk<C, uint32_t>(p, place)) {
@@ -99,8 +99,8 @@ struct HopperBlock : ChunkGradientBlock<C> {
     GT_METHOD float* step_sums(int step) const { return sums + step * sums_count; }
 };
 
-/* Named barriers: of B, C and OTHER, for all that multiply; of the pairs, of
- * the state that is made, of S_MOST, of all that multiply. */
+/* Named barriers: of B, C and OTHER, for all that multiply; of the pairs; of the state that is made; of S_MOST, for
+ * pairs and inputs; of all that multiply, around W. */
 enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ GT_DEV void stage_group(const HopperBlock<C>& me, const Problem& in, const void*
     }
 }
 
-/* B, C and the neighbour's B or C, by a warpgroup each; zeros in M, of which no pairs with s > t are ever written. */
+/* C by pairs, B by inputs, the neighbour's B or C by states; zeros in M, whose blocks with s > t nobody writes. */
 template <class C>
 GT_DEV void stage_groups(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     const int role = me.warp / 4;
@@ -159,8 +159,8 @@ GT_DEV void stage_groups(const ChunkGradientParams& p, const HopperBlock<C>& me)
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of x, dy or the neighbour's: a lane has row lane / 8 of every four, piece lane % 8, from `from` on,
- * and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
+/* A warp's 16 rows of x, dy, z or the neighbour's: a lane has row lane / 8 of every four, piece lane % 8, from `from`
+ * on, and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
 GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
     const uint32_t address = tile + panel_at<128>(row0, piece);
@@ -172,8 +172,8 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* Where a step is in the tensors, and the first rows of a lane in x, dy and z, in elements; of a step, and of the
- * next. */
+/* Where a step is in the tensors; advance() goes to the next.  x, dy, z: the lane's first row, in elements, where they
+ * do not come by maps. */
 template <class C>
 struct StepSource {
     int64_t x, dy, z;
@@ -190,7 +190,8 @@ struct StepSource {
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
         z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
     }
-    /* Starts all bulk copies of the step, by one warp; what is not there comes as zeros. */
+    /* Starts all bulk copies of the step, by one warp: h, G, x, dy and NEXT where they have maps, factors of the chunk
+     * and of its neighbour, what undoes the states' powers.  What is not there comes as zeros. */
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
@@ -217,11 +218,13 @@ struct StepSource {
         bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
     }
+    /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
                (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
     }
+    /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
         const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
@@ -336,8 +339,8 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies, for which nobody waits here but with z, to gate dy.  By maps it is
- * the work of one warp. */
+/* A step: as soon as its stage is free, its copies.  Nobody waits for them here but with z, to gate dy.  By maps it is
+ * the work of one warp, which arrives at FULL alone; else each thread arrives twice, once by its cp_async. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;

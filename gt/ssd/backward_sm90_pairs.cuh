@@ -2,9 +2,9 @@
  * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
  *     once       make_all_S()             S = C B^T
  *     a step     make_dS()                dS = dy x^T, of tiles in the stage
- *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with Dskip on its diagonal, to
- *                                         shared memory; row, column and diagonal sums of Gamma = dS S L Delta, of
- *                                         which chunk_times_kernel makes da and ddt
+ *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with a head's Dskip on its
+ *                                         diagonal, to shared memory; row, column and diagonal sums of
+ *                                         Gamma = dS S L Delta, of which chunk_times_kernel makes da and ddt
  *     the end    store_all_W()            W to shared memory, for dC and dB
  * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_BACKWARD_SM90_PAIRS_CUH
@@ -105,8 +105,8 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
     }
 }
 
-/* From dS of a step: W (added to), Gamma and its sums, M.  S is make_all_S()'s; L is put together of the factors that
- * prepare has made (chunk.cuh). */
+/* From dS of a step: W (added to), Gamma and its sums, M.  S is make_all_S()'s.  L is put together of the step's
+ * factors (chunk.cuh), which chunk_factors_kernel has made. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
@@ -308,8 +308,8 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     }
 }
 
-/* A step: FULL says that prepare has filled the stage, M_EMPTY that inputs has read what the buffer of M held; M_FULL
- * hands M on, EMPTY gives the stage back. */
+/* A step: FULL says that prepare has filled the stage, POWERS_MADE, with z, that states has made the powers of M,
+ * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back. */
 template <class C>
 GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
     const WarpRows at(me.warp);

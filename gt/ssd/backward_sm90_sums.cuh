@@ -65,7 +65,8 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
-/* The power of two that column s of M is multiplied by: for f16, |M| <= most of |S| times GROWTH and Delta. */
+/* The power of two that column s of M is multiplied by.  With z it is store_M_powers()'s; for bf16 1; for f16 one of
+ * the step, for |M| <= most of |S| times GROWTH and Delta. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
     if constexpr (C::GATED) {
@@ -78,7 +79,8 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
     return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
 }
 
-/* Waits until x and dy of a step are there, and hands over to the asynchronous proxy what cp_async has written. */
+/* Waits until all that prepare brings of a step is there, and hands over to the asynchronous proxy what cp_async has
+ * written. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     mbarrier_wait(me.smem + C::FULL + 8 * (step % C::STAGES), step / C::STAGES % 2);

@@ -3,8 +3,9 @@
  *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, what undoes the powers of the states
  *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
  * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  grid: [B, slots of 128 tokens, two chunks,
- * ceil(H / 8)], block 256.  shared: 33 KB and none.  Bytes a token and head: 65 written, 61 read (factors); 29 written
- * and read a tile (sums).  Every sum has one fixed order: deterministic. */
+ * ceil(H / 8)], block 256.  shared: 32.4 KB and none.  Bytes a token and head: factors 65 written, 61 read by the
+ * chunks, 8 by chunk_times_kernel; sums 29 written and read a tile, 45 with Dskip per channel.  Every sum has one fixed
+ * order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
 #define GT_SSD_BACKWARD_SM90_TOKENS_CUH
 
@@ -13,21 +14,22 @@
 namespace gt {
 namespace ssd {
 
-/* Of a chunk and head, in floats: the factors of chunk.cuh, with the largest |Delta| in place of KEEP; what each token
- * weighs in the state that the neighbour makes, and by what that multiplies the state before it; the slope of Delta. */
+/* Of a chunk and head, in floats: the factors of chunk.cuh, with the largest |Delta|, or LEAST_DELTA, in place of KEEP,
+ * and 0 for FACTOR and LOG; what each token weighs in the state that the neighbour makes, and by what that multiplies
+ * the state before it; the slope of Delta. */
 struct ChunkTokens {
     static constexpr int LARGEST = Factors::KEEP, WEIGHTS = Factors::COUNT, KEPT = WEIGHTS + CHUNK;
     static constexpr int SLOPE = KEPT + 4, COUNT = SLOPE + CHUNK, MADE_COUNT = CHUNK + 4;
     static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
 };
 
-/* Of a chunk, head and tile, in floats: sums over its pairs of tokens.  PAIRS, [i][k]: Gamma of row k with block i of s
- * before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
+/* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of.  PAIRS, [i][k]: Gamma of row k
+ * with block i of s before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
 struct ChunkSums {
     static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
-    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
     static constexpr int NEAR = F + CHUNK;                      /* [s]: Gamma / Delta over t in the block of s */
-    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps] */
+    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps]: <G, h>, without exp(sum a); <dy, x> */
     static constexpr int DSKIP = DSKIP_HEAD + 4, COUNT = DSKIP; /* Dskip per channel: [4 warps][p] */
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
@@ -35,7 +37,7 @@ GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per
 /* Of all launches for slabs of columns. */
 struct TokenParams {
     ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H] ChunkTokens; [slab][row][H][tiles] ChunkSums; the same of what undoes the powers of h (4) and G (4) */
+    /* [row][H] ChunkTokens; [slab][row][H][tiles] ChunkSums; as many times what undoes the powers of h (4) and G (4) */
     float *tokens, *sums, *inverses;
     int64_t rows; /* B*slots*2 */
 };

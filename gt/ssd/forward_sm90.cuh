@@ -1,5 +1,5 @@
 /* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
- * the same calls.
+ * calls whose groups have two units or more (states_units()).
  *
  * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
@@ -7,9 +7,9 @@
  * WARPGROUPS
  *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
  *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
- *                  warp a unit, and merges them with the powers of B and C.  It is one warp a scheduler, so it waits
- *                  for no load: dt comes a chunk ahead (UnitTimes).  Nor does it wait for the kernel before, unless that
- *                  ranks sequences.
+ *                  warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler, so dt comes
+ *                  into registers a chunk ahead (UnitTimes) and it waits for no other load than these copies.  Nor does
+ *                  it wait for the kernel before, unless the call's sequences are ranked (Problem::order).
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
@@ -17,10 +17,11 @@
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
- *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made.
- *         Checkpoints are stored while S is made, too.
+ *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made;
+ *            that of a segment's last chunk at once.
+ *         Checkpoints, of the state before a chunk, are stored while its S is made, too.
  *
- * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.1, one block a multiprocessor
+ * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.5, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
  *                             with z 64, two stages: x comes with B and C
  *     GATE             32     z of four units, with z                              producer
@@ -28,14 +29,14 @@
  *     B, C             64     two stages, as they came, then f16                   producer
  *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
- *     B_INVERSE ...     0.8   of the chunk; where each warpgroup stands; barriers
- * A third stage of x lets its copies come from memory while the chunk before is prepared.
+ *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
+ * A third stage of x lets its copies come from memory while the chunk before is prepared.  z has one stage.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
- *     EMPTY comes when the products are over.  X_EMPTY: of a stage of x, when its y is stored.  GATE_FULL: of z; copies
- *     arrive.
+ *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
+ *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
- *     Shared memory 209.9 KB; registers 208, producer 88.
+ *     Shared memory 209.8 KB; registers 208, producer 88.
  *
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
@@ -54,11 +55,11 @@
 namespace gt {
 namespace ssd {
 
-constexpr int MEASURED_SLOTS = 8; /* the bound of a state becomes its maximum where so many checkpoints are written */
+constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a state becomes its maximum */
 
 /* ---- factors as the consumers read them ------------------------------------------------------------------------- */
 
-/* The addresses of Factors once finish_factors() has merged them with the powers of B and C: */
+/* The addresses of Factors once finish_factors() has merged them with the powers of B, C and x: */
 struct Merged {
     static constexpr int RIGHT = Factors::DELTA; /* [s] Delta / powers of B and x */
     static constexpr int PRE = Factors::PRE;     /* [t] pre / power of C */
@@ -471,7 +472,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
     const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
                    M = wgmma_tile<128, Major::K>(me.M(i));
     const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
-    /* y^T = H C^T, in two halves: with more registers for packed H ptxas lets products wait for each other (C7512) */
+    /* y^T = H C^T, 64 columns of H at a time: with more registers for packed H ptxas lets products wait for each other
+     * (C7512) */
     uint32_t H[AT_ONCE][4];
     GT_UNROLL
     for (int k0 = 0; k0 < STEPS; k0 += AT_ONCE) {

@@ -18,7 +18,7 @@ struct TensorBackwardPlan {
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
     int32_t* order;     /* of packed sequences */
-    TokenParams tokens; /* compute capability 9.0 */
+    TokenParams tokens; /* compute capability 9.0, activations of 16 bits */
     int units;          /* of the passes over states: see states_units() */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
@@ -33,7 +33,8 @@ struct TensorBackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* Compute capability 9.0.  For all slabs or none: shares of dx lie otherwise in those of the other kernel. */
+/* Compute capability 9.0.  For all slabs or none: in the other kernel shares of dx lie otherwise, and da and ddt are
+ * made. */
 static inline bool has_hopper_chunks(const Device& device) {
     using C = HopperGradientTraits<bf16, 64>;
     static Answers known = {};

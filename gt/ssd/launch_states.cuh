@@ -31,9 +31,10 @@ static inline bool has_hopper_kernels() {
 }
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
- * where half of the multiprocessors would have nothing to do, or where segments are so short that states, which are
- * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks; 0: it takes others.  With
- * one unit a group half of a block has nothing to do either way. */
+ * where a group has no more; where there are no segments to cut, blocks of 4 are for three quarters of the
+ * multiprocessors or less, and blocks of 2 for all at most; or where segments are so short that states, which are
+ * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks.  0: it takes others.
+ * With one unit a group half of a block has nothing to do either way. */
 static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     const int64_t units = units_of_group(a), room = device.multiprocessors;
     if (a.dtype == GT_F32 || units < 2 || device.compute_capability != 90) return 0;

@@ -51,10 +51,11 @@ struct Traits {
 };
 
 /* Kernels of 9.0 that take units of a group together: what the host knows of a launch's blocks.  A division by what
- * only the device knows takes half a microsecond, and a block's first copies would wait for it. */
+ * only the device knows takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of
+ * a strand, bundles of a group, tiles of a head, segments of a sequence. */
 struct Bundles {
-    int strands, heads, units;                      /* heads, units of a group */
-    Divider by_strand, by_group, by_tile, segments; /* by blocks of a strand; bundles of a group; tiles of a head */
+    int strands, heads, units; /* heads, units of a group */
+    Divider by_strand, by_group, by_tile, segments;
 };
 
 /* One argument struct, prepared, as every kernel sees it. */
@@ -70,15 +71,17 @@ struct Problem {
     const float *A, *Dskip, *dt_bias;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles; /* of 64 rows of P */
-    /* The sequences in the order in which passes take them: the longest first (see rank_sequences).  NULL: as they
-     * come. */
+    /* The sequences in the order in which passes on 9.0 take them: the longest first (see rank_sequences).  NULL: as
+     * they come. */
     const int32_t* order;
     Bundles bundles;
-    int columns; /* kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB */
+    /* Kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB, but all N in
+     * forward_sm90.cuh. */
+    int columns;
 };
 
 /* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
- * the sums are sums over the columns, so that each adds its share. */
+ * the sums are sums over the columns, so that each adds its share.  forward_sm90.cuh takes up to 256 in one. */
 constexpr int SLAB = 128;
 
 /* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16
@@ -207,8 +210,8 @@ GT_DEV Power power_of(float bound) {
     return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
 }
 
-/* The segment that is number `item` for those who take them in the order of lengths.  Items of several segments each
- * are chunks at least, and fewer than 2^31. */
+/* The segment that is number `item` for those who take them in the order of lengths.  Where sequences have several
+ * segments each, item < 2^31. */
 GT_DEV Span ordered_span(const Problem& in, int64_t item) {
     int segment = 0;
     if (in.segments.count > 1) item = divide((int)item, in.bundles.segments, &segment);

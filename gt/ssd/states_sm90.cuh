@@ -6,8 +6,10 @@
  *
  * WARPGROUPS
  *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
- *                  a warp a unit, the tokens' weights and the chunk's decay.  It waits for no load: dt comes a chunk
- *                  ahead (UnitTimes).  Nor does it wait for the kernel before, unless that ranks sequences.
+ *                  a warp a unit, the tokens' weights and the chunk's decay.  dt comes into registers a chunk ahead
+ *                  (UnitTimes), so it waits for no other load than these copies.  Nor does it wait for the kernel
+ *                  before, unless the call's sequences are ranked (Problem::order); but a lane that writes a segment's
+ *                  decay waits before that.
  *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
  *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
@@ -20,20 +22,20 @@
  * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
  * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
  *
- * SHARED MEMORY, KB, N = 128, HEADS = 2 (StatesHopperTile has every offset): 212.8, with z 180.5; one block a
+ * SHARED MEMORY, KB, N = 128, HEADS = 2 (StatesHopperTile has every offset): 212.8, with z 178.7; one block a
  *     multiprocessor
  *     LEFT             32     of a stage: a tile of each unit                      producer
  *     GATE             32     of a stage, with z                                   producer
  *     RIGHT            16     of a stage                                           producer
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
  *     STAGING          16     checkpoints pass through it                          consumers
- *     CURSOR, FULL ...    0.3   where each warpgroup stands; barriers
- *     Four stages, or two with z.
+ *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
+ *     Four stages, or two with z and HEADS = 2.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
- * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 216; producer 72.
+ * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
  *
  * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, HEADS = 2: v, products and the update 18,
- *     checkpoints 13 more before their addresses differed by constants, the producer 8.  states_tensor_kernel took 88.
+ *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
  * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with HEADS = 2,
  *     checkpoints P N / 64.
@@ -87,8 +89,9 @@ struct StatesHopperTile {
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
 
-/* What a pass needs of a segment's chunks.  Behind the last checkpoint of a sequence, whose state after all chunks
- * nobody wants, it needs none: of the checkpoint's chunk only the unit's power. */
+/* What a pass takes of a segment's chunks: all of them, but where nobody wants the state after all of a sequence's.
+ * Then it takes, of the sequence's last segment in its direction, those up to the last checkpoint, and of the
+ * checkpoint's own chunk only the unit's power. */
 struct NeededChunks {
     int count;  /* the first ones that are taken */
     bool whole; /* else the last of them is not added */
