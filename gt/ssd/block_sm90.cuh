@@ -1,4 +1,4 @@
-/* gt/ssd/block_sm90.cuh - ssd on compute capability 9.0: what kernels that take units by two consumer warpgroups share.
+/* gt/ssd/block_sm90.cuh - ssd on compute capability 9.0: what kernels that take units by consumer warpgroups share.
  * A block has units of one group; its bundle is all that it has.  The producer copies rows ahead; consumers keep states
  * as accumulators of products hold them (state.cuh). */
 #ifndef GT_SSD_BLOCK_SM90_CUH

@@ -5,13 +5,13 @@
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
+ *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
  *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
  *                  warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler, so dt comes
  *                  into registers a chunk ahead (UnitTimes) and it waits for no other load than these copies.  Nor does
  *                  it wait for the kernel before, unless the call's sequences are ranked (Problem::order).
- *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
- *                  rows a warp.  A chunk:
+ *     consumers    two with HEADS units each; with z, HEADS = 2 and N <= 64, where a state takes few registers, four with
+ *                  one unit each (GROUPS).  They hold states as accumulators of products do, 16 rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
@@ -35,6 +35,7 @@
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ *     Four consumers: 104, producer 64; 96 at the launch.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.8 KB; registers 208, producer 88.
  *
@@ -45,7 +46,7 @@
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
  * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of 2 HEADS units); block 384.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of 2 HEADS units); block 384 or 640.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
@@ -142,12 +143,14 @@ template <class T_, int NP_, int HEADS_, bool HAS_GATE_>
 struct HopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = HAS_GATE_;
-    static constexpr int NP = NP_, HEADS = HEADS_, UNITS = CONSUMERS * HEADS;
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int REGISTERS = NP > 128          ? 208
+    static constexpr int NP = NP_, UNITS = 2 * HEADS_, GROUPS = HAS_GATE && HEADS_ == 2 && NP <= 64 ? 4 : 2;
+    static constexpr int HEADS = UNITS / GROUPS; /* of a consumer */
+    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
+    static constexpr int REGISTERS = GROUPS == 4       ? 104
+                                     : NP > 128        ? 208
                                      : HEADS *NP > 128 ? 216
                                                        : 200,
-                         PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+                         PRODUCER_REGISTERS = GROUPS == 4 ? 64 : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int X_STAGES = HAS_GATE && HEADS * NP > 128 ? 2 : 3, X_AHEAD = X_STAGES - 2;
@@ -162,8 +165,8 @@ struct HopperTile {
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
-    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
-    static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
+    static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
+    static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 24;
     static constexpr int BYTES = GATE_FULL + 8;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
@@ -240,7 +243,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS;
     const Problem& in = p.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
@@ -712,12 +715,12 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
         if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
-    if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
     sync_threads();
-    if (warp_id() / 4 == CONSUMERS) {
+    if (warp_id() / 4 == Tile::GROUPS) {
         if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         forward_producer<Tile>(p, smem);
