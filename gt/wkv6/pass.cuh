@@ -22,7 +22,7 @@ struct TensorTraits {
     static constexpr bool TF32X3 = std::is_same<T, float>::value;           /* products of fp32 operands */
     static constexpr bool SCALES_G = !std::is_same<Gradient, State>::value; /* f16, by RowScale */
     static constexpr int HEADS = N == 32 ? 2 : 1;                           /* per block */
-    static constexpr bool STATES = STATES_;
+    static constexpr bool STATES = STATES_, MAKES_Y = !STATES;
     static constexpr int TILES = (N == 128 && !STATES) || (STATES && TF32X3) ? 2 : 4;
     /* of a consumer warp: values, channels */
     static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || TF32X3 ? N : N == 128 ? 64 : 32;
