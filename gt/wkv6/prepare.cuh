@@ -491,9 +491,9 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     if constexpr (C::TURNS == 2) {
         for (int step = turn; step < steps; step += 2) prepare(step, turn);
     } else {
-        for (int step = 0; step < steps; step += 2) {
-            prepare(step, 0);
-            if (step + 1 < steps) prepare(step + 1, 1);
+        for (int step = 0; step < steps; step += C::PREPARED) {
+            prepare(step, C::PREPARED == 1 ? step % 2 : 0);
+            if (C::PREPARED == 2 && step + 1 < steps) prepare(step + 1, 1);
         }
     }
     store_decays<C>(p, span, me, turn);
